@@ -1,0 +1,91 @@
+"""The graph of a set of operators, as arrays.
+
+Everything that walks from an operator to the egress (global cost, global selectivity, depth)
+works on whole levels of this graph at once, so that ten thousand operators are cheap.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "Graph", "Index"]
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Operators 0..n-1 and their edges.
+
+    source, target: (m,) row of the producing and of the consuming operator of each edge.
+    share: (m,) part of the producer's output tuples that take this edge. 1 where every branch
+    gets every tuple; less where the edge splits the stream.
+    """
+
+    n: int
+    source: Index
+    target: Index
+    share: Array
+
+    def __post_init__(self) -> None:
+        if not (self.source.shape == self.target.shape == self.share.shape):
+            raise ValueError("source, target and share must have one entry an edge")
+        if self.source.size and not (
+            min(self.source.min(), self.target.min()) >= 0
+            and max(self.source.max(), self.target.max()) < self.n
+        ):
+            raise ValueError(f"an edge names an operator outside 0..{self.n - 1}")
+
+    @cached_property
+    def ingress(self) -> npt.NDArray[np.bool_]:
+        """(n,) true for operators without upstream."""
+        return np.asarray(np.bincount(self.target, minlength=self.n) == 0)
+
+    @cached_property
+    def egress(self) -> npt.NDArray[np.bool_]:
+        """(n,) true for operators without downstream."""
+        return np.asarray(np.bincount(self.source, minlength=self.n) == 0)
+
+    @cached_property
+    def height(self) -> Index:
+        """(n,) edges on the longest path to an egress; -1 for operators on or above a cycle."""
+        height = np.where(self.egress, 0, -1).astype(np.intp)
+        waiting = np.bincount(self.source, minlength=self.n)
+        ready = self.egress
+        level = 0
+        while ready.any():
+            height[ready] = level
+            reached = self.source[ready[self.target]]
+            waiting = waiting - np.bincount(reached, minlength=self.n)
+            ready = (waiting == 0) & (np.bincount(reached, minlength=self.n) > 0)
+            level += 1
+        return height
+
+    @cached_property
+    def levels(self) -> tuple[tuple[Index, Index], ...]:
+        """From the egresses up: (operators of the level, edges that leave them).
+
+        Operators on a cycle, and all above them, are in no level.
+        """
+        by_edge = self.height[self.source]
+        return tuple(
+            (np.flatnonzero(self.height == level), np.flatnonzero(by_edge == level))
+            for level in range(int(self.height.max(initial=-1)) + 1)
+        )
+
+    @property
+    def cyclic(self) -> bool:
+        """True if some operator can reach itself."""
+        return bool((self.height < 0).any())
+
+    def sum_downstream(self, values: Array) -> Array:
+        """(n,) for each operator, the sum of share * values over its direct downstream ones.
+
+        values: (n,), anything per operator. An egress gets 0.
+        """
+        return np.bincount(
+            self.source, weights=self.share * values[self.target], minlength=self.n
+        ).astype(np.float64)

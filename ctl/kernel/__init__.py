@@ -1,0 +1,1 @@
+"""Thin wrappers over the kernel's interfaces. Nothing here knows of queries."""

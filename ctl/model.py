@@ -1,0 +1,147 @@
+"""What runs on this machine: queries, operators, threads.
+
+Immutable. A driver builds a new `Topology` when the engine's topology changes and hands out the
+same object while it does not, so that whatever is derived from it can be cached on its identity.
+
+The two views of a query (Lachesis, section 3): *logical* operators are what the user wrote;
+*physical* ones are what the engine runs, after fusion (several logical in one physical) and
+fission (one logical as several physical replicas).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+
+from sched_ctl.graph import Array, Graph
+
+__all__ = [
+    "Edge",
+    "HelperThread",
+    "LogicalOperator",
+    "PhysicalOperator",
+    "Snapshot",
+    "Thread",
+    "Topology",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One kernel thread. Identity is (tid, start time): a reused tid is another thread.
+
+    start_time: clock ticks since boot, field 22 of /proc/PID/task/TID/stat (proc(5)).
+    """
+
+    pid: int
+    tid: int
+    start_time: int
+    name: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalOperator:
+    """An operator as the user wrote it; (query, name) is unique in its engine."""
+
+    query: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalOperator:
+    """An operator as the engine runs it; (query, name) is unique in its engine.
+
+    logical: names of the logical operators it runs, upstream first; several after fusion.
+    replica: 0..replicas-1 after fission.
+    threads: those that run it; empty when the engine has not started it, or when the thread
+    cannot be told apart from another operator's (the driver then says so in `Topology.notes`).
+    """
+
+    query: str
+    name: str
+    logical: tuple[str, ...]
+    replica: int = 0
+    replicas: int = 1
+    threads: tuple[Thread, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.query}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A stream from one operator (row in its tuple) to another.
+
+    share: part of the producer's output that takes this edge, see `graph.Graph`.
+    """
+
+    source: int
+    target: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HelperThread:
+    """An engine thread that belongs to no operator.
+
+    role: what it does, one word of the driver's own vocabulary ("network", "flusher", "gc", ...).
+    serves: row of the physical operator it works for, or None.
+    """
+
+    thread: Thread
+    role: str
+    serves: int | None = None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Everything one engine runs. `engine` is unique on the machine, e.g. "flink:8081"."""
+
+    engine: str
+    operators: tuple[PhysicalOperator, ...]
+    edges: tuple[Edge, ...]
+    logical: tuple[LogicalOperator, ...]
+    logical_edges: tuple[Edge, ...]
+    helpers: tuple[HelperThread, ...] = ()
+    notes: tuple[str, ...] = ()  # what could not be told, in words, for the user
+
+    @cached_property
+    def graph(self) -> Graph:
+        return _graph(len(self.operators), self.edges)
+
+    @cached_property
+    def logical_graph(self) -> Graph:
+        return _graph(len(self.logical), self.logical_edges)
+
+    @cached_property
+    def queries(self) -> tuple[str, ...]:
+        """Names of the queries, in order of first appearance."""
+        return tuple(dict.fromkeys(operator.query for operator in self.operators))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one engine reported at one moment.
+
+    time_s: CLOCK_MONOTONIC at which the values held.
+    columns: raw metric name -> (n,) array over `topology.operators`, NaN = unknown. Counters are
+    cumulative since the operator started; see `metrics.PRIMITIVES` for names and units.
+    logical: the same over `topology.logical`, for engines that report by logical operator.
+    """
+
+    topology: Topology
+    time_s: float
+    columns: Mapping[str, Array]
+    logical: Mapping[str, Array] = MappingProxyType({})
+
+
+def _graph(n: int, edges: tuple[Edge, ...]) -> Graph:
+    return Graph(
+        n,
+        np.array([edge.source for edge in edges], dtype=np.intp),
+        np.array([edge.target for edge in edges], dtype=np.intp),
+        np.array([edge.share for edge in edges], dtype=np.float64),
+    )

@@ -1,0 +1,119 @@
+"""What a policy is: a function from operators to urgency forms.
+
+An urgency form says how urgent an operator is at any later moment, without asking the policy
+again:
+
+    u(t) = static + per_second * W(t) + per_tuple * Q(t)
+
+with `W` the operator's head age (s) and `Q` its queue size (tuples). Operators are compared by
+`rank` first, then by `u`; larger is more urgent. Whoever enforces the form evaluates it at its
+own resolution: the nice and cgroup backends once a period with the measured `W` and `Q`, the BPF
+scheduler at each dispatch, the simulator at each scheduling point, the lab engine's pool at each
+pick. So a policy is written once and the same object runs everywhere.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+import numpy as np
+
+from sched_ctl.graph import Array, Graph
+from sched_ctl.model import LogicalOperator, PhysicalOperator
+
+__all__ = ["Level", "OperatorFrame", "Policy", "Spacing", "UrgencyForm", "form"]
+
+
+class Spacing(Enum):
+    """How a policy's priorities are spread; a normaliser needs to know (Lachesis, section 4)."""
+
+    LINEAR = "linear"
+    LOGARITHMIC = "logarithmic"
+
+
+class Level(Enum):
+    """Whose priorities a policy computes: see `transform` for logical ones."""
+
+    PHYSICAL = "physical"
+    LOGICAL = "logical"
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorFrame:
+    """The metrics of n operators, as columns.
+
+    operators: n physical (or, for `Level.LOGICAL`, n logical) operators.
+    columns: metric name -> (n,) array, NaN = unknown. Only what the policy `needs` is promised.
+    """
+
+    operators: tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]
+    graph: Graph
+    columns: Mapping[str, Array]
+
+    def __getitem__(self, metric: str) -> Array:
+        return self.columns[metric]
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+
+@dataclass(frozen=True, eq=False)
+class UrgencyForm:
+    """Columns (n,) over the frame's operators. NaN in `static` = unknown: treated as neutral."""
+
+    rank: Array
+    static: Array
+    per_second: Array
+    per_tuple: Array
+
+    def __len__(self) -> int:
+        return len(self.static)
+
+    def at(self, head_age_s: Array, queue_size: Array) -> Array:
+        """(n,) urgency inside each rank. An unknown W or Q counts only where it has a weight."""
+        return (
+            self.static
+            + np.where(self.per_second == 0, 0.0, self.per_second * head_age_s)
+            + np.where(self.per_tuple == 0, 0.0, self.per_tuple * queue_size)
+        )
+
+    def take(self, rows: "np.typing.NDArray[np.intp]") -> "UrgencyForm":
+        return UrgencyForm(
+            self.rank[rows], self.static[rows], self.per_second[rows], self.per_tuple[rows]
+        )
+
+
+def form(
+    n: int,
+    *,
+    rank: Array | float = 0.0,
+    static: Array | float = 0.0,
+    per_second: Array | float = 0.0,
+    per_tuple: Array | float = 0.0,
+) -> UrgencyForm:
+    """An urgency form over n operators from the parts that a policy uses; the others are 0."""
+
+    def column(part: Array | float) -> Array:
+        return np.broadcast_to(np.asarray(part, dtype=np.float64), (n,)).copy()
+
+    return UrgencyForm(column(rank), column(static), column(per_second), column(per_tuple))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A scheduling policy.
+
+    urgency: pure function of the frame.
+    needs: metrics whose columns it reads; resolved before anything is applied.
+    goal: what it is best at, in a few words, for `sched-ctl policies`.
+    options: what the user set, for `config` and `explain`.
+    """
+
+    name: str
+    urgency: Callable[[OperatorFrame], UrgencyForm]
+    needs: frozenset[str]
+    goal: str
+    spacing: Spacing = Spacing.LINEAR
+    level: Level = Level.PHYSICAL
+    options: Mapping[str, object] = MappingProxyType({})

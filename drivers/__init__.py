@@ -1,0 +1,57 @@
+"""Drivers read an engine: its topology, its threads, its metrics. They change nothing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sched_ctl.errors import UserError
+from sched_ctl.model import Snapshot
+
+__all__ = ["Driver", "DriverKind", "EngineError", "Target"]
+
+
+class EngineError(UserError):
+    """The engine did not answer, or not in a form that we understand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An engine instance found on this machine, or named with --engine.
+
+    kind: the driver's name. address: what the driver needs to reach it ("4711", "127.0.0.1:8081").
+    pid: its main process, or None if it was named and not found.
+    """
+
+    kind: str
+    address: str
+    pid: int | None = None
+
+    @property
+    def engine(self) -> str:
+        return f"{self.kind}:{self.address}"
+
+
+class Driver(Protocol):
+    """One connected engine.
+
+    All methods are called from one thread of the driver's own, so a slow engine holds up nobody
+    and a driver may enter the engine's network namespace.
+    """
+
+    target: Target
+    provides: frozenset[str]  # primitive metrics this engine can give, see metrics.PRIMITIVES
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        """Read the engine once. Raises EngineError within about `timeout_s`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriverKind:
+    """An engine kind: how to find instances on this machine, and how to connect to one."""
+
+    name: str
+    find: Callable[[], Sequence[Target]]
+    connect: Callable[[Target], Driver]

@@ -1,0 +1,1 @@
+"""Metric sources that several engines share."""

@@ -1,0 +1,59 @@
+"""What all tests share: skips named by the missing capability, and their count at the end."""
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+# capability -> whether this machine has it
+CAPABILITIES = {
+    "root": os.geteuid() == 0,
+    "cgroup1_cpu": any(
+        " cgroup " in line and "cpu" in line.split()[3].split(",")
+        for line in Path("/proc/mounts").read_text().splitlines()
+    ),
+    "cgroup2_cpu": any(
+        line.split()[2] == "cgroup2"
+        and "cpu" in Path(line.split()[1], "cgroup.controllers").read_text().split()
+        for line in Path("/proc/mounts").read_text().splitlines()
+    ),
+    "psi": Path("/proc/pressure/cpu").exists(),
+    "cc": shutil.which("cc") is not None,
+    "clang": shutil.which("clang-19") is not None or shutil.which("clang") is not None,
+    "java": shutil.which("javac") is not None,
+    "qemu": shutil.which("qemu-system-x86_64") is not None,
+}
+ORDER = ("host", "engine", "spark", "vm")  # fast tests first
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(capability, ...): skipped where one is missing")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def cost(item: pytest.Item) -> int:
+        return max(
+            (ORDER.index(m.name) + 1 for m in item.iter_markers() if m.name in ORDER), default=0
+        )
+
+    items.sort(key=cost)
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            for capability in mark.args:
+                if not CAPABILITIES[capability]:
+                    item.add_marker(pytest.mark.skip(reason=f"needs {capability}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    terminalreporter.section("skipped for a missing capability")
+    for reason, count in skipped.most_common():
+        terminalreporter.line(f"{count:4} {reason}")
+    if not skipped:
+        terminalreporter.line("none")

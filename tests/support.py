@@ -1,0 +1,26 @@
+"""Helpers that tests share."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+__all__ = ["wait_until"]
+
+
+def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str = "") -> T:
+    """Call `condition` until it returns something true, and return that.
+
+    Fails the test when `deadline_s` seconds have passed.
+    """
+    end = time.monotonic() + deadline_s
+    pause_s = 0.001
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s} s: {what or condition}")
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.1)

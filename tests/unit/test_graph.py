@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from sched_ctl.graph import Graph
+
+
+def graph(n: int, *edges: tuple[int, int], share: float = 1.0) -> Graph:
+    source, target = np.array(edges, dtype=np.intp).reshape(-1, 2).T
+    return Graph(n, source, target, np.full(len(edges), share))
+
+
+def test_a_diamond_has_three_levels() -> None:
+    g = graph(4, (0, 1), (0, 2), (1, 3), (2, 3))
+    assert g.height.tolist() == [2, 1, 1, 0]
+    assert [operators.tolist() for operators, _ in g.levels] == [[3], [1, 2], [0]]
+    assert [edges.tolist() for _, edges in g.levels] == [[], [2, 3], [0, 1]]
+    assert g.ingress.tolist() == [True, False, False, False]
+    assert g.egress.tolist() == [False, False, False, True]
+    assert not g.cyclic
+
+
+def test_height_is_the_longest_path() -> None:
+    assert graph(4, (0, 3), (0, 1), (1, 2), (2, 3)).height.tolist() == [3, 2, 1, 0]
+
+
+def test_a_cycle_is_noticed_and_reaches_no_level() -> None:
+    g = graph(4, (0, 1), (1, 2), (2, 1), (2, 3))
+    assert g.cyclic
+    assert g.height.tolist() == [-1, -1, -1, 0]
+
+
+def test_sum_downstream_weighs_by_share() -> None:
+    g = graph(3, (0, 1), (0, 2), share=0.5)
+    assert g.sum_downstream(np.array([0.0, 10.0, 30.0])).tolist() == [20.0, 0.0, 0.0]
+
+
+def test_two_parallel_edges_count_twice() -> None:
+    g = graph(2, (0, 1), (0, 1))
+    assert g.height.tolist() == [1, 0]
+    assert g.sum_downstream(np.array([0.0, 3.0])).tolist() == [6.0, 0.0]
+
+
+def test_no_operators() -> None:
+    g = graph(0)
+    assert g.levels == ()
+    assert not g.cyclic
+
+
+def test_an_edge_to_nowhere_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"outside 0\.\.1"):
+        graph(2, (0, 2))
