@@ -1,0 +1,358 @@
+"""Boots a guest kernel on top of this machine's own files and runs a command in it.
+
+The guest's root is the host's / over virtiofs, read-only, with tmpfs where programs write: there
+is no image to build, and paths inside and outside are the same, so a virtual environment or a
+build tree of the host works in the guest as it is. Boot, run and exit take about five seconds
+under emulation.
+
+KVM is used where a guest really boots with it. /dev/kvm can exist and be useless (nested
+virtualisation), so that is tried once per boot of the host and remembered.
+
+A guest ends by itself: it is bounded in time, and QEMU and virtiofsd die with the process that
+started them, even if that is killed.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["NO_GUEST", "TIMED_OUT", "Guest", "GuestError", "Options", "boot", "missing"]
+
+TIMED_OUT = 124  # exit code of a command that was stopped, as timeout(1) has it
+NO_GUEST = 125  # exit code when the guest died without giving one
+UP_S = 60.0  # an emulated guest that is not up by then never will be, even on a busy machine
+UP_KVM_S = 15.0
+WRITABLE = ("/tmp", "/var/tmp", "/mnt")
+PREFIX = "sched-ctl-vm-"
+PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
+VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")  # Debian 12, Debian 13
+HERE = Path(__file__).resolve().parent
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class GuestError(Exception):
+    """The guest could not be started at all."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a guest has.
+
+    icount: exact and repeatable emulation on one CPU, for measurements: the guest's clock counts
+    instructions, so the same work takes the same guest time whatever the host does.
+    write: folders of the host that the guest may write to; everything else is read-only.
+    show: folders of the host that stay visible below one of the guest's own tmpfs (`WRITABLE`).
+    kvm: None = where it works.
+    """
+
+    cpus: int = 2
+    memory: str = "1G"
+    timeout_s: float = 120.0
+    icount: bool = False
+    write: tuple[Path, ...] = ()
+    show: tuple[Path, ...] = ()
+    kvm: bool | None = None
+    single_thread: bool = False
+    append: str = ""
+
+
+def missing() -> str | None:
+    """What this machine lacks to run a guest, or None."""
+    if shutil.which("qemu-system-x86_64") is None:
+        return "qemu-system-x86_64 (package qemu-system-x86)"
+    if _virtiofsd() is None:
+        return "virtiofsd (package qemu-system-common in Debian 12, virtiofsd in 13)"
+    if os.geteuid() != 0:
+        return "root (for virtiofsd, to show the guest this machine's files)"
+    return None
+
+
+class Guest:
+    """A running guest. Iterate over it for the command's output, then look at `returncode`."""
+
+    def __init__(
+        self, kernel: Path, command: Sequence[str], options: Options, env: Mapping[str, str]
+    ) -> None:
+        _sweep()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self._log = ""
+        self.returncode: int | None = None
+        self.up = False
+        self._deadline = time.monotonic() + options.timeout_s
+        self._children: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start(kernel, command, options, env)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self, kernel: Path, command: Sequence[str], options: Options, env: Mapping[str, str]
+    ) -> None:
+        lacking = missing()
+        if lacking is not None:
+            raise GuestError(f"cannot run a guest: this machine lacks {lacking}")
+        _write_job(self.folder, command, options, env)
+        socket = self.folder / "virtiofs"
+        daemon = self._spawn(_virtiofsd_command(socket), "virtiofsd.log", subprocess.DEVNULL)
+        while not socket.exists():
+            if daemon.poll() is not None:
+                raise GuestError("virtiofsd failed: " + self._read("virtiofsd.log").strip())
+            time.sleep(0.005)
+        # The result channel is a FIFO, so that "up" is seen as soon as it is written; opened for
+        # both directions, so that it never reports an end of file.
+        os.mkfifo(self.folder / "result")
+        self._result = os.open(self.folder / "result", os.O_RDWR | os.O_NONBLOCK)
+        self._qemu = self._spawn(
+            _qemu_command(self.folder, kernel, options), "qemu.log", subprocess.PIPE
+        )
+
+    def _spawn(self, command: list[str], log: str, stdout: int) -> "subprocess.Popen[bytes]":
+        with open(self.folder / log, "wb") as stderr:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                # In a session of its own, so that Ctrl-C reaches only us and we end it in order.
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self._children.append(child)
+        return child
+
+    def wait_up(self, timeout_s: float) -> bool:
+        """Whether the guest's user space has started within that time."""
+        end = min(time.monotonic() + timeout_s, self._deadline)
+        while not self.up and self._qemu.poll() is None and time.monotonic() < end:
+            select.select([self._result], [], [], 0.2)
+            self._read_result()
+            if "KVM internal error" in self._read("qemu.log"):
+                break  # QEMU stops the guest and waits for somebody to look
+        return self.up
+
+    def output(self) -> Iterator[bytes]:
+        """Pieces of the command's output (stdout and stderr together) as they come, to its end."""
+        assert self._qemu.stdout is not None
+        stream = self._qemu.stdout.fileno()
+        while True:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                self.returncode = TIMED_OUT
+                break
+            ready, _, _ = select.select([stream, self._result], [], [], min(left, 1.0))
+            if self._result in ready:
+                self._read_result()
+            if stream in ready:
+                piece = os.read(stream, 65536)
+                if not piece:
+                    break
+                yield piece
+        self.close()
+
+    def _read_result(self) -> None:
+        try:
+            text = os.read(self._result, 4096).decode(errors="replace")
+        except BlockingIOError:
+            return
+        for line in text.splitlines():
+            word, _, code = line.partition(" ")
+            self.up = self.up or word == "up"
+            if word == "exit" and code.isdigit():
+                self.returncode = int(code)
+
+    def console(self) -> str:
+        """The end of what the guest's kernel, QEMU and virtiofsd said."""
+        return "".join(
+            f"-- {name} --\n{text[-6000:]}\n"
+            for name in ("console", "qemu.log", "virtiofsd.log")
+            if (text := self._read(name).strip())
+        )
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """End both processes and remove the guest's folder. May be called again."""
+        for child in reversed(self._children):
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+        self._children.clear()
+        if hasattr(self, "_result"):
+            self._read_result()
+            os.close(self._result)
+            del self._result
+        if self.folder.exists():
+            self._log = self.console()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def log(self) -> str:
+        """`console()` of a guest that has ended."""
+        return self._log
+
+
+@contextlib.contextmanager
+def boot(
+    kernel: Path,
+    command: Sequence[str],
+    options: Options = Options(),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Guest]:
+    """A guest that is up, or has failed to come up; ended when the block is left."""
+    env = env or {}
+    kvm = _kvm_works() if options.kvm is None else options.kvm
+    if kvm and not options.icount:
+        guest = Guest(kernel, command, dataclasses.replace(options, kvm=True), env)
+        try:
+            if guest.wait_up(UP_KVM_S) or options.kvm:
+                _remember_kvm(works=guest.up)
+                yield guest
+                return
+        finally:
+            guest.close()
+        _remember_kvm(works=False)
+    guest = Guest(kernel, command, dataclasses.replace(options, kvm=False), env)
+    try:
+        guest.wait_up(UP_S)
+        yield guest
+    finally:
+        guest.close()
+
+
+def _write_job(
+    folder: Path, command: Sequence[str], options: Options, env: Mapping[str, str]
+) -> None:
+    """What init.sh reads: the command, the tmpfs folders, the mounts that follow them."""
+    cwd = Path.cwd()
+    lines = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in {
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SCHED_CTL_GUEST": "1",
+            **env,
+        }.items()
+    ]
+    lines += [f"cd {shlex.quote(str(cwd))}", f"exec {shlex.join(command)}"]
+    (folder / "command").write_text("\n".join(lines) + "\n")
+    (folder / "writable").write_text("\n".join(WRITABLE) + "\n")
+    mounts = []
+    show = (*options.show, *options.write, cwd, HERE)
+    writable = {path.resolve() for path in options.write}
+    for path in dict.fromkeys(path.resolve() for path in show):
+        if path not in writable and not _below(path, WRITABLE):
+            continue
+        # /run/host is a second mount of the root, without the tmpfs.
+        quoted = shlex.quote(str(path))
+        mounts.append(f"mkdir -p {quoted} 2>/dev/null")
+        mounts.append(f"mount --bind /run/host{quoted} {quoted}")
+        mounts.append(f"mount -o remount,bind,{'rw' if path in writable else 'ro'} {quoted}")
+    (folder / "mounts").write_text("\n".join(mounts) + "\n")
+
+
+def _sweep() -> None:
+    """Remove the folders of runners that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}[0-9]*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _below(path: Path, folders: Sequence[str]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _virtiofsd() -> str | None:
+    return next((path for path in VIRTIOFSD if Path(path).exists()), shutil.which("virtiofsd"))
+
+
+def _virtiofsd_command(socket: Path) -> list[str]:
+    daemon = _virtiofsd()
+    assert daemon is not None
+    common = [daemon, f"--socket-path={socket}", "--rlimit-nofile=0", "--thread-pool-size=2"]
+    if daemon == VIRTIOFSD[0]:  # the one in C, part of QEMU up to 7.2
+        return [*common, "-o", "source=/,cache=always,sandbox=chroot,xattr"]
+    return [*common, "--shared-dir=/", "--cache=always", "--sandbox=chroot", "--xattr"]
+
+
+def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
+    if options.icount and options.cpus != 1:
+        raise GuestError("icount is exact on one CPU only: use --cpus 1")
+    if options.kvm:
+        accelerator = ["-accel", "kvm", "-cpu", "host"]
+    elif options.icount or options.single_thread or options.cpus == 1:
+        accelerator = ["-accel", "tcg,thread=single", "-cpu", "max"]
+    else:
+        accelerator = ["-accel", "tcg,thread=multi", "-cpu", "max"]
+    if options.icount:
+        accelerator += ["-icount", "shift=1,sleep=off"]
+    root = "rw" if options.write else "ro"
+    append = (
+        f"rootfstype=virtiofs root=rootfs {root} init={HERE}/init.sh job={folder} console=ttyS0 "
+        "panic=-1 quiet loglevel=4 psi=1 mitigations=off tsc=reliable no_timer_check "
+        f"{options.append}"
+    )
+    return [
+        *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-machine", "q35"),
+        *accelerator,
+        *("-smp", str(options.cpus), "-m", options.memory),
+        *("-object", f"memory-backend-memfd,id=mem,size={options.memory},share=on"),
+        *("-numa", "node,memdev=mem"),
+        *("-chardev", f"socket,id=root,path={folder}/virtiofs"),
+        *("-device", "vhost-user-fs-pci,chardev=root,tag=rootfs"),
+        *("-kernel", str(kernel), "-append", append),
+        *("-display", "none", "-no-reboot", "-serial", f"file:{folder}/console"),
+        *("-device", "virtio-serial-pci"),
+        *("-chardev", "file,id=out,path=/dev/stdout"),
+        *("-device", "virtserialport,chardev=out,name=out"),
+        *("-chardev", f"file,id=result,path={folder}/result"),
+        *("-device", "virtserialport,chardev=result,name=result"),
+    ]
+
+
+def _die_with_parent() -> None:
+    # Kernel: the signal comes when the *thread* that forked us ends, so guests are started from
+    # a thread that lives as long as they do. prctl(2)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _kvm_note() -> Path:
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sched-ctl" / f"kvm-{boot_id}"
+
+
+def _kvm_works() -> bool:
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    try:
+        return _kvm_note().read_text() == "yes"
+    except OSError:
+        return True  # not known yet: try it
+
+
+def _remember_kvm(*, works: bool) -> None:
+    note = _kvm_note()
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        for old in note.parent.glob("kvm-*"):
+            old.unlink()
+        note.write_text("yes" if works else "no")

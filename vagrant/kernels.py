@@ -1,0 +1,162 @@
+"""The guest kernels that the tests run on, in one list, and where to get them.
+
+A kernel is taken from the folder that SCHED_CTL_KERNELS names (files `vmlinuz-NAME`) if it is
+there, else from the cache, else it is fetched from Debian's archive with apt, in an apt state of
+its own: the machine's sources and package lists are not touched. Debian drops a backports kernel
+when a newer one arrives, so a fetch can fail for good: then the error lists what is offered.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+__all__ = ["MATRIX", "Kernel", "KernelNotFound", "SchedExt", "at_hand", "find", "matrix"]
+
+MIRROR = "http://deb.debian.org"
+
+
+class SchedExt(Enum):
+    """What a kernel offers to a BPF scheduler."""
+
+    WORKS = "works"
+    UNUSABLE = "unusable"  # present, but no program that calls a kfunc can be loaded
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One row of the matrix.
+
+    name: major.minor, also the suffix of its file. suite: where Debian has or had it.
+    """
+
+    name: str
+    suite: str
+    sched_ext: SchedExt
+    ext_server: bool = False  # has a deadline server for SCHED_EXT (since 7.0)
+
+
+# The test matrix. 6.1 has its virtio drivers as modules, so it would need an initramfs; 6.12 is
+# Debian 12's and 13's other kernel without sched_ext and stands for both.
+MATRIX = (
+    Kernel("6.12", "bookworm-backports", SchedExt.ABSENT),
+    Kernel("6.16", "trixie-backports", SchedExt.WORKS),
+    Kernel("6.18", "trixie-backports", SchedExt.WORKS),
+    Kernel("7.2", "trixie-backports", SchedExt.UNUSABLE),
+    Kernel("7.3", "trixie-backports", SchedExt.WORKS, ext_server=True),
+)
+
+
+class KernelNotFound(Exception):
+    """No such kernel here, nor at Debian; the text says what there is."""
+
+
+def matrix(name: str) -> Kernel:
+    for kernel in MATRIX:
+        if kernel.name == name:
+            return kernel
+    raise KernelNotFound(f"no kernel {name!r}: {', '.join(kernel.name for kernel in MATRIX)}")
+
+
+def find(name: str) -> Path:
+    """The kernel image of a row of the matrix, or of a path to one. Fetches it where needed."""
+    if "/" in name or name.startswith("vmlinuz"):
+        path = Path(name).resolve()
+        if not path.is_file():
+            raise KernelNotFound(f"no kernel image {path}")
+        return path
+    kernel = matrix(name)
+    return at_hand(name) or _fetch(kernel, _cache() / f"vmlinuz-{kernel.name}")
+
+
+def at_hand(name: str) -> Path | None:
+    """The image of a row of the matrix, if it is there without fetching it."""
+    folders = [_cache()]
+    if folder := os.environ.get("SCHED_CTL_KERNELS"):
+        folders.insert(0, Path(folder))
+    images = (folder / f"vmlinuz-{name}" for folder in folders)
+    return next((image.resolve() for image in images if image.is_file()), None)
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sched-ctl" / "kernels"
+
+
+def _fetch(kernel: Kernel, target: Path) -> Path:
+    """Download the newest cloud kernel of this series, unpack its image, store it atomically."""
+    if not all(map(shutil.which, ("apt-get", "apt-cache", "dpkg-deb"))):
+        raise KernelNotFound(
+            f"kernel {kernel.name} can only be fetched on Debian; "
+            "put its image into a folder and name that in SCHED_CTL_KERNELS"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
+        work = Path(folder)
+        apt = _apt(work, kernel.suite)
+        _run(["apt-get", *apt, "-q", "update"], work)
+        listing = _run(
+            ["apt-cache", *apt, "search", "--names-only", r"^linux-image-[0-9].*-cloud-amd64$"],
+            work,
+        )
+        offered = [line.split()[0] for line in listing.splitlines()]
+        wanted = [name for name in offered if re.match(rf"linux-image-{kernel.name}[.-]", name)]
+        # The series' meta-package (linux-image-6.12-cloud-amd64) has no image.
+        wanted = [name for name in wanted if name != f"linux-image-{kernel.name}-cloud-amd64"]
+        if not wanted:
+            raise KernelNotFound(
+                f"Debian's {kernel.suite} has no kernel {kernel.name} any more, it offers: "
+                + (", ".join(sorted(offered, key=_version)) or "none")
+            )
+        _run(["apt-get", *apt, "-q", "download", max(wanted, key=_version)], work)
+        (package,) = work.glob("*.deb")
+        _run(["dpkg-deb", "-x", str(package), str(work / "tree")], work)
+        (image,) = (work / "tree" / "boot").glob("vmlinuz-*")
+        image.rename(target)
+    return target
+
+
+def _version(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def _apt(work: Path, suite: str) -> list[str]:
+    """Options that give apt a state of its own below `work`, with one suite as its source."""
+    (work / "lists" / "partial").mkdir(parents=True)
+    (work / "archives" / "partial").mkdir(parents=True)
+    (work / "status").touch()
+    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (work / "sources.list").write_text(
+        f"deb [arch=amd64 signed-by={keyring}] {MIRROR}/debian {suite} main\n"
+    )
+    options = {
+        "Dir::Etc::SourceList": work / "sources.list",
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State::Lists": work / "lists",
+        "Dir::State::Status": work / "status",
+        "Dir::Cache": work,
+        "Dir::Cache::Archives": work / "archives",
+        "APT::Architecture": "amd64",
+        "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
+    }
+    return [f"-o{name}={value}" for name, value in options.items()]
+
+
+def _run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        raise KernelNotFound(f"{' '.join(command[:1])} failed: {done.stderr.strip()[-400:]}")
+    return done.stdout
