@@ -135,7 +135,7 @@ class Snapshot:
     topology: Topology
     time_s: float
     columns: Mapping[str, Array]
-    logical: Mapping[str, Array] = MappingProxyType({})
+    logical: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def _graph(n: int, edges: tuple[Edge, ...]) -> Graph:

@@ -13,7 +13,7 @@ pick. So a policy is written once and the same object runs everywhere.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
@@ -116,4 +116,4 @@ class Policy:
     goal: str
     spacing: Spacing = Spacing.LINEAR
     level: Level = Level.PHYSICAL
-    options: Mapping[str, object] = MappingProxyType({})
+    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))

@@ -6,7 +6,7 @@ show.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from sched_ctl.graph import Array
@@ -42,4 +42,4 @@ class Schedule:
     form: UrgencyForm
     head_age_s: Array
     queue_size: Array
-    groups: Mapping[str, Group] = MappingProxyType({})
+    groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
