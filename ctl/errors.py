@@ -1,6 +1,9 @@
 """Errors that a user can do something about."""
 
-__all__ = ["UserError"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["UserError", "near_miss"]
 
 
 class UserError(Exception):
@@ -14,3 +17,9 @@ class UserError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+def near_miss(name: str, known: Iterable[str]) -> str:
+    """ ": did you mean 'x'?" if one of the known names is close, else nothing."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""

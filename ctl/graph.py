@@ -76,6 +76,11 @@ class Graph:
             for level in range(int(self.height.max(initial=-1)) + 1)
         )
 
+    @cached_property
+    def reversed(self) -> "Graph":
+        """The same with every edge turned round: its levels go from the ingresses down."""
+        return Graph(self.n, self.target, self.source, self.share)
+
     @property
     def cyclic(self) -> bool:
         """True if some operator can reach itself."""

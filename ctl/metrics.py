@@ -2,14 +2,38 @@
 
 Terms, symbols and units are those of Sharaf et al. 2006 and of Palyvos-Giannas et al. 2021
 (Lachesis, section 5.1). `PRIMITIVES` come from engines and probes; every other metric is derived,
-by the first of its derivations whose inputs are at hand.
+by the first of its derivations whose inputs are at hand. What an engine provides itself is always
+taken from there (Lachesis, algorithm 3).
+
+Which derivation is used is decided once for each policy and engine, by `resolve`, before anything
+is applied; `evaluate` then computes the columns each period.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
-__all__ = ["PRIMITIVES", "Metric"]
+import numpy as np
+
+from sched_ctl import formulas
+from sched_ctl.errors import UserError
+from sched_ctl.graph import Array
+from sched_ctl.window import Window, clean, divide
+
+__all__ = [
+    "DERIVATIONS",
+    "METRICS",
+    "PRIMITIVES",
+    "Derivation",
+    "Metric",
+    "MissingMetric",
+    "Resolution",
+    "Step",
+    "Window",
+    "evaluate",
+    "resolve",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +64,289 @@ PRIMITIVES = _table(
     Metric("head_age", "s", "age in the system of the oldest waiting tuple now; 0 if none waits"),
     Metric("head_age_estimate", "s", "the same, estimated by the driver"),
     Metric("latency", "s", "end-to-end latency at the egress, as the engine reports it"),
+    Metric("window", "s", "length of the time window of a join; 0 for other operators"),
+    Metric("tuple_size", "bytes", "mean size of an input tuple"),
 )
+
+METRICS = MappingProxyType(
+    dict(PRIMITIVES)
+    | dict(
+        _table(
+            Metric("input_rate", "tuples/s", "input tuples processed a second"),
+            Metric("output_rate", "tuples/s", "output tuples emitted a second"),
+            Metric("cost", "s", "mean CPU time to process one input tuple (c)"),
+            Metric("selectivity", "1", "output tuples per input tuple (s)"),
+            Metric("global_selectivity", "1", "egress tuples per tuple entering here (S)"),
+            Metric("global_cost", "s", "expected CPU time from here through the egress (C)"),
+            Metric("ideal_time", "s", "CPU time of a tuple that survives every filter (T)"),
+            Metric("utilisation", "1", "share of time busy or with work waiting (rho)"),
+            Metric("busy", "1", "share of time the operator says it was busy"),
+            Metric("backpressured", "1", "share of time blocked by a full downstream queue"),
+            Metric("idle", "1", "share of time without input"),
+            Metric("cpu_use", "CPUs", "CPUs that the operator used"),
+            Metric("cpu_wait", "1", "time its threads waited for a CPU, per second"),
+        )
+    )
+)
+
+
+class MissingMetric(UserError):
+    """A policy needs a metric that this engine can neither give nor be made to give."""
+
+
+Values = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """One way to compute a metric.
+
+    needs: the metrics it reads. how: in words, with what it is worth, for `explain`.
+    compute: function of the window and of the columns of `needs`, to an (n,) array.
+    estimate: True if it is a guess rather than a measurement.
+    """
+
+    needs: tuple[str, ...]
+    how: str
+    compute: Callable[[Window, Values], Array]
+    estimate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How one metric is got. derivation: None if the engine provides it."""
+
+    metric: str
+    derivation: Derivation | None
+
+    @property
+    def how(self) -> str:
+        return "reported by the engine" if self.derivation is None else self.derivation.how
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How the metrics of a policy are got from an engine: steps in an order that can be run."""
+
+    policy: str
+    engine: str
+    needs: frozenset[str]
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def by_metric(self) -> Mapping[str, Step]:
+        return {step.metric: step for step in self.steps}
+
+    def is_estimate(self, metric: str) -> bool:
+        """True if the metric, or anything it stands on, is a guess."""
+        derivation = self.by_metric[metric].derivation
+        if derivation is None:
+            return metric.endswith("_estimate")
+        return derivation.estimate or any(map(self.is_estimate, derivation.needs))
+
+
+def _ratio(counter: str) -> Callable[[Window, Values], Array]:
+    return lambda window, _: window.ratio(counter, "tuples_in")
+
+
+def _rate(counter: str) -> Callable[[Window, Values], Array]:
+    return lambda window, _: window.rate(counter)
+
+
+def _in_flight(window: Window, _: Values) -> Array:
+    """What upstream emitted and this operator did not take in yet; NaN for an ingress."""
+    graph = window.graph
+    sent = graph.share * window.value("tuples_out")[graph.source]
+    arrived = np.bincount(graph.target, weights=sent, minlength=graph.n)
+    waiting = np.maximum(arrived - window.value("tuples_in"), 0.0)
+    return np.where(graph.ingress, np.nan, waiting)
+
+
+def _littles_law(window: Window, values: Values) -> Array:
+    """W = Q / rate in each queue, added up from the ingress down the slowest way.
+
+    The oldest tuple here came in Q / rate ago, and had then the age of upstream's oldest. A queue
+    that waits while nothing is taken from it is taken to be as old as the window is long. An
+    ingress whose queue is outside of the engine adds nothing.
+    """
+    queue, rate = values["queue_size"], values["input_rate"]
+    here = np.where(rate > 0, divide(queue, rate), np.where(rate == 0, window.seconds, np.nan))
+    here = np.where(queue == 0, 0.0, here)
+    here = np.where(window.graph.ingress & np.isnan(queue), 0.0, here)
+    age = formulas.costliest(window.graph.reversed, here)
+    return np.where(queue == 0, 0.0, np.where(np.isnan(queue), np.nan, age))
+
+
+# metric -> how it can be had, best first. What the engine itself provides goes before all.
+DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
+    {
+        "input_rate": (Derivation(("tuples_in",), "growth of tuples_in", _rate("tuples_in")),),
+        "output_rate": (Derivation(("tuples_out",), "growth of tuples_out", _rate("tuples_out")),),
+        "cost": (
+            Derivation(
+                ("cpu_time", "tuples_in"),
+                "CPU time that the engine measured, per input tuple",
+                _ratio("cpu_time"),
+            ),
+            Derivation(
+                ("thread_cpu_time", "tuples_in"),
+                "CPU time of the operator's threads (schedstat), per input tuple",
+                _ratio("thread_cpu_time"),
+            ),
+            Derivation(
+                ("busy_time", "tuples_in"),
+                "busy time per input tuple: too high where the thread waits for a CPU",
+                _ratio("busy_time"),
+                estimate=True,
+            ),
+        ),
+        "selectivity": (
+            Derivation(
+                ("tuples_out", "tuples_in"), "output per input tuples", _ratio("tuples_out")
+            ),
+        ),
+        "queue_size": (
+            Derivation(
+                ("tuples_out", "tuples_in"),
+                "emitted upstream and not yet taken in; unknown at an ingress",
+                _in_flight,
+                estimate=True,
+            ),
+        ),
+        "head_age": (
+            Derivation(
+                ("head_age_estimate",),
+                "estimated by the driver",
+                lambda window, _: window.value("head_age_estimate"),
+                estimate=True,
+            ),
+            Derivation(
+                ("queue_size", "input_rate"),
+                "Little's law: queue size by input rate, added up from the ingress down",
+                _littles_law,
+                estimate=True,
+            ),
+        ),
+        "global_selectivity": (
+            Derivation(
+                ("selectivity",),
+                "product of the selectivities, summed over the paths to the egresses",
+                lambda window, v: formulas.global_selectivity(window.graph, v["selectivity"]),
+            ),
+        ),
+        "global_cost": (
+            Derivation(
+                ("cost", "selectivity"),
+                "costs downstream, weighted by the tuples that get there",
+                lambda window, v: formulas.global_cost(window.graph, v["cost"], v["selectivity"]),
+            ),
+        ),
+        "ideal_time": (
+            Derivation(
+                ("cost",),
+                "costs along the costliest path through here",
+                lambda window, v: formulas.ideal_time(window.graph, v["cost"]),
+            ),
+        ),
+        "utilisation": (
+            Derivation(
+                ("idle_time",),
+                "1 - share of time without input",
+                lambda window, _: np.clip(1.0 - window.rate("idle_time"), 0.0, 1.0),
+            ),
+            Derivation(
+                ("input_rate", "cost"),
+                "input rate times cost: without the time that work waited",
+                lambda _, v: np.clip(v["input_rate"] * v["cost"], 0.0, 1.0),
+                estimate=True,
+            ),
+        ),
+        "busy": (Derivation(("busy_time",), "growth of busy_time", _rate("busy_time")),),
+        "backpressured": (
+            Derivation(
+                ("backpressured_time",), "growth of backpressured_time", _rate("backpressured_time")
+            ),
+        ),
+        "idle": (Derivation(("idle_time",), "growth of idle_time", _rate("idle_time")),),
+        "cpu_use": (
+            Derivation(("thread_cpu_time",), "growth of thread_cpu_time", _rate("thread_cpu_time")),
+            Derivation(("cpu_time",), "growth of cpu_time", _rate("cpu_time")),
+        ),
+        "cpu_wait": (Derivation(("run_delay",), "growth of run_delay", _rate("run_delay")),),
+    }
+)
+
+
+def resolve(
+    needs: Iterable[str], provides: Iterable[str], *, policy: str, engine: str
+) -> Resolution:
+    """Decide how each metric is got: from the engine, else by the best derivation that works.
+
+    Raises MissingMetric, naming for each metric every way to get it and what each way lacks.
+    """
+    wanted, provided = frozenset(needs), frozenset(provides)
+    if unknown := wanted - METRICS.keys():
+        raise MissingMetric(
+            f"policy {policy} needs {', '.join(sorted(unknown))}, which is no metric",
+            f"the metrics: {', '.join(sorted(METRICS))}",
+        )
+    steps: dict[str, Step] = {}
+    for metric in sorted(wanted):
+        if _find(metric, provided, steps):
+            ways = "; ".join(_ways(metric, provided))
+            raise MissingMetric(
+                f"policy {policy} needs {metric}, which {engine} does not report "
+                f"and which cannot be derived",
+                f"to get {ways}; or choose a policy that needs less: sched-ctl policies",
+            )
+    return Resolution(policy, engine, wanted, tuple(steps.values()))
+
+
+def evaluate(resolution: Resolution, window: Window) -> Mapping[str, Array]:
+    """Metric -> (n,) column over the window's operators, NaN = unknown.
+
+    Has what the policy needs and everything that was computed on the way there.
+    """
+    columns: dict[str, Array] = {}
+    with np.errstate(all="ignore"):
+        for step in resolution.steps:
+            if step.derivation is None:
+                columns[step.metric] = window.value(step.metric)
+            else:
+                columns[step.metric] = clean(step.derivation.compute(window, columns))
+    return columns
+
+
+def _find(metric: str, provided: frozenset[str], steps: dict[str, Step]) -> frozenset[str]:
+    """Add the steps to get the metric; returns the primitives that are missing for it, if any."""
+    if metric in steps:
+        return frozenset()
+    if metric in provided:
+        steps[metric] = Step(metric, None)
+        return frozenset()
+    lacking: frozenset[str] = frozenset()
+    for derivation in DERIVATIONS.get(metric, ()):
+        trial = dict(steps)
+        lacks = [_find(need, provided, trial) for need in derivation.needs]
+        if not any(lacks):
+            steps.update(trial)
+            steps[metric] = Step(metric, derivation)
+            return frozenset()
+        lacking = lacking.union(*lacks)
+    return lacking or frozenset({metric})
+
+
+def _ways(metric: str, provided: frozenset[str]) -> list[str]:
+    """For each metric at which the search for `metric` ended: what would do, in words."""
+    derivations = DERIVATIONS.get(metric, ())
+    if len(derivations) == 1:
+        lacking = [n for n in derivations[0].needs if _find(n, provided, {})]
+        return list(dict.fromkeys(way for need in lacking for way in _ways(need, provided)))
+    options = [
+        " + ".join(sorted(_find_all(derivation.needs, provided))) for derivation in derivations
+    ]
+    return [f"{metric}, report " + " or ".join(dict.fromkeys([metric, *options]))]
+
+
+def _find_all(needs: Iterable[str], provided: frozenset[str]) -> frozenset[str]:
+    return frozenset[str]().union(*(_find(need, provided, {}) for need in needs))

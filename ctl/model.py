@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sched_ctl.graph import Array, Graph
+from sched_ctl.graph import Array, Graph, Index
 
 __all__ = [
     "Edge",
@@ -115,6 +115,23 @@ class Topology:
     @cached_property
     def logical_graph(self) -> Graph:
         return _graph(len(self.logical), self.logical_edges)
+
+    @cached_property
+    def logical_rows(self) -> tuple[Index, Index, Index, Index]:
+        """Who runs whom: one entry for each pair of a physical and a logical operator.
+
+        Row of the physical one, row of the logical one, position in the fused chain, length of
+        that chain. A name that is not among `logical` is left out.
+        """
+        row = {(operator.query, operator.name): i for i, operator in enumerate(self.logical)}
+        pairs = [
+            (i, row[operator.query, name], position, len(operator.logical))
+            for i, operator in enumerate(self.operators)
+            for position, name in enumerate(operator.logical)
+            if (operator.query, name) in row
+        ]
+        physical, logical, position, length = np.array(pairs, dtype=np.intp).reshape(-1, 4).T
+        return physical, logical, position, length
 
     @cached_property
     def queries(self) -> tuple[str, ...]:

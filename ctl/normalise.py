@@ -1,0 +1,151 @@
+"""From priorities, which are any real numbers, to what an OS mechanism takes (Lachesis, section 4).
+
+A *position* says where in a range something belongs: 0 the least urgent place, 1 the most urgent.
+Two things are not in order and are told apart:
+
+* *unknown* (NaN) among others that are known: position 0.5, neither favoured nor punished;
+* *nothing to say*, because all are equal or unknown: position NaN, and whoever turns positions
+  into nice values or weights uses the mechanism's own default, as if we were not there.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.graph import Array
+from sched_ctl.policy import Spacing, UrgencyForm
+from sched_ctl.schedule import Schedule
+
+__all__ = [
+    "NICE_STEP",
+    "linear",
+    "logarithmic",
+    "nice_values",
+    "positions",
+    "scaled_shares",
+    "weights",
+]
+
+NICE_STEP = 1.25  # CPU weight of a nice level over that of the next, sched_prio_to_weight (kernel)
+GAP = 0.5  # between two ranks, of the width of a rank: 4 nice levels in 0..19 for two ranks
+
+
+def linear(values: Array) -> Array:
+    """(n,) positions by min-max normalisation. Infinite values take the ends."""
+    known = np.isfinite(values)
+    low = values[known].min(initial=np.inf)
+    high = values[known].max(initial=-np.inf)
+    if high > low:
+        # Scaled first: the difference of two huge values would overflow
+        size = max(abs(low), abs(high))
+        place = (values / size - low / size) / (high / size - low / size)
+    else:
+        place = np.where(known, 0.5, values)
+    place = np.where(np.isposinf(values), 1.0, np.where(np.isneginf(values), 0.0, place))
+    place = np.clip(place, 0.0, 1.0)
+    sure = place[~np.isnan(place)]
+    if not len(sure) or sure.min() == sure.max():
+        return np.full(len(values), np.nan)
+    return np.where(np.isnan(place), 0.5, place)
+
+
+def logarithmic(values: Array) -> Array:
+    """(n,) positions by min-max normalisation of the logarithms.
+
+    Zero and negative values have none: they come one nice step below the smallest positive value,
+    all together. If no value is positive, normalisation is linear.
+    """
+    logs = _logs(values)
+    return linear(values if logs is None else logs)
+
+
+def positions(form: UrgencyForm, head_age_s: Array, queue_size: Array, spacing: Spacing) -> Array:
+    """(n,) positions of urgency forms, at the given head ages and queue sizes.
+
+    Ranks (lexicographic comparison) become bands one above the other, with a gap between: whatever
+    has the larger rank has the larger position. A rank in which nothing differs has no width.
+    """
+    urgency = form.at(head_age_s, queue_size)
+    spread = logarithmic if spacing is Spacing.LOGARITHMIC else linear
+    ranks = np.unique(form.rank[~np.isnan(form.rank)])
+    if len(ranks) <= 1:
+        return spread(urgency)
+    inside = [spread(urgency[form.rank == rank]) for rank in ranks]
+    widths = [0.0 if np.isnan(place).all() else 1.0 for place in inside]
+    total = sum(widths) + GAP * (len(ranks) - 1)
+    result = np.full(len(form), 0.5)
+    start = 0.0
+    for rank, place, width in zip(ranks, inside, widths, strict=True):
+        result[form.rank == rank] = (start + width * np.where(np.isnan(place), 0.0, place)) / total
+        start += width + GAP
+    return np.asarray(np.clip(result, 0.0, 1.0), dtype=np.float64)
+
+
+def nice_values(schedule: Schedule, best: int = 0, worst: int = 19) -> npt.NDArray[np.intp]:
+    """(m,) nice values in best..worst for the threads of a schedule.
+
+    Logarithmic priorities without ranks take the exact form if it fits: CPU time in proportion to
+    priority, n(x) = best + (log p_max - log p(x)) / log 1.25 (Lachesis, section 4). What does not
+    fit, and all else, is squeezed into the range by min-max. Nothing to say: nice 0, or what is
+    nearest to it in the range.
+    """
+    if best > worst:
+        raise ValueError(f"nice range {best}..{worst} is empty")
+    place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+    span = float(worst - best)
+    down = (1.0 - place) * span
+    if schedule.spacing is Spacing.LOGARITHMIC and len(np.unique(schedule.form.rank)) <= 1:
+        logs = _logs(schedule.form.at(schedule.head_age_s, schedule.queue_size))
+        if logs is not None and np.isfinite(logs).any():
+            known = logs[np.isfinite(logs)]
+            exact = (known.max() - known.min()) / np.log(NICE_STEP)
+            if exact <= span and not np.isinf(logs).any():
+                down = (1.0 - place) * exact
+    neutral = min(max(0, best), worst)
+    return np.rint(np.where(np.isnan(place), neutral, best + down)).astype(np.intp)
+
+
+def weights(place: Array, low: int, high: int, default: int) -> npt.NDArray[np.intp]:
+    """(n,) CPU weights for positions, geometric from low to high; `default` for nothing to say."""
+    if not 0 < low <= default <= high:
+        raise ValueError(f"no weights {low}..{high} around {default}")
+    spread = low * (high / low) ** np.where(np.isnan(place), 0.0, place)
+    return np.rint(np.where(np.isnan(place), default, spread)).astype(np.intp)
+
+
+def scaled_shares(
+    shares: Mapping[str, float], low: int = 2, high: int = 262144, default: int = 1024
+) -> dict[str, int]:
+    """CPU shares of groups as weights whose ratios are those of the shares.
+
+    low, high, default: of cpu.shares (cgroup v1); 1, 10000, 100 for cpu.weight (v2). The geometric
+    mean of the groups is put at `default`, so that groups of others count as an average one of
+    ours, and moved only as far as it takes to fit; ratios wider than the range are squeezed by
+    min-max of the logarithms.
+    """
+    names = list(shares)
+    values = np.array([shares[name] for name in names], dtype=np.float64)
+    if not len(values):
+        return {}
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(f"shares must be finite and positive, not {dict(shares)}")
+    logs = np.log(values) - np.log(values).mean() + np.log(default)
+    room = np.log(high) - np.log(low)
+    if logs.max() - logs.min() > room:
+        logs = np.log(low) + room * linear(logs)
+    else:
+        logs = logs + max(0.0, np.log(low) - logs.min()) - max(0.0, logs.max() - np.log(high))
+    scaled = np.clip(np.rint(np.exp(logs)), low, high).astype(np.intp)
+    return dict(zip(names, scaled.tolist(), strict=True))
+
+
+def _logs(values: Array) -> Array | None:
+    """Logarithms, see `logarithmic`; None if no value is finite and positive."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    if not len(positive):
+        return None
+    floor = np.log(positive.min()) - np.log(NICE_STEP)
+    with np.errstate(all="ignore"):
+        logs = np.where(values > 0, np.log(values), np.where(values <= 0, floor, np.nan))
+    return np.asarray(logs, dtype=np.float64)

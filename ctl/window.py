@@ -1,0 +1,135 @@
+"""What happened at an engine between two of its snapshots.
+
+Input from engines is hostile: whatever is not finite, or negative, counts as unknown (NaN).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.graph import Array, Graph
+from sched_ctl.model import LogicalOperator, PhysicalOperator, Snapshot
+from sched_ctl.policy import Level
+from sched_ctl.transform import to_logical, to_physical
+
+__all__ = ["Window", "clean", "divide"]
+
+
+def clean(column: npt.ArrayLike) -> Array:
+    """As float, with NaN for whatever cannot be a count, a time or a size."""
+    values = np.asarray(column, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(values) & (values >= 0), values, np.nan)
+
+
+def divide(above: Array, below: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return np.where(below > 0, above / below, np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Two snapshots of one engine; rates and costs are counter differences between them.
+
+    then: an older snapshot with the same topology, a few seconds back; anything else (None,
+    another topology, a clock that did not move) leaves the totals since start only.
+    level: whether the columns are over the physical or over the logical operators. What the
+    engine reports at the other level is converted, see `sched_ctl.transform`.
+    """
+
+    now: Snapshot
+    then: Snapshot | None = None
+    level: Level = Level.PHYSICAL
+
+    @property
+    def operators(self) -> tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]:
+        topology = self.now.topology
+        return topology.operators if self.level is Level.PHYSICAL else topology.logical
+
+    @property
+    def graph(self) -> Graph:
+        topology = self.now.topology
+        return topology.graph if self.level is Level.PHYSICAL else topology.logical_graph
+
+    @cached_property
+    def base(self) -> Snapshot | None:
+        """`then`, if it can be compared with `now`."""
+        then = self.then
+        if then is None or then.topology is not self.now.topology:
+            return None
+        return then if self.now.time_s > then.time_s else None
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window; NaN where there is only one snapshot."""
+        return float("nan") if self.base is None else self.now.time_s - self.base.time_s
+
+    def value(self, metric: str) -> Array:
+        """(n,) what the engine says now, cleaned; NaN where it says nothing."""
+        return self._column(self.now, metric)
+
+    def gain(self, counter: str) -> Array:
+        """(n,) growth over the window; NaN where unknown.
+
+        A counter that fell was reset by a restart of the operator: what it counts now came since.
+        """
+        now = self.value(counter)
+        if self.base is None:
+            return np.full_like(now, np.nan)
+        then = self._column(self.base, counter)
+        return np.where(now >= then, now - then, np.where(then > now, now, np.nan))
+
+    def rate(self, counter: str) -> Array:
+        """(n,) growth a second; NaN where there is only one snapshot."""
+        return self.gain(counter) / self.seconds
+
+    def ratio(self, numerator: str, denominator: str) -> Array:
+        """(n,) growth of one counter by growth of another; NaN where nothing was ever counted.
+
+        Totals since start are taken instead where either did not grow in the window, so that a
+        pause, or a filter that rarely lets a tuple through, keeps its last known value. After a
+        restart both are totals since that restart.
+        """
+        total = divide(self.value(numerator), self.value(denominator))
+        if self.base is None:
+            return total
+        above, below = self.gain(numerator), self.gain(denominator)
+        fell = (self.value(numerator) < self._column(self.base, numerator)) | (
+            self.value(denominator) < self._column(self.base, denominator)
+        )
+        usable = (above > 0) & (below > 0) & ~fell
+        return np.where(usable, divide(above, below), total)
+
+    def _column(self, snapshot: Snapshot, metric: str) -> Array:
+        column = self._raw(snapshot, metric)
+        if metric == "tuples_in":
+            # Sources of some engines count only what they emit: that is also what they took in.
+            silent = self.graph.ingress & ~(column > 0)
+            return np.where(silent, self._raw(snapshot, "tuples_out"), column)
+        if metric == "tuples_out":
+            # And sinks only what they took in: all of it leaves the query.
+            silent = self.graph.egress & ~(column > 0)
+            return np.where(silent, self._raw(snapshot, "tuples_in"), column)
+        return column
+
+    def _raw(self, snapshot: Snapshot, metric: str) -> Array:
+        topology = snapshot.topology
+        if self.level is Level.PHYSICAL:
+            mine, other, convert = snapshot.columns, snapshot.logical, to_physical
+        else:
+            mine, other, convert = snapshot.logical, snapshot.columns, to_logical
+        if metric in mine:
+            column = clean(mine[metric])
+        elif metric in other:
+            needed = {name: clean(other[name]) for name in (metric, "tuples_in") if name in other}
+            column = convert(topology, metric, needed)
+        else:
+            return np.full(len(self.operators), np.nan)
+        if column.shape != (len(self.operators),):
+            raise ValueError(
+                f"{topology.engine}: {metric} has shape {column.shape} "
+                f"for {len(self.operators)} operators"
+            )
+        return column

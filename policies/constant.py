@@ -1,0 +1,46 @@
+"""CONSTANT: priorities by hand, by name pattern.
+
+A pattern is a shell pattern over "query/operator", or over the query alone ("etl" is "etl/*"). The
+first one that matches counts, in the order given; operators that none matches get the default.
+"""
+
+from fnmatch import fnmatchcase
+from functools import cache
+
+import numpy as np
+
+from sched_ctl.errors import UserError, near_miss
+from sched_ctl.policy import Level, OperatorFrame, Policy, UrgencyForm, form
+
+__all__ = ["policy"]
+
+
+def policy(
+    priorities: dict[str, float] | None = None, default: float = 0.0, level: str = "physical"
+) -> Policy:
+    """priorities: pattern -> priority, larger is more urgent. level: "physical" or "logical"."""
+    table = dict(priorities or {})
+    if not all(map(np.isfinite, [default, *table.values()])):
+        raise UserError("policy constant: a priority is not a finite number")
+    levels = {known.value: known for known in Level}
+    if level not in levels:
+        raise UserError(f"policy constant: no level {level!r}{near_miss(level, levels)}")
+
+    @cache
+    def priority(query: str, name: str) -> float:
+        for pattern, value in table.items():
+            if fnmatchcase(f"{query}/{name}", pattern) or fnmatchcase(query, pattern):
+                return value
+        return default
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        values = (priority(operator.query, operator.name) for operator in frame.operators)
+        return form(len(frame), static=np.fromiter(values, dtype=np.float64, count=len(frame)))
+
+    return Policy(
+        name="constant",
+        urgency=urgency,
+        needs=frozenset(),
+        goal="priorities by hand",
+        level=levels[level],
+    )
