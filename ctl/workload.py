@@ -448,17 +448,17 @@ def dump(workload: Workload) -> str:
 
     def fields(*pairs: tuple[str, float | str, float | str]) -> str:
         return "".join(
-            f" {key}={value if isinstance(value, str) else format(value, '.6g')}"
+            f" {key}={value if isinstance(value, str) else format(value, '.12g')}"
             for key, value, default in pairs
             if value != default
         )
 
-    lines = [f"workload {workload.name} base_cost_us={workload.base_cost_s * 1e6:.6g}"]
+    lines = [f"workload {workload.name} base_cost_us={workload.base_cost_s * 1e6:.12g}"]
     for query in workload.queries:
         lines += ["", f"query {query.name}" + fields(("class", query.klass, ""))]
         for op in query.operators:
             lines.append(
-                f"op {op.name} cost={op.cost:.6g}"
+                f"op {op.name} cost={op.cost:.12g}"
                 + fields(
                     ("selectivity", op.selectivity, 1.0),
                     ("block_probability", op.block_probability, 0.0),
