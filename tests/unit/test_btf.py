@@ -1,0 +1,105 @@
+"""The BTF reader and the loader, against a compiler, libbpf and the running kernel."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sched_ctl.kernel.btf import VMLINUX, Btf, BtfError, Kind
+from sched_ctl.kernel.libbpf import BpfError, Object, library
+
+SOURCE = """
+#define ABOUT(text) __attribute__((btf_decl_tag(text)))
+enum colour { RED = 1, DEEP = -5 };
+enum wide { FAR = 1ULL << 63 };
+struct inner { short a; char text[6]; };
+struct outer {
+	unsigned char small;
+	long long big ABOUT("a large number");
+	struct inner pair[2];
+	enum colour colour;
+	void *pointer;
+};
+struct outer shared __attribute__((section(".bss.shared")));
+enum wide wide __attribute__((section(".bss.shared")));
+const volatile unsigned int slice_us __attribute__((section(".rodata"))) = 3000;
+const volatile _Bool loud __attribute__((section(".rodata"))) = 0;
+const volatile unsigned long long table[3] __attribute__((section(".rodata")));
+int function(struct outer *first, int second) { return second + slice_us + loud + table[1]; }
+"""
+
+clang = shutil.which("clang-19") or shutil.which("clang")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("btf")
+    (folder / "some.bpf.c").write_text(SOURCE)
+    target = folder / "some.bpf.o"
+    assert clang is not None
+    command = [clang, "-O2", "-g", "-target", "bpf", "-c", "some.bpf.c", "-o", str(target)]
+    subprocess.run(command, cwd=folder, check=True)
+    return target
+
+
+@pytest.mark.needs("clang")
+def test_layouts_are_the_compilers(compiled: Path) -> None:
+    btf = Btf.of_object(compiled)
+    outer = btf.dtype("outer")
+    assert outer.itemsize == 48
+    assert outer.fields is not None
+    assert [outer.fields[name][1] for name in outer.names or ()] == [0, 8, 16, 32, 40]
+    assert outer["pair"].shape == (2,)
+    assert outer["pair"].base["text"] == np.dtype("S6")
+    assert btf.enum("colour") == {"RED": 1, "DEEP": -5}
+    assert btf.enum("wide") == {"FAR": 1 << 63}
+    assert btf.enumerators["FAR"] == 1 << 63
+    assert btf.tags("outer") == {"big": "a large number"}
+    assert btf.parameters("function") == ["first", "second"]
+    assert btf.parameters("absent") is None
+
+
+@pytest.mark.needs("clang")
+def test_tunables_are_set_by_name(compiled: Path) -> None:
+    with Object.open(compiled, library()) as opened:
+        assert list(opened.variables()) == ["slice_us", "loud", "table"]
+        opened.set("slice_us", 1234)
+        opened.set("loud", True)
+        opened.set("table", [7, 8, 9])
+        memory = bytes(opened._initial(".rodata"))
+        values = [
+            np.frombuffer(memory, opened.btf.dtype(v.type).base, offset=v.offset)[0]
+            for v in opened.variables().values()
+        ]
+        assert values == [1234, True, 7]
+        assert opened.variables(".bss.shared")["wide"].offset == 48
+        with pytest.raises(KeyError):
+            opened.set("absent", 1)
+
+
+@pytest.mark.needs("clang")
+def test_damaged_objects_are_refused(compiled: Path, tmp_path: Path) -> None:
+    whole = compiled.read_bytes()
+    for size in (0, 3, 60, 200, len(whole) // 2):
+        (tmp_path / "cut.o").write_bytes(whole[:size])
+        with pytest.raises(BtfError):
+            Btf.of_object(tmp_path / "cut.o")
+        with pytest.raises(BpfError):
+            Object.open(tmp_path / "cut.o", library())
+    with pytest.raises(BtfError):
+        Btf(b"\x9f\xeb")
+
+
+@pytest.mark.skipif(not VMLINUX.exists(), reason="needs kernel BTF")
+def test_the_running_kernel() -> None:
+    kernel = Btf.of_kernel()
+    assert kernel.parameters("do_exit") == ["code"]
+    assert kernel.members("task_struct")["pid"].offset % 4 == 0
+    assert kernel.find("task_struct", Kind.FUNC) is None
+
+
+def test_the_library_says_which_it_is() -> None:
+    assert library().version >= (1, 4)
+    assert "libbpf" in library().origin
