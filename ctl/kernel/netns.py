@@ -1,0 +1,103 @@
+"""Network namespaces: whose sockets a process listens on, and how to make one beside it.
+
+A socket belongs for life to the namespace in which it was made, so entering an engine's
+namespace is needed only for the moment of connecting, and only by the calling thread (setns(2)
+acts on one thread).
+"""
+
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Listener", "entered", "listeners", "same_network"]
+
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+TCP_LISTEN = "0A"  # net/tcp_states.h, as /proc/net/tcp prints it
+TABLE_LIMIT = 1 << 24  # bytes of /proc/PID/net/tcp that are read
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.setns.argtypes = [ctypes.c_int, ctypes.c_int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Listener:
+    """A listening TCP socket, and the address at which its own machine reaches it."""
+
+    port: int
+    host: str
+
+
+def same_network(pid: int) -> bool:
+    """True if the process shares the calling thread's network namespace."""
+    return Path(f"/proc/{pid}/ns/net").stat() == Path("/proc/thread-self/ns/net").stat()
+
+
+@contextmanager
+def entered(pid: int | None) -> Iterator[None]:
+    """The calling thread is in the network namespace of process `pid` inside the block.
+
+    None, or a process that shares our namespace, changes nothing. Raises OSError (with the path)
+    if the process is gone or we may not enter.
+    """
+    if pid is None or same_network(pid):
+        yield
+        return
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        path = f"/proc/{pid}/ns/net"
+        other = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _setns(other, path)
+        finally:
+            os.close(other)
+        try:
+            yield
+        finally:
+            _setns(home, "/proc/thread-self/ns/net")
+    finally:
+        os.close(home)
+
+
+def _setns(descriptor: int, path: str) -> None:
+    if _libc.setns(descriptor, CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+
+
+def listeners(pid: int) -> tuple[Listener, ...]:
+    """TCP sockets on which the process listens, in its own network namespace, by port.
+
+    Sockets bound to all addresses are given as loopback. Raises OSError if the process is gone
+    or its descriptors may not be read.
+    """
+    inodes = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with suppress(OSError):  # closed meanwhile
+            target = os.readlink(entry.path)  # noqa: PTH115  many of them
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError), open(f"/proc/{pid}/net/{table}") as lines:
+            for line in lines.read(TABLE_LIMIT).splitlines()[1:]:
+                fields = line.split()
+                if len(fields) > 9 and fields[3] == TCP_LISTEN and fields[9] in inodes:
+                    address, port = fields[1].split(":")
+                    found.add(Listener(int(port, 16), _reachable(address)))
+    return tuple(sorted(found))
+
+
+def _reachable(address: str) -> str:
+    """The kernel prints an address as 32-bit words, each in the machine's byte order."""
+    words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    if len(packed) == 16 and packed[:12] == bytes(10) + b"\xff\xff":
+        packed = packed[12:]  # an IPv4 address in IPv6's clothes, as Java makes them
+    if not any(packed):
+        return "127.0.0.1"  # bound to all; IPv6 wildcards take IPv4 as well, unless v6only
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
