@@ -1,0 +1,362 @@
+"""Apache Flink 2.x (and 1.x from 1.13 on), unmodified.
+
+The JobManager's REST interface says which jobs run, how their operators are fused, and on which
+TaskManager each subtask is; the Java virtual machine says which thread is called what; counters
+come from the TaskManagers' Prometheus pages where these are enabled, else from REST. Only the
+counters are read at every poll: jobs, subtasks and threads are read again when something changed
+(a thread came or went, or the list of jobs differs).
+
+A thread's name holds neither job nor TaskManager id, so two subtasks whose tasks have the same
+name, number and attempt in one TaskManager cannot be told apart. They are left without a thread,
+and `Topology.notes` says so.
+"""
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from sched_ctl.drivers import DriverKind, EngineError, Target
+from sched_ctl.drivers import flink_local as local
+from sched_ctl.drivers.flink_metrics import PROVIDES, HeadAge, Reading, page
+from sched_ctl.drivers.flink_plan import (
+    Job,
+    JobOverview,
+    Jobs,
+    Plan,
+    Row,
+    TaskManagers,
+    VertexDetail,
+    plan,
+)
+from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.drivers.sources.prometheus import Page
+from sched_ctl.drivers.threadnames import OPERATOR
+from sched_ctl.errors import UserError
+from sched_ctl.kernel import procfs
+from sched_ctl.kernel.netns import same_network
+from sched_ctl.model import HelperThread, PhysicalOperator, Snapshot, Thread, Topology
+
+__all__ = ["FlinkDriver", "connect", "find", "kind"]
+
+JOBS_EVERY_S = 1.0  # how often the list of jobs is compared
+PROCESSES_EVERY_S = 10.0  # how often we look for new TaskManagers, if nothing else changed
+ATTACH_S = 5.0
+# Jobs that have, or will soon have, threads. Others are not queries (yet, or any more).
+LIVE = {"RUNNING", "RESTARTING", "FAILING"}
+FETCH_SETTING = "metrics.fetcher.update-interval"
+FETCH_DEFAULT = "10 s"
+ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:@\s/]+):)?(?P<port>\d+)(?:@(?P<pid>\d+))?")
+
+
+def find() -> list[Target]:
+    """Clusters whose JobManager runs on this machine, in whatever network namespace."""
+    found = []
+    for pid in local.job_managers():
+        endpoint = local.rest_endpoint(pid)
+        if endpoint is not None:
+            where = endpoint.address if same_network(pid) else f"{endpoint.address}@{pid}"
+            found.append(Target("flink", where, pid))
+            endpoint.close()
+    return found
+
+
+def connect(target: Target) -> "FlinkDriver":
+    """Connect to the cluster at `[HOST:]PORT[@PID]`: its REST address, as process PID sees it.
+
+    Raises EngineError if it does not answer, UserError for another form of address.
+    """
+    match = ADDRESS.fullmatch(target.address)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise UserError(
+            f"{target.address!r} is no address of a Flink cluster",
+            "give that of its REST interface: --engine flink:HOST:PORT",
+        )
+    host = (match["host"] or "127.0.0.1").strip("[]")
+    port = int(match["port"])
+    pid = int(match["pid"]) if match["pid"] else target.pid
+    if pid is None:
+        pid = local.owner_of(host, port)
+    return FlinkDriver(replace(target, pid=pid), Endpoint(host, port, pid))
+
+
+class FlinkDriver:
+    """One cluster: the JobManager and those of its TaskManagers that run on this machine."""
+
+    provides = PROVIDES
+
+    def __init__(self, target: Target, rest: Endpoint) -> None:
+        self.target = target
+        self._rest = rest
+        self._born = procfs.stat(target.pid) if target.pid is not None else None
+        self._processes: dict[int, local.Process] = {}
+        self._pages: dict[int, Page | None] = {}
+        self._matching: tuple[str, ...] = ()  # notes on processes
+        self._listed: tuple[JobOverview, ...] | None = None
+        self._jobs: dict[str, tuple[JobOverview, Job]] = {}
+        self._details: dict[tuple[str, str], VertexDetail] = {}
+        self._next_list = 0.0
+        self._next_processes = 0.0
+        self._plan: Plan | None = None
+        self._reading: Reading | None = None
+        self._head_age: HeadAge | None = None
+        self._topology: Topology | None = None
+        self._missing = False  # a subtask runs here, and its thread was not found
+        self._dumps = 0
+        self._fetch_interval = FETCH_DEFAULT
+        # Also the check that the address is Flink's.
+        settings = rest.json("/jobmanager/config", 2.0, list[dict[str, str]])
+        for setting in settings:
+            if setting.get("key") == FETCH_SETTING:
+                self._fetch_interval = setting.get("value", FETCH_DEFAULT)
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        """Read the cluster once. Raises EngineError."""
+        deadline = time.monotonic() + timeout_s
+        self._check_alive()
+        jobs_changed = self._look_for_jobs(deadline)
+        if jobs_changed or time.monotonic() >= self._next_processes:
+            self._look_for_processes(deadline)
+        names_changed = self._look_at_threads(deadline)
+        if self._plan is None or jobs_changed:
+            self._read_jobs(deadline)
+        if self._topology is None or jobs_changed or names_changed:
+            self._build()
+        return self._measure(deadline)
+
+    def close(self) -> None:
+        self._rest.close()
+        for one in self._pages.values():
+            if one is not None:
+                one.close()
+
+    def _check_alive(self) -> None:
+        if self._born is not None:
+            now = procfs.stat(self._born.tid)
+            if now is None or now.start_time != self._born.start_time or now.state == "Z":
+                raise EngineError(f"{self.target.engine}: its JobManager has ended")
+        dead = [pid for pid, process in self._processes.items() if not process.alive]
+        for pid in dead:
+            del self._processes[pid]
+            if (gone := self._pages.pop(pid, None)) is not None:
+                gone.close()
+        if dead:
+            self._next_processes = 0.0
+            self._topology = None
+            if not self._processes:
+                raise EngineError(f"{self.target.engine}: its TaskManagers here have ended")
+
+    def _look_for_jobs(self, deadline: float) -> bool:
+        """Whether the list of jobs differs from the last one that was worked through."""
+        if time.monotonic() >= self._next_list:
+            jobs: Jobs = self._rest.json("/jobs/overview", _left(deadline), Jobs)
+            listed = tuple(sorted((j for j in jobs.jobs if j.state in LIVE), key=lambda j: j.jid))
+            self._next_list = time.monotonic() + JOBS_EVERY_S
+            if listed != self._listed:
+                self._listed = listed
+                self._plan = None
+        return self._plan is None
+
+    def _look_for_processes(self, deadline: float) -> None:
+        known: TaskManagers = self._rest.json("/taskmanagers", _left(deadline), TaskManagers)
+        matched, notes = local.match(local.task_managers(), known.taskmanagers)
+        self._matching = tuple(notes)
+        for pid, one in matched.items():
+            process = self._processes.get(pid)
+            if process is None or process.known.id != one.id:
+                born = procfs.stat(pid)
+                if born is not None:
+                    self._processes[pid] = local.Process(pid, born.start_time, one)
+                    endpoint = local.metrics_endpoint(pid, one)
+                    self._pages[pid] = None if endpoint is None else page(endpoint)
+                    self._topology = None
+        self._next_processes = time.monotonic() + PROCESSES_EVERY_S
+
+    def _look_at_threads(self, deadline: float) -> bool:
+        """Ask virtual machines whose threads changed; whether any answered."""
+        asked = False
+        for process in self._processes.values():
+            if process.changed(wanted=self._missing):
+                process.look(min(ATTACH_S, _left(deadline)))
+                self._dumps += 1
+                asked = True
+        return asked
+
+    def _read_jobs(self, deadline: float) -> None:
+        """Read what has changed of the jobs; what was read stays if time runs out."""
+        listed = self._listed or ()
+        jobs = {}
+        for overview in listed:
+            before = self._jobs.get(overview.jid)
+            if before is None or before[0] != overview:
+                job: Job = self._rest.json(f"/jobs/{overview.jid}", _left(deadline), Job)
+                for vertex in job.vertices:
+                    where = f"/jobs/{overview.jid}/vertices/{vertex.id}"
+                    self._details[job.jid, vertex.id] = self._rest.json(
+                        where, _left(deadline), VertexDetail
+                    )
+                before = self._jobs[overview.jid] = (overview, job)
+            jobs[overview.jid] = before
+        self._jobs = jobs
+        self._details = {
+            (job.jid, vertex.id): self._details[job.jid, vertex.id]
+            for _, job in jobs.values()
+            for vertex in job.vertices
+        }
+        new = plan([job for _, job in jobs.values()], self._details)
+        if self._reading is None or new != self._old_plan():
+            self._reading = Reading(new)
+            self._head_age = None
+            self._topology = None
+        self._plan = new
+
+    def _old_plan(self) -> Plan | None:
+        return None if self._reading is None else self._reading.plan
+
+    def _build(self) -> None:
+        """The topology anew; the old object stays if it says the same."""
+        assert self._plan is not None
+        notes = [*self._matching, *self._plan.notes]
+        threads, helpers, told = self._threads(self._plan.rows)
+        notes += told
+        if not all(self._pages.get(pid) for pid in self._processes):
+            notes.append(self._about_rest())
+        built = Topology(
+            engine=self.target.engine,
+            operators=tuple(
+                PhysicalOperator(
+                    query=row.query,
+                    name=row.name,
+                    logical=row.logical,
+                    replica=row.index,
+                    replicas=row.parallelism,
+                    threads=threads.get(place, ()),
+                )
+                for place, row in enumerate(self._plan.rows)
+            ),
+            edges=self._plan.edges,
+            logical=self._plan.logical,
+            logical_edges=self._plan.logical_edges,
+            helpers=tuple(helpers),
+            notes=tuple(notes),
+        )
+        if built != self._topology:
+            self._topology = built
+            self._head_age = HeadAge(built.graph)
+
+    def _threads(
+        self, rows: Sequence[Row]
+    ) -> tuple[dict[int, tuple[Thread, ...]], list[HelperThread], list[str]]:
+        """Threads of each row, helper threads, and what could not be told."""
+        here: dict[str, dict[tuple[str, int, int, int], list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for place, row in enumerate(rows):
+            here[row.task_manager][row.thread_key].append(place)
+        owned: dict[int, tuple[Thread, ...]] = {}
+        helpers = []
+        notes = []
+        self._missing = False
+        for process in self._processes.values():
+            wanted = here[process.known.id]
+            found: dict[tuple[str, int, int, int], list[Thread]] = defaultdict(list)
+            for thread, said in process.names.items():
+                key = None
+                if "task" in said.parts:
+                    key = (
+                        said.parts["task"],
+                        said.number("index"),
+                        said.number("parallelism"),
+                        int(said.parts.get("attempt", 0)),
+                    )
+                places = wanted.get(key, []) if key is not None else []
+                if said.role != OPERATOR:
+                    serves = places[0] if len(places) == 1 else None
+                    helpers.append(HelperThread(thread, said.role, serves))
+                elif key is not None:
+                    found[key].append(thread)
+            for key, places in wanted.items():
+                if len(places) > 1:
+                    notes.append(_ambiguous([rows[place] for place in places], process.known.id))
+                    continue
+                # A task with a legacy source has two threads, told apart by their names.
+                names = Counter(thread.name for thread in found[key])
+                if any(count > 1 for count in names.values()):
+                    notes.append(
+                        f"TaskManager {process.known.id} has several threads called "
+                        f"{next(name for name, count in names.items() if count > 1)!r}; "
+                        "none of them is scheduled"
+                    )
+                elif found[key]:
+                    owned[places[0]] = tuple(sorted(found[key], key=lambda thread: thread.tid))
+                elif rows[places[0]].running:
+                    self._missing = True
+            if process.trouble:
+                notes.append(f"TaskManager {process.known.id}: {process.trouble}")
+        away = {row.task_manager for row in rows} - {p.known.id for p in self._processes.values()}
+        away.discard("")
+        if away:
+            count = sum(row.task_manager in away for row in rows)
+            notes.append(f"{count} subtasks run on TaskManagers that are not on this machine")
+        return owned, helpers, notes
+
+    def _about_rest(self) -> str:
+        return (
+            "a TaskManager has no Prometheus reporter, so metrics come from the JobManager, which "
+            f"refreshes them every {self._fetch_interval} ({FETCH_SETTING}; a bare number is in "
+            "milliseconds)"
+        )
+
+    def _measure(self, deadline: float) -> Snapshot:
+        assert self._reading is not None
+        assert self._topology is not None
+        reading = self._reading
+        reading.clear()
+        begin = time.monotonic()
+        scraped = set()
+        for pid, process in self._processes.items():
+            source = self._pages.get(pid)
+            if source is not None:
+                reading.scrape(source, _left(deadline))
+                scraped.add(process.known.id)
+        end = time.monotonic()
+        rest = {
+            (row.job, row.vertex)
+            for row in reading.plan.rows
+            if row.task_manager not in scraped and row.running
+        }
+        if rest:
+            reading.ask(self._rest, sorted(rest), deadline)
+            if not scraped:
+                begin = end = time.monotonic()
+        time_s = (begin + end) / 2
+        columns = reading.columns()
+        if self._head_age is None:
+            self._head_age = HeadAge(self._topology.graph)
+        columns["head_age_estimate"] = self._head_age.update(
+            time_s, columns["tuples_in"], columns["queue_size"]
+        )
+        return Snapshot(
+            topology=self._topology,
+            time_s=time_s,
+            columns=MappingProxyType(columns),
+            logical=MappingProxyType(reading.logical()),
+        )
+
+
+def _ambiguous(rows: Sequence[Row], task_manager: str) -> str:
+    queries = sorted({row.query for row in rows})
+    return (
+        f"{len(rows)} subtasks called {rows[0].task!r} run on TaskManager {task_manager} "
+        f"({', '.join(queries)}), and the names of their threads do not tell which is which: none "
+        "is scheduled. Give operators names that differ between jobs"
+    )
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
+kind = DriverKind("flink", find, connect)

@@ -1,0 +1,327 @@
+"""Flink's counters as columns, from either of the two ways to read them.
+
+A TaskManager's Prometheus page is current at the moment of the scrape. The REST interface answers
+with what the JobManager fetched last, so it is asked twice: once to make it fetch, and once, a
+little later, for the answer.
+
+Rates are left to who differences the counters: Flink's own `...PerSecond` move every few seconds
+only. Its counters leave gaps that are closed here: a source's task counts no input, a sink's no
+output, and a chain counts only what crosses its ends.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.drivers.flink_plan import Plan
+from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.drivers.sources.prometheus import Labels, Page
+from sched_ctl.graph import Array, Graph, Index
+
+__all__ = ["PROVIDES", "HeadAge", "Reading", "page"]
+
+PROVIDES = frozenset(
+    {
+        "tuples_in",
+        "tuples_out",
+        "busy_time",
+        "backpressured_time",
+        "idle_time",
+        "queue_size",
+        "head_age_estimate",
+    }
+)
+
+TASK = (
+    "numRecordsIn",
+    "numRecordsOut",
+    "accumulateBusyTimeMs",
+    "accumulateBackPressuredTimeMs",
+    "accumulateIdleTimeMs",
+    "Shuffle.Netty.Input.Buffers.inputQueueLength",
+)
+IN, OUT, BUSY, BACKPRESSURED, IDLE, BUFFERS = range(len(TASK))
+OPERATOR = ("numRecordsIn", "numRecordsOut", "pendingRecords")
+PENDING = 2
+SCOPE = "flink_taskmanager_job_task_"
+NAME_LIMIT = 80  # characters of an operator's name in metrics, MetricUtils
+
+SETTLE_S = 0.05  # from the request that makes the JobManager fetch to the one that reads
+QUERY_LIMIT = 3000  # characters; Flink's server takes 4096 a request line
+
+
+class Value(msgspec.Struct, frozen=True):
+    id: str
+    value: str = "NaN"
+
+
+def page(endpoint: Endpoint) -> Page:
+    """The families of a TaskManager's page that we read."""
+    families = [SCOPE + name.replace(".", "_") for name in TASK]
+    families += [f"{SCOPE}operator_{name}" for name in OPERATOR]
+    return Page(endpoint, families)
+
+
+class Reading:
+    """One pass after another over the metrics of one plan.
+
+    A *cell* is one logical operator in one subtask: what Flink calls an operator's metrics.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        n = len(plan.rows)
+        self._task = np.full((len(TASK), n), np.nan)
+        self._rows = {
+            (row.job, row.vertex, str(row.index), str(row.attempt)): place
+            for place, row in enumerate(plan.rows)
+        }
+        self._cells: dict[tuple[int, str], int] = {}
+        logical: list[int] = []
+        self._head = np.zeros(n, dtype=np.intp)
+        self._end = np.zeros(n, dtype=np.intp)
+        self._delivers = np.array(plan.sink, dtype=np.bool_)
+        for place, row in enumerate(plan.rows):
+            chain = plan.chains[row.job, row.vertex]
+            repeated = Counter(_short(name) for _, name in chain)
+            self._head[place] = len(logical)
+            self._end[place] = len(logical)
+            for operator, name in chain:
+                if repeated[_short(name)] == 1:  # else Flink reports both under one name
+                    self._cells[place, _short(name)] = len(logical)
+                # What committers pass on are not tuples.
+                if not name.endswith("ommitter"):
+                    self._end[place] = len(logical)
+                    if name.endswith(": Writer"):
+                        self._delivers[place] = True
+                logical.append(operator)
+        self._logical: Index = np.array(logical, dtype=np.intp)
+        self._cell = np.full((len(OPERATOR), len(logical)), np.nan)
+        # Series of the Prometheus pages, by the identity of their labels.
+        self._places: dict[tuple[str, int], tuple[Array, int] | None] = {}
+
+    def clear(self) -> None:
+        """Forget all values: what is not read again is unknown."""
+        self._task.fill(np.nan)
+        self._cell.fill(np.nan)
+
+    def scrape(self, source: Page, timeout_s: float) -> None:
+        """Read a TaskManager's page. Raises EngineError."""
+        for family, labels, value in source.read(timeout_s):
+            key = (family, id(labels))
+            try:
+                place = self._places[key]
+            except KeyError:
+                place = self._places[key] = self._place(family, labels)
+            if place is not None:
+                place[0][place[1]] = value
+
+    def _place(self, family: str, labels: Labels) -> tuple[Array, int] | None:
+        row = self._rows.get(
+            (
+                labels.get("job_id", ""),
+                labels.get("task_id", ""),
+                labels.get("subtask_index", ""),
+                labels.get("task_attempt_num", ""),
+            )
+        )
+        if row is None:
+            return None
+        name = family.removeprefix(SCOPE)
+        if name.startswith("operator_"):
+            cell = self._cells.get((row, _short(labels.get("operator_name", ""))))
+            metric = name.removeprefix("operator_")
+            return None if cell is None else (self._cell[OPERATOR.index(metric)], cell)
+        for i, known in enumerate(TASK):
+            if name == known.replace(".", "_"):
+                return self._task[i], row
+        return None
+
+    def ask(self, rest: Endpoint, vertices: Sequence[tuple[str, str]], deadline: float) -> None:
+        """Read the given (job, vertex) pairs over REST. Raises EngineError."""
+        if not vertices:
+            return
+        job, vertex = vertices[0]
+        rest.get(f"/jobs/{job}/vertices/{vertex}/metrics?get=0.numRecordsIn", _left(deadline))
+        time.sleep(SETTLE_S)
+        for job, vertex in vertices:
+            places = dict(self._names(job, vertex))
+            for names in _portions(places):
+                answer: list[Value] = rest.json(
+                    f"/jobs/{job}/vertices/{vertex}/metrics?get={names}",
+                    _left(deadline),
+                    list[Value],
+                )
+                for one in answer:
+                    if (place := places.get(one.id)) is not None:
+                        place[0][place[1]] = _number(one.value)
+
+    def _names(self, job: str, vertex: str) -> Iterator[tuple[str, tuple[Array, int]]]:
+        """Names of a vertex's metrics in REST answers, and where their values go."""
+        for place, row in enumerate(self.plan.rows):
+            if (row.job, row.vertex) != (job, vertex):
+                continue
+            for i, name in enumerate(TASK):
+                yield f"{row.index}.{name}", (self._task[i], place)
+            for _, operator in self.plan.chains[job, vertex]:
+                cell = self._cells.get((place, _short(operator)))
+                if cell is not None:
+                    for i, name in enumerate(OPERATOR):
+                        called = re.sub(r"[ .:,]", "_", operator[:NAME_LIMIT])
+                        yield f"{row.index}.{called}.{name}", (self._cell[i], cell)
+
+    def columns(self) -> dict[str, Array]:
+        """Metrics over the plan's rows, without the estimate of the head age."""
+        task = _known(self._task)
+        cell = _known(self._cell)
+        source = np.array(self.plan.source, dtype=np.bool_)
+        taken = np.where(source, cell[OUT][self._head], task[IN]) if len(source) else task[IN]
+        given = np.where(self._delivers, cell[IN][self._end], task[OUT]) if len(source) else taken
+        # A source that is a sink as well: whatever it makes is delivered.
+        given = np.where(source & self._delivers & (self._head == self._end), taken, given)
+        return {
+            "tuples_in": taken,
+            "tuples_out": given,
+            "busy_time": task[BUSY] / 1000,
+            "backpressured_time": task[BACKPRESSURED] / 1000,
+            "idle_time": task[IDLE] / 1000,
+            "queue_size": self._queues(task, cell),
+        }
+
+    def logical(self) -> dict[str, Array]:
+        """Metrics over the plan's logical operators."""
+        cell = _known(self._cell)
+        n = len(self.plan.logical)
+        taken, given = cell[IN].copy(), cell[OUT].copy()
+        heads = self._head[np.array(self.plan.source, dtype=np.bool_)]
+        taken[heads] = cell[OUT][heads]
+        ends = self._end[self._delivers]
+        given[ends] = np.where(np.isin(ends, heads), cell[OUT][ends], cell[IN][ends])
+        return {
+            "tuples_in": np.bincount(self._logical, weights=taken, minlength=n).astype(float),
+            "tuples_out": np.bincount(self._logical, weights=given, minlength=n).astype(float),
+        }
+
+    def _queues(self, task: Array, cell: Array) -> Array:
+        """(n,) tuples on their way to each row: what was sent to it less what it took.
+
+        Where producers choose among a vertex's rows by key, only the vertex's total is known; it
+        is divided by the buffers that wait at each row.
+        """
+        plan = self.plan
+        n = len(plan.rows)
+        if n == 0:
+            return np.zeros(0)
+        arrived: Array = np.zeros(n)
+        if plan.edges:
+            source, target, share = _arrays(plan)
+            weights = share * task[OUT][source]
+            arrived = np.bincount(target, weights=weights, minlength=n).astype(np.float64)
+        queue = np.maximum(arrived - task[IN], 0.0)
+        vertices: dict[tuple[str, str], int] = {}
+        vertex = np.array(
+            [vertices.setdefault((row.job, row.vertex), len(vertices)) for row in plan.rows]
+        )
+        total = np.maximum(np.bincount(vertex, weights=arrived - task[IN]), 0.0)[vertex]
+        buffers = np.nan_to_num(task[BUFFERS])
+        waiting = np.bincount(vertex, weights=buffers)[vertex]
+        count = np.bincount(vertex)[vertex]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            part = np.where(waiting > 0, buffers / waiting, 1 / count)
+        queue = np.where(np.array(plan.even, dtype=np.bool_), queue, total * part)
+        # What waits before a source is known to the source alone, if at all.
+        pending = cell[PENDING][self._head]
+        known: Array = np.where(np.array(plan.source, dtype=np.bool_), pending, queue)
+        return known
+
+
+class HeadAge:
+    """Estimates the age of the oldest waiting tuple of each row.
+
+    Little's law gives the wait in a row's own queue as its length over the rate at which it is
+    emptied; the age in the system adds the largest wait upstream. Where nothing is taken out of a
+    queue that is not empty, its head grows older.
+    """
+
+    SMOOTH_S = 1.0
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._time_s = float("nan")
+        self._taken: Array = np.zeros(graph.n)
+        self._rate: Array = np.full(graph.n, np.nan)
+        self._wait: Array = np.full(graph.n, np.nan)
+
+    def update(self, time_s: float, taken: Array, queue: Array) -> Array:
+        """(n,) seconds; taken: tuples since start, queue: tuples waiting now."""
+        seconds = time_s - self._time_s
+        if seconds > 0:
+            gain = taken - self._taken
+            rate = np.where(gain >= 0, gain / seconds, np.nan)
+            keep = np.where(np.isfinite(self._rate), np.exp(-seconds / self.SMOOTH_S), 0.0)
+            self._rate = np.where(
+                np.isfinite(rate), keep * np.nan_to_num(self._rate) + (1 - keep) * rate, self._rate
+            )
+            with np.errstate(invalid="ignore", divide="ignore"):
+                wait = np.where(self._rate > 0, queue / self._rate, np.nan)
+            stuck = (queue > 0) & (gain == 0)
+            wait = np.where(stuck, np.fmax(np.nan_to_num(self._wait) + seconds, wait), wait)
+            self._wait = np.where(queue == 0, 0.0, wait)
+        self._time_s, self._taken = time_s, taken
+        upstream = np.zeros(self._graph.n)
+        own = np.nan_to_num(self._wait)
+        for rows, edges in reversed(self._graph.levels):
+            own[rows] += upstream[rows]
+            np.maximum.at(upstream, self._graph.target[edges], own[self._graph.source[edges]])
+        return np.where(np.isnan(self._wait), np.nan, np.where(queue > 0, own, 0.0))
+
+
+def _arrays(plan: Plan) -> tuple[Index, Index, Array]:
+    return (
+        np.array([edge.source for edge in plan.edges], dtype=np.intp),
+        np.array([edge.target for edge in plan.edges], dtype=np.intp),
+        np.array([edge.share for edge in plan.edges], dtype=np.float64),
+    )
+
+
+def _known(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """NaN for whatever cannot be a count or a time."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(values) & (values >= 0), values, np.nan)
+
+
+def _short(name: str) -> str:
+    """An operator's name as both reporters leave it, whatever they replace by what."""
+    return re.sub(r"[^a-zA-Z0-9]", "_", name[:NAME_LIMIT])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _portions(names: Mapping[str, object]) -> Iterator[str]:
+    """Comma-separated lists of names, each short enough for a request line."""
+    portion: list[str] = []
+    size = 0
+    for name in names:
+        text = quote(name, safe="")
+        if portion and size + len(text) + 3 > QUERY_LIMIT:
+            yield "%2C".join(portion)
+            portion, size = [], 0
+        portion.append(text)
+        size += len(text) + 3
+    if portion:
+        yield "%2C".join(portion)
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())

@@ -1,0 +1,359 @@
+"""Flink's REST answers as a topology: what runs, what is fused, and along which edges.
+
+Pure: from decoded answers to rows and edges; `drivers.flink` does the reading. A *vertex* of
+Flink's job graph is a chain of logical operators that was fused; its *subtasks* are the physical
+operators, one thread each.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sched_ctl.drivers import EngineError
+from sched_ctl.model import Edge, LogicalOperator
+
+__all__ = [
+    "Job",
+    "JobOverview",
+    "Jobs",
+    "Plan",
+    "Row",
+    "TaskManager",
+    "TaskManagers",
+    "Vertex",
+    "VertexDetail",
+    "chain",
+    "plan",
+    "query_names",
+]
+
+# What a topology may hold before we call the engine hostile.
+ROW_LIMIT = 20_000
+EDGE_LIMIT = 2_000_000
+# Ship strategies after which every consumer of a vertex gets the same number of tuples, so that
+# its own queue follows from the producers' counts.
+EVEN = {"FORWARD", "REBALANCE", "BROADCAST", "RESCALE"}
+
+
+class JobOverview(msgspec.Struct, frozen=True, rename="kebab"):
+    """One entry of /jobs/overview. Equal entries mean that nothing about the job has changed."""
+
+    jid: str
+    name: str
+    state: str
+    start_time: int = 0
+    last_modification: int = 0
+    tasks: dict[str, int] = {}
+
+
+class Jobs(msgspec.Struct, frozen=True):
+    jobs: list[JobOverview]
+
+
+class Vertex(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    parallelism: int
+
+
+class Input(msgspec.Struct, frozen=True):
+    id: str
+    ship_strategy: str = "HASH"
+
+
+class Node(msgspec.Struct, frozen=True):
+    id: str
+    inputs: list[Input] = []
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    nodes: list[Node] = []
+
+
+class Job(msgspec.Struct, frozen=True):
+    """/jobs/J"""
+
+    jid: str
+    name: str
+    vertices: list[Vertex]
+    plan: Nodes = Nodes()
+
+
+class Subtask(msgspec.Struct, frozen=True, rename="kebab"):
+    subtask: int
+    attempt: int
+    status: str
+    taskmanager_id: str = ""
+
+
+class VertexDetail(msgspec.Struct, frozen=True):
+    """/jobs/J/vertices/V"""
+
+    subtasks: list[Subtask]
+
+
+class TaskManager(msgspec.Struct, frozen=True, rename="camel"):
+    id: str
+    path: str
+    data_port: int
+
+    @property
+    def rpc_host(self) -> str:
+        return self._address[0]
+
+    @property
+    def rpc_port(self) -> int | None:
+        return self._address[1]
+
+    @property
+    def _address(self) -> tuple[str, int | None]:
+        match = re.search(r"@([^/@]*):(\d+)/", self.path)
+        return (match[1], int(match[2])) if match else ("", None)
+
+
+class TaskManagers(msgspec.Struct, frozen=True):
+    taskmanagers: list[TaskManager]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A subtask: where it stands in the engine, and what its thread is called."""
+
+    query: str
+    job: str
+    vertex: str
+    task: str  # name of the vertex
+    label: str  # the same, made unique in its query
+    index: int
+    parallelism: int
+    attempt: int
+    task_manager: str
+    running: bool
+    logical: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        if self.parallelism == 1:
+            return self.label
+        return f"{self.label} ({self.index + 1}/{self.parallelism})"
+
+    @property
+    def thread_key(self) -> tuple[str, int, int, int]:
+        """What the name of its thread says, see `drivers.threadnames`."""
+        return (self.task, self.index + 1, self.parallelism, self.attempt)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All jobs as rows.
+
+    chains: vertex (job, id) -> its logical operators, as rows of `logical` and the names under
+    which Flink reports them. source, sink: per row, whether the vertex has no input or no output
+    inside Flink. even: per row, whether all its inputs spread tuples evenly over the vertex.
+    """
+
+    rows: tuple[Row, ...]
+    edges: tuple[Edge, ...]
+    logical: tuple[LogicalOperator, ...]
+    logical_edges: tuple[Edge, ...]
+    source: tuple[bool, ...]
+    sink: tuple[bool, ...]
+    even: tuple[bool, ...]
+    chains: Mapping[tuple[str, str], tuple[tuple[int, str], ...]]
+    notes: tuple[str, ...]
+
+
+def query_names(jobs: Sequence[Job]) -> dict[str, str]:
+    """Job id -> query name: the job's name, with its id where several jobs have the same."""
+    names = Counter(job.name for job in jobs)
+    return {
+        job.jid: job.name if names[job.name] == 1 else f"{job.name}#{job.jid[:8]}" for job in jobs
+    }
+
+
+def chain(name: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """Operators of a vertex by its name, upstream first, and the edges between them.
+
+    Flink writes `A -> B -> C` for a chain and `A -> (B -> C, D)` for one that forks
+    (StreamingJobGraphGenerator.createChainedName). Names that hold unbalanced parentheses are
+    kept as they are.
+    """
+    name = re.sub(r"^\[vertex-\d+\]", "", name)
+    names: list[str] = []
+    edges: list[tuple[int, int]] = []
+    work: list[tuple[str, int | None]] = [(name, None)]
+    while work:
+        text, parent = work.pop()
+        head, arrow, rest = _cut(text, " -> ")
+        names.append(head)
+        here = len(names) - 1
+        if parent is not None:
+            edges.append((parent, here))
+        if not arrow:
+            continue
+        if rest.startswith("(") and rest.endswith(")") and _closes_at_end(rest):
+            branches = []
+            rest = rest[1:-1]
+            while rest:
+                branch, _, rest = _cut(rest, ", ")
+                branches.append(branch)
+            work.extend((branch, here) for branch in reversed(branches))
+        else:
+            work.append((rest, here))
+    return names, edges
+
+
+def _cut(text: str, separator: str) -> tuple[str, str, str]:
+    """`str.partition`, at the first separator outside parentheses."""
+    depth = 0
+    for i, letter in enumerate(text):
+        if letter == "(":
+            depth += 1
+        elif letter == ")":
+            depth -= 1
+        elif depth == 0 and text.startswith(separator, i):
+            return text[:i], separator, text[i + len(separator) :]
+    return text, "", ""
+
+
+def _closes_at_end(text: str) -> bool:
+    """True if the parenthesis that opens the text is closed by its last character only."""
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return i == len(text) - 1
+    return False
+
+
+def plan(jobs: Sequence[Job], details: Mapping[tuple[str, str], VertexDetail]) -> Plan:
+    """The rows and edges of all jobs. details: (job, vertex) -> its subtasks.
+
+    Raises EngineError if an answer contradicts itself or is too large.
+    """
+    size = sum(max(vertex.parallelism, 0) for job in jobs for vertex in job.vertices)
+    if size > ROW_LIMIT:
+        raise EngineError(f"Flink reports {size} subtasks; at most {ROW_LIMIT} are handled")
+    built = _Builder()
+    queries = query_names(jobs)
+    for job in jobs:
+        built.add(job, queries[job.jid], details)
+    return built.done()
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.edges: list[Edge] = []
+        self.logical: list[LogicalOperator] = []
+        self.logical_edges: list[Edge] = []
+        self.source: list[bool] = []
+        self.sink: list[bool] = []
+        self.even: list[bool] = []
+        self.chains: dict[tuple[str, str], tuple[tuple[int, str], ...]] = {}
+        self.notes: list[str] = []
+
+    def add(self, job: Job, query: str, details: Mapping[tuple[str, str], VertexDetail]) -> None:
+        known = {vertex.id: vertex for vertex in job.vertices}
+        inputs = {
+            node.id: [source for source in node.inputs if source.id in known]
+            for node in job.plan.nodes
+        }
+        fed = {source.id for sources in inputs.values() for source in sources}
+        labels: Counter[str] = Counter()
+        first: dict[str, int] = {}  # vertex -> its first row
+        ends: dict[str, tuple[int, list[int]]] = {}  # vertex -> head and leaves among logical
+        used: Counter[str] = Counter()
+        for vertex in job.vertices:
+            names, links = chain(vertex.name)
+            unique = []
+            for name in names:
+                used[name] += 1
+                unique.append(name if used[name] == 1 else f"{name} [{used[name]}]")
+            base = len(self.logical)
+            self.logical += [LogicalOperator(query, name) for name in unique]
+            self.chains[job.jid, vertex.id] = tuple(
+                (base + place, name) for place, name in enumerate(names)
+            )
+            self.logical_edges += [Edge(base + a, base + b) for a, b in links]
+            leaves = sorted(set(range(len(names))) - {a for a, _ in links})
+            ends[vertex.id] = (base, [base + leaf for leaf in leaves])
+            first[vertex.id] = len(self.rows)
+            subtasks = {s.subtask: s for s in details[job.jid, vertex.id].subtasks}
+            labels[vertex.name] += 1
+            again = labels[vertex.name]
+            label = vertex.name if again == 1 else f"{vertex.name} [{again}]"
+            for index in range(vertex.parallelism):
+                subtask = subtasks.get(index)
+                self.rows.append(
+                    Row(
+                        query=query,
+                        job=job.jid,
+                        vertex=vertex.id,
+                        task=vertex.name,
+                        label=label,
+                        index=index,
+                        parallelism=vertex.parallelism,
+                        attempt=subtask.attempt if subtask else 0,
+                        task_manager=subtask.taskmanager_id if subtask else "",
+                        running=subtask is not None and subtask.status == "RUNNING",
+                        logical=tuple(unique),
+                    )
+                )
+            count = vertex.parallelism
+            sources = inputs.get(vertex.id, [])
+            self.source += [not sources] * count
+            self.sink += [vertex.id not in fed] * count
+            self.even += [all(s.ship_strategy in EVEN for s in sources)] * count
+        for vertex in job.vertices:
+            for source in inputs.get(vertex.id, []):
+                producers = known[source.id].parallelism
+                self._connect(
+                    (first[source.id], producers),
+                    (first[vertex.id], vertex.parallelism),
+                    source.ship_strategy,
+                )
+                leaves = ends[source.id][1]
+                self.logical_edges += [
+                    Edge(leaf, ends[vertex.id][0], 1 / len(leaves)) for leaf in leaves
+                ]
+                if len(leaves) > 1:
+                    self.notes.append(
+                        f"{query}: Flink does not tell which operator of {known[source.id].name!r} "
+                        f"feeds {vertex.name!r}; each is taken to give an equal part"
+                    )
+
+    def _connect(
+        self, producers: tuple[int, int], consumers: tuple[int, int], strategy: str
+    ) -> None:
+        """Edges from `(first row, count)` to `(first row, count)`."""
+        a, m = producers
+        b, n = consumers
+        if strategy in ("FORWARD", "RESCALE") and min(m, n) > 0:
+            if m >= n:
+                pairs = [(i, i * n // m) for i in range(m)]
+            else:
+                pairs = [(j * m // n, j) for j in range(n)]
+            fan_out = Counter(i for i, _ in pairs)
+            self.edges += [Edge(a + i, b + j, 1 / fan_out[i]) for i, j in pairs]
+        else:
+            if len(self.edges) + m * n > EDGE_LIMIT:
+                raise EngineError(f"Flink reports more than {EDGE_LIMIT} streams")
+            share = 1.0 if strategy == "BROADCAST" else 1 / max(n, 1)
+            self.edges += [Edge(a + i, b + j, share) for i in range(m) for j in range(n)]
+
+    def done(self) -> Plan:
+        return Plan(
+            rows=tuple(self.rows),
+            edges=tuple(self.edges),
+            logical=tuple(self.logical),
+            logical_edges=tuple(self.logical_edges),
+            source=tuple(self.source),
+            sink=tuple(self.sink),
+            even=tuple(self.even),
+            chains=self.chains,
+            notes=tuple(self.notes),
+        )

@@ -1,0 +1,160 @@
+"""HTTP from an engine that may be slow, hostile, or in another network namespace.
+
+One connection is kept open and used again. A request ends by its deadline whatever the peer does
+(httpx's time limits are per read: a peer that sends a byte now and then would never exceed
+them), and its answer has a bounded size.
+"""
+
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import msgspec
+
+from sched_ctl.drivers import EngineError
+from sched_ctl.kernel.netns import entered
+
+__all__ = ["ANSWER_LIMIT", "Endpoint"]
+
+ANSWER_LIMIT = 16 << 20  # bytes
+
+
+@dataclass(eq=False)
+class _Stream(httpcore.NetworkStream):
+    """A TCP stream of which no read or write goes beyond the deadline, time.monotonic()."""
+
+    connection: socket.socket
+    clock: "_Network"
+
+    def _wait(self) -> None:
+        left = self.clock.deadline - time.monotonic()
+        if left <= 0:
+            raise httpcore.ReadTimeout("deadline")
+        self.connection.settimeout(left)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self._wait()
+        try:
+            # Java's own HTTP server writes an answer in two parts, and Nagle's algorithm holds the
+            # second back until the first is acknowledged: 40 ms, unless we do so at once.
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            return self.connection.recv(max_bytes)
+        except TimeoutError as error:
+            raise httpcore.ReadTimeout(error) from error
+        except OSError as error:
+            raise httpcore.ReadError(error) from error
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._wait()
+        try:
+            self.connection.sendall(buffer)
+        except TimeoutError as error:
+            raise httpcore.WriteTimeout(error) from error
+        except OSError as error:
+            raise httpcore.WriteError(error) from error
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        raise NotImplementedError
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "is_readable":  # the pool asks before it uses an idle connection again
+            self.connection.settimeout(0)
+            try:
+                self.connection.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return True
+        return None
+
+
+@dataclass(eq=False)
+class _Network(httpcore.NetworkBackend):
+    """Makes connections inside the network namespace of process `pid`."""
+
+    pid: int | None
+    deadline: float = 0.0
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        try:
+            with entered(self.pid):
+                connection = socket.create_connection(
+                    (host, port), max(0.001, self.deadline - time.monotonic())
+                )
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(error) from error
+        except OSError as error:
+            raise httpcore.ConnectError(error) from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return _Stream(connection, self)
+
+
+class Endpoint:
+    """A server that one thread asks: host and port as process `pid` sees them (None: as we do)."""
+
+    def __init__(self, host: str, port: int, pid: int | None = None) -> None:
+        self.host = host
+        self.port = port
+        self._network = _Network(pid)
+        self._pool = httpcore.ConnectionPool(
+            max_connections=1, keepalive_expiry=None, network_backend=self._network
+        )
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def get(self, path: str, timeout_s: float, limit: int = ANSWER_LIMIT) -> bytes:
+        """The body at this path.
+
+        Raises EngineError if there is none within `timeout_s`, if it is longer than `limit`
+        bytes, or if the answer is not 200.
+        """
+        url = f"http://{self.address}{path}"
+        self._network.deadline = time.monotonic() + timeout_s
+        try:
+            with self._pool.stream("GET", url) as response:
+                if response.status != 200:
+                    raise EngineError(f"{url} answered with status {response.status}")
+                body = bytearray()
+                for part in response.iter_stream():
+                    body += part
+                    if len(body) > limit:
+                        raise EngineError(f"{url} answered with more than {limit} bytes")
+                return bytes(body)
+        except httpcore.TimeoutException:
+            raise EngineError(f"{url} did not answer within {timeout_s:.3g} s") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+            raise EngineError(f"{url} cannot be reached: {error or type(error).__name__}") from None
+
+    def json(self, path: str, timeout_s: float, kind: Any = Any) -> Any:
+        """The body at this path, decoded from JSON and checked against the type `kind`."""
+        body = self.get(path, timeout_s)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineError(f"http://{self.address}{path} answered oddly: {error}") from None
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,82 @@
+"""The Prometheus text format, as metric reporters of engines serve it.
+
+A scrape is read once a second or more often and has thousands of lines that differ from the last
+scrape's in nothing but the values, so a line's labels are taken apart once and looked up after
+that: 1 to 2 us a line, where the format's reference parser takes 67.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlencode
+
+from sched_ctl.drivers.sources.http import Endpoint
+
+__all__ = ["Labels", "Page"]
+
+Labels = dict[str, str]
+
+SERIES_LIMIT = 200_000  # series whose labels are remembered; beyond that we start again
+LABEL = re.compile(r'\s*([a-zA-Z_:][\w:]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
+ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
+
+
+class Page:
+    """A metrics page and some of its families, which Java's and Python's exporters can select."""
+
+    def __init__(self, endpoint: Endpoint, families: Iterable[str], path: str = "/metrics") -> None:
+        self._endpoint = endpoint
+        self._families = frozenset(families)
+        query = urlencode([("name[]", name) for name in sorted(self._families)], safe="[]")
+        self._path = f"{path}?{query}"
+        self._series: dict[str, tuple[str, Labels] | None] = {}
+
+    def read(self, timeout_s: float) -> Iterator[tuple[str, Labels, float]]:
+        """(family, labels, value) of every sample of the wanted families.
+
+        A series has the same `labels` object in every scrape, so what a caller finds by it can
+        be kept by identity. Values are as the page has them: NaN, infinite and negative ones
+        included. Lines that are not of the format are left out. Raises EngineError.
+        """
+        text = self._endpoint.get(self._path, timeout_s).decode(errors="replace")
+        return self.samples(text)
+
+    def samples(self, text: str) -> Iterator[tuple[str, Labels, float]]:
+        """The samples in a page's text."""
+        if len(self._series) > SERIES_LIMIT:
+            self._series.clear()
+        for line in text.split("\n"):
+            if not line or line[0] == "#":
+                continue
+            # A label may hold any character, so the value begins after the last brace.
+            head, brace, tail = line.rpartition("}")
+            if not brace:
+                head, _, tail = line.partition(" ")
+            try:
+                series = self._series[head]
+            except KeyError:
+                series = self._series[head] = self._take_apart(head)
+            if series is None:
+                continue
+            try:
+                # A time stamp may follow.
+                yield (*series, float(tail.split(None, 1)[0]))
+            except (ValueError, IndexError):
+                continue
+
+    def _take_apart(self, head: str) -> tuple[str, Labels] | None:
+        family, _, inside = head.partition("{")
+        if family not in self._families:
+            return None
+        labels = {}
+        end = 0
+        while end < len(inside):
+            match = LABEL.match(inside, end)
+            if match is None:
+                return None
+            labels[match[1]] = ESCAPE.sub(lambda m: ESCAPED.get(m[1], m[0]), match[2])
+            end = match.end()
+        return family, labels
+
+    def close(self) -> None:
+        self._endpoint.close()

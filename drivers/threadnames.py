@@ -1,0 +1,146 @@
+"""What the names of engines' threads say: one table for all engines and versions.
+
+A name tells which operator a thread runs, or what it does for the engine. The table is data: a
+grammar per row, tried in order, the first that matches decides. `seen` says where the form comes
+from, so that a row can be dropped or bounded when an engine changes.
+
+Roles: "operator" for the threads that process tuples; for helpers one of "network", "flusher"
+(hands half-full buffers on), "timer", "fetcher" (reads for a source), "state", "checkpoint",
+"rpc", "metrics", "io", "gc", "jit", "jvm", "cancel".
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["GRAMMARS", "OPERATOR", "Grammar", "ThreadName", "certainly_helper", "read"]
+
+OPERATOR = "operator"
+COMM_LENGTH = 15  # characters of a name that the kernel keeps, TASK_COMM_LEN - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """engine: driver name, or "jvm" for threads that every Java process has.
+
+    pattern: matches a full thread name; its named groups are among `task`, `index` (from 1),
+    `parallelism`, `attempt`, `first`, `last`, `stage`, `partition`, `query`.
+    """
+
+    engine: str
+    role: str
+    pattern: re.Pattern[str]
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadName:
+    """What a name says. parts: the named groups that matched, as text."""
+
+    role: str
+    parts: Mapping[str, str]
+
+    def number(self, part: str) -> int:
+        return int(self.parts[part])
+
+
+def _rows(engine: str, seen: str, *rows: tuple[str, str]) -> tuple[Grammar, ...]:
+    return tuple(Grammar(engine, role, re.compile(text, re.DOTALL), seen) for role, text in rows)
+
+
+# NAME (index/parallelism)#attempt, TaskInfoImpl. Versions before 1.13 leave out the attempt.
+FLINK_TASK = r"(?P<task>.+) \((?P<index>\d+)/(?P<parallelism>\d+)\)(?:#(?P<attempt>\d+))?"
+
+GRAMMARS: tuple[Grammar, ...] = (
+    *_rows(
+        "flink",
+        "2.3.0, thread dumps and class files",
+        ("flusher", rf"OutputFlusher for {FLINK_TASK}"),
+        ("timer", rf"(?:System )?Time Trigger for {FLINK_TASK}"),
+        # Calls the user's source function: as much the operator as the thread of its task.
+        (OPERATOR, rf"Legacy Source Thread - {FLINK_TASK}"),
+        ("fetcher", rf"Source Data Fetcher for {FLINK_TASK}(?:-\d+)?(?: \[.*\])?"),
+        ("checkpoint", rf"Channel state writer {FLINK_TASK}"),
+        ("cancel", rf"(?:Canceler/Interrupts|Cancellation Watchdog) for {FLINK_TASK} \(\w+\)\."),
+        ("network", r"Flink Netty (?:Server|Client) \(.*\) Thread \d+"),
+        ("checkpoint", r"AsyncOperations-thread-\d+|.*[Cc]heckpoint.*-thread-\d+"),
+        ("metrics", r"flink-metrics-.*|Flink-Metric-View-Updater.*|prometheus-http-.*"),
+        ("metrics", r"HTTP-Dispatcher|idle-timeout-task"),  # the reporter's own server
+        ("rpc", r"flink-(?:pekko|akka)\..*|flink-scheduler-\d+|flink-\d+"),
+        ("rpc", r"(?:taskmanager|jobmanager|resourcemanager|dispatcher)_\d+-.*"),
+        ("io", r"IOManager (?:reader|writer) thread #\d+|flink-taskexecutor-io-thread-\d+"),
+        ("io", r"CloseableReaperThread"),
+        (OPERATOR, FLINK_TASK),
+    ),
+    *_rows(
+        "storm",
+        "1.2, thread dump in the Lachesis paper's scripts",
+        (OPERATOR, r"Thread-\d+-(?P<task>.+)-executor\[(?P<first>\d+) (?P<last>\d+)\]"),
+    ),
+    *_rows(
+        "storm",
+        "2.8, source of ExecutorShutdown and Executor",
+        (OPERATOR, r"(?:Thread-\d+-)?(?P<task>.+)-executor\[(?P<first>\d+), (?P<last>\d+)\]"),
+        ("network", r"Netty-(?:server|client)-.*|Worker-Transfer|refresh-connections.*"),
+        ("flusher", r"flush-tuple.*|(?:.*-)?buffer-flush.*"),
+        ("metrics", r"metrics-.*-reporter-.*"),
+    ),
+    *_rows(
+        "spark",
+        "4.3.0, thread dumps",
+        # The pool's threads are renamed for every task.
+        (
+            OPERATOR,
+            r"Executor task launch worker for task (?P<partition>\d+)\.(?P<attempt>\d+) "
+            r"in stage (?P<stage>\d+)\.\d+ \(TID (?P<task>\d+)\)",
+        ),
+        ("idle", r"Executor task launch worker-\d+"),
+        ("driver", r"stream execution thread for (?P<query>.*) \[id = \S+, runId = \S+\]"),
+        ("network", r"(?:shuffle|rpc|files)-(?:server|client|exchange|boss)-\d+-\d+"),
+        ("rpc", r"dispatcher-(?:event-loop|Executor|BlockManager.*|Coarse.*)(?:-\d+)?"),
+    ),
+    *_rows(
+        "spark",
+        "2.2 to 3.0, source of Executor",
+        (OPERATOR, r"Executor task launch worker for task (?P<task>\d+)"),
+    ),
+    *_rows(
+        "jvm",
+        "OpenJDK 8 to 21",
+        ("gc", r"(?:GC|ParGC) Thread#\d+|GC task thread#\d+.*|Gang worker#\d+ .*"),
+        ("gc", r"G1 .*|Z[A-Z]\w+(?:#\d+)?|Shenandoah .*|Concurrent Mark-Sweep GC Thread"),
+        ("jit", r"C[12] CompilerThread\d*|Sweeper thread|JVMCI.*|Common-Compiler.*"),
+        ("jvm", r"VM (?:Periodic Task )?Thread|Monitor Deflation Thread|Notification Thread"),
+        ("jvm", r"Reference Handler|Finalizer|Signal Dispatcher|Service Thread|Attach Listener"),
+        ("jvm", r"Common-Cleaner|DestroyJavaVM|main|Timer-\d+"),
+    ),
+    # Liebre names a thread after its operator, and nothing else: whatever the virtual machine
+    # does not name is an operator.
+    *_rows("liebre", "source of BasicWorkerThread", (OPERATOR, r"(?P<task>.+)")),
+)
+
+
+def read(engine: str, name: str) -> ThreadName | None:
+    """What a thread's full name says, or None if no grammar of the engine knows it."""
+    for grammar in GRAMMARS:
+        if grammar.engine in (engine, "jvm") and (match := grammar.pattern.fullmatch(name)):
+            return ThreadName(
+                grammar.role,
+                {part: text for part, text in match.groupdict().items() if text is not None},
+            )
+    return None
+
+
+# First characters of threads that a virtual machine and an engine start and end all the time.
+_PASSING = {
+    "jvm": ("C1 CompilerThre", "C2 CompilerThre", "GC Thread#", "G1 Conc#", "G1 Refine#"),
+    "flink": ("flink-pekko.act", "flink-pekko.rem", "flink-metrics-p", "prometheus-http"),
+}
+
+
+def certainly_helper(engine: str, comm: str) -> bool:
+    """True if a thread with this name in the kernel (cut at 15 characters) runs no operator.
+
+    An operator would have to imitate the engine's own names to be taken for a helper here.
+    """
+    return comm.startswith(_PASSING["jvm"] + _PASSING.get(engine, ()))
