@@ -1,0 +1,303 @@
+"""A real Flink cluster from PyPI's jars, in a network namespace of its own.
+
+Flink's metric reporters listen on all interfaces, hence the namespace. All processes die with
+the one that started them, and none may use more than `CPU_LIMIT_S` of CPU time, so that nothing
+outlives a killed test run.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sched_ctl.kernel.netns import entered
+from support import wait_until
+
+__all__ = ["VERSION", "Cluster", "download", "job_jar", "running"]
+
+VERSION = "2.3.0"
+ROOT = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("SCHED_CTL_ENGINES", ROOT / "build" / "engines"))
+CPU_LIMIT_S = 1200
+REST_PORT = 8081
+
+# What Flink's start scripts, which the PyPI package leaves out, give to Java 17 and newer.
+OPENED = (
+    *("java.lang", "java.lang.reflect", "java.net", "java.io", "java.nio", "sun.nio.ch"),
+    *("java.text", "java.time", "java.util", "java.util.concurrent"),
+    *("java.util.concurrent.atomic", "java.util.concurrent.locks"),
+)
+JAVA = (
+    "java",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # a short run never repays the second compiler
+    "-XX:-UsePerfData",
+    "--add-exports=java.base/sun.net.util=ALL-UNNAMED",
+    "--add-exports=java.rmi/sun.rmi.registry=ALL-UNNAMED",
+    "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+)
+# `rest` leaves out the prometheus reporter's lines.
+SETTINGS = {
+    "jobmanager.rpc.address": "127.0.0.1",
+    "jobmanager.bind-host": "127.0.0.1",
+    "taskmanager.host": "127.0.0.1",
+    "taskmanager.bind-host": "127.0.0.1",
+    "taskmanager.numberOfTaskSlots": "8",
+    "rest.address": "127.0.0.1",
+    "rest.bind-address": "127.0.0.1",
+    "rest.port": str(REST_PORT),
+    "metrics.fetcher.update-interval": "100",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "100",
+    "restart-strategy.fixed-delay.delay": "100 ms",
+    "heartbeat.timeout": "8000",
+    "heartbeat.interval": "2000",
+    # What the scripts would work out from the process size; a TaskManager insists on all.
+    "taskmanager.cpu.cores": "2",
+    "taskmanager.memory.framework.heap.size": "64m",
+    "taskmanager.memory.framework.off-heap.size": "64m",
+    "taskmanager.memory.task.heap.size": "256m",
+    "taskmanager.memory.task.off-heap.size": "0m",
+    "taskmanager.memory.managed.size": "16m",
+    "taskmanager.memory.network.min": "64m",
+    "taskmanager.memory.network.max": "64m",
+    "taskmanager.memory.jvm-metaspace.size": "128m",
+    "taskmanager.memory.jvm-overhead.min": "64m",
+    "taskmanager.memory.jvm-overhead.max": "64m",
+    # The default segments of 32 KiB hold seconds of these tests' small records.
+    "taskmanager.memory.segment-size": "4kb",
+}
+PROMETHEUS = {
+    "metrics.reporter.prom.factory.class": (
+        "org.apache.flink.metrics.prometheus.PrometheusReporterFactory"
+    ),
+    "metrics.reporter.prom.port": "9250-9260",
+}
+LOGGING = """\
+rootLogger.level = INFO
+rootLogger.appenderRef.out.ref = out
+appender.out.name = out
+appender.out.type = CONSOLE
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{HH:mm:ss,SSS} %-5p %-40c{1} %m%n
+"""
+
+
+def download() -> Path:
+    """Flink's jars, fetched once (331 MB) into the ignored build folder."""
+    home = CACHE / f"flink-{VERSION}"
+    if not home.exists():
+        part = CACHE / f"flink-{VERSION}.{os.getpid()}"
+        shutil.rmtree(part, ignore_errors=True)
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install"),
+                *("--no-deps", "--no-compile", "--target", str(part)),
+                f"apache-flink-libraries=={VERSION}",
+            ],
+            check=True,
+            timeout=600,
+        )
+        part.rename(home)
+    return home / "pyflink"
+
+
+def job_jar(flink: Path) -> Path:
+    """The test jobs, compiled against Flink's jars."""
+    source = Path(__file__).parent / "jobs" / "Query.java"
+    jar = CACHE / f"jobs-{VERSION}.jar"
+    if not jar.exists() or jar.stat().st_mtime < source.stat().st_mtime:
+        classes = CACHE / "jobs"
+        shutil.rmtree(classes, ignore_errors=True)
+        classes.mkdir(parents=True)
+        subprocess.run(
+            ["javac", "-nowarn", "-d", classes, "-cp", flink / "lib" / "*", source],
+            check=True,
+            timeout=120,
+        )
+        with zipfile.ZipFile(jar, "w") as packed:
+            for path in classes.iterdir():
+                packed.write(path, path.name)
+    return jar
+
+
+@dataclass
+class Cluster:
+    """A JobManager and its TaskManagers. `call` talks to its REST interface from outside."""
+
+    folder: Path
+    flink: Path
+    job_manager: subprocess.Popen[bytes]
+    task_managers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    jar: str = ""
+
+    @property
+    def pid(self) -> int:
+        return self.job_manager.pid
+
+    def call(self, method: str, path: str, **arguments: Any) -> Any:
+        with (
+            entered(self.pid),
+            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30) as client,
+        ):
+            return client.request(method, path, **arguments).raise_for_status().json()
+
+    def add_task_manager(self, settings: Mapping[str, str] = PROMETHEUS) -> int:
+        """Start one more TaskManager; returns its pid. Does not wait for it."""
+        name = f"tm{len(self.task_managers) + 1}"
+        extra = {"taskmanager.resource-id": name, **settings}
+        started = _java(
+            self.folder,
+            self.flink,
+            name,
+            ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--"),
+            ("-Xmx384m",),
+            "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
+            tuple(part for key, value in extra.items() for part in ("-D", f"{key}={value}")),
+        )
+        self.task_managers.append(started)
+        return started.pid
+
+    def wait_for_slots(self, slots: int) -> None:
+        def ready() -> bool:
+            for process in (self.job_manager, *self.task_managers):
+                assert process.poll() is None, _tail(self.folder)
+            try:
+                return bool(self.call("GET", "/overview")["slots-total"] >= slots)
+            except (httpx.HTTPError, OSError):
+                return False
+
+        wait_until(ready, 60, f"{slots} slots in {self.folder}")
+
+    def submit(self, **arguments: object) -> str:
+        """Run the test job with these arguments (Query.java); its id once all tasks run."""
+        if not self.jar:
+            with job_jar(self.flink).open("rb") as packed:
+                answer = self.call("POST", "/jars/upload", files={"jarfile": ("jobs.jar", packed)})
+            self.jar = answer["filename"].rpartition("/")[2]
+        given = [f"{key}={value}" for key, value in arguments.items()]
+        job: str = self.call(
+            "POST", f"/jars/{self.jar}/run", json={"programArgsList": given, "entryClass": "Query"}
+        )["jobid"]
+        wait_until(lambda: self.is_running(job), 30, f"job {job} running")
+        return job
+
+    def is_running(self, job: str) -> bool:
+        answer = self.call("GET", f"/jobs/{job}")
+        assert answer["state"] not in ("FAILED", "CANCELED"), answer
+        return bool(answer["vertices"]) and all(
+            vertex["status"] == "RUNNING" for vertex in answer["vertices"]
+        )
+
+    def cancel(self, job: str) -> None:
+        self.call_without_answer("PATCH", f"/jobs/{job}?mode=cancel")
+        wait_until(
+            lambda: self.call("GET", f"/jobs/{job}")["state"] in ("CANCELED", "FINISHED"), 30, job
+        )
+
+    def call_without_answer(self, method: str, path: str) -> None:
+        with (
+            entered(self.pid),
+            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30) as client,
+        ):
+            client.request(method, path).raise_for_status()
+
+    def cancel_all(self) -> None:
+        for job in self.call("GET", "/jobs")["jobs"]:
+            if job["status"] not in ("CANCELED", "FINISHED", "FAILED"):
+                self.cancel(job["id"])
+
+    def stop(self) -> None:
+        processes = [*self.task_managers, self.job_manager]
+        for process in processes:
+            process.kill()  # nothing to save, and an orderly stop takes seconds
+        for process in processes:
+            process.wait(10)
+
+
+@contextmanager
+def running(
+    folder: Path, task_managers: Sequence[Mapping[str, str]] = (PROMETHEUS,)
+) -> Iterator[Cluster]:
+    """A cluster with one TaskManager for each of the given extra settings."""
+    flink = download()
+    (folder / "conf").mkdir(parents=True)
+    (folder / "conf" / "config.yaml").write_text(
+        "".join(f"{key}: {value}\n" for key, value in SETTINGS.items())
+    )
+    (folder / "conf" / "log4j.properties").write_text(LOGGING)
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "prometheus").symlink_to(flink / "plugins" / "metrics-prometheus")
+    job_manager = _java(
+        folder,
+        flink,
+        "jm",
+        ("unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"),
+        ("-Xmx256m",),
+        "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
+        ("-D", f"web.tmpdir={folder}", "-D", "jobmanager.memory.off-heap.size=64m"),
+    )
+    cluster = Cluster(folder, flink, job_manager)
+    try:
+        wait_until(lambda: _is_java(cluster.pid), 10, "the JobManager's namespace")
+        for settings in task_managers:
+            cluster.add_task_manager(settings)
+        cluster.wait_for_slots(8 * len(task_managers))
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _java(
+    folder: Path,
+    flink: Path,
+    name: str,
+    wrapper: tuple[str, ...],
+    options: tuple[str, ...],
+    main: str,
+    arguments: tuple[str, ...],
+) -> subprocess.Popen[bytes]:
+    """Every wrapper replaces itself, so the pid returned is the JVM's."""
+    command = (
+        *("setpriv", "--pdeathsig", "KILL", "--"),
+        *("prlimit", f"--cpu={CPU_LIMIT_S}", "--"),
+        *wrapper,
+        *JAVA,
+        *options,
+        f"-Dlog4j.configurationFile={folder}/conf/log4j.properties",
+        *("-cp", f"{flink}/lib/*", main, "--configDir", f"{folder}/conf"),
+        *arguments,
+    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "FLINK_CONF_DIR": f"{folder}/conf",
+        "FLINK_PLUGINS_DIR": f"{folder}/plugins",
+        "FLINK_LIB_DIR": f"{flink}/lib",
+    }
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+        )
+
+
+def _is_java(pid: int) -> bool:
+    """True once all wrappers have replaced themselves."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"java\0")
+
+
+def _tail(folder: Path) -> str:
+    return "\n".join(log.read_text()[-2000:] for log in folder.glob("*.log"))

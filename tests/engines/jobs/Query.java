@@ -1,0 +1,229 @@
+import java.io.PrintWriter;
+import java.lang.management.ManagementFactory;
+import java.lang.management.ThreadMXBean;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.api.common.functions.MapFunction;
+import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.functions.RichFilterFunction;
+import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.connector.source.SourceReaderContext;
+import org.apache.flink.api.connector.source.SourceSplit;
+import org.apache.flink.api.connector.source.util.ratelimit.RateLimiter;
+import org.apache.flink.api.connector.source.util.ratelimit.RateLimiterStrategy;
+import org.apache.flink.configuration.Configuration;
+import org.apache.flink.connector.datagen.source.DataGeneratorSource;
+import org.apache.flink.connector.datagen.source.GeneratorFunction;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
+
+/**
+ * A query for tests and benchmarks: src > parse > work (parallel) > egress > sink, or with
+ * shape=fork: src > parse > {work, side} > egress > sink.
+ *
+ * <p>A record is the moment (System.nanoTime, CLOCK_MONOTONIC on Linux) at which it was due. The
+ * source is open loop: record i is due at start + i / rate whatever back-pressure did to those
+ * before, so the latency at the egress counts the backlog that waits outside the engine.
+ */
+public final class Query {
+    private Query() {}
+
+    /** Start of each job, kept for the whole process: the rate limiter and the generator share it. */
+    private static final Map<String, Long> STARTS = new ConcurrentHashMap<>();
+
+    private static long due(String job, double rate, long index) {
+        long start = STARTS.computeIfAbsent(job, name -> System.nanoTime());
+        return start + (long) (index / rate * 1e9);
+    }
+
+    /** Gives the moment each record is due. */
+    static final class Due implements GeneratorFunction<Long, Long> {
+        private final String job;
+        private final double rate;
+
+        Due(String job, double rate) {
+            this.job = job;
+            this.rate = rate;
+        }
+
+        @Override
+        public void open(SourceReaderContext context) {
+            due(job, rate, 0);
+        }
+
+        @Override
+        public Long map(Long index) {
+            return due(job, rate, index);
+        }
+    }
+
+    /** Holds records back until they are due, and never longer. */
+    static final class OpenLoop implements RateLimiterStrategy {
+        private static ScheduledThreadPoolExecutor timer;
+        private final String job;
+        private final double rate;
+
+        OpenLoop(String job, double rate) {
+            this.job = job;
+            this.rate = rate;
+        }
+
+        private static synchronized ScheduledThreadPoolExecutor timer() {
+            if (timer == null) {
+                timer =
+                        new ScheduledThreadPoolExecutor(
+                                1,
+                                task -> {
+                                    Thread thread = new Thread(task, "open-loop-timer");
+                                    thread.setDaemon(true);
+                                    return thread;
+                                });
+            }
+            return timer;
+        }
+
+        @Override
+        public RateLimiter<SourceSplit> createRateLimiter(int parallelism) {
+            return new RateLimiter<SourceSplit>() {
+                private long index;
+
+                @Override
+                public CompletionStage<Void> acquire(int records) {
+                    index += records;
+                    long wait = due(job, rate, index) - System.nanoTime();
+                    if (wait <= 0) {
+                        return CompletableFuture.completedFuture(null);
+                    }
+                    CompletableFuture<Void> ready = new CompletableFuture<>();
+                    timer().schedule(() -> ready.complete(null), wait, TimeUnit.NANOSECONDS);
+                    return ready;
+                }
+            };
+        }
+    }
+
+    /** Uses CPU time of its own thread, so that preemption does not change a tuple's cost. */
+    static final class Burn implements MapFunction<Long, Long> {
+        private static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
+        private static volatile long kept;
+        private final long nanos;
+
+        Burn(double micros) {
+            nanos = (long) (micros * 1000);
+        }
+
+        @Override
+        public Long map(Long record) {
+            if (nanos > 0) {
+                long end = THREADS.getCurrentThreadCpuTime() + nanos;
+                long state = record | 1;
+                do {
+                    for (int i = 0; i < 300; i++) {
+                        state ^= state << 13;
+                        state ^= state >>> 7;
+                        state ^= state << 17;
+                    }
+                } while (THREADS.getCurrentThreadCpuTime() < end);
+                kept = state;
+            }
+            return record;
+        }
+    }
+
+    /** Writes a line "finished due" (both nanoseconds) for every n-th record; lets all pass. */
+    static final class Egress extends RichFilterFunction<Long> {
+        private final String file;
+        private final int every;
+        private transient PrintWriter lines;
+        private transient long count;
+        private transient long flushed;
+
+        Egress(String file, int every) {
+            this.file = file;
+            this.every = every;
+        }
+
+        @Override
+        public void open(OpenContext context) throws Exception {
+            lines = file.isEmpty() ? null : new PrintWriter(file);
+        }
+
+        @Override
+        public boolean filter(Long record) {
+            if (count++ % every == 0 && lines != null) {
+                long now = System.nanoTime();
+                lines.append(Long.toString(now)).append(' ').append(record.toString()).append('\n');
+                if (now - flushed > 100_000_000L) {
+                    flushed = now;
+                    lines.flush();
+                }
+            }
+            return true;
+        }
+
+        @Override
+        public void close() {
+            if (lines != null) {
+                lines.close();
+            }
+        }
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Map<String, String> given = new HashMap<>();
+        for (String argument : arguments) {
+            String[] parts = argument.split("=", 2);
+            given.put(parts[0], parts[1]);
+        }
+        String job = given.getOrDefault("name", "q");
+        String prefix = given.getOrDefault("prefix", job + "-");
+        double rate = Double.parseDouble(given.getOrDefault("rate", "1000"));
+        long records = Long.parseLong(given.getOrDefault("records", "1000000000"));
+        int parallelism = Integer.parseInt(given.getOrDefault("parallelism", "1"));
+        double parseMicros = Double.parseDouble(given.getOrDefault("parse_us", "5"));
+        double workMicros = Double.parseDouble(given.getOrDefault("work_us", "20"));
+
+        Configuration settings = new Configuration();
+        settings.setString(
+                "execution.buffer-timeout.interval", given.getOrDefault("buffer_timeout", "1 ms"));
+        settings.setString(
+                "pipeline.operator-chaining.enabled", given.getOrDefault("chain", "false"));
+        StreamExecutionEnvironment environment =
+                StreamExecutionEnvironment.getExecutionEnvironment(settings);
+        environment.setParallelism(1);
+        DataStream<Long> parsed =
+                environment
+                        .fromSource(
+                                new DataGeneratorSource<>(
+                                        new Due(job, rate),
+                                        records,
+                                        new OpenLoop(job, rate),
+                                        Types.LONG),
+                                WatermarkStrategy.noWatermarks(),
+                                prefix + "src")
+                        .map(new Burn(parseMicros))
+                        .name(prefix + "parse");
+        DataStream<Long> worked =
+                parsed.map(new Burn(workMicros))
+                        .setParallelism(parallelism)
+                        .name(prefix + "work");
+        if (given.getOrDefault("shape", "line").equals("fork")) {
+            worked = worked.union(parsed.map(new Burn(workMicros)).name(prefix + "side"));
+        }
+        worked.filter(
+                        new Egress(
+                                given.getOrDefault("out", ""),
+                                Integer.parseInt(given.getOrDefault("every", "1"))))
+                .name(prefix + "egress")
+                .sinkTo(new DiscardingSink<>())
+                .name(prefix + "sink");
+        environment.execute(job);
+    }
+}
