@@ -57,5 +57,5 @@ def test_types_of_the_package() -> None:
 
 
 def test_types_of_tests_and_benchmarks() -> None:
-    folders = [name for name in ("tests", "bench") if any((ROOT / name).rglob("*.py"))]
-    run("mypy", *folders, MYPYPATH=f"{import_tree()}:{ROOT / 'tests'}")
+    folders = [name for name in ("tests", "bench", "vagrant") if any((ROOT / name).rglob("*.py"))]
+    run("mypy", *folders, MYPYPATH=f"{import_tree()}:{ROOT / 'tests'}:{ROOT / 'vagrant'}")
