@@ -177,6 +177,12 @@ def _littles_law(window: Window, values: Values) -> Array:
     return np.where(queue == 0, 0.0, np.where(np.isnan(queue), np.nan, age))
 
 
+def _through(window: Window, values: Values) -> Array:
+    return formulas.join_through(
+        window.graph, values["selectivity"], values["window"], values["output_rate"]
+    )
+
+
 # metric -> how it can be had, best first. What the engine itself provides goes before all.
 DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
     {
@@ -229,12 +235,28 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
         ),
         "global_selectivity": (
             Derivation(
+                ("selectivity", "window", "output_rate"),
+                "product of the selectivities, summed over the paths to the egresses; at window "
+                "joins by the rate of the other input",
+                lambda window, v: formulas.global_selectivity(
+                    window.graph, v["selectivity"], _through(window, v)
+                ),
+            ),
+            Derivation(
                 ("selectivity",),
                 "product of the selectivities, summed over the paths to the egresses",
                 lambda window, v: formulas.global_selectivity(window.graph, v["selectivity"]),
             ),
         ),
         "global_cost": (
+            Derivation(
+                ("cost", "selectivity", "window", "output_rate"),
+                "costs downstream, weighted by the tuples that get there; at window joins by the "
+                "rate of the other input",
+                lambda window, v: formulas.global_cost(
+                    window.graph, v["cost"], v["selectivity"], _through(window, v)
+                ),
+            ),
             Derivation(
                 ("cost", "selectivity"),
                 "costs downstream, weighted by the tuples that get there",
@@ -243,9 +265,22 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
         ),
         "ideal_time": (
             Derivation(
+                ("cost", "window"),
+                "costs along the costliest path through here, at window joins of all inputs",
+                lambda window, v: formulas.ideal_time(window.graph, v["cost"], v["window"]),
+            ),
+            Derivation(
                 ("cost",),
                 "costs along the costliest path through here",
                 lambda window, v: formulas.ideal_time(window.graph, v["cost"]),
+            ),
+        ),
+        "tuple_size": (
+            Derivation(
+                (),
+                "unknown: taken to be 1 everywhere, so memory counts tuples",
+                lambda window, _: np.ones(len(window.operators)),
+                estimate=True,
             ),
         ),
         "utilisation": (
@@ -297,7 +332,7 @@ def resolve(
             raise MissingMetric(
                 f"policy {policy} needs {metric}, which {engine} does not report "
                 f"and which cannot be derived",
-                f"to get {ways}; or choose a policy that needs less: sched-ctl policies",
+                f"to get {ways}; or choose a policy that needs less (sched-ctl policies)",
             )
     return Resolution(policy, engine, wanted, tuple(steps.values()))
 
@@ -339,13 +374,17 @@ def _find(metric: str, provided: frozenset[str], steps: dict[str, Step]) -> froz
 def _ways(metric: str, provided: frozenset[str]) -> list[str]:
     """For each metric at which the search for `metric` ended: what would do, in words."""
     derivations = DERIVATIONS.get(metric, ())
-    if len(derivations) == 1:
-        lacking = [n for n in derivations[0].needs if _find(n, provided, {})]
-        return list(dict.fromkeys(way for need in lacking for way in _ways(need, provided)))
-    options = [
-        " + ".join(sorted(_find_all(derivation.needs, provided))) for derivation in derivations
+    lacking = [
+        {need for need in derivation.needs if _find(need, provided, {})}
+        for derivation in derivations
     ]
-    return [f"{metric}, report " + " or ".join(dict.fromkeys([metric, *options]))]
+    common = sorted(set.intersection(*lacking) & DERIVATIONS.keys()) if lacking else []
+    if common:  # whichever way, it needs these
+        return list(dict.fromkeys(way for need in common for way in _ways(need, provided)))
+    options = [metric] + [
+        " and ".join(sorted(_find_all(derivation.needs, provided))) for derivation in derivations
+    ]
+    return [f"{metric}, it must report {', or '.join(dict.fromkeys(options))}"]
 
 
 def _find_all(needs: Iterable[str], provided: frozenset[str]) -> frozenset[str]:

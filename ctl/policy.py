@@ -108,6 +108,9 @@ class Policy:
     needs: metrics whose columns it reads; resolved before anything is applied.
     goal: what it is best at, in a few words, for `sched-ctl policies`.
     options: what the user set, for `config` and `explain`.
+    groups: query name -> (group, share), for a policy that divides the CPU among groups of queries
+    and orders operators only inside them (round robin); its urgencies then need not be comparable
+    between groups. Shares that the user sets go before. None: no groups.
     """
 
     name: str
@@ -117,3 +120,4 @@ class Policy:
     spacing: Spacing = Spacing.LINEAR
     level: Level = Level.PHYSICAL
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    groups: Callable[[str], tuple[str, float]] | None = None

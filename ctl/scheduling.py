@@ -8,10 +8,10 @@ transformation rule (Lachesis, section 4): a fused operator gets the largest of 
 every replica gets that of its logical one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -72,7 +72,10 @@ def decide(
     )
     frame, age, queue = _frame(policy, layout, windows, resolutions)
     form = policy.urgency(frame)
-    place = most_urgent(form, form.at(age, queue), layout.owner, layout.row, len(layout.threads))
+    place = layout.only_place
+    if place is None:
+        at_present = form.at(age, queue)
+        place = most_urgent(form, at_present, layout.owner, layout.row, len(layout.threads))
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
     return Schedule(
@@ -80,14 +83,11 @@ def decide(
         policy=policy.name,
         spacing=policy.spacing,
         threads=layout.threads,
-        operators=tuple(
-            layout.labels[at] if at >= 0 else role
-            for at, role in zip(place.tolist(), layout.roles, strict=True)
-        ),
+        operators=_labels(layout, place),
         form=_of_threads(form, row, decided, layout.top),
         head_age_s=_pick(age, row, decided),
         queue_size=_pick(queue, row, decided),
-        groups=_groups(layout, place, shares) if shares else MappingProxyType({}),
+        groups=_groups(layout, place, _grouping(policy, shares)),
     )
 
 
@@ -129,6 +129,31 @@ class _Layout:
     row: Index
     labels: tuple[str, ...]
     groups: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def only_place(self) -> Index | None:
+        """(m,) the pair that decides for each thread, if none has a choice; -1: no operator."""
+        if len(np.unique(self.owner)) < len(self.owner):
+            return None
+        place = np.full(len(self.threads), -1, dtype=np.intp)
+        place[self.owner] = np.arange(len(self.owner))
+        return place
+
+    @cached_property
+    def only_labels(self) -> tuple[str, ...]:
+        """(m,) labels if no thread has a choice."""
+        return _labels_of(self, self.only_place) if self.only_place is not None else ()
+
+
+def _labels_of(layout: _Layout, place: Index) -> tuple[str, ...]:
+    return tuple(
+        layout.labels[at] if at >= 0 else role
+        for at, role in zip(place.tolist(), layout.roles, strict=True)
+    )
+
+
+def _labels(layout: _Layout, place: Index) -> tuple[str, ...]:
+    return layout.only_labels if place is layout.only_place else _labels_of(layout, place)
 
 
 class _SameObjects:
@@ -269,17 +294,37 @@ def _pick(column: Array, row: Index, decided: Mask) -> Array:
     return np.where(decided, column[row], np.nan)
 
 
-def _groups(layout: _Layout, place: Index, shares: Mapping[str, float]) -> Mapping[str, Group]:
+Grouping = Callable[[str, str], tuple[str, float]]
+
+
+def _grouping(policy: Policy, shares: Mapping[str, float]) -> Grouping | None:
+    """(engine, query) -> (name of the group inside the engine, share); None for no groups."""
+    if shares:
+
+        def by_query(engine: str, query: str) -> tuple[str, float]:
+            fitting = (share for name, share in shares.items() if matches(engine, query, [name]))
+            return query, next(fitting, 1.0)
+
+        return by_query
+    asked = policy.groups
+    return None if asked is None else lambda engine, query: asked(query)
+
+
+def _groups(layout: _Layout, place: Index, grouping: Grouping | None) -> Mapping[str, Group]:
     """A thread is in the group of the query whose operator decides for it."""
+    if grouping is None:
+        return MappingProxyType({})
     members: dict[tuple[str, str], list[int]] = {}
     for thread, at in enumerate(place.tolist()):
         if at >= 0:
             members.setdefault(layout.groups[at], []).append(thread)
-
-    def share(engine: str, query: str) -> float:
-        return next((s for pattern, s in shares.items() if matches(engine, query, [pattern])), 1.0)
-
-    return {"/".join(group): Group(share(*group), tuple(rows)) for group, rows in members.items()}
+    rows: dict[str, list[int]] = {}
+    shares: dict[str, float] = {}
+    for (engine, query), threads in members.items():
+        name, share = grouping(engine, query)
+        rows.setdefault(f"{engine}/{name}", []).extend(threads)
+        shares[f"{engine}/{name}"] = share
+    return {name: Group(shares[name], tuple(sorted(rows[name]))) for name in rows}
 
 
 def _check(shares: Mapping[str, float], helpers: Mapping[str, str]) -> None:

@@ -102,7 +102,17 @@ class Window:
         usable = (above > 0) & (below > 0) & ~fell
         return np.where(usable, divide(above, below), total)
 
+    @cached_property
+    def _columns(self) -> dict[tuple[int, str], Array]:
+        return {}
+
     def _column(self, snapshot: Snapshot, metric: str) -> Array:
+        key = (id(snapshot), metric)  # both snapshots live as long as this window
+        if key not in self._columns:
+            self._columns[key] = self._corrected(snapshot, metric)
+        return self._columns[key]
+
+    def _corrected(self, snapshot: Snapshot, metric: str) -> Array:
         column = self._raw(snapshot, metric)
         if metric == "tuples_in":
             # Sources of some engines count only what they emit: that is also what they took in.

@@ -3,14 +3,19 @@
 S_x: tuples that leave at the egress per tuple that enters x; C_x: CPU time for that (Sharaf et
 al. 2006, equation 4). On a DAG both are sums over the downstream branches, so what forks and joins
 again counts on both ways, and an operator that serves several queries counts the results of all
-of them ("Sum" of Sharaf et al., section 7.1; `pdt` does better there).
+of them. `sharing` chooses a subset of the branches instead: "max" or "pdt", see
+`sched_ctl.sharing`.
 """
 
 import numpy as np
 
+from sched_ctl.errors import UserError, near_miss
 from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.sharing import RULES, shared_rate
 
-__all__ = ["policy"]
+__all__ = ["NEEDS", "policy", "urgency"]
+
+NEEDS = frozenset({"global_selectivity", "global_cost"})
 
 
 def urgency(frame: OperatorFrame) -> UrgencyForm:
@@ -18,10 +23,20 @@ def urgency(frame: OperatorFrame) -> UrgencyForm:
         return form(len(frame), static=frame["global_selectivity"] / frame["global_cost"])
 
 
-policy = Policy(
-    name="hr",
-    urgency=urgency,
-    needs=frozenset({"global_selectivity", "global_cost"}),
-    goal="mean latency of all results",
-    spacing=Spacing.LOGARITHMIC,
-)
+def policy(sharing: str = "sum") -> Policy:
+    """sharing: how branches of a shared operator add up: "sum", "max" or "pdt"."""
+    if sharing not in RULES:
+        raise UserError(f"policy hr: no sharing {sharing!r}{near_miss(sharing, RULES)}")
+
+    def chosen(frame: OperatorFrame) -> UrgencyForm:
+        one = np.ones(len(frame))
+        rate = shared_rate(frame.graph, frame["cost"], frame["selectivity"], one, sharing)
+        return form(len(frame), static=rate)
+
+    return Policy(
+        name="hr",
+        urgency=urgency if sharing == "sum" else chosen,
+        needs=NEEDS if sharing == "sum" else frozenset({"cost", "selectivity"}),
+        goal="mean latency of all results",
+        spacing=Spacing.LOGARITHMIC,
+    )

@@ -1,0 +1,38 @@
+"""MIN-COST: rank = -(operators to the egress); inside a rank u = 1 / c.
+
+Fewest operator calls, so least overhead per tuple (after Aurora, Carney et al. 2003). With a thread
+an operator, downstream first lets queues fill upstream while results leave, so every turn processes
+a whole batch; order="upstream" is Aurora's own traversal of one batch, which with steady arrivals
+starves the results. Ties go to the cheaper operator. On a DAG the distance is that of the longest
+way to an egress, so an operator comes before all that feed it, also across forks, joins and shared
+operators. Operators on cycles have no distance: unknown.
+"""
+
+import numpy as np
+
+from sched_ctl.errors import UserError, near_miss
+from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+
+__all__ = ["policy"]
+
+ORDERS = {"downstream": -1.0, "upstream": 1.0}
+
+
+def policy(order: str = "downstream") -> Policy:
+    """order: which end of a query comes first: "downstream" or "upstream"."""
+    if order not in ORDERS:
+        raise UserError(f"policy min-cost: no order {order!r}{near_miss(order, ORDERS)}")
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        height = frame.graph.height
+        with np.errstate(all="ignore"):
+            static = np.where(height < 0, np.nan, 1.0 / frame["cost"])
+        return form(len(frame), rank=ORDERS[order] * np.abs(height), static=static)
+
+    return Policy(
+        name="min-cost",
+        urgency=urgency,
+        needs=frozenset({"cost"}),
+        goal="fewest operator calls: throughput",
+        spacing=Spacing.LOGARITHMIC,
+    )

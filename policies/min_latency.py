@@ -1,0 +1,33 @@
+"""MIN-LATENCY: rank = -(operators to the egress); inside a rank u = S_x / C_x.
+
+Operators nearest to the egress first, ties by the smallest CPU time per result, C / S (after
+Aurora, Carney et al. 2003, whose rule is the tie alone, so very like RB). On a DAG the distance is
+that of the longest way to an egress, so an operator comes before all that feed it, also across
+forks, joins and shared operators. Operators on cycles have no distance: unknown.
+"""
+
+import numpy as np
+
+from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+
+__all__ = ["policy"]
+
+
+def urgency(frame: OperatorFrame) -> UrgencyForm:
+    height = frame.graph.height
+    with np.errstate(all="ignore"):
+        rate = frame["global_selectivity"] / frame["global_cost"]
+    return form(
+        len(frame),
+        rank=-np.abs(height).astype(np.float64),
+        static=np.where(height < 0, np.nan, rate),
+    )
+
+
+policy = Policy(
+    name="min-latency",
+    urgency=urgency,
+    needs=frozenset({"global_selectivity", "global_cost"}),
+    goal="mean latency, finishing what was begun",
+    spacing=Spacing.LOGARITHMIC,
+)

@@ -1,0 +1,70 @@
+"""MULTI-CLASS: rank = class, inside each class the urgency of its own policy.
+
+Urgent classes first, whatever the load of the others (Haren, Palyvos-Giannas et al. 2019, section
+7.4: HIGH uses FCFS, LOW uses HR). A priority is the vector <class, in-class priority>, compared
+lexicographically; a class whose policy has ranks itself keeps them inside the class. Classes are
+query name patterns, the most important first. The spacing is logarithmic as soon as that of one
+class is: min-max on the logarithms keeps the order of the others.
+"""
+
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from sched_ctl import registry
+from sched_ctl.frames import subframe
+from sched_ctl.policy import Level, OperatorFrame, Policy, Spacing, UrgencyForm, form
+
+__all__ = ["policy"]
+
+DEFAULT = {"high*": "fcfs", "*": "hr"}
+
+
+def policy(
+    classes: dict[str, str] | None = None,
+    options: dict[str, dict[str, object]] | None = None,
+) -> Policy:
+    """classes: query name pattern -> policy, most important first; upper and lower case are alike.
+
+    options: pattern -> options of that class's policy. Queries that no pattern matches form a
+    last class without order.
+    """
+    table = classes or DEFAULT
+    if strangers := set(options or {}) - table.keys():
+        raise ValueError(f"options for {', '.join(sorted(strangers))}, which is no class")
+    parts = {
+        pattern: registry.policy(name, (options or {}).get(pattern, {}))
+        for pattern, name in table.items()
+    }
+    if any(part.level is not Level.PHYSICAL for part in parts.values()):
+        raise ValueError("the policies of classes must be on physical operators")
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        patterns = list(parts)
+        class_of: dict[str, int] = {}
+        for query in {operator.query for operator in frame.operators}:
+            fits = (i for i, p in enumerate(patterns) if fnmatchcase(query.lower(), p.lower()))
+            class_of[query] = next(fits, len(patterns))
+        member = np.array([class_of[operator.query] for operator in frame.operators], dtype=np.intp)
+        result = form(len(frame), static=np.nan)
+        rank = 0.0  # of the most important of what is left
+        for i, part in enumerate(parts.values()):
+            rows = np.flatnonzero(member == i)
+            inside = part.urgency(subframe(frame, rows))
+            levels, place = np.unique(np.nan_to_num(inside.rank), return_inverse=True)
+            result.rank[rows] = rank - len(levels) + 1 + place
+            result.static[rows] = inside.static
+            result.per_second[rows] = inside.per_second
+            result.per_tuple[rows] = inside.per_tuple
+            rank -= max(len(levels), 1)
+        result.rank[member == len(parts)] = rank
+        return result
+
+    logarithmic = any(part.spacing is Spacing.LOGARITHMIC for part in parts.values())
+    return Policy(
+        name="multi-class",
+        urgency=urgency,
+        needs=frozenset[str]().union(*(part.needs for part in parts.values())),
+        goal="important queries first, each class with its own goal",
+        spacing=Spacing.LOGARITHMIC if logarithmic else Spacing.LINEAR,
+    )
