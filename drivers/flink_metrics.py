@@ -271,7 +271,7 @@ class HeadAge:
             with np.errstate(invalid="ignore", divide="ignore"):
                 wait = np.where(self._rate > 0, queue / self._rate, np.nan)
             stuck = (queue > 0) & (gain == 0)
-            wait = np.where(stuck, np.fmax(np.nan_to_num(self._wait) + seconds, wait), wait)
+            wait = np.where(stuck, np.nan_to_num(self._wait) + seconds, wait)
             self._wait = np.where(queue == 0, 0.0, wait)
         self._time_s, self._taken = time_s, taken
         upstream = np.zeros(self._graph.n)

@@ -1,0 +1,262 @@
+"""Flink's REST answers as rows and edges, and its counters as columns."""
+
+from typing import cast
+
+import numpy as np
+import pytest
+
+from sched_ctl.drivers import EngineError
+from sched_ctl.drivers.flink_metrics import HeadAge, Reading
+from sched_ctl.drivers.flink_plan import (
+    Input,
+    Job,
+    Node,
+    Nodes,
+    Plan,
+    Subtask,
+    Vertex,
+    VertexDetail,
+    chain,
+    plan,
+)
+from sched_ctl.drivers.sources.prometheus import Page
+from sched_ctl.graph import Graph
+from sched_ctl.model import Edge
+
+SCOPE = "flink_taskmanager_job_task_"
+
+
+def job(name: str, *vertices: tuple[str, str, int, dict[str, str]], jid: str = "j1") -> Job:
+    """vertices: (id, name, parallelism, {input: ship strategy})"""
+    return Job(
+        jid,
+        name,
+        [Vertex(i, title, parallelism) for i, title, parallelism, _ in vertices],
+        Nodes([Node(i, [Input(*pair) for pair in inputs.items()]) for i, _, _, inputs in vertices]),
+    )
+
+
+def planned(*jobs: Job) -> Plan:
+    details = {
+        (one.jid, vertex.id): VertexDetail(
+            [Subtask(i, 0, "RUNNING", "tm1") for i in range(vertex.parallelism)]
+        )
+        for one in jobs
+        for vertex in one.vertices
+    }
+    return plan(jobs, details)
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "edges"),
+    [
+        ("Map", ["Map"], []),
+        ("Source: a -> b -> c: Writer", ["Source: a", "b", "c: Writer"], [(0, 1), (1, 2)]),
+        ("a -> (b -> c, d)", ["a", "b", "c", "d"], [(0, 1), (1, 2), (0, 3)]),
+        ("a -> (b -> (c, d), e)", ["a", "b", "c", "d", "e"], [(0, 1), (1, 2), (1, 3), (0, 4)]),
+        ("f (x, y) -> (g), h", ["f (x, y)", "(g), h"], [(0, 1)]),
+        ("[vertex-3]a -> b", ["a", "b"], [(0, 1)]),
+        ("odd ) -> b", ["odd ) -> b"], []),
+        ("", [""], []),
+    ],
+)
+def test_chain(name: str, names: list[str], edges: list[tuple[int, int]]) -> None:
+    assert chain(name) == (names, edges)
+
+
+def test_a_long_chain_is_no_deep_recursion() -> None:
+    assert len(chain(" -> ".join(f"op{i}" for i in range(5000)))[0]) == 5000
+
+
+def test_replicas_and_streams() -> None:
+    made = planned(
+        job(
+            "q",
+            ("s", "Source: s", 2, {}),
+            ("f", "f", 2, {"s": "FORWARD"}),
+            ("h", "h", 3, {"f": "HASH"}),
+            ("b", "b", 2, {"h": "BROADCAST"}),
+        )
+    )
+    assert [row.name for row in made.rows[:3]] == ["Source: s (1/2)", "Source: s (2/2)", "f (1/2)"]
+    assert made.edges[:2] == (Edge(0, 2), Edge(1, 3))
+    assert [e.share for e in made.edges if e.source == 2] == pytest.approx([1 / 3] * 3)
+    assert [e.share for e in made.edges if e.source == 4] == [1, 1]
+    assert made.source == (True, True, *[False] * 7)
+    assert made.sink == (*[False] * 7, True, True)
+    assert made.even[4:7] == (False,) * 3
+
+
+def test_rescale_connects_groups() -> None:
+    made = planned(job("q", ("a", "a", 4, {}), ("b", "b", 2, {"a": "RESCALE"})))
+    assert [(e.source, e.target, e.share) for e in made.edges] == [
+        (0, 4, 1),
+        (1, 4, 1),
+        (2, 5, 1),
+        (3, 5, 1),
+    ]
+    made = planned(job("q", ("a", "a", 2, {}), ("b", "b", 4, {"a": "RESCALE"})))
+    assert [(e.source, e.target, e.share) for e in made.edges] == [
+        (0, 2, 0.5),
+        (0, 3, 0.5),
+        (1, 4, 0.5),
+        (1, 5, 0.5),
+    ]
+
+
+def test_names_are_unique() -> None:
+    made = planned(
+        job("q", ("a", "Map", 1, {}), ("b", "Map -> Map", 1, {"a": "HASH"})),
+        job("q", ("a", "Map", 1, {}), ("b", "Map", 1, {}), jid="j2"),
+    )
+    assert len({(row.query, row.name) for row in made.rows}) == len(made.rows) == 4
+    assert len(set(made.logical)) == len(made.logical) == 5
+    assert {row.query for row in made.rows} == {"q#j1", "q#j2"}
+
+
+def test_a_forking_chain_with_several_ends_is_noted() -> None:
+    made = planned(job("q", ("a", "a -> (b, c)", 1, {}), ("d", "d", 1, {"a": "HASH"})))
+    assert [(e.source, e.target, e.share) for e in made.logical_edges] == [
+        (0, 1, 1),
+        (0, 2, 1),
+        (1, 3, 0.5),
+        (2, 3, 0.5),
+    ]
+    assert "does not tell which operator" in made.notes[0]
+
+
+def test_too_much_is_refused() -> None:
+    with pytest.raises(EngineError, match="at most"):
+        planned(job("q", ("a", "a", 10**6, {})))
+    many = job("q", ("a", "a", 9000, {}), ("b", "b", 9000, {"a": "HASH"}))
+    with pytest.raises(EngineError, match="streams"):
+        planned(many)
+
+
+class Fake:
+    """A page made of {(family, vertex, subtask, operator): value}."""
+
+    def __init__(self, values: dict[tuple[str, str, int, str], float]) -> None:
+        self.labels = {
+            key: {
+                "job_id": "j1",
+                "task_id": key[1],
+                "subtask_index": str(key[2]),
+                "task_attempt_num": "0",
+                "operator_name": key[3],
+            }
+            for key in values
+        }
+        self.values = values
+
+    def read(self, timeout_s: float) -> list[tuple[str, dict[str, str], float]]:
+        return [(SCOPE + key[0], self.labels[key], value) for key, value in self.values.items()]
+
+
+def read(made: Plan, values: dict[tuple[str, str, int, str], float]) -> Reading:
+    reading = Reading(made)
+    reading.scrape(cast(Page, Fake(values)), 1)
+    return reading
+
+
+def test_gaps_of_the_counters_are_closed() -> None:
+    made = planned(
+        job("q", ("a", "Source: s -> m", 1, {}), ("b", "n -> w: Writer", 1, {"a": "HASH"}))
+    )
+    reading = read(
+        made,
+        {
+            ("numRecordsIn", "a", 0, ""): 0,
+            ("numRecordsOut", "a", 0, ""): 40,
+            ("operator_numRecordsOut", "a", 0, "Source:_s"): 100,
+            ("operator_numRecordsIn", "a", 0, "m"): 99,
+            ("operator_numRecordsOut", "a", 0, "m"): 40,
+            ("numRecordsIn", "b", 0, ""): 30,
+            ("numRecordsOut", "b", 0, ""): 0,
+            ("operator_numRecordsIn", "b", 0, "n"): 30,
+            ("operator_numRecordsOut", "b", 0, "n"): 20,
+            ("operator_numRecordsIn", "b", 0, "w:_Writer"): 20,
+            ("operator_numRecordsOut", "b", 0, "w:_Writer"): 0,
+        },
+    )
+    columns = reading.columns()
+    assert columns["tuples_in"].tolist() == [100, 30]
+    assert columns["tuples_out"].tolist() == [40, 20]
+    assert columns["queue_size"][1] == 10
+    assert np.isnan(columns["queue_size"][0])
+    logical = reading.logical()
+    assert logical["tuples_in"].tolist() == [100, 99, 30, 20]
+    assert logical["tuples_out"].tolist() == [100, 40, 20, 20]
+
+
+def test_committers_do_not_count() -> None:
+    made = planned(job("q", ("a", "Source: s -> w: Writer -> w: Committer", 1, {})))
+    reading = read(
+        made,
+        {
+            ("operator_numRecordsOut", "a", 0, "Source:_s"): 100,
+            ("operator_numRecordsIn", "a", 0, "w:_Writer"): 90,
+            ("operator_numRecordsIn", "a", 0, "w:_Committer"): 1,
+        },
+    )
+    assert reading.columns()["tuples_out"].tolist() == [90]
+
+
+def test_queues_by_key_follow_the_buffers() -> None:
+    made = planned(job("q", ("a", "a", 1, {}), ("b", "b", 2, {"a": "HASH"})))
+    buffers = "Shuffle_Netty_Input_Buffers_inputQueueLength"
+    values = {
+        ("numRecordsOut", "a", 0, ""): 100.0,
+        ("numRecordsIn", "b", 0, ""): 10.0,
+        ("numRecordsIn", "b", 1, ""): 50.0,
+        (buffers, "b", 0, ""): 3.0,
+        (buffers, "b", 1, ""): 1.0,
+    }
+    assert read(made, values).columns()["queue_size"][1:].tolist() == [30, 10]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -5.0])
+def test_odd_values_are_unknown(value: float) -> None:
+    made = planned(job("q", ("a", "a", 1, {}), ("b", "b", 1, {"a": "HASH"})))
+    reading = read(
+        made,
+        {
+            ("numRecordsOut", "a", 0, ""): 5,
+            ("numRecordsIn", "b", 0, ""): value,
+            ("accumulateBusyTimeMs", "b", 0, ""): value,
+        },
+    )
+    columns = reading.columns()
+    for name in ("tuples_in", "busy_time", "queue_size"):
+        assert np.isnan(columns[name][1])
+    reading.clear()
+    assert np.isnan(reading.columns()["tuples_out"]).all()
+
+
+def test_no_jobs() -> None:
+    reading = Reading(planned())
+    assert {len(column) for column in reading.columns().values()} == {0}
+    assert {len(column) for column in reading.logical().values()} == {0}
+
+
+def test_head_age() -> None:
+    graph = Graph(3, np.array([0, 1]), np.array([1, 2]), np.ones(2))
+    estimate = HeadAge(graph)
+    nan = np.nan
+    estimate.update(0.0, np.array([0.0, 0, 0]), np.array([nan, 0, 0]))
+    age = estimate.update(1.0, np.array([100.0, 100, 100]), np.array([nan, 50, 20]))
+    # 50 tuples at 100/s; 20 at 100/s behind those
+    assert age[1:].tolist() == pytest.approx([0.5, 0.7])
+    assert np.isnan(age[0])
+    # the second stops: its head grows older by the second that passed, and so does what follows
+    age = estimate.update(2.0, np.array([200.0, 100, 120]), np.array([nan, 150, 0]))
+    assert age[1] == pytest.approx(1.5)
+    assert age[2] == 0
+
+
+def test_names_hold_no_format() -> None:
+    """Hostile names go through as they are."""
+    odd = "x\x00\n%2C,{} -> \"'"
+    made = planned(job(odd, ("a", odd, 1, {})))
+    assert made.rows[0].task == odd
+    assert made.logical[0].query == odd

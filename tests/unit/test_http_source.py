@@ -1,0 +1,111 @@
+"""The HTTP client, against servers that misbehave."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from sched_ctl.drivers import EngineError
+from sched_ctl.drivers.sources.http import Endpoint
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[int]]]:
+    """Its port, and a list that grows by one with every connection."""
+    connections: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    connections.append(1)
+                    with suppress(OSError), connection:
+                        while connection.recv(65536):
+                            answer(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1], connections
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_one_connection_for_all_requests() -> None:
+    with server(lambda c: c.sendall(OK)) as (port, connections):
+        endpoint = Endpoint("127.0.0.1", port)
+        assert [endpoint.get("/x", 5) for _ in range(20)] == [b"ok"] * 20
+        assert len(connections) == 1
+        endpoint.close()
+
+
+def test_connects_again_after_the_server_closed() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(OK)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with server(answer) as (port, connections):
+        endpoint = Endpoint("127.0.0.1", port)
+        for _ in range(3):
+            assert endpoint.get("/", 5) == b"ok"
+            time.sleep(0.02)  # for the end of the connection to arrive
+        assert len(connections) == 3
+
+
+def test_a_trickle_ends_at_the_deadline() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(200):
+            connection.sendall(b"X-More: 1\r\n")
+            time.sleep(0.02)
+
+    with server(answer) as (port, _):
+        begin = time.monotonic()
+        with pytest.raises(EngineError, match="did not answer within"):
+            Endpoint("127.0.0.1", port).get("/", 0.3)
+        assert time.monotonic() - begin < 1.5  # the trickle would last 4 s
+
+
+def test_the_next_request_works_after_a_timeout() -> None:
+    answers = iter([b"", OK, OK])
+    with server(lambda c: c.sendall(next(answers))) as (port, _):
+        endpoint = Endpoint("127.0.0.1", port)
+        with pytest.raises(EngineError):
+            endpoint.get("/", 0.1)
+        assert endpoint.get("/", 5) == b"ok"
+
+
+def test_a_flood_ends_at_the_limit() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            connection.sendall(b"10000\r\n" + bytes(65536) + b"\r\n")
+
+    with server(answer) as (port, _), pytest.raises(EngineError, match="more than 1000000 bytes"):
+        Endpoint("127.0.0.1", port).get("/", 10, limit=1_000_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n[1, 2",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 40000\r\n\r\n" + b"[" * 40000,
+    ],
+)
+def test_nonsense_is_an_engine_error(text: bytes) -> None:
+    with server(lambda c: c.sendall(text)) as (port, _), pytest.raises(EngineError):
+        Endpoint("127.0.0.1", port).json("/", 2)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(EngineError, match="cannot be reached"):
+        Endpoint("127.0.0.1", port).get("/", 1)

@@ -1,0 +1,47 @@
+"""The reader of metrics pages."""
+
+import math
+from typing import cast
+
+from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.drivers.sources.prometheus import Page
+
+TEXT = r"""# HELP m something
+# TYPE m gauge
+m{a="1",b="x y",} 3.0
+m{a="2", b="} \"quoted\" \\ \n {"} 4 1700000000
+m{a="nan"} NaN
+m{a="inf"} +Inf
+m{a="neg"} -1e3
+plain 7
+other{a="1"} 5
+m{a="broken} 1
+m{a="1",b="x y",}
+m{a="text"} many
+garbage
+"""
+
+
+def page(*families: str) -> Page:
+    return Page(cast(Endpoint, None), families)
+
+
+def test_samples() -> None:
+    found = [(f, tuple(labels.values()), v) for f, labels, v in page("m", "plain").samples(TEXT)]
+    assert found[0] == ("m", ("1", "x y"), 3.0)
+    assert found[1] == ("m", ("2", '} "quoted" \\ \n {'), 4.0)
+    assert math.isnan(found[2][2])
+    assert found[3][2] == math.inf
+    assert found[4][2] == -1000.0
+    assert found[5] == ("plain", (), 7.0)
+    assert len(found) == 6
+
+
+def test_labels_keep_their_identity() -> None:
+    reader = page("m")
+    first = [id(labels) for _, labels, _ in reader.samples(TEXT)]
+    assert first == [id(labels) for _, labels, _ in reader.samples(TEXT)]
+
+
+def test_query_selects_families() -> None:
+    assert page("b", "a")._path == "/metrics?name[]=a&name[]=b"
