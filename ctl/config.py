@@ -152,11 +152,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: LevelName = "auto"
     shares: Shares = {}
     helpers: Annotated[
-        dict[str, Any],
+        dict[str, str],
         Meta(
-            description="engine threads that run no operator, by role: high, low, operator (as "
-            "urgent as the operator it serves) or leave",
-            extra={"flag": "--helper", "metavar": "ROLE=PLACE"},
+            description="engine threads that run no operator, role pattern = rule: follow (as "
+            "urgent as the operator it serves), top (above all operators), neutral or leave; "
+            "without a rule they are left alone",
+            extra={"flag": "--helper", "metavar": "ROLE=RULE"},
         ),
     ] = {}
     window: Annotated[

@@ -1,0 +1,305 @@
+"""The controller's side of one engine: asking it, remembering its answers, bearing its silence.
+
+Each engine has a thread of its own, because drivers are synchronous and an engine may hang: the
+loop asks, waits for a bounded time, and goes on with what it knows. An engine is
+
+    new         found, not heard of yet
+    ok          answered when last asked
+    silent      did not answer; its schedule stays
+    released    silent for longer than `stale_after`; its threads are as they were before us
+    gone        its process is no more
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.drivers import Driver, DriverKind, Target
+from sched_ctl.errors import UserError
+from sched_ctl.graph import Array, Index
+from sched_ctl.kernel import procfs
+from sched_ctl.model import PhysicalOperator, Snapshot, Topology
+from sched_ctl.probes import ThreadTimes
+
+__all__ = ["Engine", "Worker", "carry_over"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+K = TypeVar("K")
+Mask = npt.NDArray[np.bool_]
+
+RECONNECT_AFTER = 3  # failures in a row
+LONGEST_PAUSE_S = 30.0
+HISTORY = 8  # snapshots kept a window: enough that one of them is about a window old
+
+
+class Worker(Generic[T]):
+    """A daemon thread that runs one call at a time and never keeps the process from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], T], Callable[..., None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run it there; the result arrives in the running event loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def deliver(result: T | None, error: BaseException | None) -> None:
+            with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self._calls.put((function, deliver))
+        return future
+
+    def stop(self) -> None:
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, deliver = call
+            try:
+                result = function()
+            except Exception as error:
+                deliver(None, error)
+            else:
+                deliver(result, None)
+            del call, function, deliver
+
+
+class Engine:
+    """One engine instance, for as long as it runs."""
+
+    def __init__(self, target: Target, kind: DriverKind, window_s: float) -> None:
+        self.target = target
+        self.state = "new"
+        self.problem: str | None = None  # why it does not answer, in words
+        self.refused: dict[str, str] = {}  # binding -> why it cannot rule this engine
+        self.provides: frozenset[str] | None = None  # known once connected
+        self.probing = False  # whether some policy needs what our own probes read
+        self.polls = 0
+        self.failures = 0  # since it answered last
+        self.answered_s: float | None = None  # CLOCK_MONOTONIC of the last answer
+        self.poll_s = 0.0  # how long the last answer took
+        self.late = False  # it exceeded the loop's patience when it was last asked
+        self._kind = kind
+        self._window_s = window_s
+        self._history: deque[Snapshot] = deque()
+        self._latest: Snapshot | None = None
+        self._asked: asyncio.Future[Snapshot] | None = None
+        self._asked_s = 0.0
+        self._quiet_until_s = 0.0
+        self._worker: Worker[Snapshot] = Worker(target.engine)
+        self._driver: Driver | None = None  # touched by the worker only
+        self._times: ThreadTimes | None = None  # likewise
+        self._identity = _start_time(target.pid)
+
+    @property
+    def name(self) -> str:
+        return self.target.engine
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last answer, unless the engine was released."""
+        return self._latest if self.state in ("ok", "silent") else None
+
+    @property
+    def busy(self) -> bool:
+        return self._asked is not None
+
+    def then(self) -> Snapshot | None:
+        """The snapshot to compare the last one with: a window old, or the oldest there is."""
+        now = self._latest
+        if now is None:
+            return None
+        old = [s for s in self._history if s is not now]
+        far = [s for s in old if now.time_s - s.time_s >= self._window_s]
+        return far[-1] if far else old[0] if old else None
+
+    def ask(self, now_s: float, timeout_s: float) -> "asyncio.Future[Snapshot] | None":
+        """Ask the engine, unless it is still busy with the last question or on back-off."""
+        if self.busy or now_s < self._quiet_until_s or self.state == "gone":
+            return None
+        probing = self.probing
+        self._asked_s = now_s
+        self._asked = self._worker.call(lambda: self._poll(timeout_s, probing))
+        self._asked.add_done_callback(self._answer)
+        return self._asked
+
+    def check(self, now_s: float, timeout_s: float, stale_after_s: float) -> str | None:
+        """Notice silence and death. Returns what changed, in words for the log."""
+        if self.state == "gone":
+            return None
+        if self.target.pid is not None and _start_time(self.target.pid) != self._identity:
+            self.state, self.problem = "gone", "its process ended"
+            return "its process ended"
+        if self.busy and now_s - self._asked_s > 2 * timeout_s and self.state in ("new", "ok"):
+            self.problem = f"no answer within {timeout_s:g} s"
+            if self.state == "ok":
+                self.state = "silent"
+                return f"{self.problem}; its schedule stays for {stale_after_s:g} s"
+        if self.state == "silent" and self.answered_s is not None:
+            silent_s = now_s - self.answered_s
+            if silent_s > stale_after_s:
+                self.state = "released"
+                self._latest = None
+                self._history.clear()
+                return f"silent for {silent_s:.1f} s ({self.problem}): its threads are released"
+        return None
+
+    def close(self) -> None:
+        """Let the worker close the connection; does not wait for it."""
+
+        def close() -> Snapshot:
+            self._disconnect()
+            raise EOFError
+
+        try:
+            self._worker.call(close).add_done_callback(lambda future: future.exception())
+        finally:
+            self._worker.stop()
+
+    # --- in the worker ---
+
+    def _poll(self, timeout_s: float, probing: bool) -> Snapshot:
+        if self._driver is None:
+            self._driver = self._kind.connect(self.target)
+        self.provides = self._driver.provides
+        snapshot = self._driver.poll(timeout_s)
+        if probing:
+            if self._times is None:
+                self._times = ThreadTimes()
+            columns = {**self._times.read(snapshot.topology), **snapshot.columns}
+            snapshot = replace(snapshot, columns=columns)
+        return snapshot
+
+    def _disconnect(self) -> None:
+        driver, self._driver = self._driver, None
+        times, self._times = self._times, None
+        try:
+            if driver is not None:
+                driver.close()
+        finally:
+            if times is not None:
+                times.close()
+
+    def _reconnect(self) -> Snapshot:
+        self._disconnect()
+        raise EOFError
+
+    # --- in the loop ---
+
+    def _answer(self, future: "asyncio.Future[Snapshot]") -> None:
+        self._asked = None
+        if future.cancelled():
+            return
+        now_s = time.monotonic()
+        self.poll_s = now_s - self._asked_s
+        self.polls += 1
+        error = future.exception()
+        if error is not None:
+            self._failed(error, now_s)
+            return
+        if self.state == "gone":
+            return
+        snapshot = future.result()
+        if self.state != "ok":
+            if self.state != "new":
+                log.info("%s: answers again", self.name)
+            self.state, self.problem = "ok", None
+        self.failures = 0
+        self.answered_s = now_s
+        self._remember(snapshot)
+
+    def _failed(self, error: BaseException, now_s: float) -> None:
+        self.failures += 1
+        self.problem = (
+            error.message if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        )
+        pause_s = min(0.25 * 2.0 ** min(self.failures, 20), LONGEST_PAUSE_S)
+        self._quiet_until_s = now_s + pause_s
+        if self.failures == 1:
+            log.warning("%s: %s", self.name, self.problem)
+            log.debug("%s", self.name, exc_info=error)
+        if self.state == "ok":
+            self.state = "silent"
+        if self.failures % RECONNECT_AFTER == 0:
+            self._worker.call(self._reconnect).add_done_callback(lambda done: done.exception())
+
+    def _remember(self, snapshot: Snapshot) -> None:
+        last = self._latest
+        if last is not None and snapshot.topology is not last.topology:
+            self._history = deque(carry_over(s, snapshot.topology) for s in self._history)
+        self._latest = snapshot
+        # Not every snapshot is kept: at 10 Hz and 10,000 operators they would take all the memory.
+        if (
+            not self._history
+            or snapshot.time_s - self._history[-1].time_s >= self._window_s / HISTORY
+        ):
+            self._history.append(snapshot)
+        while (
+            len(self._history) > 2 and snapshot.time_s - self._history[1].time_s >= self._window_s
+        ):
+            self._history.popleft()
+
+
+def carry_over(old: Snapshot, topology: Topology) -> Snapshot:
+    """An older snapshot as one of a newer topology, so that a change keeps what is known.
+
+    Operators are the same if their name and their threads are; new ones get NaN.
+    """
+    if old.topology is topology:
+        return old
+    rows = _matching(
+        {_identity(operator): row for row, operator in enumerate(old.topology.operators)},
+        [_identity(operator) for operator in topology.operators],
+    )
+    logical = _matching(
+        {(o.query, o.name): row for row, o in enumerate(old.topology.logical)},
+        [(o.query, o.name) for o in topology.logical],
+    )
+    return Snapshot(topology, old.time_s, _take(old.columns, *rows), _take(old.logical, *logical))
+
+
+def _identity(operator: PhysicalOperator) -> tuple[object, ...]:
+    return (operator.query, operator.name, operator.threads)
+
+
+def _matching(old: Mapping[K, int], new: list[K]) -> tuple[Index, Mask]:
+    """For each new row its old one, or 0, and whether it has one."""
+    found = np.array([old.get(key, -1) for key in new], dtype=np.intp)
+    return np.maximum(found, 0), found >= 0
+
+
+def _take(columns: Mapping[str, Array], rows: Index, known: Mask) -> dict[str, Array]:
+    return {
+        name: np.where(known, column[rows], np.nan) if len(column) else np.full(len(rows), np.nan)
+        for name, column in columns.items()
+    }
+
+
+def _start_time(pid: int | None) -> int | None:
+    """Of a process, in clock ticks since boot; None if there is none, or it is a zombie."""
+    found = None if pid is None else procfs.stat(pid)
+    return None if found is None or found.state in "ZX" else found.start_time
