@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 
+@np.errstate(all="ignore")
 def global_selectivity(graph: Graph, selectivity: Array, through: Array | None = None) -> Array:
     """Tuples emitted at the egresses per tuple that enters each operator: (n,).
 
@@ -40,6 +41,7 @@ def global_selectivity(graph: Graph, selectivity: Array, through: Array | None =
     return _finite(selectivity * after)
 
 
+@np.errstate(all="ignore")
 def global_cost(
     graph: Graph, cost: Array, selectivity: Array, through: Array | None = None
 ) -> Array:
@@ -59,6 +61,7 @@ def global_cost(
     return _finite(cost + np.where(graph.egress, 0.0, selectivity * after))
 
 
+@np.errstate(all="ignore")
 def ideal_time(graph: Graph, cost: Array, join: Array | None = None) -> Array:
     """CPU seconds of a tuple that survives every filter on its way: (n,).
 
@@ -93,6 +96,7 @@ def ideal_time(graph: Graph, cost: Array, join: Array | None = None) -> Array:
     return _finite(until + onwards)
 
 
+@np.errstate(all="ignore")
 def costliest(graph: Graph, cost: Array) -> Array:
     """(n,) cost of the costliest path from each operator, itself included, to an egress."""
     total = np.full(graph.n, np.nan)

@@ -113,16 +113,19 @@ class Window:
         return self._columns[key]
 
     def _corrected(self, snapshot: Snapshot, metric: str) -> Array:
-        column = self._raw(snapshot, metric)
+        # Sources of some engines count only what they emit: that is also what they took in. And
+        # sinks only what they took in: all of it leaves the query.
         if metric == "tuples_in":
-            # Sources of some engines count only what they emit: that is also what they took in.
-            silent = self.graph.ingress & ~(column > 0)
-            return np.where(silent, self._raw(snapshot, "tuples_out"), column)
+            return self._unless_counted(snapshot, metric, "tuples_out", self.graph.ingress)
         if metric == "tuples_out":
-            # And sinks only what they took in: all of it leaves the query.
-            silent = self.graph.egress & ~(column > 0)
-            return np.where(silent, self._raw(snapshot, "tuples_in"), column)
-        return column
+            return self._unless_counted(snapshot, metric, "tuples_in", self.graph.egress)
+        return self._raw(snapshot, metric)
+
+    def _unless_counted(
+        self, snapshot: Snapshot, metric: str, instead: str, rows: npt.NDArray[np.bool_]
+    ) -> Array:
+        column, other = self._raw(snapshot, metric), self._raw(snapshot, instead)
+        return np.where(rows & ~(column > 0) & (other > 0), other, column)
 
     def _raw(self, snapshot: Snapshot, metric: str) -> Array:
         topology = snapshot.topology
