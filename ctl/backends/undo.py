@@ -1,0 +1,241 @@
+"""Putting back, in the order: threads, what they passed on, groups, files.
+
+What is put back is taken from the journal only after it is put back, so an undo that is cut short
+is simply repeated. A thread that is gone, or whose id means another thread now, is done with.
+
+*What threads passed on.* A thread or process that is born of an adopted thread inherits its nice
+value, policy and cgroup. It stands in no journal. So a process whose threads we let go is swept:
+a thread in it, or in a process below it, that was born after we came and has a value that we set
+there gets what the process's threads had before. A child whose parent died first belongs to init
+and is not found.
+"""
+
+import errno
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from sched_ctl.backends.records import (
+    Adopted,
+    FileRestored,
+    Group,
+    GroupRemoved,
+    Key,
+    Moved,
+    Process,
+    ProcessReleased,
+    Record,
+    Released,
+    Returned,
+    State,
+)
+from sched_ctl.kernel import cgroup, procfs, sched
+
+__all__ = [
+    "Log",
+    "everything",
+    "files",
+    "groups",
+    "moved",
+    "parameters",
+    "passed_on",
+    "processes",
+    "put_back",
+]
+
+
+class Log(Protocol):
+    """What undoing needs of a journal."""
+
+    state: State
+
+    def write(self, records: Iterable[Record]) -> None: ...
+
+
+def everything(log: Log) -> list[str]:
+    """Undo all that the journal tells of. Returns what could not be undone, in words."""
+    state = log.state
+    return [
+        *moved(log, list(state.moved)),
+        *parameters(log, list(state.adopted)),
+        *processes(log, list(state.processes)),
+        *groups(log, list(state.groups)),
+        *files(log, list(state.files)),
+    ]
+
+
+def parameters(log: Log, keys: Iterable[Key]) -> list[str]:
+    """Put back nice and policy of these threads, as far as the journal has them."""
+    problems, done = [], []
+    for key in keys:
+        if (record := log.state.adopted.get(key)) is None:
+            continue
+        try:
+            put_back(record)
+        except OSError as error:
+            problems.append(_words(error))
+        else:
+            done.append(key)
+    if done:
+        log.write([Released(threads=done)])
+    return problems
+
+
+def put_back(record: Adopted) -> None:
+    """Give the thread what it had, if it still lives. Raises OSError."""
+    found = procfs.stat(record.pid, record.tid)
+    if found is None or found.start_time != record.start:
+        return
+    try:
+        if sched.get_policy(record.tid) != (record.policy, record.reset_on_fork):
+            sched.set_policy(record.tid, record.policy, reset_on_fork=record.reset_on_fork)
+        if found.nice != record.nice:
+            sched.set_nice(record.tid, record.nice)
+    except ProcessLookupError:
+        return
+
+
+def moved(log: Log, keys: Iterable[Key]) -> list[str]:
+    """Move these threads back to the cgroups where they were, unless somebody else moved them."""
+    problems, done = [], []
+    for key in keys:
+        if (record := log.state.moved.get(key)) is None:
+            continue
+        try:
+            _move_back(record, log.state.groups)
+        except OSError as error:
+            problems.append(_words(error))
+        else:
+            done.append(key)
+    if done:
+        log.write([Returned(threads=done)])
+    return problems
+
+
+def _move_back(record: Moved, ours: Collection[str]) -> None:
+    found = procfs.stat(record.pid, record.tid)
+    if found is None or found.start_time != record.start:
+        return
+    hierarchy = cgroup.hierarchy_of(Path(record.cgroup))
+    where = hierarchy and hierarchy.folder_of(record.pid, record.tid)
+    if hierarchy is None or where is None or str(where) not in ours:
+        return
+    hierarchy.move(record.tid, _nearest(Path(record.cgroup)))
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that still exists."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list[str]:
+    """Sweep these processes and forget them. held: threads that are still ours."""
+    problems, done = [], []
+    for pid in pids:
+        if (record := log.state.processes.get(pid)) is None:
+            continue
+        failed = passed_on(record, held)
+        problems += failed
+        if not failed:
+            done.append(ProcessReleased(pid=pid))
+    log.write(done)
+    return problems
+
+
+def passed_on(process: Process, held: Collection[int] = ()) -> list[str]:
+    """Put back what threads born in the process, or in one below it, have inherited from us."""
+    leader = procfs.stat(process.pid)
+    if leader is None or leader.start_time != process.start:
+        return []
+    problems = []
+    for pid in (process.pid, *procfs.descendants(process.pid)):
+        for tid in procfs.tids(pid):
+            if tid in held:
+                continue
+            found = procfs.stat(pid, tid)
+            if found is None or not is_inherited(process, found):
+                continue
+            try:
+                if found.policy in process.set_policies and found.policy != process.policy:
+                    reset = sched.get_policy(tid)[1]
+                    sched.set_policy(tid, process.policy, reset_on_fork=reset)
+                if found.nice in process.set_nice and found.nice != process.nice:
+                    sched.set_nice(tid, process.nice)
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                problems.append(_words(error))
+    return problems
+
+
+def is_inherited(process: Process, found: procfs.Stat) -> bool:
+    """Whether a thread born in (or below) the process has from us what it has."""
+    return found.start_time >= process.since and (
+        (found.nice in process.set_nice and found.nice != process.nice)
+        or (found.policy in process.set_policies and found.policy != process.policy)
+    )
+
+
+def groups(log: Log, paths: Iterable[str]) -> list[str]:
+    """Empty these groups of ours into the cgroup above, and remove them; innermost first."""
+    problems: list[str] = []
+    done: list[Record] = []
+    for path in sorted(paths, key=lambda path: -path.count("/")):
+        if path not in log.state.groups:
+            continue
+        try:
+            _remove(log.state.groups[path], log.state.groups)
+        except OSError as error:
+            problems.append(_words(error))
+        else:
+            done.append(GroupRemoved(path=path))
+    log.write(done)
+    return problems
+
+
+def _remove(group: Group, ours: Collection[str]) -> None:
+    folder = Path(group.path)
+    hierarchy = cgroup.hierarchy_of(folder)
+    if hierarchy is None or not cgroup.is_ours(folder):
+        return  # not a cgroup (any more): a journal may not make us remove anything else
+    outside = folder.parent
+    while str(outside) in ours:
+        outside = outside.parent
+    hierarchy.remove(folder, _nearest(outside))
+
+
+def files(log: Log, paths: Iterable[str]) -> list[str]:
+    """Write back these files of the kernel, last changed first. One that is gone is done with."""
+    problems: list[str] = []
+    done: list[Record] = []
+    for path in reversed(list(paths)):
+        if (record := log.state.files.get(path)) is None:
+            continue
+        try:
+            if not _is_kernels(path):
+                raise OSError(errno.EPERM, "not a file of the kernel: left alone", path)
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, record.undo.encode())
+            finally:
+                os.close(fd)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            problems.append(_words(error))
+            continue
+        done.append(FileRestored(path=path))
+    log.write(done)
+    return problems
+
+
+def _is_kernels(path: str) -> bool:
+    """Whether the path leads into /proc or /sys, also after links and dots are resolved."""
+    return os.path.realpath(path).startswith(("/proc/", "/sys/"))
+
+
+def _words(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

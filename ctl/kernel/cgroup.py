@@ -1,0 +1,160 @@
+"""Control groups with the cpu controller, cgroups(7): version 1, version 2, or both (hybrid).
+
+The two differ in file names, ranges and in who may be where; `Hierarchy` hides the names. Writes
+go through `write`, whose OSError carries the path and words.
+"""
+
+import errno
+import functools
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["ROOT_NAME", "Hierarchy", "hierarchies", "hierarchy_of", "is_ours", "write"]
+
+ROOT_NAME = "sched-ctl"  # the cgroup of ours inside an engine's; all others lie in it
+REMOVE_WITHIN_S = 2.0  # for the last threads to leave, and for exiting ones to be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A mounted cgroup tree that has, or could have, the cpu controller.
+
+    mount: where. root: path of the mounted cgroup in its tree: not "/" inside a container that
+    sees only its part. weight: limits and default are the kernel's (sched-cgroup, cgroup-v2.rst).
+    """
+
+    version: Literal[1, 2]
+    mount: Path
+    root: str = "/"
+
+    @property
+    def tasks(self) -> str:
+        return "tasks" if self.version == 1 else "cgroup.threads"
+
+    @property
+    def weight(self) -> str:
+        return "cpu.shares" if self.version == 1 else "cpu.weight"
+
+    @property
+    def weights(self) -> tuple[int, int, int]:
+        """Smallest, largest and default weight."""
+        return (2, 262144, 1024) if self.version == 1 else (1, 10000, 100)
+
+    def folder_of(self, pid: int, tid: int) -> Path | None:
+        """The cgroup of a thread as a folder, or None if it is gone or in none that we see."""
+        try:
+            lines = Path(f"/proc/{pid}/task/{tid}/cgroup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if ("cpu" in controllers.split(",")) if self.version == 1 else not controllers:
+                return self._folder(path.removesuffix(" (deleted)"))
+        return None
+
+    def _folder(self, path: str) -> Path | None:
+        if self.root != "/":
+            if path != self.root and not path.startswith(self.root + "/"):
+                return None
+            path = path[len(self.root) :]
+        if ".." in path.split("/"):
+            return None
+        return self.mount / path.lstrip("/")
+
+    def members(self, folder: Path) -> list[int]:
+        """Threads in a cgroup, not in those below it. Raises OSError."""
+        return [int(tid) for tid in _read(folder / self.tasks).split()]
+
+    def move(self, tid: int, folder: Path) -> None:
+        """Move a thread: about 80 us. ProcessLookupError if it is gone; OSError."""
+        write(folder / self.tasks, str(tid))
+
+    def remove(self, folder: Path, outside: Path) -> None:
+        """Move what is left in a cgroup to `outside` and remove it; done if it is gone already.
+
+        A member may fork while we move it, so this repeats until the cgroup is empty. Raises
+        OSError if that takes too long.
+        """
+        end = time.monotonic() + REMOVE_WITHIN_S
+        while True:
+            try:
+                for tid in self.members(folder):
+                    try:
+                        self.move(tid, outside)
+                    except ProcessLookupError:
+                        continue
+                folder.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > end:
+                    raise OSError(error.errno, error.strerror, str(folder)) from None
+                time.sleep(0.005)  # an exiting member is not in the list, but holds the folder
+            else:
+                return
+
+
+@functools.cache
+def hierarchies() -> tuple[Hierarchy, ...]:
+    """Mounted trees: version 2 first, and version 1 if the cpu controller is there.
+
+    The cpu controller is in one of them only; which one, shows `cgroup.controllers` of version 2.
+    """
+    found: dict[int, Hierarchy] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, mount = (_unescaped(part) for part in before.split()[3:5])
+        kind, _, options = after.split(maxsplit=2)
+        if kind == "cgroup2":
+            found.setdefault(2, Hierarchy(2, Path(mount), root))
+        elif kind == "cgroup" and "cpu" in options.split(","):
+            found.setdefault(1, Hierarchy(1, Path(mount), root))
+    return tuple(found[version] for version in (2, 1) if version in found)
+
+
+def hierarchy_of(folder: Path) -> Hierarchy | None:
+    """The tree in which a folder lies (or lay), or None."""
+    if ".." in folder.parts:
+        return None
+    inside = [found for found in hierarchies() if folder.is_relative_to(found.mount)]
+    return max(inside, key=lambda found: len(found.mount.parts), default=None)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether the folder is, by its name, a cgroup that we make."""
+    return ROOT_NAME in folder.parts
+
+
+def write(path: Path, text: str) -> None:
+    """Write to a control file that exists. Raises OSError with the path and what it means."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        number = error.errno or 0
+        raise OSError(number, _meaning(number), f"{path} <- {text}") from None
+
+
+def _meaning(number: int) -> str:
+    return {
+        errno.EOPNOTSUPP: "the cgroup cannot be threaded here, or its controllers forbid it",
+        errno.EBUSY: "the cgroup has processes or children that forbid it",
+        errno.EACCES: "not permitted: needs root, and a writable cgroup mount",
+        errno.EPERM: "not permitted: needs root",
+        errno.EROFS: "cgroups are mounted read-only here (a container?)",
+    }.get(number, os.strerror(number))
+
+
+def _read(path: Path) -> str:
+    return path.read_text()
+
+
+def _unescaped(text: str) -> str:
+    """A field of mountinfo, where blanks are octal escapes."""
+    return text.encode().decode("unicode_escape") if "\\" in text else text
