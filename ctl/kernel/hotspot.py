@@ -215,7 +215,7 @@ def _call_listener(pid: int, process: int, folder: int, status: _Status) -> None
         # The signal would kill it.
         raise AttachError(
             f"Java process {pid} does not listen to SIGQUIT",
-            "it was started with -Xrs, or only just now",
+            "it was started only just now, or with -Xrs and lost its attach socket",
         )
     if "-XX:+DisableAttachMechanism" in procfs.command_line(pid):
         raise AttachError(

@@ -45,7 +45,6 @@ JAVA = (
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
 )
-# `rest` leaves out the prometheus reporter's lines.
 SETTINGS = {
     "jobmanager.rpc.address": "127.0.0.1",
     "jobmanager.bind-host": "127.0.0.1",
@@ -226,9 +225,9 @@ class Cluster:
 
 @contextmanager
 def running(
-    folder: Path, task_managers: Sequence[Mapping[str, str]] = (PROMETHEUS,)
+    folder: Path, task_managers: Sequence[Mapping[str, str]] = (PROMETHEUS,), slots: int = 8
 ) -> Iterator[Cluster]:
-    """A cluster with one TaskManager for each of the given extra settings."""
+    """A cluster with one TaskManager for each of the given extra settings, and `slots` in all."""
     flink = download()
     (folder / "conf").mkdir(parents=True)
     (folder / "conf" / "config.yaml").write_text(
@@ -251,7 +250,7 @@ def running(
         wait_until(lambda: _is_java(cluster.pid), 10, "the JobManager's namespace")
         for settings in task_managers:
             cluster.add_task_manager(settings)
-        cluster.wait_for_slots(8 * len(task_managers))
+        cluster.wait_for_slots(slots)
         yield cluster
     finally:
         cluster.stop()

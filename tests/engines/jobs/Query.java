@@ -1,6 +1,8 @@
 import java.io.PrintWriter;
 import java.lang.management.ManagementFactory;
 import java.lang.management.ThreadMXBean;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -9,6 +11,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.api.common.functions.FilterFunction;
 import org.apache.flink.api.common.functions.MapFunction;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.functions.RichFilterFunction;
@@ -137,6 +140,24 @@ public final class Query {
         }
     }
 
+    /** Throws once, soon after the file appears, which it takes away. */
+    static final class Fail implements FilterFunction<Long> {
+        private final String file;
+        private transient long count;
+
+        Fail(String file) {
+            this.file = file;
+        }
+
+        @Override
+        public boolean filter(Long record) throws Exception {
+            if (count++ % 50 == 0 && Files.deleteIfExists(Path.of(file))) {
+                throw new IllegalStateException("told to fail by " + file);
+            }
+            return true;
+        }
+    }
+
     /** Writes a line "finished due" (both nanoseconds) for every n-th record; lets all pass. */
     static final class Egress extends RichFilterFunction<Long> {
         private final String file;
@@ -216,6 +237,9 @@ public final class Query {
                         .name(prefix + "work");
         if (given.getOrDefault("shape", "line").equals("fork")) {
             worked = worked.union(parsed.map(new Burn(workMicros)).name(prefix + "side"));
+        }
+        if (given.containsKey("fail")) {
+            worked = worked.filter(new Fail(given.get("fail"))).name(prefix + "fail");
         }
         worked.filter(
                         new Egress(

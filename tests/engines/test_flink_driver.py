@@ -1,0 +1,309 @@
+"""The Flink driver against a real cluster: REST, /proc and the job's own records are the truth."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines.cluster import PROMETHEUS, Cluster, running
+from sched_ctl.drivers import EngineError, Target, flink, flink_local
+from sched_ctl.drivers.flink import FlinkDriver
+from sched_ctl.kernel import procfs
+from sched_ctl.model import PhysicalOperator, Snapshot
+from support import wait_until
+
+pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
+
+
+@contextmanager
+def connected(cluster: Cluster) -> Iterator[FlinkDriver]:
+    target = next(target for target in flink.find() if target.pid == cluster.pid)
+    driver = flink.connect(target)
+    yield driver
+    driver.close()
+
+
+def polled(driver: FlinkDriver, condition: Callable[[Snapshot], bool]) -> Snapshot:
+    """The first snapshot for which the condition holds."""
+
+    def poll() -> Snapshot | None:
+        snapshot = driver.poll(5)
+        return snapshot if condition(snapshot) else None
+
+    return wait_until(poll, 20) or pytest.fail()
+
+
+def complete(snapshot: Snapshot) -> bool:
+    """Every operator has a thread, and has processed something."""
+    return (
+        len(snapshot.topology.operators) > 0
+        and all(operator.threads for operator in snapshot.topology.operators)
+        and bool((snapshot.columns["tuples_in"] > 0).all())
+    )
+
+
+def row(snapshot: Snapshot, name: str) -> int:
+    names = [operator.name for operator in snapshot.topology.operators]
+    return names.index(name)
+
+
+def finished(out: Path) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """When each tuple left the job, time.monotonic() seconds."""
+    text = out.read_text()
+    lines = text[: text.rfind("\n")].split("\n")
+    return np.array([int(line.split()[0]) for line in lines]) / 1e9
+
+
+def test_found_without_being_told(cluster: Cluster) -> None:
+    assert Target("flink", f"127.0.0.1:8081@{cluster.pid}", cluster.pid) in flink.find()
+
+
+def test_topology_fusion_and_threads(cluster: Cluster) -> None:
+    # Names so short that the kernel keeps them whole: an independent witness.
+    cluster.submit(name="a", shape="fork", parallelism=2, rate=500)
+    cluster.submit(name="fused", prefix="f" * 60 + "-", chain="true", rate=500)
+    (task_manager,) = cluster.task_managers
+    with connected(cluster) as driver:
+        snapshot = polled(driver, complete)
+    topology = snapshot.topology
+    a = {o.name: o for o in topology.operators if o.query == "a"}
+    assert set(a) == {
+        "Source: a-src",
+        "a-parse",
+        "a-work (1/2)",
+        "a-work (2/2)",
+        "a-side",
+        "a-egress",
+        "a-sink: Writer",
+    }
+    comms = {
+        tid: Path(f"/proc/{task_manager.pid}/task/{tid}/comm").read_text().rstrip("\n")
+        for tid in procfs.tids(task_manager.pid)
+    }
+    for operator in topology.operators:
+        (thread,) = operator.threads
+        stat = procfs.stat(thread.pid, thread.tid)
+        assert thread.pid == task_manager.pid
+        assert stat is not None
+        assert stat.start_time == thread.start_time
+        assert thread.name.startswith(operator.name.split(" (")[0])
+        assert comms[thread.tid] == thread.name[:15]
+    for name in ("a-parse (1/1)#0", "a-work (1/2)#0", "a-work (2/2)#0", "a-side (1/1)#0"):
+        (tid,) = [tid for tid, comm in comms.items() if comm == name]
+        operator = a[name.removesuffix("#0").removesuffix(" (1/1)")]
+        assert operator.threads[0].tid == tid
+
+    names = [operator.label for operator in topology.operators]
+    edges = {(names[e.source], names[e.target], e.share) for e in topology.edges}
+    assert edges == {
+        ("a/Source: a-src", "a/a-parse", 1),
+        ("a/a-parse", "a/a-work (1/2)", 0.5),
+        ("a/a-parse", "a/a-work (2/2)", 0.5),
+        ("a/a-parse", "a/a-side", 1),
+        ("a/a-work (1/2)", "a/a-egress", 1),
+        ("a/a-work (2/2)", "a/a-egress", 1),
+        ("a/a-side", "a/a-egress", 1),
+        ("a/a-egress", "a/a-sink: Writer", 1),
+    }
+    (fused,) = [o for o in topology.operators if o.query == "fused"]
+    prefix = "f" * 60
+    assert fused.logical == (
+        f"Source: {prefix}-src",
+        *(f"{prefix}-{part}" for part in ("parse", "work", "egress")),
+        f"{prefix}-sink: Writer",
+    )
+    # What REST says, read directly.
+    told = {
+        vertex["name"]
+        for job in cluster.call("GET", "/jobs")["jobs"]
+        if job["status"] == "RUNNING"
+        for vertex in cluster.call("GET", f"/jobs/{job['id']}")["vertices"]
+    }
+    assert {re.sub(r" \(\d/2\)$", "", o.name) for o in topology.operators} == told
+    assert topology.notes == ()
+
+    served = {(h.role, names[h.serves]) for h in topology.helpers if h.serves is not None}
+    assert ("flusher", "a/a-work (2/2)") in served
+    assert ("timer", "a/a-parse") in served
+    assert {"network", "rpc", "metrics", "jit", "jvm"} <= {h.role for h in topology.helpers}
+    operators = {thread for o in topology.operators for thread in o.threads}
+    assert not operators & {helper.thread for helper in topology.helpers}
+
+
+def test_counters_agree_with_the_jobs_own(cluster: Cluster, out: Path) -> None:
+    cluster.submit(name="m", rate=1000, work_us=200, out=out)
+    with connected(cluster) as driver:
+        first = polled(driver, complete)
+        polled(driver, lambda s: s.time_s > first.time_s + 2)
+        begin = driver.poll(5).time_s  # what follows was counted after this moment
+        snapshot = driver.poll(5)
+        end = driver.poll(5).time_s
+    wait_until(lambda: finished(out)[-1] > end, what="the job's records flushed")
+    times = finished(out)
+    egress = snapshot.columns["tuples_in"][row(snapshot, "m-egress")]
+    assert (times <= begin).sum() - 2 <= egress <= (times <= end).sum() + 2
+
+    columns, before = snapshot.columns, first.columns
+    seconds = snapshot.time_s - first.time_s
+    states = ("busy_time", "idle_time", "backpressured_time")
+    accounted = sum(columns[state] - before[state] for state in states) / seconds
+    assert accounted == pytest.approx(np.ones(5), abs=0.2)
+    busy = (columns["busy_time"] - before["busy_time"])[row(snapshot, "m-work")] / seconds
+    assert busy > 0.15  # 1000/s of 200 us each
+    rate = (columns["tuples_in"] - before["tuples_in"]) / seconds
+    assert rate == pytest.approx(np.full(5, 1000.0), rel=0.15)
+    assert columns["queue_size"][1:].max() < 200
+    assert (columns["head_age_estimate"][1:] < 1).all()
+    logical = [operator.name for operator in snapshot.topology.logical]
+    assert snapshot.logical["tuples_in"][logical.index("m-egress")] == egress
+
+
+def test_a_queue_is_seen_before_the_slow_operator(cluster: Cluster) -> None:
+    cluster.submit(name="s", rate=4000, parse_us=1, work_us=1000)
+    with connected(cluster) as driver:
+        snapshot = polled(
+            driver,
+            lambda s: complete(s) and s.columns["queue_size"][row(s, "s-work")] > 50,
+        )
+    slow, parse = row(snapshot, "s-work"), row(snapshot, "s-parse")
+    assert snapshot.columns["head_age_estimate"][slow] > 0.02
+    assert snapshot.columns["backpressured_time"][parse] > 0
+
+
+def test_both_sources_agree(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = 500
+    cluster.submit(name="p", shape="fork", parallelism=2, rate=rate)
+    with connected(cluster) as scraping:
+        first = polled(scraping, complete)
+        with monkeypatch.context() as patch:
+            patch.setattr(flink_local, "metrics_endpoint", lambda *_: None)
+            with connected(cluster) as asking:
+                polled(asking, complete)
+                early = scraping.poll(5)
+                asked = asking.poll(5)
+        late = scraping.poll(5)
+    assert "no Prometheus reporter" in asked.topology.notes[0]
+    assert first.topology.notes == ()
+    assert asked.columns.keys() == early.columns.keys()
+    # REST may lag by the JobManager's fetch interval.
+    lag = 0.3 * rate * 2
+    for name in ("tuples_in", "tuples_out"):
+        assert (asked.columns[name] >= early.columns[name] - lag).all(), name
+        assert (asked.columns[name] <= late.columns[name]).all(), name
+        assert (asked.logical[name] >= early.logical[name] - lag).all(), name
+        assert (asked.logical[name] <= late.logical[name]).all(), name
+    assert asked.columns["busy_time"] == pytest.approx(early.columns["busy_time"], abs=1)
+
+
+def test_nothing_but_counters_is_read_while_nothing_changes(cluster: Cluster) -> None:
+    cluster.submit(name="n", rate=500)
+
+    def sockets() -> set[str]:
+        found = set()
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # that of the listing itself
+                found.add(str(descriptor.readlink()))
+        return {name for name in found if name.startswith("socket:")}
+
+    with connected(cluster) as driver:
+        snapshot = polled(driver, complete)
+        # Until the threads of starting have settled.
+        dumps = wait_until(lambda: _same(lambda: (driver.poll(5), driver._dumps)[1]), 30)
+        before = sockets()
+        snapshots = [driver.poll(5) for _ in range(10)]
+        assert driver._dumps == dumps
+        assert sockets() == before
+        assert {id(s.topology) for s in snapshots} == {id(snapshots[0].topology)}
+        assert snapshot.topology.operators == snapshots[0].topology.operators
+
+
+def _same(value: Callable[[], int]) -> int | None:
+    """The value, if it stays the same over a few calls."""
+    values = {value() for _ in range(5)}
+    return values.pop() if len(values) == 1 else None
+
+
+def test_a_restart_is_noticed(cluster: Cluster, tmp_path: Path) -> None:
+    fail = tmp_path / "fail"
+    cluster.submit(name="r", rate=500, fail=fail)
+    with connected(cluster) as driver:
+        before = polled(driver, complete)
+        fail.touch()  # the job throws, and Flink runs it again
+
+        def restarted(snapshot: Snapshot) -> bool:
+            return complete(snapshot) and snapshot.topology is not before.topology
+
+        after = polled(
+            driver,
+            lambda s: (
+                restarted(s)
+                and not _threads(s.topology.operators) & _threads(before.topology.operators)
+            ),
+        )
+        assert all(o.threads[0].name.endswith("#1") for o in after.topology.operators)
+        assert [o.label for o in after.topology.operators] == [
+            o.label for o in before.topology.operators
+        ]
+
+
+def _threads(operators: tuple[PhysicalOperator, ...]) -> set[object]:
+    return {thread for operator in operators for thread in operator.threads}
+
+
+def test_ambiguous_threads_are_left_alone(cluster: Cluster) -> None:
+    cluster.submit(name="x", prefix="same-", rate=200)
+    cluster.submit(name="x", prefix="same-", rate=200)
+    cluster.submit(name="y", rate=200)
+    with connected(cluster) as driver:
+        snapshot = polled(
+            driver,
+            lambda s: (
+                len(s.topology.operators) == 15
+                and all(o.threads for o in s.topology.operators if o.query == "y")
+            ),
+        )
+    topology = snapshot.topology
+    assert len(topology.queries) == 3
+    assert sorted(query.split("#")[0] for query in topology.queries) == ["x", "x", "y"]
+    assert not any(o.threads for o in topology.operators if o.query != "y")
+    assert len(topology.notes) == 5
+    assert "2 subtasks called 'same-parse'" in " ".join(topology.notes)
+
+
+def test_bad_addresses() -> None:
+    with pytest.raises(EngineError, match="cannot be reached"):
+        flink.connect(Target("flink", "127.0.0.1:9"))
+    for address in ("", "host", "host:port", "127.0.0.1:99999999", "a b:1", "http://x:1"):
+        with pytest.raises(Exception, match="is no address of a Flink cluster"):
+            flink.connect(Target("flink", address))
+
+
+def test_processes_that_die(tmp_path: Path) -> None:
+    """Two TaskManagers, one of them without a Prometheus reporter; then fewer and fewer."""
+    slots = {"taskmanager.numberOfTaskSlots": "2"}
+    with running(tmp_path / "pair", [{**PROMETHEUS, **slots}, slots], slots=4) as cluster:
+        cluster.submit(name="d", parallelism=4, rate=500)
+        with connected(cluster) as driver:
+            snapshot = polled(driver, complete)
+            pids = {o.threads[0].pid for o in snapshot.topology.operators}
+            assert pids == {process.pid for process in cluster.task_managers}
+            assert any("no Prometheus" in note for note in snapshot.topology.notes)
+
+            cluster.task_managers[1].kill()
+            cluster.task_managers[1].wait()
+            after = driver.poll(5)  # the other one goes on
+            left = {t.pid for o in after.topology.operators for t in o.threads}
+            assert left == {cluster.task_managers[0].pid}
+
+            cluster.task_managers[0].kill()
+            cluster.task_managers[0].wait()
+            with pytest.raises(EngineError, match="TaskManagers here have ended"):
+                driver.poll(5)
+            cluster.job_manager.kill()
+            cluster.job_manager.wait()
+            with pytest.raises(EngineError, match="JobManager has ended"):
+                driver.poll(5)
+            assert all(target.pid != cluster.pid for target in flink.find())
