@@ -5,6 +5,9 @@
  * same lists, into every file (and prints it with --layout), and readers take field names, offsets
  * and types from there; so nothing is written twice.
  *
+ * Only the first five fields of the header have to stay where they are: through them a reader finds
+ * the description.
+ *
  * The file is a header and sections of rows, all rows multiples of a cache line, so that a row has
  * one writer and is not fought over. All numbers are 8 bytes, aligned, little-endian, written
  * atomically; counters only grow. Edges are sorted by their target operator, and every operator has
@@ -12,7 +15,8 @@
  *
  * Urgency forms: the engine in pool mode reads two banks of four columns of doubles (rank, static,
  * per_second, per_tuple; one row an operator). A writer fills the bank that is not in force,
- * (epoch + 1) & 1, then stores epoch + 1 in `urgency_epoch`. Epoch 0: the engine's own policy.
+ * (epoch + 1) & 1, then stores epoch + 1 in `urgency_epoch`; the bank is in force until
+ * `urgency_until_ns`. Otherwise, and at epoch 0, the engine's own policy is.
  */
 #ifndef LABSPE_LAYOUT_H
 #define LABSPE_LAYOUT_H
@@ -72,7 +76,8 @@ enum activity_state { IDLE, BUSY, BLOCKED, SLEEPING };
 	F(u64, threads_offset, "bytes", "section of thread rows: threads of no operator") \
 	F(u64, threads_count, "rows", "") \
 	F(u64, urgency_offset, "bytes", "two banks of four columns, see above") \
-	F(u64, urgency_epoch, "", "bank in force: epoch & 1; 0: the engine's own policy")
+	F(u64, urgency_epoch, "", "bank in force: epoch & 1; 0: the engine's own policy") \
+	F(u64, urgency_until_ns, "ns", "CLOCK_MONOTONIC when the bank loses its force, unless renewed")
 
 #define QUERY_FIELDS(F) \
 	F(text, name, "", "") \

@@ -80,10 +80,14 @@ static struct urgency urgency(struct operator *op, uint64_t epoch, uint64_t now)
 /* The most urgent operator that can run, or NULL. Called with the lock held. */
 static struct operator *pick(uint64_t now)
 {
-	uint64_t epoch = atomic_load(&engine->shared.header->urgency_epoch);
+	struct header *header = engine->shared.header;
+	uint64_t epoch = atomic_load(&header->urgency_epoch);
 	struct urgency best = {0, 0};
 	struct operator *found = NULL;
 
+	/* A controller that died is not obeyed for ever. */
+	if (epoch && now >= get(header->urgency_until_ns))
+		epoch = 0;
 	for (size_t word = 0; word < ready_words; word++) {
 		for (uint64_t bits = atomic_load(&ready[word]); bits; bits &= bits - 1) {
 			size_t row = word * 64 + (size_t)__builtin_ctzll(bits);

@@ -1,0 +1,233 @@
+"""Urgency forms for the lab engine's own scheduler, `labspe --threads pool:K`.
+
+No kernel is involved: the forms are written into the engine's shared-memory file, and its workers
+evaluate them at each pick. This is the user-level scheduling of EdgeWise and Haren, under the same
+policies as every other backend: a baseline, and the limit that the kernel is measured against.
+
+Nothing is journalled, since nothing outlives the engine: forms are in force for `ttl_s` seconds and
+renewed by each `apply`, so an engine whose controller was killed goes back to its own policy.
+"""
+
+import os
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from sched_ctl.backends import Applied, Probe
+from sched_ctl.drivers import EngineError, lab
+from sched_ctl.graph import Array
+from sched_ctl.model import Thread
+from sched_ctl.schedule import Schedule
+
+__all__ = ["PoolBackend", "probe"]
+
+COLUMNS = ("rank", "static", "per_second", "per_tuple")
+TTL_S = 30.0
+
+
+def probe() -> Probe:
+    """Whether a lab engine runs here whose pool we could order."""
+    engines = lab.find()
+    for target in engines:
+        try:
+            file = lab.LabFile(lab.path_of(target.address))
+        except EngineError:
+            continue
+        pool = file.pool
+        file.close()
+        if pool:
+            return Probe(True, f"{target.engine} runs its operators in a pool of workers")
+    return Probe(
+        False,
+        "no lab engine on this machine runs its operators in a pool of workers"
+        + (f" ({len(engines)} run one thread an operator)" if engines else ""),
+        "start one: labspe --threads pool:1 WORKLOAD",
+    )
+
+
+@dataclass
+class _Pool:
+    """An engine whose pool we order. scopes: scope -> (rows, (4, rows) columns)."""
+
+    file: lab.LabFile
+    fd: int
+    written: Array | None = None  # (4, n) as they are in force
+    epoch: int = 0
+    scopes: dict[str, tuple[list[int], Array]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.file.close()
+
+
+class PoolBackend:
+    """Writes urgency forms into the files of lab engines in pool mode. See `backends.Backend`."""
+
+    name: ClassVar[str] = "pool"
+
+    def __init__(self, journal: object = None, *, ttl_s: float = TTL_S) -> None:
+        """journal: not needed, see above. ttl_s: how long forms outlive the last `apply`."""
+        self._ttl_s = ttl_s
+        self._pools: dict[tuple[int, int], _Pool] = {}  # by (pid, start time) of the engine
+
+    def apply(self, schedule: Schedule) -> Applied:
+        rows: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (row in the file, in schedule)
+        kernel: list[tuple[Thread, str]] = []
+        for index, thread in enumerate(schedule.threads):
+            row = lab.user_thread_row(thread)
+            if row is None:
+                kernel.append((thread, schedule.operators[index]))
+            else:
+                rows.setdefault((thread.pid, thread.start_time), []).append((row, index))
+        pids = {pid for pid, _ in rows}
+        # The pool's own threads (workers, sources) come along as helpers: nothing to do for them.
+        problems = [
+            f"{label}: a thread of the kernel; the backend 'pool' orders only the lab engine's pool"
+            for thread, label in kernel
+            if thread.pid not in pids
+        ]
+        total = Applied(problems=tuple(problems))
+        for key in [*rows, *(key for key in self._pools if key not in rows)]:
+            total = _sum(total, self._apply(key, schedule, rows.get(key, [])))
+        return total
+
+    def _apply(
+        self, key: tuple[int, int], schedule: Schedule, rows: list[tuple[int, int]]
+    ) -> Applied:
+        """Bring one engine in line with its part of the schedule."""
+        if not rows and schedule.scope not in self._pools[key].scopes:
+            return Applied()
+        try:
+            pool = self._pool(key)
+            if not rows:
+                del pool.scopes[schedule.scope]
+            else:
+                pool.scopes[schedule.scope] = _columns(schedule, rows, len(pool.file.operators))
+            return self._write(pool, len(rows))
+        except EngineError as error:
+            # A process that is gone is no error, all else is.
+            self._forget(key)
+            if lab.thread_start_time(key[0], key[0]) != key[1]:
+                return Applied(gone=len(rows))
+            return Applied(problems=(error.message,))
+        except OSError as error:
+            return Applied(problems=(f"lab:{key[0]}: {error.strerror}",))
+
+    def _pool(self, key: tuple[int, int]) -> _Pool:
+        if key not in self._pools:
+            file = lab.LabFile(lab.path_of(str(key[0])))
+            try:
+                if (file.pid, file.start_time) != key or not file.pool:
+                    raise EngineError(f"lab:{key[0]} does not run its operators in a pool")
+                self._pools[key] = _Pool(file, file.writable())
+            except BaseException:
+                file.close()
+                raise
+        pool = self._pools[key]
+        pool.file.refresh()
+        if not pool.file.alive:
+            raise EngineError(f"lab:{key[0]} has ended")
+        return pool
+
+    def _write(self, pool: _Pool, rows: int) -> Applied:
+        file = pool.file
+        if not pool.scopes:
+            _set_epoch(pool, 0, 0)
+            pool.written = None
+            return Applied(writes=1)
+        columns = _merged(pool, len(file.operators))
+        until_ns = time.monotonic_ns() + int(self._ttl_s * 1e9)
+        drifted = pool.written is not None and file["urgency_epoch"] != pool.epoch
+        if pool.written is not None and not drifted and np.array_equal(columns, pool.written):
+            _set_epoch(pool, pool.epoch, until_ns)
+            return Applied(unchanged=rows)
+        # The bank that is in force is left alone until the other one is complete.
+        epoch = file["urgency_epoch"] % (1 << 62) + 1
+        bank = file["urgency_offset"] + (epoch & 1) * columns.nbytes
+        os.pwrite(pool.fd, columns.tobytes(), bank)
+        _set_epoch(pool, epoch, until_ns)
+        pool.written = columns
+        return Applied(writes=2, repaired=rows if drifted else 0)
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        row = lab.user_thread_row(thread)
+        pool = self._pools.get((thread.pid, thread.start_time))
+        if row is None or pool is None or pool.written is None or row >= pool.written.shape[1]:
+            return {}
+        if not any(row in rows for rows, _ in pool.scopes.values()):
+            return {}
+        return dict(zip(COLUMNS, map(float, pool.written[:, row]), strict=True))
+
+    def restore(self) -> tuple[str, ...]:
+        problems = []
+        for key in list(self._pools):
+            pool = self._pools[key]
+            try:
+                if pool.file.alive:
+                    _set_epoch(pool, 0, 0)
+            except OSError as error:
+                problems.append(f"lab:{key[0]}: {error.strerror}")
+            self._forget(key)
+        return tuple(problems)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        if pool := self._pools.pop(key, None):
+            pool.close()
+
+
+def _set_epoch(pool: _Pool, epoch: int, until_ns: int) -> None:
+    """`until` first, so that a fresh epoch never finds an old one."""
+    os.pwrite(pool.fd, struct.pack("<Q", until_ns), pool.file.offset("urgency_until_ns"))
+    os.pwrite(pool.fd, struct.pack("<Q", epoch), pool.file.offset("urgency_epoch"))
+    pool.epoch = epoch
+
+
+def _columns(
+    schedule: Schedule, rows: list[tuple[int, int]], count: int
+) -> tuple[list[int], Array]:
+    """The part of a schedule that is one engine's: rows of its file, (4, rows) columns."""
+    rows = [(row, index) for row, index in rows if row < count]
+    indices = np.array([index for _, index in rows], dtype=np.intp)
+    form = schedule.form.take(indices)
+    columns = np.stack([form.rank, form.static, form.per_second, form.per_tuple])
+    # Unknown is neutral: as urgent as the middle one of those that are known.
+    unknown = ~np.isfinite(columns).all(axis=0)
+    if unknown.any():
+        now = form.at(schedule.head_age_s[indices], schedule.queue_size[indices])
+        columns[:, unknown] = 0.0
+        columns[:2, unknown] = _middle(columns[0, ~unknown], now[~unknown])
+    return [row for row, _ in rows], columns
+
+
+def _middle(rank: Array, value: Array) -> Array:
+    """(2, 1) rank and urgency in the middle of these; 0 if there are none."""
+    known = np.isfinite(value)
+    if not known.any():
+        return np.zeros((2, 1))
+    return np.array([[np.median(rank[known])], [np.median(value[known])]])
+
+
+def _merged(pool: _Pool, count: int) -> Array:
+    """(4, count): all scopes together; operators that no scope has are in the middle."""
+    columns = np.full((4, count), np.nan)
+    for rows, part in pool.scopes.values():
+        columns[:, rows] = part
+    free = np.isnan(columns[0])
+    if free.any():
+        columns[:, free] = 0.0
+        columns[:2, free] = _middle(columns[0, ~free], columns[1, ~free])
+    return columns
+
+
+def _sum(a: Applied, b: Applied) -> Applied:
+    return Applied(
+        a.writes + b.writes,
+        a.unchanged + b.unchanged,
+        a.repaired + b.repaired,
+        a.gone + b.gone,
+        a.problems + b.problems,
+    )

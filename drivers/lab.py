@@ -1,0 +1,410 @@
+"""The lab engine, `labspe`: read from the shared-memory file of each running instance.
+
+A file describes its own layout (made by `engine/layout.h`, the only source of it), so no offset is
+written here. The file is hostile until checked: anybody may put one into /dev/shm. It must belong
+to the user of the process that it names; the threads that it names must be that process's; and a
+file of another user is read with one bounded read(2) a poll, since its owner could truncate it,
+which kills a process that has it mapped. Our own user's files are mapped, and polled without a
+system call.
+
+In pool mode operators have no threads of their own. They get user-level threads instead: `Thread`s
+with a negative tid, which only the `pool` backend can schedule (see `user_thread`).
+"""
+
+import json
+import mmap
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.drivers import DriverKind, EngineError, Target
+from sched_ctl.graph import Array, Index
+from sched_ctl.kernel import procfs
+from sched_ctl.model import (
+    Edge,
+    HelperThread,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
+
+__all__ = [
+    "LabDriver",
+    "LabFile",
+    "connect",
+    "find",
+    "kind",
+    "path_of",
+    "thread_start_time",
+    "user_thread",
+    "user_thread_row",
+]
+
+FOLDER = Path("/dev/shm")
+PREFIX = "labspe."
+MAGIC = int.from_bytes(b"LABSPE1", "little")
+VERSION = 1
+MAX_BYTES = 1 << 30
+MAX_LAYOUT_BYTES = 1 << 16
+MAX_ROWS = 1 << 20
+OUTSIDE = 2**64 - 1
+STATES = ("starting", "running", "draining", "done")
+DONE = STATES.index("done")
+STALE_S = 1.0  # the heartbeat is renewed every 20 ms
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def _dtypes(layout: bytes) -> dict[str, np.dtype[np.void]]:
+    """Section name -> dtype of its rows, from the description in a file."""
+    try:
+        described = json.loads(layout)
+        name_bytes, buckets = int(described["name_bytes"]), int(described["histogram_buckets"])
+        if not (0 < name_bytes <= 1024 and 0 < buckets <= 1 << 16):
+            raise ValueError("sizes out of range")
+        types = {
+            "u64": "<u8",
+            "f64": "<f8",
+            "text": f"S{name_bytes}",
+            "histogram": ("<u8", (buckets,)),
+        }
+        return {
+            str(name): np.dtype(
+                {
+                    "names": [str(field[0]) for field in section["fields"]],
+                    "formats": [types[field[1]] for field in section["fields"]],
+                    "offsets": [int(field[2]) for field in section["fields"]],
+                    "itemsize": int(section["bytes"]),
+                }
+            )
+            for name, section in described["sections"].items()
+        }
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise EngineError(f"its layout cannot be read: {error}") from error
+
+
+class LabFile:
+    """The shared-memory file of one engine, checked. Raises EngineError for any other file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise EngineError(f"cannot open {path}: {error.strerror}") from error
+        self._map: mmap.mmap | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode) or not 64 <= status.st_size <= MAX_BYTES:
+            raise self._error("it is no file of a lab engine")
+        self.size = status.st_size
+        magic, version, size, offset, length = (
+            int(number) for number in np.frombuffer(self._read(40, 0), "<u8")
+        )
+        if magic != MAGIC:
+            raise self._error("it is no file of a lab engine, or of one that is still starting")
+        if version != VERSION:
+            raise self._error(f"its layout has version {version}, this sched-ctl reads {VERSION}")
+        if size != self.size or not (0 < length <= MAX_LAYOUT_BYTES and offset + length <= size):
+            raise self._error("its header and its size do not agree")
+        try:
+            self._dtypes = _dtypes(self._read(length, offset))
+            header = self._header_from(self._read(self._dtypes["header"].itemsize, 0))
+        except EngineError as error:
+            raise self._error(error.message) from error
+        self.pid, self.start_time = header["pid"], header["start_time"]
+        self.pool = header["workers"] > 0
+        self._check_owner(status.st_uid)
+        self._header_values = header
+        self._buffer: bytearray | mmap.mmap
+        if status.st_uid == os.geteuid():
+            self._map = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
+            self._buffer = self._map
+        else:
+            self._buffer = bytearray(self.size)
+        self.refresh()
+        self.header = self._rows("header", 0, 1)
+        self.queries = self._section("queries")
+        self.operators = self._section("operators")
+        self.activity = self._section("activity", "operators")
+        self.edges = self._section("edges")
+        self.produced = self._section("produced", "edges")
+        self.consumed = self._section("consumed", "edges")
+        self.egresses = self._section("egresses")
+        self.threads = self._section("threads")
+
+    def _check_owner(self, uid: int) -> None:
+        """The process that the file names must be there and belong to the file's owner."""
+        if not self.alive:
+            raise self._error(f"its engine, process {self.pid}, is gone")
+        try:
+            owner = Path("/proc", str(self.pid)).stat().st_uid
+        except OSError as error:
+            raise self._error(f"its engine, process {self.pid}, is gone") from error
+        if owner != uid:
+            raise self._error(f"user {uid} owns it, but user {owner} the process {self.pid}")
+
+    def _error(self, what: str) -> EngineError:
+        return EngineError(f"{self.path}: {what}")
+
+    def _read(self, count: int, offset: int) -> bytes:
+        data = os.pread(self._fd, count, offset)
+        if len(data) != count:
+            raise self._error("it is cut off")
+        return data
+
+    def _header_from(self, data: bytes) -> dict[str, int]:
+        row = np.frombuffer(data, self._dtypes["header"], 1)[0]
+        names = self._dtypes["header"].names or ()
+        return {name: int(row[name]) for name in names}
+
+    def _rows(self, name: str, offset: int, count: int) -> npt.NDArray[np.void]:
+        dtype = self._dtypes[name]
+        if not (0 <= count <= MAX_ROWS and 0 <= offset <= self.size - count * dtype.itemsize):
+            raise self._error(f"its section {name} lies outside of it")
+        return np.frombuffer(self._buffer, dtype, count, offset)
+
+    def _section(self, name: str, counted: str | None = None) -> npt.NDArray[np.void]:
+        try:
+            header = self._header_values
+            return self._rows(name, header[f"{name}_offset"], header[f"{counted or name}_count"])
+        except KeyError as error:
+            raise self._error(f"its layout lacks {error}") from error
+
+    def refresh(self) -> None:
+        """Make the rows show the present. No system call where the file is mapped."""
+        if self._map is None and os.preadv(self._fd, [memoryview(self._buffer)], 0) != self.size:
+            raise self._error("it is cut off")
+
+    def offset(self, field: str) -> int:
+        """Where a header field lies in the file."""
+        fields: Mapping[str, Any] = self._dtypes["header"].fields or {}
+        return int(fields[field][1])
+
+    def writable(self) -> int:
+        """Another descriptor of this very file, open for writing. Raises OSError."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+
+    def __getitem__(self, field: str) -> int:
+        """A header field, as of the last refresh."""
+        return int(self.header[field][0])
+
+    @property
+    def alive(self) -> bool:
+        """True if the engine's process still runs."""
+        return thread_start_time(self.pid, self.pid) == self.start_time
+
+    def close(self) -> None:
+        """The rows must not be used any more."""
+        os.close(self._fd)  # the mapping goes when the last array over it does
+
+
+def thread_start_time(pid: int, tid: int) -> int | None:
+    """Clock ticks since boot; None if that process has no such thread."""
+    found = procfs.stat(pid, tid)
+    return found.start_time if found else None
+
+
+# --- the driver -----------------------------------------------------------------------------------
+
+
+def user_thread(pid: int, start_time: int, row: int, name: str = "") -> Thread:
+    """The thread of operator `row` that only the engine's own pool knows: its tid is negative."""
+    return Thread(pid, -row - 1, start_time, name)
+
+
+def user_thread_row(thread: Thread) -> int | None:
+    """The operator row of a user-level thread, None for one of the kernel's."""
+    return -thread.tid - 1 if thread.tid < 0 else None
+
+
+def _text(raw: object) -> str:
+    """A name from the file: printable whatever is in there."""
+    text = bytes(raw).decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _topology(file: LabFile, engine: str) -> Topology:
+    """What runs, from a file's rows. Each thread is looked up in /proc."""
+    queries = [_text(name) for name in file.queries["name"]]
+    notes: list[str] = []
+
+    def kernel_thread(tid: int, start_time: int, name: str) -> tuple[Thread, ...]:
+        if thread_start_time(file.pid, tid) != start_time:
+            notes.append(f"{name}: process {file.pid} has no thread {tid} of that start time")
+            return ()
+        return (Thread(file.pid, tid, start_time, name),)
+
+    operators = []
+    for row, operator in enumerate(file.operators):
+        name, query = _text(operator["name"]), int(operator["query"])
+        if query >= len(queries):
+            raise EngineError(f"{file.path}: operator {name} belongs to no query")
+        if file.pool:
+            threads: tuple[Thread, ...] = (user_thread(file.pid, file.start_time, row, name),)
+        else:
+            threads = kernel_thread(int(operator["tid"]), int(operator["start_time"]), name)
+        operators.append(PhysicalOperator(queries[query], name, (name,), threads=threads))
+    edges = tuple(
+        Edge(int(edge["source"]), int(edge["target"]), float(edge["share"]))
+        for edge in file.edges
+        if int(edge["source"]) != OUTSIDE
+    )
+    if any(edge.source >= len(operators) for edge in edges):
+        raise EngineError(f"{file.path}: an edge comes from no operator")
+    if not all(0 < edge.share <= 1 for edge in edges):
+        raise EngineError(f"{file.path}: an edge's share is not above 0 and at most 1")
+    helpers = tuple(
+        HelperThread(thread, _text(row["role"]))
+        for row in file.threads
+        for thread in kernel_thread(int(row["tid"]), int(row["start_time"]), _text(row["name"]))
+    )
+    if file.pool:
+        notes.append("a pool of workers runs the operators: only the backend 'pool' can order them")
+    topology = Topology(
+        engine=engine,
+        operators=tuple(operators),
+        edges=edges,
+        logical=tuple(LogicalOperator(operator.query, operator.name) for operator in operators),
+        logical_edges=edges,
+        helpers=helpers,
+        notes=tuple(notes),
+    )
+    if topology.graph.cyclic:
+        raise EngineError(f"{file.path}: its operators form a cycle")
+    return topology
+
+
+def _first_inputs(file: LabFile) -> Index:
+    """Row of the first input edge of each operator; edges are sorted by target."""
+    target = file.edges["target"].astype(np.int64)
+    first = np.searchsorted(target, np.arange(len(file.operators)))
+    complete = (
+        len(target) >= len(file.operators) > 0
+        and bool((np.diff(target) >= 0).all())
+        and bool((target >= 0).all() and (target < len(file.operators)).all())
+        and bool((np.append(first[1:], len(target)) > first).all())
+    )
+    if not complete:
+        raise EngineError(f"{file.path}: its edges are not sorted, or an operator has none")
+    return first.astype(np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What stays while the generation does."""
+
+    generation: int
+    topology: Topology
+    first_input: Index
+
+
+COUNTERS = {"idle_time": "idle_ns", "busy_time": "busy_ns", "backpressured_time": "blocked_ns"}
+THREAD_MODE_ONLY = ("idle_time", "backpressured_time")
+
+
+class LabDriver:
+    """One connected lab engine; see `drivers.Driver`."""
+
+    def __init__(self, target: Target, file: LabFile) -> None:
+        self.target = target
+        self.file = file
+        self.provides = frozenset(
+            {"tuples_in", "tuples_out", "cpu_time", "queue_size", "head_age", *COUNTERS}
+        ) - (set(THREAD_MODE_ONLY) if file.pool else set())
+        self._view = self._look()
+
+    def _look(self) -> _View:
+        generation = self.file["generation"]
+        return _View(generation, _topology(self.file, self.target.engine), _first_inputs(self.file))
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        """Read the engine; takes no time to speak of, so `timeout_s` is not needed."""
+        file = self.file
+        file.refresh()
+        now_ns = time.monotonic_ns()
+        self._check_alive(now_ns)
+        if file["generation"] != self._view.generation:
+            self._view = self._look()
+        return Snapshot(self._view.topology, now_ns * 1e-9, self._columns(now_ns))
+
+    def _check_alive(self, now_ns: int) -> None:
+        silent_s = (now_ns - self.file["heartbeat_ns"]) * 1e-9
+        if self.file["state"] == DONE or (silent_s > STALE_S and not self.file.alive):
+            raise EngineError(f"{self.target.engine} has ended")
+        if silent_s > 5 * STALE_S:
+            raise EngineError(f"{self.target.engine} has not been heard of for {silent_s:.0f} s")
+
+    def _columns(self, now_ns: int) -> Mapping[str, Array]:
+        file, activity, first = self.file, self.file.activity, self._view.first_input
+        # Consumed before produced: what is counted in between makes a queue longer, not negative.
+        consumed = file.consumed["tuples"].astype(np.int64)
+        head_due = file.consumed["head_due_ns"].astype(np.int64)
+        waiting = np.maximum(file.produced["tuples"].astype(np.int64) - consumed, 0)
+        age = np.where(waiting > 0, np.maximum(now_ns - head_due, 0), 0)
+        columns = {
+            "tuples_in": activity["in"].astype(np.float64),
+            "tuples_out": activity["out"].astype(np.float64),
+            "cpu_time": activity["cpu_ns"] * 1e-9,
+            "queue_size": np.add.reduceat(waiting, first).astype(np.float64),
+            "head_age": np.maximum.reduceat(age, first) * 1e-9,
+        }
+        # The state that an operator is in is not yet in its counter.
+        since = np.maximum(now_ns - activity["since_ns"].astype(np.int64), 0)
+        state = activity["state"]
+        for number, name in enumerate(COUNTERS):
+            if name in self.provides:
+                running = np.where(state == number, since, 0) if not file.pool else 0
+                columns[name] = (activity[COUNTERS[name]] + running) * 1e-9
+        return columns
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _files() -> Sequence[Path]:
+    return sorted(path for path in FOLDER.glob(f"{PREFIX}*") if path.suffix[1:].isdecimal())
+
+
+def path_of(address: str) -> Path:
+    """Where an engine's file is: the address is its pid, or the path itself."""
+    return Path(address) if "/" in address else FOLDER / f"{PREFIX}{address}"
+
+
+def find(files: Callable[[], Sequence[Path]] = _files) -> list[Target]:
+    """The lab engines that run on this machine. Files of dead ones, and other files, are passed."""
+    found = []
+    for path in files():
+        try:
+            file = LabFile(path)
+        except EngineError:
+            continue
+        if path.name == f"{PREFIX}{file.pid}":
+            found.append(Target("lab", str(file.pid), file.pid))
+        file.close()
+    return found
+
+
+def connect(target: Target) -> LabDriver:
+    """`target.address` is the engine's pid, or the path of its shared-memory file."""
+    file = LabFile(path_of(target.address))
+    return LabDriver(Target(target.kind, target.address, file.pid), file)
+
+
+kind = DriverKind("lab", find, connect)
