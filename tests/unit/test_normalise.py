@@ -1,0 +1,210 @@
+"""From priorities to nice values and weights: by hand, and properties over random priorities."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from plans import array
+from sched_ctl.graph import Array
+from sched_ctl.model import Thread
+from sched_ctl.normalise import (
+    linear,
+    logarithmic,
+    nice_values,
+    positions,
+    scaled_shares,
+    weights,
+)
+from sched_ctl.policy import Spacing, form
+from sched_ctl.schedule import Schedule
+
+NAN, INF = float("nan"), float("inf")
+SPACINGS = [linear, logarithmic]
+
+
+def schedule(static: Array, spacing: Spacing, rank: Array | float = 0.0) -> Schedule:
+    n = len(static)
+    none = np.zeros(n)
+    return Schedule(
+        "s",
+        "p",
+        spacing,
+        tuple(Thread(1, i, 1) for i in range(n)),
+        ("x",) * n,
+        form(n, static=static, rank=rank),
+        none,
+        none,
+    )
+
+
+def random_priorities(seed: int) -> Array:
+    """All that a policy may come up with: any size and sign, ties, zeros, infinite, unknown."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(1, 12))
+    values = random.choice([-1.0, 1.0, 1.0, 1.0], n) * 10 ** random.uniform(-300, 300, n)
+    values[random.random(n) < 0.2] = values[0]
+    for special in (0.0, INF, -INF, NAN):
+        values[random.random(n) < 0.1] = special
+    return values
+
+
+def keeps_order(values: Array, place: Array) -> bool:
+    known = ~np.isnan(values)
+    order = np.argsort(values[known], kind="stable")
+    return bool((np.diff(place[known][order]) >= 0).all())
+
+
+def test_by_hand() -> None:
+    assert_allclose(linear(array(2, 4, 10)), [0, 0.25, 1])
+    assert_allclose(logarithmic(array(1, 10, 1000)), [0, 1 / 3, 1])
+    assert_allclose(linear(array(2, NAN, 10)), [0, 0.5, 1])
+    assert_allclose(linear(array(1, 2, INF)), [0, 1, 1])
+    assert_allclose(linear(array(1, INF)), [0.5, 1])
+    assert_allclose(linear(array(-INF, 5, INF)), [0, 0.5, 1])
+
+
+@pytest.mark.parametrize("spread", SPACINGS)
+def test_nothing_to_say(spread: Callable[[Array], Array]) -> None:
+    for values in (array(), array(3), array(3, 3), array(NAN), array(NAN, NAN), array(3, NAN)):
+        if len(values) == 2 and np.isnan(values).sum() == 1:
+            continue
+        assert np.isnan(spread(values)).all()
+        assert len(spread(values)) == len(values)
+
+
+def test_one_known_priority_among_unknown_ones_says_nothing() -> None:
+    assert np.isnan(linear(array(3, NAN))).all()
+
+
+def test_zeros_and_negative_values_in_logarithmic_spacing_come_last() -> None:
+    place = logarithmic(array(0, -5, 1, 1.25, 1.25**3))
+    assert_allclose(place, [0, 0, 0.25, 0.5, 1])
+    assert_allclose(logarithmic(array(-3, -2, -1)), [0, 0.5, 1])  # none positive: linear
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_positions_keep_the_order_and_stay_in_range(seed: int) -> None:
+    values = random_priorities(seed)
+    for spread in SPACINGS:
+        place = spread(values)
+        assert place.shape == values.shape
+        if np.isnan(place).all():
+            continue
+        assert ((place >= 0) & (place <= 1)).all()
+        assert keeps_order(values, place)
+        assert (place[np.isnan(values)] == 0.5).all()
+        finite = np.isfinite(values)
+        if finite.any() and values[finite].min() < values[finite].max():
+            assert place[finite].max() == 1 or spread is logarithmic
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("spacing", list(Spacing))
+def test_nice_values_keep_the_order_and_stay_in_range(seed: int, spacing: Spacing) -> None:
+    values = random_priorities(seed)
+    nice = nice_values(schedule(values, spacing), 0, 19)
+    assert ((nice >= 0) & (nice <= 19)).all()
+    assert keeps_order(values, -nice)
+
+
+def test_the_exact_form_gives_cpu_time_in_proportion_to_priority() -> None:
+    # Lachesis: each nice level is a factor of 1.25
+    values = array(1, 1.25, 1.25**2, 1.25**10)
+    assert nice_values(schedule(values, Spacing.LOGARITHMIC)).tolist() == [10, 9, 8, 0]
+    assert nice_values(schedule(values, Spacing.LOGARITHMIC), -10, 19).tolist() == [0, -1, -2, -10]
+
+
+def test_what_does_not_fit_is_squeezed() -> None:
+    values = array(1, 1.25**19, 1.25**38)
+    assert nice_values(schedule(values, Spacing.LOGARITHMIC)).tolist() == [19, 10, 0]
+    assert nice_values(schedule(values, Spacing.LOGARITHMIC), -20, 18).tolist() == [18, -1, -20]
+
+
+def test_linear_priorities_use_the_whole_range() -> None:
+    assert nice_values(schedule(array(1, 1.1, 1.2), Spacing.LINEAR), 0, 10).tolist() == [10, 5, 0]
+
+
+@pytest.mark.parametrize(("best", "worst", "neutral"), [(0, 19, 0), (-20, 19, 0), (5, 19, 5)])
+def test_nothing_to_say_leaves_nice_alone(best: int, worst: int, neutral: int) -> None:
+    for values in (array(3), array(3, 3), array(NAN, NAN)):
+        nice = nice_values(schedule(values, Spacing.LINEAR), best, worst)
+        assert nice.tolist() == [neutral] * len(values)
+
+
+def test_an_empty_nice_range_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"5\.\.4"):
+        nice_values(schedule(array(1), Spacing.LINEAR), 5, 4)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_are_lexicographic(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    n = int(random.integers(2, 12))
+    rank = random.integers(-3, 4, n).astype(np.float64)
+    static = 10 ** random.uniform(-5, 5, n)
+    none = np.zeros(n)
+    for spacing in Spacing:
+        place = positions(form(n, rank=rank, static=static), none, none, spacing)
+        if len(set(rank)) == 1:
+            continue
+        order = np.lexsort((static, rank))
+        assert (np.diff(place[order]) >= 0).all()
+        ranks = rank[order]
+        assert (np.diff(place[order])[np.diff(ranks) > 0] > 0).all()
+        assert place.min() == pytest.approx(0)
+        assert place.max() == pytest.approx(1)
+
+
+def test_bands_of_ranks_by_hand() -> None:
+    f = form(4, rank=array(0, 0, 1, 1), static=array(1, 2, 1, 5))
+    none = np.zeros(4)
+    # two bands of width 1 and a gap of 1/2
+    assert_allclose(positions(f, none, none, Spacing.LINEAR), array(0, 1, 1.5, 2.5) / 2.5)
+    f = form(3, rank=array(0, 0, 1), static=array(1, 2, 0))
+    assert_allclose(positions(f, none[:3], none[:3], Spacing.LINEAR), array(0, 1, 1.5) / 1.5)
+
+
+def test_an_unknown_urgency_is_in_the_middle_of_its_rank() -> None:
+    f = form(5, rank=array(0, 0, 0, 1, 1), static=array(1, 2, NAN, 1, 2))
+    none = np.zeros(5)
+    assert positions(f, none, none, Spacing.LINEAR)[2] == pytest.approx(0.5 / 2.5)
+
+
+def test_waits_and_queues_count_at_their_present_values() -> None:
+    f = form(3, static=1.0, per_second=2.0, per_tuple=array(0, 0, 1))
+    place = positions(f, array(0, 1, 0), array(NAN, NAN, 4), Spacing.LINEAR)
+    assert_allclose(place, [0, 0.5, 1])
+
+
+def test_weights() -> None:
+    assert weights(array(0, 0.5, 1, NAN), 2, 200, 100).tolist() == [2, 20, 200, 100]
+    with pytest.raises(ValueError, match="no weights"):
+        weights(array(0), 0, 10, 5)
+
+
+@pytest.mark.parametrize(("low", "high", "default"), [(2, 262144, 1024), (1, 10000, 100)])
+def test_shares_keep_their_ratios(low: int, high: int, default: int) -> None:
+    scaled = scaled_shares({"a": 1, "b": 4}, low, high, default)
+    assert scaled == {"a": default // 2, "b": default * 2}
+    assert scaled_shares({"a": 0.7}, low, high, default) == {"a": default}
+    assert scaled_shares({}, low, high, default) == {}
+
+
+def test_shares_that_are_wider_than_the_range_are_squeezed() -> None:
+    scaled = scaled_shares({"a": 1, "b": 1e3, "c": 1e6}, 1, 10000, 100)
+    assert scaled == {"a": 1, "b": 100, "c": 10000}
+    # moved, not squeezed, where the ratio fits
+    assert scaled_shares({"a": 1, "b": 1, "c": 1, "d": 5000}, 1, 10000, 100) == {
+        "a": 2,
+        "b": 2,
+        "c": 2,
+        "d": 10000,
+    }
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, NAN, INF])
+def test_shares_must_be_positive(bad: float) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        scaled_shares({"a": 1.0, "b": bad})

@@ -1,0 +1,295 @@
+"""Every policy by its formula, on chains and on DAGs, and the papers' own examples."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from plans import array, frame, plan, snapshot
+from sched_ctl import registry
+from sched_ctl.errors import UserError
+from sched_ctl.graph import Array
+from sched_ctl.metrics import evaluate, resolve
+from sched_ctl.model import Topology
+from sched_ctl.policy import OperatorFrame, Spacing, UrgencyForm
+from sched_ctl.window import Window
+
+NAN = float("nan")
+ALL = [
+    *("bsd", "chain", "constant", "cqc", "fcfs", "hnr", "hr", "lsf", "min-cost", "min-latency"),
+    *("min-memory", "multi-class", "qs", "random", "rb", "rr", "srpt"),
+]
+
+
+def measured(
+    topology: Topology, cost: list[float], selectivity: list[float], head_age: float = 1.0
+) -> OperatorFrame:
+    """A frame with every metric, from counters of 1000 tuples an operator."""
+    n = len(topology.operators)
+    now = snapshot(
+        topology,
+        cost=cost,
+        selectivity=selectivity,
+        queue_size=[5.0] * n,
+        head_age=[head_age] * n,
+    )
+    needs = {name for policy in ALL for name in registry.policy(policy).needs}
+    resolution = resolve(needs | {"cost", "selectivity"}, now.columns, policy="p", engine="e")
+    columns = evaluate(resolution, Window(now))
+    return OperatorFrame(topology.operators, topology.graph, columns)
+
+
+def urgency(name: str, of: OperatorFrame, **options: object) -> UrgencyForm:
+    return registry.policy(name, options).urgency(of)
+
+
+CHAIN = plan({"q": ["a", "b", "c"]})
+COST, SELECTIVITY = [1.0, 2.0, 4.0], [0.5, 0.4, 1.0]
+# By hand: S = .2 .4 1; C = 1+.5*(2+.4*4), 2+.4*4, 4 = 2.8 3.6 4; T = 7
+S, C, T = array(0.2, 0.4, 1.0), array(2.8, 3.6, 4.0), 7.0
+
+
+def test_all_are_there() -> None:
+    assert sorted(registry.policies()) == sorted(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_says_its_goal_and_fits_any_frame(name: str) -> None:
+    policy = registry.policy(name)
+    assert policy.name == name
+    assert policy.goal
+    empty = OperatorFrame((), plan({}).graph, {metric: np.empty(0) for metric in policy.needs})
+    assert len(policy.urgency(empty)) == 0
+    unknown = frame(CHAIN, **{metric: [NAN] * 3 for metric in policy.needs})
+    assert len(policy.urgency(unknown)) == 3
+    cycle = plan({"q": ["a", "b", "c"]}, [(0, 1), (1, 0), (1, 2)])
+    form = policy.urgency(measured(cycle, COST, SELECTIVITY))
+    assert not np.isnan(form.rank).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "expected"),
+    [
+        ("qs", "per_tuple", [1, 1, 1]),
+        ("fcfs", "per_second", [1, 1, 1]),
+        ("hr", "static", S / C),
+        ("rb", "static", S / C / 0.25),
+        ("rr", "static", S / C / 0.25),
+        ("cqc", "static", S / C),
+        ("srpt", "static", 1 / C),
+        ("hnr", "static", S / C / T),
+        ("lsf", "per_second", [1 / T] * 3),
+        ("bsd", "per_second", S / C / T**2),
+        ("min-memory", "static", [0.5 / 1, 0.6 / 2, 1 / 4]),
+        ("min-cost", "rank", [-2, -1, 0]),
+        ("min-cost", "static", [1, 0.5, 0.25]),
+        ("min-latency", "rank", [-2, -1, 0]),
+        ("min-latency", "static", S / C),
+        ("constant", "static", [0, 0, 0]),
+    ],
+)
+def test_the_formula_on_a_chain(name: str, part: str, expected: list[float]) -> None:
+    form = urgency(name, measured(CHAIN, COST, SELECTIVITY))
+    assert_allclose(getattr(form, part), expected)
+    others = {"static", "per_second", "per_tuple"} - {part}
+    if part != "rank" and name not in {"min-cost", "min-latency"}:
+        assert all((getattr(form, other) == 0).all() for other in others)
+        assert (form.rank == 0).all()
+
+
+def test_an_unknown_cost_is_an_unknown_urgency() -> None:
+    of = measured(CHAIN, [1, NAN, 4], SELECTIVITY)
+    for name in ("hr", "srpt", "rb", "min-latency"):
+        assert np.isnan(urgency(name, of).static).tolist() == [True, True, False]
+    assert np.isnan(urgency("hnr", of).static).all()  # T looks upstream too
+    for name in ("bsd", "lsf"):  # must be unknown as a whole, not only in its slope
+        assert np.isnan(urgency(name, of).static).all()
+
+
+def order_of_queries(name: str, **options: object) -> list[int]:
+    """AQSIOS, example 1: two queries of one operator each."""
+    example = plan({"Q1": ["o"], "Q2": ["o"]})
+    form = urgency(name, measured(example, [5e-3, 2e-3], [1.0, 0.33]), **options)
+    return np.argsort(-form.at(array(1, 1), array(3, 3)), kind="stable").tolist()
+
+
+def run(order: list[int]) -> tuple[float, float]:
+    """Mean response (ms) and slowdown of example 1: three tuples at 0, to all queries."""
+    cost, survives = [5.0, 2.0], [[True] * 3, [False, True, False]]
+    now, responses, slowdowns = 0.0, [], []
+    for query in order:
+        for emitted in survives[query]:
+            now += cost[query]
+            if emitted:
+                responses.append(now)
+                slowdowns.append(now / cost[query])
+    return float(np.mean(responses)), float(np.mean(slowdowns))
+
+
+def test_example_1_of_sharaf_et_al() -> None:
+    assert order_of_queries("hr") == [0, 1]
+    assert run(order_of_queries("hr")) == (12.25, 3.875)
+    assert order_of_queries("hnr") == [1, 0]
+    assert run(order_of_queries("hnr")) == pytest.approx((13.0, 2.9))
+
+
+def test_without_filters_hr_and_hnr_are_srpt() -> None:
+    # Sharaf et al. 2006, section 3.5
+    costs = [3.0, 1.0, 2.0, 5.0]
+    of = measured(plan({f"q{i}": ["o"] for i in range(4)}), costs, [1.0] * 4)
+    orders = {
+        tuple(np.argsort(-urgency(name, of).static).tolist()) for name in ("hr", "hnr", "srpt")
+    }
+    assert orders == {(1, 2, 0, 3)}
+
+
+DIAMOND = plan({"q": ["a", "b", "c", "d"]}, [(0, 1), (0, 2), (1, 3), (2, 3)])
+
+
+def test_hr_on_a_diamond_counts_both_ways() -> None:
+    form = urgency("hr", measured(DIAMOND, [1, 2, 3, 4], [1, 0.5, 0.25, 0.8]))
+    assert_allclose(form.static, [0.6 / 9, 0.4 / 4, 0.2 / 4, 0.8 / 4])
+
+
+def test_min_latency_and_min_cost_put_an_operator_before_all_that_feed_it() -> None:
+    # 0 > 1 > 3 and 0 > 3: the longest way counts
+    of = measured(plan({"q": list("abcd")}, [(0, 1), (1, 3), (0, 3), (2, 3)]), [1] * 4, [1] * 4)
+    for name in ("min-latency", "min-cost"):
+        assert urgency(name, of).rank.tolist() == [-2, -1, -1, 0]
+    assert urgency("min-cost", of, order="upstream").rank.tolist() == [2, 1, 1, 0]
+
+
+def test_min_memory_on_a_fork_counts_every_copy() -> None:
+    of = measured(plan({"q": list("abc")}, [(0, 1), (0, 2)]), [1, 1, 1], [0.75, 1, 1])
+    assert_allclose(urgency("min-memory", of).static, [1 - 1.5, 1, 1])
+
+
+def test_round_robin_asks_for_equal_groups_and_cqc_for_classes() -> None:
+    groups = registry.policy("rr").groups
+    assert groups is not None
+    assert groups("etl") == ("etl", 1.0)
+    classes = registry.policy("cqc", {"weights": {"high*": 4, "low*": 1}}).groups
+    assert classes is not None
+    assert classes("high-1") == classes("high-2") == ("high*", 4.0)
+    assert classes("x") == ("other", 1.0)
+
+
+def test_rb_makes_queries_alike() -> None:
+    of = measured(plan({"p": ["a", "b"], "q": ["a", "b"]}), [1, 1, 100, 100], [0.5, 1, 0.5, 1])
+    static = urgency("rb", of).static
+    assert_allclose(static[:2], static[2:])
+    assert static.max() == 1
+
+
+def test_random_repeats_with_its_seed_and_draws_again_each_period() -> None:
+    of = measured(CHAIN, COST, SELECTIVITY)
+    one, same, other = (registry.policy("random", {"seed": seed}) for seed in (1, 1, 2))
+    first = one.urgency(of).static
+    assert_allclose(first, same.urgency(of).static)
+    assert (first != one.urgency(of).static).any()
+    assert (first != other.urgency(of).static).all()
+
+
+def test_constant_takes_the_first_pattern_that_fits() -> None:
+    of = measured(plan({"etl": ["parse", "sink"], "lr": ["parse"]}), [1] * 3, [1] * 3)
+    table = {"etl/s*": 5, "etl": 2, "*/parse": 1}
+    assert urgency("constant", of, priorities=table).static.tolist() == [2, 5, 1]
+    assert urgency("constant", of, priorities={"x": 1}, default=9.0).static.tolist() == [9, 9, 9]
+
+
+def test_multi_class_puts_classes_first_and_keeps_their_policies() -> None:
+    of = measured(
+        plan({"low": ["a", "b"], "High-1": ["a"], "other": ["a"]}),
+        [1, 2, 3, 4],
+        [0.5, 1, 1, 1],
+    )
+    form = urgency("multi-class", of, classes={"high*": "fcfs", "low": "min-cost"})
+    # HIGH over both ranks of LOW's min-cost over the rest
+    assert form.rank.tolist() == [-2, -1, 0, -3]
+    assert form.per_second.tolist()[:3] == [0, 0, 1]
+    assert form.static.tolist()[:3] == [1, 0.5, 0]
+    assert np.isnan(form.static[3])
+
+
+def test_multi_class_by_default_is_that_of_haren() -> None:
+    policy = registry.policy("multi-class")
+    assert policy.needs == {"head_age", "global_selectivity", "global_cost"}
+    assert policy.spacing is Spacing.LOGARITHMIC
+
+
+# One operator x shared by three segments (Sharaf et al. 2006, section 7): x > {1, 2, 3}
+SHARED = plan({"q": ["x", "1", "2", "3"]}, [(0, 1), (0, 2), (0, 3)])
+SHARED_COST, SHARED_SELECTIVITY = [1.0, 1.0, 2.0, 10.0], [1.0, 1.0, 0.9, 0.1]
+
+
+def pdt_by_hand() -> Mapping[str, float]:
+    c, s = SHARED_COST, SHARED_SELECTIVITY
+    segments = sorted(
+        ((s[i] / (c[0] + c[i]), s[i] / (c[0] + c[i]) / (c[0] + c[i]), i) for i in (1, 2, 3)),
+        key=lambda segment: -segment[1],
+    )
+
+    def together(chosen: list[int]) -> float:
+        # sum(S_i / T_i) / SC with SC = sum(C_i) - (N - 1) c_x; T_i = c_x + c_i here
+        worth = sum(s[i] / (c[0] + c[i]) for i in chosen)
+        return worth / (sum(c[0] + c[i] for i in chosen) - (len(chosen) - 1) * c[0])
+
+    in_order = [i for _, _, i in segments]
+    sets = [in_order[: n + 1] for n in range(3)]
+    return {
+        "max": together(sets[0]),
+        "sum": together(sets[2]),
+        "pdt": max(map(together, sets)),
+    }
+
+
+@pytest.mark.parametrize("rule", ["max", "sum", "pdt"])
+def test_shared_operators(rule: str) -> None:
+    of = measured(SHARED, SHARED_COST, SHARED_SELECTIVITY)
+    form = urgency("hnr", of, sharing=rule)
+    assert form.static[0] == pytest.approx(pdt_by_hand()[rule])
+    # what is behind x runs by its own rate: s / (c T), T = c_x + c
+    assert_allclose(form.static[1:], [1 / 1 / 2, 0.9 / 2 / 3, 0.1 / 10 / 11])
+
+
+def test_the_tree_is_a_proper_part_where_that_is_best() -> None:
+    # x with two good segments and a bad one: 1 alone < 1 and 2 > all three
+    of = measured(SHARED, [1.0, 0.1, 0.1, 10.0], [1.0, 1.0, 0.9, 0.1])
+    values = {rule: urgency("hnr", of, sharing=rule).static[0] for rule in ("max", "sum", "pdt")}
+    assert values["pdt"] > values["max"] > values["sum"]
+    t = 1.1
+    assert values["pdt"] == pytest.approx((1 / t + 0.9 / t) / 1.2)
+
+
+def test_sharing_changes_nothing_on_chains() -> None:
+    of = measured(CHAIN, COST, SELECTIVITY)
+    for name, part in (("hr", "static"), ("hnr", "static"), ("bsd", "per_second")):
+        plain: Array = getattr(urgency(name, of), part)
+        for rule in ("max", "sum", "pdt"):
+            assert_allclose(getattr(urgency(name, of, sharing=rule), part), plain)
+
+
+def test_a_shared_operator_of_unknown_branches() -> None:
+    of = measured(SHARED, [1, 1, NAN, 10], SHARED_SELECTIVITY)
+    assert urgency("hr", of, sharing="pdt").static[0] == pytest.approx(0.5)
+    assert np.isnan(urgency("hr", of, sharing="sum").static[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("hnr", {"sharing": "ptd"}, "did you mean 'pdt'"),
+        ("bsd", {"sharing": "x"}, "no sharing 'x'"),
+        ("hr", {"sharing": "none"}, "no sharing"),
+        ("min-cost", {"order": "up"}, "no order 'up'"),
+        ("constant", {"level": "physcal"}, "did you mean 'physical'"),
+        ("constant", {"priorities": {"a": NAN}}, "not a finite number"),
+        ("cqc", {"weights": {"a": 0}}, "above 0"),
+        ("multi-class", {"classes": {"a": "bsdd"}}, "did you mean 'bsd'"),
+        ("multi-class", {"classes": {"a": "hr"}, "options": {"b": {}}}, "b, which is no class"),
+    ],
+)
+def test_bad_options(name: str, options: Mapping[str, object], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        registry.policy(name, options)

@@ -1,0 +1,114 @@
+"""Entry points, also those of other distributions, also broken ones."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sched_ctl import registry
+from sched_ctl.errors import UserError
+from sched_ctl.policy import Policy
+
+
+@pytest.fixture
+def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A distribution with one good policy, several broken ones, and one that wants to be our hr."""
+    (tmp_path / "stranger.py").write_text(
+        "from sched_ctl.policy import Policy, form\n"
+        "def good(weight: int = 1) -> Policy:\n"
+        "    return Policy('good', lambda f: form(len(f), static=weight), frozenset(), 'g')\n"
+        "number = 3\n"
+    )
+    (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "exits.py").write_text("raise RuntimeError('no license')\n")
+    info = tmp_path / "stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[sched_ctl.policies]\n"
+        "good = stranger:good\n"
+        "gone = stranger:gone\n"
+        "number = stranger:number\n"
+        "broken = broken:policy\n"
+        "license = exits:policy\n"
+        "hr = stranger:good\n"
+        "[sched_ctl.drivers]\n"
+        "storm = stranger:good\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._all_entries.cache_clear()
+    yield
+    registry._all_entries.cache_clear()
+    for name in ("stranger", "broken", "exits"):
+        sys.modules.pop(name, None)
+
+
+def test_ours_are_found() -> None:
+    assert registry.policy("fcfs").name == "fcfs"
+    assert not registry.problems()
+
+
+@pytest.mark.usefixtures("strangers")
+def test_a_broken_plugin_takes_nothing_else_down() -> None:
+    found = registry.policies()
+    assert {"good", "hr", "qs"} <= found.keys()
+    assert not {"gone", "number", "broken", "license"} & found.keys()
+    assert "storm" not in registry.drivers()
+    problems = registry.problems()
+    assert "a_module_that_is_not_there" in problems["policies: broken"]
+    assert "stranger" in problems["policies: broken"]
+    assert "no license" in problems["policies: license"]
+    assert "drivers: storm" in problems
+
+
+@pytest.mark.usefixtures("strangers")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("broken", "a_module_that_is_not_there"),
+        ("license", "RuntimeError: no license"),
+        ("gone", "gone"),
+        ("number", "int"),
+    ],
+)
+def test_who_asks_for_a_broken_plugin_is_told_whose_it_is(name: str, text: str) -> None:
+    with pytest.raises(UserError, match=text) as error:
+        registry.policy(name)
+    assert "stranger" in error.value.message
+
+
+@pytest.mark.usefixtures("strangers")
+def test_nobody_replaces_a_policy_of_ours() -> None:
+    assert registry.policy("hr").name == "hr"
+    assert any("ignored" in text for text in registry.problems().values())
+
+
+@pytest.mark.usefixtures("strangers")
+def test_options_are_converted_from_text() -> None:
+    made = registry.policy("good", {"weight": "7"})
+    assert made.options == {"weight": 7}
+    with pytest.raises(UserError, match=r"good, option weight: .*'x'"):
+        registry.policy("good", {"weight": "x"})
+    with pytest.raises(UserError, match=r"Expected `int`, got `float`"):
+        registry.policy("good", {"weight": 1.5})
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(UserError, match="no policy 'min-latncy': did you mean 'min-latency'") as e:
+        registry.policy("min-latncy")
+    assert e.value.hint
+
+
+def test_an_unknown_option_gets_a_suggestion() -> None:
+    with pytest.raises(UserError, match="no option 'sed': did you mean 'seed'"):
+        registry.policy("random", {"sed": 3})
+    with pytest.raises(UserError, match="no option 'x'") as error:
+        registry.policy("fcfs", {"x": 3})
+    assert error.value.hint == "it takes no options"
+
+
+def test_options_of() -> None:
+    assert list(registry.options_of(registry.policies()["random"])) == ["seed"]
+    assert isinstance(registry.policies()["fcfs"], Policy)
+    assert not registry.options_of(registry.policies()["fcfs"])
