@@ -39,8 +39,9 @@ def plan(
     edges: Iterable[tuple[int, int]] | None = None,
     engine: str = "lab:1",
     helpers: tuple[HelperThread, ...] = (),
+    first_tid: int = 100,
 ) -> Topology:
-    """One thread an operator; chains, unless edges are given. tid = 100 + row."""
+    """One thread an operator; chains, unless edges are given."""
     names = [(query, name) for query, operators in queries.items() for name in operators]
     if edges is None:
         edges = [(i, i + 1) for i in range(len(names) - 1) if names[i][0] == names[i + 1][0]]
@@ -48,7 +49,7 @@ def plan(
     return Topology(
         engine,
         tuple(
-            PhysicalOperator(query, name, (name,), threads=(Thread(1, 100 + row, 7),))
+            PhysicalOperator(query, name, (name,), threads=(Thread(1, first_tid + row, 7),))
             for row, (query, name) in enumerate(names)
         ),
         streams,
@@ -58,7 +59,7 @@ def plan(
     )
 
 
-def snapshot(topology: Topology, time_s: float = 10.0, **columns: Sequence[float]) -> Snapshot:
+def snapshot(topology: Topology, time_s: float = 10.0, /, **columns: Sequence[float]) -> Snapshot:
     return Snapshot(topology, time_s, {name: array(*values) for name, values in columns.items()})
 
 

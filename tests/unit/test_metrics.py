@@ -27,7 +27,7 @@ def test_every_derivation_reads_known_metrics_and_describes_itself() -> None:
 
 
 def test_the_best_derivation_wins() -> None:
-    counters = {"tuples_in": [10, 10, 10], "busy_time": [9, 9, 9]}
+    counters: dict[str, list[float]] = {"tuples_in": [10, 10, 10], "busy_time": [9, 9, 9]}
     assert_allclose(got("cost", snapshot(ONE, **counters)), [0.9] * 3)
     counters["thread_cpu_time"] = [5, 5, 5]
     assert_allclose(got("cost", snapshot(ONE, **counters)), [0.5] * 3)
@@ -177,7 +177,11 @@ def test_utilisation() -> None:
 
 def test_joins_are_taken_into_account_where_the_engine_tells_of_windows() -> None:
     join = plan({"q": ["left", "right", "join"]}, [(0, 2), (1, 2)])
-    counters = {"tuples_in": [100, 300, 400], "tuples_out": [100, 300, 400], "cpu_time": [1, 1, 1]}
+    counters: dict[str, list[float]] = {
+        "tuples_in": [100, 300, 400],
+        "tuples_out": [100, 300, 400],
+        "cpu_time": [1, 1, 1],
+    }
     then = snapshot(join, 10, **{name: [0, 0, 0] for name in counters}, window=[0, 0, 5])
     now = snapshot(join, 11, **counters, window=[0, 0, 5])
     # half of the output is caused by either input
@@ -211,7 +215,7 @@ def test_physical_counters_seen_by_logical_operators() -> None:
         head_age=[3, 1, 2],
     )
     window = Window(now, level=Level.LOGICAL)
-    expected = {
+    expected: dict[str, list[float]] = {
         "tuples_in": [100, 100, 50],
         "tuples_out": [100, 50, 50],
         "cpu_time": [0, 10, 5],
@@ -245,7 +249,7 @@ def test_logical_counters_seen_by_physical_operators() -> None:
         },
     )
     window = Window(now)
-    expected = {
+    expected: dict[str, list[float]] = {
         "tuples_in": [100, 25, 25],
         "tuples_out": [50, 25, 25],
         "cpu_time": [5, 4, 4],

@@ -106,7 +106,7 @@ def test_nice_values_keep_the_order_and_stay_in_range(seed: int, spacing: Spacin
     values = random_priorities(seed)
     nice = nice_values(schedule(values, spacing), 0, 19)
     assert ((nice >= 0) & (nice <= 19)).all()
-    assert keeps_order(values, -nice)
+    assert keeps_order(values, -nice.astype(np.float64))
 
 
 def test_the_exact_form_gives_cpu_time_in_proportion_to_priority() -> None:

@@ -111,7 +111,8 @@ def order_of_queries(name: str, **options: object) -> list[int]:
     """AQSIOS, example 1: two queries of one operator each."""
     example = plan({"Q1": ["o"], "Q2": ["o"]})
     form = urgency(name, measured(example, [5e-3, 2e-3], [1.0, 0.33]), **options)
-    return np.argsort(-form.at(array(1, 1), array(3, 3)), kind="stable").tolist()
+    order = np.argsort(-form.at(array(1, 1), array(3, 3)), kind="stable")
+    return [int(query) for query in order]
 
 
 def run(order: list[int]) -> tuple[float, float]:

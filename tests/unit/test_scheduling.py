@@ -1,0 +1,329 @@
+"""From snapshots to schedules: selection, levels, threads, helpers, groups, several engines."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from plans import array, plan, snapshot
+from sched_ctl import registry
+from sched_ctl.errors import UserError
+from sched_ctl.metrics import resolve
+from sched_ctl.model import (
+    Edge,
+    HelperThread,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
+from sched_ctl.normalise import nice_values
+from sched_ctl.policy import Level, OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.schedule import Schedule
+from sched_ctl.scheduling import decide, matches
+from sched_ctl.window import Window
+
+NAN = float("nan")
+
+
+def scheduled(policy: str | Policy, *snapshots: Snapshot, **arguments: object) -> Schedule:
+    chosen = registry.policy(policy) if isinstance(policy, str) else policy
+    windows = {now.topology.engine: Window(now) for now in snapshots}
+    resolutions = {
+        name: resolve(
+            chosen.needs,
+            {*window.now.columns, *window.now.logical},
+            policy=chosen.name,
+            engine=name,
+        )
+        for name, window in windows.items()
+    }
+    return decide("main", chosen, windows, resolutions, **arguments)  # type: ignore[arg-type]
+
+
+def by_label(schedule: Schedule) -> Mapping[str, float]:
+    return dict(zip(schedule.operators, schedule.form.static.tolist(), strict=True))
+
+
+def constant(level: str = "physical", **priorities: float) -> Policy:
+    table = {name.replace("_", "/"): value for name, value in priorities.items()}
+    return registry.policy("constant", {"priorities": table, "level": level})
+
+
+TWO = plan({"etl": ["a", "b"], "lr": ["a"]})
+
+
+def test_every_thread_gets_the_urgency_of_its_operator() -> None:
+    now = snapshot(TWO, queue_size=[1, 5, 3], head_age=[0.1, 0.2, NAN])
+    schedule = scheduled("qs", now)
+    assert schedule.operators == ("etl/a", "etl/b", "lr/a")
+    assert [thread.tid for thread in schedule.threads] == [100, 101, 102]
+    assert schedule.form.per_tuple.tolist() == [1, 1, 1]
+    assert_allclose(schedule.queue_size, [1, 5, 3])
+    assert_allclose(schedule.head_age_s, [0.1, 0.2, NAN])  # shown though QS does not need it
+    assert schedule.scope == "main"
+    assert not schedule.groups
+
+
+def test_selection_by_query_name() -> None:
+    now = snapshot(TWO, queue_size=[1, 5, 3])
+    assert scheduled("qs", now, select=("e*",)).operators == ("etl/a", "etl/b")
+    assert scheduled("qs", now, select=("!etl",)).operators == ("lr/a",)
+    assert scheduled("qs", now, select=("*", "!lr")).operators == ("etl/a", "etl/b")
+    assert scheduled("qs", now, select=("lab:1/lr",)).operators == ("lr/a",)
+    nothing = scheduled("qs", now, select=("x",))
+    assert nothing.threads == ()
+    assert len(nothing.form) == 0
+
+
+def test_patterns() -> None:
+    assert matches("e", "q", ["*"])
+    assert matches("e", "q", ["e/q"])
+    assert not matches("e", "q", ["Q"])
+    assert not matches("e", "q", [])
+    assert not matches("e", "q", ["!q", "q"])
+
+
+def test_metrics_of_a_selected_query_are_those_of_the_whole_graph() -> None:
+    # two queries share operator 0; C of 0 counts both branches even if one query is selected
+    topology = plan({"p": ["0", "1"], "q": ["2"]}, [(0, 1), (0, 2)])
+    now = snapshot(topology, cost=[1, 2, 4], selectivity=[1, 1, 1])
+    schedule = scheduled("srpt", now, select=("p",))
+    assert_allclose(schedule.form.static, [1 / 7, 1 / 2])
+
+
+def test_several_engines_are_compared_in_one_frame() -> None:
+    one = snapshot(plan({"q": ["a"]}, engine="lab:1"), queue_size=[1])
+    two = snapshot(plan({"q": ["a"]}, engine="flink:2", first_tid=200), queue_size=[9])
+    seen: list[OperatorFrame] = []
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        seen.append(frame)
+        return form(len(frame), static=frame["queue_size"])
+
+    policy = Policy("p", urgency, frozenset({"queue_size"}), "g")
+    schedule = scheduled(policy, one, two)
+    assert len(seen) == 1
+    assert schedule.form.static.tolist() == [1, 9]
+
+
+def test_engines_may_get_the_same_metric_in_different_ways() -> None:
+    one = snapshot(plan({"q": ["a"]}, engine="lab:1"), tuples_in=[10], cpu_time=[10])
+    two = snapshot(
+        plan({"q": ["a"]}, engine="flink:2", first_tid=200), tuples_in=[10], busy_time=[5]
+    )
+    now = [replace(s, columns=dict(s.columns) | {"tuples_out": array(10)}) for s in (one, two)]
+    assert_allclose(scheduled("srpt", *now).form.static, [1, 2])
+
+
+def test_no_engine_gives_an_empty_schedule() -> None:
+    assert scheduled("hr").threads == ()
+
+
+def threads_of(*tids: int) -> tuple[Thread, ...]:
+    return tuple(Thread(1, tid, 7) for tid in tids)
+
+
+def test_several_threads_of_an_operator_and_several_operators_of_a_thread() -> None:
+    topology = Topology(
+        "e",
+        (
+            PhysicalOperator("q", "a", ("a",), threads=threads_of(1, 2)),
+            PhysicalOperator("q", "b", ("b",), threads=threads_of(2, 3)),
+            PhysicalOperator("r", "c", ("c",), threads=threads_of(2)),
+            PhysicalOperator("q", "d", ("d",)),
+        ),
+        (),
+        (),
+        (),
+    )
+    schedule = scheduled(constant(q_a=1, q_b=3, r_c=2), snapshot(topology), shares={"r": 2})
+    assert [thread.tid for thread in schedule.threads] == [1, 2, 3]
+    assert schedule.form.static.tolist() == [1, 3, 3]
+    assert schedule.operators == ("q/a", "q/b", "q/b")
+    # a thread belongs to the query whose operator decided
+    assert {name: group.rows for name, group in schedule.groups.items()} == {"e/q": (0, 1, 2)}
+
+
+def test_a_thread_waits_with_its_most_urgent_operator() -> None:
+    topology = Topology(
+        "e",
+        (
+            PhysicalOperator("q", "a", ("a",), threads=threads_of(1)),
+            PhysicalOperator("q", "b", ("b",), threads=threads_of(1)),
+            PhysicalOperator("q", "c", ("c",), threads=threads_of(1)),
+        ),
+        (),
+        (),
+        (),
+    )
+    schedule = scheduled("fcfs", snapshot(topology, head_age=[3, NAN, 5]))
+    assert schedule.operators == ("q/c",)
+    assert schedule.head_age_s.tolist() == [5]
+    unknown = scheduled("fcfs", snapshot(topology, head_age=[NAN, NAN, NAN]))
+    assert len(unknown.threads) == 1
+
+
+# a > b fused, c in two replicas; d is unknown to the logical view
+FUSED = Topology(
+    "e",
+    (
+        PhysicalOperator("q", "a+b", ("a", "b"), threads=threads_of(1)),
+        PhysicalOperator("q", "c/0", ("c",), 0, 2, threads_of(2)),
+        PhysicalOperator("q", "c/1", ("c",), 1, 2, threads_of(3)),
+        PhysicalOperator("q", "d", ("?",), threads=threads_of(4)),
+    ),
+    (Edge(0, 1, 0.5), Edge(0, 2, 0.5)),
+    tuple(LogicalOperator("q", name) for name in "abc"),
+    (Edge(0, 1), Edge(1, 2)),
+)
+
+
+def test_the_transformation_rule() -> None:
+    policy = constant("logical", q_a=5, q_b=2, q_c=3)
+    schedule = scheduled(policy, snapshot(FUSED))
+    assert schedule.operators == ("q/a+b", "q/c/0", "q/c/1", "q/d")
+    # fused: the largest of its logical ones; replicas: each; unknown: neutral
+    assert_allclose(schedule.form.static, [5, 3, 3, NAN])
+
+
+def test_a_logical_policy_sees_logical_metrics() -> None:
+    seen: list[OperatorFrame] = []
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        seen.append(frame)
+        return form(len(frame), per_tuple=1.0)
+
+    policy = Policy("p", urgency, frozenset({"queue_size"}), "g", level=Level.LOGICAL)
+    schedule = scheduled(policy, snapshot(FUSED, queue_size=[7, 1, 2, 9]))
+    assert seen[0]["queue_size"].tolist() == [7, 0, 3]
+    assert [operator.name for operator in seen[0].operators] == ["a", "b", "c"]
+    assert_allclose(schedule.queue_size, [7, 3, 3, NAN])
+
+
+def test_ranks_decide_before_urgencies_in_the_transformation() -> None:
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        return form(len(frame), rank=array(1, 0, 0), static=array(1, 9, NAN))
+
+    policy = Policy("p", urgency, frozenset(), "g", level=Level.LOGICAL)
+    schedule = scheduled(policy, snapshot(FUSED))
+    assert (schedule.form.rank[0], schedule.form.static[0]) == (1, 1)
+
+
+HELPED = plan(
+    {"q": ["a", "b"], "r": ["c"]},
+    helpers=(
+        HelperThread(Thread(1, 201, 7), "flusher", 1),
+        HelperThread(Thread(1, 202, 7), "network"),
+        HelperThread(Thread(1, 203, 7), "gc"),
+        HelperThread(Thread(1, 204, 7), "flusher", 2),
+        HelperThread(Thread(1, 101, 7), "network"),  # is an operator's thread already
+    ),
+)
+
+
+def test_helper_threads_by_role() -> None:
+    rules = {"flusher": "follow", "net*": "top", "gc": "neutral"}
+    schedule = scheduled(constant(q_a=1, q_b=2, r_c=3), snapshot(HELPED), helpers=rules)
+    assert by_label(schedule) == pytest.approx(
+        {"q/a": 1, "q/b": 2, "r/c": 3, "lab:1: flusher": 3, "lab:1: network": 0, "lab:1: gc": NAN},
+        nan_ok=True,
+    )
+    assert len(schedule.threads) == len(set(schedule.threads)) == 7
+    nice = dict(zip(schedule.threads, nice_values(schedule).tolist(), strict=True))
+    top = nice[Thread(1, 202, 7)]
+    assert top == 0
+    assert all(value > top for thread, value in nice.items() if thread.tid != 202)
+
+
+def test_helpers_without_a_rule_are_left_alone() -> None:
+    assert len(scheduled(constant(), snapshot(HELPED)).threads) == 3
+    assert len(scheduled(constant(), snapshot(HELPED), helpers={"*": "leave"}).threads) == 3
+    first = scheduled(constant(), snapshot(HELPED), helpers={"gc": "leave", "*": "top"})
+    assert Thread(1, 203, 7) not in first.threads
+
+
+def test_helpers_of_queries_that_are_not_selected_are_left_alone() -> None:
+    schedule = scheduled(
+        constant(q_b=2), snapshot(HELPED), select=("q",), helpers={"flusher": "follow"}
+    )
+    assert schedule.operators == ("q/a", "q/b", "lab:1: flusher")
+    assert schedule.threads[2].tid == 201
+
+
+def test_a_follower_shares_the_group_and_the_wait() -> None:
+    now = snapshot(HELPED, head_age=[1, 2, 3])
+    schedule = scheduled("fcfs", now, helpers={"*": "follow"}, shares={"q": 4, "*": 0.5})
+    by_tid = {thread.tid: i for i, thread in enumerate(schedule.threads)}
+    assert schedule.head_age_s[by_tid[201]] == 2
+    assert np.isnan(schedule.form.static[by_tid[203]])  # serves nobody: neutral
+    groups = schedule.groups
+    assert {name: group.share for name, group in groups.items()} == {"lab:1/q": 4, "lab:1/r": 0.5}
+    assert by_tid[201] in groups["lab:1/q"].rows
+    assert by_tid[204] in groups["lab:1/r"].rows
+    assert not any(by_tid[203] in group.rows for group in groups.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"helpers": {"gc": "folow"}}, "did you mean 'follow'"),
+        ({"shares": {"q": 0}}, "share of 'q' is 0"),
+        ({"shares": {"q": NAN}}, "share of 'q' is nan"),
+    ],
+)
+def test_bad_bindings(arguments: Mapping[str, object], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        scheduled(constant(), snapshot(HELPED), **arguments)
+
+
+def test_a_policy_may_ask_for_groups_and_the_user_wins() -> None:
+    now = snapshot(TWO, cost=[1, 1, 1], selectivity=[1, 1, 1])
+    rr = {name: (g.share, g.rows) for name, g in scheduled("rr", now).groups.items()}
+    assert rr == {"lab:1/etl": (1, (0, 1)), "lab:1/lr": (1, (2,))}
+    cqc = registry.policy("cqc", {"weights": {"*": 3}})
+    assert {n: g.rows for n, g in scheduled(cqc, now).groups.items()} == {"lab:1/*": (0, 1, 2)}
+    user = scheduled("rr", now, shares={"lr": 5}).groups
+    assert {name: group.share for name, group in user.items()} == {"lab:1/etl": 1, "lab:1/lr": 5}
+
+
+def test_a_new_topology_of_equal_parts_is_scheduled_anew() -> None:
+    first, second = plan({"q": ["a"]}), plan({"q": ["a"]})
+    assert scheduled(constant(q_a=1), snapshot(first)).threads == second.operators[0].threads
+    restarted = replace(
+        second, operators=(replace(second.operators[0], threads=(Thread(1, 100, 8),)),)
+    )
+    assert scheduled(constant(), snapshot(restarted)).threads == (Thread(1, 100, 8),)
+
+
+def chains(operators: int) -> Snapshot:
+    topology = plan({f"q{i}": list("abcde") for i in range(operators // 5)})
+    random = np.random.default_rng(1)
+    tuples = random.integers(1, 1000, operators).astype(np.float64)
+    return Snapshot(
+        topology,
+        1.0,
+        {
+            "tuples_in": tuples,
+            "tuples_out": tuples * random.random(operators),
+            "cpu_time": tuples * random.random(operators),
+            "head_age": random.random(operators),
+        },
+    )
+
+
+@pytest.mark.parametrize("policy", ["hr", "bsd", "chain"])
+def test_a_pass_grows_no_faster_than_the_operators(policy: str) -> None:
+    def seconds(now: Snapshot) -> float:
+        took = []
+        for _ in range(7):
+            start = perf_counter()
+            scheduled(policy, now)
+            took.append(perf_counter() - start)
+        return min(took)
+
+    assert seconds(chains(10_000)) < 30 * seconds(chains(1000))
