@@ -113,12 +113,16 @@ def _fetch(kernel: Kernel, target: Path) -> Path:
                 f"Debian's {kernel.suite} has no kernel {kernel.name} any more, it offers: "
                 + (", ".join(sorted(offered, key=_version)) or "none")
             )
-        _run(["apt-get", *apt, "-q", "download", max(wanted, key=_version)], work)
-        (package,) = work.glob("*.deb")
-        _run(["dpkg-deb", "-x", str(package), str(work / "tree")], work)
-        (image,) = (work / "tree" / "boot").glob("vmlinuz-*")
-        image.rename(target)
-    return target
+        newest = max(wanted, key=_version)
+        # Since 7.2 or so the image lies in a package of its own.
+        for package in (newest, newest.replace("linux-image-", "linux-binary-")):
+            _run(["apt-get", *apt, "-q", "download", package], work)
+            for file in work.glob("*.deb"):
+                _run(["dpkg-deb", "-x", str(file), str(work / "tree")], work)
+            for image in (work / "tree").glob("**/vmlinuz*"):
+                if image.is_file() and not image.is_symlink():
+                    return image.rename(target)
+    raise KernelNotFound(f"{newest} has no kernel image in it")
 
 
 def _version(name: str) -> list[int]:

@@ -242,6 +242,11 @@ class Object:
                 return self.btf.name(self.btf.resolve(type_))
         raise BtfError(f"{self.path} has no ops table {name}")
 
+    def resize(self, name: str, entries: int) -> None:
+        self.library.check(
+            self.library.bpf_map__set_max_entries(self._map(name), entries), f"resize of {name}"
+        )
+
     def load(self) -> None:
         """Verify and load. The error's `log` holds the verifier's."""
         self.library.messages.clear()
@@ -263,15 +268,26 @@ class Object:
 
         A struct is a 0-d array: `control["ttl_ms"] = 500` writes at once, without a system call.
         """
-        if section not in self._views:
-            size = self.library.bpf_map__value_size(self._map(section))
-            length = (size + _PAGE - 1) // _PAGE * _PAGE
-            self._views[section] = mmap.mmap(self.fd(section), length, mmap.MAP_SHARED)
         found = self.variables(section)[variable]
         dtype = self.btf.dtype(found.type)
         count = int(np.prod(dtype.shape, dtype=np.int64))
-        flat = np.frombuffer(self._views[section], dtype.base, count, found.offset)
+        flat = np.frombuffer(self._view(section), dtype.base, count, found.offset)
         return flat.reshape(dtype.shape)
+
+    def map_array(self, name: str, struct: str) -> NDArray[Any]:
+        """A map of type array (BPF_F_MMAPABLE) of structs, as a numpy array over its memory."""
+        entries = self.library.bpf_map__max_entries(self._map(name))
+        return np.frombuffer(self._view(name), self.btf.dtype(struct), entries)
+
+    def _view(self, name: str) -> mmap.mmap:
+        if name not in self._views:
+            found = self._map(name)
+            # The kernel rounds the elements of an array map up to 8 bytes.
+            size = (self.library.bpf_map__value_size(found) + 7) // 8 * 8
+            length = size * self.library.bpf_map__max_entries(found)
+            length = (length + _PAGE - 1) // _PAGE * _PAGE
+            self._views[name] = mmap.mmap(self.fd(name), length, mmap.MAP_SHARED)
+        return self._views[name]
 
     def attach_ops(self, name: str) -> "Link":
         lib = self.library

@@ -1,0 +1,248 @@
+"""Our BPF scheduler, loaded: the memory shared with it, its statistics, and why it ended.
+
+What each part means is written in bpf/sched_ctl.h, whose layout and texts are read from the
+object's BTF; nothing of it is repeated here.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sched_ctl.errors import UserError
+from sched_ctl.kernel import schedext
+from sched_ctl.kernel.btf import Btf
+from sched_ctl.kernel.libbpf import BpfError, Link, Object, library
+
+__all__ = ["OBJECT", "Exit", "LoadError", "Scheduler", "last_level_caches", "thread_pidfd"]
+
+OBJECT = Path(__file__).resolve().parents[1] / "bin" / "sched_ctl.bpf.o"
+NAME = "sched_ctl"
+_PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, since Linux 6.9
+
+
+class LoadError(UserError):
+    """The scheduler cannot be loaded or attached; `log` is what libbpf and the verifier said."""
+
+    def __init__(self, obstacle: schedext.Obstacle, log: str = "") -> None:
+        super().__init__(obstacle.because, obstacle.hint)
+        self.transient = obstacle.transient
+        self.log = log
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Why a scheduler is no longer attached.
+
+    kind: name of the kernel's enum scx_exit_kind without prefix. restart: nothing is wrong, the
+    kernel wants it loaded again (CPU hotplug).
+    """
+
+    kind: str
+    code: int
+    reason: str
+    message: str
+
+    @property
+    def restart(self) -> bool:
+        return bool(self.code & schedext.RESTART)
+
+    def __str__(self) -> str:
+        if self.restart:
+            return "a CPU came or went: the scheduler has to be loaded again"
+        words = schedext.EXIT_WORDS.get(self.kind, self.kind)
+        detail = ": ".join(text for text in (self.reason, self.message) if text)
+        return f"{words} ({detail})" if detail else words
+
+
+class Scheduler:
+    """Open, change `tunables` and memory, then `attach`. Close it, or use it as a context.
+
+    control, slots, live, threads, queues, groups: arrays over the shared memory, see sched_ctl.h.
+    """
+
+    def __init__(
+        self,
+        *,
+        full: bool,
+        tunables: Mapping[str, object] | None = None,
+        path: Path = OBJECT,
+        kernel: Btf | None = None,
+        timeout_ms: int | None = None,
+        trace_records: int = 0,
+    ) -> None:
+        """Open and load. full: every normal thread is ours, not only those of policy SCHED_EXT.
+
+        trace_records: keep the last so many scheduling events, a power of two. Raises LoadError.
+        """
+        self.full = full
+        self.cleared: list[str] = []
+        self._link: Link | None = None
+        if not path.exists():
+            raise LoadError(
+                schedext.Obstacle(
+                    f"the BPF program was not built: {path} is missing",
+                    "make -C bpf (needs clang), or install a package that has it",
+                )
+            )
+        self.kernel = kernel or schedext.kernel_types()
+        try:
+            self._object = Object.open(path, library())
+        except BpfError as error:
+            raise LoadError(schedext.Obstacle(str(error)), error.log) from error
+        try:
+            self._load(tunables or {}, timeout_ms, trace_records)
+        except BaseException:
+            self._object.close()
+            raise
+
+    def _load(
+        self, tunables: Mapping[str, object], timeout_ms: int | None, trace_records: int
+    ) -> None:
+        opened = self._object
+        caches = last_level_caches()
+        limits = opened.btf.enum("limits")
+        if max(caches, default=0) < limits["MAX_LLCS"] and len(caches) <= limits["MAX_CPUS"]:
+            of_cpu = np.zeros(limits["MAX_CPUS"], dtype=np.uint8)
+            of_cpu[: len(caches)] = caches
+            opened.set("llc_of_cpu", of_cpu)
+            opened.set("nr_llcs", max(caches, default=0) + 1)
+        for name, value in tunables.items():
+            opened.set(name, value)
+        if trace_records:
+            opened.set("trace_records", trace_records)
+            opened.resize("trace", trace_records)
+        ops = opened.ops(NAME, self.kernel)
+        flags = self.kernel.enum("scx_ops_flags")
+        partial = flags["SCX_OPS_SWITCH_PARTIAL"]
+        ops["flags"] = int(ops["flags"]) & ~partial | (0 if self.full else partial)
+        if timeout_ms is not None:
+            ops["timeout_ms"] = timeout_ms
+        if "hotplug_seq" in ops and (sequence := schedext.hotplug_sequence()) is not None:
+            ops["hotplug_seq"] = sequence
+        self.cleared = ops.clear_unknown()
+        try:
+            opened.load()
+        except BpfError as error:
+            raise LoadError(schedext.explain_error(error, "load"), error.log) from error
+        self.limits = limits
+        self.control = opened.array(".data.control", "control")
+        self.slots = opened.array(".bss.slots", "slots")
+        self.live = opened.array(".bss.live", "live")
+        self.threads = opened.array(".bss.threads", "threads")
+        self.queues = opened.array(".bss.queues", "queues")
+        self.groups = opened.array(".bss.groups", "groups")
+        self._stats = opened.array(".bss.stats", "stats")
+        self._exit = opened.array(".bss.exit", "exit_report")
+        self.slot_flags = opened.btf.enum("slot_flags")
+        self.queue_flags = opened.btf.enum("queue_flags")
+        self.about = opened.btf.tags("stats")
+
+    @property
+    def libbpf(self) -> str:
+        """Which libbpf is used, in words."""
+        return self._object.library.origin
+
+    @property
+    def program(self) -> Object:
+        """For what is not offered here: tests, benchmarks."""
+        return self._object
+
+    def attach(self) -> None:
+        """Let it schedule. No PSI trigger may be made meanwhile (kernels 7.1-rc2 to 7.2 can hang).
+
+        Raises LoadError.
+        """
+        self.beat()
+        try:
+            self._link = self._object.attach_ops(NAME)
+        except BpfError as error:
+            raise LoadError(schedext.explain_error(error, "attach"), error.log) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def detach(self) -> None:
+        """Back to the kernel's scheduler; the shared memory stays readable."""
+        if self._link is not None:
+            self._link.destroy()
+            self._link = None
+
+    def close(self) -> None:
+        self.detach()
+        self._object.close()
+
+    # -- the running scheduler ------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """A sign of life; hints count while it is younger than `control.ttl_ms`."""
+        self.control["heartbeat_ns"] = time.monotonic_ns()
+
+    def adopt(self, pidfd: int, slot: int) -> None:
+        """Tie the thread to a slot, which must be filled. OSError ESRCH if it is gone."""
+        value = np.zeros((), dtype=self._object.btf.dtype("adoption"))
+        value["slot"] = slot
+        self._object.update("adopted", pidfd.to_bytes(4, "little", signed=True), value.tobytes())
+
+    def disown(self, pidfd: int) -> bool:
+        return self._object.delete("adopted", pidfd.to_bytes(4, "little", signed=True))
+
+    def adopted_slot(self, pidfd: int) -> int | None:
+        """Slot that the thread is tied to, or None."""
+        value = self._object.lookup("adopted", pidfd.to_bytes(4, "little", signed=True))
+        return int.from_bytes(value[:4], "little") if value else None
+
+    def exit(self) -> Exit | None:
+        """Why it ended; None while it is attached."""
+        number = int(self._exit["kind"])
+        if number == 0:
+            return None
+        names = {value: name for name, value in self.kernel.enum("scx_exit_kind").items()}
+        return Exit(
+            kind=names.get(number, str(number)).removeprefix("SCX_EXIT_"),
+            code=int(self._exit["exit_code"]),
+            reason=self._exit["reason"].item().decode(errors="replace"),
+            message=self._exit["message"].item().decode(errors="replace").strip(),
+        )
+
+    def stats(self) -> dict[str, int]:
+        """Counters since attaching, summed over the CPUs; `about` has a text for each."""
+        return {name: int(self._stats[name].sum(dtype=np.uint64)) for name in self.about}
+
+    def trace(self) -> NDArray[Any]:
+        """The recorded events, oldest first (a copy)."""
+        records = self._object.map_array("trace", "trace_record")
+        written = int(self._object.array(".bss", "trace_next"))
+        size = len(records)
+        start = written % size if written > size else 0
+        return np.roll(records[: min(written, size)], -start)
+
+
+def thread_pidfd(tid: int) -> int:
+    """A descriptor of one thread. OSError ESRCH if there is none."""
+    return os.pidfd_open(tid, _PIDFD_THREAD)
+
+
+def last_level_caches() -> list[int]:
+    """Index of each CPU's last-level cache, in the order of the CPUs; [] where unknown."""
+    groups: dict[str, int] = {}
+    found = []
+    count = os.cpu_count() or 1
+    for cpu in range(count):
+        shared = "all"
+        with contextlib.suppress(OSError, ValueError):
+            folders = Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*")
+            by_level = {int((f / "level").read_text()): f for f in folders}
+            if by_level:
+                shared = (by_level[max(by_level)] / "shared_cpu_list").read_text().strip()
+        found.append(groups.setdefault(shared, len(groups)))
+    return found
