@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Kernel functions, and what stands in for those that a kernel lacks.
+ *
+ * Never a kernel version: a function is declared weak and its symbol tested, newest form first.
+ * The verifier drops the branches that the running kernel cannot take, so a shim costs nothing.
+ */
+#ifndef SCHED_CTL_COMPAT_BPF_H
+#define SCHED_CTL_COMPAT_BPF_H
+
+/* libbpf has bpf_ksym_exists() from 1.2 on; Debian 12 ships the headers of 1.1. */
+#define kernel_has(function) (!!(function))
+
+struct bpf_iter_scx_dsq {
+	u64 __opaque[6];
+} __attribute__((aligned(8)));
+
+extern s32 scx_bpf_create_dsq(u64 dsq_id, s32 node) __ksym;
+extern s32 scx_bpf_dsq_nr_queued(u64 dsq_id) __ksym;
+extern s32 scx_bpf_select_cpu_dfl(struct task_struct *p, s32 prev_cpu, u64 wake_flags,
+				  bool *is_idle) __ksym;
+extern s32 scx_bpf_pick_idle_cpu(const struct cpumask *allowed, u64 flags) __ksym;
+extern void scx_bpf_kick_cpu(s32 cpu, u64 flags) __ksym;
+extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
+extern u32 scx_bpf_nr_cpu_ids(void) __ksym;
+extern void scx_bpf_error_bstr(char *fmt, unsigned long long *data, u32 size) __ksym;
+extern void scx_bpf_dump_bstr(char *fmt, unsigned long long *data, u32 size) __ksym;
+extern bool bpf_cpumask_test_cpu(u32 cpu, const struct cpumask *mask) __ksym;
+
+extern int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *it, u64 dsq_id, u64 flags) __ksym;
+extern struct task_struct *bpf_iter_scx_dsq_next(struct bpf_iter_scx_dsq *it) __ksym;
+extern void bpf_iter_scx_dsq_destroy(struct bpf_iter_scx_dsq *it) __ksym;
+
+/* 6.13 renamed dispatch to dsq_insert, consume to dsq_move_to_local; 6.18 dropped the old names. */
+extern void scx_bpf_dsq_insert(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags)
+	__ksym __weak;
+extern void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq_id, u64 slice, u64 vtime,
+				     u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_dsq_move_to_local(u64 dsq_id) __ksym __weak;
+extern bool scx_bpf_dsq_move(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq_id,
+			     u64 enq_flags) __ksym __weak;
+extern void scx_bpf_dispatch(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags)
+	__ksym __weak;
+extern void scx_bpf_dispatch_vtime(struct task_struct *p, u64 dsq_id, u64 slice, u64 vtime,
+				   u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_consume(u64 dsq_id) __ksym __weak;
+extern bool scx_bpf_dispatch_from_dsq(struct bpf_iter_scx_dsq *it, struct task_struct *p,
+				      u64 dsq_id, u64 enq_flags) __ksym __weak;
+
+/* 6.14: a clock that is read once a scheduling event. */
+extern u64 scx_bpf_now(void) __ksym __weak;
+
+/* 6.19: the head of a queue without its lock. */
+extern struct task_struct *scx_bpf_dsq_peek(u64 dsq_id) __ksym __weak;
+
+static __always_inline void dsq_insert(struct task_struct *p, u64 dsq_id, u64 slice_ns, u64 flags)
+{
+	if (kernel_has(scx_bpf_dsq_insert))
+		scx_bpf_dsq_insert(p, dsq_id, slice_ns, flags);
+	else
+		scx_bpf_dispatch(p, dsq_id, slice_ns, flags);
+}
+
+static __always_inline void dsq_insert_vtime(struct task_struct *p, u64 dsq_id, u64 slice_ns,
+					     u64 vtime, u64 flags)
+{
+	if (kernel_has(scx_bpf_dsq_insert_vtime))
+		scx_bpf_dsq_insert_vtime(p, dsq_id, slice_ns, vtime, flags);
+	else
+		scx_bpf_dispatch_vtime(p, dsq_id, slice_ns, vtime, flags);
+}
+
+static __always_inline bool dsq_move_to_local(u64 dsq_id)
+{
+	if (kernel_has(scx_bpf_dsq_move_to_local))
+		return scx_bpf_dsq_move_to_local(dsq_id);
+	return scx_bpf_consume(dsq_id);
+}
+
+static __always_inline bool dsq_move(struct bpf_iter_scx_dsq *it, struct task_struct *p)
+{
+	if (kernel_has(scx_bpf_dsq_move))
+		return scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0);
+	return scx_bpf_dispatch_from_dsq(it, p, SCX_DSQ_LOCAL, 0);
+}
+
+static __always_inline u64 clock_ns(void)
+{
+	if (kernel_has(scx_bpf_now))
+		return scx_bpf_now();
+	return bpf_ktime_get_ns();
+}
+
+#define scx_error(text)								\
+	({									\
+		static char message[] = text;					\
+		unsigned long long none[1] = {};				\
+		scx_bpf_error_bstr(message, none, 0);				\
+	})
+
+#define scx_dump(text, args...)							\
+	({									\
+		static char format[] = text;					\
+		unsigned long long data[] = { args };				\
+		scx_bpf_dump_bstr(format, data, sizeof(data));			\
+	})
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The few kernel types and constants that the scheduler uses.
+ *
+ * A full vmlinux.h would tie the object to one kernel and hide what is used. Here each field is
+ * looked up by name in the running kernel's BTF when the object is loaded (CO-RE), and struct
+ * sched_ext_ops is a subset whose members libbpf copies by name.
+ */
+#ifndef SCHED_CTL_KERNEL_BPF_H
+#define SCHED_CTL_KERNEL_BPF_H
+
+typedef unsigned char __u8;
+typedef signed char __s8;
+typedef unsigned short __u16;
+typedef short __s16;
+typedef unsigned int __u32;
+typedef int __s32;
+typedef unsigned long long __u64;
+typedef long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __s32 s32;
+typedef __u64 u64;
+typedef __s64 s64;
+typedef _Bool bool;
+#define true 1
+#define false 0
+#define NULL ((void *)0)
+
+enum bpf_map_type { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_TASK_STORAGE = 29 };
+enum { BPF_F_NO_PREALLOC = 1, BPF_F_MMAPABLE = 1 << 10 };
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+/* A forward declaration would leave weak kfuncs that take a cpumask silently unresolved. */
+struct cpumask {
+	unsigned long bits[1];
+};
+
+struct sched_entity {
+	u64 sum_exec_runtime;
+};
+
+struct sched_ext_entity {
+	u32 flags;
+	u32 weight;
+	u64 slice;
+	u64 dsq_vtime;
+};
+
+struct task_struct {
+	int pid;
+	unsigned int flags;
+	int nr_cpus_allowed;
+	const struct cpumask *cpus_ptr;
+	struct sched_entity se;
+	struct sched_ext_entity scx;
+};
+
+enum scx_exit_kind { SCX_EXIT_NONE };
+
+struct scx_exit_info {
+	enum scx_exit_kind kind;	/* must be declared an enum, or libbpf finds no match */
+	s64 exit_code;
+	const char *reason;
+	char *msg;
+};
+
+#pragma clang attribute pop
+
+struct scx_dump_ctx;
+
+struct sched_ext_ops {
+	s32 (*select_cpu)(struct task_struct *p, s32 prev_cpu, u64 wake_flags);
+	void (*enqueue)(struct task_struct *p, u64 enq_flags);
+	void (*dispatch)(s32 cpu, struct task_struct *prev);
+	void (*running)(struct task_struct *p);
+	void (*stopping)(struct task_struct *p, bool runnable);
+	void (*enable)(struct task_struct *p);
+	void (*dump)(struct scx_dump_ctx *ctx);
+	void (*dump_task)(struct scx_dump_ctx *ctx, struct task_struct *p);
+	s32 (*init)(void);
+	void (*exit)(struct scx_exit_info *info);
+	u64 flags;
+	u32 timeout_ms;
+	u64 hotplug_seq;
+	char name[128];
+};
+
+/* The same on every kernel from 6.12 to 7.3 (checked in their BTF). */
+enum {
+	PF_KTHREAD = 0x200000,
+	SCX_TASK_QUEUED = 1,
+	SCX_ENQ_WAKEUP = 1,
+	SCX_KICK_IDLE = 1,
+	SCX_KICK_PREEMPT = 2,
+	SCX_OPS_SWITCH_PARTIAL = 8,
+	SCX_DSQ_ITER_REV = 1 << 16,
+};
+#define SCX_ENQ_PREEMPT (1ULL << 32)
+#define SCX_DSQ_LOCAL 0x8000000000000002ULL
+
+#endif

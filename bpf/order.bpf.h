@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The order of operator threads: their age, their key in a queue, and which queue is next.
+ *
+ * The kernel keeps each queue (a DSQ) sorted by key. What it does not tell cheaply is which
+ * queues have threads and how old their heads are, and asking at each decision would cost more
+ * than the rest of it. So `struct queue_state` remembers both: an insertion can only set a bit
+ * and make a head older; a removal marks the head as unknown (`stale`), and it is looked up when
+ * it is next compared.
+ *
+ * Races (several CPUs only): the mark is set before the kernel inserts the thread, so another
+ * CPU may look in between, find nothing and clear it. A CPU that finds no work therefore asks
+ * the kernel about every queue before it idles, and so does any CPU every 10 ms. A head key lost
+ * in a race makes a queue look too young until it is next picked. Neither loses a thread.
+ */
+#ifndef SCHED_CTL_ORDER_BPF_H
+#define SCHED_CTL_ORDER_BPF_H
+
+#define PASSED (1ULL << 15)		/* a bit of packed times that no slot uses */
+
+/* Verified once, on its own: loops inside would multiply with the states of each caller. */
+#define subprogram __noinline
+
+u64 stale[MAX_LLCS];			/* bit q: head_key[q] is not known */
+u64 next_repair_ns[MAX_LLCS];
+u64 groups_now_ns;			/* virtual time that groups have reached */
+#define GROUP_CREDIT (10 * MS)
+
+/* Sets of queues are masks. */
+const volatile u8 de_bruijn[64] = {
+	0, 1, 48, 2, 57, 49, 28, 3, 61, 58, 50, 42, 38, 29, 17, 4,
+	62, 55, 59, 36, 53, 51, 43, 22, 45, 39, 33, 30, 24, 18, 12, 5,
+	63, 47, 56, 27, 60, 41, 37, 16, 54, 35, 52, 21, 44, 32, 23, 11,
+	46, 26, 40, 15, 34, 20, 31, 10, 25, 14, 19, 9, 13, 8, 7, 6,
+};
+
+static __always_inline u32 lowest(u64 mask)
+{
+	u64 hash = (mask & -mask) * 0x03f79d71b4cb0a89ULL;
+	u32 queue;
+
+	/* Or the compiler sees what this is and puts its own table there, without the mask. */
+	barrier_var(hash);
+	queue = de_bruijn[hash >> 58] & (MAX_QUEUES - 1);
+	barrier_var(queue);
+	return queue;
+}
+
+/*
+ * For each queue in the mask, which is used up. A counted loop: with may_goto, which would make
+ * it shorter to verify, the verifier of 6.18 fails on calls inside ("unexpected regs").
+ */
+#define for_each_queue(queue, mask)						\
+	for (u32 n_ = 0;							\
+	     n_ < MAX_QUEUES && (mask) && ((queue) = lowest(mask), 1);		\
+	     n_++, (mask) &= (mask) - 1)
+
+static __always_inline u64 dsq_of(u32 llc, u32 queue)
+{
+	return 1 + llc * (MAX_QUEUES + 1) + queue;	/* the last of each LLC: the others */
+}
+
+/* What a policy says of a thread (or queue head) of this packed key; see sched_ctl.h. */
+static __always_inline u64 urgency(u32 queue, u64 key, u64 now_ns)
+{
+	struct queue *q = &control.queues[queue & (MAX_QUEUES - 1)];
+
+	return q->base + q->slope * (packed_age_ns(key, now_ns) >> 10);
+}
+
+static __always_inline u64 live_origin(u32 slot, u64 otherwise_ns)
+{
+	u64 head_ns = live[slots[slot].live & (MAX_SLOTS - 1)].head_ns;
+
+	return head_ns ? head_ns - monotonic_offset_ns : otherwise_ns;
+}
+
+/* The key of a thread; brings its origin up to date if its engine shares it. */
+static __always_inline u64 key_of(u32 slot, u64 now_ns)
+{
+	struct slot *s = &slots[slot];
+	struct thread *t = &threads[slot];
+	u32 lead_us = s->lead_us;
+
+	if (s->flags & SLOT_LIVE_AGE)
+		t->origin_ns = live_origin(slot, now_ns);
+	if (lead_us > MAX_LEAD_US)
+		lead_us = MAX_LEAD_US;
+	return pack(t->origin_ns - lead_us * US, slot);
+}
+
+/* The exact form of one thread: base + slope * age + per_tuple * queue length. */
+static __always_inline u64 exact_urgency(u32 slot, u64 now_ns)
+{
+	struct slot *s = &slots[slot];
+	u64 age = packed_age_ns(pack(threads[slot].origin_ns, 0), now_ns) >> 10;
+	u64 u = s->base + s->slope * age;
+
+	if (s->flags & SLOT_LIVE_LENGTH)
+		u += (u64)s->per_tuple * live[s->live & (MAX_SLOTS - 1)].queue_tuples;
+	return u;
+}
+
+/*
+ * A woken thread carries the work of the thread that woke it: if that is an operator, its origin
+ * is inherited; else the work comes in from outside, now. (An interrupt that wakes an operator
+ * is charged to whatever it interrupted. Timers of operators are rare enough.)
+ */
+static __always_inline void inherit(u32 slot, u64 now_ns)
+{
+	struct thread *t = &threads[slot];
+	u32 waker = this_cpu()->slot & (MAX_SLOTS - 1);
+
+	count(wakeups);
+	t->wakeups++;
+	t->outside = !waker;
+	if (waker) {
+		count(inherits);
+		t->origin_ns = threads[waker].origin_ns;
+	} else {
+		t->origin_ns = now_ns;
+	}
+}
+
+static __always_inline u64 slice_ns(u32 slot)
+{
+	struct slot *s = &slots[slot];
+
+	if (s->flags & SLOT_UNTIL_BLOCK)
+		return control.until_block_ms * MS;
+	return (s->slice_us ?: control.slice_us) * US;
+}
+
+/* To be called when a thread is about to be queued: remember that its queue has threads. */
+static __always_inline void mark_waiting(u32 llc, u32 queue, u64 key)
+{
+	struct queue_state *state = &queues[llc];
+	u64 bit = 1ULL << queue;
+
+	if (!(state->waiting & bit)) {
+		state->head_key[queue] = key;
+		if (stale[llc] & bit)
+			__sync_fetch_and_and(&stale[llc], ~bit);
+		__sync_fetch_and_or(&state->waiting, bit);
+	} else if (!(stale[llc] & bit) && before(key, state->head_key[queue])) {
+		state->head_key[queue] = key;
+	}
+}
+
+static __always_inline bool may_run(struct task_struct *p, s32 cpu)
+{
+	return nr_cpus == 1 || p->nr_cpus_allowed >= nr_cpus ||
+	       bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
+}
+
+/*
+ * The packed vtime of the first thread of a DSQ that may run here; 0 if there is none. With
+ * PASSED, others were passed over that may not: then the answer holds for this CPU alone.
+ */
+subprogram u64 peek(u64 dsq, s32 cpu)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	u64 key = 0;
+
+	if (kernel_has(scx_bpf_dsq_peek)) {
+		p = scx_bpf_dsq_peek(dsq);
+		if (!p)
+			return 0;
+		if (may_run(p, cpu))
+			return p->scx.dsq_vtime;
+	}
+	bpf_iter_scx_dsq_new(&it, dsq, 0);
+	while ((p = bpf_iter_scx_dsq_next(&it))) {
+		if (!may_run(p, cpu)) {
+			key = PASSED;
+			continue;
+		}
+		key |= p->scx.dsq_vtime;
+		break;
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	return key;
+}
+
+/* Ask the kernel which queues have threads. Returns whether any bit was missing. */
+subprogram int repair(u32 llc)
+{
+	int missing = 0;
+	u64 unmarked;
+	u32 i;
+
+	llc &= MAX_LLCS - 1;
+	unmarked = ~queues[llc].waiting;
+	for_each_queue(i, unmarked) {
+		if (scx_bpf_dsq_nr_queued(dsq_of(llc, i)) <= 0)
+			continue;
+		__sync_fetch_and_or(&stale[llc], 1ULL << i);
+		__sync_fetch_and_or(&queues[llc].waiting, 1ULL << i);
+		missing = 1;
+	}
+	if (missing)
+		count(repairs);
+	return missing;
+}
+
+/*
+ * Exact queues. The most urgent of all threads in the queue, by their own forms: O(threads), for
+ * policies that look at queue lengths, which change while threads wait. Returns its packed vtime
+ * (whose slot tells who it is) and its urgency.
+ */
+subprogram u64 exact_best(u64 dsq, s32 cpu, u64 now_ns, u64 *best_urgency)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	u64 best = 0, best_u = 0, u;
+	u32 slot;
+
+	bpf_iter_scx_dsq_new(&it, dsq, 0);
+	while ((p = bpf_iter_scx_dsq_next(&it))) {
+		if (!may_run(p, cpu))
+			continue;
+		slot = packed_slot(p->scx.dsq_vtime);
+		u = exact_urgency(slot, now_ns);
+		if (!best || u > best_u) {
+			best = p->scx.dsq_vtime;
+			best_u = u;
+		}
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	if (best_urgency)
+		*best_urgency = best_u;
+	return best;
+}
+
+/* Move the thread with this packed vtime from the DSQ to this CPU. */
+subprogram int move_exactly(u64 dsq, u64 packed)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	bool moved = false;
+
+	bpf_iter_scx_dsq_new(&it, dsq, 0);
+	while ((p = bpf_iter_scx_dsq_next(&it))) {
+		if (p->scx.dsq_vtime != packed)
+			continue;
+		moved = dsq_move(&it, p);
+		break;
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	return moved;
+}
+
+/* What a decision compares: a group's virtual time first (smaller wins), then urgency. */
+struct candidate {
+	u64 vtime_ns;
+	u64 urgency;
+	u64 exact;			/* packed vtime of the thread, if its queue is exact */
+	s32 queue;			/* -1: none */
+};
+
+static __always_inline bool better(struct candidate *one, struct candidate *than)
+{
+	if (control.nr_groups && one->vtime_ns != than->vtime_ns)
+		return (s64)(one->vtime_ns - than->vtime_ns) < 0;
+	return one->urgency > than->urgency;
+}
+
+static __always_inline struct group *group_of(u32 queue, u32 *index)
+{
+	*index = control.queues[queue & (MAX_QUEUES - 1)].group & (MAX_GROUPS - 1);
+	return &control.groups[*index];
+}
+
+/* A group that slept may lag behind the others by GROUP_CREDIT, no more. */
+static __always_inline void forgive_group(u32 queue)
+{
+	u64 floor_ns = groups_now_ns - GROUP_CREDIT;
+	u32 g;
+
+	group_of(queue, &g);
+	if ((s64)(groups[g].vtime_ns - floor_ns) < 0)
+		groups[g].vtime_ns = floor_ns;
+}
+
+/* Look up the heads of these queues. Returns those that have none for this CPU. */
+subprogram u64 refresh(u32 llc, s32 cpu, u64 unknown)
+{
+	u64 key, bit, without = 0;
+	u32 i;
+
+	llc &= MAX_LLCS - 1;
+	for_each_queue(i, unknown) {
+		bit = 1ULL << i;
+		barrier_var(bit);	/* or the verifier keeps a state for each set of bits */
+		__sync_fetch_and_and(&stale[llc], ~bit);
+		key = peek(dsq_of(llc, i), cpu);
+		if (key & PASSED)
+			__sync_fetch_and_or(&stale[llc], bit);
+		else if (!key)
+			__sync_fetch_and_and(&queues[llc].waiting, ~bit);
+		key &= ~PASSED;
+		if (key)
+			queues[llc].head_key[i] = key;
+		else
+			without |= bit;
+	}
+	return without;
+}
+
+/* The queues of the group whose turn it is, among these; its virtual time goes to `best`. */
+subprogram u64 narrow(u64 candidates, struct candidate *best)
+{
+	u64 mask = 0, vtime_ns = 0, least_ns = 0;
+	u32 i, g, least = MAX_GROUPS;
+	struct group *group;
+
+	if (!best)
+		return candidates;
+	for_each_queue(i, candidates) {
+		group = group_of(i, &g);
+		if (group->cap && groups[g].running >= (s32)group->cap) {
+			count(capped);
+			continue;
+		}
+		vtime_ns = group->share ? groups[g].vtime_ns : 0;
+		if (g != least) {
+			if (least < MAX_GROUPS && (s64)(vtime_ns - least_ns) > 0)
+				continue;
+			if (least == MAX_GROUPS || vtime_ns != least_ns)
+				mask = 0;
+			least = g;
+			least_ns = vtime_ns;
+		}
+		mask |= 1ULL << i;
+	}
+	best->vtime_ns = least_ns;
+	return mask;
+}
+
+/* The best queue among those in `candidates`, into `best`. */
+subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candidate *best)
+{
+	u32 i, n = control.nr_queues;
+
+	if (!best)
+		return -1;
+	llc &= MAX_LLCS - 1;
+	best->queue = -1;
+	best->vtime_ns = 0;
+	best->urgency = 0;
+	if (candidates & stale[llc])
+		candidates &= ~refresh(llc, cpu, candidates & stale[llc]);
+	if (control.nr_groups)
+		candidates = narrow(candidates, best);
+	for_each_queue(i, candidates) {
+		u64 u, exact = 0;
+
+		if (control.queues[i].flags & QUEUE_EXACT) {
+			exact = exact_best(dsq_of(llc, i), cpu, now_ns, &u);
+			if (!exact) {
+				if (!scx_bpf_dsq_nr_queued(dsq_of(llc, i)))
+					__sync_fetch_and_and(&queues[llc].waiting, ~(1ULL << i));
+				continue;
+			}
+		} else {
+			/* A queue that the controller no longer uses is drained first. */
+			u = i < n ? urgency(i, queues[llc].head_key[i], now_ns) : ~0ULL;
+		}
+		if (best->queue < 0 || u > best->urgency) {
+			best->urgency = u;
+			best->exact = exact;
+			best->queue = i;
+		}
+	}
+	return best->queue;
+}
+
+/* Take the thread that `pick` found to this CPU. False if it is gone or may not run here. */
+static __always_inline bool take(u32 llc, struct candidate *best)
+{
+	u64 dsq = dsq_of(llc, best->queue);
+
+	if (best->exact)
+		return move_exactly(dsq, best->exact);
+	__sync_fetch_and_or(&stale[llc], 1ULL << (best->queue & 63));
+	return dsq_move_to_local(dsq);
+}
+
+#endif

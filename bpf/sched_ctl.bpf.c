@@ -1,0 +1,555 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * sched_ctl: a sched_ext scheduler that gives the operator threads of stream processing engines
+ * the CPU in the order that a streaming policy wants.
+ *
+ * 1. WHO. A thread is an operator if the controller put it into the task storage map `adopted`
+ *    and filled the slot that this names; anybody else is "other". In partial mode
+ *    (SCX_OPS_SWITCH_PARTIAL, the default) only threads with policy SCHED_EXT come here, and the
+ *    kernel's fair class ranks above us. In full mode every normal thread does. The program is
+ *    the same: in partial mode, others are threads that inherited the policy.
+ *
+ * 2. ORDER of operators (order.bpf.h). Up to 64 queues, each sorted by age plus a head start; the
+ *    heads are compared by urgency when a CPU asks what to run. So wait-dependent policies are
+ *    decided at that moment, the one thing that user space cannot do. The controller expresses
+ *    policies through the queues' slopes and the threads' leads (sched_ctl.h says how), so a
+ *    change of policy is a write to shared memory.
+ *
+ * 3. AGE. A thread is as old as the work that it carries: woken by an operator, it inherits the
+ *    waker's origin; woken from outside (an ingress), its origin is now, and again at the end of
+ *    each slice, or an ingress that never sleeps would look ever older. That needs nothing from
+ *    the engine and was measured to be as good as the engine's true head ages, which it may
+ *    share in `live`.
+ *
+ * 4. OTHERS (others.bpf.h): weighted fair, with a small guaranteed and prepaid share.
+ *
+ * 5. LIFE of a thread:
+ *
+ *	woken -> select_cpu -> idle CPU found: runs there at once
+ *	      -> enqueue -> its queue -> dispatch (of any CPU it may use) -> running
+ *	running -> blocks: stopping
+ *	        -> slice ends: dispatch; if it still wins it keeps the CPU with a new slice, else
+ *	           stopping -> enqueue
+ *	        -> a higher class preempts it: stopping zeroes its slice, so that it goes through
+ *	           enqueue and its queue again, not to the head of the local one
+ *
+ *    A wake-up does not preempt a running operator (unless control.preempt_times says so): order
+ *    is decided when a slice ends or a thread blocks. Others who run on leftovers are preempted.
+ *    There is no cpu_release callback: re-queueing from there was seen to renew a hog's slice.
+ *
+ * 6. TRUST. Hints count while the heartbeat is young; after that every thread is "other". Leads
+ *    are bounded, and the head of a queue that waits longer than control.starvation_ms runs
+ *    whatever the hints say. All indices from shared memory are masked. If the controller dies,
+ *    the link closes and the kernel takes all threads back to the fair class.
+ */
+#include "kernel.bpf.h"
+
+#include "sched_ctl.h"
+
+#include "compat.bpf.h"
+#include "state.bpf.h"
+
+#include "order.bpf.h"
+#include "others.bpf.h"
+
+char _license[] SEC("license") = "GPL";
+
+static __always_inline bool kick_idle(struct task_struct *p)
+{
+	s32 cpu;
+
+	if (nr_cpus < 2)
+		return false;
+	cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (cpu < 0)
+		return false;
+	count(kicks);
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	return true;
+}
+
+/* Does this CPU give leftover time, which nobody owes them, to others? */
+static __always_inline bool runs_leftovers(struct cpu *c, u64 now_ns)
+{
+	return c->tier == TIER_OTHER && c->credit_ns - (s64)(now_ns - c->since_ns) < QUANTUM / 4;
+}
+
+/* A CPU that runs leftovers, or -1. */
+subprogram int find_leftovers(u64 now_ns)
+{
+	u32 i;
+
+	for (i = 0; i < MAX_CPUS && i < nr_cpus; i++)
+		if (runs_leftovers(&cpus[i], now_ns))
+			return i;
+	return -1;
+}
+
+static __always_inline void preempt_others(struct task_struct *p, s32 cpu, u64 now_ns)
+{
+
+	if (runs_leftovers(&cpus[cpu & (MAX_CPUS - 1)], now_ns)) {
+		count(preempts);
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		return;
+	}
+	if (nr_cpus < 2 || p->nr_cpus_allowed < 2)
+		return;
+	if (kick_idle(p))
+		return;
+	cpu = find_leftovers(now_ns);
+	if (cpu >= 0 && may_run(p, cpu)) {
+		count(preempts);
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	}
+}
+
+SEC("struct_ops/sched_ctl_select_cpu")
+s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+{
+	bool idle = false;
+	s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &idle);
+	u64 now_ns;
+	u32 slot;
+
+	if (!idle || control.fault)
+		return cpu;
+	count(idle_wakeups);
+	slot = find_slot(p);
+	if (!slot) {
+		if (packed_slot(p->scx.dsq_vtime))
+			p->scx.dsq_vtime = others_now;
+		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), 0);
+		return cpu;
+	}
+	now_ns = clock_ns();
+	inherit(slot, now_ns);
+	threads[slot].queued_ns = now_ns;
+	p->scx.dsq_vtime = key_of(slot, now_ns);
+	dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), 0);
+	return cpu;
+}
+
+static __always_inline void enqueue_other(struct task_struct *p, u64 enq_flags)
+{
+	/* The kernel's own per-CPU workers: short, and others wait for them. */
+	if ((p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1) {
+		count(kernel_threads);
+		if (packed_slot(p->scx.dsq_vtime))
+			p->scx.dsq_vtime = others_now;
+		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags | SCX_ENQ_PREEMPT);
+		return;
+	}
+	queue_other(p, enq_flags);
+	if (enq_flags & SCX_ENQ_WAKEUP)
+		kick_idle(p);
+}
+
+/* Does the woken thread beat the operator that runs on `cpu` by preempt_times? */
+static __always_inline bool preempts(u32 queue, u64 key, s32 cpu, u64 now_ns)
+{
+	u32 running = cpus[cpu & (MAX_CPUS - 1)].slot & (MAX_SLOTS - 1);
+	u64 u;
+
+	if (!running)
+		return false;
+	u = urgency(slots[running].queue, key_of(running, now_ns), now_ns);
+	return urgency(queue, key, now_ns) > u * control.preempt_times;
+}
+
+SEC("struct_ops/sched_ctl_enqueue")
+void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
+{
+	u32 slot = find_slot(p), queue, llc;
+	struct thread *t;
+	u64 now_ns, key;
+	s32 cpu;
+
+	if (control.fault) {		/* tests only */
+		if (control.fault == 1)
+			scx_error("a fault was asked for");
+		return;
+	}
+	if (!slot) {
+		enqueue_other(p, enq_flags);
+		return;
+	}
+	t = &threads[slot];
+	now_ns = clock_ns();
+	if ((enq_flags & SCX_ENQ_WAKEUP) || !t->origin_ns)
+		inherit(slot, now_ns);
+	t->queued_ns = now_ns;
+	key = key_of(slot, now_ns);
+	queue = slots[slot].queue & (MAX_QUEUES - 1);
+	cpu = scx_bpf_task_cpu(p);
+	record(TRACE_ENQUEUE, slot, now_ns, key);
+
+	if (control.preempt_times && (enq_flags & SCX_ENQ_WAKEUP) &&
+	    preempts(queue, key, cpu, now_ns)) {
+		count(preempts);
+		p->scx.dsq_vtime = key;
+		dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), enq_flags | SCX_ENQ_PREEMPT);
+		return;
+	}
+	llc = llc_of(cpu);
+	if (control.nr_groups && (enq_flags & SCX_ENQ_WAKEUP))
+		forgive_group(queue);
+	mark_waiting(llc, queue, key);
+	dsq_insert_vtime(p, dsq_of(llc, queue), slice_ns(slot), key, enq_flags);
+	if (enq_flags & SCX_ENQ_WAKEUP)
+		preempt_others(p, cpu, now_ns);
+	else
+		kick_idle(p);
+}
+
+/* An operator that waits beyond the bound runs next, whatever the hints say. */
+subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
+{
+	struct candidate starved = { .queue = -1 };
+	u64 waiting, oldest_ns = control.starvation_ms * MS;
+	u32 i, slot;
+
+	llc &= MAX_LLCS - 1;
+	waiting = queues[llc].waiting;
+	for_each_queue(i, waiting) {
+		u64 key, waited_ns;
+
+		key = peek(dsq_of(llc, i), cpu);
+		slot = packed_slot(key);
+		if (!slot)
+			continue;
+		waited_ns = now_ns - threads[slot].queued_ns;
+		if ((s64)waited_ns > (s64)oldest_ns) {
+			oldest_ns = waited_ns;
+			starved.queue = i;
+		}
+	}
+	if (starved.queue < 0)
+		return 0;
+	count(starved);
+	return take(llc, &starved);
+}
+
+/* The threads of another last-level cache, when ours has none. */
+subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
+{
+	struct candidate best;
+	u32 i, other;
+
+	for (i = 1; i < MAX_LLCS && i < nr_llcs; i++) {
+		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
+		if (queues[other].waiting &&
+		    pick(other, cpu, now_ns, queues[other].waiting, &best) >= 0 &&
+		    take(other, &best)) {
+			count(steals);
+			return 1;
+		}
+	}
+	for (i = 1; i < MAX_LLCS && i < nr_llcs; i++) {
+		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
+		if (run_other(other)) {
+			count(steals);
+			return 1;
+		}
+	}
+	return 0;
+}
+
+enum { RUN_NOTHING, RUN_MOVED, RUN_KEEP };
+
+/* Put the most urgent operator on this CPU, if it is more urgent than `mine` in `slot`. */
+subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot, struct candidate *mine)
+{
+	struct candidate best;
+	u64 waiting;
+	u32 i;
+
+	if (!mine)
+		return RUN_NOTHING;
+	llc &= MAX_LLCS - 1;
+	/* Another look if the winner may not run here (pinned), or was taken meanwhile. */
+	waiting = queues[llc].waiting;
+	for (i = 0; i < 4 && waiting; i++) {
+		if (pick(llc, cpu, now_ns, waiting, &best) < 0)
+			return RUN_NOTHING;
+		if (slot && !better(&best, mine))
+			return RUN_KEEP;
+		record(TRACE_PICK, 0, now_ns, best.urgency);
+		if ((s64)(best.vtime_ns - groups_now_ns) > 0)
+			groups_now_ns = best.vtime_ns;
+		best.queue &= MAX_QUEUES - 1;
+		if (take(llc, &best))
+			return RUN_MOVED;
+		waiting &= ~(1ULL << best.queue);
+	}
+	return RUN_NOTHING;
+}
+
+static __always_inline void keep(struct task_struct *prev, u64 slice)
+{
+	prev->scx.slice = slice;
+}
+
+SEC("struct_ops/sched_ctl_dispatch")
+void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u32 llc = llc_of(cpu), slot = 0, queue = 0, i;
+	bool runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
+	u64 now_ns = clock_ns(), ran_ns = 0, vtime = 0, key = 0, waiting;
+	s64 credit_ns = c->credit_ns;
+	struct candidate best, mine = { .queue = -1 };
+
+	count(dispatches);
+	check_heartbeat(now_ns);
+	if (runnable) {
+		ran_ns = prev->se.sum_exec_runtime - c->start_ns;
+		slot = hints_valid ? c->slot & (MAX_SLOTS - 1) : 0;
+		if (slot) {
+			credit_ns += earned(ran_ns);
+		} else {
+			credit_ns -= ran_ns;
+			vtime = prev->scx.dsq_vtime + others_charge(prev, ran_ns);
+		}
+	}
+
+	/* What is guaranteed to others goes before any operator. */
+	if (credit_ns >= QUANTUM) {
+		if (runnable && !slot && !other_precedes(llc, vtime, cpu)) {
+			count(other_keeps);
+			keep(prev, others_slice_ns());
+			return;
+		}
+		if (others_waiting[llc] && run_other(llc)) {
+			count(guaranteed);
+			return;
+		}
+	}
+
+	waiting = queues[llc].waiting;
+	if (waiting && (s64)(now_ns - c->next_rescue_ns) > 0) {
+		c->next_rescue_ns = now_ns + control.rescue_ms * MS;
+		if (rescue(llc, cpu, now_ns)) {
+			count(rescues);
+			return;
+		}
+		waiting = queues[llc].waiting;
+	}
+	if ((s64)(now_ns - next_repair_ns[llc]) > 0) {
+		next_repair_ns[llc] = now_ns + 10 * MS;
+		if (nr_cpus > 1 && repair(llc))
+			waiting = queues[llc].waiting;
+	}
+
+	if (slot) {
+		struct thread *t = &threads[slot];
+
+		if (t->outside)
+			t->origin_ns = now_ns;
+		key = key_of(slot, now_ns);
+		queue = slots[slot].queue & (MAX_QUEUES - 1);
+		if (!waiting) {
+			count(keeps);
+			keep(prev, slice_ns(slot));
+			return;
+		}
+		mine.queue = queue;
+		if (control.queues[queue].flags & QUEUE_EXACT)
+			mine.urgency = exact_urgency(slot, now_ns);
+		else
+			mine.urgency = urgency(queue, key, now_ns);
+		if (control.nr_groups) {
+			struct group *group = group_of(queue, &i);
+
+			/* One slice ahead of the others is still its turn. */
+			if (group->share)
+				mine.vtime_ns = groups[i].vtime_ns +
+						(ran_ns - slice_ns(slot)) * SHARE_ONE / group->share;
+		}
+	}
+
+	/* A single queue and nobody to compare it with: no need to look at its head. */
+	if (waiting && !slot && !(waiting & (waiting - 1)) && !control.nr_groups) {
+		best.queue = lowest(waiting);
+		best.exact = 0;
+		if (!(control.queues[best.queue].flags & QUEUE_EXACT) && take(llc, &best))
+			return;
+	}
+	if (waiting) {
+		switch (run_operator(llc, cpu, now_ns, slot, &mine)) {
+		case RUN_MOVED:
+			return;
+		case RUN_KEEP:
+			record(TRACE_KEEP, slot, now_ns, mine.urgency);
+			break;
+		}
+	}
+	if (slot) {
+		count(keeps);
+		keep(prev, slice_ns(slot));
+		return;
+	}
+
+	/* No operator wants this CPU. */
+	if (runnable && !other_precedes(llc, vtime, cpu)) {
+		count(other_keeps);
+		keep(prev, others_slice_ns());
+		return;
+	}
+	if (run_other(llc)) {
+		count(leftovers);
+		return;
+	}
+	if (nr_llcs > 1 && steal(llc, cpu, now_ns))
+		return;
+	if (runnable) {
+		keep(prev, others_slice_ns());	/* else the kernel refills 20 ms */
+		return;
+	}
+	/* About to idle: make sure that no queue was overlooked (see order.bpf.h). */
+	if (nr_cpus > 1 && repair(llc) && pick(llc, cpu, now_ns, queues[llc].waiting, &best) >= 0)
+		take(llc, &best);
+}
+
+SEC("struct_ops/sched_ctl_running")
+void BPF_PROG(sched_ctl_running, struct task_struct *p)
+{
+	struct cpu *c = &cpus[scx_bpf_task_cpu(p) & (MAX_CPUS - 1)];
+	u32 slot = packed_slot(p->scx.dsq_vtime), g;
+	u64 now_ns = clock_ns();
+
+	c->start_ns = p->se.sum_exec_runtime;
+	c->since_ns = now_ns;
+	c->slot = slot;
+	if (slot) {
+		struct thread *t = &threads[slot];
+		u64 waited_ns = t->queued_ns ? now_ns - t->queued_ns : 0;
+
+		c->tier = TIER_OPERATOR;
+		count(operator_runs);
+		t->queued_ns = 0;
+		t->cpu = scx_bpf_task_cpu(p);
+		t->runs++;
+		t->wait_ns += waited_ns;
+		if (waited_ns > t->wait_max_ns)
+			t->wait_max_ns = waited_ns;
+		if (control.nr_groups) {
+			group_of(slots[slot].queue, &g);
+			c->group = g + 1;
+			__sync_fetch_and_add(&groups[g].running, 1);
+		}
+		record(TRACE_RUN, slot, now_ns, waited_ns);
+	} else {
+		c->tier = TIER_OTHER;
+		count(other_runs);
+		if (before(others_now, p->scx.dsq_vtime))
+			others_now = p->scx.dsq_vtime;
+	}
+}
+
+SEC("struct_ops/sched_ctl_stopping")
+void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
+{
+	struct cpu *c = &cpus[scx_bpf_task_cpu(p) & (MAX_CPUS - 1)];
+	u64 ran_ns = p->se.sum_exec_runtime - c->start_ns;
+	s64 credit_ns = c->credit_ns;
+	u32 slot = c->slot & (MAX_SLOTS - 1), g;
+
+	if (slot) {
+		credit_ns += earned(ran_ns);
+		if (credit_ns > MOST_CREDIT)
+			credit_ns = MOST_CREDIT;
+		threads[slot].run_ns += ran_ns;
+		add(operator_ns, ran_ns);
+		record(TRACE_STOP, slot, clock_ns(), ran_ns);
+		if (c->group) {
+			g = (c->group - 1) & (MAX_GROUPS - 1);
+			c->group = 0;
+			__sync_fetch_and_add(&groups[g].running, -1);
+			__sync_fetch_and_add(&groups[g].vtime_ns,
+					     ran_ns * SHARE_ONE / (control.groups[g].share ?: SHARE_ONE));
+		}
+	} else {
+		credit_ns -= ran_ns;
+		if (credit_ns < -(s64)(debt_ms * MS))
+			credit_ns = -(s64)(debt_ms * MS);
+		p->scx.dsq_vtime += others_charge(p, ran_ns);
+		add(other_ns, ran_ns);
+	}
+	c->credit_ns = credit_ns;
+	c->slot = 0;
+	c->tier = TIER_NONE;
+	if (runnable && p->scx.slice) {
+		count(interrupted);
+		p->scx.slice = 0;
+	}
+}
+
+SEC("struct_ops/sched_ctl_enable")
+void BPF_PROG(sched_ctl_enable, struct task_struct *p)
+{
+	p->scx.dsq_vtime = others_now;
+}
+
+SEC("struct_ops/sched_ctl_dump")
+void BPF_PROG(sched_ctl_dump, struct scx_dump_ctx *dump)
+{
+	scx_dump("sched_ctl: hints valid %llu, queues %llu, groups %llu, waiting %llx\n", hints_valid,
+		 control.nr_queues, control.nr_groups, queues[0].waiting);
+}
+
+SEC("struct_ops/sched_ctl_dump_task")
+void BPF_PROG(sched_ctl_dump_task, struct scx_dump_ctx *dump, struct task_struct *p)
+{
+	u32 slot = packed_slot(p->scx.dsq_vtime);
+
+	if (slot)
+		scx_dump("slot %llu queue %llu, queued at %llu ns, longest wait %llu ns\n", slot,
+			 slots[slot].queue, threads[slot].queued_ns, threads[slot].wait_max_ns);
+}
+
+SEC("struct_ops.s/sched_ctl_init")
+s32 BPF_PROG(sched_ctl_init)
+{
+	u32 llc, queue;
+	s32 error;
+
+	nr_cpus = scx_bpf_nr_cpu_ids();
+	if (nr_cpus > MAX_CPUS) {
+		scx_error("more CPUs than MAX_CPUS");
+		return -7;		/* E2BIG */
+	}
+	for (llc = 0; llc < MAX_LLCS && llc < nr_llcs; llc++)
+		for (queue = 0; queue <= MAX_QUEUES; queue++) {
+			error = scx_bpf_create_dsq(dsq_of(llc, queue), -1);
+			if (error)
+				return error;
+		}
+	return 0;
+}
+
+SEC("struct_ops/sched_ctl_exit")
+void BPF_PROG(sched_ctl_exit, struct scx_exit_info *info)
+{
+	bpf_probe_read_kernel_str(exit_report.reason, sizeof(exit_report.reason), info->reason);
+	bpf_probe_read_kernel_str(exit_report.message, sizeof(exit_report.message), info->msg);
+	exit_report.exit_code = info->exit_code;
+	exit_report.kind = info->kind;
+}
+
+SEC(".struct_ops.link")
+struct sched_ext_ops sched_ctl = {
+	.select_cpu = (void *)sched_ctl_select_cpu,
+	.enqueue = (void *)sched_ctl_enqueue,
+	.dispatch = (void *)sched_ctl_dispatch,
+	.running = (void *)sched_ctl_running,
+	.stopping = (void *)sched_ctl_stopping,
+	.enable = (void *)sched_ctl_enable,
+	.dump = (void *)sched_ctl_dump,
+	.dump_task = (void *)sched_ctl_dump_task,
+	.init = (void *)sched_ctl_init,
+	.exit = (void *)sched_ctl_exit,
+	.flags = SCX_OPS_SWITCH_PARTIAL,	/* the loader clears it for full mode */
+	.timeout_ms = 30000,
+	.name = "sched_ctl",
+};

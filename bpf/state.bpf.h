@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Everything the scheduler remembers: tunables, shared sections, per-CPU state, and which slot
+ * a thread has.
+ *
+ * All of it is global data: an access is one address, not a map lookup. The one lookup is that
+ * of a thread's slot in task storage, once each time it is queued. Its result rides along in the
+ * low bits of p->scx.dsq_vtime, which sched_ext leaves to us:
+ *
+ *	63                          16 15      0
+ *	[ nanoseconds, in units of 256 ][ slot ]	slot 0: a thread that is not adopted
+ *
+ * The kernel orders queues by this value, so equal times are ordered by slot. Differences of two
+ * such times are right as long as they are less than a year.
+ */
+#ifndef SCHED_CTL_STATE_BPF_H
+#define SCHED_CTL_STATE_BPF_H
+
+/* Tunables: set before load. */
+const volatile u32 guarantee_percent ABOUT(
+	"share of each CPU guaranteed to threads that are not adopted, 0..90 %") = 5;
+const volatile u32 debt_ms ABOUT(
+	"leftover CPU time that others took and that counts against their guarantee, ms") = 100;
+const volatile u32 other_slice_us ABOUT("slice of threads that are not adopted, us") = 3000;
+const volatile u32 trace_records ABOUT(
+	"size of the map trace, a power of two; 0 = no tracing") = TRACE_OFF;
+const volatile u32 nr_llcs ABOUT("last-level caches with queues of their own, 1..MAX_LLCS") = 1;
+const volatile u8 llc_of_cpu[MAX_CPUS] ABOUT("index of each CPU's last-level cache") = {};
+
+struct control control SEC(".data.control") = {
+	.nr_queues = 1,
+	.slice_us = 3000,
+	.until_block_ms = 100,
+	.starvation_ms = 500,
+	.rescue_ms = 50,
+	.queues = { { .slope = 1024 } },
+};
+struct slot slots[MAX_SLOTS] SEC(".bss.slots");
+struct live live[MAX_SLOTS] SEC(".bss.live");
+struct thread threads[MAX_SLOTS] SEC(".bss.threads");
+struct queue_state queues[MAX_LLCS] SEC(".bss.queues");
+struct group_state groups[MAX_GROUPS] SEC(".bss.groups");
+struct stats stats[MAX_CPUS] SEC(".bss.stats");
+struct exit_report exit_report SEC(".bss.exit");
+
+/* Enums of which only constants are used would be left out of BTF, where the controller reads them. */
+struct {
+	enum limits limits;
+	enum slot_flags slot_flags;
+	enum queue_flags queue_flags;
+	enum trace_event trace_event;
+} published;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct adoption);
+} adopted SEC(".maps");
+
+struct {				/* resized by whoever sets trace_records */
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct trace_record);
+} trace SEC(".maps");
+
+enum tier { TIER_NONE, TIER_OPERATOR, TIER_OTHER };
+
+struct cpu {
+	u64 start_ns;			/* sum_exec_runtime of what runs when it began to run */
+	u64 since_ns;			/* when it began to run */
+	s64 credit_ns;			/* CPU time owed to others by the guarantee */
+	u64 next_rescue_ns;
+	u32 slot;			/* of the operator that runs here; 0 = none */
+	u16 tier;			/* enum tier of what runs here */
+	u16 group;			/* group that it was counted to, + 1; 0 = none */
+	u64 pad[3];
+};
+struct cpu cpus[MAX_CPUS];
+
+u64 trace_next;				/* records written so far */
+u64 others_now;				/* virtual time of the others' queues, packed */
+u64 monotonic_offset_ns;		/* CLOCK_MONOTONIC - scheduler clock */
+u64 next_check_ns;			/* when to look at the heartbeat again */
+u32 hints_valid = 1;			/* the heartbeat is young enough */
+u32 nr_cpus = 1;
+
+#define MS 1000000LL
+#define US 1000LL
+#define this_cpu() (&cpus[bpf_get_smp_processor_id() & (MAX_CPUS - 1)])
+#define count(counter) (stats[bpf_get_smp_processor_id() & (MAX_CPUS - 1)].counter++)
+#define add(counter, n) (stats[bpf_get_smp_processor_id() & (MAX_CPUS - 1)].counter += (n))
+
+static __always_inline u64 pack(u64 time_ns, u32 slot)
+{
+	return ((time_ns << 8) & ~0xffffULL) | slot;
+}
+
+static __always_inline u32 packed_slot(u64 packed)
+{
+	return packed & (MAX_SLOTS - 1);
+}
+
+/* Nanoseconds from the packed time to now; 0 if it lies ahead. */
+static __always_inline u64 packed_age_ns(u64 packed, u64 now_ns)
+{
+	s64 age = (s64)((now_ns << 8) - packed);
+
+	return age > 0 ? age >> 8 : 0;
+}
+
+static __always_inline bool before(u64 packed, u64 other)
+{
+	return (s64)(packed - other) < 0;
+}
+
+/* The slot of a thread, or 0: not adopted, or hints are not to be trusted now. */
+static __always_inline u32 find_slot(struct task_struct *p)
+{
+	struct adoption *adoption;
+	u32 slot;
+
+	if (!hints_valid)
+		return 0;
+	adoption = bpf_task_storage_get(&adopted, p, 0, 0);
+	if (!adoption)
+		return 0;
+	slot = adoption->slot & (MAX_SLOTS - 1);
+	return slots[slot].flags & SLOT_ACTIVE ? slot : 0;
+}
+
+static __always_inline u32 llc_of(s32 cpu)
+{
+	return nr_llcs > 1 ? llc_of_cpu[cpu & (MAX_CPUS - 1)] & (MAX_LLCS - 1) : 0;
+}
+
+static __always_inline void record(u32 event, u32 slot, u64 now_ns, u64 key)
+{
+	struct trace_record *r;
+	u32 i;
+
+	if (!trace_records)
+		return;
+	i = __sync_fetch_and_add(&trace_next, 1) & (trace_records - 1);
+	r = bpf_map_lookup_elem(&trace, &i);
+	if (!r)
+		return;			/* resized without setting trace_records */
+	slot &= MAX_SLOTS - 1;
+	r->time_ns = now_ns;
+	r->key = key;
+	r->origin_ns = threads[slot].origin_ns;
+	r->event = event;
+	r->slot = slot;
+	r->cpu = bpf_get_smp_processor_id();
+	r->queue = slots[slot].queue;
+}
+
+/*
+ * Every 10 ms or so: is the heartbeat young enough? Between two looks a dead controller's hints
+ * stay in force, which adds 10 ms to the TTL.
+ */
+static __always_inline void check_heartbeat(u64 now_ns)
+{
+	u64 monotonic_ns;
+	u32 valid;
+
+	if ((s64)(now_ns - next_check_ns) < 0)
+		return;
+	next_check_ns = now_ns + 10 * MS;
+	monotonic_ns = bpf_ktime_get_ns();
+	monotonic_offset_ns = monotonic_ns - now_ns;
+	valid = !control.ttl_ms || (s64)(monotonic_ns - control.heartbeat_ns) < control.ttl_ms * MS;
+	if (!valid && hints_valid)
+		count(expired);
+	hints_valid = valid;
+}
+
+#endif
