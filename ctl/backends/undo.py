@@ -145,13 +145,16 @@ def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list
     return problems
 
 
-def passed_on(process: Process, held: Collection[int] = ()) -> list[str]:
-    """Put back what threads born in the process, or in one below it, have inherited from us."""
+def passed_on(process: Process, held: Collection[int] = (), below: bool = True) -> list[str]:
+    """Put back what threads born in the process have inherited from us.
+
+    below: also in its child processes, which takes a look at all processes of the machine.
+    """
     leader = procfs.stat(process.pid)
     if leader is None or leader.start_time != process.start:
         return []
     problems = []
-    for pid in (process.pid, *procfs.descendants(process.pid)):
+    for pid in (process.pid, *(procfs.descendants(process.pid) if below else ())):
         for tid in procfs.tids(pid):
             if tid in held:
                 continue

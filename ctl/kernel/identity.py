@@ -12,6 +12,7 @@ import os
 import resource
 
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.procfs import Stat
 from sched_ctl.model import Thread
 
 __all__ = ["UNPINNED", "is_alive", "pin", "unpin"]
@@ -19,19 +20,22 @@ __all__ = ["UNPINNED", "is_alive", "pin", "unpin"]
 UNPINNED = -1  # no descriptor was to be had: identity is read from the start time each time
 
 
-def pin(thread: Thread) -> int | None:
-    """A descriptor for `is_alive`, or None if the thread is gone (or its id means another one)."""
+def pin(thread: Thread) -> tuple[int, Stat] | None:
+    """A descriptor for `is_alive`, and what the thread is like now.
+
+    None if it is gone, or its id means another thread.
+    """
     path = f"/proc/{thread.pid}/task/{thread.tid}"
     try:
         fd = _open_folder(path)
     except (FileNotFoundError, ProcessLookupError):
         return None
     # Asked after the folder was opened: if the start time is right now, it was right then.
-    if not _has_start_time(thread):
-        if fd != UNPINNED:
-            os.close(fd)
+    found = procfs.stat(thread.pid, thread.tid)
+    if found is None or found.start_time != thread.start_time:
+        unpin(fd)
         return None
-    return fd
+    return fd, found
 
 
 def unpin(fd: int) -> None:
@@ -42,13 +46,9 @@ def unpin(fd: int) -> None:
 def is_alive(thread: Thread, fd: int) -> bool:
     """Whether the pinned thread still runs, and so its id still means it."""
     if fd == UNPINNED:
-        return _has_start_time(thread)
+        found = procfs.stat(thread.pid, thread.tid)
+        return found is not None and found.start_time == thread.start_time
     return os.access("comm", os.F_OK, dir_fd=fd)
-
-
-def _has_start_time(thread: Thread) -> bool:
-    found = procfs.stat(thread.pid, thread.tid)
-    return found is not None and found.start_time == thread.start_time
 
 
 def _open_folder(path: str) -> int:

@@ -77,7 +77,7 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
 def thread(pid: int, tid: int) -> Thread | None:
     """The thread with its identity, or None if it is gone."""
     found = stat(pid, tid)
-    return found and Thread(pid, tid, found.start_time, found.name)
+    return None if found is None else Thread(pid, tid, found.start_time, found.name)
 
 
 def tids(pid: int) -> list[int]:

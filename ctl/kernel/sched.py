@@ -20,6 +20,7 @@ __all__ = [
     "IDLE",
     "OTHER",
     "POLICY_NAMES",
+    "RESET_ON_FORK",
     "RR",
     "Attributes",
     "explain",

@@ -1,0 +1,151 @@
+"""nice: the more urgent a thread, the lower its nice value.
+
+A nice level is worth a factor of 1.25 in CPU time against competitors (kernel: sched-nice-design),
+so 0..19 spans a factor of 69. Values below 0 are left to the user's wish: with them operators
+would push aside the engine's own control threads. Operator threads get SCHED_BATCH as well, which
+does not preempt others when it wakes up, and so lets whoever runs finish its batch of tuples.
+
+Nice counts among threads of one cgroup only (or of one session, with autogroup). The shares of
+groups cannot be had here; see `inside_groups` for what comes near.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+import numpy as np
+
+from sched_ctl.backends import Applied, Probe
+from sched_ctl.backends.journal import Journal
+from sched_ctl.backends.parameters import Parameters, Target
+from sched_ctl.graph import Index
+from sched_ctl.kernel import sched
+from sched_ctl.model import Thread
+from sched_ctl.normalise import NICE_STEP, nice_values
+from sched_ctl.schedule import Schedule
+
+__all__ = ["Nice", "NiceOptions", "inside_groups", "probe"]
+
+
+class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the nice backend, and of nice inside cgroups."""
+
+    best: Annotated[int, msgspec.Meta(description="nice of the most urgent", ge=-20, le=19)] = 0
+    worst: Annotated[int, msgspec.Meta(description="nice of the least urgent", ge=-20, le=19)] = 19
+    batch: Annotated[
+        bool,
+        msgspec.Meta(description="run operator threads as SCHED_BATCH: no preemption of others"),
+    ] = True
+    recheck: Annotated[
+        float,
+        msgspec.Meta(
+            description="each thread is re-read, and repaired if somebody else changed it, once in",
+            ge=0.1,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        if self.best > self.worst:
+            raise ValueError(f"`best` {self.best} must not be above `worst` {self.worst}")
+
+
+class Nice:
+    """The backend; see `backends.Backend`."""
+
+    name: ClassVar[str] = "nice"
+
+    def __init__(self, journal: Journal, options: NiceOptions | None = None) -> None:
+        self.options = options or NiceOptions()
+        self._parameters = Parameters(journal, self.options.recheck)
+
+    def apply(self, schedule: Schedule) -> Applied:
+        values = nice_values(schedule, self.options.best, self.options.worst)
+        if schedule.groups:
+            values = _with_shares(values, schedule, self.options)
+        return self.write(schedule, values)
+
+    def write(self, schedule: Schedule, values: Index) -> Applied:
+        """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
+        policy = sched.BATCH if self.options.batch else sched.OTHER
+        return self._parameters.apply(Target(schedule.scope, schedule.threads, values, policy))
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        return self._parameters.applied(thread)
+
+    def restore(self) -> tuple[str, ...]:
+        return self._parameters.restore()
+
+
+def probe() -> Probe:
+    """Whether nice values can be put back to what they were, which takes a privilege."""
+    if not _may_lower():
+        return Probe(
+            False,
+            "not permitted to lower a nice value, so no change could be undone",
+            "run as root, or give the process CAP_SYS_NICE",
+        )
+    return Probe(True, "nice works on every kernel" + _autogroup())
+
+
+def inside_groups(schedule: Schedule, options: NiceOptions) -> Index:
+    """(m,) nice values for threads that only compete with those of their own group."""
+    values = nice_values(schedule, options.best, options.worst)
+    for group in schedule.groups.values():
+        rows = np.asarray(group.rows, dtype=np.intp)
+        values[rows] = nice_values(_part(schedule, rows), options.best, options.worst)
+    return values
+
+
+def _part(schedule: Schedule, rows: Index) -> Schedule:
+    return replace(
+        schedule,
+        threads=tuple(schedule.threads[row] for row in rows),
+        operators=tuple(schedule.operators[row] for row in rows),
+        form=schedule.form.take(rows),
+        head_age_s=schedule.head_age_s[rows],
+        queue_size=schedule.queue_size[rows],
+        groups={},
+    )
+
+
+def _with_shares(values: Index, schedule: Schedule, options: NiceOptions) -> Index:
+    """Nice values moved so that a group's weight, summed over its threads, comes near its share.
+
+    Near, because the kernel divides the CPU among the threads that can run: a group whose threads
+    are mostly idle gets less than its share here, and all of it with cgroups.
+    """
+    wanted = np.array(inside_groups(schedule, options), dtype=np.float64)
+    total = len(schedule.threads)
+    shares = sum(group.share for group in schedule.groups.values())
+    for group in schedule.groups.values():
+        rows = np.asarray(group.rows, dtype=np.intp)
+        if not len(rows) or not shares > 0:
+            continue
+        weight = (NICE_STEP ** -wanted[rows]).sum() / total
+        wanted[rows] += np.log(weight / (group.share / shares)) / np.log(NICE_STEP)
+    wanted += options.best - wanted.min(initial=np.inf)
+    return np.clip(np.rint(wanted), options.best, options.worst).astype(np.intp)
+
+
+def _may_lower() -> bool:
+    """Try it on ourselves; nothing is left changed."""
+    try:
+        nice = sched.get_nice(0)
+        sched.set_nice(0, max(nice - 1, -20))
+        sched.set_nice(0, nice)
+    except OSError:
+        return False
+    return True
+
+
+def _autogroup() -> str:
+    """A warning, where nice values do not count between engines."""
+    with contextlib.suppress(OSError):
+        if Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1":
+            return "; autogroup is on: it counts inside one session or cgroup only, not between"
+    return ""

@@ -1,0 +1,263 @@
+"""The nice backend on real threads: what /proc says afterwards."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from victims import Victim, plan, state
+
+from sched_ctl.backends import journal as journals
+from sched_ctl.backends.journal import Journal, JournalError
+from sched_ctl.backends.nice import Nice, NiceOptions
+from sched_ctl.kernel import procfs, sched
+from sched_ctl.model import Thread
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
+
+
+def nices(threads: tuple[Thread, ...]) -> list[int]:
+    return [sched.get_nice(thread.tid) for thread in threads]
+
+
+def test_sets_nice_and_batch_and_puts_them_back(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(5)
+    sched.set_nice(threads[1].tid, 7)
+    sched.set_policy(threads[2].tid, sched.BATCH, reset_on_fork=True)
+    sched.set_nice(threads[3].tid, -5)
+    before = victim.everything()
+    backend = Nice(journal)
+    done = backend.apply(plan(threads, [1, 2, 3, 4, np.nan]))
+    assert nices(threads) == [19, 13, 6, 0, 10]
+    assert {sched.get_policy(thread.tid)[0] for thread in threads} == {sched.BATCH}
+    assert sched.get_policy(threads[2].tid) == (sched.BATCH, True)
+    assert done.writes == 4 + 5 and not done.problems
+    assert backend.applied(threads[0]) == {"nice": 19, "policy": "SCHED_BATCH"}
+    assert sched.get_nice(victim.pid) == 0, "a thread that nobody named"
+    assert backend.restore() == ()
+    assert victim.everything() == before
+    assert backend.applied(threads[0]) == {}
+    for thread in threads:  # as the fixture wants them
+        sched.set_nice(thread.tid, 0)
+        sched.set_policy(thread.tid, sched.OTHER)
+
+
+def test_range_and_policy_are_options(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(2)
+    backend = Nice(journal, NiceOptions(best=-3, worst=4, batch=False))
+    backend.apply(plan(threads, [1, 2]))
+    assert [state(thread.pid, thread.tid)[:2] for thread in threads] == [
+        (4, (sched.OTHER, False)),
+        (-3, (sched.OTHER, False)),
+    ]
+    backend.restore()
+
+
+def test_only_differences_are_written(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+    backend = Nice(journal)
+    backend.apply(plan(threads, [1, 2, 3]))
+    again = backend.apply(plan(threads, [1, 2, 3]))
+    assert (again.writes, again.unchanged) == (0, 3)
+    moved = backend.apply(plan(threads, [1, 3, 3]))
+    assert (moved.writes, moved.unchanged) == (1, 2)
+    size = journal.path.stat().st_size
+    backend.apply(plan(threads, [1, 2, 3]))
+    assert journal.path.stat().st_size == size, "no value that was not set here before"
+    backend.restore()
+
+
+def test_a_thread_that_left_the_schedule_is_released(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+    backend = Nice(journal)
+    backend.apply(plan(threads, [1, 2, 3]))
+    backend.apply(plan(threads[:2], [1, 2]))
+    assert state(victim.pid, threads[2].tid)[:2] == (0, (sched.OTHER, False))
+    assert nices(threads[:2]) == [19, 0]
+    backend.apply(plan(threads, [3, 2, 1]))
+    assert nices(threads) == [0, 10, 19]
+    backend.apply(plan((), []))
+    assert nices(threads) == [0, 0, 0]
+
+
+def test_scopes_do_not_touch_each_others_threads(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(4)
+    backend = Nice(journal)
+    backend.apply(plan(threads[:2], [1, 2], scope="a"))
+    backend.apply(plan(threads[2:], [1, 2], scope="b"))
+    backend.apply(plan((), [], scope="a"))
+    assert nices(threads) == [0, 0, 19, 0]
+    assert sched.get_policy(threads[3].tid)[0] == sched.BATCH
+    backend.restore()
+
+
+def test_a_reused_thread_id_is_another_thread(victim: Victim, journal: Journal) -> None:
+    real = victim.threads(2)
+    older = dataclasses.replace(real[0], start_time=real[0].start_time - 1)
+    backend = Nice(journal)
+    done = backend.apply(plan((older, real[1]), [1, 2]))
+    assert done.gone == 1 and not done.problems
+    assert state(victim.pid, older.tid)[:2] == (0, (sched.OTHER, False))
+    backend.restore()
+
+
+def test_a_thread_that_died_meanwhile_is_no_error(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+    backend = Nice(journal)
+    backend.apply(plan(threads, [1, 2, 3]))
+    victim.end(threads[0].tid, 0)
+    done = backend.apply(plan(threads, [3, 2, 1]))
+    assert (done.gone, done.writes, done.problems) == (1, 1, ())
+    assert nices(threads[1:]) == [10, 19]
+    assert backend.restore() == ()
+
+
+def test_what_others_change_is_repaired(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(4)
+    backend = Nice(journal, NiceOptions(recheck=0.1))
+    schedule = plan(threads, [1, 2, 3, 4])
+    backend.apply(schedule)
+    sched.set_nice(threads[1].tid, 3)
+    sched.set_policy(threads[2].tid, sched.OTHER)
+    repaired = 0
+
+    def right() -> bool:
+        nonlocal repaired
+        repaired += backend.apply(schedule).repaired
+        return repaired == 2
+
+    wait_until(right)
+    assert nices(threads) == [19, 13, 6, 0]
+    assert {sched.get_policy(thread.tid)[0] for thread in threads} == {sched.BATCH}
+    backend.restore()
+
+
+def test_real_time_threads_are_left_alone(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(2)
+    sched.set_policy(threads[0].tid, sched.RR, priority=1)
+    backend = Nice(journal)
+    done = backend.apply(plan(threads, [1, 2]))
+    assert len(done.problems) == 1 and "SCHED_RR" in done.problems[0]
+    assert sched.get_policy(threads[0].tid) == (sched.RR, False)
+    backend.restore()
+    sched.set_policy(threads[0].tid, sched.OTHER)
+
+
+def test_children_get_back_what_they_inherited(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(2)
+    backend = Nice(journal)
+    backend.apply(plan(threads, [1, 2]))
+    born = int(victim.ask("from 0"))
+    child = int(victim.ask("child 0"))
+    for tid in (born, child):
+        assert (sched.get_nice(tid), sched.get_policy(tid)[0]) == (19, sched.BATCH)
+    # The driver names one of them: what it has is not what it had
+    late = victim.thread(born)
+    backend.apply(plan((*threads, late), [1, 2, 1]))
+    assert journal.state.adopted[late.tid, late.start_time].nice == 0
+    backend.restore()
+    assert {found[:2] for found in victim.everything().values()} == {(0, (sched.OTHER, False))}
+
+
+def test_strangers_that_inherited_are_put_back_meanwhile(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(2)
+    backend = Nice(journal, NiceOptions(recheck=0.1))
+    schedule = plan(threads, [1, 2])
+    backend.apply(schedule)
+    born = int(victim.ask("from 0"))
+
+    def put_back() -> bool:
+        backend.apply(schedule)
+        return (sched.get_nice(born), sched.get_policy(born)[0]) == (0, sched.OTHER)
+
+    wait_until(put_back)
+    assert nices(threads) == [19, 0]
+    backend.restore()
+
+
+def test_nothing_is_changed_without_the_journal(victim: Victim, tmp_path: Path) -> None:
+    threads = victim.threads(2)
+    journal = Journal(tmp_path / "journal")
+    journal.close()
+    journal._fd = os.open("/dev/full", os.O_RDWR)
+    with pytest.raises(JournalError):
+        Nice(journal).apply(plan(threads, [1, 2]))
+    assert {found[:2] for found in victim.everything().values()} == {(0, (sched.OTHER, False))}
+
+
+CONTROLLER = """
+import json, sys, numpy as np
+from pathlib import Path
+from victims import plan
+from sched_ctl.backends import ladder
+from sched_ctl.backends.journal import Journal
+from sched_ctl.model import Thread
+threads = [Thread(*ids) for ids in json.loads(sys.argv[2])]
+backend, _ = ladder.choose(sys.argv[3], {}, Journal(Path(sys.argv[1])))
+half = tuple(range(len(threads) // 2)), tuple(range(len(threads) // 2, len(threads)))
+groups = None if sys.argv[3] == "nice" else {"a": (1, half[0]), "b": (4, half[1])}
+random = np.random.default_rng()
+print("begin", flush=True)
+while True:
+    backend.apply(plan(threads, random.permutation(len(threads)), groups))
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.002, 0.01, 0.05, 0.3])
+@pytest.mark.parametrize(
+    "name", ["nice", pytest.param("cgroup1+nice", marks=pytest.mark.needs("cgroup1_cpu"))]
+)
+def test_everything_is_put_back_after_kill_9(
+    victim: Victim, tmp_path: Path, name: str, after_s: float
+) -> None:
+    threads = victim.threads(20)
+    before = victim.everything()
+    path = tmp_path / "journal"
+    ids = json.dumps([(t.pid, t.tid, t.start_time) for t in threads])
+    command = [sys.executable, "-c", CONTROLLER, str(path), ids, name]
+    folders = f"{Path(__file__).parent}:{Path(__file__).parents[1]}"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": folders}
+    ) as controller:
+        assert controller.stdout
+        assert controller.stdout.readline() == "begin\n"
+        time.sleep(after_s)  # the moment is what the test varies
+        controller.send_signal(signal.SIGKILL)
+    born = [int(victim.ask("from 3")), int(victim.ask("child 4"))]
+    journal = Journal(path)
+    assert journals.restore(journal) == []
+    after = victim.everything()
+    assert {tid: after[tid] for tid in before} == before
+    assert {after[tid] for tid in born} == {before[victim.pid]}
+    assert not journal.state and path.stat().st_size == 0
+    assert journals.restore(journal) == []
+
+
+def test_ten_thousand_threads_cost_little(journal: Journal) -> None:
+    """Nothing to write is one comparison of arrays: no call a thread."""
+    me = procfs.thread(os.getpid(), os.getpid())
+    assert me is not None
+    backend = Nice(journal, NiceOptions(recheck=3600, best=0, worst=0, batch=False))
+    crowd = (me, *(Thread(me.pid, 10**7 + row, 1) for row in range(9999)))
+    schedule = plan(crowd, np.arange(10_000.0))  # type: ignore[arg-type]
+    backend.apply(schedule)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        done = backend.apply(schedule)
+    finally:
+        sys.setprofile(None)
+    assert calls < 1000 and done.writes == 0 and done.gone == 9999
+    backend.restore()
