@@ -22,6 +22,7 @@ from sched_ctl.frames import join_graphs, subgraph
 from sched_ctl.graph import Array, Graph, Index
 from sched_ctl.metrics import Resolution, evaluate
 from sched_ctl.model import LogicalOperator, PhysicalOperator, Thread, Topology
+from sched_ctl.patterns import matcher, matches
 from sched_ctl.policy import Level, OperatorFrame, Policy, UrgencyForm
 from sched_ctl.schedule import Group, Schedule
 from sched_ctl.transform import most_urgent
@@ -54,7 +55,7 @@ def decide(
     """The schedule of one policy binding.
 
     scope: name of the binding. windows, resolutions: by engine name, of the engines it covers.
-    select: query name patterns, see `matches`. shares: query name pattern -> share of the CPU; if
+    select: query name patterns, see `patterns`. shares: query name pattern -> share of the CPU; if
     any is given, every query becomes a group "engine/query" with the share of the first pattern
     that matches, else 1. helpers: role pattern -> one of `HELPER_RULES`; the first that matches
     counts, a helper without one is left alone. Helpers that serve no operator count as part of
@@ -88,24 +89,6 @@ def decide(
         head_age_s=_pick(age, row, decided),
         queue_size=_pick(queue, row, decided),
         groups=_groups(layout, place, _grouping(policy, shares)),
-    )
-
-
-def matches(engine: str, query: str, patterns: Sequence[str]) -> bool:
-    """True if a shell pattern fits the query's name, or "engine/query".
-
-    A pattern that begins with "!" excludes, and exclusions win in any order; if there are only
-    exclusions, all else is included.
-    """
-    names = (query, f"{engine}/{query}")
-
-    def fits(pattern: str) -> bool:
-        return any(fnmatchcase(name, pattern) for name in names)
-
-    excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
-    included = [pattern for pattern in patterns if not pattern.startswith("!")]
-    return not any(map(fits, excluded)) and (
-        any(map(fits, included)) or bool(excluded and not included)
     )
 
 
@@ -184,8 +167,9 @@ def _layout(
     roles: list[str] = []
     helpers: list[tuple[Thread, bool]] = []
     pairs: list[tuple[int, int, str, tuple[str, str]]] = []  # thread, frame row, label, group
+    fits = matcher(select)
     for topology in key.topologies:
-        wanted = {q for q in topology.queries if matches(topology.engine, q, select)}
+        wanted = {query for query in topology.queries if fits(topology.engine, query)}
         of_level: Sequence[PhysicalOperator | LogicalOperator] = topology.operators
         graph = topology.graph
         if level is Level.LOGICAL:

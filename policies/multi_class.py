@@ -8,6 +8,7 @@ class is: min-max on the logarithms keeps the order of the others.
 """
 
 from fnmatch import fnmatchcase
+from functools import cache
 
 import numpy as np
 
@@ -39,13 +40,13 @@ def policy(
     if any(part.level is not Level.PHYSICAL for part in parts.values()):
         raise ValueError("the policies of classes must be on physical operators")
 
+    @cache
+    def class_of(query: str) -> int:
+        fits = (i for i, p in enumerate(parts) if fnmatchcase(query.lower(), p.lower()))
+        return next(fits, len(parts))
+
     def urgency(frame: OperatorFrame) -> UrgencyForm:
-        patterns = list(parts)
-        class_of: dict[str, int] = {}
-        for query in {operator.query for operator in frame.operators}:
-            fits = (i for i, p in enumerate(patterns) if fnmatchcase(query.lower(), p.lower()))
-            class_of[query] = next(fits, len(patterns))
-        member = np.array([class_of[operator.query] for operator in frame.operators], dtype=np.intp)
+        member = np.array([class_of(operator.query) for operator in frame.operators], dtype=np.intp)
         result = form(len(frame), static=np.nan)
         rank = 0.0  # of the most important of what is left
         for i, part in enumerate(parts.values()):

@@ -1,5 +1,6 @@
 """From snapshots to schedules: selection, levels, threads, helpers, groups, several engines."""
 
+import glob
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
@@ -86,6 +87,20 @@ def test_patterns() -> None:
     assert not matches("e", "q", ["Q"])
     assert not matches("e", "q", [])
     assert not matches("e", "q", ["!q", "q"])
+    assert matches("e", "a[1]*b", [glob.escape("e/a[1]*b")])
+    assert not matches("e", "a1xb", [glob.escape("e/a[1]*b")])
+    assert matches("e", "q2", ["x", "q[12]"])
+
+
+def test_thousands_of_exact_names_are_cheap() -> None:
+    now = chains(10_000)
+    names = [glob.escape(f"lab:1/{query}") for query in now.topology.queries]
+    start = perf_counter()
+    scheduled("hr", now)
+    everything = perf_counter() - start
+    start = perf_counter()
+    assert len(scheduled("hr", now, select=tuple(names)).threads) == 10_000
+    assert perf_counter() - start < 10 * everything
 
 
 def test_metrics_of_a_selected_query_are_those_of_the_whole_graph() -> None:
