@@ -374,6 +374,8 @@ def _hint(key: str) -> str | None:
         if setting.key == match[1]:
             unit = f" ({setting.unit})" if setting.unit else ""
             bounds = f", {setting.bounds}" if setting.bounds else ""
+            if get_origin(setting.type) is Literal:
+                bounds = f", one of {', '.join(get_args(setting.type))}"
             return f"{setting.key}{unit}{bounds}: {setting.description}"
     return None
 

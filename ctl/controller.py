@@ -88,7 +88,7 @@ class Controller:
 
         Raises UserError if a policy misses a metric of an engine that is here.
         """
-        await self.discover(patience_s=max(5.0, self.settings.poll_timeout))
+        await self.discover(patience_s=max(2.0, self.settings.poll_timeout))
         await self._ask(list(self.engines.values()), max(3.0, self.settings.poll_timeout))
         self._check_engines()
         self._admit(strict=True)

@@ -1,11 +1,10 @@
 """The backends in use: one instance a name, and the way down the ladder when one fails."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from sched_ctl.backends import Backend, Probe
-from sched_ctl.errors import UserError
 
 __all__ = ["Backends", "Chooser"]
 
@@ -16,7 +15,7 @@ class Chooser(Protocol):
     """`backends.ladder.choose` with its journal bound."""
 
     def __call__(
-        self, name: str, options: Mapping[str, object]
+        self, name: str, options: Mapping[str, object], failed: Collection[str] = ()
     ) -> tuple[Backend, list[tuple[str, Probe]]]: ...
 
 
@@ -52,18 +51,7 @@ class Backends:
     def _pick(self, asked: str) -> tuple[Backend, list[tuple[str, Probe]]]:
         if asked != "auto":
             return self._choose(asked, self._options.get(asked, {}))
-        if not self.failed:
-            return self._choose("auto", self._options)
-        from sched_ctl.backends import ladder
-
-        for name, probe in ladder.probe_all():
-            if probe.can and name not in self.failed:
-                return self._choose(name, self._options.get(name, {}))
-        raise UserError(
-            "no backend works any more: "
-            + "; ".join(f"{name}: {why}" for name, why in self.failed.items()),
-            "sched-ctl check lists what this machine can do",
-        )
+        return self._choose("auto", self._options, tuple(self.failed))
 
     def give_up(self, name: str, why: str) -> tuple[str, ...]:
         """A backend failed at run time: put back what it did; `get("auto")` picks a lower one."""

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ class Worker(Generic[T]):
     """A daemon thread that runs one call at a time and never keeps the process from ending."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], T], Callable[..., None]] | None] = (
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = (
             queue.SimpleQueue()
         )
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -73,6 +73,10 @@ class Worker(Generic[T]):
         self._calls.put((function, deliver))
         return future
 
+    def tell(self, function: Callable[[], None]) -> None:
+        """Run it there; nobody waits for it."""
+        self._calls.put((function, _nobody))
+
     def stop(self) -> None:
         self._calls.put(None)
 
@@ -86,6 +90,11 @@ class Worker(Generic[T]):
             else:
                 deliver(result, None)
             del call, function, deliver
+
+
+def _nobody(result: object, error: BaseException | None) -> None:
+    if error is not None:
+        log.debug("after the end", exc_info=error)
 
 
 class Engine:
@@ -171,14 +180,8 @@ class Engine:
     def close(self) -> None:
         """Let the worker close the connection; does not wait for it."""
 
-        def close() -> Snapshot:
-            self._disconnect()
-            raise EOFError
-
-        try:
-            self._worker.call(close).add_done_callback(lambda future: future.exception())
-        finally:
-            self._worker.stop()
+        self._worker.tell(self._disconnect)
+        self._worker.stop()
 
     # --- in the worker ---
 
@@ -203,10 +206,6 @@ class Engine:
         finally:
             if times is not None:
                 times.close()
-
-    def _reconnect(self) -> Snapshot:
-        self._disconnect()
-        raise EOFError
 
     # --- in the loop ---
 
@@ -245,7 +244,7 @@ class Engine:
         if self.state == "ok":
             self.state = "silent"
         if self.failures % RECONNECT_AFTER == 0:
-            self._worker.call(self._reconnect).add_done_callback(lambda done: done.exception())
+            self._worker.tell(self._disconnect)
 
     def _remember(self, snapshot: Snapshot) -> None:
         last = self._latest

@@ -1,0 +1,80 @@
+"""The command line. Each file holds the commands of one kind; what they do lies elsewhere.
+
+Commands import what they need when they run, so that `sched-ctl --help` is quick and the main
+loop small.
+"""
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from sched_ctl import __version__
+from sched_ctl.cli import lab, live, look
+from sched_ctl.errors import UserError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="sched-ctl",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with: sched-ctl check, sched-ctl demo, sched-ctl plan, sched-ctl load",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"sched-ctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Log more, and show tracebacks of errors.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Schedule the operator threads of stream processing engines from the kernel."""
+    from sched_ctl import log
+
+    log.set_up(logging.DEBUG if debug else logging.INFO)
+
+
+look.add_to(app)
+live.add_to(app)
+lab.add_to(app)
+
+
+def main() -> None:
+    """The one place where errors become text and exit codes."""
+    # numpy would start threads for linear algebra that nobody here does.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        app()
+    except UserError as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # Whoever read our output has gone (head, less): no error, but say nothing more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print("hint: this is a fault of sched-ctl; --debug shows where", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,125 @@
+"""Command line flags made from the declarations of the settings (`config.Settings`)."""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from sched_ctl import config
+from sched_ctl.config import Setting, Settings
+
+__all__ = ["Json", "RunDir", "with_settings"]
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+RunDir = Annotated[
+    Path,
+    typer.Option("--run-dir", help="Folder of the controller's lock and socket.", metavar="DIR"),
+]
+CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help=f"Configuration file, instead of {config.DEFAULT_FILE}; drop-ins lie beside it in a "
+        "folder with .d for .toml.",
+        show_default=False,
+    ),
+]
+PANEL = "Settings (each is also a key of the configuration file)"
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for each setting; it is called with the `settings` in force."""
+    settings = [
+        *config.declared(Settings),
+        *(s for s in config.declared(config.Binding) if s.key == "options"),
+    ]
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        file = arguments.pop("config")
+        given = {setting.key: arguments.pop(setting.key) for setting in settings}
+        flags = {
+            setting.key: _value(setting, given[setting.key])
+            for setting in settings
+            if setting.key != "options" and given[setting.key] not in (None, [])
+        }
+        options = config.parse_pairs(given["options"] or [], "--policy-option")
+        if options:
+            if "policy" not in flags:
+                raise config.ConfigError(
+                    "command line: --policy-option: which policy?", "give --policy as well"
+                )
+            for section in flags["policy"]:
+                section["options"] = options
+        command(settings=config.load(file, flags), **arguments)
+
+    own = inspect.signature(command)
+    parameters = [p for p in own.parameters.values() if p.name != "settings"]
+    parameters.append(_keyword("config", CONFIG))
+    parameters += [_keyword(setting.key, _option(setting)) for setting in settings]
+    run.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    del run.__wrapped__  # its signature would be taken instead
+    return run
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _option(setting: Setting) -> Any:
+    many = typing.get_origin(setting.type) in (tuple, dict)
+    kind: Any = list[str] if many else str
+    metavar = setting.metavar
+    if setting.type is float:
+        kind, metavar = float, "SECONDS"
+    elif typing.get_origin(setting.type) is Literal:
+        metavar = "|".join(typing.get_args(setting.type))
+    help_text = setting.description[0].upper() + setting.description[1:]
+    if many:
+        help_text += " (repeat the flag for more)"
+    if setting.default not in ((), {}) and isinstance(setting.default, (str, float)):
+        shown = f"{setting.default:g}" if isinstance(setting.default, float) else setting.default
+        help_text += f" [default: {shown}]"
+    option = typer.Option(
+        setting.flag,
+        help=help_text,
+        metavar=metavar or setting.key.upper(),
+        show_default=False,
+        rich_help_panel=PANEL,
+    )
+    return Annotated[kind | None, option]
+
+
+def _value(setting: Setting, given: Any) -> Any:
+    if setting.key == "policy":
+        return [_binding(text) for text in given]
+    if setting.key == "backends":
+        tables: dict[str, dict[str, Any]] = {}
+        for key, value in config.parse_pairs(given, setting.flag).items():
+            backend, _, option = key.partition(".")
+            if not option:
+                raise config.ConfigError(
+                    f"command line: {setting.flag}: expected BACKEND.KEY=VALUE, got '{key}'"
+                )
+            tables.setdefault(backend, {})[option] = value
+        return tables
+    if typing.get_origin(setting.type) is dict:
+        return config.parse_pairs(given, setting.flag)
+    return given
+
+
+def _binding(text: str) -> dict[str, Any]:
+    pattern, _, policy = text.rpartition("=")
+    if not pattern:
+        return {"policy": policy}
+    return {"name": pattern, "policy": policy, "queries": [pattern]}

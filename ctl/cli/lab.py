@@ -1,0 +1,74 @@
+"""Commands around the lab engine and the simulator: demo, simulate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sched_ctl.cli.flags import Json
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(demo)
+    # The simulator's own command line, imported when it is called.
+    app.command(
+        "simulate",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,
+    )(simulate)
+
+
+def demo(
+    workload: Annotated[
+        str, typer.Option(help="Workload: syn, etl, ..., or a graph file.", metavar="NAME|FILE")
+    ] = "syn",
+    load: Annotated[
+        float, typer.Option(help="CPU time asked for, as a part of what there is.", min=0.05, max=2)
+    ] = 0.9,
+    policy: Annotated[str, typer.Option(help="Policy to compare with the OS.")] = "hr",
+    backend: Annotated[str, typer.Option(help="How it reaches the kernel.")] = "auto",
+    period: Annotated[
+        float, typer.Option(help="Seconds from pass to pass.", min=0.001, metavar="SECONDS")
+    ] = 0.5,
+    cpus: Annotated[int, typer.Option(help="CPUs that the engine may use.", min=1, max=1024)] = 1,
+    phases: Annotated[int, typer.Option(help="Phases under each scheduler.", min=2, max=100)] = 4,
+    phase: Annotated[
+        float, typer.Option(help="Length of a phase.", min=0.5, max=3600, metavar="SECONDS")
+    ] = 6.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and filters.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the plots.", metavar="DIR")] = Path(
+        "sched-ctl-demo"
+    ),
+    json: Json = False,
+) -> None:
+    """See the effect: the built-in lab engine under the OS's own scheduling and under a policy.
+
+    The two take turns (ABBA), so that neither has the better times. Takes about a minute; nothing
+    on the machine but the lab engine is touched.
+    """
+    from sched_ctl.demo import Options, run
+
+    run(
+        Options(
+            workload=workload,
+            load=load,
+            policy=policy,
+            backend=backend,
+            period_s=period,
+            cpus=cpus,
+            phases=phases,
+            phase_s=phase,
+            seed=seed,
+            out=out,
+        ),
+        json=json,
+    )
+
+
+def simulate(context: typer.Context) -> None:
+    """Run workloads in the simulator: policies, loads, and what to expect of them."""
+    from sched_ctl.sim.cli import app
+
+    app(args=context.args, prog_name="sched-ctl simulate", standalone_mode=True)

@@ -1,0 +1,125 @@
+"""Commands that run, steer and end the controller: load, policy set, unload, restore."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sched_ctl.cli.flags import Json, RunDir, with_settings
+from sched_ctl.config import Settings
+from sched_ctl.errors import UserError
+
+__all__ = ["add_to"]
+
+DEFAULT_RUN_DIR = Path(Settings().run_dir)
+
+policy = typer.Typer(help="Change the policies of the running controller.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(load)
+    app.add_typer(policy, name="policy")
+    app.command()(unload)
+    app.command()(restore)
+
+
+@with_settings
+def load(
+    settings: Settings,
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop after so many seconds.", min=0, show_default=False, metavar="SECONDS"
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop after one pass, and put everything back.")
+    ] = False,
+) -> None:
+    """Find the engines and schedule them, until Ctrl-C; then put everything back.
+
+    Examples: sched-ctl load;  sched-ctl load --policy qs --engine flink;
+    sched-ctl load --policy 'etl*=qs' --policy hr --share 'etl*=4'
+    """
+    import sys
+
+    from sched_ctl import loading, registry
+    from sched_ctl.bindings import check_bindings
+    from sched_ctl.config import resolve
+
+    check_bindings(resolve(settings))
+    problems = loading.run(
+        settings,
+        registry.drivers(),
+        duration_s=float("inf") if duration is None else duration,
+        once=once,
+    )
+    if problems:
+        raise UserError(
+            f"{len(problems)} changes could not be put back: {'; '.join(problems[:5])}",
+            "sched-ctl restore tries again",
+        )
+    print("everything is as it was before", file=sys.stderr)
+
+
+@policy.command("set")
+def policy_set(
+    name: Annotated[str, typer.Argument(help="Name of the policy, see sched-ctl policies.")],
+    binding: Annotated[
+        str | None,
+        typer.Option(help="Which [[policy]] section, if there are several.", show_default=False),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the policy.", metavar="KEY=VALUE", show_default=False),
+    ] = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    json: Json = False,
+) -> None:
+    """Use another policy from now on, until the controller ends.
+
+    Example: sched-ctl policy set fcfs
+    """
+    from sched_ctl.cli import show
+    from sched_ctl.config import parse_pairs
+    from sched_ctl.control import request
+
+    arguments = {"policy": name, "options": parse_pairs(option or [], "--option")}
+    if binding is not None:
+        arguments["binding"] = binding
+    answer = request(run_dir, "policy-set", arguments)
+    if json:
+        show.emit_json(answer)
+    else:
+        print(f"{answer['binding']}: {answer['policy']} instead of {answer['before']}")
+
+
+def unload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
+    """End the running controller; returns when everything is put back."""
+    from sched_ctl.cli import show
+    from sched_ctl.control import request
+
+    answer = request(run_dir, "unload", timeout_s=120.0)
+    if json:
+        show.emit_json(answer)
+    if answer["not_put_back"]:
+        raise UserError(
+            "not put back: " + "; ".join(answer["not_put_back"][:5]),
+            "sched-ctl restore tries again",
+        )
+    if not json:
+        print("unloaded: everything is as it was before")
+
+
+def restore(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
+    """Put back what a controller that was killed has left changed."""
+    from sched_ctl import loading
+    from sched_ctl.cli import show
+
+    problems = loading.put_back(run_dir)
+    if json:
+        show.emit_json({"not_put_back": list(problems)})
+    if problems:
+        raise UserError("not put back: " + "; ".join(problems[:5]))
+    if not json:
+        print("everything is as it was before")

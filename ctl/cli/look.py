@@ -1,0 +1,336 @@
+"""Commands that only look: check, engines, policies, plan, status, explain, config."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sched_ctl.cli.flags import Json, RunDir, with_settings
+from sched_ctl.config import Settings
+from sched_ctl.errors import UserError
+
+__all__ = ["add_to"]
+
+DEFAULT_RUN_DIR = Path(Settings().run_dir)
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (check, engines, policies, plan, status, explain, config):
+        app.command()(command)
+
+
+def check(json: Json = False) -> None:
+    """Tell what this machine can do, why not more, and what to do about it."""
+    from sched_ctl.cli import show
+    from sched_ctl.machine import check as look
+
+    findings = look()
+    if json:
+        show.emit_json([{s: getattr(f, s) for s in f.__slots__} for f in findings])
+        return
+    signs = {True: "✓", False: "✗", None: "·"}
+    show.table(
+        ("", "what", "finding", "what to do"),
+        ((signs[f.good], f.topic, f.what, f.do or "") for f in findings),
+    )
+
+
+@with_settings
+def engines(settings: Settings, json: Json = False) -> None:
+    """List the engines on this machine, their queries, and how many threads are known."""
+    import asyncio
+
+    from sched_ctl import registry
+    from sched_ctl.cli import show
+    from sched_ctl.loading import look
+
+    logging.getLogger().setLevel(logging.ERROR)
+    found = asyncio.run(look(settings, registry.drivers()))
+    if json:
+        show.emit_json(found)
+        return
+    for name, why in registry.problems().items():
+        show.text(f"{name}: {why}")
+    if not found:
+        show.text(f"no engine found (kinds: {', '.join(registry.drivers()) or 'none'})")
+        return
+    show.table(
+        ("engine", ">pid", "state", "queries", ">operators", ">threads", "remarks"),
+        (
+            (
+                engine["engine"],
+                engine["pid"],
+                engine["state"],
+                ", ".join(engine["queries"][:8]) + (" ..." if len(engine["queries"]) > 8 else ""),
+                engine["operators"],
+                engine["threads"],
+                "; ".join(filter(None, [engine["problem"], *engine["notes"][:3]])),
+            )
+            for engine in found
+        ),
+    )
+
+
+def policies(json: Json = False) -> None:
+    """List the policies: what each is best at, what it needs to know, its options."""
+    from sched_ctl import registry
+    from sched_ctl.cli import show
+    from sched_ctl.policy import Policy
+
+    rows: list[dict[str, Any]] = []
+    for name, made in registry.policies().items():
+        row: dict[str, Any] = {"policy": name, "goal": "", "needs": [], "options": {}}
+        try:
+            policy = made if isinstance(made, Policy) else registry.policy(name)
+        except UserError as error:
+            row["goal"] = f"(needs options: {error.message})"
+        else:
+            row |= {
+                "goal": policy.goal,
+                "needs": sorted(policy.needs),
+                "level": policy.level.value,
+                "spacing": policy.spacing.value,
+            }
+        row["options"] = {
+            option: None if parameter.default is parameter.empty else str(parameter.default)
+            for option, parameter in registry.options_of(made).items()
+        }
+        rows.append(row)
+    if json:
+        show.emit_json(rows)
+        return
+    show.table(
+        ("policy", "best at", "needs", "options"),
+        (
+            (
+                row["policy"],
+                row["goal"],
+                ", ".join(row["needs"]) or "nothing",
+                ", ".join(f"{k}={v}" if v is not None else k for k, v in row["options"].items()),
+            )
+            for row in rows
+        ),
+    )
+    for name, why in registry.problems().items():
+        show.text(f"{name}: {why}")
+
+
+@with_settings
+def plan(
+    settings: Settings,
+    json: Json = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save",
+            metavar="FILE",
+            help="Also write the engines' graphs and metrics to this file, for simulate.",
+            show_default=False,
+        ),
+    ] = None,
+    observe: Annotated[
+        float,
+        typer.Option(
+            help="Seconds between two readings of the engines.",
+            min=0.05,
+            max=600,
+            metavar="SECONDS",
+        ),
+    ] = 1.0,
+) -> None:
+    """Show the schedule that load would apply now, and apply nothing.
+
+    Examples: sched-ctl plan --policy hr;  sched-ctl plan --engine flink --json
+    """
+    from sched_ctl import loading, registry, views
+    from sched_ctl.cli import show
+
+    logging.getLogger().setLevel(logging.WARNING)
+    controller = loading.plan(settings, registry.drivers(), observe)
+    if save is not None:
+        from sched_ctl.recording import save as write
+
+        write(save, controller)
+    plans = views.plans(controller)
+    if json:
+        show.emit_json(plans)
+        return
+    for rule in plans:
+        show.table(
+            (">tid", "thread", "operator", "group", ">queue", ">head age", ">urgency", ">place"),
+            (
+                (
+                    row["thread"],
+                    row["name"],
+                    row["operator"],
+                    "" if row["group"] is None else f"{row['group']} ({row['share']:g})",
+                    show.number(row["queue_size"]),
+                    show.number(row["head_age_s"]),
+                    show.number(row["evaluated"]),
+                    show.number(row["normalised"], 2),
+                )
+                for row in sorted(rule["threads"], key=lambda row: -(row["normalised"] or 0.5))
+            ),
+            title=f"{rule['name']}: policy {rule['policy']}",
+        )
+        if rule["problem"]:
+            raise UserError(f"policy {rule['name']}: {rule['problem']}")
+    for problem in views.problems(controller):
+        show.text(problem)
+
+
+def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
+    """Show what the running controller does: policies, engines, problems, its own cost."""
+    from sched_ctl.cli import show
+    from sched_ctl.control import request
+
+    answer = request(run_dir, "status")
+    if json:
+        show.emit_json(answer)
+        return
+    show.text(
+        f"controller pid {answer['pid']}, up {answer['uptime_s']:.0f} s, "
+        f"{answer['cpu_share']:.2%} of a CPU, {answer['rss_bytes'] / 1e6:.0f} MB"
+    )
+    show.table(
+        (
+            "binding",
+            "policy",
+            "backend",
+            ">period",
+            ">passes",
+            ">missed",
+            ">threads",
+            ">writes",
+            ">repaired",
+            ">pass ms",
+        ),
+        (
+            (
+                rule["name"],
+                rule["policy"],
+                rule["backend"],
+                f"{rule['period_s']:g} s",
+                rule["passes"],
+                rule["missed"],
+                rule["threads"],
+                rule["writes"],
+                rule["repaired"],
+                show.number(sum(rule["stage_ms"].values())),
+            )
+            for rule in answer["policies"]
+        ),
+    )
+    show.table(
+        ("engine", ">pid", "state", ">answered", ">poll ms", ">operators", ">threads", "queries"),
+        (
+            (
+                engine["engine"],
+                engine["pid"],
+                engine["state"],
+                f"{show.number(engine['answered_s_ago'])} s ago"
+                if engine["answered_s_ago"] is not None
+                else "never",
+                show.number(engine["poll_ms"]),
+                engine["operators"],
+                engine["threads"],
+                ", ".join(engine["queries"][:8]),
+            )
+            for engine in answer["engines"]
+        ),
+    )
+    for step in answer["not_taken"]:
+        show.text(f"backend {step['backend']}: not taken: {step['because']}")
+    for engine in answer["engines"]:
+        for note in engine["notes"][:10]:
+            show.text(f"note: {engine['engine']}: {note}")
+    for problem in answer["problems"][:50]:
+        show.text(f"problem: {problem}")
+
+
+def explain(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="THREAD|OPERATOR",
+            help="A thread id; or an operator, as query/operator or its name alone; or a thread's "
+            "name. Patterns work: 'etl/*'.",
+        ),
+    ],
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    json: Json = False,
+) -> None:
+    """Tell why a thread has the priority that it has: from its metrics to what is in force."""
+    from sched_ctl.cli import show
+    from sched_ctl.control import request
+
+    answer = request(run_dir, "explain", {"what": what})
+    if json:
+        show.emit_json(answer)
+        return
+    for thread in answer:
+        urgency = thread["urgency"]
+        show.text(f"\n{thread['operator']}: thread {thread['thread']} ({thread['name']})")
+        show.text(f"  why        {thread['why']}")
+        show.text(
+            f"  urgency    rank {show.number(urgency['rank'])}: "
+            f"{show.number(urgency['static'])} + {show.number(urgency['per_second'])} * W + "
+            f"{show.number(urgency['per_tuple'])} * Q"
+        )
+        show.text(
+            f"  evaluated  {show.number(thread['evaluated'])} with W = "
+            f"{show.number(thread['head_age_s'])} s, Q = {show.number(thread['queue_size'])} tuples"
+        )
+        place = thread["normalised"]
+        show.text(
+            "  place      none: all are equal, or nothing is known"
+            if place is None
+            else f"  place      {place:.2f} of the range (0 least, 1 most urgent)"
+        )
+        if thread["group"] is not None:
+            show.text(f"  group      {thread['group']}, share {thread['share']:g}")
+        applied = ", ".join(f"{k} {v}" for k, v in thread["applied"].items()) or "nothing"
+        show.text(f"  in force   {applied} ({thread['backend']})")
+        show.table(
+            ("  metric", ">value", "unit", "how"),
+            (
+                (
+                    f"  {m['metric']}",
+                    show.number(m["value"]),
+                    m["unit"],
+                    m["how"] + (" (estimate)" if m["estimated"] else ""),
+                )
+                for m in thread["metrics"]
+            ),
+        )
+
+
+@with_settings
+def config(
+    settings: Settings,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether the configuration is good.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Print the configuration in force as a valid file, or check it.
+
+    Files, drop-ins and the flags given here are put together as load would.
+    """
+    import sys
+
+    from sched_ctl.bindings import check_bindings
+    from sched_ctl.cli import show
+    from sched_ctl.config import dump, resolve
+
+    if check:
+        check_bindings(resolve(settings))
+    if json:
+        import msgspec
+
+        show.emit_json(msgspec.to_builtins(settings))
+    elif check:
+        print("the configuration is good")
+    else:
+        sys.stdout.write(dump(settings))

@@ -1,0 +1,143 @@
+"""Engines and backends that do what a test tells them, for the controller."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.drivers import DriverKind, EngineError, Target
+from sched_ctl.enforcing import Backends
+from sched_ctl.graph import Array
+from sched_ctl.kernel import procfs
+from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
+from sched_ctl.schedule import Schedule
+
+__all__ = ["FakeBackend", "FakeEngine", "backends", "chains", "sleeping_threads"]
+
+
+def chains(
+    engine: str, queries: Mapping[str, int], threads: Callable[[int], tuple[Thread, ...]]
+) -> Topology:
+    """Queries that are chains of so many operators; `threads` gives those of each row."""
+    operators: list[PhysicalOperator] = []
+    edges: list[Edge] = []
+    for query, length in queries.items():
+        for place in range(length):
+            row = len(operators)
+            name = f"op{place}"
+            operators.append(PhysicalOperator(query, name, (name,), threads=threads(row)))
+            if place:
+                edges.append(Edge(row - 1, row))
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    return Topology(engine, tuple(operators), tuple(edges), logical, tuple(edges))
+
+
+class FakeEngine:
+    """One engine whose answers the test controls. Its threads are made up unless given."""
+
+    def __init__(
+        self,
+        name: str = "a",
+        queries: Mapping[str, int] | None = None,
+        *,
+        provides: frozenset[str] = frozenset({"tuples_in", "tuples_out", "cpu_time", "queue_size"}),
+        threads: Callable[[int], tuple[Thread, ...]] | None = None,
+    ) -> None:
+        self.target = Target("fake", name)
+        self.provides = provides
+        self.polls = 0
+        self.closed = 0
+        self.fail: str | None = None
+        self.hold = threading.Event()  # cleared: polls hang
+        self.hold.set()
+        self.queue: Array | None = None
+        first = 1_000_000 + 10_000 * (hash(name) % 50)
+        self.topology = chains(
+            self.target.engine,
+            queries or {"q": 3},
+            threads or (lambda row: (Thread(first, first + row, 1, f"op{row}"),)),
+        )
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        self.polls += 1
+        self.hold.wait(60)
+        if self.fail:
+            raise EngineError(self.fail)
+        n = len(self.topology.operators)
+        now = time.monotonic()
+        queue = np.arange(n, dtype=float) if self.queue is None else self.queue
+        columns = {
+            "tuples_in": np.full(n, 100.0 * now),
+            "tuples_out": np.full(n, 50.0 * now),
+            "cpu_time": np.arange(1.0, n + 1) * 1e-3 * now,
+            "queue_size": queue,
+        }
+        return Snapshot(
+            self.topology, now, {k: v for k, v in columns.items() if k in self.provides}
+        )
+
+    def close(self) -> None:
+        self.closed += 1
+
+    @staticmethod
+    def kind(*engines: "FakeEngine") -> dict[str, DriverKind]:
+        """A driver kind that finds these engines; the list may change later."""
+        present = {engine.target.engine: engine for engine in engines}
+        return {
+            "fake": DriverKind(
+                "fake",
+                lambda: [engine.target for engine in present.values()],
+                lambda target: present[target.engine],
+            )
+        }
+
+
+@dataclass
+class FakeBackend:
+    """Remembers what it was told; fails when it is told to."""
+
+    name: ClassVar[str] = "nice"
+    schedules: list[Schedule] = field(default_factory=list)
+    fail: str | None = None
+    restored: int = 0
+
+    def apply(self, schedule: Schedule) -> Applied:
+        if self.fail:
+            raise OSError(self.fail)
+        self.schedules.append(schedule)
+        return Applied(writes=len(schedule.threads))
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        return {"nice": 3}
+
+    def restore(self) -> tuple[str, ...]:
+        self.restored += 1
+        return ()
+
+    def threads(self, scope: str | None = None) -> set[Thread]:
+        """Of the last schedule (of a scope)."""
+        mine = [s for s in self.schedules if scope is None or s.scope == scope]
+        return set(mine[-1].threads) if mine else set()
+
+
+def backends(backend: Backend) -> Backends:
+    def choose(
+        name: str, options: Mapping[str, object], failed: Collection[str] = ()
+    ) -> tuple[Backend, list[tuple[str, Probe]]]:
+        return backend, [("better", Probe(False, "not here"))]
+
+    return Backends(choose, {})
+
+
+def sleeping_threads(count: int) -> Callable[[int], tuple[Thread, ...]]:
+    """Real threads of this process that sleep until it ends; for the rows of a topology."""
+    started = [threading.Thread(target=threading.Event().wait, daemon=True) for _ in range(count)]
+    for thread in started:
+        thread.start()
+    found = [procfs.thread(os.getpid(), thread.native_id or 0) for thread in started]
+    return lambda row: tuple(filter(None, [found[row]]))

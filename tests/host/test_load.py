@@ -1,0 +1,168 @@
+"""`sched-ctl load` on real threads, and the ways it can end."""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from labs import SOON_S, loaded, nices, sched_ctl, scheduled, spe
+
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
+
+BACKEND = ("--backend", "nice")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_nice_values_follow_the_policy_and_sigterm_puts_them_back(run_dir: Path) -> None:
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
+            scheduled(run_dir, engine)
+
+            def follows() -> bool:
+                """Explained, applied and real agree; retried, as costs change all the time."""
+                answer = sched_ctl("explain", "etl/*", "--json", "--run-dir", str(run_dir))
+                rows = msgspec.json.decode(answer)
+                assert len(rows) == 10
+                now = nices(engine)
+                real = [now[row["name"][:15]][0] for row in rows]
+                if real != [row["applied"]["nice"] for row in rows]:
+                    return False
+                ranked = sorted(zip([row["evaluated"] for row in rows], real, strict=True))
+                order = [nice for _, nice in ranked]
+                return order == sorted(order, reverse=True) and len(set(order)) > 3
+
+            wait_until(follows, SOON_S, "nice values follow the urgencies")
+            load.send_signal(signal.SIGTERM)
+            assert load.wait(SOON_S) == 0
+        assert nices(engine) == before
+
+
+def test_kill_9_and_restore(run_dir: Path) -> None:
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
+            scheduled(run_dir, engine)
+            wait_until(lambda: nices(engine) != before, SOON_S)
+            load.kill()
+            load.wait()
+            assert nices(engine) != before  # nobody has put it back yet
+            error = sched_ctl("status", "--run-dir", str(run_dir), code=1)
+            assert "no controller runs" in error and "hint: " in error
+            assert "as it was" in sched_ctl("restore", "--run-dir", str(run_dir))
+            assert nices(engine) == before
+
+
+def test_the_next_start_puts_back_what_a_killed_one_left(run_dir: Path) -> None:
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
+            scheduled(run_dir, engine)
+            wait_until(lambda: nices(engine) != before, SOON_S)
+            load.kill()
+            load.wait()
+        # An engine that is not there: nothing new is applied.
+        sched_ctl(
+            "load", "--engine", "lab:1", "--duration", "0", "--run-dir", str(run_dir), *BACKEND
+        )
+        assert nices(engine) == before
+
+
+def test_a_second_controller_names_the_first(run_dir: Path) -> None:
+    with spe() as engine, loaded(run_dir, *BACKEND, engine=engine) as load:
+        scheduled(run_dir, engine)
+        error = sched_ctl("load", "--run-dir", str(run_dir), *BACKEND, code=1)
+        assert f"another controller is running: pid {load.pid}" in error
+        assert "Traceback" not in error
+        error = sched_ctl("restore", "--run-dir", str(run_dir), code=1)
+        assert f"pid {load.pid}" in error
+
+
+def test_unload_returns_when_all_is_put_back(run_dir: Path) -> None:
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, *BACKEND, engine=engine) as load:
+            scheduled(run_dir, engine)
+            assert "as it was" in sched_ctl("unload", "--run-dir", str(run_dir))
+            assert nices(engine) == before
+            assert load.wait(SOON_S) == 0
+        assert sorted(path.name for path in run_dir.iterdir()) in (["lock"], ["journal", "lock"])
+
+
+def test_policy_set_changes_the_running_policy(run_dir: Path) -> None:
+    with spe() as engine, loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine):
+        scheduled(run_dir, engine)
+        hr = nices(engine)
+        answer = sched_ctl(
+            "policy", "set", "random", "--option", "seed=5", "--json", "--run-dir", str(run_dir)
+        )
+        assert msgspec.json.decode(answer)["before"] == "hr"
+        wait_until(lambda: nices(engine) != hr, SOON_S)
+        error = sched_ctl("policy", "set", "radnom", "--run-dir", str(run_dir), code=1)
+        assert "did you mean 'random'" in error
+
+
+def test_an_engine_that_comes_back_is_scheduled_again(run_dir: Path) -> None:
+    with loaded(run_dir, "--policy", "hr", "--engine", "lab", "--exclude", "syn", *BACKEND):
+        for _ in range(2):  # the second is another process with other threads
+            with spe() as engine:
+                scheduled(run_dir, engine)
+                wait_until(lambda: len(set(nices(engine).values())) > 3, SOON_S)
+                engine.process.kill()
+                engine.process.wait()
+
+
+def test_a_stopped_engine_holds_up_no_other(run_dir: Path) -> None:
+    with (
+        spe() as stopped,
+        spe("stats") as other,
+        loaded(run_dir, "--engine", stopped.name, "--stale-after", "1", *BACKEND, engine=other),
+    ):
+        scheduled(run_dir, other)
+        scheduled(run_dir, stopped)
+        before = nices(other)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        try:
+            # Its shared memory goes stale after five seconds; a second later it is released.
+            wait_until(
+                lambda: len({nice for nice, _ in nices(stopped).values()}) == 1, SOON_S, "released"
+            )
+            assert len(set(nices(other).values())) > 3
+            status = msgspec.json.decode(sched_ctl("status", "--json", "--run-dir", str(run_dir)))
+            assert any(stopped.name in problem for problem in status["problems"])
+            [rule] = status["policies"]
+            assert rule["engines"] == [other.name] and rule["threads"] == len(before) - 2
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+        wait_until(lambda: len(set(nices(stopped).values())) > 3, SOON_S, "scheduled again")
+
+
+def test_excluded_queries_are_never_touched(run_dir: Path) -> None:
+    with spe("multi") as engine:
+        before = nices(engine)
+        with loaded(run_dir, "--policy", "random", "--exclude", "high*", *BACKEND, engine=engine):
+            scheduled(run_dir, engine)
+            wait_until(lambda: nices(engine) != before, SOON_S)
+            spared = {name for name in before if name.startswith("high")}
+            now = nices(engine)
+            assert spared and {name: now[name] for name in spared} == {
+                name: before[name] for name in spared
+            }
+
+
+def test_sighup_ends_it_in_order_too(run_dir: Path) -> None:
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, *BACKEND, engine=engine) as load:
+            scheduled(run_dir, engine)
+            load.send_signal(signal.SIGHUP)
+            load.send_signal(signal.SIGINT)  # a second one changes nothing
+            assert load.wait(SOON_S) == 0
+        assert nices(engine) == before

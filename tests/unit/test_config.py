@@ -1,0 +1,151 @@
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sched_ctl import config
+from sched_ctl.config import Binding, ConfigError, Settings
+from sched_ctl.errors import UserError
+
+
+def written(folder: Path, text: str, name: str = "sched-ctl.toml") -> Path:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "hint"),
+    [
+        ("periud = 1", "periud", "did you mean period"),
+        ("period = 'a'", "period", "time from one pass"),
+        ("period = -1", "period", "≥ 0.001"),
+        ("period = nan", "period", None),
+        ("stale_after = inf", "stale_after", None),
+        ("level = 'top'", "level", "physical"),
+        ("queries = 1", "queries", r"belongs in a \[\[policy\]\]"),
+        ("[[policy]]\nwindow = 1", r"policy\[0\].window", r"belongs outside \[\[policy\]\]"),
+        ("[[policy]]\n[[policy]]\nname='x'\nperod = 1", r"policy\[1\].perod", "period"),
+        ("[[policy]]\nqueries = 'a'", r"policy\[0\].queries", None),
+        ("policy = []", "policy", "at least one"),
+        ("[[policy]]\n[[policy]]", "two .* named auto", "name = "),
+        ("shares = {a = -1}", "shares", None),
+        ("backends = {nice = 3}", "backends", None),
+        ("period = ", r"line 1|end of document", "TOML"),
+        ("period = 1\nperiod = 2", "overwrite", "TOML"),
+    ],
+)
+def test_bad_input_names_file_and_key(
+    tmp_path: Path, text: str, key: str, hint: str | None
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=f"^{path}: .*({key})") as caught:
+        config.load(path)
+    if hint is not None:
+        import re
+
+        assert re.search(hint, caught.value.hint or ""), caught.value.hint
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        config.load(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="directory"):
+        config.load(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"engine = ['\xe9']")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        config.load(tmp_path / "latin.toml")
+    (tmp_path / "huge.toml").write_bytes(b"#" * (config.MAX_BYTES + 1))
+    with pytest.raises(ConfigError, match="larger than"):
+        config.load(tmp_path / "huge.toml")
+
+
+def test_an_error_in_a_drop_in_names_the_drop_in(tmp_path: Path) -> None:
+    path = written(tmp_path, "period = 1.0")
+    drop_in = written(tmp_path / "sched-ctl.d", "window = 'x'", "10.toml")
+    with pytest.raises(ConfigError, match=f"^{drop_in}: window"):
+        config.load(path)
+
+
+def test_precedence(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "period = 2.0\nwindow = 3.0\nstale_after = 4.0\nbackends.nice.max = 5\n"
+        "[[policy]]\nname = 'a'\npolicy = 'qs'\nperiod = 9.0\n[[policy]]\npolicy = 'hr'\n",
+    )
+    written(tmp_path / "sched-ctl.d", "window = 30.0\nstale_after = 31.0\n", "10.toml")
+    written(
+        tmp_path / "sched-ctl.d",
+        "stale_after = 40.0\nbackends.nice.min = 1\n"
+        "[[policy]]\nname = 'a'\npolicy = 'fcfs'\n[[policy]]\nname = 'new'\npolicy = 'rb'\n",
+        "20.toml",
+    )
+    written(tmp_path / "sched-ctl.d", "nonsense", "ignored.txt")
+    settings = config.load(path)
+    assert (settings.period, settings.window, settings.stale_after) == (2.0, 30.0, 40.0)
+    assert settings.backends == {"nice": {"max": 5, "min": 1}}
+    assert [(b.name, b.policy) for b in settings.policy] == [
+        ("new", "rb"),
+        ("a", "fcfs"),
+        ("", "hr"),
+    ]
+    assert [b.period for b in config.resolve(settings)] == [2.0, 9.0, 2.0]
+    flagged = config.load(path, {"period": 0.5, "window": 7.0})
+    assert [b.period for b in config.resolve(flagged)] == [0.5, 0.5, 0.5]
+    assert flagged.window == 7.0
+    other = config.load(path, {"policy": [{"policy": "random"}]})
+    assert [b.policy for b in other.policy] == ["random"]
+    with pytest.raises(ConfigError, match=r"^command line: period"):
+        config.load(path, {"period": -1.0})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(
+            policy=(
+                Binding(name="a", policy="qs", queries=("x*", 'quo"te\\'), shares={"a b": 2.5}),
+                Binding(policy="multi-class", options={"classes": {"high": "fcfs"}, "n": 1}),
+            ),
+            engine=("flink:127.0.0.1:8081",),
+            backends={"nice": {"min": 0, "batch": True}},
+            shares={"etl*": 4.0},
+            helpers={"gc": "top"},
+            exclude=("ünïcode",),
+            period=1 / 3,
+        ),
+    ],
+)
+def test_what_config_prints_reads_back_equal(tmp_path: Path, settings: Settings) -> None:
+    assert config.load(written(tmp_path, config.dump(settings))) == settings
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for struct in (Settings, Binding):
+        for setting in config.declared(struct):
+            assert len(setting.description) > 10, setting.key
+            if setting.type is float:
+                assert setting.unit == "s", setting.key
+
+
+def test_pairs() -> None:
+    assert config.parse_pairs(["a=1", "b=2.5", "c=text", "d=[1, 2]", "e=x=y", "f="], "--x") == {
+        "a": 1,
+        "b": 2.5,
+        "c": "text",
+        "d": [1, 2],
+        "e": "x=y",
+        "f": "",
+    }
+    with pytest.raises(UserError, match="--x: expected KEY=VALUE, got 'nothing'"):
+        config.parse_pairs(["nothing"], "--x")
+
+
+def test_bounds_are_finite() -> None:
+    for setting in config.declared(Settings):
+        if isinstance(setting.default, float):
+            assert math.isfinite(setting.default)
+    msgspec.json.encode(Settings())

@@ -1,0 +1,131 @@
+import asyncio
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sched_ctl import control
+from sched_ctl.errors import UserError
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Callable[[bytes], bytes]]:
+    """A server with the verbs echo, refuse and break; yields a function that talks raw bytes."""
+    stop: list[Callable[[], object]] = []
+    ready = threading.Event()
+
+    async def echo(arguments: Mapping[str, Any]) -> object:
+        return dict(arguments)
+
+    async def refuse(arguments: Mapping[str, Any]) -> object:
+        raise UserError("no", "because")
+
+    async def fail(arguments: Mapping[str, Any]) -> object:
+        raise ZeroDivisionError("boo")
+
+    async def main() -> None:
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        stop.append(lambda: loop.call_soon_threadsafe(end.set))
+        async with control.serve(folder, {"echo": echo, "refuse": refuse, "fail": fail}):
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    assert ready.wait(10)
+
+    def talk(data: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(10)
+            peer.connect(str(control.socket_path(folder)))
+            answer = b""
+            with suppress(BrokenPipeError, ConnectionResetError):  # it had heard enough
+                peer.sendall(data)
+                peer.shutdown(socket.SHUT_WR)
+                while part := peer.recv(65536):
+                    answer += part
+            return answer
+
+    try:
+        yield talk
+    finally:
+        stop[0]()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_requests_and_refusals(tmp_path: Path) -> None:
+    with serving(tmp_path):
+        assert control.request(tmp_path, "echo", {"a": [1, None]}) == {"a": [1, None]}
+        with pytest.raises(UserError, match="no") as caught:
+            control.request(tmp_path, "refuse")
+        assert caught.value.hint == "because"
+        with pytest.raises(UserError, match="ZeroDivisionError: boo"):
+            control.request(tmp_path, "fail")
+        with pytest.raises(UserError, match="no verb 'dance'"):
+            control.request(tmp_path, "dance")
+    with pytest.raises(UserError, match="no controller runs"):
+        control.request(tmp_path, "echo")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"hello\n",
+        b"\xff\xfe\x00\n",
+        b"[]\n",
+        b'{"verb": 3}\n',
+        b'{"verb": "echo", "arguments": []}\n',
+        b'{"verb": "echo", "more": 1}\n',
+        b'{"verb": "' + b"x" * 10_000 + b'"}\n',
+        b"[" * 60_000 + b"\n",
+        b"x" * (1 << 20) + b"\n",
+    ],
+)
+def test_garbage_is_refused_and_the_server_lives(tmp_path: Path, garbage: bytes) -> None:
+    with serving(tmp_path) as talk:
+        answer = talk(garbage)
+        assert answer == b"" or answer.startswith(b'{"ok":false')
+        assert control.request(tmp_path, "echo", {"x": 1}) == {"x": 1}
+
+
+def test_a_silent_client_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "REQUEST_S", 0.3)
+    with serving(tmp_path), socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(control.socket_path(tmp_path)))
+        assert control.request(tmp_path, "echo", {"x": 1}) == {"x": 1}
+        silent.settimeout(10)
+        assert silent.recv(1) == b""  # cut off
+
+
+def test_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path) as talk:
+        mode = control.socket_path(tmp_path).stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600
+
+        # A peer of another user, as the kernel would report it: the socket's mode alone does not
+        # decide.
+        real = struct.unpack
+        monkeypatch.setattr(struct, "unpack", lambda *_: (1, 4711, 4711))
+        assert talk(b'{"verb": "echo"}\n') == b""
+        monkeypatch.setattr(struct, "unpack", real)
+        assert talk(b'{"verb": "echo"}\n') == b'{"ok":true,"result":{}}\n'
+    assert not control.socket_path(tmp_path).exists()
+
+
+def test_a_socket_left_by_a_killed_controller_is_replaced(tmp_path: Path) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(control.socket_path(tmp_path)))
+    left.close()
+    with pytest.raises(UserError, match="no controller runs"):
+        control.request(tmp_path, "echo")
+    with serving(tmp_path):
+        assert control.request(tmp_path, "echo") == {}

@@ -1,0 +1,334 @@
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fakes import FakeBackend, FakeEngine, backends, sleeping_threads
+
+from sched_ctl import views
+from sched_ctl.config import Binding, Settings
+from sched_ctl.controller import Controller
+from sched_ctl.engines import carry_over
+from sched_ctl.errors import UserError
+from sched_ctl.metrics import MissingMetric
+from sched_ctl.model import Snapshot
+
+QUICK = Settings(period=0.02, poll_timeout=0.1, stale_after=0.6, discover=0.1, window=0.1)
+
+
+def settings(*bindings: Binding, **changes: Any) -> Settings:
+    return msgspec.structs.replace(QUICK, policy=bindings or (Binding(policy="hr"),), **changes)
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run the loop while the script acts on it."""
+
+    async def both() -> None:
+        try:
+            await controller.start()
+            loop = asyncio.create_task(controller.run())
+            await script()
+            controller.stop("the script ended")
+            await loop
+        finally:
+            controller.close()
+
+    asyncio.run(both())
+
+
+def test_schedules_an_engine_and_gives_everything_back() -> None:
+    engine, backend = FakeEngine(), FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+
+    async def script() -> None:
+        await until(lambda: len(backend.schedules) >= 5)
+
+    drive(controller, script)
+    schedule = backend.schedules[-1]
+    assert schedule.operators == ("q/op0", "q/op1", "q/op2")
+    assert schedule.policy == "hr"
+    urgency = schedule.form.static
+    assert urgency[2] > urgency[1] > urgency[0]  # nearer to the egress: more results per second
+    assert backend.restored == 1
+
+
+def test_first_binding_wins_and_exclusions_always() -> None:
+    engine, backend = FakeEngine(queries={"etl": 2, "stats": 2, "secret": 2}), FakeBackend()
+    controller = Controller(
+        settings(
+            Binding(name="one", policy="qs", queries=("e*", "secret")),
+            Binding(name="all", policy="hr"),
+            exclude=("secret", "stats/op1"),
+        ),
+        FakeEngine.kind(engine),
+        backends(backend),
+    )
+
+    async def script() -> None:
+        await until(lambda: len(backend.schedules) >= 4)
+
+    drive(controller, script)
+    by_scope = {s.scope: set(s.operators) for s in backend.schedules}
+    assert by_scope == {"one": {"etl/op0", "etl/op1"}, "all": {"stats/op0"}}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "picked"),
+    [("fake:b:*", {"fake:b"}), ("fake:b/q", {"fake:b"}), ("fake:q", {"fake:a", "fake:b"})],
+)
+def test_patterns_may_name_the_engine(pattern: str, picked: set[str]) -> None:
+    one, two, backend = FakeEngine("a"), FakeEngine("b"), FakeBackend()
+    controller = Controller(
+        settings(Binding(policy="hr", queries=(pattern,))),
+        FakeEngine.kind(one, two),
+        backends(backend),
+    )
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+
+    drive(controller, script)
+    assert set(controller.rules[0].windows) == picked
+
+
+def test_a_missing_metric_is_an_error_before_anything_is_applied() -> None:
+    engine = FakeEngine(provides=frozenset({"tuples_in"}))
+    backend = FakeBackend()
+    controller = Controller(
+        settings(Binding(policy="qs")), FakeEngine.kind(engine), backends(backend)
+    )
+
+    async def script() -> None: ...
+
+    with pytest.raises(MissingMetric, match=r"qs.*queue_size.*fake:a"):
+        drive(controller, script)
+    assert not backend.schedules
+
+
+def test_an_engine_that_joins_without_a_metric_is_a_problem_of_its_own() -> None:
+    good, poor = FakeEngine("a"), FakeEngine("b", provides=frozenset({"tuples_in"}))
+    backend = FakeBackend()
+    kinds = FakeEngine.kind(good, poor)
+    present = [good.target]
+    kinds = {"fake": replace(kinds["fake"], find=lambda: list(present))}
+    controller = Controller(settings(Binding(policy="qs")), kinds, backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+        present.append(poor.target)
+        await until(lambda: "fake:b" in controller.engines and controller.engines["fake:b"].refused)
+        before = len(backend.schedules)
+        await until(lambda: len(backend.schedules) > before + 3)
+        assert any("queue_size" in problem for problem in views.problems(controller))
+
+    drive(controller, script)
+    assert {t.pid for t in backend.threads()} == {good.topology.operators[0].threads[0].pid}
+
+
+def test_a_hung_engine_delays_nobody_and_is_released_in_time() -> None:
+    good, hung = FakeEngine("a"), FakeEngine("b")
+    backend = FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(good, hung), backends(backend))
+    of_hung = {t for o in hung.topology.operators for t in o.threads}
+
+    async def script() -> None:
+        await until(lambda: of_hung <= backend.threads())
+        hung.hold.clear()
+        since = time.monotonic()
+        passes = controller.rules[0].passes
+        await until(lambda: controller.engines["fake:b"].state == "silent")
+        assert of_hung <= backend.threads()  # it keeps its schedule for a while
+        await until(lambda: not of_hung & backend.threads())
+        assert time.monotonic() - since >= QUICK.stale_after - 0.1  # counted from its last answer
+        # The other engine's passes went on in their rhythm: 20 ms each. Half of them allows for a
+        # busy machine; each waiting for the hung engine would have cost 10 ms or the timeout.
+        elapsed = time.monotonic() - since
+        assert controller.rules[0].passes - passes > 0.5 * elapsed / QUICK.period
+        hung.hold.set()
+        await until(lambda: of_hung <= backend.threads())
+
+    drive(controller, script)
+
+
+def test_an_engine_that_fails_is_asked_less_often_and_comes_back() -> None:
+    engine, backend = FakeEngine(), FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.threads())
+        engine.fail = "connection refused"
+        await until(lambda: not backend.threads())
+        asked = engine.polls
+        await asyncio.sleep(0.3)  # 15 periods
+        assert engine.polls - asked <= 2
+        assert "fake:a: released: connection refused" in views.problems(controller)
+        engine.fail = None
+        await until(lambda: backend.threads())
+        assert not views.problems(controller)
+
+    drive(controller, script)
+
+
+def test_a_policy_that_fails_stops_no_other() -> None:
+    engine, backend = FakeEngine(queries={"x": 2, "y": 2}), FakeBackend()
+    controller = Controller(
+        settings(Binding(name="bad", policy="qs", queries=("x",)), Binding(policy="hr")),
+        FakeEngine.kind(engine),
+        backends(backend),
+    )
+
+    def broken(frame: object) -> Any:
+        raise ZeroDivisionError("boo")
+
+    controller.rules[0].policy = replace(controller.rules[0].policy, urgency=broken)
+
+    async def script() -> None:
+        await until(lambda: len([s for s in backend.schedules if s.scope == "hr"]) > 3)
+        assert controller.rules[0].problem == "ZeroDivisionError: boo"
+
+    drive(controller, script)
+
+
+def test_a_failing_backend_is_put_back_and_the_next_one_taken() -> None:
+    first = FakeBackend()
+    chosen: list[tuple[str, Collection[str]]] = []
+
+    class Second(FakeBackend):
+        name = "second"
+
+    fallback = Second()
+    controller = Controller(settings(), FakeEngine.kind(FakeEngine()), backends(first))
+
+    def choose(name: str, options: object, failed: Collection[str] = ()) -> Any:
+        chosen.append((name, failed))
+        return fallback, []
+
+    async def script() -> None:
+        await until(lambda: first.schedules)
+        assert controller.backends is not None
+        controller.backends._choose = choose
+        first.fail = "no such file"
+        await until(lambda: fallback.schedules)
+
+    drive(controller, script)
+    assert chosen == [("auto", ("nice",))]
+    assert first.restored == 1 and fallback.restored == 1
+    assert controller.rules[0].backend == "second"
+
+
+def test_set_policy_changes_all_or_nothing() -> None:
+    engine, backend = FakeEngine(provides=frozenset({"queue_size"})), FakeBackend()
+    controller = Controller(
+        settings(Binding(policy="qs")), FakeEngine.kind(engine), backends(backend)
+    )
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+        rule = controller.rules[0]
+        with pytest.raises(UserError, match="no policy 'qss'"):
+            controller.set_policy(rule, "qss", {})
+        with pytest.raises(MissingMetric, match="hr"):
+            controller.set_policy(rule, "hr", {})
+        assert rule.policy.name == rule.binding.policy == "qs"
+        controller.set_policy(rule, "random", {"seed": 7})
+        await until(lambda: backend.schedules[-1].policy == "random")
+        assert rule.policy.options == {"seed": 7}
+
+    drive(controller, script)
+
+
+def test_explain_names_metrics_and_what_is_in_force() -> None:
+    engine, backend = FakeEngine(), FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+        [shown] = views.explain(controller, "q/op1")
+        assert shown["applied"] == {"nice": 3}
+        metrics = {m["metric"]: m for m in shown["metrics"]}
+        assert metrics["cost"]["value"] == pytest.approx(2e-5)
+        assert "CPU time" in metrics["cost"]["how"]
+        assert len(views.explain(controller, "op?")) == 3
+        with pytest.raises(UserError, match="nobody"):
+            views.explain(controller, "nobody")
+        msgspec.json.encode([views.status(controller), views.plans(controller), shown])
+
+    drive(controller, script)
+
+
+def test_probes_agree_with_what_a_thread_did() -> None:
+    ready, burn, end = threading.Event(), threading.Event(), threading.Event()
+    ids: list[int] = []
+
+    def work() -> None:
+        ids.append(threading.get_native_id())
+        ready.set()
+        burn.wait()
+        until_s = time.thread_time() + 0.2
+        while time.thread_time() < until_s:
+            pass
+        end.wait()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    ready.wait()
+    from sched_ctl.kernel import procfs
+    from sched_ctl.probes import ThreadTimes
+
+    found = procfs.thread(os.getpid(), ids[0])
+    assert found is not None
+    topology = FakeEngine(queries={"q": 1}, threads=lambda _: (found,)).topology
+    times = ThreadTimes()
+    before = times.read(topology)["thread_cpu_time"][0]
+    burn.set()
+    from support import wait_until
+
+    wait_until(lambda: times.read(topology)["thread_cpu_time"][0] - before >= 0.2)
+    assert times.read(topology)["thread_cpu_time"][0] - before < 0.3
+    end.set()
+    thread.join()
+    wait_until(lambda: np.isnan(times.read(topology)["thread_cpu_time"][0]))
+    times.close()
+
+
+def test_probes_are_read_only_where_the_engine_has_no_cost() -> None:
+    engine = FakeEngine(
+        provides=frozenset({"tuples_in", "tuples_out"}), threads=sleeping_threads(3)
+    )
+    backend = FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+        snapshot = controller.engines["fake:a"].snapshot
+        assert snapshot is not None
+        assert np.isfinite(snapshot.columns["thread_cpu_time"]).all()
+
+    drive(controller, script)
+    assert np.isfinite(backend.schedules[-1].form.static).any()
+
+
+def test_a_topology_change_keeps_what_is_known() -> None:
+    old = FakeEngine(queries={"q": 3})
+    new = FakeEngine(queries={"p": 1, "q": 2})
+    snapshot = old.poll(1)
+    moved = carry_over(snapshot, new.topology)
+    # p/op0 is new; q/op0 and q/op1 moved one row down, but run on other threads
+    assert np.isnan(moved.columns["tuples_in"]).all()
+    same = FakeEngine(queries={"q": 3, "p": 1})
+    kept = carry_over(snapshot, same.topology)
+    assert (kept.columns["cpu_time"][:3] == snapshot.columns["cpu_time"]).all()
+    assert np.isnan(kept.columns["cpu_time"][3])
+    assert isinstance(kept, Snapshot) and kept.topology is same.topology
