@@ -4,7 +4,7 @@ No kernel is involved: the forms are written into the engine's shared-memory fil
 evaluate them at each pick. This is the user-level scheduling of EdgeWise and Haren, under the same
 policies as every other backend: a baseline, and the limit that the kernel is measured against.
 
-Nothing is journalled, since nothing outlives the engine: forms are in force for `ttl_s` seconds and
+Nothing is journalled, since nothing outlives the engine: forms are in force for `ttl` seconds and
 renewed by each `apply`, so an engine whose controller was killed goes back to its own policy.
 """
 
@@ -13,20 +13,35 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Probe
+from sched_ctl.backends.journal import Journal
 from sched_ctl.drivers import EngineError, lab
 from sched_ctl.graph import Array
 from sched_ctl.model import Thread
 from sched_ctl.schedule import Schedule
 
-__all__ = ["PoolBackend", "probe"]
+__all__ = ["Pool", "PoolOptions", "probe"]
 
 COLUMNS = ("rank", "static", "per_second", "per_tuple")
-TTL_S = 30.0
+
+
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the pool backend."""
+
+    ttl: Annotated[
+        float,
+        msgspec.Meta(
+            description="the engine forgets urgencies that are not renewed within",
+            ge=0.1,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 30.0
 
 
 def probe() -> Probe:
@@ -50,7 +65,7 @@ def probe() -> Probe:
 
 
 @dataclass
-class _Pool:
+class _Engine:
     """An engine whose pool we order. scopes: scope -> (rows, (4, rows) columns)."""
 
     file: lab.LabFile
@@ -64,15 +79,15 @@ class _Pool:
         self.file.close()
 
 
-class PoolBackend:
+class Pool:
     """Writes urgency forms into the files of lab engines in pool mode. See `backends.Backend`."""
 
     name: ClassVar[str] = "pool"
 
-    def __init__(self, journal: object = None, *, ttl_s: float = TTL_S) -> None:
-        """journal: not needed, see above. ttl_s: how long forms outlive the last `apply`."""
-        self._ttl_s = ttl_s
-        self._pools: dict[tuple[int, int], _Pool] = {}  # by (pid, start time) of the engine
+    def __init__(self, journal: Journal | None = None, options: PoolOptions | None = None) -> None:
+        """journal: not needed, see above."""
+        self.options = options or PoolOptions()
+        self._pools: dict[tuple[int, int], _Engine] = {}  # by (pid, start time) of the engine
 
     def apply(self, schedule: Schedule) -> Applied:
         rows: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (row in the file, in schedule)
@@ -117,13 +132,13 @@ class PoolBackend:
         except OSError as error:
             return Applied(problems=(f"lab:{key[0]}: {error.strerror}",))
 
-    def _pool(self, key: tuple[int, int]) -> _Pool:
+    def _pool(self, key: tuple[int, int]) -> _Engine:
         if key not in self._pools:
             file = lab.LabFile(lab.path_of(str(key[0])))
             try:
                 if (file.pid, file.start_time) != key or not file.pool:
                     raise EngineError(f"lab:{key[0]} does not run its operators in a pool")
-                self._pools[key] = _Pool(file, file.writable())
+                self._pools[key] = _Engine(file, file.writable())
             except BaseException:
                 file.close()
                 raise
@@ -133,14 +148,14 @@ class PoolBackend:
             raise EngineError(f"lab:{key[0]} has ended")
         return pool
 
-    def _write(self, pool: _Pool, rows: int) -> Applied:
+    def _write(self, pool: _Engine, rows: int) -> Applied:
         file = pool.file
         if not pool.scopes:
             _set_epoch(pool, 0, 0)
             pool.written = None
             return Applied(writes=1)
         columns = _merged(pool, len(file.operators))
-        until_ns = time.monotonic_ns() + int(self._ttl_s * 1e9)
+        until_ns = time.monotonic_ns() + int(self.options.ttl * 1e9)
         drifted = pool.written is not None and file["urgency_epoch"] != pool.epoch
         if pool.written is not None and not drifted and np.array_equal(columns, pool.written):
             _set_epoch(pool, pool.epoch, until_ns)
@@ -179,7 +194,7 @@ class PoolBackend:
             pool.close()
 
 
-def _set_epoch(pool: _Pool, epoch: int, until_ns: int) -> None:
+def _set_epoch(pool: _Engine, epoch: int, until_ns: int) -> None:
     """`until` first, so that a fresh epoch never finds an old one."""
     os.pwrite(pool.fd, struct.pack("<Q", until_ns), pool.file.offset("urgency_until_ns"))
     os.pwrite(pool.fd, struct.pack("<Q", epoch), pool.file.offset("urgency_epoch"))
@@ -211,7 +226,7 @@ def _middle(rank: Array, value: Array) -> Array:
     return np.array([[np.median(rank[known])], [np.median(value[known])]])
 
 
-def _merged(pool: _Pool, count: int) -> Array:
+def _merged(pool: _Engine, count: int) -> Array:
     """(4, count): all scopes together; operators that no scope has are in the middle."""
     columns = np.full((4, count), np.nan)
     for rows, part in pool.scopes.values():

@@ -1,0 +1,238 @@
+"""The lab engine: it loses nothing, burns what it says, measures what happens."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import labengine
+import numpy as np
+import pytest
+from labengine import CHAIN, HEAD, WORKLOADS
+
+from sched_ctl.errors import UserError
+from sched_ctl.workload import load, rate_scale, tuple_rates
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
+
+# Light, but many tuples: cheap operators at a high rate.
+BRIEF = ("--duration", 0.5, "--warmup", 0, "--cpus", 1, "--utilisation", 0.15, "--base-cost-us", 5)
+MODES = {
+    "threads": (),
+    "bounded": ("--bounded", 4),
+    "pool": ("--threads", "pool:2", "--batch", "all"),
+    "pool-bounded": ("--threads", "pool:2", "--bounded", 4, "--batch", 8),
+}
+ALL = sorted(WORKLOADS.glob("*.graph"))
+JOIN = """workload join base_cost_us=20
+query q
+op l cost=1
+op r cost=1
+op j cost=1 selectivity=0.2 window_ms=20
+op split cost=0.5 selectivity=2.5
+op a cost=1 block_probability=0.01 block_max_ms=2
+op b cost=1
+op sink cost=1
+edge l j
+edge r j
+edge j split
+edge split a share=0.3
+edge split b share=0.7
+edge a sink
+edge b sink
+source l
+source r rate=2 arrivals=onoff on_ms=20 off_ms=20 shape=1.5
+"""
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Path:
+    path = tmp_path / "join.graph"
+    path.write_text(JOIN)
+    return path
+
+
+def counts(results: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    return {f"{op['query']}/{op['name']}": (op["in"], op["out"]) for op in results["operators"]}
+
+
+def assert_conserved(path: Path, results: dict[str, Any]) -> None:
+    """What an operator took in is what its upstream ones put out; what left was recorded."""
+    seen = counts(results)
+    departures = 0
+    for query in load(path).queries:
+        for op in query.operators:
+            took, put = seen[f"{query.name}/{op.name}"]
+            inputs = [stream for stream in query.streams if stream.target == op.name]
+            if inputs and all(stream.share == 1 for stream in inputs):
+                assert took == sum(seen[f"{query.name}/{s.source}"][1] for s in inputs), op.name
+            if not op.window_s:
+                fraction = op.selectivity % 1
+                deviation = (took * fraction * (1 - fraction)) ** 0.5
+                assert abs(put - took * op.selectivity) <= 5 * deviation + 1e-6, op.name
+            departures += put * all(stream.source != op.name for stream in query.streams)
+    assert results["left"] == 0
+    assert results["total"]["departures"] == departures > 0
+    assert sum(count for _, count in results["total"]["latency_s"]["histogram"]) == departures
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_no_tuple_is_lost_and_the_seed_decides(path: Path) -> None:
+    runs = {mode: labengine.run(path, *BRIEF, *options) for mode, options in MODES.items()}
+    for results in runs.values():
+        assert_conserved(path, results)
+    first = counts(runs["threads"])
+    assert all(counts(results) == first for results in runs.values())
+    if path.stem != "train":  # whose arrivals are constant
+        assert counts(labengine.run(path, *BRIEF, *MODES["pool"], "--seed", 2)) != first
+
+
+def test_joins_splits_and_blocking_do_not_depend_on_the_scheduler(join: Path) -> None:
+    options = ("--duration", 1, "--warmup", 0, "--cpus", 1, "--utilisation", 0.3)
+    runs = [labengine.run(join, *options, *mode) for mode in MODES.values()]
+    seen = counts(runs[0])
+    assert all(counts(results) == seen for results in runs)
+    assert_conserved(join, runs[0])
+    assert seen["q/a"][0] + seen["q/b"][0] == seen["q/split"][1]
+    assert seen["q/a"][0] / seen["q/split"][1] == pytest.approx(0.3, abs=0.1)
+    # Pairs inside the window, both ways: 2 * V * rate * rate * selectivity; On/Off makes it vary.
+    expected = 2 * 0.02 * seen["q/l"][0] * seen["q/r"][0] * 0.2
+    assert 0.4 < seen["q/j"][1] / expected < 2.5
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "undefined", "thread"])
+def test_sanitizers_find_nothing(sanitizer: str, join: Path) -> None:
+    for mode in MODES.values():
+        for path in (join, WORKLOADS / "vs.graph"):
+            results = labengine.run(path, *BRIEF, *mode, sanitizer=sanitizer)
+            assert results["left"] == 0
+
+
+def test_burns_the_cpu_time_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "two.graph"
+    path.write_text(
+        "workload two base_cost_us=400\nquery q\nop one cost=1\nop four cost=4\nedge one four\n"
+        "source one\n"
+    )
+    results = labengine.run(path, "--duration", 1.5, "--warmup", 0, "--cpus", 1)
+    one, four = (op["cpu_s"] / op["in"] for op in results["operators"])
+    assert four / one == pytest.approx(4, rel=0.1)
+    assert one > 0.9 * 400e-6  # the work is done, not optimised away
+
+
+def test_utilisation_means_the_same_to_the_simulator(join: Path) -> None:
+    for path in (*ALL, join):
+        described = json.loads(
+            subprocess.run(
+                [labengine.program(), "--describe", "--utilisation", "0.7", "--cpus", "3", path],
+                capture_output=True,
+                check=True,
+            ).stdout
+        )
+        workload = load(path)
+        scale = rate_scale(workload, 0.7, 3)
+        assert described["scale"] == pytest.approx(scale, rel=1e-9)
+        assert described["cpus_needed"] == pytest.approx(2.1, rel=1e-9)
+        rates = {
+            (query.name, name): rate
+            for query in workload.queries
+            for name, rate in tuple_rates(query, scale).items()
+        }
+        for op in described["operators"]:
+            assert op["rate"] == pytest.approx(rates[op["query"], op["name"]], rel=1e-9)
+
+
+def test_histograms_agree_with_the_departures(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    results = labengine.run(WORKLOADS / "vs.graph", *BRIEF, "--record", record, *MODES["threads"])
+    rows = np.fromfile(
+        record,
+        [("due", "<u8"), ("entry", "<u8"), ("out", "<u8"), ("operator", "<u4"), ("ideal", "<u4")],
+    )
+    latency = (rows["out"] - rows["due"]) * 1e-9
+    for name, direct in (
+        ("latency_s", latency),
+        ("processing_s", (rows["out"] - rows["entry"]) * 1e-9),
+        ("slowdown", latency / (rows["ideal"] * 1e-9)),
+    ):
+        told = results["total"][name]
+        assert told["mean"] == pytest.approx(direct.mean(), rel=1e-6)
+        assert told["max"] == pytest.approx(direct.max(), rel=1e-6)
+        for field, quantile in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+            exact = np.quantile(direct, quantile, method="inverted_cdf")
+            assert told[field] == pytest.approx(exact, rel=0.03, abs=1e-9)
+    squares = ((latency / (rows["ideal"] * 1e-9)) ** 2).sum()
+    assert results["total"]["slowdown_l2"] == pytest.approx(squares**0.5, rel=1e-6)
+
+
+def test_c_and_python_refuse_the_same_files(tmp_path: Path) -> None:
+    path = tmp_path / "bad.graph"
+    for text in (
+        "query q\n",
+        HEAD,
+        HEAD + "op a cost=nan\n",
+        HEAD + "op a cost=1 selectivity=-1\n",
+        HEAD + "op a cost=1 selectivty=1\n",
+        HEAD + "op a cost=1 cost=1\n",
+        HEAD + "op ../a cost=1\n",
+        CHAIN + "edge a c\n",
+        CHAIN + "edge a b\n",
+        CHAIN + "op c cost=1\n",
+        CHAIN + "op c cost=1\nop d cost=1\nedge c d\nedge d c\nedge b c\n",
+        CHAIN + "op c cost=1 window_ms=5\nedge b c\n",
+        CHAIN + "source b\n",
+        CHAIN + "query q\n",
+        HEAD + "op a cost=0\nsource a\n",
+        HEAD + "op a cost=1\nsource a arrivals=trace trace=none\n",
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError):
+            load(path)
+        done = subprocess.run(
+            [labengine.program(), "--describe", path], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1, text
+        assert "bad.graph" in done.stderr, text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--nonsense"], ["--utilisation", "x"], ["--threads", "pool:0"], ["--bounded", "0"]],
+)
+def test_bad_arguments_are_explained(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [labengine.program(), *arguments, *([WORKLOADS / "etl.graph"] if arguments else [])],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "labspe: " in done.stderr
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_in_order(number: signal.Signals, mode: str, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    # Overloaded, so that there is something in every queue and producers wait for room.
+    engine = subprocess.Popen(
+        [
+            *(labengine.program(), *labengine.SAFE, "--forever", "--utilisation", "3"),
+            *("--results", results, *map(str, MODES[mode]), WORKLOADS / "etl.graph"),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    shm = Path(f"/dev/shm/labspe.{engine.pid}")
+    try:
+        wait_until(shm.exists)
+        engine.send_signal(number)
+        assert engine.wait(20) == 0
+    finally:
+        if engine.poll() is None:
+            os.kill(engine.pid, signal.SIGKILL)
+            engine.wait()
+    assert not shm.exists()
+    assert json.loads(results.read_text())["workload"] == "etl"
