@@ -154,11 +154,15 @@ def _load(entry: EntryPoint, check: Callable[[object], bool]) -> typing.Any:
 
 
 def _convert(policy_name: str, name: str, parameter: inspect.Parameter, value: object) -> object:
-    if parameter.annotation is typing.Any:
+    """The value as what the option's annotation says; text may also be JSON, for tables."""
+    kind = parameter.annotation
+    if kind is typing.Any:
         return value
     try:
-        return msgspec.convert(value, parameter.annotation, strict=not isinstance(value, str))
-    except msgspec.ValidationError as error:
+        if isinstance(value, str) and value.lstrip().startswith(("{", "[")) and kind is not str:
+            return msgspec.json.decode(value, type=kind)
+        return msgspec.convert(value, kind, strict=not isinstance(value, str))
+    except msgspec.DecodeError as error:  # ValidationError is one of these
         raise UserError(f"policy {policy_name}, option {name}: {error}; got {value!r}") from error
 
 

@@ -94,6 +94,14 @@ def test_options_are_converted_from_text() -> None:
         registry.policy("good", {"weight": 1.5})
 
 
+def test_tables_may_come_as_json_text() -> None:
+    made = registry.policy("constant", {"priorities": '{"etl/*": 5}'})
+    assert made.options == {"priorities": {"etl/*": 5.0}}
+    for bad in ('{"etl": "x"}', '{"etl": 5', "[1]", "5"):
+        with pytest.raises(UserError, match="constant, option priorities"):
+            registry.policy("constant", {"priorities": bad})
+
+
 def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(UserError, match="no policy 'min-latncy': did you mean 'min-latency'") as e:
         registry.policy("min-latncy")
