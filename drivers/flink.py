@@ -11,6 +11,7 @@ name, number and attempt in one TaskManager cannot be told apart. They are left 
 and `Topology.notes` says so.
 """
 
+import math
 import re
 import time
 from collections import Counter, defaultdict
@@ -22,6 +23,7 @@ from sched_ctl.drivers import DriverKind, EngineError, Target
 from sched_ctl.drivers import flink_local as local
 from sched_ctl.drivers.flink_metrics import PROVIDES, HeadAge, Reading, page
 from sched_ctl.drivers.flink_plan import (
+    Config,
     Job,
     JobOverview,
     Jobs,
@@ -42,12 +44,14 @@ from sched_ctl.model import HelperThread, PhysicalOperator, Snapshot, Thread, To
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
 
 JOBS_EVERY_S = 1.0  # how often the list of jobs is compared
+MISSING_EVERY_S = 1.0  # how often a job is read again while a thread of it is missing
 PROCESSES_EVERY_S = 10.0  # how often we look for new TaskManagers, if nothing else changed
 ATTACH_S = 5.0
 # Jobs that have, or will soon have, threads. Others are not queries (yet, or any more).
 LIVE = {"RUNNING", "RESTARTING", "FAILING"}
 FETCH_SETTING = "metrics.fetcher.update-interval"
 FETCH_DEFAULT = "10 s"
+CACHE_SLACK_S = 0.2
 ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:@\s/]+):)?(?P<port>\d+)(?:@(?P<pid>\d+))?")
 
 
@@ -95,6 +99,7 @@ class FlinkDriver:
         self._pages: dict[int, Page | None] = {}
         self._matching: tuple[str, ...] = ()  # notes on processes
         self._listed: tuple[JobOverview, ...] | None = None
+        self._known: set[str] = set()  # jobs that were read at least once
         self._jobs: dict[str, tuple[JobOverview, Job]] = {}
         self._details: dict[tuple[str, str], VertexDetail] = {}
         self._next_list = 0.0
@@ -103,10 +108,16 @@ class FlinkDriver:
         self._reading: Reading | None = None
         self._head_age: HeadAge | None = None
         self._topology: Topology | None = None
-        self._missing = False  # a subtask runs here, and its thread was not found
+        self._missing: set[str] = set()  # jobs with a subtask here whose thread was not found
+        # The JobManager answers questions about a job from a cache, so what it says right after
+        # a change may be from before it, and is read again when the cache has expired.
+        self._unsettled: set[str] = set()
+        self._settle = math.inf
         self._dumps = 0
         self._fetch_interval = FETCH_DEFAULT
         # Also the check that the address is Flink's.
+        config: Config = rest.json("/config", 2.0, Config)
+        self._cache_s = config.refresh_interval / 1000 + CACHE_SLACK_S
         settings = rest.json("/jobmanager/config", 2.0, list[dict[str, str]])
         for setting in settings:
             if setting.get("key") == FETCH_SETTING:
@@ -157,6 +168,12 @@ class FlinkDriver:
             if listed != self._listed:
                 self._listed = listed
                 self._plan = None
+        if time.monotonic() >= self._settle:
+            for jid in self._unsettled:
+                self._jobs.pop(jid, None)
+            self._unsettled = set()
+            self._settle = math.inf
+            self._plan = None
         return self._plan is None
 
     def _look_for_processes(self, deadline: float) -> None:
@@ -178,7 +195,7 @@ class FlinkDriver:
         """Ask virtual machines whose threads changed; whether any answered."""
         asked = False
         for process in self._processes.values():
-            if process.changed(wanted=self._missing):
+            if process.changed(wanted=bool(self._missing)):
                 process.look(min(ATTACH_S, _left(deadline)))
                 self._dumps += 1
                 asked = True
@@ -191,6 +208,9 @@ class FlinkDriver:
         for overview in listed:
             before = self._jobs.get(overview.jid)
             if before is None or before[0] != overview:
+                if before is not None or overview.jid not in self._known:
+                    self._unsettle({overview.jid}, self._cache_s)
+                self._known.add(overview.jid)
                 job: Job = self._rest.json(f"/jobs/{overview.jid}", _left(deadline), Job)
                 for vertex in job.vertices:
                     where = f"/jobs/{overview.jid}/vertices/{vertex.id}"
@@ -200,6 +220,7 @@ class FlinkDriver:
                 before = self._jobs[overview.jid] = (overview, job)
             jobs[overview.jid] = before
         self._jobs = jobs
+        self._known &= jobs.keys()
         self._details = {
             (job.jid, vertex.id): self._details[job.jid, vertex.id]
             for _, job in jobs.values()
@@ -211,6 +232,11 @@ class FlinkDriver:
             self._head_age = None
             self._topology = None
         self._plan = new
+
+    def _unsettle(self, jobs: set[str], seconds: float) -> None:
+        """Read these jobs again after so long."""
+        self._unsettled |= jobs
+        self._settle = min(self._settle, time.monotonic() + seconds)
 
     def _old_plan(self) -> Plan | None:
         return None if self._reading is None else self._reading.plan
@@ -242,6 +268,8 @@ class FlinkDriver:
             helpers=tuple(helpers),
             notes=tuple(notes),
         )
+        if self._missing:
+            self._unsettle(self._missing, MISSING_EVERY_S)
         if built != self._topology:
             self._topology = built
             self._head_age = HeadAge(built.graph)
@@ -258,7 +286,7 @@ class FlinkDriver:
         owned: dict[int, tuple[Thread, ...]] = {}
         helpers = []
         notes = []
-        self._missing = False
+        self._missing = set()
         for process in self._processes.values():
             wanted = here[process.known.id]
             found: dict[tuple[str, int, int, int], list[Thread]] = defaultdict(list)
@@ -292,7 +320,7 @@ class FlinkDriver:
                 elif found[key]:
                     owned[places[0]] = tuple(sorted(found[key], key=lambda thread: thread.tid))
                 elif rows[places[0]].running:
-                    self._missing = True
+                    self._missing.add(rows[places[0]].job)
             if process.trouble:
                 notes.append(f"TaskManager {process.known.id}: {process.trouble}")
         away = {row.task_manager for row in rows} - {p.known.id for p in self._processes.values()}

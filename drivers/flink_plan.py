@@ -16,6 +16,7 @@ from sched_ctl.drivers import EngineError
 from sched_ctl.model import Edge, LogicalOperator
 
 __all__ = [
+    "Config",
     "Job",
     "JobOverview",
     "Jobs",
@@ -36,6 +37,13 @@ EDGE_LIMIT = 2_000_000
 # Ship strategies after which every consumer of a vertex gets the same number of tuples, so that
 # its own queue follows from the producers' counts.
 EVEN = {"FORWARD", "REBALANCE", "BROADCAST", "RESCALE"}
+
+
+class Config(msgspec.Struct, frozen=True, rename="kebab"):
+    """/config. refresh_interval: ms for which answers about a job may come from a cache."""
+
+    flink_version: str
+    refresh_interval: int = 3000
 
 
 class JobOverview(msgspec.Struct, frozen=True, rename="kebab"):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,13 @@ class Cluster:
         for job in self.call("GET", "/jobs")["jobs"]:
             if job["status"] not in ("CANCELED", "FINISHED", "FAILED"):
                 self.cancel(job["id"])
+
+    def pin(self, cpus: set[int]) -> None:
+        """Let the TaskManagers use these CPUs only."""
+        for process in self.task_managers:
+            for tid in os.listdir(f"/proc/{process.pid}/task"):  # noqa: PTH208  names only
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(tid), cpus)
 
     def stop(self) -> None:
         processes = [*self.task_managers, self.job_manager]
