@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from sched_ctl.errors import UserError
 from sched_ctl.model import Thread
 from sched_ctl.schedule import Schedule
 
-__all__ = ["Applied", "Backend", "Probe"]
+__all__ = ["Applied", "Backend", "BackendFailed", "Probe"]
+
+
+class BackendFailed(UserError):
+    """A backend cannot enforce a schedule here after all: restore it and take the next one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from sched_ctl.backends import Backend, Probe, nice
+from sched_ctl.backends import Backend, Probe, cgroup1, cgroup2, nice
+from sched_ctl.backends.groups import GroupOptions
 from sched_ctl.backends.journal import Journal
 from sched_ctl.errors import UserError
 
@@ -43,7 +44,11 @@ def _scx() -> list[Kind]:
 
 KINDS: tuple[Kind, ...] = (
     *_scx(),
+    Kind("cgroup2+nice", cgroup2.probe, cgroup2.Cgroup2Options, cgroup2.Cgroup2Nice),
+    Kind("cgroup1+nice", cgroup1.probe, GroupOptions, cgroup1.Cgroup1Nice),
     Kind("nice", nice.probe, nice.NiceOptions, nice.Nice),
+    Kind("cgroup2", cgroup2.probe, cgroup2.Cgroup2Options, cgroup2.Cgroup2, auto=False),
+    Kind("cgroup1", cgroup1.probe, GroupOptions, cgroup1.Cgroup1, auto=False),
 )
 
 

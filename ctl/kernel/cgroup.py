@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ROOT_NAME", "Hierarchy", "hierarchies", "hierarchy_of", "is_ours", "write"]
+__all__ = [
+    "ROOT_NAME",
+    "Hierarchy",
+    "has_cpu",
+    "hierarchies",
+    "hierarchy_of",
+    "is_ours",
+    "is_writable",
+    "write",
+]
 
 ROOT_NAME = "sched-ctl"  # the cgroup of ours inside an engine's; all others lie in it
 REMOVE_WITHIN_S = 2.0  # for the last threads to leave, and for exiting ones to be gone
@@ -121,6 +130,20 @@ def hierarchy_of(folder: Path) -> Hierarchy | None:
         return None
     inside = [found for found in hierarchies() if folder.is_relative_to(found.mount)]
     return max(inside, key=lambda found: len(found.mount.parts), default=None)
+
+
+def has_cpu(hierarchy: Hierarchy) -> bool:
+    """Whether the cpu controller is in this hierarchy."""
+    if hierarchy.version == 1:
+        return True
+    try:
+        return "cpu" in _read(hierarchy.mount / "cgroup.controllers").split()
+    except FileNotFoundError:  # a cgroup of its own makes the mount's root: cgroup namespaces
+        return False
+
+
+def is_writable(mount: Path) -> bool:
+    return os.access(mount, os.W_OK)
 
 
 def is_ours(folder: Path) -> bool:

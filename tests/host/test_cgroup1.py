@@ -1,0 +1,160 @@
+"""The cgroup v1 backends on real threads."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from victims import Victim, plan, state
+
+from sched_ctl.backends import ladder
+from sched_ctl.backends.cgroup1 import Cgroup1, Cgroup1Nice
+from sched_ctl.backends.groups import GroupOptions
+from sched_ctl.backends.journal import Journal
+from sched_ctl.kernel import cgroup, procfs, sched
+from sched_ctl.model import Thread
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cgroup1_cpu")]
+
+BURNER = """
+import os, sys, threading, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+end = time.monotonic() + float(sys.argv[1])
+def burn():
+    while time.monotonic() < end:
+        sum(range(1000))
+for _ in range(int(sys.argv[2])):
+    if os.fork() == 0:
+        burn()
+        os._exit(0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def place(thread: Thread) -> Path:
+    found = [h for h in cgroup.hierarchies() if h.version == 1]
+    folder = found[0].folder_of(thread.pid, thread.tid)
+    assert folder is not None
+    return folder
+
+
+def cpu_time(thread: Thread) -> int:
+    return int(Path(f"/proc/{thread.tid}/schedstat").read_text().split()[0])
+
+
+def test_groups_become_cgroups_and_go_again(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(5)
+    base = place(threads[0])
+    backend = Cgroup1Nice(journal)
+    groups = {"q/../1": (1.0, (0, 1)), "q 2": (4.0, (2, 3))}
+    schedule = plan(threads, [1, 2, 3, 4, 5], groups)
+    done = backend.apply(schedule)
+    assert not done.problems
+    one, two = place(threads[0]), place(threads[2])
+    assert place(threads[1]) == one != two == place(threads[3])
+    assert one.parent == two.parent == base / "sched-ctl"
+    shares = [int((folder / "cpu.shares").read_text()) for folder in (one, two)]
+    assert shares[1] / shares[0] == pytest.approx(4, rel=0.01)
+    assert [sched.get_nice(thread.tid) for thread in threads[:4]] == [19, 0, 19, 0]
+    assert backend.applied(threads[0])["cgroup"] == str(one)
+    again = backend.apply(schedule)
+    assert (again.writes, again.problems) == (0, ())
+    # Another grouping
+    backend.apply(plan(threads, [1, 2, 3, 4, 5], {"q 2": (4.0, (0, 2, 3))}))
+    assert place(threads[0]) == two and not one.exists()
+    assert backend.restore() == ()
+    assert not (base / "sched-ctl").exists()
+
+
+def test_a_priority_alone_is_a_weight(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+    backend = Cgroup1(journal)
+    backend.apply(plan(threads, [1, 2, 3]))
+    shares = [int((place(thread) / "cpu.shares").read_text()) for thread in threads]
+    assert shares == [128, 1024, 8192]
+    assert [sched.get_nice(thread.tid) for thread in threads] == [0, 0, 0]
+    backend.restore()
+
+
+def test_many_threads_share_levels(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(12)
+    backend = Cgroup1(journal, GroupOptions(max_groups=4))
+    backend.apply(plan(threads, np.arange(12.0).tolist()))
+    assert 2 <= len({place(thread) for thread in threads}) <= 4
+    backend.restore()
+
+
+def test_what_others_change_is_repaired(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(4)
+    base = place(threads[0])
+    backend = Cgroup1Nice(journal, GroupOptions(recheck=0.1))
+    schedule = plan(threads, [1, 2, 3, 4], {"a": (1.0, (0, 1)), "b": (4.0, (2, 3))})
+    backend.apply(schedule)
+    one, two = place(threads[0]), place(threads[2])
+    cgroup.write(base / "tasks", str(threads[0].tid))
+    (two / "cpu.shares").write_text("77")
+    born = int(victim.ask("from 1"))
+    assert place(victim.thread(born)) == one
+
+    def right() -> bool:
+        backend.apply(schedule)
+        return (
+            place(threads[0]) == one
+            and (two / "cpu.shares").read_text().strip() != "77"
+            and state(victim.pid, born) == state(victim.pid, victim.pid)
+        )
+
+    wait_until(right)
+    assert backend.restore() == ()
+
+
+def test_a_dead_or_reused_thread_is_no_error(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+    backend = Cgroup1Nice(journal)
+    victim.end(threads[0].tid, 0)
+    older = Thread(threads[1].pid, threads[1].tid, threads[1].start_time - 1)
+    base = place(threads[1])
+    done = backend.apply(plan((threads[0], older, threads[2]), [1, 2, 3], {"a": (1, (0, 1, 2))}))
+    assert done.gone == 2 and not done.problems
+    assert place(threads[1]) == base != place(threads[2])
+    backend.restore()
+
+
+def test_the_ladder_names_what_is_better_and_why_not(journal: Journal) -> None:
+    backend, steps = ladder.choose("auto", {"cgroup1+nice": {"best": 1}}, journal)
+    names = [name for name, _ in ladder.probe_all()]
+    assert names.index(backend.name) >= len(steps)
+    assert all(not probe.can and probe.because for _, probe in steps)
+
+
+def test_shares_of_one_to_four(journal: Journal) -> None:
+    """Two threads in each group on one CPU: the CPU times in one run are 1:4 within 5%."""
+    command = [sys.executable, "-S", "-c", BURNER, "25", "4"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        backend = Cgroup1(journal)
+        try:
+            assert process.stdout and process.stdout.readline() == "ready\n"
+            pids = procfs.descendants(process.pid)
+            threads = [thread for pid in pids for thread in procfs.threads(pid)]
+            assert len(threads) == 4
+            backend.apply(plan(threads, [1, 1, 1, 1], {"a": (1, (0, 1)), "b": (4, (2, 3))}))
+            before = [cpu_time(thread) for thread in threads]
+
+            def used() -> list[int]:
+                return [cpu_time(t) - was for t, was in zip(threads, before, strict=True)]
+
+            wait_until(lambda: sum(used()) > 3e9, 20)
+            now = used()
+            assert sum(now[2:]) / sum(now[:2]) == pytest.approx(4, rel=0.05)
+        finally:
+            backend.restore()
+            for pid in procfs.descendants(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.kill()
