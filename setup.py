@@ -9,7 +9,7 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 # folder with a Makefile -> the compiler it needs
-PARTS = {"engine": ("cc", "gcc"), "bpf": ("clang-19", "clang")}
+PARTS = {"engine": ("cc", "gcc"), "sim": ("cc", "gcc"), "bpf": ("clang-19", "clang")}
 
 
 class BuildWithMake(build_py):

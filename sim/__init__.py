@@ -1,1 +1,24 @@
-"""Discrete-event simulator of a node."""
+"""Discrete-event simulator of a node: the yardstick for effects measured on real threads.
+
+node = of_workload(workload.load("etl.graph"), utilisation=0.9)
+result = simulate(node, registry.policy("hr"), Setting(duration_s=60))
+print(result.summary().response_s)
+"""
+
+from sched_ctl.sim.node import Node, Stream, of_snapshot, of_workload
+from sched_ctl.sim.result import Result, Summary, interval
+from sched_ctl.sim.run import simulate
+from sched_ctl.sim.setting import SCHEDULERS, Setting
+
+__all__ = [
+    "SCHEDULERS",
+    "Node",
+    "Result",
+    "Setting",
+    "Stream",
+    "Summary",
+    "interval",
+    "of_snapshot",
+    "of_workload",
+    "simulate",
+]

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A discrete-event simulation of one node: operators with queues, and CPUs that serve them.
+ *
+ * Who runs is decided in one of two ways, which share everything in core.c:
+ *   user.c     a user-level scheduler: workers that never are preempted; at each scheduling point
+ *              a free worker takes the most urgent operator (order.c)
+ *   threads.c  an operating system: one thread an operator, time slices, wake-ups; the next thread
+ *              by weighted fair sharing (EEVDF) or by urgency (as the BPF scheduler does)
+ *
+ * Time is in seconds. A tuple stays in its operator's queue until it is processed, so a queue that
+ * is being served is not empty. The memory that `struct sim_config` points to belongs to the
+ * caller, who keeps it until sim_free().
+ */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+enum sim_mode { SIM_OPERATOR, SIM_QUERY, SIM_FAIR, SIM_URGENCY };
+enum sim_batch { SIM_ALL = 0, SIM_HALF = -1 };  // else: at most so many tuples a turn
+enum sim_age {
+	SIM_AGE_HEAD,	   // when the oldest waiting tuple came into the system
+	SIM_AGE_INHERITED, // origin inherited from the thread that woke this one; see threads.c
+	SIM_AGE_RUNNABLE,  // when the thread became runnable
+};
+enum sim_candidates {  // what a scheduling decision has to look at, each at the cost candidate_s
+	SIM_COUNT_NONE,
+	SIM_COUNT_OPERATORS, // every operator with waiting tuples
+	SIM_COUNT_GROUPS,    // every cluster with waiting tuples
+	SIM_COUNT_FAGIN,     // the clusters that Fagin's algorithm visits (AQSIOS, 6.2.2)
+};
+
+// The columns of `results`, one row an operator; the times and sizes of all but the first seven
+// are for the operator, those seven for the tuples that leave the node from it.
+enum sim_result {
+	SIM_DEPARTED,	    // tuples that left and had come after warm_s
+	SIM_RESPONSE,	    // sum of their response times
+	SIM_RESPONSE_MAX,
+	SIM_SLOWDOWN,	    // sum of their slowdowns
+	SIM_SLOWDOWN_MAX,
+	SIM_SLOWDOWN_SQUARES,
+	SIM_THROUGHPUT,	    // tuples that left in warm_s..end_s
+	SIM_IN,		    // tuples that came into the queue
+	SIM_DONE,	    // tuples that were processed
+	SIM_OUT,	    // tuples that were emitted, each once
+	SIM_CPU,	    // CPU time, overheads included
+	SIM_OCCUPIED,	    // time in which the queue was not empty, since sim_new()
+	SIM_QUEUE_AREA,	    // integral of the queue size over time
+	SIM_QUEUE_MAX,
+	SIM_RESULTS,
+};
+
+enum sim_total {
+	SIM_NOW,
+	SIM_BUSY,	   // CPU time used by all CPUs
+	SIM_DECISIONS,	   // scheduling points
+	SIM_SWITCHES,	   // context switches
+	SIM_MEMORY_AREA,   // integral of the sum of all queues over warm_s..end_s
+	SIM_MEMORY_MAX,
+	SIM_EVENTS,	   // tuples processed by operators
+	SIM_RECORDED,	   // rows of `record`
+	SIM_TOTALS,
+};
+
+enum { SIM_BUCKETS = 64 * 64 };	 // of a histogram: 64 buckets an octave from 2^-34
+
+struct sim_config {
+	int64_t operators, streams, arrivals, cpus, mode, batch, candidates, train, rotate, capacity,
+		exponential, wake_preempt, age, root_reset, record_max;
+	uint64_t seed;
+	double warm_s, end_s, decision_s, candidate_s, hop_s, switch_s, slice_s, tick_s;
+	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s, *ideal_s;
+	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
+	const double *out_share;
+	const int64_t *feed_start, *feed;      // operators that each stream feeds
+	const int64_t *stream_start;	       // where each stream begins in `arrival_s`
+	const double *arrival_s;	       // by stream, ascending
+	const int32_t *order;		       // streams of all arrivals, by time
+	const int64_t *forced_start;	       // NULL, or where each operator begins in `forced`
+	const int8_t *forced;		       // outputs of its 1st, 2nd, ... input, instead of draws
+	double *results;		       // (operators, SIM_RESULTS)
+	double *totals;			       // (SIM_TOTALS)
+	int64_t *response_histogram;	       // (SIM_BUCKETS), NULL = none
+	int64_t *slowdown_histogram;
+	double *record;			       // (record_max, 3): operator, arrival, departure
+};
+
+struct tuple {
+	double arrival; // in the system; of a joined tuple, the later of the two
+	double ideal;	// when it would be here if there were no queueing
+	int64_t port;	// which input of a join
+};
+
+struct pending {
+	struct tuple tuple;
+	int64_t edge;
+};
+
+struct queue {
+	struct tuple *ring;  // NULL for one that a stream feeds
+	const double *times; // the stream
+	uint64_t head, tail, mask;
+};
+
+struct window { // one side of a join: the tuples that came in, oldest first
+	struct tuple *tuples;
+	uint64_t first, n, space;
+};
+
+enum thread_state { SLEEPING, READY, RUNNING, BLOCKED, WAITING };
+
+struct operator {
+	double cost, selectivity, ideal, window_s;
+	struct queue queue;
+	uint64_t draws, costs; // random states
+	double changed, occupied; // when the queue last changed, and since when it is not empty
+	struct window *window; // two, or NULL
+	bool busy;	       // a worker is at it (user.c)
+	// threads.c
+	enum thread_state state;
+	bool outside;		    // last woken by an arrival
+	double left;		    // of the tuple at the head: CPU time to go
+	double drawn;		    // its cost without overheads
+	double origin, ready_since; // for its age
+	double wake_at;		    // while WAITING
+	double vruntime, deadline, lag, weight;
+	int64_t ready_at; // index in the list of ready threads
+	struct pending *pending; // outputs that could not go yet
+	int64_t pending_n, pending_space, pending_next;
+};
+
+struct order; // of the operators that wait for a CPU, see order.c
+
+struct worker {
+	int64_t op; // -1: idle
+	int64_t left;
+	double end, drawn;
+	struct pending *pending; // outputs that go when the tuple is done
+	int64_t pending_n, pending_space;
+};
+
+struct cpu {
+	int64_t op;   // -1: idle
+	int64_t last; // the thread that it ran last, for the cost of switches
+	double since, accounted, check;
+	bool resched;
+};
+
+struct sim {
+	struct sim_config c;
+	struct operator *ops;
+	struct order *order;
+	double now;
+	int64_t arrived; // arrivals so far
+	uint64_t *stream_tail;
+	struct tuple *out; // scratch: outputs of the tuples that are being processed
+	int64_t out_n, out_space;
+	double memory, memory_changed;
+	struct worker *workers;
+	struct cpu *cpus;
+	int64_t *ready, ready_n;
+	int64_t *timers, timers_n; // threads that wait for a time, soonest on top of the heap
+	double fair_time;	   // last known average of the virtual times
+	int64_t *edges;		   // scratch of route()
+};
+
+// core.c
+void feed(struct sim *s, int64_t op); // one more tuple of its stream
+void push(struct sim *s, int64_t op, struct tuple t);
+struct tuple front(const struct sim *s, int64_t op);
+struct tuple pop(struct sim *s, int64_t op);
+double draw_cost(struct sim *s, int64_t op);
+double draw_block(struct sim *s, int64_t op); // 0, or how long it blocks
+int64_t process(struct sim *s, int64_t op, struct tuple t, double cost); // outputs onto s->out
+void leave(struct sim *s, int64_t op, struct tuple t, double at);
+double next_arrival(const struct sim *s);
+int64_t route(struct sim *s, int64_t op, int64_t *edges); // that one output takes; how many
+void *grow(void *memory, int64_t *space, int64_t need, uint64_t size);
+static inline uint64_t length(const struct operator *o) { return o->queue.tail - o->queue.head; }
+static inline double *result(const struct sim *s, int64_t op)
+{
+	return s->c.results + op * SIM_RESULTS;
+}
+double uniform(uint64_t *state);
+
+// order.c
+struct order *order_new(int64_t operators);
+void order_free(struct order *o);
+void order_set(struct order *o, const double *fixed, const double *per_tuple,
+	       const int64_t *group_of, int64_t groups, const double *per_second,
+	       const int64_t *rank_of_group, const int64_t *turns, bool rotate);
+bool order_has(const struct order *o, int64_t op);
+bool order_counts(const struct order *o, int64_t op); // does the queue size matter?
+void order_insert(struct order *o, int64_t op, double origin, double queue_size);
+void order_remove(struct order *o, int64_t op);
+int64_t order_best(struct order *o, double now); // -1: none
+int64_t order_peer(const struct order *o, int64_t op, double origin);
+int64_t order_next(struct order *o, double now); // as order_best, and takes the turn
+bool order_beats(const struct order *o, int64_t op, int64_t other, double origin, double size,
+		 double now); // does `op`, which is in the order, come before `other`, which is not?
+int64_t order_candidates(const struct order *o, enum sim_candidates what, double now);
+
+// user.c, threads.c
+void user_start(struct sim *s);
+bool user_run(struct sim *s, double until);
+void threads_start(struct sim *s);
+bool threads_run(struct sim *s, double until);

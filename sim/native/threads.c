@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * An operating system: one thread an operator. A thread is
+ *     SLEEPING  its queue is empty            READY    it waits for a CPU
+ *     RUNNING   it is on one                  BLOCKED  a queue downstream is full
+ *     WAITING   its tuple blocks, without CPU (a call to something outside)
+ * One run queue for all CPUs, as if load balancing were perfect and free.
+ *
+ * SIM_FAIR is EEVDF as in kernel/sched/fair.c since Linux 6.6: among the threads that have had no
+ * more than their share (virtual time at most the weighted average), the one with the earliest
+ * virtual deadline; a running thread is protected for a slice (RUN_TO_PARITY), lag is kept over
+ * sleep, and negative lag decays meanwhile (delayed dequeue, 6.12).
+ *
+ * SIM_URGENCY is the scheduler of bpf/: the most urgent thread (order.c), a running thread is
+ * kept at the end of its slice if it still wins, and wake-ups preempt only if so configured (which
+ * with an endless slice is SCHED_FIFO). Its key is made when it becomes ready, from the queue size
+ * then, and from the age of the work it carries: either that of its oldest tuple, or inherited: on
+ * a wake-up by an operator the origin of the waker, else now; a thread that was last woken from
+ * outside starts anew at each slice end.
+ *
+ * Costs: hop_s for each tuple an operator handles (queues, wake-up), switch_s for each time that a
+ * CPU turns to another thread. Time slices end at ticks, which come every tick_s.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "sim.h"
+
+#define UNIT 1024.0 // weight of nice 0
+
+// --- the fair order ------------------------------------------------------------------------------
+
+static double average(struct sim *s)
+{
+	double weights = 0, sum = 0, base = s->fair_time;
+	for (int64_t i = 0; i < s->ready_n; i++) {
+		const struct operator *o = &s->ops[s->ready[i]];
+		weights += o->weight;
+		sum += o->weight * (o->vruntime - base);
+	}
+	for (int64_t k = 0; k < s->c.cpus; k++)
+		if (s->cpus[k].op >= 0) {
+			const struct operator *o = &s->ops[s->cpus[k].op];
+			weights += o->weight;
+			sum += o->weight * (o->vruntime - base);
+		}
+	if (weights > 0)
+		s->fair_time = base + sum / weights;
+	return s->fair_time;
+}
+
+static double all_weights(const struct sim *s)
+{
+	double weights = 0;
+	for (int64_t i = 0; i < s->ready_n; i++)
+		weights += s->ops[s->ready[i]].weight;
+	for (int64_t k = 0; k < s->c.cpus; k++)
+		if (s->cpus[k].op >= 0)
+			weights += s->ops[s->cpus[k].op].weight;
+	return weights;
+}
+
+static void fair_place(struct sim *s, struct operator *o)
+{
+	double now = average(s), weights = all_weights(s);
+	if (o->lag >= 0) {
+		// Joining moves the average by a part of the lag; make up for it (place_entity()).
+		double lag = weights > 0 ? o->lag * (weights + o->weight) / weights : o->lag;
+		o->vruntime = now - lag;
+	} else if (o->vruntime < now) {
+		o->vruntime = now;
+	}
+	o->deadline = o->vruntime + s->c.slice_s * UNIT / o->weight;
+}
+
+static void fair_sleep(struct sim *s, struct operator *o)
+{
+	double limit = fmax(2 * s->c.slice_s, s->c.tick_s) * UNIT / o->weight;
+	o->lag = fmax(-limit, fmin(limit, average(s) - o->vruntime));
+}
+
+static bool earlier(const struct operator *a, const struct operator *b)
+{
+	return a->deadline < b->deadline;
+}
+
+static int64_t fair_best(struct sim *s)
+{
+	double now = average(s) + 1e-12;
+	int64_t best = -1, least = -1;
+	for (int64_t i = 0; i < s->ready_n; i++) {
+		int64_t op = s->ready[i];
+		const struct operator *o = &s->ops[op];
+		if (o->vruntime <= now && (best < 0 || earlier(o, &s->ops[best])))
+			best = op;
+		if (least < 0 || o->vruntime < s->ops[least].vruntime)
+			least = op;
+	}
+	return best >= 0 ? best : least;
+}
+
+// --- ready threads -------------------------------------------------------------------------------
+
+static double origin(const struct sim *s, int64_t op)
+{
+	const struct operator *o = &s->ops[op];
+	switch ((enum sim_age)s->c.age) {
+	case SIM_AGE_INHERITED:
+		return o->origin;
+	case SIM_AGE_RUNNABLE:
+		return o->ready_since;
+	case SIM_AGE_HEAD:
+		break;
+	}
+	return length(o) ? front(s, op).arrival : s->now;
+}
+
+static void ready_insert(struct sim *s, int64_t op)
+{
+	struct operator *o = &s->ops[op];
+	o->state = READY;
+	if (s->c.mode == SIM_URGENCY) {
+		order_insert(s->order, op, origin(s, op), (double)length(o));
+	} else {
+		o->ready_at = s->ready_n;
+		s->ready[s->ready_n++] = op;
+	}
+}
+
+static void ready_remove(struct sim *s, int64_t op)
+{
+	if (s->c.mode == SIM_URGENCY) {
+		order_remove(s->order, op);
+		return;
+	}
+	int64_t last = s->ready[--s->ready_n], at = s->ops[op].ready_at;
+	s->ready[at] = last;
+	s->ops[last].ready_at = at;
+}
+
+static int64_t ready_best(struct sim *s)
+{
+	return s->c.mode == SIM_URGENCY ? order_best(s->order, s->now) : fair_best(s);
+}
+
+// --- timers: a binary heap by wake_at --------------------------------------------------------------
+
+static bool sooner(const struct sim *s, int64_t a, int64_t b)
+{
+	return s->ops[a].wake_at < s->ops[b].wake_at;
+}
+
+static void timer_add(struct sim *s, int64_t op)
+{
+	int64_t i = s->timers_n++;
+	for (; i > 0 && sooner(s, op, s->timers[(i - 1) / 2]); i = (i - 1) / 2)
+		s->timers[i] = s->timers[(i - 1) / 2];
+	s->timers[i] = op;
+}
+
+static int64_t timer_take(struct sim *s)
+{
+	int64_t first = s->timers[0], op = s->timers[--s->timers_n], i = 0;
+	for (;;) {
+		int64_t child = 2 * i + 1;
+		if (child >= s->timers_n)
+			break;
+		if (child + 1 < s->timers_n && sooner(s, s->timers[child + 1], s->timers[child]))
+			child++;
+		if (!sooner(s, s->timers[child], op))
+			break;
+		s->timers[i] = s->timers[child];
+		i = child;
+	}
+	s->timers[i] = op;
+	return first;
+}
+
+// --- CPUs ------------------------------------------------------------------------------------------
+
+static void charge(struct sim *s, struct cpu *c)
+{
+	double ran = s->now - c->accounted;
+	c->accounted = s->now;
+	if (c->op < 0 || ran <= 0)
+		return;
+	struct operator *o = &s->ops[c->op];
+	o->left -= ran;
+	o->vruntime += ran * UNIT / o->weight;
+	result(s, c->op)[SIM_CPU] += ran;
+	s->c.totals[SIM_BUSY] += ran;
+}
+
+static void next_check(struct sim *s, struct cpu *c)
+{
+	double slice = s->c.slice_s;
+	if (s->c.mode == SIM_FAIR) {
+		const struct operator *o = &s->ops[c->op];
+		slice = fmax(0, (o->deadline - o->vruntime) * o->weight / UNIT);
+	}
+	c->check = s->now + slice;
+	if (s->c.tick_s > 0 && c->check < INFINITY) {
+		double tick = ceil(c->check / s->c.tick_s) * s->c.tick_s;
+		c->check = tick > s->now ? tick : tick + s->c.tick_s;
+	}
+}
+
+static void load_tuple(struct sim *s, int64_t op)
+{
+	struct operator *o = &s->ops[op];
+	o->drawn = draw_cost(s, op);
+	o->left = o->drawn + s->c.hop_s;
+}
+
+static void run(struct sim *s, struct cpu *c, int64_t op)
+{
+	struct operator *o = &s->ops[op];
+	c->op = op;
+	c->since = c->accounted = s->now;
+	c->resched = false;
+	o->state = RUNNING;
+	if (c->last != op) {
+		o->left += s->c.switch_s;
+		s->c.totals[SIM_SWITCHES]++;
+	}
+	c->last = op;
+	next_check(s, c);
+}
+
+static void dispatch(struct sim *s, struct cpu *c)
+{
+	int64_t op = ready_best(s);
+	s->c.totals[SIM_DECISIONS]++;
+	if (op < 0) {
+		c->op = -1;
+		c->last = -1; // the idle thread
+		return;
+	}
+	ready_remove(s, op);
+	run(s, c, op);
+}
+
+static void preempt(struct sim *s, struct cpu *c)
+{
+	int64_t op = c->op;
+	c->op = -1;
+	s->ops[op].ready_since = s->now;
+	ready_insert(s, op);
+	dispatch(s, c);
+}
+
+static void consider_preemption(struct sim *s, struct cpu *c, int64_t woken)
+{
+	struct operator *running = &s->ops[c->op];
+	if (s->c.mode == SIM_URGENCY) {
+		if (s->c.wake_preempt && order_beats(s->order, woken, c->op, origin(s, c->op),
+						     (double)length(running), s->now))
+			c->resched = true;
+		return;
+	}
+	if (running->vruntime >= running->deadline) { // its slice is over, which update_curr() sees
+		running->deadline = running->vruntime + s->c.slice_s * UNIT / running->weight;
+		c->resched = true;
+	}
+	if (!s->c.wake_preempt || s->now - c->since < s->c.slice_s)
+		return;
+	int64_t best = fair_best(s);
+	if (best >= 0 &&
+	    (earlier(&s->ops[best], running) || running->vruntime > s->fair_time + 1e-12))
+		c->resched = true;
+}
+
+// waker: the operator, -1 = an arrival or a timer
+static void wake(struct sim *s, int64_t op, int64_t waker)
+{
+	struct operator *o = &s->ops[op];
+	o->outside = waker < 0;
+	o->origin = waker < 0 ? s->now : s->ops[waker].origin;
+	o->ready_since = s->now;
+	for (int64_t k = 0; k < s->c.cpus; k++)
+		charge(s, &s->cpus[k]);
+	if (s->c.mode == SIM_FAIR)
+		fair_place(s, o);
+	ready_insert(s, op);
+	int64_t at = op % s->c.cpus;
+	for (int64_t k = 0; k < s->c.cpus; k++) {
+		if (s->cpus[k].op < 0) {
+			dispatch(s, &s->cpus[k]);
+			return;
+		}
+		if (waker >= 0 && s->cpus[k].op == waker)
+			at = k;
+	}
+	consider_preemption(s, &s->cpus[at], op);
+}
+
+// --- tuples ----------------------------------------------------------------------------------------
+
+static void slept(struct sim *s, int64_t op)
+{
+	struct operator *o = &s->ops[op];
+	if (s->c.mode == SIM_FAIR)
+		fair_sleep(s, o);
+}
+
+// Producers that wait for room in the queue of `op` go on when it is down to half.
+static void release_producers(struct sim *s, int64_t op)
+{
+	if (!s->c.capacity || (int64_t)length(&s->ops[op]) != s->c.capacity / 2)
+		return;
+	for (int64_t u = 0; u < s->c.operators; u++) {
+		struct operator *o = &s->ops[u];
+		if (o->state == BLOCKED && s->c.out_target[o->pending[o->pending_next].edge] == op)
+			wake(s, u, op);
+	}
+}
+
+static bool flush(struct sim *s, int64_t op) // false: a queue is full
+{
+	struct operator *o = &s->ops[op];
+	while (o->pending_next < o->pending_n) {
+		int64_t e = o->pending[o->pending_next].edge, to = s->c.out_target[e];
+		if (s->c.capacity && (int64_t)length(&s->ops[to]) >= s->c.capacity)
+			return false;
+		struct tuple t = o->pending[o->pending_next++].tuple;
+		t.port = s->c.out_port[e];
+		push(s, to, t);
+		if (s->ops[to].state == SLEEPING) {
+			load_tuple(s, to);
+			wake(s, to, op);
+		}
+	}
+	o->pending_n = o->pending_next = 0;
+	return true;
+}
+
+static void stop(struct sim *s, struct cpu *c, enum thread_state state)
+{
+	s->ops[c->op].state = state;
+	slept(s, c->op);
+	c->op = -1;
+	dispatch(s, c);
+}
+
+// The outputs are out; go on with the next tuple, or sleep.
+static void go_on(struct sim *s, struct cpu *c)
+{
+	int64_t op = c->op;
+	if (!length(&s->ops[op])) {
+		stop(s, c, SLEEPING);
+		return;
+	}
+	load_tuple(s, op);
+	if (c->resched)
+		preempt(s, c);
+}
+
+static void finish(struct sim *s, struct cpu *c)
+{
+	int64_t op = c->op;
+	struct operator *o = &s->ops[op];
+	if (o->pending_n) { // it was blocked with outputs, or waited before it could emit them
+		o->wake_at = 0;
+		if (flush(s, op))
+			go_on(s, c);
+		else
+			stop(s, c, BLOCKED);
+		return;
+	}
+	if (o->wake_at < 0) { // back from a wait of a tuple without outputs
+		o->wake_at = 0;
+		go_on(s, c);
+		return;
+	}
+	struct tuple t = pop(s, op);
+	int64_t base = process(s, op, t, o->drawn);
+	bool egress = s->c.out_start[op] == s->c.out_start[op + 1];
+	double block = draw_block(s, op);
+	for (int64_t i = base; i < s->out_n; i++) {
+		if (egress) {
+			leave(s, op, s->out[i], s->now + block);
+			continue;
+		}
+		int64_t n = route(s, op, s->edges);
+		o->pending = grow(o->pending, &o->pending_space, o->pending_n + n, sizeof *o->pending);
+		for (int64_t k = 0; k < n; k++)
+			o->pending[o->pending_n++] = (struct pending){ s->out[i], s->edges[k] };
+	}
+	s->out_n = base;
+	release_producers(s, op);
+	if (block > 0) {
+		o->wake_at = s->now + block;
+		timer_add(s, op);
+		stop(s, c, WAITING);
+	} else if (flush(s, op)) {
+		go_on(s, c);
+	} else {
+		stop(s, c, BLOCKED);
+	}
+}
+
+static void check(struct sim *s, struct cpu *c)
+{
+	struct operator *o = &s->ops[c->op];
+	if (s->c.mode == SIM_FAIR) {
+		if (o->vruntime >= o->deadline - 1e-12) {
+			o->deadline = o->vruntime + s->c.slice_s * UNIT / o->weight;
+			if (s->ready_n) {
+				preempt(s, c);
+				return;
+			}
+		}
+		next_check(s, c);
+		return;
+	}
+	if (s->c.root_reset && o->outside)
+		o->origin = s->now;
+	int64_t best = order_best(s->order, s->now);
+	if (best >= 0 && order_beats(s->order, best, c->op, origin(s, c->op), (double)length(o), s->now))
+		preempt(s, c);
+	else
+		next_check(s, c);
+}
+
+// --- the clock ---------------------------------------------------------------------------------------
+
+void threads_start(struct sim *s)
+{
+	for (int64_t k = 0; k < s->c.cpus; k++)
+		s->cpus[k].op = s->cpus[k].last = -1;
+}
+
+static void arrive(struct sim *s)
+{
+	int64_t stream = s->c.order[s->arrived++];
+	s->stream_tail[stream]++;
+	for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++) {
+		int64_t op = s->c.feed[f];
+		feed(s, op);
+		if (s->ops[op].state == SLEEPING) {
+			load_tuple(s, op);
+			wake(s, op, -1);
+		}
+	}
+}
+
+bool threads_run(struct sim *s, double until)
+{
+	for (;;) {
+		double at = next_arrival(s);
+		int64_t which = -1; // -1: arrival, -2: timer, else CPU
+		if (s->timers_n && s->ops[s->timers[0]].wake_at < at)
+			at = s->ops[s->timers[0]].wake_at, which = -2;
+		bool done = false; // the CPU's tuple, rather than its slice
+		for (int64_t k = 0; k < s->c.cpus; k++) {
+			struct cpu *c = &s->cpus[k];
+			if (c->op < 0)
+				continue;
+			double end = c->accounted + s->ops[c->op].left;
+			if (end <= c->check ? end < at : c->check < at) {
+				done = end <= c->check;
+				at = done ? end : c->check;
+				which = k;
+			}
+		}
+		if (at == INFINITY)
+			return false;
+		if (at > until)
+			return true;
+		s->now = fmax(s->now, at);
+		for (int64_t k = 0; k < s->c.cpus; k++)
+			charge(s, &s->cpus[k]);
+		if (which == -1) {
+			arrive(s);
+		} else if (which == -2) {
+			int64_t op = timer_take(s);
+			s->ops[op].wake_at = -1;
+			s->ops[op].left = 0;
+			wake(s, op, -1);
+		} else if (done) {
+			s->ops[s->cpus[which].op].left = 0;
+			finish(s, &s->cpus[which]);
+		} else {
+			check(s, &s->cpus[which]);
+		}
+		for (int64_t k = 0; k < s->c.cpus; k++)
+			if (s->cpus[k].op >= 0 && s->cpus[k].resched)
+				preempt(s, &s->cpus[k]);
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A user-level scheduler. Each free worker takes the most urgent operator that waits, at most one
+ * worker an operator, and keeps it for one tuple, for at most so many, for half or for all of its
+ * queue. At operator level it then decides again; at query level the tuple first goes through all
+ * operators downstream, depth first, except over edges that are not inline.
+ *
+ * A tuple that blocks its operator holds the worker. Queue bounds hold at operator level: an
+ * operator is not taken while a queue downstream is full, and may exceed the bound by the outputs
+ * of one tuple.
+ */
+#include <math.h>
+#include <stddef.h>
+
+#include "sim.h"
+
+static bool full(const struct sim *s, int64_t op)
+{
+	if (!s->c.capacity)
+		return false;
+	for (int64_t e = s->c.out_start[op]; e < s->c.out_start[op + 1]; e++)
+		if ((int64_t)length(&s->ops[s->c.out_target[e]]) >= s->c.capacity)
+			return true;
+	return false;
+}
+
+static void offer(struct sim *s, int64_t op)
+{
+	struct operator *o = &s->ops[op];
+	if (!o->busy && length(o) && !full(s, op))
+		order_insert(s->order, op, front(s, op).arrival, (double)length(o));
+}
+
+// After the queue of `op` grew by one.
+static void arrived(struct sim *s, int64_t op, bool was_empty)
+{
+	if (was_empty)
+		offer(s, op);
+	else if (order_has(s->order, op) && order_counts(s->order, op))
+		order_insert(s->order, op, front(s, op).arrival, (double)length(&s->ops[op]));
+	if (s->c.capacity && (int64_t)length(&s->ops[op]) == s->c.capacity)
+		for (int64_t u = 0; u < s->c.operators; u++) // rare, so no list of producers
+			if (order_has(s->order, u) && full(s, u))
+				order_remove(s->order, u);
+}
+
+static void deliver(struct sim *s, int64_t edge, struct tuple t)
+{
+	int64_t op = s->c.out_target[edge];
+	t.port = s->c.out_port[edge];
+	push(s, op, t);
+	arrived(s, op, length(&s->ops[op]) == 1);
+}
+
+static void later(struct worker *w, int64_t edge, struct tuple t)
+{
+	w->pending = grow(w->pending, &w->pending_space, w->pending_n + 1, sizeof *w->pending);
+	w->pending[w->pending_n++] = (struct pending){ t, edge };
+}
+
+// Take a tuple through `op` and, over inline edges, all operators after it. Returns when it ends.
+static double through(struct sim *s, struct worker *w, int64_t op, struct tuple t, double at)
+{
+	double cost = draw_cost(s, op);
+	result(s, op)[SIM_CPU] += cost + s->c.hop_s;
+	at += cost + s->c.hop_s + draw_block(s, op);
+	bool leaf = op == w->op;
+	if (leaf)
+		result(s, op)[SIM_DONE]++; // as if it were popped, for process(); see below
+	else
+		result(s, op)[SIM_IN]++, result(s, op)[SIM_DONE]++, s->c.totals[SIM_EVENTS]++;
+	int64_t base = process(s, op, t, cost);
+	if (leaf)
+		result(s, op)[SIM_DONE]--;
+	int64_t end = s->out_n, first = s->c.out_start[op], last = s->c.out_start[op + 1];
+	for (int64_t i = base; i < end; i++) {
+		if (first == last) {
+			leave(s, op, s->out[i], at);
+			continue;
+		}
+		if (last - first == 1 && s->c.out_share[first] >= 1 && s->c.out_inline[first]) {
+			struct tuple u = s->out[i];
+			u.port = s->c.out_port[first];
+			at = through(s, w, s->c.out_target[first], u, at);
+			continue;
+		}
+		int64_t edges[last - first]; // on the stack: this function calls itself
+		int64_t n = route(s, op, edges);
+		for (int64_t k = 0; k < n; k++) {
+			struct tuple u = s->out[i];
+			u.port = s->c.out_port[edges[k]];
+			if (s->c.out_inline[edges[k]])
+				at = through(s, w, s->c.out_target[edges[k]], u, at);
+			else
+				later(w, edges[k], u);
+		}
+	}
+	s->out_n = base;
+	return at;
+}
+
+static void begin(struct sim *s, struct worker *w, double at)
+{
+	double start = at;
+	if (s->c.mode == SIM_QUERY) {
+		w->end = through(s, w, w->op, front(s, w->op), at);
+	} else {
+		w->drawn = draw_cost(s, w->op);
+		result(s, w->op)[SIM_CPU] += w->drawn + s->c.hop_s;
+		w->end = at + w->drawn + s->c.hop_s + draw_block(s, w->op);
+	}
+	s->c.totals[SIM_BUSY] += w->end - start;
+}
+
+static void release_producers(struct sim *s, int64_t op)
+{
+	if (s->c.capacity && (int64_t)length(&s->ops[op]) == s->c.capacity - 1)
+		for (int64_t u = 0; u < s->c.operators; u++)
+			if (!order_has(s->order, u))
+				offer(s, u);
+}
+
+static void finish(struct sim *s, struct worker *w)
+{
+	int64_t op = w->op;
+	struct tuple t = pop(s, op);
+	if (s->c.mode == SIM_QUERY) {
+		for (int64_t i = 0; i < w->pending_n; i++)
+			deliver(s, w->pending[i].edge, w->pending[i].tuple);
+		w->pending_n = 0;
+	} else {
+		int64_t base = process(s, op, t, w->drawn);
+		bool egress = s->c.out_start[op] == s->c.out_start[op + 1];
+		for (int64_t i = base; i < s->out_n; i++) {
+			if (egress) {
+				leave(s, op, s->out[i], s->now);
+				continue;
+			}
+			int64_t n = route(s, op, s->edges);
+			for (int64_t k = 0; k < n; k++)
+				deliver(s, s->edges[k], s->out[i]);
+		}
+		s->out_n = base;
+		release_producers(s, op);
+	}
+	if (--w->left > 0 && length(&s->ops[op]) && !full(s, op)) {
+		begin(s, w, s->now);
+		return;
+	}
+	s->ops[op].busy = false;
+	offer(s, op);
+	w->op = -1;
+	// Clustered processing: the same tuple in the other queries of the cluster, without deciding.
+	int64_t peer = s->c.train ? order_peer(s->order, op, t.arrival) : -1;
+	if (peer >= 0) {
+		order_remove(s->order, peer);
+		s->ops[peer].busy = true;
+		w->op = peer;
+		w->left = 1;
+		begin(s, w, s->now);
+	}
+}
+
+static bool decide(struct sim *s, struct worker *w)
+{
+	int64_t op = order_next(s->order, s->now);
+	if (op < 0)
+		return false;
+	int64_t n = order_candidates(s->order, (enum sim_candidates)s->c.candidates, s->now);
+	double cost = s->c.decision_s + s->c.candidate_s * (double)n;
+	int64_t waiting = (int64_t)length(&s->ops[op]);
+	order_remove(s->order, op);
+	s->ops[op].busy = true;
+	w->op = op;
+	w->left = s->c.batch == SIM_ALL	 ? waiting :
+		  s->c.batch == SIM_HALF ? (waiting + 1) / 2 :
+					   s->c.batch;
+	s->c.totals[SIM_DECISIONS]++;
+	s->c.totals[SIM_BUSY] += cost;
+	begin(s, w, s->now + cost);
+	return true;
+}
+
+void user_start(struct sim *s)
+{
+	for (int64_t k = 0; k < s->c.cpus; k++)
+		s->workers[k].op = -1;
+}
+
+bool user_run(struct sim *s, double until)
+{
+	for (;;) {
+		struct worker *first = NULL;
+		for (int64_t k = 0; k < s->c.cpus; k++) {
+			struct worker *w = &s->workers[k];
+			if (w->op < 0 && !decide(s, w))
+				continue;
+			if (!first || w->end < first->end)
+				first = w;
+		}
+		double arrival = next_arrival(s), end = first ? first->end : INFINITY;
+		if (fmin(arrival, end) == INFINITY)
+			return false;
+		if (fmin(arrival, end) > until)
+			return true;
+		if (arrival <= end) {
+			s->now = arrival;
+			int64_t stream = s->c.order[s->arrived++];
+			s->stream_tail[stream]++;
+			for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++) {
+				int64_t op = s->c.feed[f];
+				feed(s, op);
+				arrived(s, op, length(&s->ops[op]) == 1);
+			}
+		} else {
+			s->now = end;
+			finish(s, first);
+		}
+	}
+}

@@ -1,0 +1,260 @@
+"""What is simulated: the operators of a node as arrays, and the streams that feed them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from sched_ctl import metrics
+from sched_ctl.errors import UserError
+from sched_ctl.graph import Array, Index
+from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
+from sched_ctl.policy import OperatorFrame, Policy
+from sched_ctl.workload import Arrivals, OperatorSpec, Workload, cpu_demand, rate_scale
+
+__all__ = ["Node", "Stream", "of_snapshot", "of_workload"]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Arrivals that several ingress operators (rows) see at once, each its own copy."""
+
+    rows: tuple[int, ...]
+    rate: float  # tuples/s
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    times: Array | None = None  # instead of draws
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """Operators and streams. Columns are (n,) over `topology.operators`.
+
+    cost_s: CPU time a tuple. selectivity: output tuples per input tuple; of a window join
+    (window_s > 0), the chance that two tuples within the window join.
+    forced: row -> outputs of its first, second, ... input, instead of draws.
+    """
+
+    name: str
+    topology: Topology
+    cost_s: Array
+    selectivity: Array
+    block_probability: Array
+    block_max_s: Array
+    window_s: Array
+    streams: tuple[Stream, ...]
+    classes: Mapping[str, str] = field(default_factory=dict)  # query -> class
+    folder: Path = Path()
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.topology.operators)
+
+    @cached_property
+    def input_rate(self) -> Array:
+        """(n,) tuples/s that come in, if there is CPU enough.
+
+        A join of window V over inputs of l and r tuples/s puts out 2 s l r V (AQSIOS, section 5).
+        """
+        graph = self.topology.graph
+        rate = np.zeros(self.n)
+        product = np.ones(self.n)  # of the inputs, for joins
+        for stream in self.streams:
+            rate[list(stream.rows)] += stream.rate
+        out = np.zeros(self.n)
+        for operators, _ in graph.levels[::-1]:
+            joined = 2 * self.window_s[operators] * product[operators]
+            out[operators] = self.selectivity[operators] * np.where(
+                self.window_s[operators] > 0, joined, rate[operators]
+            )
+            edges = np.flatnonzero(np.isin(graph.source, operators))
+            flow = graph.share[edges] * out[graph.source[edges]]
+            np.add.at(rate, graph.target[edges], flow)
+            np.multiply.at(product, graph.target[edges], flow)
+        return rate
+
+    @cached_property
+    def output_rate(self) -> Array:
+        graph = self.topology.graph
+        out = self.selectivity * self.input_rate
+        for row in np.flatnonzero(self.window_s > 0):
+            edges = np.flatnonzero(graph.target == row)
+            inputs = graph.share[edges] * out[graph.source[edges]]
+            out[row] = 2 * self.selectivity[row] * self.window_s[row] * np.prod(inputs)
+        return out
+
+    @cached_property
+    def mean_selectivity(self) -> Array:
+        """(n,) output tuples per input tuple, also of joins."""
+        with np.errstate(all="ignore"):
+            ratio = self.output_rate / self.input_rate
+        return np.where(np.isfinite(ratio), ratio, self.selectivity)
+
+    @cached_property
+    def demand(self) -> float:
+        """CPU seconds per second that the operators need."""
+        return float(np.sum(self.input_rate * self.cost_s))
+
+    def snapshot(self, time_s: float, queue_size: Array, head_age_s: Array) -> Snapshot:
+        """What a driver would report: the true costs and selectivities, measured queues."""
+        return Snapshot(
+            self.topology,
+            time_s,
+            MappingProxyType(
+                {
+                    "cost": self.cost_s,
+                    "selectivity": self.mean_selectivity,
+                    "input_rate": self.input_rate,
+                    "output_rate": self.output_rate,
+                    "window": self.window_s,
+                    "queue_size": queue_size,
+                    "head_age": head_age_s,
+                }
+            ),
+        )
+
+    def frame(
+        self, policy: Policy, time_s: float = 0.0, queues: tuple[Array, Array] | None = None
+    ) -> OperatorFrame:
+        """What the policy gets to see. queues: (n,) queue sizes, (n,) head ages."""
+        size, age = queues or (np.zeros(self.n), np.zeros(self.n))
+        snapshot = self.snapshot(time_s, size, age)
+        resolution = metrics.resolve(
+            policy.needs, snapshot.columns, policy=policy.name, engine="the simulator"
+        )
+        columns = metrics.evaluate(resolution, metrics.Window(snapshot))
+        return OperatorFrame(self.topology.operators, self.topology.graph, columns)
+
+    @cached_property
+    def ideal_s(self) -> Array:
+        """(n,) ideal processing time T, as the policies see it."""
+        snapshot = self.snapshot(0.0, np.zeros(self.n), np.zeros(self.n))
+        resolution = metrics.resolve(
+            ["ideal_time"], snapshot.columns, policy="-", engine="the simulator"
+        )
+        return metrics.evaluate(resolution, metrics.Window(snapshot))["ideal_time"]
+
+    @cached_property
+    def query_of(self) -> Index:
+        """(n,) index into `topology.queries`."""
+        index = {query: i for i, query in enumerate(self.topology.queries)}
+        return np.array([index[o.query] for o in self.topology.operators], dtype=np.intp)
+
+
+def of_workload(
+    workload: Workload,
+    utilisation: float,
+    *,
+    cpus: float = 1.0,
+    base_cost_s: float | None = None,
+    rate: float | None = None,
+    common: bool = False,
+    folder: Path = Path(),
+) -> Node:
+    """The node that runs a workload at a utilisation (CPU demand over CPUs).
+
+    base_cost_s: CPU seconds of a cost of 1; else the workload's own. rate: tuples/s of a source of
+    rate 1; the costs are then scaled to the utilisation instead of the rates. common: all queries
+    see the same stream (that of the first source).
+    """
+    if rate is not None:
+        base_cost_s = _cost_for_rate(workload, utilisation, cpus, rate)
+        scale = rate
+    else:
+        base_cost_s = base_cost_s or workload.base_cost_s
+        scale = rate_scale(workload, utilisation, cpus, base_cost_s)
+    operators: list[PhysicalOperator] = []
+    specs: list[OperatorSpec] = []
+    edges: list[Edge] = []
+    streams: list[Stream] = []
+    for query in workload.queries:
+        rows = {spec.name: len(specs) + i for i, spec in enumerate(query.operators)}
+        specs += query.operators
+        operators += [PhysicalOperator(query.name, o.name, (o.name,)) for o in query.operators]
+        edges += [Edge(rows[s.source], rows[s.target], s.share) for s in query.streams]
+        streams += [
+            Stream((rows[source.operator],), scale * source.rate, source.arrivals)
+            for source in query.sources
+        ]
+    if common and streams:
+        if len({stream.rate for stream in streams}) > 1:
+            raise UserError(
+                f"workload {workload.name}: sources of different rates cannot see one stream",
+                "give all its sources the same rate=, or leave out --common-stream",
+            )
+        rows_of_all = tuple(row for stream in streams for row in stream.rows)
+        streams = [replace(streams[0], rows=rows_of_all)]
+    return Node(
+        workload.name,
+        _topology(workload.name, operators, edges),
+        base_cost_s * np.array([spec.cost for spec in specs]),
+        np.array([spec.selectivity for spec in specs]),
+        np.array([spec.block_probability for spec in specs]),
+        np.array([spec.block_max_s for spec in specs]),
+        np.array([spec.window_s for spec in specs]),
+        tuple(streams),
+        {query.name: query.klass for query in workload.queries if query.klass},
+        folder,
+    )
+
+
+def of_snapshot(snapshot: Snapshot, utilisation: float | None = None, cpus: float = 1.0) -> Node:
+    """The node that an engine's snapshot was taken from: measured costs, rates and selectivities.
+
+    utilisation: scale all rates to this load; None: as measured. Raises UserError where the engine
+    did not report enough.
+    """
+    topology = snapshot.topology
+    wanted = ["cost", "selectivity", "input_rate"]
+    resolution = metrics.resolve(
+        wanted, snapshot.columns, policy="(simulation)", engine=topology.engine
+    )
+    columns = metrics.evaluate(resolution, metrics.Window(snapshot))
+    ingress = topology.graph.ingress
+    if topology.graph.cyclic:
+        raise UserError(f"the queries of {topology.engine} have a cycle")
+    for name in wanted:
+        lacking = np.isnan(columns[name]) & (ingress if name == "input_rate" else True)
+        if lacking.any():
+            first = topology.operators[int(np.flatnonzero(lacking)[0])].label
+            raise UserError(
+                f"{name} of {first} is unknown in this snapshot of {topology.engine}",
+                "record it again while tuples flow through all operators",
+            )
+    n = len(topology.operators)
+    zeros = np.zeros(n)
+    streams = tuple(
+        Stream((int(row),), float(columns["input_rate"][row])) for row in np.flatnonzero(ingress)
+    )
+    node = Node(
+        topology.engine,
+        topology,
+        columns["cost"],
+        columns["selectivity"],
+        zeros,
+        zeros,
+        zeros,
+        streams,
+    )
+    if utilisation is None:
+        return node
+    if node.demand <= 0:
+        raise UserError(f"nothing flowed through {topology.engine} when the snapshot was taken")
+    factor = utilisation * cpus / node.demand
+    scaled = tuple(replace(stream, rate=stream.rate * factor) for stream in streams)
+    return replace(node, streams=scaled)
+
+
+def _topology(name: str, operators: list[PhysicalOperator], edges: list[Edge]) -> Topology:
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    return Topology(f"sim:{name}", tuple(operators), tuple(edges), logical, tuple(edges))
+
+
+def _cost_for_rate(workload: Workload, utilisation: float, cpus: float, rate: float) -> float:
+    demand = cpu_demand(workload, rate)
+    if not (rate > 0 and utilisation > 0):
+        raise UserError(f"rate {rate:g} and utilisation {utilisation:g} must be above 0")
+    return utilisation * cpus / demand

@@ -1,0 +1,183 @@
+"""What a simulation found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.graph import Array
+from sched_ctl.policy import Policy
+from sched_ctl.sim.library import RESULTS, TOTALS
+from sched_ctl.sim.node import Node
+from sched_ctl.sim.setting import Setting
+
+__all__ = ["Result", "Summary", "interval", "quantile"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of some of the tuples that left: those of a query, of a class, or all.
+
+    Response times in s, from the arrival in the system to the egress. Slowdown: response time over
+    ideal processing time. l2: root of the sum of squared slowdowns (grows with the number of
+    tuples), rms: root of their mean.
+    """
+
+    tuples: int
+    throughput: float
+    response_s: float
+    response_max_s: float
+    slowdown: float
+    slowdown_max: float
+    l2: float
+    rms: float
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """columns: name of `library.RESULTS` -> (n,). Those of the queue are over the whole run.
+
+    offered: CPU demand of what came, over the CPUs. utilisation: (n,) share of the measured time in
+    which the operator was busy or had work waiting (EdgeWise, equation 11). windows: the same in
+    each window, if windows were asked for.
+    """
+
+    node: Node
+    policy: str
+    setting: Setting
+    columns: Mapping[str, Array]
+    totals: Mapping[str, float]
+    arrivals: int
+    responses: npt.NDArray[np.int64]  # histogram, see `quantile`
+    slowdowns: npt.NDArray[np.int64]
+    record: Array  # (tuples, 3): egress row, arrival, departure
+    windows: Sequence[Array]
+
+    @staticmethod
+    def of(
+        node: Node,
+        policy: Policy | None,
+        setting: Setting,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        arrivals: int,
+        windows: Sequence[Array],
+    ) -> "Result":
+        totals = dict(zip(TOTALS, map(float, arrays["totals"]), strict=True))
+        return Result(
+            node,
+            "-" if policy is None else policy.name,
+            setting,
+            dict(zip(RESULTS, arrays["results"].T.copy(), strict=True)),
+            totals,
+            arrivals,
+            arrays["response_histogram"],
+            arrays["slowdown_histogram"],
+            arrays["record"][: int(totals["recorded"])],
+            tuple(windows),
+        )
+
+    def summary(self, rows: npt.NDArray[np.bool_] | None = None) -> Summary:
+        """Over the egress operators among `rows` (a mask; None: all)."""
+        mask = np.ones(self.node.n, dtype=np.bool_) if rows is None else rows
+
+        def total(name: str) -> float:
+            return float(self.columns[name][mask].sum())
+
+        def largest(name: str) -> float:
+            return float(self.columns[name][mask].max(initial=0.0))
+
+        tuples = total("departed")
+        count = tuples or float("nan")
+        squares = total("slowdown_squares")
+        return Summary(
+            int(tuples),
+            total("throughput") / (self.setting.duration_s - self.setting.warm_s),
+            total("response") / count,
+            largest("response_max"),
+            total("slowdown") / count,
+            largest("slowdown_max"),
+            float(np.sqrt(squares)),
+            float(np.sqrt(squares / count)),
+        )
+
+    def by_query(self) -> dict[str, Summary]:
+        query_of = self.node.query_of
+        return {q: self.summary(query_of == i) for i, q in enumerate(self.node.topology.queries)}
+
+    def by_class(self) -> dict[str, Summary]:
+        """Of the workload's priority classes; empty if it has none."""
+        names = [o.query for o in self.node.topology.operators]
+        member = np.array([self.node.classes.get(name, "") for name in names])
+        return {klass: self.summary(member == klass) for klass in sorted({*member} - {""})}
+
+    @property
+    def seconds(self) -> float:
+        """Until the last tuple had left."""
+        return self.totals["now"]
+
+    @property
+    def offered(self) -> float:
+        """CPU demand of what really came, over the CPUs, for the duration of arrivals."""
+        ingress = self.node.topology.graph.ingress
+        came = float(self.columns["tuples_in"][ingress].sum())
+        meant = float(self.node.input_rate[ingress].sum()) * self.setting.duration_s
+        return self.node.demand / self.setting.cpus * came / meant if meant else 0.0
+
+    @property
+    def stable(self) -> bool:
+        return self.node.demand < self.setting.cpus
+
+    @property
+    def memory(self) -> float:
+        """Mean number of tuples in all queues while tuples came."""
+        return self.totals["memory_area"] / (self.setting.duration_s - self.setting.warm_s)
+
+    @property
+    def utilisation(self) -> Array:
+        return np.asarray(self.columns["occupied"] / self.seconds)
+
+    @property
+    def imbalance(self) -> float:
+        """Coefficient of variation of the utilisation over operators (EdgeWise, section 7.3.1)."""
+        if self.windows:
+            return float(np.mean([_variation(window) for window in self.windows]))
+        return _variation(self.utilisation)
+
+    def quantile(self, q: float) -> float:
+        """Of the response time, in s, to 1%."""
+        return quantile(self.responses, q)
+
+
+def _variation(values: Array) -> float:
+    mean = float(values.mean())
+    return float(values.std()) / mean if mean > 0 else 0.0
+
+
+def quantile(histogram: npt.NDArray[np.int64], q: float) -> float:
+    """The q-quantile of a histogram with 64 buckets an octave from 2^-34; NaN if it is empty."""
+    if not histogram.sum():
+        return float("nan")
+    wanted = q * (histogram.sum() - 1)
+    bucket = int(np.searchsorted(np.cumsum(histogram), wanted, side="right"))
+    octave, part = divmod(bucket, 64)
+    return float(2.0 ** (octave - 34) * (1 + (part + 0.5) / 64))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95% confidence interval (Student's t)."""
+    n = len(values)
+    mean = float(np.mean(values))
+    if n < 2:
+        return mean, float("nan")
+    return mean, _student(n - 1) * float(np.std(values, ddof=1)) / float(np.sqrt(n))
+
+
+def _student(degrees: int) -> float:
+    """97.5% quantile of Student's t; Cornish-Fisher expansion, 1% off at 3 degrees."""
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+    if degrees in table:
+        return table[degrees]
+    z, d = 1.959964, float(degrees)
+    return z + (z**3 + z) / (4 * d) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * d**2)

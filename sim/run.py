@@ -1,0 +1,289 @@
+"""Run a node under a policy.
+
+The policy objects are those of `sched_ctl.policies`; they see an operator frame with the true costs
+and selectivities, and what they return is enforced at each scheduling point. Under the OS's fair
+scheduler their nice values are made by `sched_ctl.normalise`, once a period, as the nice backend
+does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sched_ctl.errors import UserError
+from sched_ctl.graph import Array
+from sched_ctl.model import Thread
+from sched_ctl.normalise import NICE_STEP, nice_values
+from sched_ctl.policy import Policy, UrgencyForm
+from sched_ctl.schedule import Schedule
+from sched_ctl.sim import forms
+from sched_ctl.sim.arrivals import arrival_times
+from sched_ctl.sim.library import AGES, BUCKETS, CANDIDATES, MODES, RESULTS, TOTALS, Machine
+from sched_ctl.sim.node import Node
+from sched_ctl.sim.result import Result
+from sched_ctl.sim.setting import Setting
+
+__all__ = ["simulate"]
+
+MAX_ARRIVALS = 100_000_000
+BASE_SLICE_S = 0.7e-3  # base_slice_ns of kernel/sched/fair.c on one CPU
+HZ = 250
+SCX_SLICE_S = 3e-3
+UNIT = 1024.0  # weight of nice 0
+
+Progress = Callable[[float], None]
+
+
+def simulate(
+    node: Node,
+    policy: Policy | None,
+    setting: Setting,
+    *,
+    weights: Array | None = None,
+    progress: Progress | None = None,
+    window_s: float | None = None,
+) -> Result:
+    """Run the node until all tuples that came within `duration_s` have left.
+
+    policy: None is the OS's fair scheduler with equal weights. weights: (n,) instead of a policy's
+    nice values, 1024 = nice 0. progress: called with the share of the time that has passed.
+    window_s: also measure the utilisation of the operators in windows of this length.
+    """
+    if policy is None and setting.scheduler != "os":
+        raise UserError(
+            f"scheduler {setting.scheduler} needs a policy",
+            "only the OS's fair scheduler (os) works without",
+        )
+    streams = _arrivals(node, setting)
+    count = sum(map(len, streams))
+    if count > MAX_ARRIVALS:
+        raise UserError(
+            f"{count:,} arrivals are more than a simulation holds",
+            "shorten the duration, or raise the costs of the operators (--base-cost-us)",
+        )
+    groups = _groups(node, policy)
+    rotate = setting.scheduler == "user" and groups is not None
+    form = None if policy is None else policy.urgency(node.frame(policy))
+    machine = Machine(_values(node, form, setting, streams, rotate))
+    try:
+        _enforce(machine, node, policy, form, setting, groups if rotate else None)
+        if weights is not None:
+            machine.set_weights(weights)
+        windows = _go(machine, node, policy, setting, progress, window_s)
+        return Result.of(node, policy, setting, machine.arrays, count, windows)
+    finally:
+        machine.close()
+
+
+def _go(
+    machine: Machine,
+    node: Node,
+    policy: Policy | None,
+    setting: Setting,
+    progress: Progress | None,
+    window_s: float | None,
+) -> list[Array]:
+    repeat = policy is not None and (setting.scheduler == "os" or policy.name == "random")
+    step = setting.period_s if repeat else setting.duration_s / 50 if progress else np.inf
+    occupied = machine.arrays["results"][:, RESULTS.index("occupied")]
+    windows: list[Array] = []
+    last = occupied.copy()
+    next_step, next_window = step, setting.warm_s if window_s else np.inf
+    while True:
+        until = min(next_step, next_window)
+        more = machine.run(until)
+        if progress:
+            progress(min(1.0, float(machine.arrays["totals"][0]) / setting.duration_s))
+        if not more:
+            return windows
+        if until == next_window and window_s:
+            if until > setting.warm_s and until <= setting.duration_s:
+                windows.append((occupied - last) / window_s)
+            last = occupied.copy()
+            next_window += window_s
+        if until == next_step:
+            next_step += step
+            if repeat and policy is not None:
+                form = policy.urgency(node.frame(policy, until, machine.observe()))
+                _enforce(machine, node, policy, form, setting, None)
+
+
+def _enforce(
+    machine: Machine,
+    node: Node,
+    policy: Policy | None,
+    form: UrgencyForm | None,
+    setting: Setting,
+    turns: tuple[forms.Whole, Array] | None,
+) -> None:
+    if policy is None or form is None:
+        return
+    if setting.scheduler == "os":
+        machine.set_weights(_nice_weights(node, policy, form, setting, machine))
+        return
+    if setting.clusters:
+        form = forms.clustered(form, setting.clusters, setting.uniform)
+    groups = forms.by_turns(form, *turns) if turns else forms.grouped(form)
+    machine.set_order(
+        groups.fixed,
+        groups.per_tuple,
+        groups.group_of,
+        groups.per_second,
+        groups.rank,
+        groups.turns,
+    )
+
+
+def _nice_weights(
+    node: Node, policy: Policy, form: UrgencyForm, setting: Setting, machine: Machine
+) -> Array:
+    size, age = machine.observe()
+    schedule = Schedule(
+        scope="simulation",
+        policy=policy.name,
+        spacing=policy.spacing,
+        threads=tuple(Thread(1, i + 2, 0) for i in range(node.n)),
+        operators=tuple(operator.label for operator in node.topology.operators),
+        form=form,
+        head_age_s=age,
+        queue_size=size,
+    )
+    nice = nice_values(schedule, setting.nice_best, setting.nice_worst)
+    return np.asarray(UNIT * NICE_STEP ** -nice.astype(np.float64))
+
+
+def _groups(node: Node, policy: Policy | None) -> tuple[forms.Whole, Array] | None:
+    """The policy's groups of queries: (n,) group of each operator, and the groups' shares."""
+    if policy is None or policy.groups is None:
+        return None
+    by_query = [policy.groups(query) for query in node.topology.queries]
+    names = {name: i for i, name in enumerate(dict.fromkeys(name for name, _ in by_query))}
+    shares = np.zeros(len(names))
+    for name, share in by_query:
+        shares[names[name]] = share
+    member = np.array([names[name] for name, _ in by_query], dtype=np.int64)
+    return member[node.query_of], shares
+
+
+def _arrivals(node: Node, setting: Setting) -> list[Array]:
+    seeds = np.random.SeedSequence(setting.seed).spawn(len(node.streams))
+    expected = sum(stream.rate for stream in node.streams) * setting.duration_s
+    if expected > 1.5 * MAX_ARRIVALS:
+        raise UserError(
+            f"{expected:.3g} arrivals are more than a simulation holds",
+            "shorten the duration, or raise the costs of the operators (--base-cost-us)",
+        )
+    return [
+        stream.times[stream.times < setting.duration_s]
+        if stream.times is not None
+        else arrival_times(
+            stream.arrivals,
+            stream.rate,
+            setting.duration_s,
+            np.random.default_rng(seed),
+            node.folder,
+        )
+        for stream, seed in zip(node.streams, seeds, strict=True)
+    ]
+
+
+def _values(
+    node: Node,
+    form: UrgencyForm | None,
+    setting: Setting,
+    streams: Sequence[Array],
+    rotate: bool,
+) -> dict[str, Any]:
+    threads = setting.threads
+    if not threads:
+        mode = setting.level
+        slice_s, tick_s, wake_preempt = 0.0, 0.0, False
+    elif setting.scheduler == "os":
+        mode = "fair"
+        slice_s = BASE_SLICE_S * (1 + np.log2(min(setting.cpus, 8)))
+        tick_s, wake_preempt = 1 / HZ, True
+    else:
+        mode = "urgency"
+        fifo = setting.scheduler == "fifo"
+        slice_s, tick_s, wake_preempt = np.inf if fifo else SCX_SLICE_S, 1 / HZ, fifo
+    arrival_s = np.concatenate([*streams, np.empty(0)])
+    owner = np.repeat(np.arange(len(streams)), [len(times) for times in streams])
+    values: dict[str, Any] = {
+        "operators": node.n,
+        "streams": len(streams),
+        "arrivals": len(arrival_s),
+        "cpus": setting.cpus,
+        "mode": MODES[mode],
+        "batch": setting.batch,
+        "candidates": CANDIDATES[setting.candidates],
+        "train": setting.train,
+        "rotate": rotate,
+        "capacity": setting.capacity,
+        "exponential": setting.exponential,
+        "wake_preempt": wake_preempt if setting.wake_preempt is None else setting.wake_preempt,
+        "age": AGES[setting.age],
+        "root_reset": setting.age == "inherited",
+        "record_max": setting.record,
+        "seed": setting.seed,
+        "warm_s": setting.warm_s,
+        "end_s": setting.duration_s,
+        "decision_s": setting.decision_s,
+        "candidate_s": setting.candidate_s,
+        "hop_s": setting.hop_s,
+        "switch_s": setting.switch_s,
+        "slice_s": slice_s if setting.slice_s is None else setting.slice_s,
+        "tick_s": tick_s if setting.tick_s is None else setting.tick_s,
+        "cost_s": node.cost_s,
+        "selectivity": node.selectivity,
+        "block_probability": node.block_probability,
+        "block_max_s": node.block_max_s,
+        "window_s": node.window_s,
+        "ideal_s": node.ideal_s,
+        "feed_start": _starts(len(stream.rows) for stream in node.streams),
+        "feed": np.array([row for stream in node.streams for row in stream.rows], dtype=np.int64),
+        "stream_start": _starts(map(len, streams)),
+        "arrival_s": arrival_s,
+        "order": owner[np.argsort(arrival_s, kind="stable")],
+        "results": np.zeros((node.n, len(RESULTS))),
+        "totals": np.zeros(len(TOTALS)),
+        "response_histogram": np.zeros(BUCKETS, dtype=np.int64),
+        "slowdown_histogram": np.zeros(BUCKETS, dtype=np.int64),
+        "record": np.zeros((setting.record, 3)),
+    }
+    values |= _edges(node, form)
+    if node.forced:
+        values["forced_start"] = _starts(len(node.forced.get(i, ())) for i in range(node.n))
+        values["forced"] = [out for i in range(node.n) for out in node.forced.get(i, ())]
+    return values
+
+
+def _edges(node: Node, form: UrgencyForm | None) -> dict[str, Any]:
+    """Edges by producer. At query level a tuple takes the more urgent branches first.
+
+    A branch less urgent than the operator it leaves was left out of its priority-defining tree
+    (`sched_ctl.sharing`): it waits for its own turn.
+    """
+    graph = node.topology.graph
+    port = np.zeros(len(graph.source), dtype=np.int64)
+    for row in np.flatnonzero(node.window_s > 0):
+        edges = np.flatnonzero(graph.target == row)
+        port[edges] = np.arange(len(edges)) % 2
+    urgency = np.zeros(node.n)
+    if form is not None:
+        urgency = np.nan_to_num(form.at(np.ones(node.n), np.zeros(node.n)))
+    order = np.lexsort((-urgency[graph.target], graph.source))
+    fan_out = np.bincount(graph.source, minlength=node.n)
+    splits = (fan_out[graph.source] > 1) & (graph.share == 1)
+    inline = ~(splits & (urgency[graph.target] < urgency[graph.source]))
+    return {
+        "out_start": _starts(fan_out),
+        "out_target": graph.target[order],
+        "out_port": port[order],
+        "out_inline": inline[order],
+        "out_share": graph.share[order],
+    }
+
+
+def _starts(lengths: Any) -> forms.Whole:
+    return np.concatenate([[0], np.cumsum(np.fromiter(lengths, dtype=np.int64))])
