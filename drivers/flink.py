@@ -16,7 +16,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind, EngineError, Target
@@ -86,6 +86,15 @@ def connect(target: Target) -> "FlinkDriver":
     return FlinkDriver(replace(target, pid=pid), Endpoint(host, port, pid))
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read of a job when its overview was this; details by vertex, as far as it went."""
+
+    overview: JobOverview
+    job: Job
+    details: dict[str, VertexDetail]
+
+
 class FlinkDriver:
     """One cluster: the JobManager and those of its TaskManagers that run on this machine."""
 
@@ -100,8 +109,7 @@ class FlinkDriver:
         self._matching: tuple[str, ...] = ()  # notes on processes
         self._listed: tuple[JobOverview, ...] | None = None
         self._known: set[str] = set()  # jobs that were read at least once
-        self._jobs: dict[str, tuple[JobOverview, Job]] = {}
-        self._details: dict[tuple[str, str], VertexDetail] = {}
+        self._jobs: dict[str, _Read] = {}
         self._next_list = 0.0
         self._next_processes = 0.0
         self._plan: Plan | None = None
@@ -207,27 +215,29 @@ class FlinkDriver:
         jobs = {}
         for overview in listed:
             before = self._jobs.get(overview.jid)
-            if before is None or before[0] != overview:
+            if before is None or before.overview != overview:
                 if before is not None or overview.jid not in self._known:
                     self._unsettle({overview.jid}, self._cache_s)
                 self._known.add(overview.jid)
-                job: Job = self._rest.json(f"/jobs/{overview.jid}", _left(deadline), Job)
-                for vertex in job.vertices:
-                    where = f"/jobs/{overview.jid}/vertices/{vertex.id}"
-                    self._details[job.jid, vertex.id] = self._rest.json(
-                        where, _left(deadline), VertexDetail
-                    )
-                before = self._jobs[overview.jid] = (overview, job)
+                path = f"/jobs/{overview.jid}"
+                job: Job = self._rest.json(path, _left(deadline), Job)
+                before = self._jobs[overview.jid] = _Read(overview, job, {})
+            for vertex in before.job.vertices:
+                if vertex.id not in before.details:
+                    path = f"/jobs/{overview.jid}/vertices/{vertex.id}"
+                    before.details[vertex.id] = self._rest.json(path, _left(deadline), VertexDetail)
             jobs[overview.jid] = before
         self._jobs = jobs
         self._known &= jobs.keys()
-        self._details = {
-            (job.jid, vertex.id): self._details[job.jid, vertex.id]
-            for _, job in jobs.values()
-            for vertex in job.vertices
-        }
-        new = plan([job for _, job in jobs.values()], self._details)
-        if self._reading is None or new != self._old_plan():
+        new = plan(
+            [read.job for read in jobs.values()],
+            {
+                (jid, vertex): detail
+                for jid, read in jobs.items()
+                for vertex, detail in read.details.items()
+            },
+        )
+        if self._reading is None or new != self._reading.plan:
             self._reading = Reading(new)
             self._head_age = None
             self._topology = None
@@ -237,9 +247,6 @@ class FlinkDriver:
         """Read these jobs again after so long."""
         self._unsettled |= jobs
         self._settle = min(self._settle, time.monotonic() + seconds)
-
-    def _old_plan(self) -> Plan | None:
-        return None if self._reading is None else self._reading.plan
 
     def _build(self) -> None:
         """The topology anew; the old object stays if it says the same."""
