@@ -208,7 +208,28 @@ class LabFile:
     @property
     def alive(self) -> bool:
         """True if the engine's process still runs."""
-        return thread_start_time(self.pid, self.pid) == self.start_time
+        found = procfs.stat(self.pid)
+        return found is not None and found.start_time == self.start_time and found.state != "Z"
+
+    def numbers(self, section: str, field: str) -> npt.NDArray[np.uint64]:
+        """A column of whole numbers."""
+        return self._column(section, field, np.dtype(np.uint64))
+
+    def texts(self, section: str, field: str) -> list[str]:
+        """A column of names, printable whatever is in there."""
+        raw = self._column(section, field, np.dtype(np.bytes_))
+        decoded = (bytes(text).decode("utf-8", "replace") for text in raw)
+        return ["".join(c if c.isprintable() else "?" for c in text) for text in decoded]
+
+    def reals(self, section: str, field: str) -> Array:
+        """A column of floating point numbers."""
+        return self._column(section, field, np.dtype(np.float64))
+
+    def _column(self, section: str, field: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        rows: npt.NDArray[np.void] = getattr(self, section)
+        if field not in (rows.dtype.names or ()) or rows.dtype[field].kind != dtype.kind:
+            raise self._error(f"its layout lacks {section}.{field}")
+        return rows[field]
 
     def close(self) -> None:
         """The rows must not be used any more."""
@@ -234,15 +255,9 @@ def user_thread_row(thread: Thread) -> int | None:
     return -thread.tid - 1 if thread.tid < 0 else None
 
 
-def _text(raw: object) -> str:
-    """A name from the file: printable whatever is in there."""
-    text = bytes(raw).decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def _topology(file: LabFile, engine: str) -> Topology:
     """What runs, from a file's rows. Each thread is looked up in /proc."""
-    queries = [_text(name) for name in file.queries["name"]]
+    queries = file.texts("queries", "name")
     notes: list[str] = []
 
     def kernel_thread(tid: int, start_time: int, name: str) -> tuple[Thread, ...]:
@@ -252,28 +267,48 @@ def _topology(file: LabFile, engine: str) -> Topology:
         return (Thread(file.pid, tid, start_time, name),)
 
     operators = []
-    for row, operator in enumerate(file.operators):
-        name, query = _text(operator["name"]), int(operator["query"])
+    for row, (name, query, tid, start_time) in enumerate(
+        zip(
+            file.texts("operators", "name"),
+            file.numbers("operators", "query").tolist(),
+            file.numbers("operators", "tid").tolist(),
+            file.numbers("operators", "start_time").tolist(),
+            strict=True,
+        )
+    ):
         if query >= len(queries):
             raise EngineError(f"{file.path}: operator {name} belongs to no query")
         if file.pool:
             threads: tuple[Thread, ...] = (user_thread(file.pid, file.start_time, row, name),)
         else:
-            threads = kernel_thread(int(operator["tid"]), int(operator["start_time"]), name)
+            threads = kernel_thread(tid, start_time, name)
         operators.append(PhysicalOperator(queries[query], name, (name,), threads=threads))
+    if len({(operator.query, operator.name) for operator in operators}) < len(operators):
+        raise EngineError(f"{file.path}: two operators of a query have one name")
     edges = tuple(
-        Edge(int(edge["source"]), int(edge["target"]), float(edge["share"]))
-        for edge in file.edges
-        if int(edge["source"]) != OUTSIDE
+        Edge(source, target, share)
+        for source, target, share in zip(
+            file.numbers("edges", "source").tolist(),
+            file.numbers("edges", "target").tolist(),
+            file.reals("edges", "share").tolist(),
+            strict=True,
+        )
+        if source != OUTSIDE
     )
     if any(edge.source >= len(operators) for edge in edges):
         raise EngineError(f"{file.path}: an edge comes from no operator")
     if not all(0 < edge.share <= 1 for edge in edges):
         raise EngineError(f"{file.path}: an edge's share is not above 0 and at most 1")
     helpers = tuple(
-        HelperThread(thread, _text(row["role"]))
-        for row in file.threads
-        for thread in kernel_thread(int(row["tid"]), int(row["start_time"]), _text(row["name"]))
+        HelperThread(thread, role)
+        for name, role, tid, start_time in zip(
+            file.texts("threads", "name"),
+            file.texts("threads", "role"),
+            file.numbers("threads", "tid").tolist(),
+            file.numbers("threads", "start_time").tolist(),
+            strict=True,
+        )
+        for thread in kernel_thread(tid, start_time, name)
     )
     if file.pool:
         notes.append("a pool of workers runs the operators: only the backend 'pool' can order them")
@@ -293,7 +328,7 @@ def _topology(file: LabFile, engine: str) -> Topology:
 
 def _first_inputs(file: LabFile) -> Index:
     """Row of the first input edge of each operator; edges are sorted by target."""
-    target = file.edges["target"].astype(np.int64)
+    target = file.numbers("edges", "target").astype(np.int64)
     first = np.searchsorted(target, np.arange(len(file.operators)))
     complete = (
         len(target) >= len(file.operators) > 0
@@ -352,26 +387,26 @@ class LabDriver:
             raise EngineError(f"{self.target.engine} has not been heard of for {silent_s:.0f} s")
 
     def _columns(self, now_ns: int) -> Mapping[str, Array]:
-        file, activity, first = self.file, self.file.activity, self._view.first_input
+        file, first = self.file, self._view.first_input
         # Consumed before produced: what is counted in between makes a queue longer, not negative.
-        consumed = file.consumed["tuples"].astype(np.int64)
-        head_due = file.consumed["head_due_ns"].astype(np.int64)
-        waiting = np.maximum(file.produced["tuples"].astype(np.int64) - consumed, 0)
+        consumed = file.numbers("consumed", "tuples").astype(np.int64)
+        head_due = file.numbers("consumed", "head_due_ns").astype(np.int64)
+        waiting = np.maximum(file.numbers("produced", "tuples").astype(np.int64) - consumed, 0)
         age = np.where(waiting > 0, np.maximum(now_ns - head_due, 0), 0)
-        columns = {
-            "tuples_in": activity["in"].astype(np.float64),
-            "tuples_out": activity["out"].astype(np.float64),
-            "cpu_time": activity["cpu_ns"] * 1e-9,
+        columns: dict[str, Array] = {
+            "tuples_in": file.numbers("activity", "in").astype(np.float64),
+            "tuples_out": file.numbers("activity", "out").astype(np.float64),
+            "cpu_time": file.numbers("activity", "cpu_ns") * 1e-9,
             "queue_size": np.add.reduceat(waiting, first).astype(np.float64),
             "head_age": np.maximum.reduceat(age, first) * 1e-9,
         }
         # The state that an operator is in is not yet in its counter.
-        since = np.maximum(now_ns - activity["since_ns"].astype(np.int64), 0)
-        state = activity["state"]
+        since = np.maximum(now_ns - file.numbers("activity", "since_ns").astype(np.int64), 0)
+        state = file.numbers("activity", "state")
         for number, name in enumerate(COUNTERS):
             if name in self.provides:
                 running = np.where(state == number, since, 0) if not file.pool else 0
-                columns[name] = (activity[COUNTERS[name]] + running) * 1e-9
+                columns[name] = (file.numbers("activity", COUNTERS[name]) + running) * 1e-9
         return columns
 
     def close(self) -> None:

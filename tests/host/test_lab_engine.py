@@ -221,7 +221,8 @@ def test_a_signal_ends_it_in_order(number: signal.Signals, mode: str, tmp_path: 
     engine = subprocess.Popen(
         [
             *(labengine.program(), *labengine.SAFE, "--forever", "--utilisation", "3"),
-            *("--results", results, *map(str, MODES[mode]), WORKLOADS / "etl.graph"),
+            *("--results", results, *map(str, MODES[mode])),
+            WORKLOADS / "etl.graph",
         ],
         stderr=subprocess.DEVNULL,
     )
