@@ -342,3 +342,12 @@ def test_a_pass_grows_no_faster_than_the_operators(policy: str) -> None:
         return min(took)
 
     assert seconds(chains(10_000)) < 30 * seconds(chains(1000))
+
+
+def test_an_unknown_urgency_loses_even_from_a_higher_rank() -> None:
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        return form(len(frame), rank=array(1, 0, 0), static=array(NAN, 9, 3))
+
+    policy = Policy("p", urgency, frozenset(), "g", level=Level.LOGICAL)
+    schedule = scheduled(policy, snapshot(FUSED))
+    assert (schedule.form.rank[0], schedule.form.static[0]) == (0, 9)
