@@ -341,6 +341,10 @@ def _first_inputs(file: LabFile) -> Index:
     return first.astype(np.intp)
 
 
+def _seconds(ns: npt.NDArray[Any]) -> Array:
+    return ns.astype(np.float64) * 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class _View:
     """What stays while the generation does."""
@@ -396,9 +400,9 @@ class LabDriver:
         columns: dict[str, Array] = {
             "tuples_in": file.numbers("activity", "in").astype(np.float64),
             "tuples_out": file.numbers("activity", "out").astype(np.float64),
-            "cpu_time": file.numbers("activity", "cpu_ns") * 1e-9,
+            "cpu_time": _seconds(file.numbers("activity", "cpu_ns")),
             "queue_size": np.add.reduceat(waiting, first).astype(np.float64),
-            "head_age": np.maximum.reduceat(age, first) * 1e-9,
+            "head_age": _seconds(np.maximum.reduceat(age, first)),
         }
         # The state that an operator is in is not yet in its counter.
         since = np.maximum(now_ns - file.numbers("activity", "since_ns").astype(np.int64), 0)
@@ -406,7 +410,7 @@ class LabDriver:
         for number, name in enumerate(COUNTERS):
             if name in self.provides:
                 running = np.where(state == number, since, 0) if not file.pool else 0
-                columns[name] = (file.numbers("activity", COUNTERS[name]) + running) * 1e-9
+                columns[name] = _seconds(file.numbers("activity", COUNTERS[name]) + running)
         return columns
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sched_ctl.backends import Backend, Probe, cgroup1, cgroup2, nice
+from sched_ctl.backends import Backend, Probe, cgroup1, cgroup2, nice, pool
 from sched_ctl.backends.groups import GroupOptions
 from sched_ctl.backends.journal import Journal
 from sched_ctl.errors import UserError
@@ -49,6 +49,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("nice", nice.probe, nice.NiceOptions, nice.Nice),
     Kind("cgroup2", cgroup2.probe, cgroup2.Cgroup2Options, cgroup2.Cgroup2, auto=False),
     Kind("cgroup1", cgroup1.probe, GroupOptions, cgroup1.Cgroup1, auto=False),
+    Kind("pool", pool.probe, pool.PoolOptions, pool.Pool, auto=False),
 )
 
 

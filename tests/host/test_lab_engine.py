@@ -218,12 +218,9 @@ def test_bad_arguments_are_explained(arguments: list[str]) -> None:
 def test_a_signal_ends_it_in_order(number: signal.Signals, mode: str, tmp_path: Path) -> None:
     results = tmp_path / "results"
     # Overloaded, so that there is something in every queue and producers wait for room.
+    options = ("--forever", "--utilisation", 3, "--results", results, *MODES[mode])
     engine = subprocess.Popen(
-        [
-            *(labengine.program(), *labengine.SAFE, "--forever", "--utilisation", "3"),
-            *("--results", results, *map(str, MODES[mode])),
-            WORKLOADS / "etl.graph",
-        ],
+        list(map(str, (labengine.program(), *labengine.SAFE, *options, WORKLOADS / "etl.graph"))),
         stderr=subprocess.DEVNULL,
     )
     shm = Path(f"/dev/shm/labspe.{engine.pid}")
