@@ -25,16 +25,16 @@ from sched_ctl.model import Thread
 __all__ = ["Parameters", "Target"]
 
 GONE = -128  # in place of a nice value
-ADOPTABLE = (sched.OTHER, sched.BATCH)
+ADOPTABLE = (sched.OTHER, sched.BATCH, sched.EXT)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a scope wants. nice: (m,) over the threads. policy: for all of them."""
+    """What a scope wants. nice: (m,) over the threads; None = left alone. policy: for all."""
 
     scope: str
     threads: tuple[Thread, ...]
-    nice: Index
+    nice: Index | None
     policy: int
 
 
@@ -71,10 +71,11 @@ class Parameters:
         writes = 0
         if target.threads != scope.threads:
             writes += self._follow(scope, target, problems)
-        repaired = self._reread(scope, target.policy)
+        repaired = self._reread(scope, target)
         now = self._nice[scope.cells]
-        rows = np.flatnonzero((now != target.nice) & (now != GONE))
-        written, failed = self._write(scope.cells[rows], target.nice[rows])
+        nice = now if target.nice is None else target.nice
+        rows = np.flatnonzero((now != nice) & (now != GONE))
+        written, failed = self._write(scope.cells[rows], nice[rows])
         gone = int((self._nice[scope.cells] == GONE).sum())
         self._sweep()
         return Applied(
@@ -248,19 +249,19 @@ class Parameters:
             if pid in processes and not values <= set(processes[pid].set_nice)
         ]
 
-    def _reread(self, scope: _Scope, policy: int) -> int:
+    def _reread(self, scope: _Scope, target: Target) -> int:
         """Look at the next few threads; repair what is not as we set it. Returns how many."""
         now, count = time.monotonic(), len(scope.cells)
         scope.due = min(scope.due + count * (now - scope.reread_at) / self._recheck_s, count)
         scope.reread_at = now
         repaired = 0
         while scope.due >= 1:
-            repaired += self._repair(int(scope.cells[scope.next % count]), policy)
+            repaired += self._repair(int(scope.cells[scope.next % count]), target)
             scope.next = (scope.next + 1) % count
             scope.due -= 1
         return repaired
 
-    def _repair(self, cell: int, policy: int) -> bool:
+    def _repair(self, cell: int, target: Target) -> bool:
         wanted = int(self._nice[cell])
         if wanted == GONE:
             return False
@@ -268,15 +269,17 @@ class Parameters:
         try:
             is_policy = os.sched_getscheduler(thread.tid)
             right = is_policy & ~sched.RESET_ON_FORK == self._policies[cell]
-            if right and os.getpriority(os.PRIO_PROCESS, thread.tid) == wanted:
+            alone = target.nice is None
+            if right and (alone or os.getpriority(os.PRIO_PROCESS, thread.tid) == wanted):
                 return False
             if not identity.is_alive(thread, self._pins[cell]):
                 raise ProcessLookupError
             if not right:
                 sched.set_policy(
-                    thread.tid, policy, reset_on_fork=bool(is_policy & sched.RESET_ON_FORK)
+                    thread.tid, target.policy, reset_on_fork=bool(is_policy & sched.RESET_ON_FORK)
                 )
-            sched.set_nice(thread.tid, wanted)
+            if not alone:
+                sched.set_nice(thread.tid, wanted)
         except ProcessLookupError:
             self._nice[cell] = GONE
             return False

@@ -214,6 +214,11 @@ class Scheduler:
             message=self._exit["message"].item().decode(errors="replace").strip(),
         )
 
+    def now_ns(self) -> int:
+        """The scheduler's clock, in which `threads` has its times; right to some microseconds."""
+        offset = int(self._object.array(".bss", "monotonic_offset_ns"))
+        return time.monotonic_ns() - offset
+
     def stats(self) -> dict[str, int]:
         """Counters since attaching, summed over the CPUs; `about` has a text for each."""
         return {name: int(self._stats[name].sum(dtype=np.uint64)) for name in self.about}

@@ -1,0 +1,307 @@
+"""A schedule as the BPF scheduler takes it: queues, and a hint for each thread.
+
+The scheduler compares the heads of its queues by `base + slope * (now - key)` and keeps each queue
+in the order of `key = origin - lead` (bpf/sched_ctl.h). What a policy asks for becomes:
+
+* order only (HR, HNR, Chain, nice by hand): one queue; `lead` is the place in the order of (rank,
+  urgency), times `gap_s`. A thread overtakes a more urgent one when its work is older by the
+  difference of their leads.
+* waiting time only (FCFS, LSF, BSD): per rank, one queue for each of `clusters` logarithmic
+  classes of the slope (REFERENCE: dynamic policies made cheap); a rank is the upper byte of `base`.
+* both at once: static + slope * W = slope * (W + static / slope), so the same clusters with
+  `lead = static / slope`; where some threads do not age at all, one exact queue, all of whose
+  threads are compared by their own forms at each dispatch, which takes time in proportion to them.
+
+Queue lengths count as they are now, unless the engine shares them. Several groups of one schedule,
+or several schedules, get queues of their own and share the CPU by group first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sched_ctl.graph import Array, Index
+from sched_ctl.policy import UrgencyForm
+from sched_ctl.schedule import Schedule
+
+__all__ = ["Hints", "Limits", "Part", "hints", "merged"]
+
+U64 = NDArray[np.uint64]
+# A tie-break by waiting time is one that could not change the order of others in this time.
+TIE_S = 1.0
+MIXED = 2  # times as many clusters for forms with a static and a growing part
+AGE_UNIT_S = 1.024e-6  # of slopes, see sched_ctl.h
+
+
+@dataclass(frozen=True)
+class Limits:
+    """enum limits of bpf/sched_ctl.h, as read from the object."""
+
+    queues: int
+    groups: int
+    max_slope: int
+    max_lead_us: int
+    rank_shift: int
+    share_one: int
+
+    @classmethod
+    def of(cls, enum: Mapping[str, int]) -> "Limits":
+        return cls(
+            queues=enum["MAX_QUEUES"],
+            groups=enum["MAX_GROUPS"],
+            max_slope=enum["MAX_SLOPE"],
+            max_lead_us=enum["MAX_LEAD_US"],
+            rank_shift=enum["RANK_SHIFT"],
+            share_one=enum["SHARE_ONE"],
+        )
+
+
+@dataclass
+class Part:
+    """Some threads with queues of their own. queue: (m,) index into this part's queues.
+
+    exact: whether its one queue compares threads by their own base and slope.
+    """
+
+    rows: Index
+    queue: Index
+    lead_us: U64
+    queue_base: U64
+    queue_slope: U64
+    base: U64
+    slope: U64
+    exact: bool = False
+    share: float = 0.0
+
+
+@dataclass
+class Hints:
+    """What is written: columns over the threads of all schedules, queues, shares of groups."""
+
+    queue: Index
+    lead_us: U64
+    base: U64
+    slope: U64
+    queue_base: U64
+    queue_slope: U64
+    queue_group: Index
+    queue_exact: NDArray[np.bool_]
+    shares: list[int] = field(default_factory=list)
+
+
+def hints(
+    schedule: Schedule, limits: Limits, *, clusters: int = 12, gap_s: float = 1.0
+) -> list[Part]:
+    """The parts of one schedule: one for each of its groups, one for the threads in none."""
+    n = len(schedule.threads)
+    free = np.ones(n, dtype=bool)
+    parts = []
+    for group in schedule.groups.values():
+        rows = np.asarray(group.rows, dtype=np.intp)
+        free[rows] = False
+        if len(rows):
+            parts.append((rows, group.share))
+    rest = np.flatnonzero(free)
+    if len(rest):
+        known = [share for _, share in parts]
+        parts.append((rest, float(np.mean(known)) if known else 1.0))
+    budget = max(1, limits.queues // max(1, len(parts)))
+    made = []
+    for rows, share in parts:
+        form = _known(schedule.form.take(rows))
+        part = _part(form, schedule.queue_size[rows], limits, min(clusters, budget), gap_s)
+        if len(part.queue_base) > budget:
+            part = _ordered(_lexicographic(form.rank, form.static), limits, gap_s)
+        part.rows, part.share = rows, share
+        made.append(part)
+    return made
+
+
+def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hints:
+    """One set of hints from the parts of all schedules.
+
+    parts: with the offset of each part's schedule in the columns. A single part needs no groups.
+    """
+    result = Hints(
+        queue=np.zeros(total, dtype=np.intp),
+        lead_us=np.zeros(total, dtype=np.uint64),
+        base=np.zeros(total, dtype=np.uint64),
+        slope=np.zeros(total, dtype=np.uint64),
+        queue_base=np.zeros(0, dtype=np.uint64),
+        queue_slope=np.zeros(0, dtype=np.uint64),
+        queue_group=np.zeros(0, dtype=np.intp),
+        queue_exact=np.zeros(0, dtype=np.bool_),
+    )
+    parts = _fitting(parts, limits)
+    grouped = len(parts) > 1
+    largest = max((part.share for _, part in parts), default=1.0) or 1.0
+    for index, (offset, part) in enumerate(parts):
+        rows = part.rows + offset
+        first, more = len(result.queue_base), len(part.queue_base)
+        result.queue[rows] = part.queue + first
+        result.lead_us[rows] = part.lead_us
+        result.base[rows] = part.base
+        result.slope[rows] = part.slope
+        result.queue_base = np.append(result.queue_base, part.queue_base)
+        result.queue_slope = np.append(result.queue_slope, part.queue_slope)
+        result.queue_group = np.append(result.queue_group, np.full(more, index * grouped))
+        result.queue_exact = np.append(result.queue_exact, np.full(more, part.exact))
+        if grouped:
+            scaled = round(part.share / largest * limits.share_one * 16)
+            result.shares.append(max(1, scaled))
+    return result
+
+
+def _fitting(parts: Sequence[tuple[int, Part]], limits: Limits) -> list[tuple[int, Part]]:
+    """The parts, with one queue each where all of theirs together would be too many."""
+    parts = list(parts)
+    most = min(limits.queues, limits.groups)
+    if len(parts) > most:
+        # More groups than there can be: those beyond share the last one, in order of age.
+        rest = [(offset, part) for offset, part in parts[most - 1 :]]
+        rows = np.concatenate([part.rows + offset for offset, part in rest])
+        last = _ordered(np.zeros(len(rows)), limits, 0.0)
+        last.rows, last.share = rows, sum(part.share for _, part in rest)
+        parts = [*parts[: most - 1], (0, last)]
+    if sum(len(part.queue_base) for _, part in parts) <= limits.queues:
+        return parts
+    for _, part in parts:
+        if not part.exact and len(part.queue_base) > 1:
+            # Queues in the order that they have at equal age.
+            keys = _lexicographic(part.queue_base.astype(float), part.queue_slope.astype(float))
+            one = _ordered(keys[part.queue], limits, 1.0)
+            part.queue, part.lead_us = one.queue, one.lead_us
+            part.queue_base, part.queue_slope = one.queue_base, one.queue_slope
+    return parts
+
+
+def _part(
+    form: UrgencyForm, queue_size: Array, limits: Limits, clusters: int, gap_s: float
+) -> Part:
+    length = np.nan_to_num(queue_size)
+    static = form.static + np.where(form.per_tuple == 0, 0.0, form.per_tuple * length)
+    slope = np.maximum(form.per_second, 0.0)
+    if _is_order(form.rank, static, slope):
+        return _ordered(_lexicographic(form.rank, static), limits, gap_s)
+    if np.ptp(static) == 0:
+        return _clustered(form.rank, slope, limits, clusters)
+    if slope.min() > 0:
+        lead_us = (static - static.min()) / slope * 1e6
+        if lead_us.max() <= limits.max_lead_us:
+            # Two parts are quantised at once here: more clusters, as many as there may be.
+            part = _clustered(form.rank, slope, limits, MIXED * clusters)
+            part.lead_us = lead_us.astype(np.uint64)
+            return part
+    return _exact(form.rank, static, slope, limits)
+
+
+def _known(form: UrgencyForm) -> UrgencyForm:
+    """The form with the middle of what is known in place of what is not."""
+
+    def column(values: Array) -> Array:
+        known = np.isfinite(values)
+        if known.all():
+            return values
+        middle = float(np.median(values[known])) if known.any() else 0.0
+        return np.where(known, values, middle)
+
+    return UrgencyForm(
+        column(form.rank),
+        column(form.static),
+        column(form.per_second),
+        np.nan_to_num(form.per_tuple),
+    )
+
+
+def _is_order(rank: Array, static: Array, slope: Array) -> bool:
+    """Whether waiting never decides, or only between equals."""
+    if not slope.any():
+        return True
+    levels = np.unique(static)
+    if len(levels) < 2:
+        return False
+    return bool(np.ptp(slope) <= 0 or slope.max() * TIE_S < np.diff(levels).min())
+
+
+def _lexicographic(rank: Array, static: Array) -> Array:
+    """(m,) place in the order of (rank, static), equal for equal ones, 0 = last."""
+    if not len(rank):
+        return np.zeros(0)
+    pairs = np.stack([rank, static], axis=1)
+    return np.unique(pairs, axis=0, return_inverse=True)[1].ravel().astype(np.float64)
+
+
+def _ordered(place: Array, limits: Limits, gap_s: float) -> Part:
+    n = len(place)
+    highest = float(place.max(initial=0.0))
+    gap_us = min(gap_s * 1e6, limits.max_lead_us / max(1.0, highest))
+    zeros = np.zeros(n, dtype=np.uint64)
+    return Part(
+        rows=np.arange(n),
+        queue=np.zeros(n, dtype=np.intp),
+        lead_us=(place * gap_us).astype(np.uint64),
+        queue_base=np.zeros(1, dtype=np.uint64),
+        queue_slope=np.full(1, 1024, dtype=np.uint64),
+        base=zeros,
+        slope=zeros,
+    )
+
+
+def _clustered(rank: Array, slope: Array, limits: Limits, clusters: int) -> Part:
+    """A queue for each rank and logarithmic class of slopes that has threads."""
+    place = np.unique(rank, return_inverse=True)[1]
+    top = 1 << (63 - limits.rank_shift)
+    place = np.minimum(place.ravel(), top)
+    positive = slope[slope > 0]
+    low, high = float(positive.min(initial=np.inf)), float(positive.max(initial=0.0))
+    if not high > low:  # none, or all the same
+        cluster = np.zeros(len(slope), dtype=np.intp)
+        representative = np.full(1, float(limits.max_slope >> 10))
+    else:
+        # Edges at equal ratios; a cluster is represented by its geometric middle.
+        width = np.log(high / low) / clusters
+        with np.errstate(divide="ignore"):
+            raw = np.where(slope > 0, np.log(np.maximum(slope, low) / low) / width, 0.0)
+        cluster = np.minimum(raw.astype(np.intp), clusters - 1)
+        middle = low * np.exp(width * (np.arange(clusters) + 0.5))
+        representative = np.maximum(1.0, middle / middle.max() * limits.max_slope)
+    pairs = place.astype(np.int64) * (clusters + 1) + cluster
+    used, queue = np.unique(pairs, return_inverse=True)
+    zeros = np.zeros(len(slope), dtype=np.uint64)
+    base = (used // (clusters + 1)).astype(np.uint64) << np.uint64(limits.rank_shift)
+    return Part(
+        rows=np.arange(len(slope)),
+        queue=queue.ravel().astype(np.intp),
+        lead_us=zeros,
+        queue_base=base,
+        queue_slope=representative[used % (clusters + 1)].astype(np.uint64),
+        base=zeros,
+        slope=zeros,
+    )
+
+
+def _exact(rank: Array, static: Array, slope: Array, limits: Limits) -> Part:
+    """One queue of threads that are compared by their own forms."""
+    n = len(static)
+    place = np.unique(rank, return_inverse=True)[1].ravel()
+    place = np.minimum(place, 1 << (63 - limits.rank_shift)).astype(np.uint64)
+    per_unit = slope * AGE_UNIT_S
+    above = static - static.min()
+    # One scale for both: as fine as fits into a slope of 20 bits and a base below a rank.
+    scale = limits.max_slope / per_unit.max()
+    highest = float(above.max())
+    if highest > 0:
+        scale = min(scale, 2.0 ** (limits.rank_shift - 2) / highest)
+    base = (above * scale).astype(np.uint64) + (place << np.uint64(limits.rank_shift))
+    return Part(
+        rows=np.arange(n),
+        queue=np.zeros(n, dtype=np.intp),
+        lead_us=np.zeros(n, dtype=np.uint64),
+        queue_base=np.zeros(1, dtype=np.uint64),
+        queue_slope=np.ones(1, dtype=np.uint64),
+        base=base,
+        slope=(per_unit * scale).astype(np.uint64),
+        exact=True,
+    )

@@ -1,0 +1,560 @@
+"""scx: a BPF scheduler of ours dispatches the operator threads, by the policy's own order.
+
+Decisions fall when a CPU asks what to run next, not when the controller has time; the controller
+only writes hints into shared memory, so a policy switch costs no system call. In *full* mode every
+normal thread of the machine is scheduled by us, operators by urgency and everybody else fairly with
+a guaranteed share; in *partial* mode only operator threads (policy SCHED_EXT), and the kernel's
+deadline server for them keeps the fair class, which ranks above, from starving them. Partial is
+taken where the kernel has that server.
+
+If the controller dies, the kernel takes all threads back; if it hangs, the hints expire; if the
+kernel ejects the scheduler, `apply` says why and the ladder goes on below.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from sched_ctl.backends import Applied, Probe, undo
+from sched_ctl.backends.hints import Limits, Part, hints, merged
+from sched_ctl.backends.journal import Journal
+from sched_ctl.backends.parameters import Parameters, Target
+from sched_ctl.backends.records import FileChanged
+from sched_ctl.errors import UserError
+from sched_ctl.graph import Index
+from sched_ctl.kernel import procfs, sched, schedext
+from sched_ctl.kernel.libbpf import BpfError, library
+from sched_ctl.kernel.scheduler import OBJECT, Exit, LoadError, Scheduler, thread_pidfd
+from sched_ctl.model import Thread
+from sched_ctl.schedule import Schedule
+
+__all__ = ["Ejected", "Scx", "ScxOptions", "features", "probe"]
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_TTL = 4
+RECHECK_S = 10.0
+SERVER_PERIOD_NS = 100_000_000
+MOST_RESTARTS = 3  # in a row, without an apply that went well
+
+
+class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the sched_ext backend."""
+
+    mode: Annotated[
+        Literal["auto", "partial", "full"],
+        msgspec.Meta(description="whether only operator threads are ours, or all normal ones"),
+    ] = "auto"
+    slice: Annotated[
+        float,
+        msgspec.Meta(
+            description="time that a thread runs before others are compared with it",
+            ge=0.1,
+            le=1000,
+            extra={"unit": "ms"},
+        ),
+    ] = 3.0
+    until_block: Annotated[
+        bool, msgspec.Meta(description="let operators run until they block, at most 100 ms")
+    ] = False
+    clusters: Annotated[
+        int, msgspec.Meta(description="classes of wait-dependent priorities", ge=1, le=64)
+    ] = 12
+    gap: Annotated[
+        float,
+        msgspec.Meta(
+            description="work that is older by this goes before work one place more urgent",
+            ge=0,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 1.0
+    starvation: Annotated[
+        float,
+        msgspec.Meta(
+            description="an operator that waits longer for a CPU runs next, whatever the policy",
+            ge=1,
+            le=60_000,
+            extra={"unit": "ms"},
+        ),
+    ] = 500.0
+    guarantee: Annotated[
+        int,
+        msgspec.Meta(
+            description="share of each CPU for all other threads (full mode)",
+            ge=0,
+            le=50,
+            extra={"unit": "%"},
+        ),
+    ] = 5
+    server: Annotated[
+        int,
+        msgspec.Meta(
+            description="share of each CPU for operators against the fair class (partial mode)",
+            ge=5,
+            le=95,
+            extra={"unit": "%"},
+        ),
+    ] = 90
+    preempt: Annotated[
+        int,
+        msgspec.Meta(
+            description="a woken operator this many times more urgent preempts; 0 = never",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 0
+    ttl: Annotated[
+        float,
+        msgspec.Meta(
+            description="hints of a controller that gives no sign of life for so long are ignored",
+            ge=0.2,
+            le=60,
+            extra={"unit": "s"},
+        ),
+    ] = 2.0
+
+
+class Ejected(UserError):
+    """The kernel no longer runs our scheduler. retry: it is worth trying again later."""
+
+    def __init__(self, exit_: Exit) -> None:
+        super().__init__(
+            f"the kernel ended the sched_ext scheduler: {exit_}",
+            "all threads are with the kernel's own scheduler; dmesg has the details",
+        )
+        self.kind = exit_.kind
+
+
+@dataclass
+class _Scope:
+    schedule: Schedule
+    slots: Index
+    parts: list[Part]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass
+class _Adopted:
+    """A thread that has a slot."""
+
+    slot: int
+    scopes: set[str] = field(default_factory=set)
+    gone: bool = False
+
+
+class Scx:
+    """The backend; see `backends.Backend`.
+
+    on_lost: called (from another thread) as soon as the kernel has ejected the scheduler.
+    """
+
+    name: ClassVar[str] = "scx"
+
+    def __init__(self, journal: Journal, options: ScxOptions | None = None) -> None:
+        self.options = options or ScxOptions()
+        self.on_lost: Callable[[str], None] | None = None
+        self.mode = _mode(self.options)
+        self.scheduler: Scheduler | None = None
+        self._journal = journal
+        self._parameters = Parameters(journal, RECHECK_S)
+        self._scopes: dict[str, _Scope] = {}
+        self._adopted: dict[Thread, _Adopted] = {}
+        self._free: deque[int] = deque()
+        self._monitor: _Monitor | None = None
+        self._restarts = 0
+
+    # -- the contract ---------------------------------------------------------------------------
+
+    def apply(self, schedule: Schedule) -> Applied:
+        """Raises Ejected when the kernel has ended the scheduler, LoadError if it cannot start."""
+        if self.scheduler is None:
+            self._start()
+        self._look()
+        scope = self._scopes.get(schedule.scope)
+        problems: list[str] = []
+        writes = 0
+        released: list[Thread] = []
+        fresh: list[Thread] = []
+        if scope is None or scope.schedule.threads != schedule.threads:
+            fresh, released, problems = self._follow(schedule)
+            scope = self._scopes[schedule.scope] = _Scope(
+                schedule, self._slots_of(schedule.threads), []
+            )
+            scope.problems = tuple(problems)
+        scope.schedule = schedule
+        scope.parts = hints(
+            schedule, self._limits, clusters=self.options.clusters, gap_s=self.options.gap
+        )
+        changed = self._write()
+        writes += changed
+        more, gone = self._adopt(fresh)
+        writes += len(fresh) - gone + len(released)
+        repaired = 0
+        if self.mode == "partial":
+            done = self._parameters.apply(Target(schedule.scope, schedule.threads, None, sched.EXT))
+            writes, repaired = writes + done.writes, done.repaired
+            gone = max(gone, done.gone)
+            more += done.problems
+        self._restarts = 0
+        return Applied(
+            writes=writes,
+            unchanged=max(0, len(schedule.threads) - changed - gone),
+            repaired=repaired,
+            gone=gone,
+            problems=(*scope.problems, *more),
+        )
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        """Where the scheduler has the thread, and what became of it so far."""
+        adopted = self._adopted.get(thread)
+        if adopted is None or adopted.gone or self.scheduler is None:
+            return {}
+        hint = self.scheduler.slots[adopted.slot]
+        seen = self.scheduler.threads[adopted.slot]
+        now_ns = self.scheduler.now_ns()
+        queue = int(hint["queue"])
+        control = self.scheduler.control
+        return {
+            "mode": self.mode,
+            "queue": queue,
+            "group": int(control["queues"][queue]["group"]),
+            "lead_ms": float(hint["lead_us"]) / 1e3,
+            "age_ms": _since_ms(now_ns, int(seen["origin_ns"])),
+            "waits_ms": _since_ms(now_ns, int(seen["queued_ns"])),
+            "wait_max_ms": float(seen["wait_max_ns"]) / 1e6,
+            "wait_mean_ms": float(seen["wait_ns"]) / 1e6 / max(1, int(seen["runs"])),
+            "runs": int(seen["runs"]),
+            "starved": int(seen["rescues"]),
+            "ingress": "yes" if seen["outside"] else "no",
+        }
+
+    def restore(self) -> tuple[str, ...]:
+        """Give back all threads, detach, and put the deadline server back."""
+        problems = list(self._parameters.restore())
+        if self._monitor is not None:
+            self._monitor.stop()
+            self._monitor = None
+        if self.scheduler is not None:
+            self.scheduler.close()
+            self.scheduler = None
+        self._scopes.clear()
+        self._adopted.clear()
+        self._free.clear()
+        files = self._journal.state.files
+        problems += undo.files(self._journal, [p for p in files if p.startswith(_SERVERS)])
+        return tuple(problems)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters of the scheduler; `about` has a text for each."""
+        return self.scheduler.stats() if self.scheduler is not None else {}
+
+    def about(self) -> Mapping[str, str]:
+        return self.scheduler.about if self.scheduler is not None else {}
+
+    # -- attach, watch --------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        full = self.mode == "full"
+        tunables = {"guarantee_percent": self.options.guarantee}
+        try:
+            scheduler = Scheduler(full=full, tunables=tunables)
+        except LoadError as error:
+            _show(error)
+            raise
+        try:
+            for name in scheduler.cleared:
+                log.warning("this kernel has no ops.%s: done without", name)
+            control = scheduler.control
+            control["ttl_ms"] = round(self.options.ttl * 1e3)
+            control["slice_us"] = round(self.options.slice * 1e3)
+            control["starvation_ms"] = round(self.options.starvation)
+            control["preempt_times"] = self.options.preempt
+            scheduler.attach()
+            if not full:
+                self._raise_server()
+        except BaseException as error:
+            if isinstance(error, LoadError):
+                _show(error)
+            scheduler.close()
+            raise
+        log.info("sched_ext scheduler attached in %s mode, by %s", self.mode, scheduler.libbpf)
+        self.scheduler = scheduler
+        self._limits = Limits.of(scheduler.limits)
+        self._free = deque(range(1, len(scheduler.slots)))
+        self._monitor = _Monitor(scheduler, self.options.ttl / BEATS_PER_TTL, self._ended)
+        self._monitor.start()
+
+    def _ended(self, exit_: Exit) -> None:
+        if self.on_lost is not None:
+            self.on_lost(str(exit_))
+
+    def _look(self) -> None:
+        """Is it still attached? Loads it again where the kernel asks for that."""
+        assert self.scheduler is not None
+        exit_ = self.scheduler.exit()
+        if exit_ is None:
+            self._watch_starvation()
+            return
+        if not exit_.restart or self._restarts >= MOST_RESTARTS:
+            raise Ejected(exit_)
+        self._restarts += 1
+        log.warning("%s", exit_)
+        self._reload()
+
+    def _reload(self) -> None:
+        """Load anew, and give all threads the slots that they had."""
+        if self._monitor is not None:
+            self._monitor.stop()
+        assert self.scheduler is not None
+        self.scheduler.close()
+        self.scheduler = None
+        scopes, self._scopes = self._scopes, {}
+        self._adopted.clear()
+        self._start()
+        for scope in scopes.values():
+            self.apply(scope.schedule)
+
+    def _watch_starvation(self) -> None:
+        """Operators that starve in partial mode are starved by the fair class: take it over."""
+        assert self.scheduler is not None
+        starved = self.scheduler.stats().get("starved", 0)
+        seen, self._starved = getattr(self, "_starved", 0), starved
+        if starved <= seen or self.mode == "full":
+            return
+        share = schedext.server_share()
+        if self.options.mode == "auto" and (share is None or share * 100 < self.options.server):
+            log.warning(
+                "operators wait longer than %g ms beside other threads: full mode from now on",
+                self.options.starvation,
+            )
+            self.mode = "full"
+            self._starved = 0
+            self._parameters.restore()
+            self._reload()
+
+    def _raise_server(self) -> None:
+        """Give SCHED_EXT threads their share against the fair class; journalled first."""
+        wanted = self.options.server * SERVER_PERIOD_NS // 100
+        for folder in schedext.server_files():
+            runtime, period = folder / "runtime", folder / "period"
+            try:
+                self._journal.write(
+                    FileChanged(path=str(file), undo=file.read_text().strip())
+                    for file in (runtime, period)
+                )
+                # The runtime may at no time exceed the period.
+                runtime.write_text("1000000")
+                period.write_text(str(SERVER_PERIOD_NS))
+                runtime.write_text(str(wanted))
+            except OSError as error:
+                log.warning("%s: %s: operators may starve beside a hog", folder, error.strerror)
+
+    # -- threads --------------------------------------------------------------------------------
+
+    def _follow(self, schedule: Schedule) -> tuple[list[Thread], list[Thread], list[str]]:
+        """Slots for new threads, and none for those that the scope has no more."""
+        scope = self._scopes.get(schedule.scope)
+        before = set(scope.schedule.threads) if scope else set()
+        after = set(schedule.threads)
+        fresh: list[Thread] = []
+        problems: list[str] = []
+        for thread in dict.fromkeys(schedule.threads):
+            adopted = self._adopted.get(thread)
+            if adopted is None:
+                if not self._free:
+                    problems.append(f"thread {thread.tid}: no slot left, it is not scheduled by us")
+                    continue
+                adopted = self._adopted[thread] = _Adopted(self._free.popleft())
+                fresh.append(thread)
+            adopted.scopes.add(schedule.scope)
+        released = []
+        for thread in before - after:
+            adopted = self._adopted.get(thread)
+            if adopted is None:
+                continue
+            adopted.scopes.discard(schedule.scope)
+            if not adopted.scopes:
+                self._release(thread)
+                released.append(thread)
+        return fresh, released, problems
+
+    def _slots_of(self, threads: Sequence[Thread]) -> Index:
+        """Slot 0 for threads that have none."""
+        found = (self._adopted.get(thread) for thread in threads)
+        return np.array([a.slot if a else 0 for a in found], dtype=np.intp)
+
+    def _adopt(self, threads: Sequence[Thread]) -> tuple[tuple[str, ...], int]:
+        """Tie threads to their slots, which are filled. Returns problems, and how many are gone."""
+        assert self.scheduler is not None
+        problems = []
+        gone = 0
+        for thread in threads:
+            adopted = self._adopted[thread]
+            try:
+                fd = thread_pidfd(thread.tid)
+                with open(fd, "rb", buffering=0):
+                    # Opened first: if the start time is right now, the descriptor is right.
+                    now = procfs.stat(thread.pid, thread.tid)
+                    if now is None or now.start_time != thread.start_time:
+                        raise ProcessLookupError
+                    self.scheduler.adopt(fd, adopted.slot)
+            except ProcessLookupError:
+                adopted.gone = True
+                gone += 1
+                continue
+            except BpfError as error:
+                problems.append(f"thread {thread.tid} ({thread.name}): {error.strerror}")
+                continue
+            if self.mode == "full" and now.policy not in _OURS_IN_FULL_MODE:
+                name = sched.POLICY_NAMES.get(now.policy, str(now.policy))
+                problems.append(
+                    f"thread {thread.tid} ({thread.name or now.name}) is {name} by somebody "
+                    "else's will: left alone"
+                )
+        return tuple(problems), gone
+
+    def _release(self, thread: Thread) -> None:
+        assert self.scheduler is not None
+        adopted = self._adopted.pop(thread)
+        self.scheduler.slots[adopted.slot]["flags"] = 0
+        self._free.append(adopted.slot)  # at the far end: it rests before it is used again
+        if adopted.gone:
+            return
+        try:
+            fd = thread_pidfd(thread.tid)
+        except OSError:
+            return
+        with open(fd, "rb", buffering=0):
+            now = procfs.stat(thread.pid, thread.tid)
+            if now is not None and now.start_time == thread.start_time:
+                self.scheduler.disown(fd)
+
+    # -- hints ----------------------------------------------------------------------------------
+
+    def _write(self) -> int:
+        """Write the hints of all scopes; returns how many slots changed."""
+        assert self.scheduler is not None
+        scopes = list(self._scopes.values())
+        offsets = np.cumsum([0, *(len(scope.slots) for scope in scopes)])
+        parts = [
+            (int(offset), part)
+            for scope, offset in zip(scopes, offsets, strict=False)
+            for part in scope.parts
+        ]
+        total = int(offsets[-1])
+        made = merged(parts, total, self._limits)
+        control, table = self.scheduler.control, self.scheduler.slots
+        queues = max(1, len(made.queue_base))
+        grown = control["queues"][: len(made.queue_base)]
+        grown["base"], grown["slope"] = made.queue_base, made.queue_slope
+        grown["group"] = made.queue_group
+        grown["flags"] = made.queue_exact * self.scheduler.queue_flags["QUEUE_EXACT"]
+        for index, share in enumerate(made.shares):
+            control["groups"][index]["share"] = share
+        control["nr_queues"], control["nr_groups"] = queues, len(made.shares)
+        slots = np.concatenate([scope.slots for scope in scopes])
+        flags = self.scheduler.slot_flags
+        flag = flags["SLOT_ACTIVE"] | self.options.until_block * flags["SLOT_UNTIL_BLOCK"]
+        fresh = np.zeros(total, dtype=table.dtype)
+        fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, flag
+        fresh["slope"], fresh["base"] = made.slope, made.base
+        fresh["slice_us"] = 0
+        rows = np.flatnonzero((table[slots] != fresh) & (slots != 0))
+        new = rows[table["flags"][slots[rows]] == 0]
+        self.scheduler.threads[slots[new]] = np.zeros((), dtype=self.scheduler.threads.dtype)
+        table[slots[rows]] = fresh[rows]
+        return len(rows)
+
+
+_SERVERS = str(schedext.SERVERS)
+_OURS_IN_FULL_MODE = (sched.OTHER, sched.BATCH, sched.IDLE, sched.EXT)
+
+
+class _Monitor(threading.Thread):
+    """Gives the sign of life, and notices at once when the kernel has ended the scheduler."""
+
+    def __init__(
+        self, scheduler: Scheduler, period_s: float, ended: Callable[[Exit], None]
+    ) -> None:
+        super().__init__(name="scx heartbeat", daemon=True)
+        self._scheduler, self._period_s, self._ended = scheduler, period_s, ended
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(self._period_s):
+            self._scheduler.beat()
+            exit_ = self._scheduler.exit()
+            if exit_ is not None:
+                self._ended(exit_)
+                return
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self is not threading.current_thread():
+            self.join()
+
+
+def probe() -> Probe:
+    """Whether a scheduler could be attached now. Loads nothing."""
+    obstacle = next(schedext.obstacles(), None)
+    if obstacle is not None:
+        return Probe(False, obstacle.because, obstacle.hint)
+    if not OBJECT.exists():
+        return Probe(
+            False,
+            f"the BPF program was not built ({OBJECT.name} is missing)",
+            "make -C bpf (needs clang), or install a package that has it",
+        )
+    try:
+        lib = library()
+    except BpfError as error:
+        return Probe(False, str(error.strerror), "apt install libbpf1, or pip install pylibbpf")
+    return Probe(True, f"{_mode(ScxOptions())} mode, by {lib.origin}")
+
+
+def features() -> list[tuple[str, str]]:
+    """What of sched_ext this kernel has, name and words, for `sched-ctl check`."""
+    if schedext.state() is None:
+        return []
+    share = schedext.server_share()
+    found = [
+        (
+            "deadline server",
+            "none: full mode, in which all normal threads are ours"
+            if share is None
+            else f"{share:.0%} of each CPU: partial mode, in which only operators are ours",
+        )
+    ]
+    kernel = schedext.kernel_types()
+    for function, use in _OPTIONAL.items():
+        has = kernel.parameters(function) is not None
+        found.append((function, use if has else f"missing; without: {use}"))
+    return found
+
+
+_OPTIONAL = {
+    "scx_bpf_dsq_peek": "look at the head of a queue without taking its lock",
+    "scx_bpf_now": "a clock that costs no system counter read",
+}
+
+
+def _mode(options: ScxOptions) -> str:
+    if options.mode != "auto":
+        return options.mode
+    return "partial" if schedext.server_files() else "full"
+
+
+def _since_ms(now_ns: int, then_ns: int) -> float:
+    return max(0.0, (now_ns - then_ns) / 1e6) if then_ns else 0.0
+
+
+def _show(error: LoadError) -> None:
+    for line in error.log.splitlines():
+        log.debug("libbpf: %s", line)

@@ -1,0 +1,140 @@
+"""What the scheduler is told says the same as the policy's urgency forms."""
+
+import numpy as np
+import pytest
+
+from sched_ctl.backends.hints import TIE_S, Hints, Limits, hints, merged
+from sched_ctl.graph import Array
+from sched_ctl.model import Thread
+from sched_ctl.policy import Spacing, UrgencyForm, form
+from sched_ctl.schedule import Group, Schedule
+
+LIMITS = Limits(
+    queues=64, groups=64, max_slope=1 << 20, max_lead_us=1 << 30, rank_shift=56, share_one=1024
+)
+
+
+def made(shape: UrgencyForm, sizes: Array | None = None, **groups: Group) -> Hints:
+    n = len(shape)
+    one = Schedule(
+        "s",
+        "p",
+        Spacing.LINEAR,
+        tuple(Thread(1, i + 1, 0) for i in range(n)),
+        tuple(map(str, range(n))),
+        shape,
+        np.zeros(n),
+        np.zeros(n) if sizes is None else sizes,
+        groups,
+    )
+    return merged([(0, part) for part in hints(one, LIMITS)], n, LIMITS)
+
+
+def urgency(given: Hints, age_s: Array) -> Array:
+    """What the BPF program computes at the head of a queue, bpf/order.bpf.h."""
+    age = np.asarray(age_s) / 1.024e-6
+    q = given.queue
+    lead = given.lead_us.astype(float) / 1.024
+    plain = given.queue_base[q].astype(float) + given.queue_slope[q].astype(float) * (age + lead)
+    exact = given.base.astype(float) + given.slope.astype(float) * age
+    return np.where(given.queue_exact[q], exact, plain)
+
+
+def order(values: Array) -> list[int]:
+    return [int(i) for i in np.argsort(-np.asarray(values), kind="stable")]
+
+
+def test_static_urgency_is_one_queue_in_order() -> None:
+    given = made(form(4, static=np.array([5.0, 1e9, -3.0, 7.0])))
+    assert len(given.queue_base) == 1
+    assert order(urgency(given, np.zeros(4))) == [1, 3, 0, 2]
+    # Work that is older by more than a place's gap goes first.
+    assert order(urgency(given, np.array([0, 0, 0, 1.01]))) == [3, 1, 0, 2]
+
+
+def test_rank_goes_before_urgency() -> None:
+    given = made(form(3, rank=np.array([0.0, 1.0, 0.0]), static=np.array([9.0, 0.0, 5.0])))
+    assert order(urgency(given, np.zeros(3))) == [1, 0, 2]
+
+
+def test_unknown_is_in_the_middle() -> None:
+    given = made(form(3, static=np.array([1.0, np.nan, 3.0])))
+    assert order(urgency(given, np.zeros(3))) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clusters_are_within_a_factor_of_the_exact_urgency(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    slope = 10 ** random.uniform(0, 5, 200)
+    given = made(form(200, per_second=slope))
+    assert len(given.queue_base) <= 12
+    ages = np.full(200, 0.01)
+    ratio = urgency(given, ages) / slope
+    half = 10 ** (np.log10(slope.max() / slope.min()) / 12 / 2)
+    ratio /= np.exp(np.log(ratio).mean())
+    assert ratio.max() <= half * 1.2
+    assert ratio.min() >= 1 / half / 1.2
+
+
+def test_equal_slopes_are_first_come_first_served() -> None:
+    given = made(form(3, per_second=1.0))
+    assert len(given.queue_base) == 1
+    assert order(urgency(given, np.array([1.0, 3.0, 2.0]))) == [1, 2, 0]
+
+
+def test_ranks_separate_clusters() -> None:
+    given = made(form(4, rank=np.array([0, 0, 2, 2.0]), per_second=np.array([1, 100, 1, 100.0])))
+    for ages in (np.zeros(4), np.array([900.0, 900, 0.001, 0.001])):
+        assert set(order(urgency(given, ages))[:2]) == {2, 3}
+
+
+def test_a_mixed_form_is_exact() -> None:
+    shape = form(3, static=np.array([0.0, 50.0, 100.0]), per_second=np.array([100.0, 10.0, 0.0]))
+    given = made(shape)
+    assert given.queue_exact.all()
+    for seconds in (0.0, 0.3, 0.7, 2.0):
+        expected = shape.at(np.full(3, seconds), np.zeros(3))
+        assert order(urgency(given, np.full(3, seconds))) == order(expected)
+
+
+def test_a_tie_break_needs_no_exact_queue() -> None:
+    given = made(form(3, static=np.array([1.0, 1.0, 3.0]), per_second=1e-9 / TIE_S))
+    assert not given.queue_exact.any()
+    assert order(urgency(given, np.array([0.1, 0.2, 0.0]))) == [2, 1, 0]
+
+
+def test_queue_lengths_count_as_they_are_now() -> None:
+    given = made(form(3, per_tuple=1.0), sizes=np.array([3.0, np.nan, 30.0]))
+    assert order(urgency(given, np.zeros(3))) == [2, 0, 1]
+
+
+def test_groups_have_queues_of_their_own() -> None:
+    slopes = 10.0 ** np.arange(6)
+    given = made(form(6, per_second=slopes), a=Group(4, (0, 1)), b=Group(1, (2, 3, 4)))
+    group = given.queue_group[given.queue]
+    assert [set(group[list(rows)]) for rows in ((0, 1), (2, 3, 4), (5,))] == [{0}, {1}, {2}]
+    assert given.shares[0] == 4 * given.shares[1]
+    assert given.shares[1] < given.shares[2] < given.shares[0]
+
+
+@pytest.mark.parametrize("count", [60, 100, 300])
+def test_more_groups_than_queues_lose_nobody(count: int) -> None:
+    groups = {f"g{i}": Group(1.0, (2 * i, 2 * i + 1)) for i in range(count)}
+    given = made(form(2 * count, per_second=np.arange(2.0 * count) + 1), **groups)
+    assert len(given.queue_base) <= LIMITS.queues
+    assert given.queue.max() < len(given.queue_base)
+    assert given.queue_group.max() < LIMITS.groups
+
+
+def test_ten_thousand_threads_fit_the_limits() -> None:
+    random = np.random.default_rng(1)
+    for shape in (
+        form(10_000, static=random.normal(size=10_000)),
+        form(10_000, per_second=random.exponential(size=10_000), rank=np.arange(10_000) % 300),
+        form(10_000, static=random.normal(size=10_000), per_second=random.exponential(size=10_000)),
+    ):
+        given = made(shape)
+        assert given.lead_us.max() <= LIMITS.max_lead_us
+        assert given.queue_slope.max() <= LIMITS.max_slope
+        assert given.slope.max() <= LIMITS.max_slope
+        assert len(given.queue_base) <= LIMITS.queues
