@@ -3,7 +3,7 @@
 import glob
 from collections.abc import Mapping
 from dataclasses import replace
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -95,12 +95,12 @@ def test_patterns() -> None:
 def test_thousands_of_exact_names_are_cheap() -> None:
     now = chains(10_000)
     names = [glob.escape(f"lab:1/{query}") for query in now.topology.queries]
-    start = perf_counter()
+    start = thread_time()
     scheduled("hr", now)
-    everything = perf_counter() - start
-    start = perf_counter()
+    everything = thread_time() - start
+    start = thread_time()
     assert len(scheduled("hr", now, select=tuple(names)).threads) == 10_000
-    assert perf_counter() - start < 10 * everything
+    assert thread_time() - start < 10 * everything
 
 
 def test_metrics_of_a_selected_query_are_those_of_the_whole_graph() -> None:
@@ -333,15 +333,13 @@ def chains(operators: int) -> Snapshot:
 
 @pytest.mark.parametrize("policy", ["hr", "bsd", "chain"])
 def test_a_pass_grows_no_faster_than_the_operators(policy: str) -> None:
-    def seconds(now: Snapshot) -> float:
-        took = []
-        for _ in range(7):
-            start = perf_counter()
-            scheduled(policy, now)
-            took.append(perf_counter() - start)
-        return min(took)
-
-    assert seconds(chains(10_000)) < 30 * seconds(chains(1000))
+    few, many = chains(1000), chains(10_000)
+    took: dict[int, list[float]] = {1000: [], 10_000: []}
+    for now in [few, many] * 15:  # in turns, and by CPU time: the machine may be busy
+        start = thread_time()
+        scheduled(policy, now)
+        took[len(now.topology.operators)].append(thread_time() - start)
+    assert min(took[10_000]) < 30 * min(took[1000])
 
 
 def test_an_unknown_urgency_loses_even_from_a_higher_rank() -> None:
