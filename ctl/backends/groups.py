@@ -30,6 +30,7 @@ from sched_ctl.kernel import cgroup, identity
 from sched_ctl.kernel.cgroup import ROOT_NAME, Hierarchy
 from sched_ctl.model import Thread
 from sched_ctl.normalise import positions, scaled_shares, weights
+from sched_ctl.schedule import Group as Shared
 from sched_ctl.schedule import Schedule
 
 __all__ = ["GroupOptions", "Groups", "probe_mount"]
@@ -59,6 +60,7 @@ class _Wanted:
 class _Scope:
     threads: tuple[Thread, ...] = ()
     keys: tuple[str | None, ...] = ()
+    groups: Mapping[str, Shared] = field(default_factory=dict)
     place: dict[Thread, Path] = field(default_factory=dict)
     gone: int = 0
 
@@ -85,14 +87,18 @@ class Groups:
 
     def apply(self, schedule: Schedule) -> Applied:
         """See `Backend.apply`. Raises BackendFailed where a base cannot have groups."""
-        wanted = self._wanted(schedule)
         scope = self._scopes.setdefault(schedule.scope, _Scope())
+        by_priority = not (schedule.groups or self.with_nice)
+        same = scope.threads == schedule.threads and scope.groups == schedule.groups
         problems: list[str] = []
         writes = repaired = 0
         try:
-            if scope.threads != schedule.threads or scope.keys != wanted.keys:
-                writes += self._place(scope, schedule, wanted, problems)
-            writes += self._weigh(scope, schedule, wanted)
+            if by_priority or not same:
+                wanted = self._wanted(schedule)
+                if scope.threads != schedule.threads or scope.keys != wanted.keys:
+                    writes += self._place(scope, schedule, wanted, problems)
+                writes += self._weigh(scope, schedule, wanted)
+                scope.groups = dict(schedule.groups)
         except OSError as error:
             raise BackendFailed(f"{error.filename}: {error.strerror}") from error
         now = time.monotonic()

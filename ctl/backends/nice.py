@@ -102,10 +102,11 @@ def inside_groups(schedule: Schedule, options: NiceOptions) -> Index:
 
 
 def _part(schedule: Schedule, rows: Index) -> Schedule:
+    """The urgencies of some rows; who they belong to does not count here."""
     return replace(
         schedule,
-        threads=tuple(schedule.threads[row] for row in rows),
-        operators=tuple(schedule.operators[row] for row in rows),
+        threads=(),
+        operators=(),
         form=schedule.form.take(rows),
         head_age_s=schedule.head_age_s[rows],
         queue_size=schedule.queue_size[rows],

@@ -1,0 +1,200 @@
+"""The cgroup v2 backends, and the fall to them where the cpu controller is in version 2."""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "host"))
+
+from victims import Victim, plan
+
+from sched_ctl.backends import BackendFailed, cgroup2
+from sched_ctl.backends import journal as journals
+from sched_ctl.backends.cgroup2 import Cgroup2, Cgroup2Nice, Cgroup2Options
+from sched_ctl.backends.journal import Journal
+from sched_ctl.kernel import cgroup, procfs, sched
+from sched_ctl.model import Thread
+from support import wait_until
+
+KERNELS = ("6.12", "6.16")
+CPUS = 1
+TIMEOUT_S = 90
+
+MOUNT = Path("/sys/fs/cgroup")
+ENGINE = MOUNT / "engine.service"
+
+
+@contextmanager
+def engine(folder: Path | None = ENGINE, *, cpu: bool = True) -> Iterator[Victim]:
+    """A process in a cgroup of its own, all of which is what it was afterwards."""
+    cgroup.write(MOUNT / "cgroup.subtree_control", "+cpu +memory" if cpu else "-cpu")
+    if folder:
+        folder.mkdir(exist_ok=True)
+    victim = Victim()
+    try:
+        if folder:
+            cgroup.write(folder / "cgroup.procs", str(victim.pid))
+        control = (MOUNT / "cgroup.subtree_control").read_text()
+        before = victim.everything()[victim.pid]
+        yield victim
+        left = {tid: now for tid, now in victim.everything().items() if now != before}
+        assert not left, left
+        assert not list(MOUNT.rglob("sched-ctl"))
+        assert (MOUNT / "cgroup.subtree_control").read_text() == control
+        if folder:
+            assert (folder / "cgroup.type").read_text() == "domain\n"
+            assert (folder / "cgroup.subtree_control").read_text().strip() == ""
+    finally:
+        victim.close()
+        if folder:
+            wait_until(lambda: gone(folder))
+
+
+def gone(folder: Path) -> bool:
+    with suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+def new_journal() -> Journal:
+    return Journal(Path(tempfile.mkdtemp(dir="/run")) / "run" / "journal")
+
+
+def place(thread: Thread) -> Path:
+    found = next(h for h in cgroup.hierarchies() if h.version == 2)
+    folder = found.folder_of(thread.pid, thread.tid)
+    assert folder is not None
+    return folder
+
+
+def check_groups_are_threaded_children_and_go_again() -> None:
+    with engine() as victim:
+        threads, journal = victim.threads(4), new_journal()
+        backend = Cgroup2Nice(journal)
+        schedule = plan(threads, [1, 2, 3, 4], {"a": (1, (0, 1)), "b": (4, (2, 3))})
+        assert backend.apply(schedule).problems == ()
+        one, two = place(threads[0]), place(threads[2])
+        assert one.parent == two.parent == ENGINE / "sched-ctl" and one != two
+        assert (ENGINE / "cgroup.type").read_text() == "domain threaded\n"
+        weights = [int((folder / "cpu.weight").read_text()) for folder in (one, two)]
+        assert weights == [50, 200], weights
+        assert [sched.get_nice(thread.tid) for thread in threads] == [19, 0, 19, 0]
+        assert backend.apply(schedule).writes == 0
+        born = victim.thread(int(victim.ask("from 0")))
+        assert place(born) == one
+        assert backend.restore() == ()
+        assert not journal.state
+
+
+def check_an_engine_in_the_root_cgroup() -> None:
+    with engine(None) as victim:
+        threads, journal = victim.threads(2), new_journal()
+        backend = Cgroup2(journal)
+        assert backend.apply(plan(threads, [1, 2])).problems == ()
+        assert place(threads[0]).parent == MOUNT / "sched-ctl"
+        assert backend.restore() == ()
+
+
+def check_everything_is_put_back_after_kill_9() -> None:
+    with engine() as victim:
+        threads = victim.threads(6)
+        path = Path(tempfile.mkdtemp(dir="/run")) / "journal"
+        for pause_s in (0.0, 0.02, 0.3):
+            if (controller := os.fork()) == 0:
+                backend = Cgroup2Nice(Journal(path))
+                for turn in range(10**6):
+                    half = tuple(range(turn % 5 + 1))
+                    rest = tuple(range(turn % 5 + 1, 6))
+                    groups = {"a": (1.0, half), "b": (4.0, rest)}
+                    backend.apply(plan(threads, list(range(6)), groups))
+            wait_until(lambda: path.exists() and path.stat().st_size > 0)
+            time.sleep(pause_s)  # the moment is what varies
+            os.kill(controller, signal.SIGKILL)
+            os.waitpid(controller, 0)
+            assert journals.restore(Journal(path)) == []
+            assert {place(thread) for thread in threads} == {ENGINE}
+            assert {sched.get_nice(thread.tid) for thread in threads} == {0}
+
+
+def check_a_cgroup_without_the_controller_is_refused_in_words() -> None:
+    with engine(cpu=False) as victim:
+        threads, journal = victim.threads(2), new_journal()
+        schedule = plan(threads, [1, 2], {"a": (1, (0, 1))})
+        backend = Cgroup2Nice(journal)
+        try:
+            backend.apply(schedule)
+        except BackendFailed as error:
+            assert "does not have the cpu controller" in error.message and error.hint
+        else:
+            raise AssertionError("the cgroup has no cpu controller")
+        assert not journal.state
+        # With leave to let the cgroups above pass it on
+        backend = Cgroup2Nice(journal, Cgroup2Options(ancestors=True))
+        assert backend.apply(schedule).problems == ()
+        assert place(threads[0]).is_relative_to(ENGINE / "sched-ctl")
+        assert backend.restore() == ()
+
+
+def check_a_cgroup_with_children_is_refused_in_words() -> None:
+    with engine() as victim:
+        inner = ENGINE / "inner"
+        inner.mkdir()
+        child = int(victim.ask("threads 1")) and int(victim.ask("child 0"))
+        cgroup.write(inner / "cgroup.procs", str(child))
+        problem = cgroup2.why_not(ENGINE, MOUNT)
+        assert problem is not None and "inner" in problem[0], problem
+        cgroup.write(ENGINE / "cgroup.procs", str(child))
+        inner.rmdir()
+        assert cgroup2.why_not(ENGINE, MOUNT) is None
+
+
+BURN = """
+import os, time
+end = time.monotonic() + 60
+for _ in range(4):
+    if os.fork() == 0:
+        while time.monotonic() < end: sum(range(1000))
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def check_shares_of_one_to_four() -> None:
+    import subprocess
+
+    with engine() as victim:
+        command = [sys.executable, "-S", "-c", BURN]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        backend = Cgroup2(new_journal())
+        pids: list[int] = []
+        try:
+            assert process.stdout and process.stdout.readline()
+            pids = procfs.descendants(process.pid)
+            for pid in (process.pid, *pids):
+                cgroup.write(ENGINE / "cgroup.procs", str(pid))
+            threads = [thread for pid in pids for thread in procfs.threads(pid)]
+            backend.apply(plan(threads, [1] * 4, {"a": (1, (0, 1)), "b": (4, (2, 3))}))
+            before = [cpu_time(thread) for thread in threads]
+
+            def used() -> list[int]:
+                return [cpu_time(t) - was for t, was in zip(threads, before, strict=True)]
+
+            wait_until(lambda: sum(used()) > 4e9, 60)
+            now = used()
+            assert 3.8 < sum(now[2:]) / sum(now[:2]) < 4.2, now
+        finally:
+            backend.restore()
+            for pid in (*pids, process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+        wait_until(lambda: not [pid for pid in pids if procfs.stat(pid)])
+        assert victim.pid
+
+
+def cpu_time(thread: Thread) -> int:
+    return int(Path(f"/proc/{thread.tid}/schedstat").read_text().split()[0])
