@@ -17,8 +17,8 @@ from sched_ctl.window import Window
 
 NAN = float("nan")
 ALL = [
-    *("bsd", "chain", "constant", "cqc", "fcfs", "hnr", "hr", "lsf", "min-cost", "min-latency"),
-    *("min-memory", "multi-class", "qs", "random", "rb", "rr", "srpt"),
+    *("balanced", "bsd", "chain", "constant", "cqc", "fcfs", "hnr", "hr", "lsf", "min-cost"),
+    *("min-latency", "min-memory", "multi-class", "qs", "random", "rb", "rr", "srpt"),
 ]
 
 
