@@ -53,7 +53,7 @@ struct operator {
 
 struct options {
 	const char *workload, *shm, *results, *record;
-	double utilisation, cpus, base_cost_us, duration_s, warmup_s, drain_s;
+	double utilisation, cpus, base_cost_us, duration_s, delay_s, warmup_s, drain_s;
 	uint64_t seed, capacity, workers, batch;
 	enum batch { BATCH_ALL, BATCH_HALF, BATCH_COUNT } batch_kind;
 	enum pool_policy { POOL_QS, POOL_FCFS } pool_policy;

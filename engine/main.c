@@ -24,6 +24,7 @@ enum { TICK_NS = 20000000, THREAD_ROWS = 2 }; /* rows of main and sources; worke
 	O(seed, "N", "of arrivals, filters and splits (1)") \
 	O(duration, "S", "seconds that the sources run (10)") \
 	O(forever, NULL, "the sources run until a signal comes") \
+	O(delay, "S", "before the sources start: to set up what schedules the threads (0.001)") \
 	O(warmup, "S", "tuples due in the first S seconds are not measured (1)") \
 	O(drain, "S", "then process what is left for at most S seconds (20)") \
 	O(bounded, "N", "queues between operators hold N tuples, their producers wait (unbounded)") \
@@ -100,6 +101,7 @@ static void set_option(struct options *o, enum option_id id, const char *name, c
 	case OPTION_seed: o->seed = (uint64_t)number(name, text, 0, 1e15); break;
 	case OPTION_duration: o->duration_s = number(name, text, 0.001, 1e6); break;
 	case OPTION_forever: o->duration_s = INFINITY; break;
+	case OPTION_delay: o->delay_s = number(name, text, 0.001, 1e6); break;
 	case OPTION_warmup: o->warmup_s = number(name, text, 0, 1e6); break;
 	case OPTION_drain: o->drain_s = number(name, text, 0, 1e6); break;
 	case OPTION_bounded: o->capacity = (uint64_t)number(name, text, 1, 1e9); break;
@@ -141,8 +143,8 @@ static void set_option(struct options *o, enum option_id id, const char *name, c
 
 static struct options parse_options(int argc, char **argv, bool *describe)
 {
-	struct options o = {.utilisation = 0.8, .duration_s = 10, .warmup_s = 1, .drain_s = 20,
-			    .seed = 1, .batch_kind = BATCH_COUNT, .batch = 1};
+	struct options o = {.utilisation = 0.8, .duration_s = 10, .delay_s = 0.001, .warmup_s = 1,
+			    .drain_s = 20, .seed = 1, .batch_kind = BATCH_COUNT, .batch = 1};
 	cpu_set_t allowed;
 	int at, found;
 
@@ -363,7 +365,7 @@ int main(int argc, char **argv)
 	create_shared(engine, engine->options.shm);
 	engine_build(engine);
 	(engine->options.workers ? pool_start : threads_start)(engine);
-	engine->epoch_ns = now_ns() + 1000000;
+	engine->epoch_ns = now_ns() + (uint64_t)(engine->options.delay_s * 1e9);
 	engine->record_from_ns = engine->epoch_ns + (uint64_t)(engine->options.warmup_s * 1e9);
 	set(engine->shared.header->epoch_ns, engine->epoch_ns);
 	sources_start(engine, 1);
