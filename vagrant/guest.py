@@ -50,7 +50,8 @@ class Options:
     """What a guest has.
 
     icount: exact and repeatable emulation on one CPU, for measurements: the guest's clock counts
-    instructions, so the same work takes the same guest time whatever the host does.
+    instructions, so the same work takes the same guest time whatever the host does. icount_shift:
+    an instruction takes 2**icount_shift ns.
     write: folders of the host that the guest may write to; everything else is read-only.
     show: folders of the host that stay visible below one of the guest's own tmpfs (`WRITABLE`).
     kvm: None = where it works.
@@ -60,6 +61,7 @@ class Options:
     memory: str = "1G"
     timeout_s: float = 120.0
     icount: bool = False
+    icount_shift: int = 1
     write: tuple[Path, ...] = ()
     show: tuple[Path, ...] = ()
     kvm: bool | None = None
@@ -303,7 +305,7 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
     else:
         accelerator = ["-accel", "tcg,thread=multi", "-cpu", "max"]
     if options.icount:
-        accelerator += ["-icount", "shift=1,sleep=off"]
+        accelerator += ["-icount", f"shift={options.icount_shift},sleep=off"]
     root = "rw" if options.write else "ro"
     append = (
         f"rootfstype=virtiofs root=rootfs {root} init={HERE}/init.sh job={folder} console=ttyS0 "
