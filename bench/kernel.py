@@ -1,0 +1,202 @@
+"""The lab engine under the BPF scheduler and its rivals, in a guest with exact time.
+
+    ./dev run python bench/kernel.py [--seeds 5] [--seconds 10] [--kernel 6.18] [--json FILE]
+                                     [--variants RE] [CASE ...]
+
+Each case is a workload at a load, under each variant and seed; the same seed means the same
+arrivals and the same filter decisions. The guest has one CPU whose time is counted in instructions
+(QEMU's icount, 1 ns each), so a figure does not depend on what else the host does, and repeats.
+Figures are ratios to EEVDF in the same seed: geometric mean over the seeds, and in brackets the
+smallest and the largest. Costs and selectivities are the true ones (but see `--noise`).
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "vagrant"))
+MARK = "@@"
+BASE = "eevdf"
+DELAY_S = 1.5  # guest time to set up what schedules the threads, before tuples come
+Job = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload at a load; more: further arguments of the engine."""
+
+    workload: str
+    utilisation: float
+    more: tuple[str, ...] = ()
+    job: Mapping[str, Any] | None = None
+
+
+CASES = {
+    **{f"syn-{u}": Case("syn", u) for u in (0.7, 0.9, 0.97, 1.1)},
+    **{f"etl-{u}": Case("etl", u) for u in (0.9, 1.0, 1.2)},
+    **{f"etl-{u}-bounded": Case("etl", u, ("--bounded", "64")) for u in (1.0, 1.2)},
+    "vs-0.95": Case("vs", 0.95),
+    "lr-0.95": Case("lr", 0.95),
+    "multi-0.95": Case("multi", 0.95),
+    "syn-0.8-hog": Case("syn", 0.8, (), {"hogs": 1}),
+    "syn-0.8": Case("syn", 0.8),
+}
+
+
+def scx(policy: str, **more: Any) -> Job:
+    return {"kind": "scx", "policy": policy, **more}
+
+
+VARIANTS: Mapping[str, Job] = {
+    BASE: {"kind": "os"},
+    "batch": {"kind": "batch"},
+    "nice-hr": {"kind": "nice", "policy": "hr"},
+    "nice-qs": {"kind": "nice", "policy": "qs", "period_s": 1.0},
+    "fifo-hr": {"kind": "fifo", "policy": "hr"},
+    "scx-hr": scx("hr"),
+    "scx-hr-aging": scx("hr", hints={"gap_s": 0.05}),
+    "scx-balanced": scx("balanced"),
+    "scx-bsd": scx("bsd"),
+    "scx-fcfs": scx("fcfs"),
+    "scx-qs": scx("qs", period_s=1.0),
+    "scx-full-hr": scx("hr", full=True),
+    "scx-full-balanced": scx("balanced", full=True),
+    "scx-full-bsd": scx("bsd", full=True),
+    "pool-hr": {"kind": "pool", "policy": "hr"},
+    "pool-bsd": {"kind": "pool", "policy": "bsd"},
+    "pool-balanced": {"kind": "pool", "policy": "balanced"},
+}
+
+
+def jobs(case: str, variants: Iterable[str], arguments: argparse.Namespace) -> list[Job]:
+    c = CASES[case]
+    return [
+        {
+            "name": f"{case}/{variant}",
+            "workload": c.workload,
+            "utilisation": c.utilisation,
+            "seed": seed,
+            "noise": arguments.noise,
+            **VARIANTS[variant],
+            **(c.job or {}),
+            "arguments": [
+                *("--utilisation", c.utilisation, "--cpus", 1, "--seed", seed),
+                *("--duration", arguments.seconds, "--delay", DELAY_S, "--burn", "nop"),
+                *("--drain", 60, *c.more),
+            ],
+        }
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+        for variant in variants
+    ]
+
+
+def run(todo: Sequence[Job], kernel: str) -> Iterable[Job]:
+    """The jobs in one guest."""
+    import guest
+    import kernels
+
+    with tempfile.TemporaryDirectory(prefix="sched-ctl-bench-", dir=ROOT / "build") as folder:
+        path = Path(folder, "jobs")
+        path.write_text("".join(json.dumps(job) + "\n" for job in todo))
+        command = [sys.executable, str(HERE / "kernel_guest.py"), str(path)]
+        options = guest.Options(
+            cpus=1, icount=True, icount_shift=0, timeout_s=60 + 120.0 * len(todo), memory="2G"
+        )
+        rest = b""
+        with guest.boot(kernels.find(kernel), command, options) as machine:
+            for piece in machine.output():
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    text = line.decode(errors="replace").strip()
+                    if text.startswith(MARK):
+                        yield json.loads(text.removeprefix(MARK))
+                    elif text:
+                        print(text, file=sys.stderr)
+
+
+# column -> figure of a result, and whether it is shown as a ratio to EEVDF
+FIGURES = {
+    "thr": lambda r: r["throughput"],
+    "mean": lambda r: r["total"]["latency_s"]["mean"],
+    "p99": lambda r: r["total"]["latency_s"]["p99"],
+    "proc": lambda r: r["total"]["processing_s"]["mean"],
+    "slow": lambda r: r["total"]["slowdown"]["mean"],
+    "smax": lambda r: r["total"]["slowdown"]["max"],
+    "l2": lambda r: r["total"]["slowdown_l2"],
+    "cs": lambda r: r["context_switches_per_s"],
+}
+
+
+def table(results: Sequence[Job]) -> str:
+    by: dict[str, dict[str, dict[int, Job]]] = {}
+    for result in results:
+        case, variant = result["job"].split("/")
+        by.setdefault(case, {}).setdefault(variant, {})[result["seed"]] = result
+    lines = []
+    for case, variants in by.items():
+        lines.append(f"\n{case}: ratio to {BASE} in the same seed")
+        lines.append(f"{'':18}" + "".join(f"{name:>17}" for name in FIGURES))
+        base = {s: r for s, r in variants.get(BASE, {}).items() if "error" not in r}
+        for variant, seeds in variants.items():
+            cells = []
+            common = [s for s in seeds if s in base and "error" not in seeds[s]]
+            for figure in FIGURES.values():
+                ratios = [figure(seeds[s]) / max(figure(base[s]), 1e-12) for s in common]
+                if not ratios:
+                    cells.append(f"{'-':>17}")
+                    continue
+                mean = math.exp(sum(math.log(max(r, 1e-12)) for r in ratios) / len(ratios))
+                cells.append(f"{mean:6.2f} ({min(ratios):.2f}-{max(ratios):.2f})".rjust(17))
+            lines.append(f"{variant:18}" + "".join(cells) + f"  n={len(common)}")
+        if base:
+            mean_ms = 1e3 * sum(map(FIGURES["mean"], base.values())) / len(base)
+            lines.append(f"{BASE}: mean latency {mean_ms:.1f} ms")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--noise", type=float, default=0.0, help="sigma of lognormal errors")
+    parser.add_argument("--kernel", default="6.18")
+    parser.add_argument("--variants", default=".*", metavar="RE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
+    parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
+    arguments = parser.parse_args()
+    for case in arguments.cases:
+        if case not in CASES:
+            parser.error(f"no case {case}; there are {', '.join(CASES)}")
+    results: list[Job] = []
+    if arguments.show:
+        results = [json.loads(line) for line in arguments.json.read_text().splitlines()]
+    else:
+        chosen = [v for v in VARIANTS if v == BASE or re.fullmatch(arguments.variants, v)]
+        os.nice(10)
+        (ROOT / "build").mkdir(exist_ok=True)
+        subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
+        for case in arguments.cases or CASES:
+            for result in run(jobs(case, chosen, arguments), arguments.kernel):
+                results.append(result)
+                print(result["job"], result["seed"], result.get("error", ""), file=sys.stderr)
+                if arguments.json:
+                    with open(arguments.json, "a") as file:
+                        file.write(json.dumps(result) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

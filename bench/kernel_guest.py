@@ -1,0 +1,243 @@
+"""What `bench/kernel.py` runs inside a guest: the lab engine under one scheduler after another.
+
+    kernel_guest.py JOBS        JOBS: a file of JSON lines, one run each; results go to stdout
+
+A job names a variant (how the operators' threads are scheduled) and the engine's arguments. True
+costs and selectivities are used unless `noise` says otherwise, so what is measured is the
+scheduling and not the metrics.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sched_ctl import lab, registry, workload
+from sched_ctl.backends.hints import Limits, hints, merged
+from sched_ctl.backends.pool import Pool
+from sched_ctl.drivers import lab as driver
+from sched_ctl.graph import Array
+from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
+from sched_ctl.model import Snapshot
+from sched_ctl.normalise import nice_values, positions
+from sched_ctl.policy import Policy
+from sched_ctl.schedule import Schedule
+from sched_ctl.sim import Node, of_workload
+
+SCHED_EXT = 7
+PREFIX = "@@"
+Job = Mapping[str, Any]
+
+
+def node_of(path: Path, job: Job) -> Node:
+    """The workload with its true costs and selectivities, or with errors of factor exp(noise)."""
+    node = of_workload(workload.load(path), utilisation=job["utilisation"])
+    if noise := job.get("noise", 0.0):
+        random = np.random.default_rng(job["seed"])
+        node.cost[:] = node.cost * np.exp(noise * random.standard_normal(node.n))
+        wrong = node.selectivity * np.exp(noise * random.standard_normal(node.n))
+        node.selectivity[:] = np.minimum(wrong, 1.0)
+    return node
+
+
+def schedule_of(node: Node, policy: Policy, snapshot: Snapshot) -> Schedule:
+    """What the policy decides now for the engine's threads, in the order of its operators."""
+    mine = {(o.query, o.name): row for row, o in enumerate(node.topology.operators)}
+    operators = snapshot.topology.operators
+    rows = np.array([mine[o.query, o.name] for o in operators], dtype=np.intp)
+    size = np.zeros(node.n)
+    age = np.zeros(node.n)
+    size[rows] = snapshot.columns["queue_size"]
+    age[rows] = snapshot.columns["head_age"]
+    observed: tuple[Array, Array] = size, age
+    form = policy.urgency(node.frame(policy, 0.0, observed)).take(rows)
+    return Schedule(
+        scope="bench",
+        policy=policy.name,
+        spacing=policy.spacing,
+        threads=tuple(o.threads[0] for o in operators),
+        operators=tuple(o.label for o in operators),
+        form=form,
+        head_age_s=snapshot.columns["head_age"],
+        queue_size=snapshot.columns["queue_size"],
+    )
+
+
+# -- ways to schedule the operators: each takes a Schedule and enforces it --------------------------
+
+
+def enforce_nice(schedule: Schedule) -> None:
+    for thread, value in zip(schedule.threads, nice_values(schedule), strict=True):
+        os.setpriority(os.PRIO_PROCESS, thread.tid, int(value))
+
+
+def enforce_fifo(schedule: Schedule) -> None:
+    place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+    for thread, at in zip(schedule.threads, place, strict=True):
+        param = os.sched_param(1 + round(float(at) * 88))
+        os.sched_setscheduler(thread.tid, os.SCHED_FIFO, param)
+
+
+def enforce_policy(number: int) -> Callable[[Schedule], None]:
+    def enforce(schedule: Schedule) -> None:
+        for thread in schedule.threads:
+            os.sched_setscheduler(thread.tid, number, os.sched_param(0))
+
+    return enforce
+
+
+def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None]:
+    """Hints for the BPF scheduler; the threads are adopted the first time."""
+    limits = Limits.of(scheduler.limits)
+    adopted: dict[int, int] = {}
+
+    def enforce(schedule: Schedule) -> None:
+        parts = hints(schedule, limits, **options.get("hints", {}))
+        found = merged([(0, part) for part in parts], len(schedule.threads), limits)
+        count = len(found.queue_base)
+        control = scheduler.control
+        control["queues"]["base"][:count] = found.queue_base
+        control["queues"]["slope"][:count] = found.queue_slope
+        control["queues"]["group"][:count] = found.queue_group
+        control["queues"]["flags"][:count] = (
+            found.queue_exact * scheduler.queue_flags["QUEUE_EXACT"]
+        )
+        control["nr_queues"] = count
+        for name, value in options.get("control", {}).items():
+            control[name] = value
+        slots = scheduler.slots[1 : len(schedule.threads) + 1]
+        for name in ("queue", "lead_us", "base", "slope"):
+            slots[name] = getattr(found, name)
+        slots["flags"] = scheduler.slot_flags["SLOT_ACTIVE"] | options.get("slot_flags", 0)
+        for slot, thread in enumerate(schedule.threads, 1):
+            if thread.tid not in adopted:
+                adopted[thread.tid] = slot
+                fd = thread_pidfd(thread.tid)
+                scheduler.adopt(fd, slot)
+                os.close(fd)
+                os.sched_setscheduler(thread.tid, SCHED_EXT, os.sched_param(0))
+
+    return enforce
+
+
+@contextlib.contextmanager
+def enforcer(job: Job) -> Iterator[tuple[Callable[[Schedule], None], Callable[[], Any]]]:
+    """How the job's variant is enforced, and what it has to say afterwards."""
+
+    def nothing() -> Any:
+        return None
+
+    kind = job["kind"]
+    if kind == "scx":
+        with Scheduler(full=job.get("full", False), tunables=job.get("tunables")) as scheduler:
+            scheduler.attach()
+            before = scheduler.stats()
+            yield (
+                enforce_scx(scheduler, job),
+                lambda: {
+                    "exit": str(scheduler.exit() or ""),
+                    **{k: v - before[k] for k, v in scheduler.stats().items() if v - before[k]},
+                },
+            )
+    elif kind == "pool":
+        pool = Pool()
+        yield lambda schedule: problems(pool.apply(schedule).problems), nothing
+    else:
+        kinds = {
+            "os": lambda schedule: None,
+            "batch": enforce_policy(os.SCHED_BATCH),
+            "nice": enforce_nice,
+            "fifo": enforce_fifo,
+        }
+        yield kinds[kind], nothing
+
+
+def problems(found: tuple[str, ...]) -> None:
+    if found:
+        raise RuntimeError("; ".join(found))
+
+
+@contextlib.contextmanager
+def hogs(count: int) -> Iterator[list[int]]:
+    """Processes that use all the CPU they get."""
+    started = []
+    try:
+        for _ in range(count):
+            pid = os.fork()
+            if not pid:
+                while True:
+                    pass
+            started.append(pid)
+        yield started
+    finally:
+        for pid in started:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def cpu_s(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) * 1e-9
+
+
+def run(job: Job) -> dict[str, Any]:
+    policy = registry.policy(job["policy"], job.get("options", {})) if "policy" in job else None
+    arguments = [str(a) for a in job["arguments"]]
+    if job["kind"] == "pool":
+        arguments += ["--threads", "pool:1"]
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(lab.workload_file(job["workload"], job["seed"]))
+        enforce, report = stack.enter_context(enforcer(job))
+        engine = stack.enter_context(lab.running(path, arguments))
+        others = stack.enter_context(hogs(job.get("hogs", 0)))
+        began, used = time.monotonic(), [cpu_s(pid) for pid in others]
+        if policy is not None or job["kind"] != "os":
+            policy = policy or registry.policy("fcfs")
+            node = node_of(path, job)
+            view = driver.connect(next(t for t in driver.find() if t.pid == engine.pid))
+            enforce(schedule_of(node, policy, view.poll(1.0)))
+            if period_s := job.get("period_s"):
+                done = threading.Event()
+                stack.callback(done.set)
+                deadline = time.monotonic()
+                while engine.process.poll() is None:
+                    deadline += period_s
+                    time.sleep(max(0.0, deadline - time.monotonic()))
+                    with contextlib.suppress(Exception):  # it ends meanwhile
+                        enforce(schedule_of(node, policy, view.poll(1.0)))
+        result: dict[str, Any] = json.loads(engine.results())
+        took = time.monotonic() - began
+        result["others"] = [(cpu_s(p) - u) / took for p, u in zip(others, used, strict=True)]
+        result["report"] = report()
+    return {"job": job["name"], "seed": job["seed"], **compact(result)}
+
+
+def compact(result: dict[str, Any]) -> dict[str, Any]:
+    """Without the histograms."""
+    for part in [result["total"], *result.get("classes", {}).values()]:
+        for value in part.values():
+            if isinstance(value, dict):
+                value.pop("histogram", None)
+    result.pop("queries", None)
+    return result
+
+
+def main() -> None:
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        job = json.loads(line)
+        began = time.monotonic()
+        try:
+            found = run(job)
+        except Exception as error:
+            found = {"job": job["name"], "seed": job["seed"], "error": f"{error!r}"}
+        print(PREFIX + json.dumps({**found, "guest_s": time.monotonic() - began}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
