@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import msgspec
 
-from sched_ctl.bindings import Claims, Rule, make_policy
+from sched_ctl.bindings import Claims, Rule, make_policy, without
 from sched_ctl.config import Binding, Settings, resolve
 from sched_ctl.deadlines import Timer, earliest
 from sched_ctl.drivers import DriverKind, Target
@@ -104,6 +104,7 @@ class Controller:
         for rule in self.rules:
             rule.timer = Timer(rule.timer.period_s, time.monotonic())
         while self.stopping is None and time.monotonic() < end_s:
+            self._climb()
             now_s = time.monotonic()
             due = [rule for rule in self.rules if rule.urgent or rule.timer.is_due(now_s)]
             if due:
@@ -227,7 +228,8 @@ class Controller:
             rule.applied = self.backends[rule.backend].apply(rule.schedule)
         except Exception as error:
             log.debug("backend %s", rule.backend, exc_info=error)
-            self._step_down(rule.backend, f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            self._step_down(rule.backend, error.message if isinstance(error, UserError) else why)
             return
         rule.writes += rule.applied.writes
         rule.repaired += rule.applied.repaired
@@ -244,11 +246,36 @@ class Controller:
             try:
                 rule.backend = self.backends.get(rule.binding.backend or "auto").name
                 rule.policy = make_policy(rule.binding, rule.backend)
+                rule.resolutions = {}
                 log.warning("policy %s: now enforced by %s", rule.name, rule.backend)
                 rule.urgent = True
             except UserError as error:
                 rule.problem = error.message
                 self._say(f"rule {rule.name}", f"policy {rule.name}: {error.message}")
+
+    def _lost(self, name: str) -> None:
+        """A backend no longer works: find out why now, not at the next deadline."""
+        for rule in self.rules:
+            rule.urgent = rule.urgent or rule.backend == name
+        self._wake.set()
+
+    def _climb(self) -> None:
+        """Go back to a better backend that failed and works again."""
+        better = None if self.backends is None else self.backends.climb()
+        if better is None:
+            return
+        assert self.backends is not None
+        for rule in self.rules:
+            if (rule.binding.backend or "auto") != "auto" or rule.backend == better:
+                continue
+            log.warning("policy %s: back to %s from %s", rule.name, better, rule.backend)
+            if rule.schedule is not None:
+                nobody = without(rule.schedule, set(rule.schedule.threads))
+                self.backends[rule.backend].apply(nobody)
+            rule.backend = better
+            rule.policy = make_policy(rule.binding, better)
+            rule.resolutions = {}
+            rule.urgent = True
 
     def _rule(self, binding: Binding) -> Rule:
         backend = (

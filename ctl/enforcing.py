@@ -1,7 +1,10 @@
 """The backends in use: one instance a name, and the way down the ladder when one fails."""
 
+import functools
 import logging
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from sched_ctl.backends import Backend, Probe
@@ -19,8 +22,24 @@ class Chooser(Protocol):
     ) -> tuple[Backend, list[tuple[str, Probe]]]: ...
 
 
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 600.0
+
+
+@dataclass
+class _Retry:
+    """When to try a backend again that failed at run time."""
+
+    at_s: float
+    pause_s: float = FIRST_PAUSE_S
+
+
 class Backends:
-    """Makes backends when a policy first asks for one, and puts all of them back at the end."""
+    """Makes backends when a policy first asks for one, and puts all of them back at the end.
+
+    on_lost: called with the name of a backend that has noticed by itself (from another thread)
+    that it no longer works.
+    """
 
     def __init__(self, choose: Chooser, options: Mapping[str, Mapping[str, object]]) -> None:
         self._choose = choose
@@ -29,6 +48,8 @@ class Backends:
         self._made: dict[str, Backend] = {}
         self.failed: dict[str, str] = {}  # name -> why it was given up at run time
         self.steps: list[tuple[str, str]] = []  # better ones not taken, and why
+        self.on_lost: Callable[[str], None] | None = None
+        self._retries: dict[str, _Retry] = {}
 
     def __getitem__(self, name: str) -> Backend:
         return self._made[name]
@@ -44,9 +65,20 @@ class Backends:
             for name, probe in steps:
                 self.steps.append((name, probe.because))
                 log.info("backend %s: not taken: %s", name, probe.because)
-            self._made.setdefault(backend.name, backend)
+            self._keep(backend)
             self._asked[asked] = backend.name
         return self._made[self._asked[asked]]
+
+    def _keep(self, backend: Backend) -> None:
+        if backend.name in self._made:
+            return
+        self._made[backend.name] = backend
+        if hasattr(backend, "on_lost"):
+            backend.on_lost = functools.partial(self._lost, backend.name)
+
+    def _lost(self, name: str, _why: str) -> None:
+        if self.on_lost is not None:
+            self.on_lost(name)
 
     def _pick(self, asked: str) -> tuple[Backend, list[tuple[str, Probe]]]:
         if asked != "auto":
@@ -57,8 +89,36 @@ class Backends:
         """A backend failed at run time: put back what it did; `get("auto")` picks a lower one."""
         self.failed[name] = why
         self.steps.append((name, why))
+        now_s = time.monotonic()
+        retry = self._retries.get(name)
+        if retry is None or now_s - retry.at_s > LONGEST_PAUSE_S:  # it ran well for long
+            retry = _Retry(now_s)
+        else:
+            retry.pause_s = min(2 * retry.pause_s, LONGEST_PAUSE_S)
+        retry.at_s = now_s + retry.pause_s
+        self._retries[name] = retry
         self._asked = {asked: used for asked, used in self._asked.items() if used != name}
         return self._made.pop(name).restore()
+
+    def climb(self) -> str | None:
+        """Name of a better backend that failed before and works again, if it is time to look."""
+        now_s = time.monotonic()
+        for name in list(self.failed):
+            retry = self._retries[name]
+            if now_s < retry.at_s or "auto" not in self._asked:
+                continue
+            others = tuple(other for other in self.failed if other != name)
+            backend, _ = self._choose("auto", self._options, others)
+            if backend.name != name:
+                retry.pause_s = min(2 * retry.pause_s, LONGEST_PAUSE_S)
+                retry.at_s = now_s + retry.pause_s
+                continue
+            del self.failed[name]
+            retry.at_s = now_s
+            self._keep(backend)
+            self._asked["auto"] = name
+            return name
+        return None
 
     def restore(self) -> tuple[str, ...]:
         """Put everything back. Returns what could not be, in words."""

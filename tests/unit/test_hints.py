@@ -1,5 +1,7 @@
 """What the scheduler is told says the same as the policy's urgency forms."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,9 @@ LIMITS = Limits(
 )
 
 
-def made(shape: UrgencyForm, sizes: Array | None = None, **groups: Group) -> Hints:
+def made(
+    shape: UrgencyForm, sizes: Array | None = None, groups: Mapping[str, Group] | None = None
+) -> Hints:
     n = len(shape)
     one = Schedule(
         "s",
@@ -25,7 +29,7 @@ def made(shape: UrgencyForm, sizes: Array | None = None, **groups: Group) -> Hin
         shape,
         np.zeros(n),
         np.zeros(n) if sizes is None else sizes,
-        groups,
+        groups or {},
     )
     return merged([(0, part) for part in hints(one, LIMITS)], n, LIMITS)
 
@@ -109,8 +113,10 @@ def test_queue_lengths_count_as_they_are_now() -> None:
 
 
 def test_groups_have_queues_of_their_own() -> None:
-    slopes = 10.0 ** np.arange(6)
-    given = made(form(6, per_second=slopes), a=Group(4, (0, 1)), b=Group(1, (2, 3, 4)))
+    slopes = np.array([1.0, 10, 100, 1e3, 1e4, 1e5])
+    given = made(
+        form(6, per_second=slopes), groups={"a": Group(4, (0, 1)), "b": Group(1, (2, 3, 4))}
+    )
     group = given.queue_group[given.queue]
     assert [set(group[list(rows)]) for rows in ((0, 1), (2, 3, 4), (5,))] == [{0}, {1}, {2}]
     assert given.shares[0] == 4 * given.shares[1]
@@ -120,7 +126,7 @@ def test_groups_have_queues_of_their_own() -> None:
 @pytest.mark.parametrize("count", [60, 100, 300])
 def test_more_groups_than_queues_lose_nobody(count: int) -> None:
     groups = {f"g{i}": Group(1.0, (2 * i, 2 * i + 1)) for i in range(count)}
-    given = made(form(2 * count, per_second=np.arange(2.0 * count) + 1), **groups)
+    given = made(form(2 * count, per_second=np.arange(2.0 * count) + 1), groups=groups)
     assert len(given.queue_base) <= LIMITS.queues
     assert given.queue.max() < len(given.queue_base)
     assert given.queue_group.max() < LIMITS.groups
@@ -130,7 +136,7 @@ def test_ten_thousand_threads_fit_the_limits() -> None:
     random = np.random.default_rng(1)
     for shape in (
         form(10_000, static=random.normal(size=10_000)),
-        form(10_000, per_second=random.exponential(size=10_000), rank=np.arange(10_000) % 300),
+        form(10_000, per_second=random.exponential(size=10_000), rank=np.arange(10_000.0) % 300),
         form(10_000, static=random.normal(size=10_000), per_second=random.exponential(size=10_000)),
     ):
         given = made(shape)

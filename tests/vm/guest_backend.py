@@ -87,11 +87,11 @@ def check_ten_thousand_threads() -> None:
         backend = Scx(journal())
         static = np.arange(len(threads), dtype=float)
         began = time.monotonic()
-        applied = backend.apply(schedule(threads, static))
+        applied = backend.apply(schedule(threads, static.tolist()))
         adopted_s = time.monotonic() - began
         assert not applied.problems, applied.problems[:3]
         began = time.monotonic()
-        applied = backend.apply(schedule(threads, static[::-1]))
+        applied = backend.apply(schedule(threads, static[::-1].tolist()))
         update_s = time.monotonic() - began
         print(f"adopt {adopted_s:.2f} s, update {update_s:.3f} s, {applied}")
         assert applied.writes > 9_000
