@@ -54,7 +54,7 @@ def loaded(
     before = [states(pid) for pid in pids]
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "sched_ctl.cli", "load", "--engine", "flink"),
+        *(str(Path(sys.executable).with_name("sched-ctl")), "load", "--engine", "flink"),
         *("--run-dir", str(folder / "run"), "--config", os.devnull, *arguments),
     ]
     with (folder / "load.log").open("ab") as log:
