@@ -261,8 +261,11 @@ def _topology(file: LabFile, engine: str) -> Topology:
     notes: list[str] = []
 
     def kernel_thread(tid: int, start_time: int, name: str) -> tuple[Thread, ...]:
-        if thread_start_time(file.pid, tid) != start_time:
-            notes.append(f"{name}: process {file.pid} has no thread {tid} of that start time")
+        found = thread_start_time(file.pid, tid)
+        if found is None:  # gone: the sources of a run that drains, the operators of one that ends
+            return ()
+        if found != start_time:
+            notes.append(f"{name}: thread {tid} of process {file.pid} is another one")
             return ()
         return (Thread(file.pid, tid, start_time, name),)
 

@@ -243,6 +243,19 @@ def test_flipped_bytes_never_do_worse_than_an_engine_error(tmp_path: Path, etl: 
     assert 30 < refusals < 300
 
 
+def test_a_reused_thread_id_is_told(tmp_path: Path, raw: bytes, etl: Target) -> None:
+    with connected(etl) as driver:
+        real = driver.poll(1).topology.operators[0].threads[0]
+    tid = real.tid.to_bytes(8, "little")
+    was = real.start_time.to_bytes(8, "little")
+    path = tmp_path / "file"
+    path.write_bytes(raw.replace(tid + was, tid + (real.start_time + 1).to_bytes(8, "little")))
+    with connected(Target("lab", str(path))) as driver:
+        topology = driver.poll(1).topology
+        assert topology.operators[0].threads == ()
+        assert len(topology.notes) == 1
+
+
 def test_a_thread_of_another_process_is_not_taken(tmp_path: Path, raw: bytes, etl: Target) -> None:
     """A file that names our own threads as its operators' gets none of them."""
     with connected(etl) as driver:
@@ -258,8 +271,8 @@ def test_a_thread_of_another_process_is_not_taken(tmp_path: Path, raw: bytes, et
     with connected(Target("lab", str(tmp_path / "file"))) as driver:
         topology = driver.poll(1).topology
         assert topology.operators[0].threads == ()
-        assert len(topology.notes) == 1
         assert all(len(op.threads) == 1 for op in topology.operators[1:])
+        assert mine not in {helper.thread for helper in topology.helpers}
 
 
 @pytest.mark.needs("root")
