@@ -1,0 +1,279 @@
+"""What the controller itself costs: time of a pass by stage, CPU share, memory, writes.
+
+    ./dev run python bench/controller.py [--operators 100 1000 10000] [--json FILE]
+
+A helper process holds as many sleeping threads as there are operators (chains of five), so nice
+values go to real threads. The engine is synthetic: reading it costs what reading the lab engine's
+shared memory does, a few copies of numpy columns. Its queues and counters change at every poll, and
+so do the priorities that follow from them. Each size runs in a process of its own, so that memory
+is that of this size. CPU shares are process CPU time by wall time, start-up not counted.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sched_ctl import bindings, metrics, scheduling
+from sched_ctl.backends import journal as journals
+from sched_ctl.backends.ladder import choose
+from sched_ctl.config import Binding, Settings
+from sched_ctl.controller import Controller
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.enforcing import Backends
+from sched_ctl.kernel import procfs
+from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
+
+AIMS = {(100, 10.0): 0.01, (10_000, 1.0): 0.05}
+AIM_RSS = 80e6
+CHAIN = 5
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    arguments.add_argument("--operators", type=int, nargs="+", default=[100, 1000, 10_000])
+    arguments.add_argument("--policies", nargs="+", default=["hr", "qs"])
+    arguments.add_argument("--rates", type=float, nargs="+", default=[1.0, 10.0], metavar="HZ")
+    arguments.add_argument("--seconds", type=float, default=5.0, help="for each figure")
+    arguments.add_argument("--probe", action="store_true", help="costs from schedstat as well")
+    arguments.add_argument("--json", type=Path, help="write the figures here")
+    arguments.add_argument("--one", help=argparse.SUPPRESS)
+    arguments.add_argument("--sleepers", type=int, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.sleepers:
+        sleepers(given.sleepers)
+    elif given.one:
+        print(json.dumps(one(**json.loads(given.one))))
+    else:
+        table(given)
+
+
+def table(given: argparse.Namespace) -> None:
+    print(f"Linux {platform.release()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
+    print(
+        f"{'operators':>9} {'policy':>6} {'Hz':>4} {'CPU':>7} {'aim':>5} {'RSS MB':>6} "
+        f"{'writes/s':>8} {'missed':>6}  ms of a pass: poll, metrics, policy, schedule, apply"
+    )
+    figures = []
+    for operators in given.operators:
+        for policy in given.policies:
+            for rate in given.rates:
+                job = {
+                    "operators": operators,
+                    "policy": policy,
+                    "rate": rate,
+                    "seconds": given.seconds,
+                    "probe": given.probe,
+                }
+                done = subprocess.run(
+                    [sys.executable, __file__, "--one", json.dumps(job)],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                )
+                if done.returncode:
+                    sys.exit(done.stderr)
+                figure = json.loads(done.stdout)
+                figures.append(figure)
+                aim = AIMS.get((operators, rate))
+                stages = ", ".join(f"{ms:.2f}" for ms in figure["stage_ms"].values())
+                print(
+                    f"{operators:9} {policy:>6} {rate:4g} {figure['cpu_share']:7.2%} "
+                    f"{'' if aim is None else f'{aim:.0%}':>5} {figure['rss_bytes'] / 1e6:6.0f} "
+                    f"{figure['writes_per_s']:8.0f} {figure['missed']:6}  {stages}",
+                    flush=True,
+                )
+    if given.json:
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+# --- one size ---------------------------------------------------------------------------------
+
+
+class Synthetic:
+    """An engine of `topology` whose operators process at steady, different rates."""
+
+    def __init__(self, topology: Topology, probe: bool) -> None:
+        self.target = Target("synthetic", "1")
+        self.provides = frozenset({"tuples_in", "tuples_out", "queue_size", "head_age"})
+        if not probe:
+            self.provides |= {"cpu_time"}
+        self.topology = topology
+        n = len(topology.operators)
+        random = np.random.default_rng(1)
+        self._random = random
+        self._rate = random.uniform(10, 1000, n)
+        self._selectivity = random.uniform(0.3, 1.0, n)
+        self._cost = 50e-6 * 2.0 ** random.integers(0, 5, n)
+        self._cpu_s = np.zeros(n)
+        self._polled_s = 0.0
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        now_s = time.monotonic()
+        n = len(self._rate)
+        tuples = self._rate * now_s
+        # The cost measured over a moment is never quite the same: 5% here.
+        noisy = self._cost * self._random.uniform(0.95, 1.05, n)
+        self._cpu_s = self._cpu_s + self._rate * (now_s - self._polled_s) * noisy
+        self._polled_s = now_s
+        columns = {
+            "tuples_in": tuples,
+            "tuples_out": tuples * self._selectivity,
+            "cpu_time": self._cpu_s,
+            "queue_size": self._random.geometric(0.3, n).astype(float),
+            "head_age": self._random.exponential(0.01, n),
+        }
+        return Snapshot(self.topology, now_s, {k: columns[k] for k in self.provides})
+
+    def close(self) -> None: ...
+
+
+class Stages:
+    """Time spent in functions, by stage; a stage inside another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner = [0.0]
+
+    def time(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began_s = time.perf_counter()
+            self._inner.append(0.0)
+            try:
+                return function(*arguments, **named)
+            finally:
+                took_s = time.perf_counter() - began_s
+                self.seconds[stage] += took_s - self._inner.pop()
+                self._inner[-1] += took_s
+
+        return timed
+
+
+def one(operators: int, policy: str, rate: float, seconds: float, probe: bool) -> dict[str, Any]:
+    helper = subprocess.Popen(
+        [sys.executable, __file__, "--sleepers", str(operators)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert helper.stdout is not None
+        helper.stdout.readline()
+        engine = Synthetic(topology_of(operators, helper.pid), probe)
+        # CPU first, untouched by the clocks around the stages; then the stages.
+        figure = asyncio.run(measured(engine, policy, rate, seconds, Stages()))
+        stages = Stages()
+        instrument(stages, engine)
+        passes = asyncio.run(measured(engine, policy, rate, min(seconds, 3.0), stages))["passes"]
+        order = ("poll", "metrics", "policy", "schedule", "apply")
+        figure["stage_ms"] = {name: 1e3 * stages.seconds[name] / passes for name in order}
+        return figure
+    finally:
+        helper.kill()
+        helper.wait()
+
+
+def instrument(stages: Stages, engine: Synthetic) -> None:
+    engine.poll = stages.time("poll", engine.poll)  # type: ignore[method-assign]
+    scheduling.evaluate = stages.time("metrics", metrics.evaluate)  # type: ignore[attr-defined]
+    bindings.decide = stages.time("schedule", scheduling.decide)  # type: ignore[attr-defined]
+    made = bindings.make_policy
+
+    def timed(binding: Binding, backend: str) -> Any:
+        from dataclasses import replace
+
+        policy = made(binding, backend)
+        return replace(policy, urgency=stages.time("policy", policy.urgency))
+
+    import sched_ctl.controller
+
+    sched_ctl.controller.make_policy = timed  # type: ignore[attr-defined]
+    INSTRUMENTED.append(stages)
+
+
+INSTRUMENTED: list[Stages] = []
+
+
+async def measured(
+    engine: Synthetic, policy: str, rate: float, seconds: float, stages: Stages
+) -> dict[str, Any]:
+    run_dir = Path(f"/run/sched-ctl-bench-{os.getpid()}")
+    run_dir.mkdir(mode=0o700, exist_ok=True)
+    journal = journals.Journal(run_dir / "journal")
+    backend, _ = choose("nice", {}, journal)
+    if INSTRUMENTED:
+        backend.apply = stages.time("apply", backend.apply)  # type: ignore[method-assign]
+    settings = Settings(policy=(Binding(policy=policy),), period=1 / rate, discover=5.0)
+    kind = DriverKind("synthetic", lambda: [engine.target], lambda _: engine)
+    controller = Controller(settings, {"synthetic": kind}, Backends(lambda *_: (backend, []), {}))
+    try:
+        await controller.start()
+        await controller.run(min(1.0, 2 / rate))  # the first passes touch every thread
+        [rule] = controller.rules
+        stages.seconds.clear()
+        passes, writes = rule.passes, rule.writes
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        await controller.run(max(seconds, 3 / rate))
+        took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
+        return {
+            "operators": len(engine.topology.operators),
+            "policy": policy,
+            "rate_hz": rate,
+            "cpu_share": cpu_s / took_s,
+            "rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "writes_per_s": (rule.writes - writes) / took_s,
+            "passes": rule.passes - passes,
+            "missed": rule.timer.missed,
+            "problems": list(rule.applied.problems),
+        }
+    finally:
+        controller.close()
+        journal.close()
+        for path in run_dir.iterdir():
+            path.unlink()
+        run_dir.rmdir()
+
+
+def topology_of(operators: int, pid: int) -> Topology:
+    tids = sorted(tid for tid in procfs.tids(pid) if tid != pid)[-operators:]
+    threads = [procfs.thread(pid, tid) for tid in tids]
+    made = tuple(
+        PhysicalOperator(
+            f"q{row // CHAIN}",
+            f"op{row % CHAIN}",
+            (f"op{row % CHAIN}",),
+            threads=(thread or Thread(pid, 0, 0),),
+        )
+        for row, thread in enumerate(threads)
+    )
+    edges = tuple(Edge(row - 1, row) for row in range(len(made)) if row % CHAIN)
+    logical = tuple(LogicalOperator(o.query, o.name) for o in made)
+    return Topology("synthetic:1", made, edges, logical, edges)
+
+
+def sleepers(count: int) -> None:
+    """Hold threads that sleep, until standard input ends."""
+    threading.stack_size(64 * 1024)
+    end = threading.Event()
+    for _ in range(count):
+        threading.Thread(target=end.wait, daemon=True).start()
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
