@@ -222,9 +222,9 @@ def test_everything_is_put_back_after_kill_9(
     path = tmp_path / "journal"
     ids = json.dumps([(t.pid, t.tid, t.start_time) for t in threads])
     command = [sys.executable, "-c", CONTROLLER, str(path), ids, name]
-    folders = f"{Path(__file__).parent}:{Path(__file__).parents[1]}"
+    folder = str(Path(__file__).parents[1])
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": folders}
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": folder}
     ) as controller:
         assert controller.stdout
         assert controller.stdout.readline() == "begin\n"
@@ -246,7 +246,7 @@ def test_ten_thousand_threads_cost_little(journal: Journal) -> None:
     assert me is not None
     backend = Nice(journal, NiceOptions(recheck=3600, best=0, worst=0, batch=False))
     crowd = (me, *(Thread(me.pid, 10**7 + row, 1) for row in range(9999)))
-    schedule = plan(crowd, np.arange(10_000.0))  # type: ignore[arg-type]
+    schedule = plan(crowd, np.arange(10_000.0).tolist())
     backend.apply(schedule)
     calls = 0
 

@@ -7,7 +7,7 @@ import pytest
 
 from sched_ctl.backends import journal as journals
 from sched_ctl.backends.journal import Journal, JournalError
-from sched_ctl.backends.records import Adopted, FileChanged, Group, Moved, Process, Released
+from sched_ctl.backends.records import Adopted, FileChanged, Group, Moved, Process, Record, Released
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def adopted(tid: int, nice: int = 0) -> Adopted:
 
 def test_what_is_written_is_read_again(path: Path) -> None:
     journal = Journal(path)
-    records = [
+    records: list[Record] = [
         adopted(2, -3),
         Moved(pid=1, tid=2, start=7, cgroup="/sys/fs/cgroup/cpu/a b"),
         Process(1, 5, 6, 0, 0, [1, 2], [3]),

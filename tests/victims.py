@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,11 @@ __all__ = ["Victim", "plan", "state"]
 
 
 class Victim:
-    """A process with threads, see helper.py."""
+    """A process with threads, see victim_process.py."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-S", str(Path(__file__).with_name("helper.py"))],
+            [sys.executable, "-S", str(Path(__file__).with_name("victim_process.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -74,7 +74,7 @@ def state(pid: int, tid: int) -> tuple[object, ...]:
 def plan(
     threads: Sequence[Thread],
     priorities: Sequence[float],
-    groups: dict[str, tuple[float, tuple[int, ...]]] | None = None,
+    groups: Mapping[str, tuple[float, tuple[int, ...]]] | None = None,
     scope: str = "test",
 ) -> Schedule:
     n = len(threads)
