@@ -49,7 +49,9 @@ def test_shares_divide_the_ingestion(one_cpu: Cluster, tmp_path: Path) -> None:
 def test_a_favoured_query_waits_less(one_cpu: Cluster, tmp_path: Path) -> None:
     """A light query beside an overloaded one: its p99 in ABBA phases, system against policy."""
     out = tmp_path / "light.txt"
-    one_cpu.submit(name="light", rate=200, parse_us=50, work_us=100, out=out)
+    # Buffers are handed on at once: else the wait for Flink's flusher hides that for the CPU.
+    light = {"rate": 200, "parse_us": 50, "work_us": 100, "buffer_timeout": "0 ms"}
+    one_cpu.submit(name="light", out=out, **light)
     one_cpu.submit(name="heavy", parallelism=4, **BUSY)
     pid = one_cpu.task_managers[0].pid
     before = states(pid)
@@ -57,24 +59,12 @@ def test_a_favoured_query_waits_less(one_cpu: Cluster, tmp_path: Path) -> None:
         *("--policy", "multi-class", "--backend", "nice"),
         *("--policy-option", 'classes={"light": "constant", "heavy": "constant"}'),
     ]
-    measured = phases(one_cpu, tmp_path, arguments, OPERATORS + 2, order="ABBAAB", seconds=4)
+    p99: dict[bool, list[float]] = {False: [], True: []}
+    for phase in phases(one_cpu, tmp_path, arguments, 2 * OPERATORS, seconds=3):
+        latency = finished(out, phase.begin, phase.end)
+        assert len(latency) > 0.8 * 3 * light["rate"]  # what is measured did run
+        p99[phase.scheduled].append(float(np.quantile(latency, 0.99)))
     after = states(pid)
     assert all(after[key] == before[key] for key in before.keys() & after.keys())
-    p99 = {
-        scheduled: np.median(
-            [
-                np.quantile(finished(out, phase.begin, phase.end), 0.99)
-                for phase in measured
-                if phase.scheduled is scheduled
-            ]
-        )
-        for scheduled in (False, True)
-    }
-    for phase in measured:
-        latencies = finished(out, phase.begin, phase.end) * 1e3
-        print(
-            "policy" if phase.scheduled else "system",
-            *(f"{np.quantile(latencies, q):.1f}" for q in (0.5, 0.9, 0.99)),
-            f"{latencies.mean():.1f} ms, {phase.cpus:.2f} CPUs, {len(latencies)}",
-        )
-    assert p99[True] < p99[False]
+    print({kind: [f"{value * 1e3:.1f} ms" for value in values] for kind, values in p99.items()})
+    assert np.mean(p99[True]) < np.mean(p99[False])
