@@ -38,9 +38,9 @@
  *    There is no cpu_release callback: re-queueing from there was seen to renew a hog's slice.
  *
  * 6. TRUST. Hints count while the heartbeat is young; after that every thread is "other". Leads
- *    are bounded, and the head of a queue that waits longer than control.starvation_ms runs
- *    whatever the hints say. All indices from shared memory are masked. If the controller dies,
- *    the link closes and the kernel takes all threads back to the fair class.
+ *    are bounded, and an operator that waits longer than control.starvation_ms runs whatever the
+ *    hints say, one in control.rescue_ms. All indices from shared memory are masked. If the
+ *    controller dies, the link closes and the kernel takes all threads back to the fair class.
  */
 #include "kernel.bpf.h"
 
@@ -51,6 +51,8 @@
 
 #include "order.bpf.h"
 #include "others.bpf.h"
+
+enum { RESCUE_DEPTH = 128 };
 
 char _license[] SEC("license") = "GPL";
 
@@ -202,32 +204,53 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		kick_idle(p);
 }
 
+/*
+ * The thread that waits longest in a queue, beyond `bound_ns`: its packed vtime, or 0. In a queue
+ * ordered by lead that is not the head, so look from the tail, but not at more than RESCUE_DEPTH.
+ */
+subprogram u64 longest_waiting(u64 dsq, s32 cpu, u64 now_ns, u64 bound_ns)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	u64 found = 0, waited_ns;
+	u32 slot, i;
+
+	bpf_iter_scx_dsq_new(&it, dsq, SCX_DSQ_ITER_REV);
+	for (i = 0; i < RESCUE_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
+		slot = packed_slot(p->scx.dsq_vtime);
+		waited_ns = now_ns - threads[slot].queued_ns;
+		if (!threads[slot].queued_ns || (s64)(waited_ns - bound_ns) <= 0 || !may_run(p, cpu))
+			continue;
+		found = p->scx.dsq_vtime;
+		bound_ns = waited_ns;
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	return found;
+}
+
 /* An operator that waits beyond the bound runs next, whatever the hints say. */
 subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
 {
-	struct candidate starved = { .queue = -1 };
-	u64 waiting, oldest_ns = control.starvation_ms * MS;
+	u64 waiting, starved;
 	u32 i, slot;
 
 	llc &= MAX_LLCS - 1;
 	waiting = queues[llc].waiting;
 	for_each_queue(i, waiting) {
-		u64 key, waited_ns;
-
-		key = peek(dsq_of(llc, i), cpu);
-		slot = packed_slot(key);
-		if (!slot)
+		starved = longest_waiting(dsq_of(llc, i), cpu, now_ns, control.starvation_ms * MS);
+		if (!starved)
 			continue;
-		waited_ns = now_ns - threads[slot].queued_ns;
-		if ((s64)waited_ns > (s64)oldest_ns) {
-			oldest_ns = waited_ns;
-			starved.queue = i;
+		count(starved);
+		slot = packed_slot(starved);
+		if (move_exactly(dsq_of(llc, i), starved)) {
+			threads[slot].rescues++;
+			record(TRACE_RESCUE, slot, now_ns, now_ns - threads[slot].queued_ns);
+			/* Its queue's head may have been this one. */
+			__sync_fetch_and_or(&stale[llc], 1ULL << i);
+			return 1;
 		}
 	}
-	if (starved.queue < 0)
-		return 0;
-	count(starved);
-	return take(llc, &starved);
+	return 0;
 }
 
 /* The threads of another last-level cache, when ours has none. */

@@ -106,7 +106,7 @@ struct control {
 	__u32 slice_us;			/* default slice */
 	__u32 until_block_ms;		/* longest slice of SLOT_UNTIL_BLOCK */
 	__u32 preempt_times;		/* a wake-up preempts what is this many times less urgent; 0 = never */
-	__u32 starvation_ms;		/* a head of a queue that waits longer runs next ... */
+	__u32 starvation_ms;		/* an operator that waits longer runs next ... */
 	__u32 rescue_ms;		/* ... one in this time on each CPU */
 	__u32 fault;			/* tests only: 1 = scx_bpf_error(), 2 = lose every thread */
 	__u32 reserved;
