@@ -54,9 +54,12 @@ PREFIX = "labspe."
 MAGIC = int.from_bytes(b"LABSPE1", "little")
 VERSION = 1
 MAX_BYTES = 1 << 30
+MAX_POLLED_BYTES = 1 << 26
 MAX_LAYOUT_BYTES = 1 << 16
 MAX_ROWS = 1 << 20
+MAX_ROW_BYTES = 1 << 20
 OUTSIDE = 2**64 - 1
+POLLED_FIELDS = ("generation", "state", "heartbeat_ns", "urgency_offset", "urgency_epoch")
 STATES = ("starting", "running", "draining", "done")
 DONE = STATES.index("done")
 STALE_S = 1.0  # the heartbeat is renewed every 20 ms
@@ -72,6 +75,9 @@ def _dtypes(layout: bytes) -> dict[str, np.dtype[np.void]]:
         name_bytes, buckets = int(described["name_bytes"]), int(described["histogram_buckets"])
         if not (0 < name_bytes <= 1024 and 0 < buckets <= 1 << 16):
             raise ValueError("sizes out of range")
+        sections = described["sections"]
+        if any(not 0 < section["bytes"] <= MAX_ROW_BYTES for section in sections.values()):
+            raise ValueError("a row's size is out of range")
         types = {
             "u64": "<u8",
             "f64": "<f8",
@@ -87,7 +93,7 @@ def _dtypes(layout: bytes) -> dict[str, np.dtype[np.void]]:
                     "itemsize": int(section["bytes"]),
                 }
             )
-            for name, section in described["sections"].items()
+            for name, section in sections.items()
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise EngineError(f"its layout cannot be read: {error}") from error
@@ -105,8 +111,11 @@ class LabFile:
         self._map: mmap.mmap | None = None
         try:
             self._open()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            # What the layout promises and the file does not hold, in all its variety
+            if isinstance(error, KeyError | ValueError | TypeError | OverflowError):
+                raise self._error(f"its layout is not one that we can read: {error}") from error
             raise
 
     def _open(self) -> None:
@@ -132,22 +141,26 @@ class LabFile:
         self.pool = header["workers"] > 0
         self._check_owner(status.st_uid)
         self._header_values = header
+        self._polled = self._polled_bytes()
         self._buffer: bytearray | mmap.mmap
         if status.st_uid == os.geteuid():
             self._map = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
             self._buffer = self._map
         else:
-            self._buffer = bytearray(self.size)
+            self._buffer = bytearray(self._polled)
         self.refresh()
         self.header = self._rows("header", 0, 1)
+        for field in POLLED_FIELDS:
+            self[field]
         self.queries = self._section("queries")
         self.operators = self._section("operators")
         self.activity = self._section("activity", "operators")
         self.edges = self._section("edges")
         self.produced = self._section("produced", "edges")
         self.consumed = self._section("consumed", "edges")
-        self.egresses = self._section("egresses")
         self.threads = self._section("threads")
+        # Latencies are large: there only where they need not be copied.
+        self.egresses = self._section("egresses") if self._map else None
 
     def _check_owner(self, uid: int) -> None:
         """The process that the file names must be there and belong to the file's owner."""
@@ -176,7 +189,9 @@ class LabFile:
 
     def _rows(self, name: str, offset: int, count: int) -> npt.NDArray[np.void]:
         dtype = self._dtypes[name]
-        if not (0 <= count <= MAX_ROWS and 0 <= offset <= self.size - count * dtype.itemsize):
+        if not (
+            0 <= count <= MAX_ROWS and 0 <= offset <= len(self._buffer) - count * dtype.itemsize
+        ):
             raise self._error(f"its section {name} lies outside of it")
         return np.frombuffer(self._buffer, dtype, count, offset)
 
@@ -187,9 +202,19 @@ class LabFile:
         except KeyError as error:
             raise self._error(f"its layout lacks {error}") from error
 
+    def _polled_bytes(self) -> int:
+        """How much of the file a poll needs: all sections but the last."""
+        try:
+            needed = self._header_values["egresses_offset"]
+        except KeyError as error:
+            raise self._error(f"its layout lacks {error}") from error
+        if not 0 < needed <= min(self.size, MAX_POLLED_BYTES):
+            raise self._error("its section egresses lies outside of it")
+        return needed
+
     def refresh(self) -> None:
         """Make the rows show the present. No system call where the file is mapped."""
-        if self._map is None and os.preadv(self._fd, [memoryview(self._buffer)], 0) != self.size:
+        if self._map is None and os.preadv(self._fd, [memoryview(self._buffer)], 0) != self._polled:
             raise self._error("it is cut off")
 
     def offset(self, field: str) -> int:

@@ -108,9 +108,10 @@ struct shared shared_create(const char *path, struct shared_size size)
 	PLACE(edges_offset, size.edges * sizeof *s.edges)
 	PLACE(produced_offset, size.edges * sizeof *s.produced)
 	PLACE(consumed_offset, size.edges * sizeof *s.consumed)
-	PLACE(egresses_offset, size.egresses * sizeof *s.egresses)
 	PLACE(threads_offset, size.threads * sizeof *s.threads)
 	PLACE(urgency_offset, size.operators * URGENCY_BANKS * URGENCY_COLUMNS * sizeof *s.urgency)
+	/* Last, since it is large and those who poll have no need of it. */
+	PLACE(egresses_offset, size.egresses * sizeof *s.egresses)
 #undef PLACE
 	base = map_file(path, at);
 	if (!base)

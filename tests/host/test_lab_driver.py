@@ -224,6 +224,32 @@ def test_another_version_is_named(tmp_path: Path, raw: bytes) -> None:
     assert "version 7" in refused(tmp_path / "file")
 
 
+FIELDS = ("pid", "workers", "operators_offset", "edges_count", "state", "tid", "head_due_ns", "in")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("broken", ["missing", "another type", "far away"])
+def test_a_layout_that_lacks_a_field_is_refused(
+    tmp_path: Path, raw: bytes, field: str, broken: str
+) -> None:
+    start = raw.index(f'["{field}", "u64"'.encode())
+    end = raw.index(b",", raw.index(b",", start) + 1) + 1
+    was = raw[start : raw.index(b",", end)]
+    becomes = {
+        "missing": was.replace(b'["', b'["?', 1).replace(b", ", b",", 1),
+        "another type": was.replace(b"u64", b"txt"),
+        "far away": was[: was.rindex(b" ")] + b" " + b"9" * (len(was) - was.rindex(b" ") - 1),
+    }[broken]
+    assert len(becomes) == len(was) and becomes != was
+    (tmp_path / "file").write_bytes(raw.replace(was, becomes))
+    try:
+        with connected(Target("lab", str(tmp_path / "file"))) as driver:
+            driver.poll(1)
+            assert broken == "far away"  # which may still lie in the row
+    except EngineError:
+        pass
+
+
 def test_flipped_bytes_never_do_worse_than_an_engine_error(tmp_path: Path, etl: Target) -> None:
     random = np.random.default_rng(1)
     path = tmp_path / "file"
