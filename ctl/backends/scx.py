@@ -21,12 +21,11 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from sched_ctl.backends import Applied, Probe, undo
+from sched_ctl.backends import Applied, BackendFailed, Probe, undo
 from sched_ctl.backends.hints import Limits, Part, hints, merged
 from sched_ctl.backends.journal import Journal
 from sched_ctl.backends.parameters import Parameters, Target
 from sched_ctl.backends.records import FileChanged
-from sched_ctl.errors import UserError
 from sched_ctl.graph import Index
 from sched_ctl.kernel import procfs, sched, schedext
 from sched_ctl.kernel.libbpf import BpfError, library
@@ -121,8 +120,8 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 2.0
 
 
-class Ejected(UserError):
-    """The kernel no longer runs our scheduler. retry: it is worth trying again later."""
+class Ejected(BackendFailed):
+    """The kernel no longer runs our scheduler. kind: as `Exit.kind`."""
 
     def __init__(self, exit_: Exit) -> None:
         super().__init__(

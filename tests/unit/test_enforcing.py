@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import pytest
 
-from sched_ctl import enforcing
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.enforcing import Backends
 from sched_ctl.model import Thread
@@ -52,7 +51,7 @@ class Ladder:
 
 def test_a_backend_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(enforcing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("sched_ctl.enforcing.time.monotonic", lambda: now[0])
     ladder = Ladder()
     backends = Backends(ladder, {})
     lost: list[str] = []

@@ -12,6 +12,7 @@ from sched_ctl.kernel import sched, schedext
 from sched_ctl.kernel.scheduler import Scheduler
 
 CPUS = 1
+MEMORY = "2G"  # room for ten thousand threads
 TIMEOUT_S = 120
 
 schedext.kernel_types()  # read once, before the checks are forked

@@ -1,0 +1,317 @@
+"""Whatever happens to the controller, the kernel or the threads: everybody makes progress, and
+everything is put back."""
+
+import ctypes
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vm.inside import skip, text_of
+from vm.machine import journal, progress, schedule, spinning, thread_of, wait_for
+
+from sched_ctl.backends.journal import restore
+from sched_ctl.backends.scx import Ejected, Scx, ScxOptions
+from sched_ctl.kernel import procfs, sched, schedext
+from sched_ctl.kernel.scheduler import LoadError, Scheduler, thread_pidfd
+from sched_ctl.model import Thread
+
+KERNELS = ("6.18", "7.3")
+CPUS = 2
+TIMEOUT_S = 120
+
+schedext.kernel_types()  # read once, before the checks are forked
+
+
+def controller(threads: list[Thread], static: list[float], **options: object) -> int:
+    """Pid of another process that schedules these threads until it is killed."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        backend = Scx(journal(), ScxOptions(**options))  # type: ignore[arg-type]
+        backend.apply(schedule(threads, static))
+        os.write(writer, b"x")
+        while True:
+            time.sleep(0.2)
+            backend.apply(schedule(threads, static))
+    os.close(writer)
+    assert os.read(reader, 1) == b"x", "the controller did not start"
+    os.close(reader)
+    return pid
+
+
+def everybody_runs(threads: list[Thread], least: float = 0.1) -> None:
+    got = progress(threads, 2.0)
+    assert min(got) > least, got
+
+
+def ejected(backend: Scx, threads: list[Thread], trigger: Callable[[], object]) -> Ejected:
+    """Do something that makes the kernel end the scheduler; what `apply` says then."""
+    lost: list[str] = []
+    backend.on_lost = lost.append
+    backend.apply(schedule(threads, 0.0))
+    trigger()
+    took = wait_for("disabled", 20.0)
+    began = time.monotonic()
+    while not lost and time.monotonic() - began < 5:
+        time.sleep(0.05)
+    print(f"disabled after {took:.2f} s: {lost}")
+    assert lost, "on_lost was not called"
+    try:
+        backend.apply(schedule(threads, 0.0))
+    except Ejected as error:
+        assert backend.restore() == ()
+        everybody_runs(threads)
+        assert all(os.sched_getscheduler(t.tid) == sched.OTHER for t in threads)
+        return error
+    raise AssertionError("apply went well after the kernel had ended the scheduler")
+
+
+def check_controller_killed() -> None:
+    with spinning(3) as threads:
+        pid = controller(threads, [3.0, 2.0, 1.0])
+        wait_for("enabled")
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        print(f"disabled after {wait_for('disabled'):.2f} s")
+        everybody_runs(threads)
+        log = journal()
+        assert restore(log) == []
+        assert not log.state
+        assert all(os.sched_getscheduler(t.tid) == sched.OTHER for t in threads)
+        assert schedext.server_share() in (None, 0.05)
+
+
+def check_controller_stopped() -> None:
+    """SIGSTOP: the hints expire, then all are equal; SIGCONT: they count again."""
+    with spinning(4) as threads:
+        pid = controller(threads, [4.0, 3.0, 2.0, 1.0], ttl=0.5)
+        before = progress(threads, 2.0)
+        assert max(before[2:]) < 0.4, before
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        during = progress(threads, 3.0)
+        print(before, during)
+        os.kill(pid, signal.SIGCONT)
+        assert min(during) > 0.25, during
+        time.sleep(1.0)
+        after = progress(threads, 2.0)
+        assert max(after[2:]) < 0.4, after
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        wait_for("disabled")
+        assert restore(journal()) == []
+
+
+def check_error() -> None:
+    with spinning(3) as threads:
+        backend = Scx(journal())
+
+        def fault() -> None:
+            assert backend.scheduler is not None
+            backend.scheduler.control["fault"] = 1
+
+        error = ejected(backend, threads, fault)
+        assert error.kind == "ERROR_BPF", error.kind
+        assert "a fault was asked for" in error.message, error.message
+
+
+def check_stall() -> None:
+    """A scheduler that loses threads is thrown out by the kernel's watchdog."""
+    with spinning(3) as threads:
+        for thread in threads:
+            os.sched_setscheduler(thread.tid, sched.EXT, os.sched_param(0))
+        with Scheduler(full=False, timeout_ms=2000) as scheduler:
+            scheduler.attach()
+            scheduler.control["fault"] = 2
+            took = wait_for("disabled", 30.0)
+            end = scheduler.exit()
+            print(f"{took:.1f} s: {end}")
+            assert end is not None
+            assert end.kind == "ERROR_STALL", end
+            assert "not given a CPU for too long" in str(end)
+        everybody_runs(threads)
+
+
+def check_sysrq() -> None:
+    with spinning(3) as threads:
+        Path("/proc/sys/kernel/sysrq").write_text("1")
+        trigger = Path("/proc/sysrq-trigger")
+        error = ejected(Scx(journal()), threads, lambda: trigger.write_text("S"))
+        assert error.kind == "SYSRQ"
+        assert "SysRq-S" in error.message
+
+
+def check_cpu_hotplug() -> None:
+    """The kernel ends the scheduler when a CPU goes or comes; it is loaded again at once."""
+    online = Path("/sys/devices/system/cpu/cpu1/online")
+    with spinning(3) as threads:
+        backend = Scx(journal())
+        backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
+        for value in ("0", "1"):
+            online.write_text(value)
+            wait_for("disabled")
+            applied = backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
+            assert not applied.problems
+            wait_for("enabled")
+            got = progress(threads, 2.0)
+            print("CPU 1", value, got)
+            assert got[0] > 0.6, got
+            assert got[2] < 0.3, got
+        backend.restore()
+
+
+def check_affinity_changes() -> None:
+    with spinning(6) as threads:
+        backend = Scx(journal())
+        backend.apply(schedule(threads, list(range(6))))
+        rng = random.Random(1)
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            cpus = rng.choice([{0}, {1}, {0, 1}])
+            os.sched_setaffinity(rng.choice(threads).tid, cpus)
+            time.sleep(0.002)
+        # The least urgent two, each alone on a CPU that the others may not use.
+        for thread in threads:
+            os.sched_setaffinity(thread.tid, {0})
+        os.sched_setaffinity(threads[0].tid, {1})
+        time.sleep(0.5)
+        got = progress(threads, 2.0)
+        print(got)
+        assert got[0] > 0.6, got
+        assert got[5] > 0.6, got
+        assert schedext.attached() == "sched_ctl"
+        backend.restore()
+        everybody_runs(threads, 0.05)
+
+
+def check_threads_born_and_dying() -> None:
+    """A thousand a second, children of an adopted process, beside adopted threads."""
+    counter = os.memfd_create("born")
+    os.ftruncate(counter, 8)
+    pid = os.fork()
+    if pid == 0:
+        libc = ctypes.CDLL(None)
+        handle = ctypes.c_void_p()
+        born = 0
+        while True:
+            if libc.pthread_create(ctypes.byref(handle), None, libc.getpid, None) == 0:
+                libc.pthread_detach(handle)
+                born += 1
+            os.pwrite(counter, born.to_bytes(8, "little"), 0)
+            time.sleep(0.0003)
+    try:
+        with spinning(3) as threads:
+            churn = thread_of(pid)
+            backend = Scx(journal())
+            members = [churn, *threads]
+            for _ in range(8):
+                applied = backend.apply(schedule(members, [9.0, 3.0, 2.0, 1.0]))
+                assert not applied.problems, applied.problems
+                time.sleep(0.5)
+            born = int.from_bytes(os.pread(counter, 8, 0), "little")
+            print(f"{born / 4:.0f} threads a second", backend.statistics())
+            assert born > 1000
+            assert schedext.attached() == "sched_ctl"
+            assert backend.restore() == ()
+            assert all(os.sched_getscheduler(tid) == sched.OTHER for tid in procfs.tids(pid)[:1])
+            everybody_runs(threads)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def check_reused_tid() -> None:
+    """A thread that gets the id of an adopted one that died is not taken for it."""
+    pid_max = Path("/proc/sys/kernel/pid_max")
+    try:
+        pid_max.write_text("600")
+    except OSError:
+        skip("a small pid_max")
+    backend = Scx(journal())
+    with spinning(1) as threads:
+        backend.apply(schedule(threads))
+        victim = threads[0].tid
+    for _ in range(3000):
+        pid = os.fork()
+        if pid == 0:
+            if os.getpid() == victim:
+                time.sleep(1000)
+            os._exit(0)
+        if pid == victim:
+            break
+        os.waitpid(pid, 0)
+    else:
+        skip("a reused tid")
+    try:
+        applied = backend.apply(schedule(threads))
+        assert backend.scheduler is not None
+        fd = thread_pidfd(victim)
+        assert backend.scheduler.adopted_slot(fd) is None
+        os.close(fd)
+        fresh = thread_of(victim)
+        assert fresh != threads[0]
+        applied = backend.apply(schedule([fresh]))
+        assert not applied.problems, applied
+        assert backend.restore() == ()
+        assert os.sched_getscheduler(victim) == sched.OTHER
+    finally:
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+        pid_max.write_text("32768")
+
+
+def check_fork_and_exec() -> None:
+    """Children of an adopted process run, are nobody's operators, and are released with it."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.sigwait({signal.SIGUSR1})
+        child = os.fork()
+        if child == 0:
+            os.execv("/bin/sh", ["sh", "-c", "while :; do :; done"])
+        os.write(writer, child.to_bytes(4, "little"))
+        while True:
+            pass
+    backend = Scx(journal())
+    time.sleep(0.2)
+    parent = thread_of(pid)
+    child = 0
+    try:
+        backend.apply(schedule([parent], 1.0))
+        os.kill(pid, signal.SIGUSR1)
+        child = int.from_bytes(os.read(reader, 4), "little")
+        got = progress([parent, thread_of(child)], 2.0)
+        print(got, os.sched_getscheduler(child))
+        assert got[0] > 0.3, got
+        assert got[1] > 0.03, got
+        assert backend.restore() == ()
+        assert os.sched_getscheduler(child) == sched.OTHER
+        assert os.sched_getscheduler(pid) == sched.OTHER
+    finally:
+        for victim in filter(None, (pid, child)):
+            os.kill(victim, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def check_two_controllers() -> None:
+    with spinning(3) as threads:
+        pid = controller(threads, [3.0, 2.0, 1.0])
+        second = Scx(journal())
+        try:
+            second.apply(schedule(threads, [1.0, 2.0, 3.0]))
+            raise AssertionError("the second controller took over")
+        except LoadError as error:
+            print(error)
+            assert "another scheduler is attached: sched_ctl" in error.message
+            assert error.transient
+        assert text_of("/sys/kernel/sched_ext/state") == "enabled"
+        got = progress(threads, 1.0)
+        assert got[0] > got[2], got
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        wait_for("disabled")
+        assert restore(journal()) == []
+        everybody_runs(threads)
