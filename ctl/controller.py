@@ -116,7 +116,8 @@ class Controller:
             timers = [self._discovery, *(rule.timer for rule in self.rules)]
             now_s = time.monotonic()
             pause_s = min(earliest(timers, now_s), max(0.0, end_s - now_s))
-            await self._sleep(0.0 if any(rule.urgent for rule in self.rules) else pause_s)
+            if not any(rule.urgent for rule in self.rules):
+                await self._sleep(pause_s)
 
     async def step(self, rules: Sequence[Rule]) -> None:
         """One pass of these rules."""
@@ -142,8 +143,8 @@ class Controller:
             self._pass(rule)
             rule.timer.done(time.monotonic())
             rule.passes += 1
-            # Between two rules, so that a slow one keeps neither socket nor signals waiting.
-            await asyncio.sleep(0)
+            if len(rules) > 1:  # a slow one keeps neither socket nor signals waiting
+                await asyncio.sleep(0)
 
     async def discover(self, patience_s: float) -> None:
         """Look for engines that came and went; wait for the answer at most so long."""
@@ -197,7 +198,6 @@ class Controller:
         for question in late:
             # From now on its answers are taken when they come, until it is quick again.
             waiting[question].late = True
-        await asyncio.sleep(0)  # the callbacks of those that answered
 
     def _pass(self, rule: Rule) -> None:
         began_s = time.perf_counter()

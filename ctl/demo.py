@@ -238,7 +238,7 @@ async def _schedule(
         discover=3600.0,
     )
 
-    def keep(*_: object) -> tuple[Backend, list[Any]]:
+    def keep(name: str, options: object, failed: object = ()) -> tuple[Backend, list[Any]]:
         return backend, []
 
     controller = Controller(settings, registry.drivers(), Backends(keep, {}))

@@ -10,7 +10,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt  # after the choice of the back end
 import numpy as np
-import seaborn as sns
+import seaborn as sns  # type: ignore[import-untyped]
 
 from sched_ctl.cli.show import number
 from sched_ctl.graph import Array
@@ -44,7 +44,7 @@ def _values(phases: "Sequence[Phase]", scheduler: str, what: str) -> Array:
     # Evenly spaced quantiles: what plotting all of them would show, without all of them.
     at = (np.arange(min(SAMPLES, int(cumulated[-1]))) + 0.5) / min(SAMPLES, cumulated[-1])
     rows = np.searchsorted(cumulated, at * cumulated[-1])
-    return np.array(edges)[order][rows]
+    return np.asarray(np.array(edges)[order][rows], dtype=np.float64)
 
 
 def _save(figure: Any, path: Path) -> Path:

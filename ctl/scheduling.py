@@ -259,6 +259,8 @@ def _frame(
 
 def _of_threads(form: UrgencyForm, row: Index, decided: Mask, top: Mask) -> UrgencyForm:
     """The form of each thread; of those that no operator decides for, neutral or above all."""
+    if decided.all():
+        return form.take(row)
     ranks = form.rank[~np.isnan(form.rank)]
     middle = float(np.median(ranks)) if len(ranks) else 0.0
     highest = float(ranks.max()) if len(ranks) else 0.0

@@ -69,6 +69,7 @@ def demo(
 
 def simulate(context: typer.Context) -> None:
     """Run workloads in the simulator: policies, loads, and what to expect of them."""
-    from sched_ctl.sim.cli import app
+    import importlib
 
-    app(args=context.args, prog_name="sched-ctl simulate", standalone_mode=True)
+    simulator = importlib.import_module("sched_ctl.sim.cli")
+    simulator.app(args=context.args, prog_name="sched-ctl simulate", standalone_mode=True)

@@ -1,0 +1,67 @@
+"""docs/usage.md against the program."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from sched_ctl import config
+from sched_ctl.cli import app
+
+TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
+
+
+def test_every_setting_is_described_as_declared() -> None:
+    for struct in (config.Settings, config.Binding):
+        for setting in config.declared(struct):
+            [line] = [
+                line
+                for line in _section(struct).splitlines()
+                if line.startswith(f"| `{setting.key}` |")
+            ]
+            assert setting.description in line, f"docs/usage.md: {setting.key}"
+            assert setting.bounds in line, f"docs/usage.md: {setting.key}"
+            if struct is config.Settings:
+                assert f"`{setting.flag}`" in line
+
+
+def test_no_setting_is_described_that_is_not_there() -> None:
+    for struct in (config.Settings, config.Binding):
+        described = re.findall(r"^\| `(\w+)` \|", _section(struct), re.MULTILINE)
+        assert described == [setting.key for setting in config.declared(struct)]
+
+
+def _section(struct: type) -> str:
+    settings, _, rest = TEXT.partition("### Settings")[2].partition("### `[[policy]]` sections")
+    return settings if struct is config.Settings else rest.partition("## As a service")[0]
+
+
+def test_every_command_is_described() -> None:
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    described = set(re.findall(r"^\| `sched-ctl (\w+)", TEXT, re.MULTILINE))
+    assert described == names | {"policy"}
+
+
+def test_the_example_file_is_a_valid_configuration(tmp_path: Path) -> None:
+    example = TEXT.partition("all that.")[2].partition("Patterns are")[0]
+    path = tmp_path / "example.toml"
+    path.write_text(example)
+    settings = config.load(path)
+    assert [binding.policy for binding in settings.policy] == ["qs", "hr"]
+    assert settings.policy[1].shares == {"gold*": 4, "*": 1}
+    assert tomllib.loads(example)["backends"] == {"nice": {"worst": 15}}
+
+
+def test_help_is_quick_and_light() -> None:
+    code = (
+        "import sys; sys.argv = ['sched-ctl', '--help']\n"
+        "from sched_ctl.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'httpx', 'matplotlib', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "explain" in done.stdout
