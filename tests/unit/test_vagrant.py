@@ -1,0 +1,53 @@
+"""The machines for users: that their descriptions are valid. They are not started here."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+VAGRANT = Path(__file__).parents[2] / "vagrant"
+
+
+@pytest.mark.needs("vagrant")
+def test_the_vagrantfile_is_valid(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["vagrant", "validate", "--ignore-provider"],
+        cwd=VAGRANT,
+        env=os.environ | {"VAGRANT_DOTFILE_PATH": str(tmp_path), "VAGRANT_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_provisioning_is_valid_and_refuses_other_roles() -> None:
+    script = VAGRANT / "provision.sh"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    done = subprocess.run([str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "usage: provision.sh sched-ext|fallback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["run", "6.18"], 2, "no command"),
+        (["run", "1.0", "--", "true"], 125, "no kernel '1.0'"),
+        (["run", "/nowhere/vmlinuz", "--", "true"], 125, "no kernel image"),
+        (["run", "--cpus", "many", "6.18", "--", "true"], 2, "invalid int value"),
+        (["dance"], 2, "invalid choice"),
+    ],
+)
+def test_the_runner_says_what_is_wrong(arguments: list[str], code: int, text: str) -> None:
+    done = subprocess.run(
+        [str(VAGRANT / "vm"), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
