@@ -20,6 +20,7 @@ from sched_ctl.backends import Backend, Probe, ladder
 from sched_ctl.backends import journal as journals
 from sched_ctl.config import Binding, Settings
 from sched_ctl.controller import Controller
+from sched_ctl.dispatch import dispatch
 from sched_ctl.drivers import DriverKind
 from sched_ctl.enforcing import Backends
 from sched_ctl.errors import UserError
@@ -150,6 +151,9 @@ def _handlers(
     async def status(_: Mapping[str, Any]) -> object:
         return views.status(controller)
 
+    async def dispatched(_: Mapping[str, Any]) -> object:
+        return dispatch(controller)
+
     async def explain(arguments: Mapping[str, Any]) -> object:
         return views.explain(controller, _text(arguments, "what"))
 
@@ -167,7 +171,13 @@ def _handlers(
         controller.stop("unload")
         return {"not_put_back": list(await asyncio.shield(stopped))}
 
-    return {"status": status, "explain": explain, "policy-set": policy_set, "unload": unload}
+    return {
+        "status": status,
+        "dispatch": dispatched,
+        "explain": explain,
+        "policy-set": policy_set,
+        "unload": unload,
+    }
 
 
 def _rule(controller: Controller, name: object) -> Any:

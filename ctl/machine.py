@@ -60,33 +60,17 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _sched_ext() -> Iterator[Finding]:
-    state = _read("/sys/kernel/sched_ext/state")
-    if state is None:
-        yield Finding(
-            "sched_ext",
-            False,
-            "the kernel has no sched_ext: priorities are written now and then instead of being "
-            "followed at each dispatch",
-            "a kernel from 6.12 on with CONFIG_SCHED_CLASS_EXT has it",
-        )
-        return
-    ops = _read("/sys/kernel/sched_ext/root/ops")
-    if state == "enabled":
-        yield Finding(
-            "sched_ext",
-            False,
-            f"the scheduler {ops or '?'} is loaded already",
-            "end the program that loaded it",
-        )
-    elif _read("/sys/kernel/realtime") == "1":
-        yield Finding(
-            "sched_ext",
-            False,
-            "PREEMPT_RT kernels refuse sched_ext schedulers",
-            "boot a kernel without PREEMPT_RT",
-        )
-    else:
-        yield Finding("sched_ext", True, f"the kernel has sched_ext, {state}")
+    from sched_ctl.backends import scx
+    from sched_ctl.kernel import schedext
+
+    obstacles = list(schedext.obstacles())
+    for obstacle in obstacles:
+        yield Finding("sched_ext", False, obstacle.because, obstacle.hint)
+    if not obstacles:
+        probe = scx.probe()
+        yield Finding("sched_ext", probe.can, probe.because, probe.hint)
+        for name, words in scx.features():
+            yield Finding("sched_ext", None, f"{name}: {words}")
 
 
 def _cgroups() -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sched_ctl import __version__
-from sched_ctl.cli import lab, live, look
+from sched_ctl.cli import lab, live, look, stats
 from sched_ctl.errors import UserError
 
 __all__ = ["app", "main"]
@@ -51,6 +51,7 @@ def options(
 look.add_to(app)
 live.add_to(app)
 lab.add_to(app)
+stats.add_to(app)
 
 
 def main() -> None:

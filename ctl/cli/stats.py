@@ -1,0 +1,105 @@
+"""sched-ctl stats: what the scheduler in the kernel does."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sched_ctl.cli.flags import Json, RunDir
+from sched_ctl.config import Settings
+from sched_ctl.errors import UserError
+
+__all__ = ["add_to"]
+
+DEFAULT_RUN_DIR = Path(Settings().run_dir)
+SHOWN_THREADS = 20
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(stats)
+
+
+def stats(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the rates again and again, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(help="Time between two looks, in seconds.", min=0.1, max=3600)
+    ] = 1.0,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    json: Json = False,
+) -> None:
+    """Show what the scheduler in the kernel does: its decisions, and each thread's waits.
+
+    Example: sched-ctl stats --watch
+    """
+    from sched_ctl.cli import show
+    from sched_ctl.control import request
+
+    def ask() -> dict[str, Any]:
+        answer: dict[str, Any] = request(run_dir, "dispatch")
+        if not answer:
+            raise UserError(
+                "no scheduler of ours runs in the kernel: the backend is not scx",
+                "sched-ctl status shows which it is and why",
+            )
+        return answer
+
+    now = ask()
+    if json and not watch:
+        show.emit_json(now)
+        return
+    if not watch:
+        _show(now, {}, 0.0)
+        return
+    while True:
+        before, began_s = now, time.monotonic()
+        time.sleep(interval)
+        now = ask()
+        took_s = time.monotonic() - began_s
+        if json:
+            show.emit_json(now)
+            continue
+        typer.clear()
+        _show(now, before["counters"], took_s)
+
+
+def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:
+    """Counters, or their rates if there are earlier ones; and the threads that wait most."""
+    from sched_ctl.cli import show
+
+    counters = now["counters"]
+    rates = (
+        {name: (value - before.get(name, 0)) / seconds for name, value in counters.items()}
+        if (before)
+        else {}
+    )
+    show.table(
+        ("counter", ">per second" if rates else ">total", "what"),
+        (
+            (name, show.number(rates.get(name, value)), now["about"].get(name, ""))
+            for name, value in counters.items()
+            if value
+        ),
+        title=f"sched_ext, {now['mode']} mode",
+    )
+    show.table(
+        (
+            *(">tid", "operator", ">cluster", ">age ms", ">waits ms", ">mean wait ms"),
+            *(">longest ms", ">runs", ">starved"),
+        ),
+        (
+            (
+                row["tid"],
+                row["operator"],
+                row["queue"],
+                *(show.number(row[key]) for key in ("age_ms", "waits_ms", "wait_mean_ms")),
+                show.number(row["wait_max_ms"]),
+                row["runs"],
+                row["starved"],
+            )
+            for row in now["threads"][:SHOWN_THREADS]
+        ),
+        title=f"{len(now['threads'])} threads, longest wait first",
+    )

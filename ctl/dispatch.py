@@ -1,0 +1,38 @@
+"""What the BPF scheduler does at the moment, for `sched-ctl stats`: plain data with stable keys."""
+
+from typing import Any
+
+from sched_ctl.controller import Controller
+
+__all__ = ["dispatch"]
+
+MOST_THREADS = 1000
+
+
+def dispatch(controller: Controller) -> dict[str, Any]:
+    """Counters since attaching with a text for each, and each thread's cluster, age and waits.
+
+    {} where no backend of this controller dispatches by itself. threads: those that waited
+    longest first, at most a thousand.
+    """
+    backends = controller.backends
+    if backends is None or "scx" not in backends.names:
+        return {}
+    backend: Any = backends["scx"]
+    threads = {}
+    for rule in controller.rules:
+        if rule.backend != "scx" or rule.schedule is None:
+            continue
+        for thread, label in zip(rule.schedule.threads, rule.schedule.operators, strict=True):
+            state = backend.applied(thread)
+            if state:
+                row = {"tid": thread.tid, "name": thread.name, "operator": label}
+                threads[thread] = row | dict(state)
+    rows = sorted(threads.values(), key=lambda row: -float(row["wait_max_ms"]))
+    return {
+        "backend": "scx",
+        "mode": backend.mode,
+        "counters": dict(backend.statistics()),
+        "about": dict(backend.about()),
+        "threads": rows[:MOST_THREADS],
+    }
