@@ -3,6 +3,7 @@
 from typing import Any
 
 from sched_ctl.controller import Controller
+from sched_ctl.model import Thread
 
 __all__ = ["dispatch"]
 
@@ -19,7 +20,7 @@ def dispatch(controller: Controller) -> dict[str, Any]:
     if backends is None or "scx" not in backends.names:
         return {}
     backend: Any = backends["scx"]
-    threads = {}
+    threads: dict[Thread, dict[str, Any]] = {}
     for rule in controller.rules:
         if rule.backend != "scx" or rule.schedule is None:
             continue
@@ -28,7 +29,7 @@ def dispatch(controller: Controller) -> dict[str, Any]:
             if state:
                 row = {"tid": thread.tid, "name": thread.name, "operator": label}
                 threads[thread] = row | dict(state)
-    rows = sorted(threads.values(), key=lambda row: -float(row["wait_max_ms"]))
+    rows = sorted(threads.values(), key=lambda row: -row["wait_max_ms"])
     return {
         "backend": "scx",
         "mode": backend.mode,

@@ -1,5 +1,6 @@
 """sched-ctl stats: what the scheduler in the kernel does."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,7 +62,8 @@ def stats(
         if json:
             show.emit_json(now)
             continue
-        typer.clear()
+        if sys.stdout.isatty():
+            print("\033[2J\033[H", end="")  # clear, and up to the corner
         _show(now, before["counters"], took_s)
 
 
