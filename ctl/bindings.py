@@ -9,19 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+import msgspec
 import numpy as np
 
 from sched_ctl import probes, registry
 from sched_ctl.backends import Applied
-from sched_ctl.config import Binding
+from sched_ctl.config import Binding, Settings
+from sched_ctl.config import resolve as resolve_settings
 from sched_ctl.deadlines import Timer
 from sched_ctl.engines import Engine
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics import Resolution, resolve
 from sched_ctl.model import Thread, Topology
 from sched_ctl.policy import Level, Policy
 from sched_ctl.schedule import Group, Schedule
-from sched_ctl.scheduling import decide
+from sched_ctl.scheduling import HELPER_RULES, decide
 from sched_ctl.window import Window
 
 __all__ = ["Claims", "Rule", "check_bindings", "make_policy", "without"]
@@ -219,10 +221,40 @@ def without(schedule: Schedule, spared: set[Thread]) -> Schedule:
     )
 
 
-def check_bindings(bindings: Sequence[Binding]) -> None:
-    """Raises UserError for a policy, or an option of one, that does not exist."""
-    for binding in bindings:
+def check_bindings(settings: Settings) -> None:
+    """Raises UserError for a policy, a backend, an option or a rule that does not exist.
+
+    So that a misspelt word is an error at once, and not when it is needed first.
+    """
+    for binding in resolve_settings(settings):
         try:
             make_policy(binding, "nice")
         except UserError as error:
             raise UserError(f"policy {binding.name}: {error.message}", error.hint) from error
+    for role, rule in settings.helpers.items():
+        if rule not in HELPER_RULES:
+            raise UserError(
+                f"helpers.{role}: no rule {rule!r}{near_miss(rule, HELPER_RULES)}",
+                f"one of: {', '.join(HELPER_RULES)}",
+            )
+    _check_backends(settings)
+
+
+def _check_backends(settings: Settings) -> None:
+    from sched_ctl.backends import ladder  # only at the start: it looks for backends
+
+    kinds = {kind.name: kind for kind in ladder.KINDS}
+    for name in (*settings.backends, *(b.backend or "auto" for b in resolve_settings(settings))):
+        if name not in kinds and name != "auto":
+            raise UserError(
+                f"there is no backend {name!r}{near_miss(name, kinds)}",
+                f"one of: auto, {', '.join(kinds)}",
+            )
+    for name, options in settings.backends.items():
+        try:
+            msgspec.convert(options, kinds[name].options)
+        except (msgspec.ValidationError, KeyError) as error:
+            known = kinds[name].options.__struct_fields__ if name in kinds else ()
+            raise UserError(
+                f"backends.{name}: {error}", f"its options: {', '.join(known) or 'none'}"
+            ) from error

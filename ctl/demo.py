@@ -82,6 +82,7 @@ class Options:
     phase_s: float = 6.0
     seed: int = 1
     out: Path | None = Path("sched-ctl-demo")
+    run_dir: Path = Path(Settings().run_dir)
 
 
 @dataclass
@@ -131,20 +132,22 @@ def run(options: Options, *, json: bool = False) -> None:
     if len(cpus) < options.cpus:
         raise UserError(f"--cpus {options.cpus}: there are only {len(cpus)} CPUs for us")
     # A signal anywhere below becomes an exception, so that every `with` and `finally` has its turn.
-    with _signals_raise(), lab.workload_file(options.workload, options.seed) as path:
-        run_dir = Path(Settings().run_dir)
-        with hold(run_dir, "a controller is running, and would disturb the comparison"):
-            journal = journals.Journal(run_dir / "journal")
-            for problem in journals.restore(journal):
-                log.warning("left by an earlier controller, not put back: %s", problem)
-            backend, steps = choose(options.backend, {}, journal)
-            try:
-                _tell(options, backend, steps, cpus)
-                phases = _phases(options, path, cpus, backend)
-            finally:
-                left = backend.restore()
-            for problem in left:
-                log.error("not put back: %s", problem)
+    with (
+        _signals_raise(),
+        lab.workload_file(options.workload, options.seed) as path,
+        hold(options.run_dir, "a controller is running, and would disturb the comparison"),
+    ):
+        journal = journals.Journal(options.run_dir / "journal")
+        for problem in journals.restore(journal):
+            log.warning("left by an earlier controller, not put back: %s", problem)
+        backend, steps = choose(options.backend, {}, journal)
+        try:
+            _tell(options, backend, steps, cpus)
+            phases = _phases(options, path, cpus, backend)
+        finally:
+            left = backend.restore()
+        for problem in left:
+            log.error("not put back: %s", problem)
     _report(options, phases, backend.name, json)
 
 

@@ -15,7 +15,7 @@ from sched_ctl import lab
 from sched_ctl.kernel import procfs
 from support import wait_until
 
-__all__ = ["loaded", "nices", "sched_ctl", "scheduled", "spe"]
+__all__ = ["command", "loaded", "nices", "sched_ctl", "scheduled", "spe"]
 
 WORKLOADS = Path(__file__).parents[1] / "bench" / "workloads"
 # What a test asks of a loaded machine before it gives up

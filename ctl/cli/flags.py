@@ -12,7 +12,9 @@ import typer
 from sched_ctl import config
 from sched_ctl.config import Setting, Settings
 
-__all__ = ["Json", "RunDir", "with_settings"]
+__all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "with_settings"]
+
+DEFAULT_RUN_DIR = Path(Settings().run_dir)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 RunDir = Annotated[

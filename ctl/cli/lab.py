@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sched_ctl.cli.flags import Json
+from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
 
 __all__ = ["add_to"]
 
@@ -41,6 +41,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the plots.", metavar="DIR")] = Path(
         "sched-ctl-demo"
     ),
+    run_dir: RunDir = DEFAULT_RUN_DIR,
     json: Json = False,
 ) -> None:
     """See the effect: the built-in lab engine under the OS's own scheduling and under a policy.
@@ -62,6 +63,7 @@ def demo(
             phase_s=phase,
             seed=seed,
             out=out,
+            run_dir=run_dir,
         ),
         json=json,
     )

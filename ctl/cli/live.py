@@ -1,17 +1,14 @@
 """Commands that run, steer and end the controller: load, policy set, unload, restore."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sched_ctl.cli.flags import Json, RunDir, with_settings
+from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, with_settings
 from sched_ctl.config import Settings
 from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
-
-DEFAULT_RUN_DIR = Path(Settings().run_dir)
 
 policy = typer.Typer(help="Change the policies of the running controller.", no_args_is_help=True)
 
@@ -45,9 +42,8 @@ def load(
 
     from sched_ctl import loading, registry
     from sched_ctl.bindings import check_bindings
-    from sched_ctl.config import resolve
 
-    check_bindings(resolve(settings))
+    check_bindings(settings)
     problems = loading.run(
         settings,
         registry.drivers(),

@@ -6,13 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sched_ctl.cli.flags import Json, RunDir, with_settings
+from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, with_settings
 from sched_ctl.config import Settings
 from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
-
-DEFAULT_RUN_DIR = Path(Settings().run_dir)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -144,8 +142,10 @@ def plan(
     Examples: sched-ctl plan --policy hr;  sched-ctl plan --engine flink --json
     """
     from sched_ctl import loading, registry, views
+    from sched_ctl.bindings import check_bindings
     from sched_ctl.cli import show
 
+    check_bindings(settings)
     logging.getLogger().setLevel(logging.WARNING)
     controller = loading.plan(settings, registry.drivers(), observe)
     if save is not None:
@@ -322,10 +322,10 @@ def config(
 
     from sched_ctl.bindings import check_bindings
     from sched_ctl.cli import show
-    from sched_ctl.config import dump, resolve
+    from sched_ctl.config import dump
 
     if check:
-        check_bindings(resolve(settings))
+        check_bindings(settings)
     if json:
         import msgspec
 
