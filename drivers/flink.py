@@ -136,7 +136,7 @@ class FlinkDriver:
         deadline = time.monotonic() + timeout_s
         self._check_alive()
         jobs_changed = self._look_for_jobs(deadline)
-        if jobs_changed or time.monotonic() >= self._next_processes:
+        if time.monotonic() >= self._next_processes:
             self._look_for_processes(deadline)
         names_changed = self._look_at_threads(deadline)
         if self._plan is None or jobs_changed:
@@ -176,6 +176,7 @@ class FlinkDriver:
             if listed != self._listed:
                 self._listed = listed
                 self._plan = None
+                self._next_processes = 0.0
         if time.monotonic() >= self._settle:
             for jid in self._unsettled:
                 self._jobs.pop(jid, None)

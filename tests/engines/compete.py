@@ -55,7 +55,8 @@ def loaded(
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         *(str(Path(sys.executable).with_name("sched-ctl")), "load", "--engine", "flink"),
-        *("--run-dir", str(folder / "run"), "--config", os.devnull, *arguments),
+        *("--run-dir", str(folder / "run"), "--config", os.devnull, "--poll-timeout", "5"),
+        *arguments,
     ]
     with (folder / "load.log").open("ab") as log:
         process = subprocess.Popen(
@@ -74,7 +75,10 @@ def loaded(
         return count >= threads
 
     try:
-        wait_until(changed, 30, f"{threads} threads scheduled")
+        try:
+            wait_until(changed, 60, f"{threads} threads scheduled")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{(folder / 'load.log').read_text()}") from error
         yield
     finally:
         process.send_signal(signal.SIGINT)

@@ -45,7 +45,7 @@ def machine(classes: Path, *options: str, wrapper: tuple[str, ...] = ()) -> Iter
         assert process.stdin is not None
         assert process.stdout.readline() == b"ready\n"
         try:
-            yield wait_until(lambda: _java(process.pid))
+            yield wait_until(lambda: _java(process.pid)) or 0
         finally:
             process.stdin.close()
             process.wait(20)

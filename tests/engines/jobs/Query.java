@@ -99,8 +99,8 @@ public final class Query {
 
                 @Override
                 public CompletionStage<Void> acquire(int records) {
-                    index += records;
                     long wait = due(job, rate, index) - System.nanoTime();
+                    index += records;
                     if (wait <= 0) {
                         return CompletableFuture.completedFuture(null);
                     }
