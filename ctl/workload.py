@@ -48,6 +48,8 @@ MAX_BYTES = 16 << 20
 MAX_OPERATORS = 100_000
 MAX_NAME = 63
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.:+-]{{0,{MAX_NAME - 1}}}")
+BLANKS = re.compile(r"[ \t\r\v\f]+")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # no nan, no inf
 KINDS = ("constant", "poisson", "onoff", "trace")
 
 
@@ -165,7 +167,7 @@ class _Line:
 
     def __init__(self, path: str, number: int, text: str) -> None:
         self.path, self.number = path, number
-        words = text.split()
+        words = [word for word in BLANKS.split(text) if word]
         self.kind = words[0]
         if self.kind not in _FIELDS:
             raise self.error(f"unknown statement {_shown(self.kind)}", _near(self.kind, _FIELDS))
@@ -198,12 +200,11 @@ class _Line:
         if rule is None:
             self.texts[key] = text
             return
-        try:
-            value = float(text)
-        except ValueError:
-            raise self.error(f"{key}={text} is not a number") from None
+        if not NUMBER.fullmatch(text):
+            raise self.error(f"{key}={_shown(text)[1:-1]} is not a number")
+        value = float(text)
         low = value > rule.low if rule.above else value >= rule.low
-        if not (low and value <= rule.high):  # NaN is neither
+        if not (low and value <= rule.high):
             least = "above" if rule.above else "at least"
             raise self.error(f"{key}={text} must be {least} {rule.low:g}, at most {rule.high:g}")
         self.values[key] = value / rule.per
@@ -231,12 +232,10 @@ def load(path: str | Path) -> Workload:
         raise UserError(f"cannot read workload {path}: {error.strerror}") from error
     if len(content) > MAX_BYTES:
         raise UserError(f"{path}: larger than {MAX_BYTES >> 20} MB")
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text") from error
-    workload = parse(text, str(path))
+    if b"\0" in content:
+        line = content[: content.index(b"\0")].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: not text")
+    workload = parse(content.decode("utf-8", "replace"), str(path))
     for query in workload.queries:
         for source in query.sources:
             if source.arrivals.kind == "trace":
@@ -283,8 +282,8 @@ def parse(text: str, path: str = "<workload>") -> Workload:
 
 def _statements(text: str, path: str) -> Iterator[_Line]:
     for number, line in enumerate(text.split("\n"), 1):
-        statement = line.partition("#")[0].strip()
-        if statement:
+        statement = line.partition("#")[0]
+        if BLANKS.sub("", statement):
             yield _Line(path, number, statement)
 
 

@@ -338,6 +338,7 @@ int main(int argc, char **argv)
 	char path[64];
 	sigset_t signals;
 	struct measured measured;
+	FILE *results = NULL, *record = NULL;
 
 	engine->options = parse_options(argc, argv, &only_describe);
 	engine->workload = workload_read(engine->options.workload);
@@ -350,6 +351,10 @@ int main(int argc, char **argv)
 		describe(engine);
 		return 0;
 	}
+	if (engine->options.results)
+		results = results_open(engine->options.results);
+	if (engine->options.record)
+		record = results_open(engine->options.record);
 	/* Blocked in all threads; the main thread waits for them. */
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGINT);
@@ -382,10 +387,10 @@ int main(int argc, char **argv)
 	atomic_store(&engine->shared.header->state, DONE);
 	unlink(engine->options.shm);
 	die_removes(NULL);
-	if (engine->options.record)
-		results_record(engine, engine->options.record);
-	if (engine->options.results)
-		results_write(engine, &measured, engine->options.results);
+	if (record)
+		results_record(engine, record);
+	if (results)
+		results_write(engine, &measured, results);
 	summary(engine, &measured);
 	engine_free(engine);
 	free(engine);

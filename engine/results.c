@@ -52,7 +52,7 @@ static void write_distribution(FILE *out, const char *name, const uint64_t *hist
 	fputs("]}", out);
 }
 
-static void write_total(FILE *out, const struct total *t, double seconds)
+static void write_total(FILE *out, const struct total *t)
 {
 	double n = t->count ? t->count : 1;
 
@@ -66,7 +66,6 @@ static void write_total(FILE *out, const struct total *t, double seconds)
 	write_distribution(out, "slowdown", t->slowdown_histogram, t->slowdown / n,
 			   t->slowdown_max, 1 / SLOWDOWN_UNIT);
 	fprintf(out, ",\n    \"slowdown_l2\": %.9g", sqrt(t->slowdown_squared));
-	(void)seconds;
 }
 
 static double per_second(uint64_t count, double seconds)
@@ -92,15 +91,27 @@ static void write_operators(FILE *out, const struct engine *engine)
 	}
 }
 
-void results_write(const struct engine *engine, const struct measured *m, const char *path)
+FILE *results_open(const char *path)
 {
 	FILE *out = strcmp(path, "-") ? fopen(path, "we") : stdout;
+
+	if (!out)
+		die("cannot write %s: %s", path, strerror(errno));
+	return out;
+}
+
+static void close_file(FILE *out)
+{
+	if (ferror(out) || fflush(out) || (out != stdout && fclose(out)))
+		die("cannot write the results: %s", strerror(errno));
+}
+
+void results_write(const struct engine *engine, const struct measured *m, FILE *out)
+{
 	const struct options *o = &engine->options;
 	struct total *total = allocate(1, sizeof *total);
 	double samples = m->samples.count ? (double)m->samples.count : 1;
 
-	if (!out)
-		die("cannot write %s: %s", path, strerror(errno));
 	fprintf(out, "{\"workload\": \"%s\", \"utilisation\": %.9g, \"cpus\": %.9g, "
 		     "\"base_cost_us\": %.9g, \"seed\": %llu, \"capacity\": %llu, \"workers\": %llu,\n",
 		engine->workload.name, o->utilisation, o->cpus, o->base_cost_us,
@@ -118,7 +129,7 @@ void results_write(const struct engine *engine, const struct measured *m, const 
 		if (engine->operators[i].egress)
 			sum(total, engine->operators[i].egress);
 	fputs(" \"total\": {", out);
-	write_total(out, total, m->seconds);
+	write_total(out, total);
 	fputs("},\n \"queries\": [", out);
 	for (size_t q = 0; q < engine->workload.query_count; q++) {
 		memset(total, 0, sizeof *total);
@@ -127,26 +138,20 @@ void results_write(const struct engine *engine, const struct measured *m, const 
 				sum(total, engine->operators[i].egress);
 		fprintf(out, "%s\n   {\"name\": \"%s\", \"class\": \"%s\", ", q ? "," : "",
 			engine->workload.queries[q].name, engine->workload.queries[q].class);
-		write_total(out, total, m->seconds);
+		write_total(out, total);
 		fputc('}', out);
 	}
 	fputs("],\n \"operators\": [", out);
 	write_operators(out, engine);
 	fputs("]}\n", out);
 	free(total);
-	if (fflush(out) || (out != stdout && fclose(out)))
-		die("cannot write %s: %s", path, strerror(errno));
+	close_file(out);
 }
 
-void results_record(const struct engine *engine, const char *path)
+void results_record(const struct engine *engine, FILE *out)
 {
-	FILE *out = fopen(path, "we");
-
-	if (!out)
-		die("cannot write %s: %s", path, strerror(errno));
 	for (size_t i = 0; i < engine->workload.operator_count; i++)
 		fwrite(engine->operators[i].record, sizeof(struct departure),
 		       engine->operators[i].recorded, out);
-	if (ferror(out) || fclose(out))
-		die("cannot write %s", path);
+	close_file(out);
 }

@@ -2,6 +2,8 @@
 #ifndef LABSPE_RESULTS_H
 #define LABSPE_RESULTS_H
 
+#include <stdio.h>
+
 #include "engine.h"
 
 /* Sampled by the main thread while the sources run, from the end of the warm-up on. */
@@ -20,10 +22,13 @@ struct measured {
 	double drain_s;
 };
 
-/* Writes the results to `path`, or to standard output if it is "-". */
-void results_write(const struct engine *engine, const struct measured *measured, const char *path);
+/* Opens a file (standard output for "-") before the run, so that a mistake costs no run. */
+FILE *results_open(const char *path);
 
-/* Writes every departure to `path` as rows of struct departure. */
-void results_record(const struct engine *engine, const char *path);
+/* Writes the results, and closes the file. */
+void results_write(const struct engine *engine, const struct measured *measured, FILE *out);
+
+/* Writes every departure as rows of struct departure, and closes the file. */
+void results_record(const struct engine *engine, FILE *out);
 
 #endif

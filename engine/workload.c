@@ -68,7 +68,7 @@ static double number(const struct statement *s, const char *key, double low, dou
 	if (!text)
 		return missing;
 	value = strtod(text, &end);
-	if (!*text || *end)
+	if (!*text || *end || text[strspn(text, "+-.0123456789eE")]) /* no nan, inf, 0x1p1 */
 		bad(s, "%s=%.80s is not a number", key, text);
 	if (!(value >= low && value <= high))
 		bad(s, "%s=%.80s must be %g to %g", key, text, low, high);
