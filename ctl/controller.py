@@ -192,7 +192,8 @@ class Controller:
             if not engine.late:
                 waiting[question] = engine
             question.add_done_callback(functools.partial(_on_time, engine, patience_s))
-        if not waiting:
+        if all(question.done() for question in waiting):
+            await asyncio.sleep(0)  # the callbacks
             return
         _, late = await asyncio.wait(waiting, timeout=patience_s)
         for question in late:
