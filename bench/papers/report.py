@@ -1,0 +1,282 @@
+"""docs/papers.md and its pictures, from what the sweeps found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sched_ctl.sim import plots
+
+__all__ = ["Curve", "Data", "Figures", "write"]
+
+Curve = dict[str, float]
+Figures = Mapping[Any, Curve]
+LABELS = {
+    "rr": "RR, one tuple a turn",
+    "rr-time": "RR, equal time",
+    "fcfs": "FCFS",
+    "srpt": "SRPT",
+    "hr": "HR",
+    "hnr": "HNR",
+    "lsf": "LSF",
+    "bsd": "BSD",
+    "log": "BSD, logarithmic clusters",
+    "uniform": "BSD, uniform clusters",
+    "os": "OS, a thread an operator",
+    "pool": "pool, longest queue first",
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Means over the seeds. main: (load, policy). traffic: (process, load, policy).
+    joins: (load, policy). ways: (implementation, clusters). sharing: (policy, rule).
+    balance: (who, load). capacity: by exponent.
+    """
+
+    packets: int
+    seeds: int
+    default: str
+    example: Mapping[str, tuple[float, float]]
+    main: Figures
+    traffic: Figures
+    joins: Figures
+    ways: Figures
+    sharing: Figures
+    balance: Figures
+    capacity: Figures
+
+
+def below(data: Figures, load: float, figure: str, one: str, other: str) -> float:
+    """By how much `one` is below `other`, as a part of it."""
+    return 1 - data[load, one][figure] / data[load, other][figure]
+
+
+def write(data: Data, out: Path) -> None:
+    _pictures(data, out / "papers")
+    (out / "papers.md").write_text(_text(data))
+
+
+def _curves(
+    path: Path,
+    title: str,
+    y: str,
+    data: Figures,
+    figure: str,
+    policies: Sequence[str],
+    *,
+    x: str = "utilisation",
+    scale: float = 1.0,
+    log: bool = True,
+) -> None:
+    fig, axes = plots.figure(title, x, y, log=log)
+    for policy in policies:
+        points = sorted(key for key in data if policy in key)
+        at = [key[0] if key[1] == policy else key[1] for key in points]
+        axes.plot(at, [scale * data[key][figure] for key in points], label=LABELS[policy])
+    axes.legend(frameon=False, fontsize=8)
+    plots.save(fig, path)
+
+
+def _pictures(data: Data, folder: Path) -> None:
+    main, slow = data.main, "slowdown"
+    rr = ("rr", "rr-time", "srpt", "hr", "hnr")
+    for number, title, y, figure, policies in (
+        (5, "Mean slowdown", "slowdown", slow, rr),
+        (6, "Mean response time", "mean packet gaps", "response", rr),
+        (
+            7,
+            "Maximum slowdown",
+            "slowdown",
+            "slowdown_max",
+            ("rr-time", "srpt", "hr", "hnr", "lsf"),
+        ),
+        (8, "Maximum slowdown: the trade-off", "slowdown", "slowdown_max", ("hnr", "lsf", "bsd")),
+        (9, "Mean slowdown: the trade-off", "slowdown", slow, ("hnr", "lsf", "bsd")),
+        (10, "l2 norm of slowdowns", "l2", "l2", ("hnr", "lsf", "bsd")),
+    ):
+        _curves(
+            folder / f"aqsios-{number:02}.png",
+            f"{title} (AQSIOS, figure {number})",
+            y,
+            main,
+            figure,
+            policies,
+        )
+    _curves(
+        folder / "aqsios-12.png",
+        "l2 norm of slowdowns, window joins (AQSIOS, figure 12)",
+        "l2",
+        data.joins,
+        "l2",
+        ("rr", "fcfs", "lsf", "hnr", "bsd"),
+    )
+    _curves(
+        folder / "edgewise-08.png",
+        "Variation of the operators' utilisation, PRED (EdgeWise, figure 8)",
+        "coefficient of variation",
+        data.balance,
+        "variation",
+        ("os", "pool"),
+        x="input rate / capacity",
+        log=False,
+    )
+
+    fig, axes = plots.figure(
+        "Slowdown by selectivity, cheap queries (AQSIOS, figure 11)", "selectivity", "slowdown",
+        log=True,
+    )  # fmt: skip
+    for policy in ("hr", "hnr", "bsd"):
+        curve = main[0.95, policy]
+        axes.plot(
+            [tenth / 10 + 0.05 for tenth in range(1, 10)],
+            [curve[f"class {tenth}"] for tenth in range(1, 10)],
+            label=LABELS[policy],
+        )
+    axes.legend(frameon=False, fontsize=8)
+    plots.save(fig, folder / "aqsios-11.png")
+
+    ideal = data.ways["ideal", 0]["l2"]
+    fig, axes = plots.figure(
+        "l2 over that of a free BSD, at 0.95 (AQSIOS, figure 13)", "clusters", "ratio", log=True
+    )
+    axes.set_xscale("log", base=2)
+    for way in ("log", "uniform"):
+        points = sorted(key for key in data.ways if key[0] == way)
+        axes.plot(
+            [m for _, m in points], [data.ways[p]["l2"] / ideal for p in points], label=LABELS[way]
+        )
+    axes.axhline(data.ways["hnr", 0]["l2"] / ideal, color="grey", ls="--", lw=1, label="HNR")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.legend(frameon=False, fontsize=8)
+    plots.save(fig, folder / "aqsios-13.png")
+
+    steps = ("naive", "clusters", "and pruning", "and clustered processing")
+    fig, axes = plots.figure(
+        "l2 over that of a free BSD, at 0.95 (AQSIOS, figure 14)", "", "ratio", log=True
+    )
+    bars = axes.bar(steps, [data.ways[s, 0]["l2"] / ideal for s in steps], color=plots.COLOURS[0])
+    axes.bar_label(bars, fmt="%.3g", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    plots.save(fig, folder / "aqsios-14.png")
+
+    fig, axes = plots.figure(
+        "Largest input rate with fixed CPU shares, PRED (EdgeWise, 5.1)",
+        "a, with shares proportional to (q/r)^a",
+        "part of the best possible rate",
+    )
+    axes.plot(list(data.capacity), [curve["rate"] for curve in data.capacity.values()])
+    axes.set_ylim(0, 1.05)
+    plots.save(fig, folder / "edgewise-shares.png")
+
+
+def _text(data: Data) -> str:
+    main = data.main
+    rows = []
+
+    def add(what: str, paper: float, ours: float, kind: str = "points") -> None:
+        if kind == "points":
+            gap = f"{100 * (ours - paper):+.0f} points"
+            rows.append(f"| {what} | {paper:.0%} | {ours:.0%} | {ours / paper:.2f} | {gap} |")
+        else:
+            rows.append(f"| {what} | {paper:g} | {ours:.4g} | {ours / paper:.2f} | |")
+
+    for load, values in ((0.7, (0.74, 0.51, 0.18)), (0.97, (0.75, 0.53, 0.20))):
+        rr, srpt, hr = values
+        for policy, paper in (("rr-time", rr), ("rr", rr), ("srpt", srpt), ("hr", hr)):
+            add(
+                f"mean slowdown of HNR below {LABELS[policy]}, at {load}",
+                paper,
+                below(main, load, "slowdown", "hnr", policy),
+            )
+    for load, paper in ((0.7, 0.04), (0.97, 0.07)):
+        add(
+            f"mean response of HNR above HR, at {load}",
+            paper,
+            main[load, "hnr"]["response"] / main[load, "hr"]["response"] - 1,
+        )
+    add("maximum slowdown of LSF below HNR, at 0.97", 0.80,
+        below(main, 0.97, "slowdown_max", "lsf", "hnr"))  # fmt: skip
+    add("maximum slowdown of BSD below HNR, at 0.95", 0.44,
+        below(main, 0.95, "slowdown_max", "bsd", "hnr"))  # fmt: skip
+    add("mean slowdown of BSD below LSF, at 0.95", 0.80,
+        below(main, 0.95, "slowdown", "bsd", "lsf"))  # fmt: skip
+    loads = sorted({load for load, _ in main})
+    add("l2 of BSD below LSF, at most", 0.57,
+        max(below(main, u, "l2", "bsd", "lsf") for u in loads))  # fmt: skip
+    add("l2 of BSD below HNR, at most", 0.24,
+        max(below(main, u, "l2", "bsd", "hnr") for u in loads))  # fmt: skip
+    joins = data.joins
+    add("joins: l2 of BSD below HNR, at most", 0.14,
+        max(below(joins, u, "l2", "bsd", "hnr") for u, _ in joins))  # fmt: skip
+    for policy, paper in (("rr", 17.0), ("fcfs", 15.0)):
+        add(
+            f"joins: l2 of {LABELS[policy]} over BSD, at 0.9",
+            paper,
+            joins[0.9, policy]["l2"] / joins[0.9, "bsd"]["l2"],
+            "ratio",
+        )
+    ideal = data.ways["ideal", 0]["l2"]
+    add("12 logarithmic clusters over the free BSD", 1.05, data.ways["log", 12]["l2"] / ideal, "x")
+    add("naive BSD over the free BSD", 65.7, data.ways["naive", 0]["l2"] / ideal, "x")
+    for policy, figure, papers in (
+        ("hnr", "slowdown", (261.6, 244.2, 201.1)),
+        ("bsd", "l2", (66359.0, 64066.0, 60184.0)),
+    ):
+        of = {rule: data.sharing[policy, rule][figure] for rule in ("max", "sum", "pdt")}
+        name = f"sharing: {'mean slowdown' if figure == 'slowdown' else 'l2'} of {LABELS[policy]}"
+        add(f"{name}, Sum over Max", papers[1] / papers[0], of["sum"] / of["max"], "x")
+        add(f"{name}, PDT over Max", papers[2] / papers[0], of["pdt"] / of["max"], "x")
+
+    sensitivity = []
+    for label in dict.fromkeys(key[0] for key in data.traffic):
+        of_label = {key[1:]: curve for key, curve in data.traffic.items() if key[0] == label}
+        cells = [
+            f"{below(of_label, load, 'slowdown', 'hnr', other):.2f}"
+            for load in (0.7, 0.97)
+            for other in ("rr-time", "rr", "srpt", "hr")
+        ]
+        cells += [
+            f"{below(of_label, 0.97, 'slowdown_max', 'lsf', 'hnr'):.2f}",
+            f"{below(of_label, 0.95, 'slowdown_max', 'bsd', 'hnr'):.2f}",
+            f"{below(of_label, 0.95, 'slowdown', 'bsd', 'lsf'):.2f}",
+            f"{below(of_label, 0.95, 'l2', 'bsd', 'lsf'):.2f}",
+            f"{below(of_label, 0.95, 'l2', 'bsd', 'hnr'):.2f}",
+        ]
+        mark = " (used above)" if label == data.default else ""
+        sensitivity.append(f"| {label}{mark} | " + " | ".join(cells) + " |")
+
+    balance = [
+        f"| {load:g} | {data.balance['os', load]['variation']:.2f} | "
+        f"{data.balance['pool', load]['variation']:.2f} | "
+        f"{data.balance['os', load]['response'] * 1e3:.3g} | "
+        f"{data.balance['pool', load]['response'] * 1e3:.3g} |"
+        for load in sorted({load for _, load in data.balance})
+    ]
+    shares = [f"| {a:g} | {curve['rate']:.3f} |" for a, curve in data.capacity.items()]
+    ways = [
+        f"| {m} | {data.ways['log', m]['l2'] / ideal:.3f} | "
+        f"{data.ways['uniform', m]['l2'] / ideal:.2f} |"
+        for m in sorted(m for way, m in data.ways if way == "log")
+    ]
+    of_hr, of_hnr = data.example["hr"], data.example["hnr"]
+    texts: dict[str, object] = {
+        "packets": data.packets,
+        "seeds": data.seeds,
+        "default": data.default,
+        "hr_r": f"{of_hr[0]:.4g}",
+        "hr_h": f"{of_hr[1]:.4g}",
+        "hnr_r": f"{of_hnr[0]:.4g}",
+        "hnr_h": f"{of_hnr[1]:.4g}",
+        "rows": "\n".join(rows),
+        "sensitivity": "\n".join(sensitivity),
+        "balance": "\n".join(balance),
+        "shares": "\n".join(shares),
+        "ways": "\n".join(ways),
+        "hnr_ratio": f"{data.ways['hnr', 0]['l2'] / ideal:.2f}",
+    }
+    template = (Path(__file__).parent / "papers.md.in").read_text()
+    for word, value in texts.items():
+        template = template.replace(f"@{word}@", str(value))
+    return template
