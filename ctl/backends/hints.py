@@ -198,14 +198,18 @@ def _part(
 
 
 def _known(form: UrgencyForm) -> UrgencyForm:
-    """The form with the middle of what is known in place of what is not."""
+    """The form with the middle of what is known in place of what is not, and no infinities."""
 
     def column(values: Array) -> Array:
-        known = np.isfinite(values)
-        if known.all():
+        finite = np.isfinite(values)
+        if finite.all():
             return values
-        middle = float(np.median(values[known])) if known.any() else 0.0
-        return np.where(known, values, middle)
+        if not finite.any():
+            return np.zeros(len(values)) + np.nan_to_num(np.sign(values))
+        low, high = float(values[finite].min()), float(values[finite].max())
+        values = np.where(np.isnan(values), float(np.median(values[finite])), values)
+        beyond = max(1.0, high - low)
+        return np.clip(values, low - beyond, high + beyond)
 
     return UrgencyForm(
         column(form.rank),
@@ -229,8 +233,11 @@ def _lexicographic(rank: Array, static: Array) -> Array:
     """(m,) place in the order of (rank, static), equal for equal ones, 0 = last."""
     if not len(rank):
         return np.zeros(0)
-    pairs = np.stack([rank, static], axis=1)
-    return np.unique(pairs, axis=0, return_inverse=True)[1].ravel().astype(np.float64)
+    order = np.lexsort((static, rank))
+    steps = (np.diff(rank[order]) != 0) | (np.diff(static[order]) != 0)
+    place = np.empty(len(rank))
+    place[order] = np.concatenate([[0.0], np.cumsum(steps)])
+    return place
 
 
 def _ordered(place: Array, limits: Limits, gap_s: float) -> Part:

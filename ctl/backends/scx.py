@@ -465,10 +465,12 @@ class Scx:
         fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, flag
         fresh["slope"], fresh["base"] = made.slope, made.base
         fresh["slice_us"] = 0
-        rows = np.flatnonzero((table[slots] != fresh) & (slots != 0))
+        # As words: comparing and copying structs member by member takes four times as long.
+        words, wanted = (x.view(np.uint64).reshape(len(x), -1) for x in (table, fresh))
+        rows = np.flatnonzero((words[slots] != wanted).any(axis=1) & (slots != 0))
         new = rows[table["flags"][slots[rows]] == 0]
         self.scheduler.threads[slots[new]] = np.zeros((), dtype=self.scheduler.threads.dtype)
-        table[slots[rows]] = fresh[rows]
+        words[slots[rows]] = wanted[rows]
         return len(rows)
 
 

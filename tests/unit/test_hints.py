@@ -66,6 +66,11 @@ def test_unknown_is_in_the_middle() -> None:
     assert order(urgency(given, np.zeros(3))) == [2, 1, 0]
 
 
+def test_infinite_is_beyond_everything_else() -> None:
+    given = made(form(4, static=np.array([-np.inf, 5.0, np.inf, 9.0])))
+    assert order(urgency(given, np.zeros(4))) == [2, 3, 1, 0]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_clusters_are_within_a_factor_of_the_exact_urgency(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vm.inside import skip, text_of
-from vm.machine import journal, progress, schedule, spinning, thread_of, wait_for
+from vm.machine import above_all, journal, progress, schedule, spinning, thread_of, wait_for
 
 from sched_ctl.backends.journal import restore
 from sched_ctl.backends.scx import Ejected, Scx, ScxOptions
@@ -30,6 +30,7 @@ def controller(threads: list[Thread], static: list[float], **options: object) ->
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        above_all()
         backend = Scx(journal(), ScxOptions(**options))  # type: ignore[arg-type]
         backend.apply(schedule(threads, static))
         os.write(writer, b"x")
