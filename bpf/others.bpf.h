@@ -11,6 +11,9 @@
  * Without that prepayment a hog takes its share on top of all leftovers, which was measured to
  * cost operators at 80% load a factor of 2.5 in latency.
  *
+ * The lag of a thread is bounded when it wakes up only: at slice end that would take from those
+ * who were kept waiting.
+ *
  * ops.dispatch runs before ops.stopping, so what `prev` has run so far is not in the bucket yet
  * when a decision is made: it is charged there by hand.
  */
@@ -46,6 +49,14 @@ static __always_inline u64 others_charge(struct task_struct *p, u64 ran_ns)
 	return pack(ran_ns * 100 / weight + 255, 0);
 }
 
+/* Of `prev`, which has run for so long since its vtime was written. */
+static __always_inline u64 others_vtime(struct task_struct *prev, u64 ran_ns)
+{
+	u64 vtime = prev->scx.dsq_vtime;
+
+	return (packed_slot(vtime) ? others_now : vtime) + others_charge(prev, ran_ns);
+}
+
 static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 {
 	u64 vtime = p->scx.dsq_vtime;
@@ -53,7 +64,7 @@ static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 
 	if (packed_slot(vtime))
 		vtime = others_now;	/* was an operator until now */
-	else if (before(vtime, others_now - pack(SLEEPER_CREDIT, 0)))
+	else if ((enq_flags & SCX_ENQ_WAKEUP) && before(vtime, others_now - pack(SLEEPER_CREDIT, 0)))
 		vtime = others_now - pack(SLEEPER_CREDIT, 0);
 	others_waiting[llc] = 1;
 	dsq_insert_vtime(p, others_dsq(llc), others_slice_ns(), vtime, enq_flags);

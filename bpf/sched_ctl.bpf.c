@@ -332,12 +332,12 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			credit_ns += earned(ran_ns);
 		} else {
 			credit_ns -= ran_ns;
-			vtime = prev->scx.dsq_vtime + others_charge(prev, ran_ns);
+			vtime = others_vtime(prev, ran_ns);
 		}
 	}
 
 	/* What is guaranteed to others goes before any operator. */
-	if (credit_ns >= QUANTUM) {
+	if (credit_ns >= QUANTUM || (s64)(others_first_until_ns - now_ns) > 0) {
 		if (runnable && !slot && !other_precedes(llc, vtime, cpu)) {
 			count(other_keeps);
 			keep(prev, others_slice_ns());

@@ -84,6 +84,7 @@ u64 trace_next;				/* records written so far */
 u64 others_now;				/* virtual time of the others' queues, packed */
 u64 monotonic_offset_ns;		/* CLOCK_MONOTONIC - scheduler clock */
 u64 next_check_ns;			/* when to look at the heartbeat again */
+u64 others_first_until_ns;		/* hints came back: operators still queue among the others */
 u32 hints_valid = 1;			/* the heartbeat is young enough */
 u32 nr_cpus = 1;
 
@@ -174,6 +175,8 @@ static __always_inline void check_heartbeat(u64 now_ns)
 	valid = !control.ttl_ms || (s64)(monotonic_ns - control.heartbeat_ns) < control.ttl_ms * MS;
 	if (!valid && hints_valid)
 		count(expired);
+	if (valid && !hints_valid)
+		others_first_until_ns = now_ns + 100 * MS;
 	hints_valid = valid;
 }
 
