@@ -125,6 +125,34 @@ def run(todo: Sequence[Job], kernel: str) -> Iterable[Job]:
                         print(text, file=sys.stderr)
 
 
+SWITCHES: Mapping[str, Job] = {
+    "eevdf": {"kind": "os"},
+    "fifo": {"kind": "fifo"},
+    "scx, one queue": {"kind": "scx"},
+    "scx, 12 queues": {"kind": "scx", "queues": 12},
+    "scx, full mode": {"kind": "scx", "full": True},
+    "scx, full mode, not adopted": {"kind": "scx", "full": True, "adopt": False},
+}
+
+
+def switches(kernel: str) -> list[Job]:
+    """What a context switch costs under each scheduler."""
+    program = ROOT / "build" / "switches"
+    source = HERE / "switches.c"
+    subprocess.run(["cc", "-O2", "-pthread", "-o", str(program), str(source)], check=True)
+    todo = [{"name": n, "seed": 0, "program": str(program), **job} for n, job in SWITCHES.items()]
+    found = list(run(todo, kernel))
+    base = found[0]
+    print(f"{'':30}{'pipe round trip':>24}{'yield':>24}")
+    for result in found:
+        if "error" in result:
+            print(f"{result['job']:30}{result['error']}")
+            continue
+        cells = [f"{result[k]:8.0f} ns ({result[k] / base[k]:.2f})" for k in ("pipe", "yield")]
+        print(f"{result['job']:30}" + "".join(f"{cell:>24}" for cell in cells))
+    return found
+
+
 # column -> figure of a result, and whether it is shown as a ratio to EEVDF
 FIGURES = {
     "thr": lambda r: r["throughput"],
@@ -175,12 +203,16 @@ def main() -> None:
     parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--variants", default=".*", metavar="RE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
+    parser.add_argument("--switches", action="store_true", help="only what a switch costs")
     parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
     arguments = parser.parse_args()
     for case in arguments.cases:
         if case not in CASES:
             parser.error(f"no case {case}; there are {', '.join(CASES)}")
     results: list[Job] = []
+    if arguments.switches:
+        switches(arguments.kernel)
+        return
     if arguments.show:
         results = [json.loads(line) for line in arguments.json.read_text().splitlines()]
     else:

@@ -10,8 +10,8 @@ scheduling and not the metrics.
 import contextlib
 import json
 import os
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -70,7 +70,7 @@ def schedule_of(node: Node, policy: Policy, snapshot: Snapshot) -> Schedule:
     )
 
 
-# -- ways to schedule the operators: each takes a Schedule and enforces it --------------------------
+# -- ways to schedule the operators: each takes a Schedule and enforces it -------------------------
 
 
 def enforce_nice(schedule: Schedule) -> None:
@@ -203,8 +203,6 @@ def run(job: Job) -> dict[str, Any]:
             view = driver.connect(next(t for t in driver.find() if t.pid == engine.pid))
             enforce(schedule_of(node, policy, view.poll(1.0)))
             if period_s := job.get("period_s"):
-                done = threading.Event()
-                stack.callback(done.set)
                 deadline = time.monotonic()
                 while engine.process.poll() is None:
                     deadline += period_s
@@ -216,6 +214,38 @@ def run(job: Job) -> dict[str, Any]:
         result["others"] = [(cpu_s(p) - u) / took for p, u in zip(others, used, strict=True)]
         result["report"] = report()
     return {"job": job["name"], "seed": job["seed"], **compact(result)}
+
+
+def switches(job: Job) -> dict[str, Any]:
+    """Cost of a pipe round trip and of a yield between two threads, ns (see switches.c)."""
+    with contextlib.ExitStack() as stack:
+        program = stack.enter_context(
+            subprocess.Popen(
+                [job["program"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
+        assert program.stdout is not None
+        tids = [int(line) for line in iter(lambda: next(program.stdout).strip(), "ready")]
+        if job["kind"] == "scx":
+            scheduler = stack.enter_context(Scheduler(full=job.get("full", False)))
+            count = job.get("queues", 1)
+            scheduler.control["nr_queues"] = count
+            scheduler.control["queues"]["slope"][:count] = 1 << np.arange(count)
+            scheduler.slots[1 : len(tids) + 1]["queue"] = np.arange(len(tids)) % count
+            scheduler.slots["flags"] = scheduler.slot_flags["SLOT_ACTIVE"]
+            if job.get("adopt", True):
+                for slot, tid in enumerate(tids, 1):
+                    fd = thread_pidfd(tid)
+                    scheduler.adopt(fd, slot)
+                    os.close(fd)
+                    os.sched_setscheduler(tid, SCHED_EXT, os.sched_param(0))
+            scheduler.attach()
+        elif job["kind"] == "fifo":
+            for tid in tids:
+                os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(1))
+        output, _ = program.communicate("\n", 60)
+    costs = dict(line.split() for line in output.split("\n") if line)
+    return {"job": job["name"], "seed": 0, **{name: float(ns) for name, ns in costs.items()}}
 
 
 def compact(result: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +263,7 @@ def main() -> None:
         job = json.loads(line)
         began = time.monotonic()
         try:
-            found = run(job)
+            found = switches(job) if "program" in job else run(job)
         except Exception as error:
             found = {"job": job["name"], "seed": job["seed"], "error": f"{error!r}"}
         print(PREFIX + json.dumps({**found, "guest_s": time.monotonic() - began}), flush=True)
