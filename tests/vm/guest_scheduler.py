@@ -1,0 +1,313 @@
+"""The BPF scheduler on one CPU, with exact time: shares, order, bounds, and who else runs."""
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from operators import adopt, busy, cpu_s, shares, start
+
+from sched_ctl import lab, registry, workload
+from sched_ctl.backends.hints import Limits, hints, merged
+from sched_ctl.drivers import lab as driver
+from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.policy import Policy
+from sched_ctl.schedule import Schedule
+from sched_ctl.sim import of_workload
+
+KERNELS = ("6.18", "7.3")
+CPUS = 1
+ICOUNT = True
+TIMEOUT_S = 150
+
+SLICE_S = 0.003
+TICK_S = 0.004  # a slice ends at a tick
+
+
+def near(found: list[float], wanted: list[float], within: float) -> bool:
+    print("found", [f"{x:.3f}" for x in found], "wanted", [f"{x:.3f}" for x in wanted])
+    return all(abs(f - w) <= within for f, w in zip(found, wanted, strict=True))
+
+
+# -- shares, order and bounds of threads that always want the CPU ----------------------------------
+
+
+def check_shares_of_groups() -> None:
+    """4:2:1:1 within 3%; changed while they run; even after the scheduler is detached."""
+    with busy(4) as pids, Scheduler(full=False) as scheduler:
+        give_shares(scheduler, [4, 2, 1, 1])
+        adopt(scheduler, pids)
+        scheduler.attach()
+        assert near(shares(pids, 3), [0.5, 0.25, 0.125, 0.125], 0.015)
+        give_shares(scheduler, [1, 1, 2, 4])
+        assert near(shares(pids, 3), [0.125, 0.125, 0.25, 0.5], 0.015)
+        assert scheduler.exit() is None
+        scheduler.detach()
+        assert near(shares(pids, 2), [0.25] * 4, 0.03)
+
+
+def give_shares(scheduler: Scheduler, weights: list[int]) -> None:
+    """A queue and a group for each slot, from slot 1 on."""
+    one = scheduler.limits["SHARE_ONE"]
+    for index, weight in enumerate(weights):
+        scheduler.slots[index + 1]["queue"] = index
+        queue = scheduler.control["queues"][index]
+        queue["slope"], queue["group"] = 1024, index
+        scheduler.control["groups"][index]["share"] = weight * one
+    scheduler.control["nr_queues"] = len(weights)
+    scheduler.control["nr_groups"] = len(weights)
+
+
+def check_strict_order_and_starvation_bound() -> None:
+    """The most urgent runs; each other one runs when it has waited for the bound."""
+    bound_s, every_s = 0.2, 0.05
+    with (
+        busy(3) as pids,
+        Scheduler(full=False, tunables={}, trace_records=1 << 14) as scheduler,
+    ):
+        scheduler.control["starvation_ms"] = round(bound_s * 1e3)
+        scheduler.control["rescue_ms"] = round(every_s * 1e3)
+        scheduler.slots["lead_us"][1:4] = (0, 300_000_000, 600_000_000)
+        adopt(scheduler, pids)
+        scheduler.attach()
+        low, middle, high = shares(pids, 3)
+        print(f"low {low:.3f} middle {middle:.3f} high {high:.3f}", scheduler.stats())
+        assert high > 0.9
+        # Each of the two waits for the bound, then for its turn among the rescues, and runs.
+        rescued = min(SLICE_S, TICK_S) / (bound_s + 2 * every_s)
+        assert low > 0.5 * rescued and middle > 0.5 * rescued
+        worst_s = scheduler.threads["wait_max_ns"][1:4].max() * 1e-9
+        assert worst_s < bound_s + 2 * every_s + 3 * (SLICE_S + TICK_S), worst_s
+        assert scheduler.threads["rescues"][1:3].min() > 3
+        assert scheduler.threads["rescues"][3] == 0
+        assert_strict(scheduler)
+
+
+def assert_strict(scheduler: Scheduler) -> None:
+    """A lower thread runs while a higher one waits for at most a slice, unless it was rescued."""
+    names = scheduler.program.btf.enum("trace_event")
+    waiting: dict[int, float] = {}
+    rescued = set()
+    longest_s, overtaken = 0.0, 0
+    for record in scheduler.trace():
+        slot, at_s = int(record["slot"]), int(record["time_ns"]) * 1e-9
+        if record["event"] == names["TRACE_ENQUEUE"]:
+            waiting[slot] = at_s
+        elif record["event"] == names["TRACE_RESCUE"]:
+            rescued.add(slot)
+        elif record["event"] == names["TRACE_RUN"]:
+            waiting.pop(slot, None)
+            higher = [at_s - since for other, since in waiting.items() if other > slot]
+            if higher and slot not in rescued:
+                overtaken += 1
+                longest_s = max(longest_s, *higher)
+            rescued.discard(slot)
+    print(f"{overtaken} runs while a higher thread waited, for {longest_s * 1e3:.3f} ms at most")
+    assert longest_s <= SLICE_S + TICK_S
+
+
+def check_lost_heartbeat_means_fair() -> None:
+    """Strict order until the heartbeat is older than the TTL, then plain fair shares."""
+    with busy(3) as pids, Scheduler(full=False) as scheduler:
+        scheduler.control["ttl_ms"] = 1000
+        scheduler.slots["lead_us"][1:4] = (0, 300_000_000, 600_000_000)
+        adopt(scheduler, pids)
+        scheduler.attach()
+        scheduler.beat()
+        *_, high = shares(pids, 0.5, 0.1)
+        assert high > 0.9, high
+        lost = time.monotonic()
+        while scheduler.stats()["expired"] == 0:
+            assert time.monotonic() - lost < 1.5
+            time.sleep(0.02)
+        assert near(shares(pids, 2), [1 / 3] * 3, 0.03)
+        scheduler.beat()
+        *_, high = shares(pids, 0.5, 0.3)
+        assert high > 0.8, high
+
+
+def check_exact_form_follows_queue_lengths() -> None:
+    """QS where the engine shares its queue lengths: the longest queue runs, at once."""
+    with busy(3) as pids, Scheduler(full=False) as scheduler:
+        scheduler.control["starvation_ms"] = 10_000
+        scheduler.control["queues"][0]["flags"] = scheduler.queue_flags["QUEUE_EXACT"]
+        slots = scheduler.slots[1:4]
+        slots["per_tuple"] = 1000
+        slots["live"] = (1, 2, 3)
+        slots["flags"] = scheduler.slot_flags["SLOT_LIVE_LENGTH"]
+        for longest in (1, 3, 2):
+            scheduler.live["queue_tuples"][1:4] = 5
+            scheduler.live["queue_tuples"][longest] = 50
+            if longest == 1:
+                adopt(scheduler, pids)
+                scheduler.attach()
+            found = shares(pids, 0.5, 0.1)
+            assert found[longest - 1] > 0.9, (longest, found)
+
+
+# -- operators of the lab engine -----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def engine(
+    name: str, utilisation: float, seconds: float, delay_s: float = 1.0
+) -> Iterator[tuple[lab.Engine, driver.LabDriver, Path]]:
+    arguments = [
+        *("--utilisation", str(utilisation), "--cpus", "1", "--duration", str(seconds)),
+        *("--burn", "nop", "--delay", str(delay_s), "--warmup", "0.5", "--drain", "60"),
+    ]
+    with lab.workload_file(name) as path, lab.running(path, arguments) as running:
+        found = next(target for target in driver.find() if target.pid == running.pid)
+        yield running, driver.connect(found), path
+
+
+def rule(
+    scheduler: Scheduler, view: driver.LabDriver, path: Path, utilisation: float, policy: Policy
+) -> None:
+    """Adopt the engine's operators and order them by the policy, with their true costs."""
+    node = of_workload(workload.load(path), utilisation=utilisation)
+    mine = {(o.query, o.name): row for row, o in enumerate(node.topology.operators)}
+    operators = view.poll(1.0).topology.operators
+    rows = np.array([mine[o.query, o.name] for o in operators], dtype=np.intp)
+    zeros = np.zeros(node.n)
+    form = policy.urgency(node.frame(policy, 0.0, (zeros, zeros))).take(rows)
+    threads = tuple(operator.threads[0] for operator in operators)
+    schedule = Schedule("test", policy.name, policy.spacing, threads, (), form, zeros, zeros)
+    limits = Limits.of(scheduler.limits)
+    found = merged([(0, part) for part in hints(schedule, limits)], len(threads), limits)
+    count = len(found.queue_base)
+    scheduler.control["queues"]["base"][:count] = found.queue_base
+    scheduler.control["queues"]["slope"][:count] = found.queue_slope
+    scheduler.control["nr_queues"] = count
+    slots = scheduler.slots[1 : len(threads) + 1]
+    for name in ("queue", "lead_us", "base", "slope"):
+        slots[name] = getattr(found, name)
+    adopt(scheduler, [thread.tid for thread in threads])
+
+
+def check_order_of_wait_dependent_policies() -> None:
+    """BSD, LSF and FCFS: each choice is the most urgent of those that waited, by the trace."""
+    for name in ("bsd", "lsf", "fcfs"):
+        with Scheduler(full=False, trace_records=1 << 16) as scheduler:
+            scheduler.attach()
+            with engine("syn", 0.9, 1.5) as (running, view, path):
+                rule(scheduler, view, path, 0.9, registry.policy(name))
+                running.results()
+            # Rescues are not the policy's choice.
+            assert scheduler.stats()["rescues"] == 0
+            wrong, choices = against_reference(scheduler)
+        print(f"{name}: {wrong} of {choices} choices differ from the reference")
+        assert choices > 1000
+        assert wrong <= choices * 0.001
+
+
+def against_reference(scheduler: Scheduler) -> tuple[int, int]:
+    """Choices among several waiting threads, and those that were not the most urgent one's."""
+    names = scheduler.program.btf.enum("trace_event")
+    slope = scheduler.control["queues"]["slope"].astype(float)
+    queue_of = scheduler.slots["queue"].astype(int)
+    waiting: dict[int, int] = {}  # slot -> origin
+    picked_ns = 0
+    wrong = choices = 0
+    for record in scheduler.trace():
+        slot = int(record["slot"])
+        if record["event"] == names["TRACE_ENQUEUE"]:
+            waiting[slot] = int(record["origin_ns"])
+        elif record["event"] == names["TRACE_PICK"]:
+            picked_ns = int(record["time_ns"])
+        elif record["event"] == names["TRACE_RUN"] and slot in waiting:
+            # A single queue needs no comparison: then there is no record of the choice.
+            picked_ns = picked_ns or int(record["time_ns"])
+            if len(waiting) > 1:
+                # As the scheduler counts: whole units of 1.024 us, keys of 256 ns.
+                urgency = {
+                    other: slope[queue_of[other]] * (max(0, picked_ns - origin) >> 10)
+                    for other, origin in waiting.items()
+                }
+                choices += 1
+                error = slope[queue_of[slot]] + 1
+                wrong += urgency[slot] + error < max(urgency.values())
+            del waiting[slot]
+            picked_ns = 0
+    return wrong, choices
+
+
+def check_inherited_age_is_the_head_age() -> None:
+    """The age of a waiting thread against the due time of its engine's oldest tuple."""
+    late_ms = []
+    with Scheduler(full=False) as scheduler:
+        scheduler.attach()
+        with engine("syn", 0.8, 4) as (running, view, path):
+            rule(scheduler, view, path, 0.8, registry.policy("bsd"))
+            offset_ns = scheduler.program.array(".bss", "monotonic_offset_ns")
+            while running.process.poll() is None and len(late_ms) < 3000:
+                # One CPU, and we have it: nothing changes between the two looks.
+                threads = scheduler.threads[1 : len(scheduler.threads)]
+                queued = np.flatnonzero(threads["queued_ns"][:200])
+                age = view.poll(1.0).columns["head_age"]
+                now_ns = time.monotonic_ns()
+                origin = threads["origin_ns"][queued].astype(np.int64) + int(offset_ns.astype(np.int64))
+                mine = (now_ns - origin) * 1e-6
+                real = age[queued] * 1e3
+                late_ms += list((mine - real)[real > 0])
+                time.sleep(0.005)
+    difference = np.array(late_ms)
+    low, middle, high = np.percentile(difference, [10, 50, 90])
+    print(f"{len(difference)} looks: 10% {low:.2f} ms, median {middle:.2f} ms, 90% {high:.2f} ms")
+    assert len(difference) > 100
+    assert abs(middle) < 2
+
+
+# -- beside others -------------------------------------------------------------------------------
+
+
+def syn_beside(others: int, storm: bool, *, full: bool) -> tuple[float, list[float]]:
+    """Mean latency of SYN at 0.8 (s), and the share of the CPU of each hog beside it."""
+    with contextlib.ExitStack() as stack:
+        scheduler = stack.enter_context(Scheduler(full=full))
+        scheduler.attach()
+        running, view, path = stack.enter_context(engine("syn", 0.8, 4, 1.5))
+        rule(scheduler, view, path, 0.8, registry.policy("balanced"))
+        hogs = stack.enter_context(busy(others))
+        if storm:
+            stack.enter_context(start(1, fork_and_wait))
+        before, began = [cpu_s(pid) for pid in hogs], time.monotonic()
+        results: Mapping[str, Any] = json.loads(running.results())
+        took = time.monotonic() - began
+        used = [(cpu_s(pid) - b) / took for pid, b in zip(hogs, before, strict=True)]
+        assert scheduler.exit() is None
+        print(f"full {full}, {others} hogs, storm {storm}: {scheduler.stats()}")
+    return float(results["total"]["latency_s"]["mean"]), used
+
+
+def fork_and_wait() -> None:
+    subprocess.run(["/bin/true"], check=False)
+
+
+def compare(case: str, mean_s: float, alone_s: float, within: float) -> None:
+    print(f"{case}: {mean_s * 1e3:.2f} ms, {alone_s * 1e3:.2f} ms alone")
+    assert mean_s <= alone_s * (1 + within), case
+
+
+def check_latency_beside_hogs_in_full_mode() -> None:
+    """Hogs and a fork storm cost operators nothing, and get what is left, at least 5%."""
+    alone_s, _ = syn_beside(0, False, full=True)
+    for others, storm in ((1, False), (3, True)):
+        mean_s, used = syn_beside(others, storm, full=True)
+        compare(f"{others} hogs", mean_s, alone_s, 0.05)
+        print("hogs got", used)
+        assert sum(used) > 0.05
+
+
+def check_guarantee_against_saturated_operators() -> None:
+    """Two operators that never sleep leave a hog its guaranteed 5%."""
+    with busy(3) as pids, Scheduler(full=True) as scheduler:
+        adopt(scheduler, pids[:2])
+        scheduler.attach()
+        *operators, hog = shares(pids, 4)
+        print(operators, hog)
+        assert 0.04 < hog < 0.08

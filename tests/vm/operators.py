@@ -1,0 +1,68 @@
+"""For checks inside guests: threads that use the CPU, adopted by the BPF scheduler."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
+
+SCHED_EXT = 7
+
+__all__ = ["SCHED_EXT", "adopt", "busy", "cpu_s", "shares", "start"]
+
+
+@contextlib.contextmanager
+def start(count: int, body: Callable[[], object]) -> Iterator[list[int]]:
+    """Processes that repeat `body`, killed at the end."""
+    pids: list[int] = []
+    try:
+        for _ in range(count):
+            pid = os.fork()
+            if not pid:
+                while True:
+                    body()
+            pids.append(pid)
+        yield pids
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[list[int]]:
+    """Processes that use all the CPU they get."""
+
+    def nothing() -> None:
+        for _ in range(100_000):
+            pass
+
+    with start(count, nothing) as pids:
+        yield pids
+
+
+def adopt(scheduler: Scheduler, pids: Sequence[int], first_slot: int = 1) -> None:
+    """One slot a process, active; what else is in the slots is for the caller to fill before."""
+    for slot, pid in enumerate(pids, first_slot):
+        scheduler.slots[slot]["flags"] |= scheduler.slot_flags["SLOT_ACTIVE"]
+        fd = thread_pidfd(pid)
+        scheduler.adopt(fd, slot)
+        os.close(fd)
+        os.sched_setscheduler(pid, SCHED_EXT, os.sched_param(0))
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time used so far. proc(5), schedstat"""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) * 1e-9
+
+
+def shares(pids: Sequence[int], seconds: float, settle_s: float = 0.3) -> list[float]:
+    """Share of one CPU that each process gets in the next seconds."""
+    time.sleep(settle_s)  # let what was just changed take hold; the figure is over what follows
+    before, began = [cpu_s(pid) for pid in pids], time.monotonic()
+    time.sleep(seconds)
+    took = time.monotonic() - began
+    return [(cpu_s(pid) - used) / took for pid, used in zip(pids, before, strict=True)]
