@@ -157,7 +157,8 @@ def test_counters_agree_with_the_jobs_own(cluster: Cluster, out: Path) -> None:
     own = ((times > first.time_s) & (times <= snapshot.time_s)).sum() / seconds
     assert rate == pytest.approx(np.full(5, own), rel=0.15)
     logical = [operator.name for operator in snapshot.topology.logical]
-    assert snapshot.logical["tuples_in"][logical.index("m-egress")] == egress
+    # Two counters on one page, read one after the other.
+    assert abs(snapshot.logical["tuples_in"][logical.index("m-egress")] - egress) <= 20
 
 
 def test_a_queue_is_seen_before_the_slow_operator(cluster: Cluster) -> None:
