@@ -60,7 +60,8 @@ def loaded(
     ]
     with (folder / "load.log").open("ab") as log:
         process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", *command],
+            # TERM, so that it puts everything back when the test run is killed.
+            ["setpriv", "--pdeathsig", "TERM", "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
