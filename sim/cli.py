@@ -196,7 +196,8 @@ def _nodes(
         raise UserError(f"--base-cost-us {base_cost_us:g} is out of range")
     if _is_json(source):
         snapshot = _snapshot(source)
-        made = [of_snapshot(snapshot, at, cpus) for at in loads or [None]]
+        wanted: list[float | None] = [*loads] if loads else [None]
+        made = [of_snapshot(snapshot, at, cpus) for at in wanted]
         return [(node.demand / cpus, node) for node in made]
     spec = workload.load(source)
     base = None if base_cost_us is None else base_cost_us * 1e-6
@@ -282,18 +283,20 @@ def _setting(entry: Row) -> Any:
 def _show(source: Path, rows: list[Row]) -> None:
     table = Table(title=f"{source.name}, simulated", title_justify="left", box=None, padding=(0, 1))
     for name in ("policy", "load"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     columns = {
         "out/s": ("throughput", 1.0),
         "mean ms": ("response_s", 1e3),
         "p99": ("response_p99_s", 1e3),
         "max": ("response_max_s", 1e3),
-        "slowdown": ("slowdown", 1.0),
+        "slow": ("slowdown", 1.0),
         "worst": ("slowdown_max", 1.0),
         "rms": ("slowdown_rms", 1.0),
         "queued": ("memory_tuples", 1.0),
         "CV": ("imbalance", 1.0),
     }
+    if Console().width < 90:
+        del columns["CV"]
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
         if name == "mean ms":
@@ -323,7 +326,7 @@ def _show(source: Path, rows: list[Row]) -> None:
     seeds = len(rows[0].results)
     Console().print(
         f"Means over {seeds} seeds; ±: half of the mean's 95% interval; times in ms.\n"
-        "Slowdown: response time over own CPU time; worst, rms: of the slowdowns.\n"
+        "Slow: slowdown, response time over own CPU time; worst, rms: of the slowdowns.\n"
         "Queued: tuples in all queues; CV: variation of the operators' utilisation.",
         style="dim",
         highlight=False,

@@ -40,7 +40,7 @@ def figure(
         axes.set_yscale("log")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
-    axes.set_prop_cycle(matplotlib.cycler(color=COLOURS) + matplotlib.cycler(marker=list(MARKERS)))
+    axes.set_prop_cycle(color=COLOURS, marker=list(MARKERS))
     return fig, axes
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sched_ctl.errors import UserError
 from sched_ctl.graph import Array
@@ -122,6 +123,8 @@ def _enforce(
     if setting.scheduler == "os":
         machine.set_weights(_nice_weights(node, policy, form, setting, machine))
         return
+    if setting.scheduler == "user" and setting.level == "query":
+        form = _of_starts(node, form)
     if setting.clusters:
         form = forms.clustered(form, setting.clusters, setting.uniform)
     groups = forms.by_turns(form, *turns) if turns else forms.grouped(form)
@@ -132,6 +135,20 @@ def _enforce(
         groups.per_second,
         groups.rank,
         groups.turns,
+    )
+
+
+def _of_starts(node: Node, form: UrgencyForm) -> UrgencyForm:
+    """The form where tuples can wait at query level; elsewhere of one kind, for fewer groups."""
+    graph = node.topology.graph
+    starts = graph.ingress.copy()
+    starts[graph.target[~_inline(node, form)]] = True
+    some = int(np.flatnonzero(starts)[0])
+    return UrgencyForm(
+        *(
+            np.where(starts, part, part[some])
+            for part in (form.rank, form.static, form.per_second, form.per_tuple)
+        )
     )
 
 
@@ -269,13 +286,9 @@ def _edges(node: Node, form: UrgencyForm | None) -> dict[str, Any]:
     for row in np.flatnonzero(node.window_s > 0):
         edges = np.flatnonzero(graph.target == row)
         port[edges] = np.arange(len(edges)) % 2
-    urgency = np.zeros(node.n)
-    if form is not None:
-        urgency = np.nan_to_num(form.at(np.ones(node.n), np.zeros(node.n)))
-    order = np.lexsort((-urgency[graph.target], graph.source))
+    order = np.lexsort((-_urgency(node, form)[graph.target], graph.source))
     fan_out = np.bincount(graph.source, minlength=node.n)
-    splits = (fan_out[graph.source] > 1) & (graph.share == 1)
-    inline = ~(splits & (urgency[graph.target] < urgency[graph.source]))
+    inline = _inline(node, form)
     return {
         "out_start": _starts(fan_out),
         "out_target": graph.target[order],
@@ -283,6 +296,20 @@ def _edges(node: Node, form: UrgencyForm | None) -> dict[str, Any]:
         "out_inline": inline[order],
         "out_share": graph.share[order],
     }
+
+
+def _urgency(node: Node, form: UrgencyForm | None) -> Array:
+    """(n,) with tuples of one age everywhere."""
+    if form is None:
+        return np.zeros(node.n)
+    return np.nan_to_num(form.at(np.ones(node.n), np.zeros(node.n)))
+
+
+def _inline(node: Node, form: UrgencyForm | None) -> npt.NDArray[np.bool_]:
+    graph = node.topology.graph
+    urgency = _urgency(node, form)
+    splits = (np.bincount(graph.source, minlength=node.n)[graph.source] > 1) & (graph.share == 1)
+    return np.asarray(~(splits & (urgency[graph.target] < urgency[graph.source])))
 
 
 def _starts(lengths: Any) -> forms.Whole:

@@ -1,0 +1,167 @@
+"""The simulator against closed forms, and against what a real kernel was measured to do."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sched_ctl import registry, workload
+from sched_ctl.sim import Node, Result, Setting, interval, of_workload, simulate
+from sched_ctl.workload import OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
+
+pytestmark = pytest.mark.needs("cc")
+
+
+def chains(*queries: list[tuple[float, float]], base_cost_s: float = 1e-3) -> Workload:
+    """Queries as chains of (cost, selectivity), each with its own Poisson source."""
+    made = []
+    for q, chain in enumerate(queries):
+        ops = tuple(OperatorSpec(f"o{i}", c, s) for i, (c, s) in enumerate(chain))
+        streams = tuple(Stream(f"o{i}", f"o{i + 1}") for i in range(len(ops) - 1))
+        made.append(QuerySpec(f"q{q:03}", ops, streams, (SourceSpec("o0"),)))
+    return Workload("chains", tuple(made), base_cost_s)
+
+
+def run(node: Node, policy: str | None = "fcfs", **setting: object) -> Result:
+    made = None if policy is None else registry.policy(policy)
+    return simulate(node, made, replace(Setting(), **setting))  # type: ignore[arg-type]
+
+
+def assert_near(values: list[float], expected: float, slack: float = 0.0) -> None:
+    """The 95% interval (twice, for the number of checks) holds the expected value."""
+    mean, half = interval(values)
+    assert abs(mean - expected) <= 2 * half + slack * expected, (mean, half, expected)
+    assert half < 0.1 * expected, "too noisy to tell anything"
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_mm1(load: float) -> None:
+    node = of_workload(chains([(1.0, 1.0)]), load)
+    found = [
+        run(node, duration_s=400.0, warm_s=20.0, seed=s, exponential=True) for s in range(1, 9)
+    ]
+    assert_near([r.summary().response_s for r in found], 1e-3 / (1 - load))
+    # Little's law, with the queue as it was measured on its own
+    assert_near([r.memory for r in found], load / (1 - load))
+
+
+def test_mg1_with_processor_sharing() -> None:
+    """T(x) = x / (1 - load), whatever the distribution (Kleinrock 1976)."""
+    n, load = 100, 0.7
+    node = of_workload(chains(*[[(1.0 if q % 2 else 4.0, 1.0)] for q in range(n)]), load)
+    found = [
+        run(node, None, scheduler="os", slice_s=5e-5, tick_s=0.0, duration_s=60.0, seed=s)
+        for s in range(1, 7)
+    ]
+    small = np.arange(n) % 2 == 1
+    for rows, cost in ((small, 1e-3), (~small, 4e-3)):
+        assert_near([r.summary(rows).response_s for r in found], cost / (1 - load), slack=0.04)
+
+
+def schrage(sizes: list[float], rate: float) -> float:
+    """Mean response time of M/G/1 under SRPT, equal sizes first come first served.
+
+    Schrage and Miller 1966; sizes are equally likely. Waiting: what is found of the jobs not larger
+    (larger ones count once they have no more than x left), then what smaller ones add; residence:
+    the job's own work, interrupted by smaller ones.
+    """
+    p = 1 / len(sizes)
+
+    def load(x: float, strict: bool) -> float:
+        return rate * p * sum(y for y in sizes if (y < x if strict else y <= x))
+
+    total = 0.0
+    for x in sizes:
+        second = p * sum(min(y, x) ** 2 for y in sizes)
+        wait = rate * second / (2 * (1 - load(x, True)) * (1 - load(x, False)))
+        grid = np.linspace(0, x, 20001)[:-1] + x / 40000
+        residence = sum(x / 20000 / (1 - load(t, True)) for t in grid)
+        total += p * (wait + residence)
+    return total
+
+
+def test_srpt() -> None:
+    """Preemption is after each of the 20 operators of a chain, a twentieth of a job."""
+    sizes, steps, load = [1.0, 2.0, 8.0], 20, 0.8
+    node = of_workload(chains(*[[(x / steps, 1.0)] * steps for x in sizes]), load)
+    rate = sum(stream.rate for stream in node.streams)
+    expected = schrage([1e-3 * x for x in sizes], rate)
+    found = [run(node, "srpt", duration_s=200.0, seed=s) for s in range(1, 9)]
+    assert_near([r.summary().response_s for r in found], expected, slack=0.02)
+    fcfs = [run(node, "fcfs", duration_s=200.0, seed=s) for s in range(1, 3)]
+    assert np.mean([r.summary().response_s for r in fcfs]) > 1.3 * expected
+
+
+def test_join_meets_its_rate_and_its_window() -> None:
+    """A join of window V emits 2 s l r V (Sharaf et al. 2006, section 5.2)."""
+    ops = (
+        OperatorSpec("l", 1.0),
+        OperatorSpec("r", 1.0),
+        OperatorSpec("j", 1.0, 0.3, window_s=0.5),
+        OperatorSpec("out", 0.1),
+    )
+    streams = (Stream("l", "j"), Stream("r", "j"), Stream("j", "out"))
+    query = QuerySpec("q", ops, streams, (SourceSpec("l", 1.0), SourceSpec("r", 3.0)))
+    node = of_workload(Workload("join", (query,), 1e-3), 0.5)
+    left, right = (stream.rate for stream in node.streams)
+    found = [run(node, duration_s=300.0, warm_s=5.0, seed=s) for s in range(1, 6)]
+    assert_near([r.summary().throughput for r in found], 2 * 0.3 * 0.5 * left * right)
+    # Waiting for the partner is no slowdown: with few partners and an idle CPU there is none
+    rare = replace(query, operators=(*ops[:2], replace(ops[2], selectivity=1e-3), ops[3]))
+    idle = of_workload(Workload("join", (rare,), 1e-6), 1e-3)
+    assert run(idle, duration_s=60.0).summary().slowdown < 1.05
+
+
+# --- what theory and measurement say of schedulers ------------------------------------------------
+
+SYN_LOADS = {
+    # mean response and mean slowdown over those of EEVDF; SYN, three seeds, kernel 6.18
+    (0.9, "os", "hr"): (0.50, 0.27),
+    (0.9, "fifo", "hr"): (0.33, 0.18),
+    (0.9, "scx", "hr"): (0.37, 0.24),
+    (0.9, "scx", "bsd"): (0.49, 0.31),
+    (0.9, "user", "hr"): (0.29, 0.19),
+    (0.9, "user", "bsd"): (0.36, 0.23),
+}
+
+
+def test_predicts_what_a_kernel_was_measured_to_do() -> None:
+    """Within a third: seeds, arrivals and generator differ from those of the measurement."""
+    costs = {"hop_s": 2e-6, "switch_s": 5e-6}
+    seeds = range(1, 7)
+    nodes = {s: of_workload(workload.syn(s), 0.9) for s in seeds}
+
+    def measure(scheduler: str, policy: str | None) -> tuple[list[float], list[float]]:
+        more = costs if scheduler != "user" else {"hop_s": 2e-6}
+        runs = [
+            run(nodes[s], policy, scheduler=scheduler, seed=s, nice_best=-20,
+                clusters=12 if policy == "bsd" and scheduler == "scx" else 0, **more)
+            for s in seeds
+        ]  # fmt: skip
+        return [r.summary().response_s for r in runs], [r.summary().slowdown for r in runs]
+
+    base = measure("os", None)
+    for (_, scheduler, policy), wanted in SYN_LOADS.items():
+        found = measure(scheduler, policy)
+        for of, eevdf, ratio in zip(found, base, wanted, strict=True):
+            predicted = float(np.exp(np.mean(np.log(np.array(of) / np.array(eevdf)))))
+            assert 0.66 * ratio < predicted < 1.5 * ratio, (scheduler, policy, predicted, ratio)
+
+
+def test_speed_grows_no_worse_than_n_log_n() -> None:
+    def per_event(queries: int) -> float:
+        node = of_workload(workload.syn(1, queries=queries), 0.9)
+        best = np.inf
+        for seed in (1, 2, 3):
+            setting = Setting(duration_s=60.0, seed=seed)
+            hr = registry.policy("hr")
+            node.frame(hr)
+            start = time.process_time()
+            result = simulate(node, hr, setting)
+            best = min(best, (time.process_time() - start) / result.totals["events"])
+        return best
+
+    per_event(20)
+    small, large = per_event(20), per_event(500)
+    assert large < 4 * small, (small, large)  # log 2500 / log 100 = 1.7, and caches
