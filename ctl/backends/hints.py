@@ -209,7 +209,8 @@ def _known(form: UrgencyForm) -> UrgencyForm:
         low, high = float(values[finite].min()), float(values[finite].max())
         values = np.where(np.isnan(values), float(np.median(values[finite])), values)
         beyond = max(1.0, high - low)
-        return np.clip(values, low - beyond, high + beyond)
+        clipped: Array = np.clip(values, low - beyond, high + beyond)
+        return clipped
 
     return UrgencyForm(
         column(form.rank),

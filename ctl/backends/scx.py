@@ -168,14 +168,17 @@ class Scx:
         self._free: deque[int] = deque()
         self._monitor: _Monitor | None = None
         self._restarts = 0
+        self._attached = False
+        self._starved = 0
 
     # -- the contract ---------------------------------------------------------------------------
 
     def apply(self, schedule: Schedule) -> Applied:
         """Raises Ejected when the kernel has ended the scheduler, LoadError if it cannot start."""
         if self.scheduler is None:
-            self._start()
-        self._look()
+            self._load()
+        else:
+            self._look()
         scope = self._scopes.get(schedule.scope)
         problems: list[str] = []
         writes = 0
@@ -188,12 +191,13 @@ class Scx:
             )
             scope.problems = tuple(problems)
         scope.schedule = schedule
-        scope.parts = hints(
-            schedule, self._limits, clusters=self.options.clusters, gap_s=self.options.gap
-        )
+        scope.parts = self._hints(schedule)
         changed = self._write()
         writes += changed
         more, gone = self._adopt(fresh)
+        if not self._attached:
+            # Only now: a thread that is queued without a slot stays among the others for a while.
+            self._attach()
         writes += len(fresh) - gone + len(released)
         repaired = 0
         if self.mode == "partial":
@@ -237,15 +241,7 @@ class Scx:
     def restore(self) -> tuple[str, ...]:
         """Give back all threads, detach, and put the deadline server back."""
         problems = list(self._parameters.restore())
-        if self._monitor is not None:
-            self._monitor.stop()
-            self._monitor = None
-        if self.scheduler is not None:
-            self.scheduler.close()
-            self.scheduler = None
-        self._scopes.clear()
-        self._adopted.clear()
-        self._free.clear()
+        self._close()
         files = self._journal.state.files
         problems += undo.files(self._journal, [p for p in files if p.startswith(_SERVERS)])
         return tuple(problems)
@@ -259,7 +255,7 @@ class Scx:
 
     # -- attach, watch --------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _load(self) -> None:
         full = self.mode == "full"
         tunables = {"guarantee_percent": self.options.guarantee}
         try:
@@ -267,27 +263,30 @@ class Scx:
         except LoadError as error:
             _show(error)
             raise
-        try:
-            for name in scheduler.cleared:
-                log.warning("this kernel has no ops.%s: done without", name)
-            control = scheduler.control
-            control["ttl_ms"] = round(self.options.ttl * 1e3)
-            control["slice_us"] = round(self.options.slice * 1e3)
-            control["starvation_ms"] = round(self.options.starvation)
-            control["preempt_times"] = self.options.preempt
-            scheduler.attach()
-            if not full:
-                self._raise_server()
-        except BaseException as error:
-            if isinstance(error, LoadError):
-                _show(error)
-            scheduler.close()
-            raise
-        log.info("sched_ext scheduler attached in %s mode, by %s", self.mode, scheduler.libbpf)
+        for name in scheduler.cleared:
+            log.warning("this kernel has no ops.%s: done without", name)
+        control = scheduler.control
+        control["ttl_ms"] = round(self.options.ttl * 1e3)
+        control["slice_us"] = round(self.options.slice * 1e3)
+        control["starvation_ms"] = round(self.options.starvation)
+        control["preempt_times"] = self.options.preempt
         self.scheduler = scheduler
         self._limits = Limits.of(scheduler.limits)
         self._free = deque(range(1, len(scheduler.slots)))
-        self._monitor = _Monitor(scheduler, self.options.ttl / BEATS_PER_TTL, self._ended)
+
+    def _attach(self) -> None:
+        assert self.scheduler is not None
+        try:
+            self.scheduler.attach()
+        except LoadError as error:
+            _show(error)
+            self.restore()
+            raise
+        self._attached = True
+        if self.mode == "partial":
+            self._raise_server()
+        log.info("sched_ext scheduler attached in %s mode, by %s", self.mode, self.scheduler.libbpf)
+        self._monitor = _Monitor(self.scheduler, self.options.ttl / BEATS_PER_TTL, self._ended)
         self._monitor.start()
 
     def _ended(self, exit_: Exit) -> None:
@@ -308,23 +307,37 @@ class Scx:
         self._reload()
 
     def _reload(self) -> None:
-        """Load anew, and give all threads the slots that they had."""
+        """Load anew; all threads get slots before it is attached."""
+        scopes = [scope.schedule for scope in self._scopes.values()]
+        self._close()
+        self._load()
+        for schedule in scopes:
+            fresh, _, _ = self._follow(schedule)
+            scope = self._scopes[schedule.scope] = _Scope(
+                schedule, self._slots_of(schedule.threads), self._hints(schedule)
+            )
+            self._write()
+            scope.problems, _ = self._adopt(fresh)
+        self._attach()
+
+    def _close(self) -> None:
+        """Detach and forget all slots; what was changed on threads and files stays."""
         if self._monitor is not None:
             self._monitor.stop()
-        assert self.scheduler is not None
-        self.scheduler.close()
-        self.scheduler = None
-        scopes, self._scopes = self._scopes, {}
+            self._monitor = None
+        if self.scheduler is not None:
+            self.scheduler.close()
+            self.scheduler = None
+        self._attached = False
+        self._scopes.clear()
         self._adopted.clear()
-        self._start()
-        for scope in scopes.values():
-            self.apply(scope.schedule)
+        self._free.clear()
 
     def _watch_starvation(self) -> None:
         """Operators that starve in partial mode are starved by the fair class: take it over."""
         assert self.scheduler is not None
         starved = self.scheduler.stats().get("starved", 0)
-        seen, self._starved = getattr(self, "_starved", 0), starved
+        seen, self._starved = self._starved, starved
         if starved <= seen or self.mode == "full":
             return
         share = schedext.server_share()
@@ -343,6 +356,8 @@ class Scx:
         wanted = self.options.server * SERVER_PERIOD_NS // 100
         for folder in schedext.server_files():
             runtime, period = folder / "runtime", folder / "period"
+            if schedext.is_offline(folder.name):
+                continue  # when it comes, we are loaded anew
             try:
                 self._journal.write(
                     FileChanged(path=str(file), undo=file.read_text().strip())
@@ -436,6 +451,9 @@ class Scx:
                 self.scheduler.disown(fd)
 
     # -- hints ----------------------------------------------------------------------------------
+
+    def _hints(self, schedule: Schedule) -> list[Part]:
+        return hints(schedule, self._limits, clusters=self.options.clusters, gap_s=self.options.gap)
 
     def _write(self) -> int:
         """Write the hints of all scopes; returns how many slots changed."""

@@ -21,6 +21,7 @@ __all__ = [
     "attached",
     "explain_error",
     "hotplug_sequence",
+    "is_offline",
     "kernel_types",
     "obstacles",
     "server_files",
@@ -205,6 +206,11 @@ def server_share() -> float | None:
         return None
     runtime, period = (int((folders[0] / name).read_text()) for name in ("runtime", "period"))
     return runtime / period if period else 0.0
+
+
+def is_offline(cpu: str) -> bool:
+    """cpu: as "cpu1". The kernel refuses changes to an offline CPU's server (EBUSY)."""
+    return _text(Path("/sys/devices/system/cpu") / cpu / "online") == "0"
 
 
 def _is_realtime() -> bool:
