@@ -20,6 +20,7 @@ CAPABILITIES = {
         for line in Path("/proc/mounts").read_text().splitlines()
     ),
     "psi": Path("/proc/pressure/cpu").exists(),
+    "two_cpus": len(os.sched_getaffinity(0)) >= 2,
     "cc": shutil.which("cc") is not None,
     "clang": shutil.which("clang-19") is not None or shutil.which("clang") is not None,
     "java": shutil.which("javac") is not None,
