@@ -184,11 +184,13 @@ def _meddlers() -> Iterator[Finding]:
 def _backends() -> Iterator[Finding]:
     from sched_ctl.backends import ladder
 
-    taken = False
-    for name, probe in ladder.probe_all():
-        first = probe.can and not taken
-        taken = taken or probe.can
-        mark = " (auto takes this one)" if first else ""
+    found = ladder.probe_all()
+    on_ladder = {kind.name for kind in ladder.KINDS if kind.auto}
+    taken = next((name for name, probe in found if probe.can and name in on_ladder), None)
+    for name, probe in found:
+        mark = " (auto takes this one)" if name == taken else ""
+        if name not in on_ladder:
+            mark = " (only if it is named)"
         yield Finding(f"backend {name}", probe.can, probe.because + mark, probe.hint)
 
 

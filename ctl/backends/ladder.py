@@ -86,9 +86,10 @@ def choose(
                 raise UserError(f"options of backend {kind.name} must be a table, not {own!r}")
             return kind.make(journal, _options(kind, own)), steps
         steps.append((kind.name, probe))
+    why = [f"{name}: {probe.because}" for name, probe in steps]
+    why += [f"{name}: failed while it ran" for name in failed]
     raise UserError(
-        "no backend works on this machine: "
-        + "; ".join(f"{name}: {probe.because}" for name, probe in steps),
+        f"no backend works on this machine: {'; '.join(why)}",
         "sched-ctl check says what would help",
     )
 

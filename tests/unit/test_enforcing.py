@@ -1,12 +1,20 @@
 """The way down the ladder of backends, and up again."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import ClassVar
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
-from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl import machine
+from sched_ctl.backends import Applied, Backend, Probe, ladder
+from sched_ctl.backends.journal import Journal
 from sched_ctl.enforcing import Backends
+from sched_ctl.errors import UserError
+from sched_ctl.loading import _choose
 from sched_ctl.model import Thread
 from sched_ctl.schedule import Schedule
 
@@ -52,8 +60,8 @@ class Ladder:
 def test_a_backend_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("sched_ctl.enforcing.time.monotonic", lambda: now[0])
-    ladder = Ladder()
-    backends = Backends(ladder, {})
+    fake = Ladder()
+    backends = Backends(fake, {})
     lost: list[str] = []
     backends.on_lost = lost.append
     best = backends.get("auto")
@@ -77,12 +85,12 @@ def test_a_backend_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPa
     assert pauses == [5.0, 10.0, 20.0]  # backs off
     assert best.restored == 1
 
-    ladder.best_works = False
+    fake.best_works = False
     backends.give_up("best", "no")
     now[0] += 10_000
     assert backends.climb() is None  # its time has come, but it does not work
     assert backends.get("auto").name == "second"
-    ladder.best_works = True
+    fake.best_works = True
     now[0] += 10_000
     assert backends.climb() == "best"
     now[0] += 3600
@@ -94,3 +102,51 @@ def test_what_was_asked_for_by_name_stays() -> None:
     backends.get("best")
     backends.give_up("best", "no")
     assert backends.climb() is None
+
+
+EXPLICIT = {"cgroup2", "cgroup1", "pool"}
+
+
+@pytest.fixture
+def everything_works(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The real ladder on a machine where each backend works; names of those that auto may take."""
+
+    def maker(name: str) -> Callable[[Journal, Any], Any]:
+        return lambda journal, options: SimpleNamespace(name=name, restore=lambda: ())
+
+    kinds = tuple(
+        replace(kind, probe=lambda: Probe(True, "works"), make=maker(kind.name))
+        for kind in ladder.KINDS
+    )
+    monkeypatch.setattr(ladder, "KINDS", kinds)
+    return tuple(kind.name for kind in kinds if kind.name not in EXPLICIT)
+
+
+def test_what_must_be_named_is_never_taken_by_itself(
+    everything_works: tuple[str, ...], tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    backends = Backends(partial(_choose, journal=journal), {})
+    taken = []
+    for _ in everything_works:
+        taken.append(backends.get("auto").name)
+        backends.give_up(taken[-1], "no")
+    assert tuple(taken) == everything_works
+    with pytest.raises(UserError, match="nice: failed while it ran"):
+        backends.get("auto")
+    assert backends.get("cgroup1").name == "cgroup1"  # but who asks for it has it
+
+
+def test_check_marks_the_one_that_auto_takes(
+    everything_works: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marked() -> list[str]:
+        return [f.topic for f in machine.check() if "auto takes" in f.what]
+
+    assert marked() == [f"backend {everything_works[0]}"]
+    broken = tuple(
+        replace(kind, probe=lambda: Probe(False, "broken")) if kind.name not in EXPLICIT else kind
+        for kind in ladder.KINDS
+    )
+    monkeypatch.setattr(ladder, "KINDS", broken)
+    assert marked() == []
