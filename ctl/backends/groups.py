@@ -186,7 +186,7 @@ class Groups:
             if key is None and not self._needs_pool(base):
                 continue
             bases.setdefault(base)
-            target[thread] = base / ROOT_NAME / _slug(schedule.scope, key or "all")
+            target[thread] = base / ROOT_NAME / self._slug(schedule.scope, key or "all")
             if (thread.tid, thread.start_time) not in self._journal.state.moved:
                 lines.append(Moved(thread.pid, thread.tid, thread.start_time, str(base)))
         for base in bases:
@@ -209,6 +209,15 @@ class Groups:
         scope.place, scope.gone = target, gone
         problems += self._tidy()
         return writes
+
+    def _slug(self, scope: str, key: str) -> str:
+        """A folder name: what people can read of the key, and a hash that tells keys apart.
+
+        And journals: controllers with other ones may have groups in the same folder.
+        """
+        unique = f"{self._journal.path}\0{scope}\0{key}".encode(errors="replace")
+        digest = hashlib.blake2s(unique, digest_size=4).hexdigest()
+        return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', key)[:40]}-{digest}"
 
     def _base(self, thread: Thread) -> Path | None:
         """The cgroup that the thread is in without us; None if it is gone."""
@@ -376,12 +385,6 @@ def probe_mount(version: int) -> Probe:
     if not cgroup.is_writable(mount):
         return Probe(False, f"{mount} cannot be written", "run as root, outside a container")
     return Probe(True, f"the cpu controller of cgroup v{version} is at {mount}")
-
-
-def _slug(scope: str, key: str) -> str:
-    """A folder name: what people can read of the key, and a hash that tells keys apart."""
-    digest = hashlib.blake2s(f"{scope}\0{key}".encode(errors="replace"), digest_size=4).hexdigest()
-    return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', key)[:40]}-{digest}"
 
 
 def _autogroup() -> bool:

@@ -8,9 +8,13 @@ value, policy and cgroup. It stands in no journal. So a process whose threads we
 a thread in it, or in a process below it, that was born after we came and has a value that we set
 there gets what the process's threads had before. A child whose parent died first belongs to init
 and is not found.
+
+*What others made.* A controller with another journal may have groups in the folder where ours
+are. Then the folder stays, and goes with the last of them: each journal has it.
 """
 
 import errno
+import logging
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -43,6 +47,8 @@ __all__ = [
     "processes",
     "put_back",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 class Log(Protocol):
@@ -204,10 +210,23 @@ def _remove(group: Group, ours: Collection[str]) -> None:
     hierarchy = cgroup.hierarchy_of(folder)
     if hierarchy is None or not cgroup.is_ours(folder):
         return  # not a cgroup (any more): a journal may not make us remove anything else
+    if strangers := _strangers(folder, ours):
+        logger.debug("%s stays: it holds %s, which we did not make", folder, ", ".join(strangers))
+        return
     outside = folder.parent
     while str(outside) in ours:
         outside = outside.parent
     hierarchy.remove(folder, _nearest(outside))
+
+
+def _strangers(folder: Path, ours: Collection[str]) -> list[str]:
+    """Names of the groups in a folder that are not in the journal."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [e for e in entries if e.is_dir(follow_symlinks=False) and e.path not in ours]
+    except FileNotFoundError:
+        return []
+    return [entry.name for entry in found]
 
 
 def files(log: Log, paths: Iterable[str]) -> list[str]:
@@ -228,8 +247,11 @@ def files(log: Log, paths: Iterable[str]) -> list[str]:
         except FileNotFoundError:
             pass
         except OSError as error:
-            problems.append(_words(error))
-            continue
+            ours_inside = any(Path(g).is_relative_to(Path(path).parent) for g in log.state.groups)
+            if error.errno != errno.EBUSY or ours_inside:
+                problems.append(_words(error))
+                continue
+            logger.debug("%s stays as it is: groups that we did not make need it", path)
         done.append(FileRestored(path=path))
     log.write(done)
     return problems

@@ -1,5 +1,6 @@
 """The cgroup v1 backends on real threads."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from victims import Victim, plan, state
 from sched_ctl.backends import ladder
 from sched_ctl.backends.cgroup1 import Cgroup1, Cgroup1Nice
 from sched_ctl.backends.groups import GroupOptions
-from sched_ctl.backends.journal import Journal
+from sched_ctl.backends.journal import Journal, restore
 from sched_ctl.kernel import cgroup, procfs, sched
 from sched_ctl.model import Thread
 from support import wait_until
@@ -111,6 +112,49 @@ def test_what_others_change_is_repaired(victim: Victim, journal: Journal) -> Non
 
     wait_until(right)
     assert backend.restore() == ()
+
+
+def test_the_groups_of_another_controller_stay(
+    victim: Victim, journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two controllers with a run directory each, on threads of one cgroup, same scope and names."""
+    caplog.set_level(logging.DEBUG, "sched_ctl.backends.undo")
+    threads = victim.threads(4)
+    base = place(threads[0])
+    other = Journal(tmp_path / "other" / "journal")
+    ours, theirs = Cgroup1Nice(journal), Cgroup1Nice(other)
+    ours.apply(plan(threads[:2], [1, 2], {"q": (1.0, (0, 1))}))
+    theirs.apply(plan(threads[2:], [1, 2], {"q": (1.0, (0, 1))}))
+    assert place(threads[0]) != place(threads[2])
+    held = place(threads[2])
+    assert ours.restore() == ()
+    assert "did not make" in caplog.text
+    assert place(threads[0]) == base and place(threads[2]) == held
+    assert not journal.state.records()
+    # The other one is killed: what its journal has is enough to remove all of it
+    other.close()
+    left = Journal(other.path)
+    assert restore(left) == []
+    assert place(threads[2]) == base and not (base / cgroup.ROOT_NAME).exists()
+    left.close()
+
+
+def test_a_killed_controller_does_not_keep_another_from_leaving(
+    victim: Victim, journal: Journal, tmp_path: Path
+) -> None:
+    threads = victim.threads(2)
+    base = place(threads[0])
+    killed = Journal(tmp_path / "killed" / "journal")
+    Cgroup1Nice(killed).apply(plan(threads[:1], [1], {"q": (1.0, (0,))}))
+    killed.close()
+    backend = Cgroup1Nice(journal)
+    backend.apply(plan(threads[1:], [1], {"q": (1.0, (0,))}))
+    left = Journal(killed.path)
+    assert restore(left) == []  # while the other one still runs
+    left.close()
+    assert place(threads[0]) == base != place(threads[1])
+    assert backend.restore() == ()
+    assert not (base / cgroup.ROOT_NAME).exists()
 
 
 def test_a_dead_or_reused_thread_is_no_error(victim: Victim, journal: Journal) -> None:
