@@ -67,7 +67,7 @@ def run(
         float, typer.Option(help="Of the arrivals.", metavar="SECONDS", min=1e-3)
     ] = 60.0,
     warm_up: Annotated[
-        float | None, typer.Option(help="Tuples before are not counted [default: a tenth].")
+        float | None, typer.Option(help="Tuples before are not counted (default: a tenth of it).")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs with different arrivals.", min=1, max=1000)] = 3,
     seed: Annotated[int, typer.Option(help="The first of them.", min=0)] = 1,
@@ -78,7 +78,7 @@ def run(
         int, typer.Option(help="Bound of the queues between operators; 0: none.", min=0)
     ] = 0,
     base_cost_us: Annotated[
-        float | None, typer.Option(help="CPU time of a cost of 1 [default: the workload's].")
+        float | None, typer.Option(help="CPU time of a cost of 1 (default: the workload's).")
     ] = None,
     decision_us: Annotated[float, typer.Option(help="Cost of a scheduling decision.", min=0)] = 0.0,
     hop_us: Annotated[

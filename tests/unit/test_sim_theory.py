@@ -127,7 +127,7 @@ SYN_LOADS = {
 
 
 def test_predicts_what_a_kernel_was_measured_to_do() -> None:
-    """Within a third: seeds, arrivals and generator differ from those of the measurement."""
+    """Within a quarter: seeds, arrivals and generator differ from those of the measurement."""
     costs = {"hop_s": 2e-6, "switch_s": 5e-6}
     seeds = range(1, 7)
     nodes = {s: of_workload(workload.syn(s), 0.9) for s in seeds}
@@ -146,7 +146,7 @@ def test_predicts_what_a_kernel_was_measured_to_do() -> None:
         found = measure(scheduler, policy)
         for of, eevdf, ratio in zip(found, base, wanted, strict=True):
             predicted = float(np.exp(np.mean(np.log(np.array(of) / np.array(eevdf)))))
-            assert 0.66 * ratio < predicted < 1.5 * ratio, (scheduler, policy, predicted, ratio)
+            assert 0.75 * ratio < predicted < 1.33 * ratio, (scheduler, policy, predicted, ratio)
 
 
 def test_speed_grows_no_worse_than_n_log_n() -> None:

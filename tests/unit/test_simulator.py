@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sched_ctl import registry, workload
+from sched_ctl import record, registry, workload
 from sched_ctl.errors import UserError
 from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Topology
 from sched_ctl.policy import form
@@ -237,6 +238,20 @@ def test_simulate_as_json_and_plots(tmp_path: Path) -> None:
         ("os", 1.2, False),
     ]
     assert {p.name for p in tmp_path.iterdir()} >= {"response-time.png", "slowdown.png"}
+
+
+def test_simulate_a_recorded_snapshot(tmp_path: Path) -> None:
+    node = of_workload(workload.syn(1), 0.6)
+    snapshot = node.snapshot(1.0, np.zeros(node.n), np.zeros(node.n))
+    file = tmp_path / "node.json"
+    file.write_bytes(msgspec.json.encode(record.snapshot_to_json(snapshot)))
+    arguments = [str(file), "-p", "hr", "--duration", "5", "--seeds", "1", "--json"]
+    (measured,) = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert measured["load"] == pytest.approx(0.6)
+    (scaled,) = json.loads(CliRunner().invoke(app, [*arguments, "-l", "0.9"]).stdout)
+    assert scaled["load"] == pytest.approx(0.9)
+    slowdown = scaled["figures"]["slowdown"]["mean"]
+    assert slowdown > measured["figures"]["slowdown"]["mean"]
 
 
 @pytest.mark.parametrize(
