@@ -1,10 +1,11 @@
-"""Builds the compiled parts (the lab engine, the BPF objects) into ctl/bin when packaging."""
+"""Builds the compiled parts (lab engine, simulator, BPF objects) into ctl/bin when packaging."""
 
 import shutil
 import subprocess
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
@@ -26,6 +27,25 @@ class BuildWithMake(build_py):
                 continue
             subprocess.run(["make", "-C", str(HERE / folder)], check=True)
         super().run()
+        if not self.editable_mode:  # else they are read where they lie
+            workloads = Path(self.build_lib, "sched_ctl", "bin", "workloads")
+            workloads.mkdir(parents=True, exist_ok=True)
+            for graph in sorted((HERE / "bench" / "workloads").glob("*.graph")):
+                shutil.copy(graph, workloads)
 
 
-setup(cmdclass={"build_py": BuildWithMake})
+class Binary(Distribution):
+    """Says that there is more than Python in it, so that the wheel is for this kind of machine."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class AnyPython(bdist_wheel):
+    """None of what `make` built knows of Python: the wheel serves every version of it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(distclass=Binary, cmdclass={"build_py": BuildWithMake, "bdist_wheel": AnyPython})
