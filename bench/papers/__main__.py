@@ -86,11 +86,16 @@ def joined(job: tuple[float, str, int, int]) -> Curve:
 
 
 def implemented(job: tuple[str, dict[str, object], int, int]) -> Curve:
-    """Figures 13 and 14: what BSD costs; each candidate costs two of the cheapest operator."""
+    """Figures 13 and 14: BSD with a price for its decisions, in costs of the cheapest operator.
+
+    Each candidate costs two operations (compute, compare) unless `how` says otherwise.
+    """
     name, how, seed, packets = job
     node = aqsios.queries(seed, 0.95, aqsios.packets(seed, packets, DEFAULT))
-    price = 2 * float(node.cost_s.min()) if "candidates" in how else 0.0
-    return {"l2": under(node, name, None, candidate_s=price, **how).summary().l2}
+    setting = dict(how)
+    operations = float(str(setting.pop("operations", 2 if "candidates" in how else 0)))
+    price = operations * float(node.cost_s.min())
+    return {"l2": under(node, name, None, candidate_s=price, **setting).summary().l2}
 
 
 def sharing(job: tuple[str, str, int, int]) -> Curve:
@@ -142,6 +147,8 @@ def main() -> None:
         }
         for m in CLUSTERS:
             ways["log", m] = "bsd", {"clusters": m, **full}
+            ways["log, one operation", m] = "bsd", {"clusters": m, "operations": 1, **full}
+            ways["log, free", m] = "bsd", {"clusters": m, "train": True}
             ways["uniform", m] = "bsd", {"clusters": m, "uniform": True, **full}
         ways |= {(label, 0): ("bsd", how) for label, how in TECHNIQUES.items()}
         data = Data(

@@ -14,7 +14,7 @@ from sched_ctl.sim import Node, Setting, of_workload, simulate
 __all__ = ["balance", "capacity"]
 
 PRED = Path(__file__).parents[1] / "workloads" / "pred.graph"
-CPUS = 4  # of the paper's Raspberry Pi
+CPUS = 2  # the paper's Raspberry Pi has 4, and several instances of PRED's heavy operators
 # Overheads of a hop and a switch as measured for a thread an operator and for a pool, in a VM
 BATCH_S = 0.1
 HOP_S = 2e-6
