@@ -67,6 +67,7 @@ VARIANTS: Mapping[str, Job] = {
     "scx-hr": scx("hr"),
     "scx-hr-aging": scx("hr", hints={"gap_s": 0.05}),
     "scx-balanced": scx("balanced"),
+    "scx-balanced-30": scx("balanced", options={"patience": 30.0}),
     "scx-bsd": scx("bsd"),
     "scx-fcfs": scx("fcfs"),
     "scx-qs": scx("qs", period_s=1.0),
