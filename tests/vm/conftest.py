@@ -8,6 +8,7 @@ may set, as plain literals:
     CPUS = 2
     MEMORY = "1G"
     ICOUNT = True               exact time, with CPUS = 1
+    ICOUNT_SHIFT = 0            2**ICOUNT_SHIFT ns an instruction
     TIMEOUT_S = 60              for each check
 
 For anything else there is the fixture `vm`, which runs one command in one guest.
@@ -28,7 +29,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MARK = "@@"  # as in inside.py
-SETTINGS = ("KERNELS", "CPUS", "MEMORY", "ICOUNT", "TIMEOUT_S")
+SETTINGS = ("KERNELS", "CPUS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
 BOOT_S = 60.0
 
 
@@ -127,6 +128,7 @@ class Boot:
             cpus=self.settings.get("CPUS", 2),
             memory=self.settings.get("MEMORY", "1G"),
             icount=self.settings.get("ICOUNT", False),
+            icount_shift=self.settings.get("ICOUNT_SHIFT", 1),
             timeout_s=BOOT_S + timeout_s * len(checks),
             single_thread=single_thread,
         )

@@ -13,6 +13,7 @@ from operators import adopt, busy, cpu_s, shares, start
 
 from sched_ctl import lab, registry, workload
 from sched_ctl.backends.hints import Limits, hints, merged
+from sched_ctl.drivers import EngineError
 from sched_ctl.drivers import lab as driver
 from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.policy import Policy
@@ -22,6 +23,7 @@ from sched_ctl.sim import of_workload
 KERNELS = ("6.18", "7.3")
 CPUS = 1
 ICOUNT = True
+ICOUNT_SHIFT = 0
 TIMEOUT_S = 150
 
 SLICE_S = 0.003
@@ -154,7 +156,7 @@ def check_exact_form_follows_queue_lengths() -> None:
 
 @contextlib.contextmanager
 def engine(
-    name: str, utilisation: float, seconds: float, delay_s: float = 1.0
+    name: str, utilisation: float, seconds: float, delay_s: float = 5.0
 ) -> Iterator[tuple[lab.Engine, driver.LabDriver, Path]]:
     arguments = [
         *("--utilisation", str(utilisation), "--cpus", "1", "--duration", str(seconds)),
@@ -248,9 +250,14 @@ def check_inherited_age_is_the_head_age() -> None:
                 # One CPU, and we have it: nothing changes between the two looks.
                 threads = scheduler.threads[1 : len(scheduler.threads)]
                 queued = np.flatnonzero(threads["queued_ns"][:200])
-                age = view.poll(1.0).columns["head_age"]
+                try:
+                    age = view.poll(1.0).columns["head_age"]
+                except EngineError:
+                    break  # it is done
                 now_ns = time.monotonic_ns()
-                origin = threads["origin_ns"][queued].astype(np.int64) + int(offset_ns.astype(np.int64))
+                origin = threads["origin_ns"][queued].astype(np.int64) + int(
+                    offset_ns.astype(np.int64)
+                )
                 mine = (now_ns - origin) * 1e-6
                 real = age[queued] * 1e3
                 late_ms += list((mine - real)[real > 0])
@@ -270,7 +277,7 @@ def syn_beside(others: int, storm: bool, *, full: bool) -> tuple[float, list[flo
     with contextlib.ExitStack() as stack:
         scheduler = stack.enter_context(Scheduler(full=full))
         scheduler.attach()
-        running, view, path = stack.enter_context(engine("syn", 0.8, 4, 1.5))
+        running, view, path = stack.enter_context(engine("syn", 0.8, 4))
         rule(scheduler, view, path, 0.8, registry.policy("balanced"))
         hogs = stack.enter_context(busy(others))
         if storm:
