@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def switches(kernel: str) -> list[Job]:
 
 
 # column -> figure of a result, and whether it is shown as a ratio to EEVDF
-FIGURES = {
+FIGURES: Mapping[str, Callable[[Job], float]] = {
     "thr": lambda r: r["throughput"],
     "mean": lambda r: r["total"]["latency_s"]["mean"],
     "p99": lambda r: r["total"]["latency_s"]["p99"],

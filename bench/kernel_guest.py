@@ -41,7 +41,7 @@ def node_of(path: Path, job: Job) -> Node:
     node = of_workload(workload.load(path), utilisation=job["utilisation"])
     if noise := job.get("noise", 0.0):
         random = np.random.default_rng(job["seed"])
-        node.cost[:] = node.cost * np.exp(noise * random.standard_normal(node.n))
+        node.cost_s[:] = node.cost_s * np.exp(noise * random.standard_normal(node.n))
         wrong = node.selectivity * np.exp(noise * random.standard_normal(node.n))
         node.selectivity[:] = np.minimum(wrong, 1.0)
     return node
@@ -225,7 +225,8 @@ def switches(job: Job) -> dict[str, Any]:
             )
         )
         assert program.stdout is not None
-        tids = [int(line) for line in iter(lambda: next(program.stdout).strip(), "ready")]
+        lines = program.stdout
+        tids = [int(line) for line in iter(lambda: next(lines).strip(), "ready")]
         if job["kind"] == "scx":
             scheduler = stack.enter_context(Scheduler(full=job.get("full", False)))
             count = job.get("queues", 1)

@@ -240,7 +240,7 @@ def against_reference(scheduler: Scheduler) -> tuple[int, int]:
 
 def check_inherited_age_is_the_head_age() -> None:
     """The age of a waiting thread against the due time of its engine's oldest tuple."""
-    late_ms = []
+    late_ms: list[float] = []
     with Scheduler(full=False) as scheduler:
         scheduler.attach()
         with engine("syn", 0.8, 4) as (running, view, path):
