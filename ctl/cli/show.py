@@ -1,10 +1,13 @@
 """Tables and JSON on standard output."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = ["emit_json", "number", "table", "text"]
+
+UNLIMITED = 100_000  # columns
 
 
 def emit_json(thing: object) -> None:
@@ -16,11 +19,12 @@ def emit_json(thing: object) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """A table as wide as it needs to be for a pipe, as wide as the terminal for a person.
+    """A table. Where the terminal is too narrow for it, each row becomes a list of its cells.
 
     A column whose name begins with ">" is aligned to the right.
     """
     from rich import box
+    from rich.measure import Measurement
     from rich.table import Table
 
     shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
@@ -29,24 +33,51 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
         shown.add_column(
             column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right
         )
-    for row in rows:
-        shown.add_row(*(_cell(value) for value in row))
-    _console().print(shown)
+    cells = [[_cell(value) for value in row] for row in rows]
+    for row in cells:
+        shown.add_row(*row)
+    console = _console()
+    needed = Measurement.get(console, console.options.update(width=UNLIMITED), shown).minimum
+    if needed <= console.width:
+        _print(console, shown)
+        return
+    if title:
+        text(title)
+    for row in cells:
+        _print(console, _record([column.strip("> ") for column in columns], row))
+
+
+def _record(names: Sequence[str], row: Sequence[Any]) -> Any:
+    """One row as lines "name  value" below its first cell that has a name."""
+    from rich.table import Table
+
+    lead = next(i for i, name in enumerate(names) if name)
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    shown.title, shown.title_justify, shown.title_style = row[lead].copy(), "left", "bold"
+    for cell in reversed(row[:lead]):
+        shown.title = cell + " " + shown.title
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, cell in zip(names[lead + 1 :], row[lead + 1 :], strict=True):
+        if cell.plain:
+            shown.add_row(f"  {name}", cell)
+    return shown
 
 
 def text(line: str = "") -> None:
-    _console().print(_plain(line))
+    _print(_console(), _plain(line))
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """Short, for people: 12.3k rather than 12345.678; - for unknown."""
     if value is None:
         return "-"
-    size = abs(value)
+    rounded = float(f"{value:.{digits}g}")  # first, or 999.9 would become 1e+03
+    size = abs(rounded)
     if size >= 1e4:
         for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if size >= limit:
-                return f"{value / limit:.{digits}g}{letter}"
+                return f"{rounded / limit:.{digits}g}{letter}"
     return f"{value:.{digits}g}" if size < 1000 else f"{value:.0f}"
 
 
@@ -72,5 +103,15 @@ def _plain(line: str) -> Any:
 def _console() -> Any:
     from rich.console import Console
 
-    # Into a pipe nothing is cut or wrapped.
-    return Console(soft_wrap=False, width=None if sys.stdout.isatty() else 200, highlight=False)
+    # Into a pipe a row is a line, for grep and the like, unless COLUMNS asks for another width.
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=UNLIMITED if piped else None, highlight=False)
+
+
+def _print(console: Any, thing: Any) -> None:
+    """Print without the blanks that fill up each line."""
+    with console.capture() as capture:
+        console.print(thing)
+    for line in capture.get().splitlines():
+        sys.stdout.write(line.rstrip() + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,60 @@
+"""Tables on a terminal, in a pipe, and where there is little room."""
+
+import pytest
+
+from sched_ctl.cli import show
+
+COLUMNS = ("", "engine", ">threads", "remarks")
+ROWS = [("✓", "lab:4711", 12, "a long remark of several words " * 12), ("✗", "flink", None, "")]
+
+
+def test_in_a_pipe_a_row_is_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show.table(COLUMNS, ROWS)
+    lines = capsys.readouterr().out.splitlines()
+    [line] = [line for line in lines if "lab:4711" in line]
+    assert ROWS[0][3].strip() in line
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80])
+def test_no_column_is_lost_in_a_narrow_terminal(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    many = [f">column{i}" for i in range(12)]
+    show.table(("name", *many), [("etl/parse", *range(100, 112))])
+    shown = capsys.readouterr().out
+    assert all(len(line) <= width for line in shown.splitlines())
+    words = shown.split()
+    assert {"etl/parse", *(name[1:] for name in many), *map(str, range(100, 112))} <= set(words)
+
+
+def test_a_table_that_fits_stays_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    show.table(("name", ">size"), [("a", 1), ("b", 2)])
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if "─" not in line][
+        1:4
+    ] == [["name", "size"], ["a", "1"], ["b", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (0.12345, "0.123"),
+        (999.4, "999"),
+        (999.9, "1000"),
+        (9_994.0, "9994"),
+        (12_345.6, "12.3k"),
+        (999_999.0, "1M"),
+        (-12_345.6, "-12.3k"),
+    ],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert show.number(value) == text
