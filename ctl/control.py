@@ -146,7 +146,7 @@ def request(
         raise UserError(f"{path} is for root", "run this command as root") from None
     except (FileNotFoundError, ConnectionError):
         raise UserError(
-            "no controller runs on this machine",
+            f"no controller runs on this machine: none answers at {path}",
             "start one with: sched-ctl load",
         ) from None
     try:

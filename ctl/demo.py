@@ -128,6 +128,7 @@ class _Stopped(Exception):
 def run(options: Options, *, json: bool = False) -> None:
     """The whole demo. Raises UserError; ends every child and puts everything back on every path."""
     logging.getLogger().setLevel(logging.WARNING)
+    registry.policy(options.policy)  # an unknown one is an error now, not after the first phase
     cpus = sorted(os.sched_getaffinity(0))[-options.cpus :]
     if len(cpus) < options.cpus:
         raise UserError(f"--cpus {options.cpus}: there are only {len(cpus)} CPUs for us")

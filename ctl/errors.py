@@ -21,5 +21,9 @@ class UserError(Exception):
 
 def near_miss(name: str, known: Iterable[str]) -> str:
     """ ": did you mean 'x'?" if one of the known names is close, else nothing."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f": did you mean {close[0]!r}?" if close else ""
+    close = difflib.get_close_matches(name.lower(), list(known), n=3)
+    if not close:
+        return ""
+    # Of equally close ones the first letter decides: it is seldom mistyped.
+    best = next((other for other in close if other[:1] == name[:1].lower()), close[0])
+    return f": did you mean {best!r}?"

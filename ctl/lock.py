@@ -39,6 +39,10 @@ def run_folder(path: Path) -> Path:
             f"cannot make {path}: {error.strerror}",
             "run as root, or give another folder with --run-dir",
         ) from error
+    if info.st_uid != os.geteuid() != 0:
+        raise UserError(
+            f"{path} belongs to another user", "run as root, or give another folder with --run-dir"
+        )
     if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(
             f"{path} belongs to, or can be written by, another user",

@@ -12,7 +12,7 @@ from sched_ctl import probes
 from sched_ctl.bindings import Rule
 from sched_ctl.controller import Controller
 from sched_ctl.engines import Engine
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, near_miss
 from sched_ctl.graph import Array
 from sched_ctl.metrics import METRICS, Resolution, evaluate
 from sched_ctl.model import Thread
@@ -21,6 +21,8 @@ from sched_ctl.schedule import Schedule
 from sched_ctl.window import Window
 
 __all__ = ["engines", "explain", "plans", "problems", "status"]
+
+NEAR_OPERATORS = 1000  # compared with a mistyped name, while the control loop waits
 
 
 def status(controller: Controller) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
             found += [_thread(controller, rule, row, metrics) for row in matching[:100]]
     if not found:
         raise UserError(
-            f"no scheduled thread or operator is called {what!r}",
+            f"no scheduled thread or operator is called {what!r}{_near(controller, what)}",
             _why_not(controller, what),
         )
     return found
@@ -233,7 +235,7 @@ def _rows(schedule: Schedule, rows: Sequence[int] | None = None) -> list[dict[st
     wanted = range(len(schedule.threads)) if rows is None else rows
     return [
         {
-            "thread": schedule.threads[row].tid,
+            "tid": schedule.threads[row].tid,
             "pid": schedule.threads[row].pid,
             "name": schedule.threads[row].name,
             "operator": schedule.operators[row],
@@ -263,6 +265,18 @@ def _plain(value: Any) -> Any:
     except (TypeError, ValueError):
         return str(value)
     return number if math.isfinite(number) else None
+
+
+def _near(controller: Controller, what: str) -> str:
+    """The scheduled operator that may have been meant, by its label or its last part."""
+    labels = {
+        name: None
+        for rule in controller.rules
+        if rule.schedule is not None
+        for label in rule.schedule.operators[:NEAR_OPERATORS]
+        for name in (label, label.rpartition("/")[2])
+    }
+    return near_miss(what, labels)
 
 
 def _why_not(controller: Controller, what: str) -> str:

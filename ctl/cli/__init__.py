@@ -4,6 +4,7 @@ Commands import what they need when they run, so that `sched-ctl --help` is quic
 loop small.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -58,8 +59,14 @@ def main() -> None:
     """The one place where errors become text and exit codes."""
     # numpy would start threads for linear algebra that nobody here does.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A caller may have closed them: nobody wants the text then.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where an error still becomes an exit code
     except UserError as error:
         if "--debug" in sys.argv:
             raise
@@ -76,6 +83,9 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"error: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         print("hint: this is a fault of sched-ctl; --debug shows where", file=sys.stderr)
         sys.exit(1)

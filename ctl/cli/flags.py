@@ -19,7 +19,12 @@ DEFAULT_RUN_DIR = Path(Settings().run_dir)
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 RunDir = Annotated[
     Path,
-    typer.Option("--run-dir", help="Folder of the controller's lock and socket.", metavar="DIR"),
+    typer.Option(
+        "--run-dir",
+        help="Folder of the controller's lock and socket.",
+        metavar="DIR",
+        readable=False,  # who may not read it gets our own error, with a hint
+    ),
 ]
 CONFIG = Annotated[
     Path | None,
@@ -29,6 +34,7 @@ CONFIG = Annotated[
         help=f"Configuration file, instead of {config.DEFAULT_FILE}; drop-ins lie beside it in a "
         "folder with .d for .toml.",
         show_default=False,
+        readable=False,
     ),
 ]
 PANEL = "Settings (each is also a key of the configuration file)"

@@ -153,31 +153,51 @@ def plan(
 
         write(save, controller)
     plans = views.plans(controller)
+    problems = views.problems(controller)
     if json:
         show.emit_json(plans)
-        return
+    else:
+        for rule in plans:
+            _show_plan(rule)
+        for problem in problems:
+            show.text(problem)
     for rule in plans:
-        show.table(
-            (">tid", "thread", "operator", "group", ">queue", ">head age", ">urgency", ">place"),
-            (
-                (
-                    row["thread"],
-                    row["name"],
-                    row["operator"],
-                    "" if row["group"] is None else f"{row['group']} ({row['share']:g})",
-                    show.number(row["queue_size"]),
-                    show.number(row["head_age_s"]),
-                    show.number(row["evaluated"]),
-                    show.number(row["normalised"], 2),
-                )
-                for row in sorted(rule["threads"], key=lambda row: -(row["normalised"] or 0.5))
-            ),
-            title=f"{rule['name']}: policy {rule['policy']}",
-        )
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")
-    for problem in views.problems(controller):
-        show.text(problem)
+    if not any(rule["threads"] for rule in plans):
+        raise UserError(
+            f"nothing to schedule: {'; '.join(problems[:5]) or 'no policy selects any thread'}",
+            "sched-ctl engines shows what is found",
+        )
+
+
+def _show_plan(rule: dict[str, Any]) -> None:
+    from sched_ctl.cli import show
+
+    if not rule["threads"]:
+        return
+    show.table(
+        (">tid", "thread", "operator", "group", ">queue", ">head age", ">urgency", ">place"),
+        (
+            (
+                row["tid"],
+                row["name"],
+                row["operator"],
+                "" if row["group"] is None else f"{row['group']} ({row['share']:g})",
+                show.number(row["queue_size"]),
+                show.number(row["head_age_s"]),
+                show.number(row["evaluated"]),
+                show.number(row["normalised"], 2),
+            )
+            for row in sorted(rule["threads"], key=_least_urgent_last)
+        ),
+        title=f"{rule['name']}: policy {rule['policy']}",
+    )
+
+
+def _least_urgent_last(row: dict[str, Any]) -> float:
+    """Neutral rows, whose urgency is unknown, lie in the middle."""
+    return -0.5 if row["normalised"] is None else -row["normalised"]
 
 
 def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
@@ -271,7 +291,7 @@ def explain(
         return
     for thread in answer:
         urgency = thread["urgency"]
-        show.text(f"\n{thread['operator']}: thread {thread['thread']} ({thread['name']})")
+        show.text(f"\n{thread['operator']}: thread {thread['tid']} ({thread['name']})")
         show.text(f"  why        {thread['why']}")
         show.text(
             f"  urgency    rank {show.number(urgency['rank'])}: "
