@@ -8,7 +8,8 @@ Two things are not in order and are told apart:
   into nice values or weights uses the mechanism's own default, as if we were not there.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ __all__ = [
     "NICE_STEP",
     "linear",
     "logarithmic",
+    "nice_levels",
     "nice_values",
     "positions",
     "scaled_shares",
@@ -42,12 +44,12 @@ def linear(values: Array) -> Array:
         place = (values / size - low / size) / (high / size - low / size)
     else:
         place = np.where(known, 0.5, values)
-    place = np.where(np.isposinf(values), 1.0, np.where(np.isneginf(values), 0.0, place))
-    place = np.clip(place, 0.0, 1.0)
-    sure = place[~np.isnan(place)]
+    place = np.clip(place, 0.0, 1.0)  # infinite ones too
+    unknown = np.isnan(place)
+    sure = place[~unknown]
     if not len(sure) or sure.min() == sure.max():
         return np.full(len(values), np.nan)
-    return np.where(np.isnan(place), 0.5, place)
+    return np.where(unknown, 0.5, place)
 
 
 def logarithmic(values: Array) -> Array:
@@ -68,9 +70,18 @@ def positions(form: UrgencyForm, head_age_s: Array, queue_size: Array, spacing: 
     """
     urgency = form.at(head_age_s, queue_size)
     spread = logarithmic if spacing is Spacing.LOGARITHMIC else linear
-    ranks = np.unique(form.rank[~np.isnan(form.rank)])
-    if len(ranks) <= 1:
-        return spread(urgency)
+    ranks = _ranks(form)
+    return spread(urgency) if len(ranks) <= 1 else _bands(form, urgency, spread, ranks)
+
+
+def _ranks(form: UrgencyForm) -> list[float]:
+    """The ranks that occur, lowest first. (np.unique would load all of numpy.ma.)"""
+    return sorted(set(form.rank[~np.isnan(form.rank)].tolist()))
+
+
+def _bands(
+    form: UrgencyForm, urgency: Array, spread: Callable[[Array], Array], ranks: Sequence[float]
+) -> Array:
     inside = [spread(urgency[form.rank == rank]) for rank in ranks]
     widths = [0.0 if np.isnan(place).all() else 1.0 for place in inside]
     total = sum(widths) + GAP * (len(ranks) - 1)
@@ -83,7 +94,12 @@ def positions(form: UrgencyForm, head_age_s: Array, queue_size: Array, spacing: 
 
 
 def nice_values(schedule: Schedule, best: int = 0, worst: int = 19) -> npt.NDArray[np.intp]:
-    """(m,) nice values in best..worst for the threads of a schedule.
+    """(m,) nice values in best..worst for the threads of a schedule: `nice_levels`, rounded."""
+    return np.rint(nice_levels(schedule, best, worst)).astype(np.intp)
+
+
+def nice_levels(schedule: Schedule, best: int = 0, worst: int = 19) -> Array:
+    """(m,) nice values before they are rounded, in best..worst.
 
     Logarithmic priorities without ranks take the exact form if it fits: CPU time in proportion to
     priority, n(x) = best + (log p_max - log p(x)) / log 1.25 (Lachesis, section 4). What does not
@@ -92,18 +108,18 @@ def nice_values(schedule: Schedule, best: int = 0, worst: int = 19) -> npt.NDArr
     """
     if best > worst:
         raise ValueError(f"nice range {best}..{worst} is empty")
-    place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
-    span = float(worst - best)
-    down = (1.0 - place) * span
-    if schedule.spacing is Spacing.LOGARITHMIC and len(np.unique(schedule.form.rank)) <= 1:
-        logs = _logs(schedule.form.at(schedule.head_age_s, schedule.queue_size))
-        if logs is not None and np.isfinite(logs).any():
-            known = logs[np.isfinite(logs)]
-            exact = (known.max() - known.min()) / np.log(NICE_STEP)
-            if exact <= span and not np.isinf(logs).any():
-                down = (1.0 - place) * exact
+    form, span = schedule.form, float(worst - best)
+    urgency = form.at(schedule.head_age_s, schedule.queue_size)
+    logs = _logs(urgency) if schedule.spacing is Spacing.LOGARITHMIC else None
+    if logs is None or len(_ranks(form)) > 1:
+        place = positions(form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+    else:
+        place = linear(logs)
+        if not np.isinf(logs).any():
+            known = logs[~np.isnan(logs)]
+            span = min(span, (known.max() - known.min()) / math.log(NICE_STEP))
     neutral = min(max(0, best), worst)
-    return np.rint(np.where(np.isnan(place), neutral, best + down)).astype(np.intp)
+    return np.where(np.isnan(place), neutral, best + (1.0 - place) * span)
 
 
 def weights(place: Array, low: int, high: int, default: int) -> npt.NDArray[np.intp]:

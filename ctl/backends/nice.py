@@ -21,10 +21,10 @@ import numpy as np
 from sched_ctl.backends import Applied, Probe
 from sched_ctl.backends.journal import Journal
 from sched_ctl.backends.parameters import Parameters, Target
-from sched_ctl.graph import Index
+from sched_ctl.graph import Array, Index
 from sched_ctl.kernel import sched
 from sched_ctl.model import Thread
-from sched_ctl.normalise import NICE_STEP, nice_values
+from sched_ctl.normalise import NICE_STEP, nice_levels
 from sched_ctl.schedule import Schedule
 
 __all__ = ["Nice", "NiceOptions", "inside_groups", "probe"]
@@ -39,6 +39,16 @@ class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bool,
         msgspec.Meta(description="run operator threads as SCHED_BATCH: no preemption of others"),
     ] = True
+    dead_band: Annotated[
+        float,
+        msgspec.Meta(
+            description="a nice value is rewritten when the wanted one, not rounded, is further "
+            "from it than this, so that one on the edge between two does not flip; 0.5: always",
+            ge=0.5,
+            le=19,
+            extra={"unit": "nice levels"},
+        ),
+    ] = 0.6
     recheck: Annotated[
         float,
         msgspec.Meta(
@@ -64,15 +74,18 @@ class Nice:
         self._parameters = Parameters(journal, self.options.recheck)
 
     def apply(self, schedule: Schedule) -> Applied:
-        values = nice_values(schedule, self.options.best, self.options.worst)
         if schedule.groups:
-            values = _with_shares(values, schedule, self.options)
-        return self.write(schedule, values)
+            levels = _with_shares(schedule, self.options)
+        else:
+            levels = nice_levels(schedule, self.options.best, self.options.worst)
+        return self.write(schedule, levels)
 
-    def write(self, schedule: Schedule, values: Index) -> Applied:
+    def write(self, schedule: Schedule, levels: Array) -> Applied:
         """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
         policy = sched.BATCH if self.options.batch else sched.OTHER
-        return self._parameters.apply(Target(schedule.scope, schedule.threads, values, policy))
+        return self._parameters.apply(
+            Target(schedule.scope, schedule.threads, levels, policy, self.options.dead_band)
+        )
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         return self._parameters.applied(thread)
@@ -92,13 +105,13 @@ def probe() -> Probe:
     return Probe(True, "nice works on every kernel" + _autogroup())
 
 
-def inside_groups(schedule: Schedule, options: NiceOptions) -> Index:
-    """(m,) nice values for threads that only compete with those of their own group."""
-    values = nice_values(schedule, options.best, options.worst)
+def inside_groups(schedule: Schedule, options: NiceOptions) -> Array:
+    """(m,) nice levels for threads that only compete with those of their own group."""
+    levels = nice_levels(schedule, options.best, options.worst)
     for group in schedule.groups.values():
         rows = np.asarray(group.rows, dtype=np.intp)
-        values[rows] = nice_values(_part(schedule, rows), options.best, options.worst)
-    return values
+        levels[rows] = nice_levels(_part(schedule, rows), options.best, options.worst)
+    return levels
 
 
 def _part(schedule: Schedule, rows: Index) -> Schedule:
@@ -114,13 +127,13 @@ def _part(schedule: Schedule, rows: Index) -> Schedule:
     )
 
 
-def _with_shares(values: Index, schedule: Schedule, options: NiceOptions) -> Index:
-    """Nice values moved so that a group's weight, summed over its threads, comes near its share.
+def _with_shares(schedule: Schedule, options: NiceOptions) -> Array:
+    """Nice levels moved so that a group's weight, summed over its threads, comes near its share.
 
     Near, because the kernel divides the CPU among the threads that can run: a group whose threads
     are mostly idle gets less than its share here, and all of it with cgroups.
     """
-    wanted = np.array(inside_groups(schedule, options), dtype=np.float64)
+    wanted = inside_groups(schedule, options)
     total = len(schedule.threads)
     shares = sum(group.share for group in schedule.groups.values())
     for group in schedule.groups.values():
@@ -130,7 +143,7 @@ def _with_shares(values: Index, schedule: Schedule, options: NiceOptions) -> Ind
         weight = (NICE_STEP ** -wanted[rows]).sum() / total
         wanted[rows] += np.log(weight / (group.share / shares)) / np.log(NICE_STEP)
     wanted += options.best - wanted.min(initial=np.inf)
-    return np.clip(np.rint(wanted), options.best, options.worst).astype(np.intp)
+    return np.clip(wanted, options.best, options.worst)
 
 
 def _may_lower() -> bool:

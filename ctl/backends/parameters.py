@@ -17,7 +17,7 @@ import numpy as np
 from sched_ctl.backends import Applied, undo
 from sched_ctl.backends.journal import Journal
 from sched_ctl.backends.records import Adopted, Process
-from sched_ctl.graph import Index
+from sched_ctl.graph import Array, Index
 from sched_ctl.kernel import identity, procfs, sched
 from sched_ctl.kernel.identity import UNPINNED
 from sched_ctl.model import Thread
@@ -30,12 +30,17 @@ ADOPTABLE = (sched.OTHER, sched.BATCH, sched.EXT)
 
 @dataclass(frozen=True)
 class Target:
-    """What a scope wants. nice: (m,) over the threads; None = left alone. policy: for all."""
+    """What a scope wants. nice: (m,) over the threads; None = left alone. policy: for all.
+
+    nice need not be whole: it is rounded, and written where it is further than dead_band from
+    what is in force.
+    """
 
     scope: str
     threads: tuple[Thread, ...]
-    nice: Index | None
+    nice: Array | Index | None
     policy: int
+    dead_band: float = 0.5
 
 
 @dataclass
@@ -59,6 +64,7 @@ class Parameters:
         self._threads: list[Thread] = []  # by cell, as are the following
         self._pins: list[int] = []
         self._nice = np.empty(0, dtype=np.intp)
+        self._pids = np.empty(0, dtype=np.intp)
         self._policies: list[int] = []
         self._used: Counter[Thread] = Counter()  # how many scopes have it
         self._free: list[int] = []
@@ -73,7 +79,7 @@ class Parameters:
             writes += self._follow(scope, target, problems)
         repaired = self._reread(scope, target)
         now = self._nice[scope.cells]
-        nice = now if target.nice is None else target.nice
+        nice = now if target.nice is None else _settled(target.nice, now, target.dead_band)
         rows = np.flatnonzero((now != nice) & (now != GONE))
         written, failed = self._write(scope.cells[rows], nice[rows])
         gone = int((self._nice[scope.cells] == GONE).sum())
@@ -139,7 +145,8 @@ class Parameters:
             self._policies.append(policy)
             if cell >= len(self._nice):
                 self._nice = np.resize(self._nice, max(64, 2 * cell))
-        self._nice[cell] = nice
+                self._pids = np.resize(self._pids, len(self._nice))
+        self._nice[cell], self._pids[cell] = nice, thread.pid
         return cell
 
     def _adopt(self, threads: Sequence[Thread], policy: int) -> tuple[int, list[str]]:
@@ -239,9 +246,8 @@ class Parameters:
     def _new_values(self, cells: Index, nice: Index) -> list[Process]:
         """Journal lines for processes in which a nice value is set for the first time."""
         wanted: dict[int, set[int]] = {}
-        threads = self._threads
-        for cell, value in zip(cells.tolist(), nice.tolist(), strict=True):
-            wanted.setdefault(threads[cell].pid, set()).add(value)
+        for pid, value in set(zip(self._pids[cells].tolist(), nice.tolist(), strict=True)):
+            wanted.setdefault(pid, set()).add(value)
         processes = self._journal.state.processes
         return [
             _replaced(processes[pid], nice=values)
@@ -297,6 +303,11 @@ class Parameters:
         for pid in {thread.pid for thread in self._cell}:
             if process := self._journal.state.processes.get(pid):
                 undo.passed_on(process, held, below=False)
+
+
+def _settled(wanted: Array | Index, now: Index, dead_band: float) -> Index:
+    """Nice values to have: what is wanted, rounded; what is in force where that is near it."""
+    return np.where(np.abs(wanted - now) > dead_band, np.rint(wanted).astype(np.intp), now)
 
 
 class _Refused(Exception):

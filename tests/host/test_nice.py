@@ -74,6 +74,23 @@ def test_only_differences_are_written(victim: Victim, journal: Journal) -> None:
     backend.restore()
 
 
+def test_a_value_on_the_edge_between_two_does_not_flip(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+
+    def middle(options: NiceOptions) -> list[int]:
+        """Nice of the second thread, whose level moves by a fifth from pass to pass."""
+        backend = Nice(journal, options)
+        seen = []
+        for level in (9.0, 9.6, 9.4, 9.6, 9.4, 9.7, 10.5, 10.3):
+            backend.apply(plan(threads, [19, 19 - level, 0]))
+            seen.append(sched.get_nice(threads[1].tid))
+        backend.restore()
+        return seen
+
+    assert middle(NiceOptions()) == [9, 9, 9, 9, 9, 10, 10, 10]
+    assert middle(NiceOptions(dead_band=0.5)) == [9, 10, 9, 10, 9, 10, 10, 10]
+
+
 def test_a_thread_that_left_the_schedule_is_released(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(3)
     backend = Nice(journal)
