@@ -192,8 +192,7 @@ class Controller:
             if not engine.late:
                 waiting[question] = engine
             question.add_done_callback(functools.partial(_on_time, engine, patience_s))
-        if all(question.done() for question in waiting):
-            await asyncio.sleep(0)  # the callbacks
+        if not waiting:
             return
         _, late = await asyncio.wait(waiting, timeout=patience_s)
         for question in late:

@@ -168,15 +168,22 @@ class Engine:
         return far[-1] if far else old[0] if old else None
 
     def ask(self, now_s: float, timeout_s: float) -> "asyncio.Future[Snapshot] | None":
-        """Ask the engine, unless it is still busy with the last question or on back-off."""
+        """Ask the engine, unless it is still busy with the last question or on back-off.
+
+        Returns what to wait for; None if there is nothing to: not asked, or answered already.
+        """
         if self.busy or now_s < self._quiet_until_s or self.state == "gone":
             return None
         probing = self.probing
         self._asked_s = now_s
         brief_s = BRIEF_S if self.polls and self.poll_s < BRIEF_S else 0.0
-        self._asked = self._worker.call(lambda: self._poll(timeout_s, probing), brief_s)
-        self._asked.add_done_callback(self._answer)
-        return self._asked
+        asked = self._asked = self._worker.call(lambda: self._poll(timeout_s, probing), brief_s)
+        if asked.done():
+            self._answer(asked)
+            self.late = False
+            return None
+        asked.add_done_callback(self._answer)
+        return asked
 
     def check(self, now_s: float, timeout_s: float, stale_after_s: float) -> str | None:
         """Notice silence and death. Returns what changed, in words for the log."""

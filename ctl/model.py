@@ -154,6 +154,11 @@ class Snapshot:
     columns: Mapping[str, Array]
     logical: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
 
+    @cached_property
+    def cleaned(self) -> dict[object, Array]:
+        """What `window` made of the columns, by its own keys."""
+        return {}
+
 
 def _graph(n: int, edges: tuple[Edge, ...]) -> Graph:
     return Graph(

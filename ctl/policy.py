@@ -95,7 +95,7 @@ def form(
     """An urgency form over n operators from the parts that a policy uses; the others are 0."""
 
     def column(part: Array | float) -> Array:
-        return np.broadcast_to(np.asarray(part, dtype=np.float64), (n,)).copy()
+        return np.full(n, part, dtype=np.float64)
 
     return UrgencyForm(column(rank), column(static), column(per_second), column(per_tuple))
 

@@ -5,6 +5,7 @@ whose file descriptors are kept: reading one again costs a tenth of opening it.
 """
 
 import errno
+import functools
 import os
 import resource
 from contextlib import suppress
@@ -20,6 +21,7 @@ PROVIDES = frozenset({"thread_cpu_time", "run_delay"})
 UNKNOWN = b"-1 -1 -1\n"
 
 
+@functools.cache
 def available() -> bool:
     """Whether this kernel counts (CONFIG_SCHED_INFO)."""
     return os.path.exists("/proc/self/schedstat")  # noqa: PTH110 - a probe, no path handling

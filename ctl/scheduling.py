@@ -64,7 +64,12 @@ def decide(
     Raises UserError for an unknown helper rule or a share that is not positive.
     """
     _check(shares, helpers)
-    windows = {name: Window(w.now, w.then, policy.level) for name, w in windows.items()}
+    windows = {
+        name: window
+        if window.level is policy.level
+        else Window(window.now, window.then, policy.level)
+        for name, window in windows.items()
+    }
     layout = _layout(
         _SameObjects(tuple(window.now.topology for window in windows.values())),
         policy.level,
@@ -116,7 +121,7 @@ class _Layout:
     @cached_property
     def only_place(self) -> Index | None:
         """(m,) the pair that decides for each thread, if none has a choice; -1: no operator."""
-        if len(np.unique(self.owner)) < len(self.owner):
+        if len(set(self.owner.tolist())) < len(self.owner):
             return None
         place = np.full(len(self.threads), -1, dtype=np.intp)
         place[self.owner] = np.arange(len(self.owner))

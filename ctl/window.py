@@ -20,8 +20,7 @@ __all__ = ["Window", "clean", "divide"]
 def clean(column: npt.ArrayLike) -> Array:
     """As float, with NaN for whatever cannot be a count, a time or a size."""
     values = np.asarray(column, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(values) & (values >= 0), values, np.nan)
+    return np.where(np.isfinite(values) & (values >= 0), values, np.nan)
 
 
 def divide(above: Array, below: Array) -> Array:
@@ -92,25 +91,21 @@ class Window:
         pause, or a filter that rarely lets a tuple through, keeps its last known value. After a
         restart both are totals since that restart.
         """
-        total = divide(self.value(numerator), self.value(denominator))
+        above, below = self.value(numerator), self.value(denominator)
         if self.base is None:
-            return total
-        above, below = self.gain(numerator), self.gain(denominator)
-        fell = (self.value(numerator) < self._column(self.base, numerator)) | (
-            self.value(denominator) < self._column(self.base, denominator)
-        )
-        usable = (above > 0) & (below > 0) & ~fell
-        return np.where(usable, divide(above, below), total)
-
-    @cached_property
-    def _columns(self) -> dict[tuple[int, str], Array]:
-        return {}
+            return divide(above, below)
+        more_above = above - self._column(self.base, numerator)
+        more_below = below - self._column(self.base, denominator)
+        grew = (more_above > 0) & (more_below > 0)
+        return divide(np.where(grew, more_above, above), np.where(grew, more_below, below))
 
     def _column(self, snapshot: Snapshot, metric: str) -> Array:
-        key = (id(snapshot), metric)  # both snapshots live as long as this window
-        if key not in self._columns:
-            self._columns[key] = self._corrected(snapshot, metric)
-        return self._columns[key]
+        # Kept with the snapshot: it is one end of many windows, of all policies
+        key = (metric, self.level)
+        column = snapshot.cleaned.get(key)
+        if column is None:
+            column = snapshot.cleaned[key] = self._corrected(snapshot, metric)
+        return column
 
     def _corrected(self, snapshot: Snapshot, metric: str) -> Array:
         # Sources of some engines count only what they emit: that is also what they took in. And
@@ -128,6 +123,13 @@ class Window:
         return np.where(rows & ~(column > 0) & (other > 0), other, column)
 
     def _raw(self, snapshot: Snapshot, metric: str) -> Array:
+        key = (metric, self.level, "raw")
+        column = snapshot.cleaned.get(key)
+        if column is None:
+            column = snapshot.cleaned[key] = self._converted(snapshot, metric)
+        return column
+
+    def _converted(self, snapshot: Snapshot, metric: str) -> Array:
         topology = snapshot.topology
         if self.level is Level.PHYSICAL:
             mine, other, convert = snapshot.columns, snapshot.logical, to_physical
