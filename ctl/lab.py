@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sched_ctl import workload
+from sched_ctl import synthetic, workload
 from sched_ctl.drivers import EngineError
 from sched_ctl.drivers.lab import LabFile
 from sched_ctl.errors import UserError
@@ -139,7 +139,7 @@ def workload_file(name: str, seed: int = 1) -> Iterator[Path]:
     if name == "syn":
         with tempfile.TemporaryDirectory(prefix="sched-ctl-") as folder:
             path = Path(folder, "syn.graph")
-            path.write_text(workload.dump(workload.syn(seed)))
+            path.write_text(workload.dump(synthetic.syn(seed)))
             yield path
         return
     known = {path.stem: path for folder in WORKLOADS for path in sorted(folder.glob("*.graph"))}

@@ -16,14 +16,12 @@ same format (`engine/workload.c`).
 """
 
 import difflib
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from random import Random
 
+from sched_ctl.demand import cpu_demand
 from sched_ctl.errors import UserError
 
 __all__ = [
@@ -33,15 +31,10 @@ __all__ = [
     "SourceSpec",
     "Stream",
     "Workload",
-    "cpu_demand",
     "dump",
     "load",
     "load_trace",
-    "multi",
     "parse",
-    "rate_scale",
-    "syn",
-    "tuple_rates",
 ]
 
 MAX_BYTES = 16 << 20
@@ -483,130 +476,3 @@ def dump(workload: Workload) -> str:
                 )
             )
     return "\n".join(lines) + "\n"
-
-
-# --- what a workload asks for ---------------------------------------------------------------------
-
-
-def tuple_rates(query: QuerySpec, scale: float) -> dict[str, float]:
-    """Input tuples/s of each operator when each source emits `scale * rate` tuples/s.
-
-    A join of window V and pair selectivity s over inputs of l and r tuples/s emits
-    `2 s l r V` tuples/s (Sharaf et al. 2006, section 5).
-    """
-    downstream: dict[str, list[Stream]] = {op.name: [] for op in query.operators}
-    inputs: dict[str, list[float]] = {op.name: [] for op in query.operators}
-    missing = dict.fromkeys(inputs, 0)
-    for stream in query.streams:
-        downstream[stream.source].append(stream)
-        missing[stream.target] += 1
-    for source in query.sources:
-        inputs[source.operator].append(scale * source.rate)
-    by_name = {op.name: op for op in query.operators}
-    ready = [name for name, count in missing.items() if not count]
-    while ready:
-        name = ready.pop()
-        op = by_name[name]
-        rate = sum(inputs[name])
-        if op.window_s > 0:
-            rate = 2 * op.window_s * math.prod(inputs[name])
-        for stream in downstream[name]:
-            inputs[stream.target].append(rate * op.selectivity * stream.share)
-            missing[stream.target] -= 1
-            if not missing[stream.target]:
-                ready.append(stream.target)
-    return {name: sum(rates) for name, rates in inputs.items()}
-
-
-def cpu_demand(workload: Workload, scale: float) -> float:
-    """Base costs per second that all operators together need at `scale`."""
-    return sum(
-        rates[op.name] * op.cost
-        for query in workload.queries
-        for rates in (tuple_rates(query, scale),)
-        for op in query.operators
-    )
-
-
-def rate_scale(
-    workload: Workload, utilisation: float, cpus: float = 1.0, base_cost_s: float | None = None
-) -> float:
-    """Tuples/s of a source of rate 1 at which the operators need `utilisation * cpus` CPUs."""
-    if not (0 < utilisation <= 1000 and 0 < cpus <= 100_000):
-        raise UserError(f"utilisation {utilisation:g} on {cpus:g} CPUs is out of range")
-    demand = utilisation * cpus / (base_cost_s or workload.base_cost_s)
-    high = 1.0
-    while cpu_demand(workload, high) < demand:
-        high *= 2
-    # Joins make the demand grow faster than the rate, so it is searched, not divided.
-    if not any(op.window_s for query in workload.queries for op in query.operators):
-        return demand / cpu_demand(workload, 1.0)
-    return _bisect(lambda scale: cpu_demand(workload, scale) - demand, 0.0, high)
-
-
-def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
-    for _ in range(200):
-        middle = (low + high) / 2
-        if function(middle) < 0:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-# --- made workloads -------------------------------------------------------------------------------
-
-
-def _chain(
-    random: Random, name: str, length: int, selectivity: float, exponent: int
-) -> tuple[tuple[OperatorSpec, ...], tuple[Stream, ...]]:
-    """A chain as Palyvos-Giannas et al. 2019 (Haren) make them, section 6.1."""
-    operators = tuple(
-        OperatorSpec(
-            name=f"{name}-{step}",
-            cost=round(2**exponent * random.uniform(0.9, 1.1), 4),
-            selectivity=round(
-                min(1.0, math.exp(math.log(selectivity) / length) * random.uniform(0.9, 1.1)), 4
-            ),
-        )
-        for step in range(length)
-    )
-    streams = tuple(Stream(a.name, b.name) for a, b in pairwise(operators))
-    return operators, streams
-
-
-def syn(seed: int, queries: int = 20, length: int = 5) -> Workload:
-    """The synthetic chains of Haren (DEBS 2019): selectivity of a query uniform in [0.01, 1],
-    cost of its operators `2^z +- 10%`, z uniform in 0..4. All sources have the same rate.
-    """
-    random = Random(seed)
-    made = []
-    for number in range(queries):
-        name = f"q{number:02}"
-        operators, streams = _chain(
-            random, name, length, random.uniform(0.01, 1), random.randrange(5)
-        )
-        made.append(QuerySpec(name, operators, streams, (SourceSpec(operators[0].name),)))
-    return Workload("syn", tuple(made))
-
-
-def multi(seed: int, high: int = 3, low: int = 10) -> Workload:
-    """Haren's two classes: few bursty HIGH queries (30% of the load, on a quarter of the time)
-    beside steady LOW ones of all costs and selectivities (70%).
-    """
-    random = Random(seed)
-    made = []
-    for number in range(high + low):
-        klass = "high" if number < high else "low"
-        name = f"{klass}{number if number < high else number - high:02}"
-        selectivity, exponent = random.uniform(0.01, 1), random.randrange(5)
-        if klass == "high":
-            selectivity, exponent = 0.5, 1
-        operators, streams = _chain(random, name, 5, selectivity, exponent)
-        bare = QuerySpec(name, operators, streams, (SourceSpec(operators[0].name),), klass)
-        demand = cpu_demand(Workload("", (bare,)), 1.0)
-        share = 0.3 / high if klass == "high" else 0.7 / low
-        arrivals = Arrivals("onoff", 0.06, 0.18) if klass == "high" else Arrivals()
-        source = SourceSpec(operators[0].name, round(100 * share / demand, 6), arrivals)
-        made.append(QuerySpec(name, operators, streams, (source,), klass))
-    return Workload("multi", tuple(made))

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from labengine import CHAIN, HEAD, WORKLOADS
 
+from sched_ctl.demand import rate_scale, tuple_rates
 from sched_ctl.errors import UserError
-from sched_ctl.workload import load, rate_scale, tuple_rates
+from sched_ctl.workload import load
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sched_ctl import registry, workload
+from sched_ctl import registry, synthetic
 from sched_ctl.sim import Node, Result, Setting, interval, of_workload, simulate
 from sched_ctl.workload import OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
 
@@ -130,7 +130,7 @@ def test_predicts_what_a_kernel_was_measured_to_do() -> None:
     """Within a quarter: seeds, arrivals and generator differ from those of the measurement."""
     costs = {"hop_s": 2e-6, "switch_s": 5e-6}
     seeds = range(1, 7)
-    nodes = {s: of_workload(workload.syn(s), 0.9) for s in seeds}
+    nodes = {s: of_workload(synthetic.syn(s), 0.9) for s in seeds}
 
     def measure(scheduler: str, policy: str | None) -> tuple[list[float], list[float]]:
         more = costs if scheduler != "user" else {"hop_s": 2e-6}
@@ -151,7 +151,7 @@ def test_predicts_what_a_kernel_was_measured_to_do() -> None:
 
 def test_speed_grows_no_worse_than_n_log_n() -> None:
     def per_event(queries: int) -> float:
-        node = of_workload(workload.syn(1, queries=queries), 0.9)
+        node = of_workload(synthetic.syn(1, queries=queries), 0.9)
         best = np.inf
         for seed in (1, 2, 3):
             setting = Setting(duration_s=60.0, seed=seed)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sched_ctl import record, registry, workload
+from sched_ctl import record, registry, synthetic, workload
 from sched_ctl.errors import UserError
 from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Topology
 from sched_ctl.policy import form
@@ -122,7 +122,7 @@ def test_no_tuple_is_lost_or_made(name: str, machine: dict[str, object]) -> None
 
 
 def test_a_seed_gives_the_same_run_again_and_another_seed_does_not() -> None:
-    node = of_workload(workload.syn(3), 0.8)
+    node = of_workload(synthetic.syn(3), 0.8)
     for scheduler in ("user", "os", "scx"):
         first, again, other = (
             run(node, "bsd", scheduler=scheduler, seed=seed, duration_s=3.0) for seed in (1, 1, 2)
@@ -133,7 +133,7 @@ def test_a_seed_gives_the_same_run_again_and_another_seed_does_not() -> None:
 
 
 def test_policies_meet_the_same_arrivals_and_the_same_fates() -> None:
-    node = of_workload(workload.syn(2), 0.9)
+    node = of_workload(synthetic.syn(2), 0.9)
     runs = [run(node, policy, duration_s=5.0) for policy in ("hr", "fcfs", "qs", "rr")]
     assert len({run.arrivals for run in runs}) == 1
     assert len({run.summary().tuples for run in runs}) == 1
@@ -161,7 +161,7 @@ def test_a_policy_is_best_at_its_own_goal(name: str) -> None:
     found: dict[str, list[Result]] = {policy: [] for policy in (*GOALS, *OTHERS)}
     for seed in range(1, 9):
         if name == "syn":
-            node, setting = of_workload(workload.syn(seed), 0.9), Setting(seed=seed)
+            node, setting = of_workload(synthetic.syn(seed), 0.9), Setting(seed=seed)
         else:
             node = aqsios(seed, 0.9)
             setting = Setting(seed=seed, duration_s=400.0, warm_s=0.0, level="query")
@@ -196,14 +196,14 @@ def test_ranks_go_first_whatever_the_urgency() -> None:
 
 
 def test_quantiles_of_a_histogram() -> None:
-    node = of_workload(workload.syn(1), 0.9)
+    node = of_workload(synthetic.syn(1), 0.9)
     result = run(node, "fcfs", record=10_000, duration_s=5.0)
     exact = np.quantile(result.record[:, 2] - result.record[:, 1], 0.99)
     assert quantile(result.responses, 0.99) == pytest.approx(exact, rel=0.02)
 
 
 def test_overload_ends_and_says_so() -> None:
-    result = run(of_workload(workload.syn(1), 1.5), "hr", duration_s=3.0, warm_s=0.0)
+    result = run(of_workload(synthetic.syn(1), 1.5), "hr", duration_s=3.0, warm_s=0.0)
     assert not result.stable
     assert 4.0 < result.seconds < 5.5  # 1.5 times the work, then all are gone
 
@@ -241,7 +241,7 @@ def test_simulate_as_json_and_plots(tmp_path: Path) -> None:
 
 
 def test_simulate_a_recorded_snapshot(tmp_path: Path) -> None:
-    node = of_workload(workload.syn(1), 0.6)
+    node = of_workload(synthetic.syn(1), 0.6)
     snapshot = node.snapshot(1.0, np.zeros(node.n), np.zeros(node.n))
     file = tmp_path / "node.json"
     file.write_bytes(msgspec.json.encode(record.snapshot_to_json(snapshot)))

@@ -6,19 +6,10 @@ from pathlib import Path
 import pytest
 from labengine import CHAIN, HEAD, WORKLOADS
 
+from sched_ctl.demand import cpu_demand, rate_scale, tuple_rates
 from sched_ctl.errors import UserError
-from sched_ctl.workload import (
-    Arrivals,
-    cpu_demand,
-    dump,
-    load,
-    load_trace,
-    multi,
-    parse,
-    rate_scale,
-    syn,
-    tuple_rates,
-)
+from sched_ctl.synthetic import multi, syn
+from sched_ctl.workload import Arrivals, dump, load, load_trace, parse
 
 
 def test_reads_every_field() -> None:
