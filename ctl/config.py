@@ -462,8 +462,11 @@ def resolve(settings: Settings) -> tuple[Binding, ...]:
     )
 
 
-def dump(settings: Settings) -> str:
-    """The settings as a TOML file that `load` reads back as equal, with a comment on each key."""
+def dump(settings: Settings, backends: Mapping[str, type[Struct]] = {}) -> str:
+    """The settings as a TOML file that `load` reads back as equal, with a comment on each key.
+
+    backends: name -> what options there are; those that are not set come as comments.
+    """
     import tomli_w  # only here: the main loop does not need it
 
     lines = ["# The configuration in force, as a file: " + str(DEFAULT_FILE), ""]
@@ -473,15 +476,45 @@ def dump(settings: Settings) -> str:
         if setting.key == "policy":
             continue
         value = values[setting.key]
-        unit = f" ({setting.unit})" if setting.unit else ""
-        comment = textwrap.wrap(setting.description + unit, 96)
+        comment = _comment(setting)
+        if setting.key == "backends" and backends:
+            names = dict.fromkeys([*backends, *value])
+            options = [_options_of(name, backends.get(name), value.get(name)) for name in names]
+            tables.append("\n".join([*comment, "", *options]))
+            continue
         entry = f"{setting.key} = {{}}" if value == {} else tomli_w.dumps({setting.key: value})
         # A table ends the part of the file in which plain keys can stand.
         (tables if isinstance(value, dict) and value else lines).append(
-            "\n".join([*(f"# {line}" for line in comment), entry.strip(), ""])
+            "\n".join([*comment, entry.strip(), ""])
         )
     sections = []
     for binding in settings.policy:
         section = {k: v for k, v in msgspec.to_builtins(binding).items() if v is not None}
         sections.append(tomli_w.dumps({"policy": [section]}).strip() + "\n")
     return "\n".join([*lines, *tables, *sections])
+
+
+def _comment(setting: Setting) -> list[str]:
+    unit = f" ({setting.unit})" if setting.unit else ""
+    bounds = f"; {setting.bounds}" if setting.bounds else ""
+    return [f"# {line}" for line in textwrap.wrap(setting.description + unit + bounds, 96)]
+
+
+def _options_of(name: str, struct: type[Struct] | None, given: Mapping[str, Any] | None) -> str:
+    """The table of a backend's options. What the user did not set is commented out."""
+    import tomli_w
+
+    def entry(key: str, value: Any) -> str:
+        return tomli_w.dumps({key: value}).strip()
+
+    header = tomli_w.dumps({"backends": {name: {}}}).strip()
+    lines = [f"# {header}"] if given is None else [header]
+    left = dict(given or {})
+    for option in () if struct is None else declared(struct):
+        lines += _comment(option)
+        if option.key in left:
+            lines.append(entry(option.key, left.pop(option.key)))
+        else:
+            lines.append(f"# {entry(option.key, option.default)}")
+    lines += [entry(key, value) for key, value in left.items()]
+    return "\n".join([*lines, ""])

@@ -60,7 +60,7 @@ def engines(settings: Settings, json: Json = False) -> None:
                 engine["engine"],
                 engine["pid"],
                 engine["state"],
-                ", ".join(engine["queries"][:8]) + (" ..." if len(engine["queries"]) > 8 else ""),
+                _queries(engine),
                 engine["operators"],
                 engine["threads"],
                 "; ".join(filter(None, [engine["problem"], *engine["notes"][:3]])),
@@ -68,6 +68,12 @@ def engines(settings: Settings, json: Json = False) -> None:
             for engine in found
         ),
     )
+
+
+def _queries(engine: dict[str, Any]) -> str:
+    names = engine["queries"]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
 
 
 def policies(json: Json = False) -> None:
@@ -255,7 +261,7 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
                 show.number(engine["poll_ms"]),
                 engine["operators"],
                 engine["threads"],
-                ", ".join(engine["queries"][:8]),
+                _queries(engine),
             )
             for engine in answer["engines"]
         ),
@@ -353,4 +359,6 @@ def config(
     elif check:
         print("the configuration is good")
     else:
-        sys.stdout.write(dump(settings))
+        from sched_ctl.backends import ladder
+
+        sys.stdout.write(dump(settings, {kind.name: kind.options for kind in ladder.KINDS}))

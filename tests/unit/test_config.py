@@ -1,12 +1,16 @@
 import math
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from sched_ctl import config
+from sched_ctl.backends import ladder
 from sched_ctl.config import Binding, ConfigError, Settings
 from sched_ctl.errors import UserError
+
+BACKENDS = {kind.name: kind.options for kind in ladder.KINDS}
 
 
 def written(folder: Path, text: str, name: str = "sched-ctl.toml") -> Path:
@@ -121,6 +125,25 @@ def test_precedence(tmp_path: Path) -> None:
 )
 def test_what_config_prints_reads_back_equal(tmp_path: Path, settings: Settings) -> None:
     assert config.load(written(tmp_path, config.dump(settings))) == settings
+    assert config.load(written(tmp_path, config.dump(settings, BACKENDS))) == settings
+
+
+def test_config_shows_the_options_of_backends(tmp_path: Path) -> None:
+    settings = Settings(backends={"cgroup1+nice": {"best": 3}, "nice": {}})
+    text = config.dump(settings, BACKENDS)
+    assert config.load(written(tmp_path, text)) == settings
+    assert '\n[backends."cgroup1+nice"]\n' in text and "\nbest = 3\n" in text
+    for name, options in BACKENDS.items():
+        table = text.partition(f"backends.{name}]")[2] or text.partition(f'backends."{name}"]')[2]
+        for option in config.declared(options):
+            assert option.key in table.partition("[backends.")[0], f"{name}.{option.key}"
+    # The comments are the file with all defaults
+    bare = config.dump(Settings(), BACKENDS)
+    plain = re.sub(r"^# (\[backends\..*\]|\w+ = .*)$", r"\1", bare, flags=re.MULTILINE)
+    loaded = config.load(written(tmp_path, plain))
+    assert loaded.backends.keys() == BACKENDS.keys()
+    for name, options in loaded.backends.items():
+        assert msgspec.convert(options, BACKENDS[name]) == BACKENDS[name]()
 
 
 def test_every_setting_says_what_it_is() -> None:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 from sched_ctl import config
+from sched_ctl.backends import ladder
 from sched_ctl.cli import app
 
 TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
@@ -32,9 +33,35 @@ def test_no_setting_is_described_that_is_not_there() -> None:
         assert described == [setting.key for setting in config.declared(struct)]
 
 
+def test_every_option_of_a_backend_is_described_as_declared() -> None:
+    section = TEXT.partition("### Options of backends")[2].partition("## As a service")[0]
+    described = {
+        (name, key): line
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for key, names in [re.findall(r"`[^|]+`", line)[:2]]
+        for key in [key.strip("`")]
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    declared = {
+        (kind.name, option.key): option
+        for kind in ladder.KINDS
+        for option in config.declared(kind.options)
+    }
+    assert described.keys() == declared.keys()
+    for at, option in declared.items():
+        assert option.description in described[at], at
+        assert option.bounds in described[at], at
+        default = str(option.default)
+        default = (
+            default.lower() if isinstance(option.default, bool) else default.removesuffix(".0")
+        )
+        assert f"| `{default}` |" in described[at], at
+
+
 def _section(struct: type) -> str:
     settings, _, rest = TEXT.partition("### Settings")[2].partition("### `[[policy]]` sections")
-    return settings if struct is config.Settings else rest.partition("## As a service")[0]
+    return settings if struct is config.Settings else rest.partition("### Options of backends")[0]
 
 
 def test_every_command_is_described() -> None:
