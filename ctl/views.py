@@ -178,8 +178,8 @@ def _thread(
         **_rows(schedule, [row])[0],
         "policy": rule.policy.name,
         "binding": rule.name,
-        "why": f"policy {rule.policy.name} ({rule.policy.goal}), the first whose patterns "
-        f"{list(rule.binding.queries)} select it; enforced by {rule.backend}",
+        "why": f"policy {rule.policy.name} (for {rule.policy.goal}) is the first that selects it, "
+        f"by {' '.join(map(repr, rule.binding.queries))}; enforced by {rule.backend}",
         "backend": rule.backend,
         "applied": {} if backend is None else dict(backend.applied(thread)),
         "metrics": _metrics(rule, thread, label, metrics),

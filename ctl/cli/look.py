@@ -319,10 +319,10 @@ def explain(
         applied = ", ".join(f"{k} {v}" for k, v in thread["applied"].items()) or "nothing"
         show.text(f"  in force   {applied} ({thread['backend']})")
         show.table(
-            ("  metric", ">value", "unit", "how"),
+            ("metric", ">value", "unit", "how"),
             (
                 (
-                    f"  {m['metric']}",
+                    m["metric"],
                     show.number(m["value"]),
                     m["unit"],
                     m["how"] + (" (estimate)" if m["estimated"] else ""),
