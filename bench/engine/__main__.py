@@ -47,10 +47,10 @@ def overhead_us(results: dict[str, Any]) -> float:
 
 
 def measure(workload: Path, duration_s: float, *options: str) -> dict[str, Any]:
-    command = [PROGRAM, "--results", "-", "--warmup", "0", "--duration", str(duration_s)]
+    command = [str(PROGRAM), "--results", "-", "--warmup", "0", "--duration", str(duration_s)]
     load = ("--cpus", "1", "--utilisation", str(RATE * LENGTH * 0.05e-6))
     done = subprocess.run(
-        [*command, *load, *options, workload], capture_output=True, text=True, check=True
+        [*command, *load, *options, str(workload)], capture_output=True, text=True, check=True
     )
     return dict(json.loads(done.stdout))
 
