@@ -217,7 +217,7 @@ async def measured(
     if INSTRUMENTED:
         backend.apply = stages.time("apply", backend.apply)  # type: ignore[method-assign]
     settings = Settings(policy=(Binding(policy=policy),), period=1 / rate, discover=5.0)
-    kind = DriverKind("synthetic", lambda: [engine.target], lambda _: engine)
+    kind = DriverKind("synthetic", lambda: [engine.target], lambda _: engine, prompt=True)
     controller = Controller(settings, {"synthetic": kind}, Backends(lambda *_: (backend, []), {}))
     try:
         await controller.start()

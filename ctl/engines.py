@@ -1,7 +1,8 @@
 """The controller's side of one engine: asking it, remembering its answers, bearing its silence.
 
 Each engine has a thread of its own, because drivers are synchronous and an engine may hang: the
-loop asks, waits for a bounded time, and goes on with what it knows. An engine is
+loop asks, waits for a bounded time, and goes on with what it knows. (Not if its driver only reads
+memory, see `drivers.DriverKind`.) An engine is
 
     new         found, not heard of yet
     ok          answered when last asked
@@ -113,6 +114,26 @@ class Worker(Generic[T]):
             del call, function, deliver
 
 
+class Here:
+    """In place of a `Worker` for drivers that never wait: the calls are made in the loop."""
+
+    def call(self, function: Callable[[], T], brief_s: float = 0.0) -> "asyncio.Future[T]":
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def tell(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:
+            _nobody(None, error)
+
+    def stop(self) -> None: ...
+
+
 def _nobody(result: object, error: BaseException | None) -> None:
     if error is not None:
         log.debug("after the end", exc_info=error)
@@ -140,7 +161,7 @@ class Engine:
         self._asked: asyncio.Future[Snapshot] | None = None
         self._asked_s = 0.0
         self._quiet_until_s = 0.0
-        self._worker: Worker[Snapshot] = Worker(target.engine)
+        self._worker: Worker[Snapshot] | Here = Here() if kind.prompt else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
         self._times: ThreadTimes | None = None  # likewise
         self._identity = _start_time(target.pid)

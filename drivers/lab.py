@@ -474,4 +474,4 @@ def connect(target: Target) -> LabDriver:
     return LabDriver(Target(target.kind, target.address, file.pid), file)
 
 
-kind = DriverKind("lab", find, connect)
+kind = DriverKind("lab", find, connect, prompt=True)

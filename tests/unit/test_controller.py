@@ -162,9 +162,19 @@ def test_a_hung_engine_delays_nobody_and_is_released_in_time() -> None:
     drive(controller, script)
 
 
-def test_an_engine_that_fails_is_asked_less_often_and_comes_back() -> None:
+@pytest.mark.parametrize("prompt", [False, True])
+def test_an_engine_that_fails_is_asked_less_often_and_comes_back(prompt: bool) -> None:
     engine, backend = FakeEngine(), FakeBackend()
-    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+    kinds = {name: replace(kind, prompt=prompt) for name, kind in FakeEngine.kind(engine).items()}
+    controller = Controller(settings(), kinds, backends(backend))
+    threads = set()
+    poll = engine.poll
+
+    def polled(timeout_s: float) -> Snapshot:
+        threads.add(threading.current_thread())
+        return poll(timeout_s)
+
+    engine.poll = polled  # type: ignore[method-assign]
 
     async def script() -> None:
         await until(lambda: backend.threads())
@@ -179,6 +189,8 @@ def test_an_engine_that_fails_is_asked_less_often_and_comes_back() -> None:
         assert not views.problems(controller)
 
     drive(controller, script)
+    assert (threading.main_thread() in threads) == prompt
+    assert len(threads) == 1
 
 
 def test_a_policy_that_fails_stops_no_other() -> None:
