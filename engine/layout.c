@@ -1,11 +1,16 @@
 /* Makes the shared-memory file and describes its layout. */
 #include "layout.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -82,11 +87,54 @@ static void *map_file(const char *path, size_t bytes)
 	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return NULL;
-	memory = MAP_FAILED;
-	if (!ftruncate(fd, (off_t)bytes))
-		memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
+	/* Held until we end, however that is: see left_over(). */
+	flock(fd, LOCK_EX | LOCK_NB);
+	if (ftruncate(fd, (off_t)bytes)) {
+		close(fd);
+		return NULL;
+	}
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	return memory == MAP_FAILED ? NULL : memory;
+}
+
+/*
+ * Is this the file of a killed engine of our user? The pid alone does not tell: an engine in another
+ * container that shares the folder may have it. The lock alone does not either, while one starts.
+ */
+static bool left_over(int folder, const char *name)
+{
+	struct stat info;
+	char *end;
+	long pid;
+	int fd;
+	bool dead;
+
+	if (strncmp(name, SHM_PREFIX, strlen(SHM_PREFIX)))
+		return false;
+	errno = 0;
+	pid = strtol(name + strlen(SHM_PREFIX), &end, 10);
+	if (errno || *end || pid <= 0 || pid > INT_MAX || !kill((pid_t)pid, 0) || errno != ESRCH)
+		return false;
+	fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return false;
+	dead = !fstat(fd, &info) && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&
+	       !flock(fd, LOCK_EX | LOCK_NB);
+	close(fd);
+	return dead;
+}
+
+void shared_remove_left_over(void)
+{
+	DIR *folder = opendir(SHM_FOLDER);
+	struct dirent *entry;
+
+	if (!folder)
+		return;
+	while ((entry = readdir(folder)))
+		if (left_over(dirfd(folder), entry->d_name))
+			unlinkat(dirfd(folder), entry->d_name, 0);
+	closedir(folder);
 }
 
 struct shared shared_create(const char *path, struct shared_size size)

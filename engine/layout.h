@@ -175,6 +175,12 @@ struct shared_size {
  * with a message if it cannot. */
 struct shared shared_create(const char *path, struct shared_size size);
 
+/* Where the files are, SHM_PREFIX and the pid, unless --shm says otherwise. */
+#define SHM_FOLDER "/dev/shm"
+#define SHM_PREFIX "labspe."
+/* Remove what engines of this user that were killed have left there; each is some megabytes. */
+void shared_remove_left_over(void);
+
 /* The description of the layout as JSON; the caller frees it. */
 char *layout_json(void);
 

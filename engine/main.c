@@ -364,9 +364,11 @@ int main(int argc, char **argv)
 	signal(SIGPIPE, SIG_IGN);
 	if (!engine->options.step_ns)
 		engine->options.step_ns = burn_calibrate(engine->options.burn);
-	snprintf(path, sizeof path, "/dev/shm/labspe.%d", (int)getpid());
-	if (!engine->options.shm)
+	snprintf(path, sizeof path, SHM_FOLDER "/" SHM_PREFIX "%d", (int)getpid());
+	if (!engine->options.shm) {
 		engine->options.shm = path;
+		shared_remove_left_over();
+	}
 	create_shared(engine, engine->options.shm);
 	engine_build(engine);
 	(engine->options.workers ? pool_start : threads_start)(engine);

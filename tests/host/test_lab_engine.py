@@ -235,3 +235,33 @@ def test_a_signal_ends_it_in_order(number: signal.Signals, mode: str, tmp_path: 
             engine.wait()
     assert not shm.exists()
     assert json.loads(results.read_text())["workload"] == "etl"
+
+
+def test_the_next_start_removes_what_a_killed_engine_left(tmp_path: Path) -> None:
+    workload = tmp_path / "chain.graph"
+    workload.write_text(CHAIN)
+    with labengine.started(workload, "--utilisation", 0.1) as runs:
+        alive = Path(f"/dev/shm/labspe.{runs.pid}")
+        killed = subprocess.Popen(
+            [labengine.program(), *labengine.SAFE, "--duration", "60", workload],
+            stderr=subprocess.DEVNULL,
+        )
+        left = Path(f"/dev/shm/labspe.{killed.pid}")
+        not_ours = [Path(f"/dev/shm/labspe.{name}") for name in ("1", f"{killed.pid}x")]
+        try:
+            wait_until(left.exists)
+            killed.kill()
+            killed.wait()
+            assert left.exists()
+            for path in not_ours:
+                path.touch(exist_ok=False)
+            labengine.run(workload, "--utilisation", 0.1, "--duration", 0.1)
+            assert not left.exists()
+            assert alive.exists()
+            assert all(path.exists() for path in not_ours)
+        finally:
+            for path in (left, *not_ours):
+                path.unlink(missing_ok=True)
+            if killed.poll() is None:
+                killed.kill()
+                killed.wait()
