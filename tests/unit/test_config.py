@@ -134,16 +134,16 @@ def test_config_shows_the_options_of_backends(tmp_path: Path) -> None:
     assert config.load(written(tmp_path, text)) == settings
     assert '\n[backends."cgroup1+nice"]\n' in text and "\nbest = 3\n" in text
     for name, options in BACKENDS.items():
-        table = text.partition(f"backends.{name}]")[2] or text.partition(f'backends."{name}"]')[2]
+        shown = text.partition(f"backends.{name}]")[2] or text.partition(f'backends."{name}"]')[2]
         for option in config.declared(options):
-            assert option.key in table.partition("[backends.")[0], f"{name}.{option.key}"
+            assert option.key in shown.partition("[backends.")[0], f"{name}.{option.key}"
     # The comments are the file with all defaults
     bare = config.dump(Settings(), BACKENDS)
     plain = re.sub(r"^# (\[backends\..*\]|\w+ = .*)$", r"\1", bare, flags=re.MULTILINE)
     loaded = config.load(written(tmp_path, plain))
     assert loaded.backends.keys() == BACKENDS.keys()
-    for name, options in loaded.backends.items():
-        assert msgspec.convert(options, BACKENDS[name]) == BACKENDS[name]()
+    for name, table in loaded.backends.items():
+        assert msgspec.convert(table, BACKENDS[name]) == BACKENDS[name]()
 
 
 def test_every_setting_says_what_it_is() -> None:
