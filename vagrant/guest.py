@@ -307,14 +307,10 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
     if options.icount:
         accelerator += ["-icount", f"shift={options.icount_shift},sleep=off"]
     root = "rw" if options.write else "ro"
-    # QEMU 7.2 emulates cmpxchg16b with flags that can be rubbish; an interrupt at the next
-    # instruction then ends in a double fault. The kernel's allocators use it all the time, unless
-    # the CPU seems to have none.
-    workaround = "" if options.kvm else "clearcpuid=cx16"
     append = (
         f"rootfstype=virtiofs root=rootfs {root} init={HERE}/init.sh job={folder} console=ttyS0 "
         "panic=-1 quiet loglevel=4 psi=1 mitigations=off tsc=reliable no_timer_check "
-        f"{workaround} {options.append}"
+        f"{options.append}"
     )
     return [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-machine", "q35"),

@@ -15,6 +15,7 @@ For anything else there is the fixture `vm`, which runs one command in one guest
 """
 
 import ast
+import functools
 import json
 import sys
 import time
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 MARK = "@@"  # as in inside.py
 SETTINGS = ("KERNELS", "CPUS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
 BOOT_S = 60.0
+LIMIT_S = 480.0  # for one file and kernel, whatever happens, on a machine that is busy otherwise
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ def vm() -> Callable[..., Completed]:
     """`vm("6.18", "uname", "-r", cpus=1)` runs a command in a guest; options as `guest.Options`."""
 
     def run(kernel: str, *command: str, **options: Any) -> Completed:
+        options.setdefault("append", kernels.append(kernel))
         with guest.boot(image_of(kernel), command, guest.Options(**options)) as machine:
             output = b"".join(machine.output()).decode(errors="replace")
         code = guest.NO_GUEST if machine.returncode is None else machine.returncode
@@ -59,10 +62,19 @@ def image_of(kernel: str) -> Path:
     lacking = guest.missing()
     if lacking is not None:
         pytest.skip(f"needs {lacking}")
+    image, problem = _find(kernel)
+    if image is None:
+        pytest.skip(f"needs guest kernel {kernel}: {problem}")
+    return image
+
+
+@functools.cache
+def _find(kernel: str) -> tuple[Path | None, str]:
+    """Image, or why there is none: asked once a session, for it may ask Debian's archive."""
     try:
-        return kernels.find(kernel)
+        return kernels.find(kernel), ""
     except kernels.KernelNotFound as error:
-        pytest.skip(f"needs guest kernel {kernel}: {error}")
+        return None, str(error)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -90,11 +102,17 @@ class Boot:
     results: dict[str, Result] = field(default_factory=dict)
     stream: Iterator[str] | None = None
     died: str = ""
+    deadline: float | None = None
 
     def result(self, check: str) -> Result:
+        if self.deadline is None:
+            self.deadline = time.monotonic() + LIMIT_S
         for attempt in (1, 2):
             if check in self.results:
                 break
+            if time.monotonic() >= self.deadline:
+                text = f"not run: the checks of this file did not end within {LIMIT_S:g} s"
+                return Result("failed", f"{text}\n{self.died}", 0, "")
             if self.stream is None:
                 left = self.checks[self.checks.index(check) :]
                 self.stream = self.lines(left, single_thread=attempt > 1)
@@ -122,6 +140,8 @@ class Boot:
 
     def lines(self, checks: list[str], *, single_thread: bool) -> Iterator[str]:
         image = image_of(self.kernel)
+        assert self.deadline is not None
+        left_s = max(1.0, self.deadline - time.monotonic())
         timeout_s = self.settings.get("TIMEOUT_S", 60)
         command = [sys.executable, str(Path(__file__).with_name("inside.py")), str(self.path)]
         options = guest.Options(
@@ -129,8 +149,9 @@ class Boot:
             memory=self.settings.get("MEMORY", "1G"),
             icount=self.settings.get("ICOUNT", False),
             icount_shift=self.settings.get("ICOUNT_SHIFT", 1),
-            timeout_s=BOOT_S + timeout_s * len(checks),
+            timeout_s=left_s,
             single_thread=single_thread,
+            append=kernels.append(self.kernel),
         )
         env = {"PYTHONPATH": str(ROOT / "tests")}
         with guest.boot(image, [*command, str(timeout_s), *checks], options, env) as machine:
@@ -180,9 +201,8 @@ class Check(pytest.Item):
         super().__init__(**rest)
         self.check, self.line, self.boot = node.name, node.lineno, boot
         self.add_marker("vm")
-        # The first check of a guest also waits for its boot, perhaps twice.
-        limit = 2 * BOOT_S + 2 * boot.settings.get("TIMEOUT_S", 60)
-        self.add_marker(pytest.mark.timeout(limit))
+        # Each check is bounded in the guest, in its time, and all of them together here.
+        self.add_marker(pytest.mark.timeout(LIMIT_S + BOOT_S))
 
     def runtest(self) -> None:
         if not self.boot.checks:
