@@ -121,8 +121,9 @@ MEASURES = (
 )
 
 
-class _Stopped(Exception):
-    """A signal asked us to end."""
+class _Stopped(KeyboardInterrupt):
+    """A signal asked us to end. Of this class, so that no `except Exception`, and no event loop,
+    takes it for a failure of the step that it happened to interrupt."""
 
 
 def run(options: Options, *, json: bool = False) -> None:
