@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from labs import SOON_S, loaded, nices, sched_ctl, scheduled, spe
 
+from sched_ctl import lab
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
@@ -45,29 +46,31 @@ def test_nice_values_follow_the_policy_and_sigterm_puts_them_back(run_dir: Path)
         assert nices(engine) == before
 
 
+def schedule_and_kill(run_dir: Path, engine: lab.Engine) -> None:
+    """A controller changes the engine's nice values and is then ended by SIGKILL."""
+    before = nices(engine)
+    with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
+        scheduled(run_dir, engine)
+        wait_until(lambda: nices(engine) != before, SOON_S)
+        load.kill()
+        load.wait()
+
+
 def test_kill_9_and_restore(run_dir: Path) -> None:
     with spe() as engine:
         before = nices(engine)
-        with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
-            scheduled(run_dir, engine)
-            wait_until(lambda: nices(engine) != before, SOON_S)
-            load.kill()
-            load.wait()
-            assert nices(engine) != before  # nobody has put it back yet
-            error = sched_ctl("status", "--run-dir", str(run_dir), code=1)
-            assert "no controller runs" in error and "hint: " in error
-            assert "as it was" in sched_ctl("restore", "--run-dir", str(run_dir))
-            assert nices(engine) == before
+        schedule_and_kill(run_dir, engine)
+        assert nices(engine) != before  # nobody has put it back yet
+        error = sched_ctl("status", "--run-dir", str(run_dir), code=1)
+        assert "no controller runs" in error and "hint: " in error
+        assert "as it was" in sched_ctl("restore", "--run-dir", str(run_dir))
+        assert nices(engine) == before
 
 
 def test_the_next_start_puts_back_what_a_killed_one_left(run_dir: Path) -> None:
     with spe() as engine:
         before = nices(engine)
-        with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
-            scheduled(run_dir, engine)
-            wait_until(lambda: nices(engine) != before, SOON_S)
-            load.kill()
-            load.wait()
+        schedule_and_kill(run_dir, engine)
         # An engine that is not there: nothing new is applied.
         sched_ctl(
             "load", "--engine", "lab:1", "--duration", "0", "--run-dir", str(run_dir), *BACKEND
