@@ -114,11 +114,18 @@ def obstacles() -> Iterator[Obstacle]:
             yield defect
     other = attached()
     if other is not None:
-        yield Obstacle(
-            f"another scheduler is attached: {other}",
-            "stop it first, for example: systemctl stop scx (or scx_loader)",
-            transient=True,
-        )
+        yield _taken(other)
+
+
+def _taken(other: str | None) -> Obstacle:
+    """Another scheduler is there, perhaps one of ours."""
+    if other == "sched_ctl":
+        because = "ours is attached (sched_ctl), by a controller that runs"
+        hint = "sched-ctl status shows it, sched-ctl unload ends it"
+    else:
+        because = f"another scheduler is attached: {other or 'it was gone when we looked'}"
+        hint = "stop it first, for example: systemctl stop scx (or scx_loader)"
+    return Obstacle(because, hint, transient=True)
 
 
 def usable_types(kernel: Btf) -> Obstacle | None:
@@ -164,11 +171,7 @@ def explain_error(error: OSError, step: str) -> Obstacle:
             "Secure Boot sets this; see kernel_lockdown(7)",
         )
     if number == errno.EBUSY:
-        return Obstacle(
-            f"another scheduler is attached: {attached() or 'it was gone when we looked'}",
-            "stop it first",
-            transient=True,
-        )
+        return _taken(attached())
     if number in (errno.EPERM, errno.EACCES) and missing_capabilities():
         return Obstacle(
             f"not permitted to {step} it: needs {', '.join(missing_capabilities())}",
