@@ -50,7 +50,7 @@ class _Distribution(msgspec.Struct):
     """As labspe reports it. histogram: (lower end of a bucket, count)."""
 
     mean: float
-    p99: float = msgspec.field(name="p99")
+    p99: float
     max: float = 0.0
     histogram: list[tuple[float, int]] = []
 

@@ -2,18 +2,15 @@
 
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sched_ctl.cli.flags import Json, RunDir
-from sched_ctl.config import Settings
+from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
 from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
 
-DEFAULT_RUN_DIR = Path(Settings().run_dir)
 SHOWN_THREADS = 20
 
 
@@ -74,7 +71,7 @@ def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:
     counters = now["counters"]
     rates = (
         {name: (value - before.get(name, 0)) / seconds for name, value in counters.items()}
-        if (before)
+        if before
         else {}
     )
     show.table(
