@@ -17,6 +17,7 @@ from sched_ctl.model import Thread
 
 __all__ = ["UNPINNED", "is_alive", "pin", "unpin"]
 
+RESERVE = 64  # descriptors left for everything else, such as reading the pinned thread's stat
 UNPINNED = -1  # no descriptor was to be had: identity is read from the start time each time
 
 
@@ -52,20 +53,21 @@ def is_alive(thread: Thread, fd: int) -> bool:
 
 
 def _open_folder(path: str) -> int:
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     try:
-        return os.open(path, flags)
+        fd = os.open(path, _FLAGS)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
+        fd = UNPINNED
     # The soft limit is 1,024 by default, for the sake of select(2), which we do not use.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return UNPINNED
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        return os.open(path, flags)
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        return UNPINNED
+    if fd != UNPINNED and fd < soft - RESERVE:
+        return fd
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return fd if fd != UNPINNED else _open_folder(path)
+    unpin(fd)
+    return UNPINNED
+
+
+_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
