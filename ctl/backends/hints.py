@@ -205,7 +205,8 @@ def _known(form: UrgencyForm) -> UrgencyForm:
         if finite.all():
             return values
         if not finite.any():
-            return np.zeros(len(values)) + np.nan_to_num(np.sign(values))
+            signs: Array = np.nan_to_num(np.sign(values))
+            return signs
         low, high = float(values[finite].min()), float(values[finite].max())
         values = np.where(np.isnan(values), float(np.median(values[finite])), values)
         beyond = max(1.0, high - low)
