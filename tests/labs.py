@@ -15,7 +15,7 @@ from sched_ctl import lab
 from sched_ctl.kernel import procfs
 from support import wait_until
 
-__all__ = ["command", "loaded", "nices", "sched_ctl", "scheduled", "spe"]
+__all__ = ["SOON_S", "WORKLOADS", "command", "loaded", "nices", "sched_ctl", "scheduled", "spe"]
 
 WORKLOADS = Path(__file__).parents[1] / "bench" / "workloads"
 # What a test asks of a loaded machine before it gives up
@@ -23,10 +23,13 @@ SOON_S = 30.0
 
 
 @contextmanager
-def spe(workload: str = "etl", *arguments: str, duration_s: float = 60) -> Iterator[lab.Engine]:
+def spe(
+    workload: str | Path = "etl", *arguments: str, duration_s: float = 60
+) -> Iterator[lab.Engine]:
     """A lab engine at a low load; ends with the body, and by itself after a minute."""
     options = ("--utilisation", "0.2", "--cpus", "1", "--duration", f"{duration_s:g}", *arguments)
-    with lab.running(WORKLOADS / f"{workload}.graph", options) as engine:
+    file = WORKLOADS / f"{workload}.graph" if isinstance(workload, str) else workload
+    with lab.running(file, options) as engine:
         wait_until(lambda: "sources" in nices(engine), SOON_S)  # the last thread to get its name
         yield engine
 

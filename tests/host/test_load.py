@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from labs import SOON_S, loaded, nices, sched_ctl, scheduled, spe
+from labs import SOON_S, WORKLOADS, loaded, nices, sched_ctl, scheduled, spe
 
 from sched_ctl import lab
 from support import wait_until
@@ -113,9 +113,14 @@ def test_policy_set_changes_the_running_policy(run_dir: Path) -> None:
 
 
 def test_an_engine_that_comes_back_is_scheduled_again(run_dir: Path) -> None:
-    with loaded(run_dir, "--policy", "hr", "--engine", "lab", "--exclude", "syn", *BACKEND):
+    # The controller finds all engines of this machine; this query is ours alone.
+    query = f"test-{os.getpid()}"
+    workload = run_dir.with_suffix(".graph")
+    etl = (WORKLOADS / "etl.graph").read_text()
+    workload.write_text(etl.replace("\nquery etl", f"\nquery {query}"))
+    with loaded(run_dir, "--policy", f"{query}=hr", "--engine", "lab", *BACKEND):
         for _ in range(2):  # the second is another process with other threads
-            with spe() as engine:
+            with spe(workload) as engine:
                 scheduled(run_dir, engine)
                 wait_until(lambda: len(set(nices(engine).values())) > 3, SOON_S)
                 engine.process.kill()
