@@ -275,6 +275,8 @@ def test_explain_names_metrics_and_what_is_in_force() -> None:
         assert len(views.explain(controller, "op?")) == 3
         with pytest.raises(UserError, match="nobody"):
             views.explain(controller, "nobody")
+        with pytest.raises(UserError, match="did you mean 'q/op1'"):
+            views.explain(controller, "q/opp1")
         msgspec.json.encode([views.status(controller), views.plans(controller), shown])
 
     drive(controller, script)

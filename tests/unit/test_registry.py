@@ -120,3 +120,10 @@ def test_options_of() -> None:
     assert list(registry.options_of(registry.policies()["random"])) == ["seed"]
     assert isinstance(registry.policies()["fcfs"], Policy)
     assert not registry.options_of(registry.policies()["fcfs"])
+
+
+def test_of_equally_near_names_the_first_letter_decides() -> None:
+    with pytest.raises(UserError, match="did you mean 'hr'"):
+        registry.policy("hrr")
+    with pytest.raises(UserError, match="did you mean 'rr'"):
+        registry.policy("rrr")
