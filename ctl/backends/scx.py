@@ -11,7 +11,9 @@ If the controller dies, the kernel takes all threads back; if it hangs, the hint
 kernel ejects the scheduler, `apply` says why and the ladder goes on below.
 """
 
+import contextlib
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 BEATS_PER_TTL = 4
 RECHECK_S = 10.0
 SERVER_PERIOD_NS = 100_000_000
+MOST_DEBT_MS = 100
 MOST_RESTARTS = 3  # in a row, without an apply that went well
 
 
@@ -257,7 +260,10 @@ class Scx:
 
     def _load(self) -> None:
         full = self.mode == "full"
-        tunables = {"guarantee_percent": self.options.guarantee}
+        tunables = {
+            "guarantee_percent": self.options.guarantee,
+            "debt_ms": _debt_ms(self.options.guarantee, self.options.ttl),
+        }
         try:
             scheduler = Scheduler(full=full, tunables=tunables)
         except LoadError as error:
@@ -507,6 +513,9 @@ class _Monitor(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
+        # Next to nothing to do, but in time, whoever has the CPUs.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         while not self._stopped.wait(self._period_s):
             self._scheduler.beat()
             exit_ = self._scheduler.exit()
@@ -562,6 +571,12 @@ _OPTIONAL = {
     "scx_bpf_dsq_peek": "look at the head of a queue without taking its lock",
     "scx_bpf_now": "a clock that costs no system counter read",
 }
+
+
+def _debt_ms(guarantee_percent: int, ttl_s: float) -> int:
+    """Other threads, such as the controller's, may wait for half the TTL to pay back leftovers."""
+    earned = guarantee_percent / (100 - guarantee_percent)
+    return min(MOST_DEBT_MS, round(earned * ttl_s * 1e3 / 2))
 
 
 def _mode(options: ScxOptions) -> str:
