@@ -19,7 +19,7 @@ from sched_ctl.kernel import cgroup, procfs, sched
 from sched_ctl.model import Thread
 from support import wait_until
 
-KERNELS = ("6.16",)
+KERNELS = ("6.12", "6.16")
 CPUS = 1
 TIMEOUT_S = 90
 

@@ -270,6 +270,7 @@ def check_reused_tid() -> None:
 def check_fork_and_exec() -> None:
     """Children of an adopted process run, are nobody's operators, and are released with it."""
     reader, writer = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # or it kills instead of waking
     pid = os.fork()
     if pid == 0:
         signal.sigwait({signal.SIGUSR1})
@@ -279,14 +280,16 @@ def check_fork_and_exec() -> None:
         os.write(writer, child.to_bytes(4, "little"))
         while True:
             pass
+    os.close(writer)
+    above_all()
     backend = Scx(journal())
-    time.sleep(0.2)
     parent = thread_of(pid)
     child = 0
     try:
         backend.apply(schedule([parent], 1.0))
         os.kill(pid, signal.SIGUSR1)
         child = int.from_bytes(os.read(reader, 4), "little")
+        assert child, "the operator ended instead of forking"
         got = progress([parent, thread_of(child)], 2.0)
         print(got, os.sched_getscheduler(child))
         assert got[0] > 0.3, got
@@ -309,7 +312,7 @@ def check_two_controllers() -> None:
             raise AssertionError("the second controller took over")
         except LoadError as error:
             print(error)
-            assert "another scheduler is attached: sched_ctl" in error.message
+            assert "ours is attached (sched_ctl)" in error.message
             assert error.transient
         assert text_of("/sys/kernel/sched_ext/state") == "enabled"
         got = progress(threads, 1.0)
