@@ -382,12 +382,13 @@ class Controller:
         for engine, window in rule.windows.items():
             notes = "; ".join(window.now.topology.notes[:5])
             self._say(f"notes {engine}", f"{engine}: {notes}" if notes else "")
-        if rule.applied.repaired:
-            log.warning(
-                "policy %s: somebody else had changed %d threads; set again",
-                rule.name,
-                rule.applied.repaired,
-            )
+        # Once, not each pass: what fights us may do so for days. `status` has the count.
+        self._say(
+            f"repaired {rule.name}",
+            f"policy {rule.name}: somebody else changes its threads; they are set again"
+            if rule.repaired
+            else "",
+        )
 
 
 def _on_time(engine: Engine, patience_s: float, _: object) -> None:
