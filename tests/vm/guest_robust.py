@@ -22,6 +22,8 @@ KERNELS = ("6.18", "7.3")
 CPUS = 2
 TIMEOUT_S = 120
 
+GAP_S = 30.0  # order decides, however long a slow guest takes between two steps
+
 schedext.kernel_types()  # read once, before the checks are forked
 
 
@@ -31,7 +33,7 @@ def controller(threads: list[Thread], static: list[float], **options: object) ->
     pid = os.fork()
     if pid == 0:
         above_all()
-        backend = Scx(journal(), ScxOptions(**options))  # type: ignore[arg-type]
+        backend = Scx(journal(), ScxOptions(gap=GAP_S, **options))  # type: ignore[arg-type]
         backend.apply(schedule(threads, static))
         os.write(writer, b"x")
         while True:
@@ -54,9 +56,9 @@ def ejected(backend: Scx, threads: list[Thread], trigger: Callable[[], object]) 
     backend.on_lost = lost.append
     backend.apply(schedule(threads, 0.0))
     trigger()
-    took = wait_for("disabled", 20.0)
+    took = wait_for("disabled")
     began = time.monotonic()
-    while not lost and time.monotonic() - began < 5:
+    while not lost and time.monotonic() - began < 20:
         time.sleep(0.05)
     print(f"disabled after {took:.2f} s: {lost}")
     assert lost, "on_lost was not called"
@@ -127,7 +129,7 @@ def check_stall() -> None:
         with Scheduler(full=False, timeout_ms=2000) as scheduler:
             scheduler.attach()
             scheduler.control["fault"] = 2
-            took = wait_for("disabled", 30.0)
+            took = wait_for("disabled")
             end = scheduler.exit()
             print(f"{took:.1f} s: {end}")
             assert end is not None
@@ -149,7 +151,7 @@ def check_cpu_hotplug() -> None:
     """The kernel ends the scheduler when a CPU goes or comes; it is loaded again at once."""
     online = Path("/sys/devices/system/cpu/cpu1/online")
     with spinning(3) as threads:
-        backend = Scx(journal())
+        backend = Scx(journal(), ScxOptions(gap=GAP_S))
         backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
         try:
             for value in ("0", "1"):

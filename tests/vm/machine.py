@@ -135,7 +135,7 @@ def journal() -> Journal:
     return Journal(Path("/run/sched-ctl/journal"))
 
 
-def wait_for(state: str, deadline_s: float = 15.0) -> float:
+def wait_for(state: str, deadline_s: float = 40.0) -> float:
     """Wait until sched_ext is in this state; returns how long that took."""
     began = time.monotonic()
     while STATE.read_text().strip() != state:
