@@ -234,8 +234,8 @@ class Scx:
             "lead_ms": float(hint["lead_us"]) / 1e3,
             "age_ms": _since_ms(now_ns, int(seen["origin_ns"])),
             "waits_ms": _since_ms(now_ns, int(seen["queued_ns"])),
-            "wait_max_ms": float(seen["wait_max_ns"]) / 1e6,
-            "wait_mean_ms": float(seen["wait_ns"]) / 1e6 / max(1, int(seen["runs"])),
+            "wait_max_ms": round(float(seen["wait_max_ns"]) / 1e6, 3),
+            "wait_mean_ms": round(float(seen["wait_ns"]) / 1e6 / max(1, int(seen["runs"])), 4),
             "runs": int(seen["runs"]),
             "starved": int(seen["rescues"]),
             "ingress": "yes" if seen["outside"] else "no",
@@ -586,7 +586,7 @@ def _mode(options: ScxOptions) -> str:
 
 
 def _since_ms(now_ns: int, then_ns: int) -> float:
-    return max(0.0, (now_ns - then_ns) / 1e6) if then_ns else 0.0
+    return max(0.0, round((now_ns - then_ns) / 1e6, 3)) if then_ns else 0.0
 
 
 def _show(error: LoadError) -> None:
