@@ -78,7 +78,7 @@ VARIANTS: Mapping[str, Job] = {
     "scx-full-bsd": scx("bsd", full=True),
     "pool-hr": {"kind": "pool", "policy": "hr"},
     "pool-bsd": {"kind": "pool", "policy": "bsd"},
-    "pool-qs": {"kind": "pool", "policy": "qs", "period_s": 0.01},
+    "pool-qs": {"kind": "pool", "policy": "qs"},
     "pool-multi-class": {"kind": "pool", "policy": "multi-class"},
     "pool-balanced": {"kind": "pool", "policy": "balanced"},
 }
