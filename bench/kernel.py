@@ -167,34 +167,39 @@ FIGURES: Mapping[str, Callable[[Job], float]] = {
     "slow": lambda r: r["total"]["slowdown"]["mean"],
     "smax": lambda r: r["total"]["slowdown"]["max"],
     "l2": lambda r: r["total"]["slowdown_l2"],
+    "qvar": lambda r: r["queue_variance"],
     "cs": lambda r: r["context_switches_per_s"],
 }
 
 
 def table(results: Sequence[Job]) -> str:
+    """Markdown: ratios to EEVDF in the same seed, geometric mean (smallest-largest) over seeds."""
     by: dict[str, dict[str, dict[int, Job]]] = {}
     for result in results:
         case, variant = result["job"].split("/")
         by.setdefault(case, {}).setdefault(variant, {})[result["seed"]] = result
     lines = []
     for case, variants in by.items():
-        lines.append(f"\n{case}: ratio to {BASE} in the same seed")
-        lines.append(f"{'':18}" + "".join(f"{name:>17}" for name in FIGURES))
         base = {s: r for s, r in variants.get(BASE, {}).items() if "error" not in r}
+        if not base:
+            continue
+        mean_ms = 1e3 * sum(map(FIGURES["mean"], base.values())) / len(base)
+        lines += [
+            f"\n### {case}\n",
+            f"{len(base)} seeds. {BASE}: mean latency {mean_ms:.3g} ms.\n",
+            "| | " + " | ".join(FIGURES) + " |",
+            "|---" * (len(FIGURES) + 1) + "|",
+        ]
         for variant, seeds in variants.items():
-            cells = []
             common = [s for s in seeds if s in base and "error" not in seeds[s]]
+            if variant == BASE or not common:
+                continue
+            cells = []
             for figure in FIGURES.values():
                 ratios = [figure(seeds[s]) / max(figure(base[s]), 1e-12) for s in common]
-                if not ratios:
-                    cells.append(f"{'-':>17}")
-                    continue
                 mean = math.exp(sum(math.log(max(r, 1e-12)) for r in ratios) / len(ratios))
-                cells.append(f"{mean:6.2f} ({min(ratios):.2f}-{max(ratios):.2f})".rjust(17))
-            lines.append(f"{variant:18}" + "".join(cells) + f"  n={len(common)}")
-        if base:
-            mean_ms = 1e3 * sum(map(FIGURES["mean"], base.values())) / len(base)
-            lines.append(f"{BASE}: mean latency {mean_ms:.1f} ms")
+                cells.append(f"**{mean:.2f}** ({min(ratios):.2f}-{max(ratios):.2f})")
+            lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
