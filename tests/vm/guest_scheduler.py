@@ -194,17 +194,27 @@ def rule(
 def check_order_of_wait_dependent_policies() -> None:
     """BSD, LSF and FCFS: each choice is the most urgent of those that waited, by the trace."""
     for name in ("bsd", "lsf", "fcfs"):
-        with Scheduler(full=False, trace_records=1 << 16) as scheduler:
-            scheduler.attach()
-            with engine("syn", 0.9, 1.5) as (running, view, path):
-                rule(scheduler, view, path, 0.9, registry.policy(name))
-                running.results()
-            # Rescues are not the policy's choice.
-            assert scheduler.stats()["rescues"] == 0
-            wrong, choices = against_reference(scheduler)
+        wrong = choices = 0
+        for _ in range(6):
+            # The clock leaps while the guest waits for a file: a run may be over before it began.
+            if choices <= 1000:
+                more_wrong, more_choices = traced_run(name)
+                wrong, choices = wrong + more_wrong, choices + more_choices
         print(f"{name}: {wrong} of {choices} choices differ from the reference")
         assert choices > 1000
         assert wrong <= choices * 0.001
+
+
+def traced_run(name: str) -> tuple[int, int]:
+    """Wrong choices, and choices, of a policy in a second and a half of SYN."""
+    with Scheduler(full=False, trace_records=1 << 16) as scheduler:
+        scheduler.attach()
+        with engine("syn", 0.9, 1.5) as (running, view, path):
+            rule(scheduler, view, path, 0.9, registry.policy(name))
+            running.results()
+        # Rescues are not the policy's choice.
+        assert scheduler.stats()["rescues"] == 0
+        return against_reference(scheduler)
 
 
 def against_reference(scheduler: Scheduler) -> tuple[int, int]:
