@@ -111,6 +111,7 @@ def run(todo: Sequence[Job], kernel: str) -> Iterable[Job]:
     import guest
     import kernels
 
+    (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sched-ctl-bench-", dir=ROOT / "build") as folder:
         path = Path(folder, "jobs")
         path.write_text("".join(json.dumps(job) + "\n" for job in todo))
@@ -228,7 +229,6 @@ def main() -> None:
     else:
         chosen = [v for v in VARIANTS if v == BASE or re.fullmatch(arguments.variants, v)]
         os.nice(10)
-        (ROOT / "build").mkdir(exist_ok=True)
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
         for case in arguments.cases or CASES:
             for result in run(jobs(case, chosen, arguments), arguments.kernel):

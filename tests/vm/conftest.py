@@ -58,6 +58,12 @@ def vm() -> Callable[..., Completed]:
     return run
 
 
+@pytest.fixture(scope="session")
+def kernel_image() -> Callable[[str], Path]:
+    """`kernel_image("6.18")` is its image; skips the test where there is none."""
+    return image_of
+
+
 def image_of(kernel: str) -> Path:
     lacking = guest.missing()
     if lacking is not None:
