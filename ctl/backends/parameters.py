@@ -212,7 +212,7 @@ class Parameters:
             self._free.append(cell)
         left = {thread.pid for thread in self._cell}
         empty = {thread.pid for thread, _ in cells} - left
-        problems += undo.processes(self._journal, empty)
+        problems += undo.processes(self._journal, empty, {thread.tid for thread, _ in cells})
         return len(cells)
 
     # Values change

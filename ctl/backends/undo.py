@@ -62,10 +62,11 @@ class Log(Protocol):
 def everything(log: Log) -> list[str]:
     """Undo all that the journal tells of. Returns what could not be undone, in words."""
     state = log.state
+    adopted = list(state.adopted)
     return [
         *moved(log, list(state.moved)),
-        *parameters(log, list(state.adopted)),
-        *processes(log, list(state.processes)),
+        *parameters(log, adopted),
+        *processes(log, list(state.processes), {tid for tid, _ in adopted}),
         *groups(log, list(state.groups)),
         *files(log, list(state.files)),
     ]
@@ -138,7 +139,11 @@ def _nearest(folder: Path) -> Path:
 
 
 def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list[str]:
-    """Sweep these processes and forget them. held: threads that are still ours."""
+    """Sweep these processes and forget them.
+
+    held: threads that are still ours, or were put back just now: what those have is their own,
+    even if they were born in the clock tick in which we came.
+    """
     problems, done = [], []
     for pid in pids:
         if (record := log.state.processes.get(pid)) is None:

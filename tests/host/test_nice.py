@@ -49,6 +49,21 @@ def test_sets_nice_and_batch_and_puts_them_back(victim: Victim, journal: Journal
         sched.set_policy(thread.tid, sched.OTHER)
 
 
+@pytest.mark.parametrize("how", ["restored", "by the journal"])
+def test_a_thread_as_young_as_our_coming_keeps_what_it_had(
+    victim: Victim, journal: Journal, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Born in the very clock tick of the adoption, it could be taken for a child of ours."""
+    threads = victim.threads(3)
+    monkeypatch.setattr(procfs, "boot_ticks", lambda: min(t.start_time for t in threads))
+    sched.set_policy(threads[2].tid, sched.BATCH, reset_on_fork=True)
+    backend = Nice(journal)
+    backend.apply(plan(threads, [1, 2, 3]))
+    assert (backend.restore() if how == "restored" else tuple(journals.restore(journal))) == ()
+    assert sched.get_policy(threads[2].tid) == (sched.BATCH, True)
+    sched.set_policy(threads[2].tid, sched.OTHER)
+
+
 def test_range_and_policy_are_options(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(2)
     backend = Nice(journal, NiceOptions(best=-3, worst=4, batch=False))
