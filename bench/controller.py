@@ -192,10 +192,10 @@ def instrument(stages: Stages, engine: Synthetic) -> None:
     bindings.decide = stages.time("schedule", scheduling.decide)  # type: ignore[attr-defined]
     made = bindings.make_policy
 
-    def timed(binding: Binding, backend: str) -> Any:
+    def timed(binding: Binding, backend: str, queries: int = 0) -> Any:
         from dataclasses import replace
 
-        policy = made(binding, backend)
+        policy = made(binding, backend, queries)
         return replace(policy, urgency=stages.time("policy", policy.urgency))
 
     import sched_ctl.controller

@@ -26,18 +26,29 @@ from sched_ctl.schedule import Group, Schedule
 from sched_ctl.scheduling import HELPER_RULES, decide
 from sched_ctl.window import Window
 
-__all__ = ["Claims", "Rule", "check_bindings", "make_policy", "without"]
+__all__ = ["Claims", "Rule", "automatic", "check_bindings", "make_policy", "without"]
 
 
-def make_policy(binding: Binding, backend: str) -> Policy:
-    """The policy that a binding names, at the level it asks for.
+def automatic(backend: str, queries: int) -> tuple[str, str]:
+    """What the policy "auto" stands for, and why, in words.
 
-    auto is what measured best: a wait-dependent policy where the kernel decides at each dispatch,
-    a static one where nice values or cgroup weights are written now and then.
+    It is what measured best. Where the kernel decides at each dispatch: for several queries one
+    that weighs how long each has waited, for a single one the shortest mean latency. Where nice
+    values or cgroup weights are written now and then, ages have changed before they count.
+    queries: how many the policy rules that have threads here.
     """
+    if backend != "scx":
+        return "hr", f"{backend} cannot follow waiting times"
+    if queries > 1:
+        return "bsd", f"{queries} queries, order at each dispatch"
+    return "hr", "a single query" if queries else "no query yet"
+
+
+def make_policy(binding: Binding, backend: str, queries: int = 0) -> Policy:
+    """The policy that a binding names, at the level it asks for. queries: see `automatic`."""
     name = binding.policy
     if name == "auto":
-        name = "bsd" if backend == "scx" and "bsd" in registry.policies() else "hr"
+        name, _ = automatic(backend, queries)
     policy = registry.policy(name, binding.options)
     if binding.level in (None, "auto"):
         return policy
@@ -52,6 +63,7 @@ class Rule:
     policy: Policy
     backend: str  # the name of the one in force
     timer: Timer
+    queries: int = 0  # that it rules and that have threads here
     resolutions: dict[str, tuple[frozenset[str], Resolution]] = field(default_factory=dict)
     schedule: Schedule | None = None
     applied: Applied = field(default_factory=Applied)
@@ -66,6 +78,25 @@ class Rule:
     @property
     def name(self) -> str:
         return self.binding.name
+
+    @property
+    def chosen(self) -> str | None:
+        """Why the policy "auto" stands for the one in force; None where it was named."""
+        return automatic(self.backend, self.queries)[1] if self.binding.policy == "auto" else None
+
+    def count(self, queries: int) -> bool:
+        """So many queries are ruled now. True: that makes it another policy."""
+        self.queries = queries
+        before = self.policy.name
+        if self.binding.policy == "auto":
+            self.enforce_by(self.backend)
+        return self.policy.name != before
+
+    def enforce_by(self, backend: str) -> None:
+        """Another backend from now on, and the policy that suits it."""
+        self.backend = backend
+        self.policy = make_policy(self.binding, backend, self.queries)
+        self.resolutions = {}
 
     def resolve(self, engine: Engine) -> Resolution:
         """How this policy's metrics are got from the engine. Raises MissingMetric."""
@@ -120,6 +151,16 @@ class Rule:
         return without(schedule, spared) if spared else schedule
 
 
+@dataclass
+class _Owned:
+    """What each rule has of one topology, by the names of the rules."""
+
+    topology: Topology
+    spared: set[Thread]
+    patterns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)  # how many queries with threads here
+
+
 class Claims:
     """Who rules what: derived from the patterns once for each topology."""
 
@@ -129,15 +170,19 @@ class Claims:
         self.bindings = tuple(bindings)
         self.exclude = tuple(exclude)
         self.helpers = helpers
-        self._known: dict[str, tuple[Topology, dict[str, tuple[str, ...]], set[Thread]]] = {}
+        self._known: dict[str, _Owned] = {}
 
     def of(self, rule: Rule, engine: str, topology: Topology) -> tuple[str, ...]:
         """Patterns of exactly the queries that the rule has in this engine."""
-        return self._of(engine, topology)[1].get(rule.name, ())
+        return self._of(engine, topology).patterns.get(rule.name, ())
+
+    def queries(self, rule: Rule, engine: str, topology: Topology) -> int:
+        """How many queries the rule has in this engine that have threads here."""
+        return self._of(engine, topology).running.get(rule.name, 0)
 
     def spared(self, engine: str, topology: Topology) -> set[Thread]:
         """Threads that no schedule may hold."""
-        return self._of(engine, topology)[2]
+        return self._of(engine, topology).spared
 
     def covers(self, binding: Binding, engine: str) -> bool:
         """Whether the binding may rule anything in this engine."""
@@ -147,18 +192,17 @@ class Claims:
     def forget(self, engine: str) -> None:
         self._known.pop(engine, None)
 
-    def _of(
-        self, engine: str, topology: Topology
-    ) -> tuple[Topology, dict[str, tuple[str, ...]], set[Thread]]:
+    def _of(self, engine: str, topology: Topology) -> "_Owned":
         known = self._known.get(engine)
-        if known is None or known[0] is not topology:
-            owned: dict[str, tuple[str, ...]] = {}
+        if known is None or known.topology is not topology:
+            known = self._known[engine] = _Owned(topology, self._spared(engine, topology))
+            here = {operator.query for operator in topology.operators if operator.threads}
             for query in topology.queries:
                 owner = self._owner(engine, query)
                 if owner is not None:
                     exact = glob.escape(f"{engine}/{query}")
-                    owned[owner] = (*owned.get(owner, ()), exact)
-            known = self._known[engine] = (topology, owned, self._spared(engine, topology))
+                    known.patterns[owner] = (*known.patterns.get(owner, ()), exact)
+                    known.running[owner] = known.running.get(owner, 0) + (query in here)
         return known
 
     def _owner(self, engine: str, query: str) -> str | None:

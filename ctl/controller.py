@@ -10,7 +10,7 @@ import functools
 import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -35,15 +35,21 @@ LEAST_PATIENCE_S = 0.02
 class Controller:
     """Runs the policies of the settings over the engines of this machine.
 
-    backends: None = decide only, apply nothing (`sched-ctl plan`).
+    backends: None = decide only, apply nothing (`sched-ctl plan`); `assumed` then tells the
+    backend that would be taken for a name from the configuration.
     """
 
     def __init__(
-        self, settings: Settings, kinds: Mapping[str, DriverKind], backends: Backends | None
+        self,
+        settings: Settings,
+        kinds: Mapping[str, DriverKind],
+        backends: Backends | None,
+        assumed: Callable[[str], str] = lambda _: "none",
     ) -> None:
         self.settings = settings
         self.kinds = _wanted_kinds(settings, kinds)
         self.backends = backends
+        self._assumed = assumed
         bindings = resolve(settings)
         self.claims = Claims(bindings, settings.exclude, settings.helpers)
         self.engines: dict[str, Engine] = {}
@@ -70,7 +76,8 @@ class Controller:
     def set_policy(self, rule: Rule, name: str, options: Mapping[str, object]) -> None:
         """Rule with another policy from now on. Raises UserError, and then nothing has changed."""
         binding = msgspec.structs.replace(rule.binding, policy=name, options=dict(options))
-        trial = replace(rule, policy=make_policy(binding, rule.backend), resolutions={})
+        policy = make_policy(binding, rule.backend, rule.queries)
+        trial = replace(rule, policy=policy, resolutions={})
         for engine in self.engines.values():
             if engine.snapshot is not None and self.claims.covers(binding, engine.name):
                 trial.resolve(engine)
@@ -91,6 +98,7 @@ class Controller:
         await self.discover(patience_s=max(2.0, self.settings.poll_timeout))
         await self._ask(list(self.engines.values()), max(3.0, self.settings.poll_timeout))
         self._check_engines()
+        self._count_queries()
         self._admit(strict=True)
         fresh = [engine for engine in self.engines.values() if engine.probing]
         if fresh:
@@ -133,6 +141,7 @@ class Controller:
         )
         await self._ask(concerned, patience_s)
         self._check_engines()
+        self._count_queries()
         self._admit(strict=False)
         asked_s = time.perf_counter() - began_s
         for rule in rules:
@@ -244,9 +253,7 @@ class Controller:
             if rule.backend != failed:
                 continue
             try:
-                rule.backend = self.backends.get(rule.binding.backend or "auto").name
-                rule.policy = make_policy(rule.binding, rule.backend)
-                rule.resolutions = {}
+                rule.enforce_by(self.backends.get(rule.binding.backend or "auto").name)
                 log.warning("policy %s: now enforced by %s", rule.name, rule.backend)
                 rule.urgent = True
             except UserError as error:
@@ -272,15 +279,12 @@ class Controller:
             if rule.schedule is not None:
                 nobody = without(rule.schedule, set(rule.schedule.threads))
                 self.backends[rule.backend].apply(nobody)
-            rule.backend = better
-            rule.policy = make_policy(rule.binding, better)
-            rule.resolutions = {}
+            rule.enforce_by(better)
             rule.urgent = True
 
     def _rule(self, binding: Binding) -> Rule:
-        backend = (
-            "none" if self.backends is None else self.backends.get(binding.backend or "auto").name
-        )
+        asked = binding.backend or "auto"
+        backend = self._assumed(asked) if self.backends is None else self.backends.get(asked).name
         return Rule(
             binding,
             make_policy(binding, backend),
@@ -335,6 +339,23 @@ class Controller:
                 for rule in self.rules:
                     rule.resolutions.pop(engine.name, None)
                 del self.engines[engine.name]
+
+    def _count_queries(self) -> None:
+        """Let "auto" follow the queries that come and go; say which policy it takes, and why."""
+        for rule in self.rules:
+            queries = sum(
+                self.claims.queries(rule, engine.name, engine.snapshot.topology)
+                for engine in self.engines.values()
+                if engine.snapshot is not None
+            )
+            if queries != rule.queries and rule.count(queries):
+                for engine in self.engines.values():
+                    engine.refused.pop(rule.name, None)
+            if queries and rule.chosen is not None:
+                message = f"policy {rule.name}: {rule.policy.name} ({rule.chosen})"
+                if self._said.get(f"choice {rule.name}") != message:
+                    self._said[f"choice {rule.name}"] = message
+                    log.info("%s", message)
 
     def _admit(self, *, strict: bool) -> None:
         """See that each policy finds its metrics in each engine that it rules."""

@@ -71,7 +71,7 @@ def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float =
     """
 
     async def observe() -> Controller:
-        controller = Controller(settings, kinds, None)
+        controller = Controller(settings, kinds, None, ladder.expected)
         try:
             await controller.start()
             if not controller.engines:

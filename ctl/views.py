@@ -51,6 +51,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
     return {
         "name": rule.name,
         "policy": rule.policy.name,
+        "chosen": rule.chosen,
         "options": {key: _plain(value) for key, value in rule.policy.options.items()},
         "level": rule.policy.level.value,
         "backend": rule.backend,
@@ -179,7 +180,8 @@ def _thread(
         "policy": rule.policy.name,
         "binding": rule.name,
         "why": f"policy {rule.policy.name} (for {rule.policy.goal}) is the first that selects it, "
-        f"by {' '.join(map(repr, rule.binding.queries))}; enforced by {rule.backend}",
+        f"by {' '.join(map(repr, rule.binding.queries))}"
+        f"{f'; chosen by auto: {rule.chosen}' if rule.chosen else ''}; enforced by {rule.backend}",
         "backend": rule.backend,
         "applied": {} if backend is None else dict(backend.applied(thread)),
         "metrics": _metrics(rule, thread, label, metrics),

@@ -15,7 +15,7 @@ from sched_ctl.backends.groups import GroupOptions
 from sched_ctl.backends.journal import Journal
 from sched_ctl.errors import UserError
 
-__all__ = ["KINDS", "Kind", "choose", "probe_all"]
+__all__ = ["KINDS", "Kind", "choose", "expected", "probe_all"]
 
 Options = Mapping[str, object]
 
@@ -92,6 +92,13 @@ def choose(
         f"no backend works on this machine: {'; '.join(why)}",
         "sched-ctl check says what would help",
     )
+
+
+def expected(name: str) -> str:
+    """The backend that `choose` would take now; "none" if there is none. Makes nothing."""
+    if name != "auto":
+        return name
+    return next((kind.name for kind in KINDS if kind.auto and _probe(kind).can), "none")
 
 
 def _probe(kind: Kind) -> Probe:

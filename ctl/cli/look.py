@@ -235,7 +235,7 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
         (
             (
                 rule["name"],
-                rule["policy"],
+                rule["policy"] + (f" ({rule['chosen']})" if rule["chosen"] else ""),
                 rule["backend"],
                 f"{rule['period_s']:g} s",
                 rule["passes"],
