@@ -152,8 +152,8 @@ def test_a_hung_engine_delays_nobody_and_is_released_in_time() -> None:
         assert of_hung <= backend.threads()  # it keeps its schedule for a while
         await until(lambda: not of_hung & backend.threads())
         assert time.monotonic() - since >= QUICK.stale_after - 0.1  # counted from its last answer
-        # The other engine's passes went on in their rhythm, 20 ms each. A quarter of them allows for
-        # a busy machine; had each waited for the hung engine's timeout, it would be a sixth.
+        # The other engine's passes went on in their rhythm, 20 ms each. A quarter of them allows
+        # for a busy machine; had each waited for the hung engine's timeout, it would be a sixth.
         elapsed = time.monotonic() - since
         assert controller.rules[0].passes - passes > 0.25 * elapsed / QUICK.period
         hung.hold.set()
