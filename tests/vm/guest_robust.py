@@ -12,7 +12,7 @@ from pathlib import Path
 from vm.inside import skip, text_of
 from vm.machine import above_all, journal, progress, schedule, spinning, thread_of, wait_for
 
-from sched_ctl.backends.journal import restore
+from sched_ctl.backends.journal import Journal, restore
 from sched_ctl.backends.scx import Ejected, Scx, ScxOptions
 from sched_ctl.kernel import procfs, sched, schedext
 from sched_ctl.kernel.scheduler import LoadError, Scheduler, thread_pidfd
@@ -309,7 +309,8 @@ def check_fork_and_exec() -> None:
 def check_two_controllers() -> None:
     with spinning(3) as threads:
         pid = controller(threads, [3.0, 2.0, 1.0])
-        second = Scx(journal())
+        # As another user would start it: it must not undo what is in the first one's journal.
+        second = Scx(Journal(Path("/run/second/journal")))
         try:
             second.apply(schedule(threads, [1.0, 2.0, 3.0]))
             raise AssertionError("the second controller took over")
