@@ -14,7 +14,7 @@ import numpy as np
 
 from sched_ctl import probes, registry
 from sched_ctl.backends import Applied
-from sched_ctl.config import Binding, Settings
+from sched_ctl.config import Binding, SettingError, Settings
 from sched_ctl.config import resolve as resolve_settings
 from sched_ctl.deadlines import Timer
 from sched_ctl.engines import Engine
@@ -266,7 +266,7 @@ def without(schedule: Schedule, spared: set[Thread]) -> Schedule:
 
 
 def check_bindings(settings: Settings) -> None:
-    """Raises UserError for a policy, a backend, an option or a rule that does not exist.
+    """Raises SettingError for a policy, a backend, an option or a rule that does not exist.
 
     So that a misspelt word is an error at once, and not when it is needed first.
     """
@@ -274,11 +274,17 @@ def check_bindings(settings: Settings) -> None:
         try:
             make_policy(binding, "nice")
         except UserError as error:
-            raise UserError(f"policy {binding.name}: {error.message}", error.hint) from error
+            known = binding.policy == "auto" or binding.policy in registry.policies()
+            raise SettingError(
+                ("policy", binding.name, "options" if known else "policy"),
+                error.message,
+                error.hint,
+            ) from error
     for role, rule in settings.helpers.items():
         if rule not in HELPER_RULES:
-            raise UserError(
-                f"helpers.{role}: no rule {rule!r}{near_miss(rule, HELPER_RULES)}",
+            raise SettingError(
+                ("helpers", role),
+                f"there is no rule {rule!r}{near_miss(rule, HELPER_RULES)}",
                 f"one of: {', '.join(HELPER_RULES)}",
             )
     _check_backends(settings)
@@ -288,17 +294,26 @@ def _check_backends(settings: Settings) -> None:
     from sched_ctl.backends import ladder  # only at the start: it looks for backends
 
     kinds = {kind.name: kind for kind in ladder.KINDS}
-    for name in (*settings.backends, *(b.backend or "auto" for b in resolve_settings(settings))):
-        if name not in kinds and name != "auto":
-            raise UserError(
+    named: list[tuple[tuple[str, ...], str]]
+    named = [(("backends", name), name) for name in settings.backends]
+    named += [
+        (("policy", binding.name, "backend"), binding.backend)
+        for binding in resolve_settings(settings)
+        if binding.backend is not None and binding.backend != "auto"
+    ]
+    for where, name in named:
+        if name not in kinds:
+            raise SettingError(
+                where,
                 f"there is no backend {name!r}{near_miss(name, kinds)}",
                 f"one of: auto, {', '.join(kinds)}",
             )
     for name, options in settings.backends.items():
         try:
             msgspec.convert(options, kinds[name].options)
-        except (msgspec.ValidationError, KeyError) as error:
-            known = kinds[name].options.__struct_fields__ if name in kinds else ()
-            raise UserError(
-                f"backends.{name}: {error}", f"its options: {', '.join(known) or 'none'}"
+        except msgspec.ValidationError as error:
+            raise SettingError(
+                ("backends", name),
+                str(error),
+                f"its options: {', '.join(kinds[name].options.__struct_fields__) or 'none'}",
             ) from error

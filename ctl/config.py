@@ -32,10 +32,12 @@ __all__ = [
     "Binding",
     "ConfigError",
     "Setting",
+    "SettingError",
     "Settings",
     "declared",
     "dump",
     "load",
+    "origin",
     "parse_pairs",
     "resolve",
 ]
@@ -205,6 +207,18 @@ class ConfigError(UserError):
     """A setting that cannot be used, with the file (or flag) and the key."""
 
 
+class SettingError(UserError):
+    """A value of the right form that means nothing here, such as a policy that does not exist.
+
+    where: keys from the outermost inwards; that of a `[[policy]]` section is its name. `origin`
+    tells which file it is in.
+    """
+
+    def __init__(self, where: tuple[str, ...], message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.where = where
+
+
 @dataclass(frozen=True)
 class Setting:
     """One declared setting, for flags and docs."""
@@ -286,6 +300,43 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
         _validate(flags, "command line", convert_only=True)
         _override(merged, flags)
     return _validate(merged, str(main))
+
+
+def origin(file: Path | None, flags: Mapping[str, Any], where: tuple[str, ...]) -> str:
+    """Where a setting has its value from, as "FILE: KEY" or "command line: FLAG".
+
+    file, flags: as given to `load`. where: as in `SettingError`.
+    """
+    main = DEFAULT_FILE if file is None else file
+    tables = [(path, _read(path)) for path in (main, *_drop_ins(main)) if path.exists()]
+    sources = [("command line", flags), *((str(path), table) for path, table in reversed(tables))]
+    # A section that does not set it has it from outside.
+    for keys in (where, where[2:]) if where[0] == "policy" else (where,):
+        for source, table in sources:
+            found = _find(table, keys)
+            if found:
+                if source == "command line":
+                    found = {s.key: s.flag for s in declared()}[keys[0]]
+                return f"{source}: {found}"
+    return f"default: {where[-1]}"
+
+
+def _find(table: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
+    """The keys as they stand in this table, or None if it does not set them."""
+    if not keys:
+        return None
+    if keys[0] != "policy":
+        here: Any = table
+        for key in keys:
+            if not isinstance(here, Mapping) or key not in here:
+                return None
+            here = here[key]
+        return ".".join(keys)
+    _, name, key = keys
+    for index, section in enumerate(_sections(table)):
+        if _name(section) == name and key in section:
+            return f"policy[{index}].{key}"
+    return None
 
 
 def _drop_ins(main: Path) -> list[Path]:
@@ -407,12 +458,13 @@ def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:
 
 
 def _merge_sections(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[Any]:
-    def name(section: Mapping[str, Any]) -> str:
-        return str(section.get("name") or section.get("policy") or "auto")
+    amend = {_name(section): section for section in new}
+    amended = [{**section, **amend.pop(_name(section), {})} for section in old]
+    return [section for section in new if _name(section) in amend] + amended
 
-    amend = {name(section): section for section in new}
-    amended = [{**section, **amend.pop(name(section), {})} for section in old]
-    return [section for section in new if name(section) in amend] + amended
+
+def _name(section: Mapping[str, Any]) -> str:
+    return str(section.get("name") or section.get("policy") or "auto")
 
 
 def _override(merged: dict[str, Any], flags: Mapping[str, Any]) -> None:

@@ -64,7 +64,12 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 )
             for section in flags["policy"]:
                 section["options"] = options
-        command(settings=config.load(file, flags), **arguments)
+        in_force = config.load(file, flags)
+        try:
+            command(settings=in_force, **arguments)
+        except config.SettingError as error:
+            origin = config.origin(file, flags, error.where)
+            raise config.ConfigError(f"{origin}: {error.message}", error.hint) from error
 
     own = inspect.signature(command)
     parameters = [p for p in own.parameters.values() if p.name != "settings"]

@@ -7,7 +7,8 @@ import pytest
 
 from sched_ctl import config
 from sched_ctl.backends import ladder
-from sched_ctl.config import Binding, ConfigError, Settings
+from sched_ctl.bindings import check_bindings
+from sched_ctl.config import Binding, ConfigError, SettingError, Settings
 from sched_ctl.errors import UserError
 
 BACKENDS = {kind.name: kind.options for kind in ladder.KINDS}
@@ -172,3 +173,33 @@ def test_bounds_are_finite() -> None:
         if isinstance(setting.default, float):
             assert math.isfinite(setting.default)
     msgspec.json.encode(Settings())
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("[[policy]]\nname = 'x'\npolicy = 'bdd'", r"policy\[0\].policy", "did you mean 'bsd'"),
+        ("[[policy]]\n[policy.options]\nfoo = 1", r"policy\[0\].options", "no option 'foo'"),
+        ("[[policy]]\nbackend = 'nic'", r"policy\[0\].backend", "did you mean 'nice'"),
+        ("backend = 'nic'", "backend", "did you mean 'nice'"),
+        ("backends.nic.best = 1", "backends.nic", "did you mean 'nice'"),
+        ("backends.nice.bst = 1", "backends.nice", "bst"),
+        ("helpers = {net = 'folow'}", "helpers.net", "did you mean 'follow'"),
+    ],
+)
+def test_a_word_that_means_nothing_names_the_file_that_has_it(
+    tmp_path: Path, text: str, key: str, message: str
+) -> None:
+    path = written(tmp_path, "period = 1.0\n[[policy]]\npolicy = 'hr'")
+    drop_in = written(tmp_path / "sched-ctl.d", text, "10.toml")
+    with pytest.raises(SettingError, match=message) as caught:
+        check_bindings(config.load(path))
+    assert re.fullmatch(f"{drop_in}: {key}", config.origin(path, {}, caught.value.where))
+
+
+def test_a_word_that_means_nothing_names_the_flag(tmp_path: Path) -> None:
+    path = written(tmp_path, "backend = 'nice'")
+    flags = {"backend": "nic", "policy": [{"policy": "hr"}]}
+    with pytest.raises(SettingError) as caught:
+        check_bindings(config.load(path, flags))
+    assert config.origin(path, flags, caught.value.where) == "command line: --backend"
