@@ -163,6 +163,10 @@ class Guest:
                 yield piece
         self.close()
 
+    def stop_after(self, timeout_s: float) -> None:
+        """From now on, instead of `Options.timeout_s` from the start."""
+        self._deadline = time.monotonic() + timeout_s
+
     def _read_result(self) -> None:
         try:
             text = os.read(self._result, 4096).decode(errors="replace")

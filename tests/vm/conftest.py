@@ -16,23 +16,21 @@ For anything else there is the fixture `vm`, which runs one command in one guest
 
 import ast
 import functools
-import json
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import guest
 import kernels
 import pytest
+from vm.boots import LIMIT_S, Boot, chain
 
-ROOT = Path(__file__).parents[2]
-MARK = "@@"  # as in inside.py
 SETTINGS = ("KERNELS", "CPUS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
 BOOT_S = 60.0
-LIMIT_S = 480.0  # for one file and kernel, whatever happens, on a machine that is busy otherwise
+SECOND = "second attempt"  # name of a user property: what the first one said
+SHOWN = 12  # lines of it in the summary
 
 
 @dataclass(frozen=True)
@@ -89,93 +87,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return None
 
 
-@dataclass
-class Result:
-    outcome: str
-    text: str
-    seconds: float
-    output: str
-
-
-@dataclass
-class Boot:
-    """One guest for one file and kernel. Results come in the order of the checks."""
-
-    path: Path
-    kernel: str
-    settings: dict[str, Any]
-    checks: list[str] = field(default_factory=list)
-    results: dict[str, Result] = field(default_factory=dict)
-    stream: Iterator[str] | None = None
-    died: str = ""
-    deadline: float | None = None
-
-    def result(self, check: str) -> Result:
-        if self.deadline is None:
-            self.deadline = time.monotonic() + LIMIT_S
-        for attempt in (1, 2):
-            if check in self.results:
-                break
-            if time.monotonic() >= self.deadline:
-                text = f"not run: the checks of this file did not end within {LIMIT_S:g} s"
-                return Result("failed", f"{text}\n{self.died}", 0, "")
-            if self.stream is None:
-                left = self.checks[self.checks.index(check) :]
-                self.stream = self.lines(left, single_thread=attempt > 1)
-            self.read_until(check)
-            if check not in self.results:
-                # Once more, with what is left: an emulated guest dies now and then by itself.
-                self.close()
-        return self.results.get(check) or Result("failed", f"the guest died\n{self.died}", 0, "")
-
-    def read_until(self, check: str) -> None:
-        assert self.stream is not None
-        output: list[str] = []
-        for line in self.stream:
-            if not line.startswith(MARK):
-                output.append(line)
-                continue
-            record = json.loads(line.removeprefix(MARK))
-            if "start" in record:
-                output = []
-            if name := record.pop("end", None):
-                self.results[name] = Result(output="".join(output).strip(), **record)
-                if name == check:
-                    return
-        self.died += "".join(output)
-
-    def lines(self, checks: list[str], *, single_thread: bool) -> Iterator[str]:
-        image = image_of(self.kernel)
-        assert self.deadline is not None
-        left_s = max(1.0, self.deadline - time.monotonic())
-        timeout_s = self.settings.get("TIMEOUT_S", 60)
-        if self.settings.get("ICOUNT"):
-            # While such a guest waits for its files its clock leaps ahead, from timer to timer.
-            timeout_s *= 100
-        command = [sys.executable, str(Path(__file__).with_name("inside.py")), str(self.path)]
-        options = guest.Options(
-            cpus=self.settings.get("CPUS", 2),
-            memory=self.settings.get("MEMORY", "1G"),
-            icount=self.settings.get("ICOUNT", False),
-            icount_shift=self.settings.get("ICOUNT_SHIFT", 1),
-            timeout_s=left_s,
-            single_thread=single_thread,
-            append=kernels.append(self.kernel),
-        )
-        env = {"PYTHONPATH": str(ROOT / "tests")}
-        with guest.boot(image, [*command, str(timeout_s), *checks], options, env) as machine:
-            rest = b""
-            for piece in machine.output():
-                *whole, rest = (rest + piece).split(b"\n")
-                for line in whole:
-                    yield line.decode(errors="replace").rstrip("\r") + "\n"
-            yield rest.decode(errors="replace")
-        self.died = f"exit code {machine.returncode}\n{machine.log}"
-
-    def close(self) -> None:
-        if self.stream is not None:
-            self.stream.close()  # type: ignore[attr-defined]
-            self.stream = None
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Guests with exact time first: they can run two at a time."""
+    items.sort(key=lambda item: isinstance(item, Check) and not item.boot.exact)
 
 
 class GuestFile(pytest.File):
@@ -197,7 +111,7 @@ class GuestFile(pytest.File):
         ]
         usable = [k.name for k in kernels.MATRIX if k.sched_ext is kernels.SchedExt.WORKS]
         for kernel in settings.get("KERNELS", usable):
-            boot = Boot(self.path, kernel, settings)
+            boot = Boot(self.path, kernel, settings, image_of)
             for node in checks:
                 name = f"{node.name}[{kernel}]"
                 yield Check.from_parent(self, name=name, node=node, boot=boot)
@@ -215,15 +129,15 @@ class Check(pytest.Item):
 
     def runtest(self) -> None:
         if not self.boot.checks:
-            self.boot.checks = [
-                item.check
-                for item in self.session.items
-                if isinstance(item, Check) and item.boot is self.boot
-            ]
+            prepare(self.session)
         began = time.monotonic()
         result = self.boot.result(self.check)
         if result.output:
             self.add_report_section("call", f"guest {self.boot.kernel}", result.output)
+        if result.first:
+            title = f"first attempt, guest {self.boot.kernel}"
+            self.add_report_section("call", title, result.first)
+            self.user_properties.append((SECOND, result.first))
         self.user_properties.append(("guest_s", round(result.seconds, 2)))
         self.user_properties.append(("wall_s", round(time.monotonic() - began, 2)))
         if result.outcome == "skipped":
@@ -247,6 +161,17 @@ class Check(pytest.Item):
             self.boot.close()
 
 
+def prepare(session: pytest.Session) -> None:
+    """Tell each boot which of its checks are selected, and which boot follows it."""
+    boots: list[Boot] = []
+    for item in session.items:
+        if isinstance(item, Check):
+            item.boot.checks.append(item.check)
+            if item.boot not in boots[-1:]:
+                boots.append(item.boot)
+    chain(boots)
+
+
 class CheckFailed(Exception):
     """A check failed in the guest; the text is its traceback."""
 
@@ -256,3 +181,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for item in getattr(session, "items", []):
         if isinstance(item, Check):
             item.boot.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what needed a second attempt, with what the first one said."""
+    texts = {
+        report.nodeid: (report.outcome, text)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, text in report.user_properties
+        if name == SECOND
+    }
+    terminalreporter.section("second attempts in guests")
+    for name, (outcome, text) in texts.items():
+        terminalreporter.line(f"{name} {outcome} at the second attempt; the first said:")
+        for line in str(text).strip().splitlines()[-SHOWN:]:
+            terminalreporter.line(f"    {line}")
+    terminalreporter.line(f"{len(texts)} checks needed a second attempt" if texts else "none")
