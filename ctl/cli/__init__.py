@@ -76,7 +76,7 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         # Whoever read our output has gone (head, less): no error, but say nothing more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -84,8 +84,17 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _discard_output()
             print(f"error: {error.strerror}", file=sys.stderr)
             sys.exit(1)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         print("hint: this is a fault of sched-ctl; --debug shows where", file=sys.stderr)
         sys.exit(1)
+
+
+def _discard_output() -> None:
+    """Drop what cannot be written; Python would try once more at its end, and end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

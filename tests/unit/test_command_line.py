@@ -29,10 +29,17 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["policies"], ["config"]])
-def test_a_full_disk_is_named(arguments: list[str]) -> None:
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_disk_is_named(arguments: list[str], buffered: bool) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command(*arguments), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            command(*arguments),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment if buffered else environment | {"PYTHONUNBUFFERED": "1"},
         )
     assert done.returncode == 1
     assert done.stderr == "error: No space left on device\n"
