@@ -27,6 +27,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import initramfs
+import kernels
+
 __all__ = ["NO_GUEST", "TIMED_OUT", "Guest", "GuestError", "Options", "boot", "missing"]
 
 TIMED_OUT = 124  # exit code of a command that was stopped, as timeout(1) has it
@@ -106,6 +109,12 @@ class Guest:
         if lacking is not None:
             raise GuestError(f"cannot run a guest: this machine lacks {lacking}")
         _write_job(self.folder, command, options, env)
+        modules = kernels.modules(kernel)
+        if modules is not None:
+            try:
+                initramfs.write(modules, self.folder / "initramfs")
+            except initramfs.InitramfsError as error:
+                raise GuestError(str(error)) from error
         socket = self.folder / "virtiofs"
         daemon = self._spawn(_virtiofsd_command(socket), "virtiofsd.log", subprocess.DEVNULL)
         while not socket.exists():
@@ -325,6 +334,7 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
         *("-chardev", f"socket,id=root,path={folder}/virtiofs"),
         *("-device", "vhost-user-fs-pci,chardev=root,tag=rootfs"),
         *("-kernel", str(kernel), "-append", append),
+        *(("-initrd", str(initrd)) if (initrd := folder / "initramfs").exists() else ()),
         *("-display", "none", "-no-reboot", "-serial", f"file:{folder}/console"),
         *("-device", "virtio-serial-pci"),
         *("-chardev", "file,id=out,path=/dev/stdout"),

@@ -4,6 +4,8 @@ A kernel is taken from the folder that SCHED_CTL_KERNELS names (files `vmlinuz-N
 there, else from the cache, else it is fetched from Debian's archive with apt, in an apt state of
 its own: the machine's sources and package lists are not touched. Debian drops a backports kernel
 when a newer one arrives, so a fetch can fail for good: then the error lists what is offered.
+
+A kernel with the drivers of a guest's root as modules has a folder `modules-NAME` beside its image.
 """
 
 import os
@@ -15,7 +17,19 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-__all__ = ["MATRIX", "Kernel", "KernelNotFound", "SchedExt", "append", "at_hand", "find", "matrix"]
+import initramfs
+
+__all__ = [
+    "MATRIX",
+    "Kernel",
+    "KernelNotFound",
+    "SchedExt",
+    "append",
+    "at_hand",
+    "find",
+    "matrix",
+    "modules",
+]
 
 MIRROR = "http://deb.debian.org"
 
@@ -33,13 +47,14 @@ class Kernel:
     """One row of the matrix.
 
     name: major.minor, also the suffix of its file. suite: where Debian has or had it.
-    append: for its command line.
+    modular: the drivers of a guest's root are modules. append: for its command line.
     """
 
     name: str
     suite: str
     sched_ext: SchedExt
     ext_server: bool = False  # has a deadline server for SCHED_EXT (since 7.0)
+    modular: bool = False
     append: str = ""
 
 
@@ -49,9 +64,9 @@ class Kernel:
 NO_CX16 = "clearcpuid=cx16"
 
 
-# The test matrix. 6.1 has its virtio drivers as modules, so it would need an initramfs; 6.12 is
-# Debian 12's and 13's other kernel without sched_ext and stands for both.
+# The test matrix.
 MATRIX = (
+    Kernel("6.1", "bookworm", SchedExt.ABSENT, modular=True, append=NO_CX16),
     Kernel("6.12", "bookworm-backports", SchedExt.ABSENT, append=NO_CX16),
     Kernel("6.16", "trixie-backports", SchedExt.WORKS, append=NO_CX16),
     Kernel("6.18", "trixie-backports", SchedExt.WORKS),
@@ -96,6 +111,12 @@ def at_hand(name: str) -> Path | None:
     return next((image.resolve() for image in images if image.is_file()), None)
 
 
+def modules(image: Path) -> Path | None:
+    """The modules that a guest of this image needs to see its root; None if it needs none."""
+    folder = image.with_name(image.name.replace("vmlinuz-", "modules-", 1))
+    return folder if folder != image and folder.is_dir() else None
+
+
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "sched-ctl" / "kernels"
@@ -134,8 +155,20 @@ def _fetch(kernel: Kernel, target: Path) -> Path:
                 _run(["dpkg-deb", "-x", str(file), str(work / "tree")], work)
             for image in (work / "tree").glob("**/vmlinuz*"):
                 if image.is_file() and not image.is_symlink():
+                    if kernel.modular:
+                        _keep_modules(work, target)
                     return image.rename(target)
     raise KernelNotFound(f"{newest} has no kernel image in it")
+
+
+def _keep_modules(work: Path, image: Path) -> None:
+    folder = image.with_name(f"modules-{image.name.removeprefix('vmlinuz-')}")
+    try:
+        initramfs.pick(work / "tree", work / folder.name)
+    except initramfs.InitramfsError as error:
+        raise KernelNotFound(str(error)) from error
+    shutil.rmtree(folder, ignore_errors=True)
+    (work / folder.name).rename(folder)
 
 
 def _version(name: str) -> list[int]:
