@@ -229,7 +229,7 @@ class Scx:
         control = self.scheduler.control
         return {
             "mode": self.mode,
-            "queue": queue,
+            "cluster": queue,
             "group": int(control["queues"][queue]["group"]),
             "lead_ms": float(hint["lead_us"]) / 1e3,
             "age_ms": _since_ms(now_ns, int(seen["origin_ns"])),

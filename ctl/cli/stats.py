@@ -92,7 +92,7 @@ def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:
             (
                 row["tid"],
                 row["operator"],
-                row["queue"],
+                row["cluster"],
                 *(show.number(row[key]) for key in ("age_ms", "waits_ms", "wait_mean_ms")),
                 show.number(row["wait_max_ms"]),
                 row["runs"],
