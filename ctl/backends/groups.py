@@ -24,7 +24,7 @@ import numpy as np
 
 from sched_ctl.backends import Applied, BackendFailed, Probe, undo
 from sched_ctl.backends.journal import Journal
-from sched_ctl.backends.nice import Nice, NiceOptions, inside_groups
+from sched_ctl.backends.nice import Nice, NiceOptions, inside_groups, with_shares
 from sched_ctl.backends.records import FileChanged, Group, Key, Moved, Record
 from sched_ctl.kernel import cgroup, identity
 from sched_ctl.kernel.cgroup import ROOT_NAME, Hierarchy
@@ -63,6 +63,8 @@ class _Scope:
     groups: Mapping[str, Shared] = field(default_factory=dict)
     place: dict[Thread, Path] = field(default_factory=dict)
     gone: int = 0
+    unfit: tuple[str, ...] = ()  # bases that cannot have groups, in words
+    tried_s: float = 0.0  # when it was last seen that they cannot
 
 
 class Groups:
@@ -86,10 +88,16 @@ class Groups:
         return GroupOptions()
 
     def apply(self, schedule: Schedule) -> Applied:
-        """See `Backend.apply`. Raises BackendFailed where a base cannot have groups."""
+        """See `Backend.apply`. Raises BackendFailed where no base can have groups.
+
+        Where only some engines' cgroups cannot, their threads get nice values alone, moved by the
+        shares, and a problem says so.
+        """
         scope = self._scopes.setdefault(schedule.scope, _Scope())
         by_priority = not (schedule.groups or self.with_nice)
         same = scope.threads == schedule.threads and scope.groups == schedule.groups
+        if scope.unfit and time.monotonic() - scope.tried_s >= self.options.recheck:
+            scope.keys, same = (), False  # somebody may have mended it
         problems: list[str] = []
         writes = repaired = 0
         try:
@@ -110,11 +118,15 @@ class Groups:
             unchanged=max(0, len(schedule.threads) - writes - scope.gone),
             repaired=repaired,
             gone=scope.gone,
-            problems=tuple(problems),
+            problems=(*scope.unfit, *problems),
         )
         if not self.with_nice:
             return placed
-        inner = self._nice.write(schedule, inside_groups(schedule, self.options))
+        levels = inside_groups(schedule, self.options)
+        if scope.unfit:
+            outside = [row for row, t in enumerate(schedule.threads) if t not in scope.place]
+            levels[outside] = with_shares(schedule, self.options)[outside]
+        inner = self._nice.write(schedule, levels)
         return Applied(
             writes=placed.writes + inner.writes,
             unchanged=min(placed.unchanged, inner.unchanged),
@@ -176,7 +188,7 @@ class Groups:
         """Make the groups, move the threads that are not where they should be; tidy up."""
         target: dict[Thread, Path] = {}
         lines: list[Record] = []
-        bases: dict[Path, None] = {}
+        bases: dict[Path, BackendFailed | None] = {}
         gone = 0
         for thread, key in zip(schedule.threads, wanted.keys, strict=True):
             base = self._base(thread)
@@ -185,12 +197,20 @@ class Groups:
                 continue
             if key is None and not self._needs_pool(base):
                 continue
-            bases.setdefault(base)
+            if base not in bases:
+                bases[base] = self._unfit(base)
+            if bases[base] is not None:
+                continue
             target[thread] = base / ROOT_NAME / self._slug(schedule.scope, key or "all")
             if (thread.tid, thread.start_time) not in self._journal.state.moved:
                 lines.append(Moved(thread.pid, thread.tid, thread.start_time, str(base)))
-        for base in bases:
-            self._prepare(base)
+        unfit = [error for error in bases.values() if error is not None]
+        others = (other.place for other in self._scopes.values() if other is not scope)
+        if unfit and not target and not any(others):
+            raise unfit[0]
+        only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
+        scope.unfit = tuple(f"{error.message}: {only}" for error in unfit)
+        scope.tried_s = time.monotonic()
         for folder in dict.fromkeys(target.values()):
             self._make(folder)
         self._journal.write(lines)
@@ -209,6 +229,14 @@ class Groups:
         scope.place, scope.gone = target, gone
         problems += self._tidy()
         return writes
+
+    def _unfit(self, base: Path) -> BackendFailed | None:
+        """Make our folder in a base, or tell why that cannot be."""
+        try:
+            self._prepare(base)
+        except BackendFailed as error:
+            return error
+        return None
 
     def _slug(self, scope: str, key: str) -> str:
         """A folder name: what people can read of the key, and a hash that tells keys apart.

@@ -27,7 +27,7 @@ from sched_ctl.model import Thread
 from sched_ctl.normalise import NICE_STEP, nice_levels
 from sched_ctl.schedule import Schedule
 
-__all__ = ["Nice", "NiceOptions", "inside_groups", "probe"]
+__all__ = ["Nice", "NiceOptions", "inside_groups", "probe", "with_shares"]
 
 
 class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +75,7 @@ class Nice:
 
     def apply(self, schedule: Schedule) -> Applied:
         if schedule.groups:
-            levels = _with_shares(schedule, self.options)
+            levels = with_shares(schedule, self.options)
         else:
             levels = nice_levels(schedule, self.options.best, self.options.worst)
         return self.write(schedule, levels)
@@ -127,7 +127,7 @@ def _part(schedule: Schedule, rows: Index) -> Schedule:
     )
 
 
-def _with_shares(schedule: Schedule, options: NiceOptions) -> Array:
+def with_shares(schedule: Schedule, options: NiceOptions) -> Array:
     """Nice levels moved so that a group's weight, summed over its threads, comes near its share.
 
     Near, because the kernel divides the CPU among the threads that can run: a group whose threads
