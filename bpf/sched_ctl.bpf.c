@@ -30,8 +30,14 @@
  *	running -> blocks: stopping
  *	        -> slice ends: dispatch; if it still wins it keeps the CPU with a new slice, else
  *	           stopping -> enqueue
- *	        -> a higher class preempts it: stopping zeroes its slice, so that it goes through
- *	           enqueue and its queue again, not to the head of the local one
+ *	        -> a higher class preempts it: afterwards it goes on with the rest of its slice
+ *
+ *    Were that a new decision instead, input that comes through real-time threads (network
+ *    interrupts are such) would make one for each tuple, and a switch for each operator: no
+ *    batches. On one CPU the kernel keeps the thread at the head of the local queue. With several
+ *    it goes back to its own queue, where any CPU may take it in its turn, for the higher class
+ *    may run for long; its CPU looks for it first. Others get no rest: stopping zeroes their slice,
+ *    for at the head of the local queue they would go before operators.
  *
  *    A wake-up does not preempt a running operator (unless control.preempt_times says so): order
  *    is decided when a slice ends or a thread blocks. Others who run on leftovers are preempted.
@@ -164,7 +170,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 {
 	u32 slot = find_slot(p), queue, llc;
 	struct thread *t;
-	u64 now_ns, key;
+	u64 now_ns, key, slice;
 	s32 cpu;
 
 	if (control.fault) {		/* tests only */
@@ -196,8 +202,16 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	llc = llc_of(cpu);
 	if (control.nr_groups && (enq_flags & SCX_ENQ_WAKEUP))
 		forgive_group(queue);
+	slice = slice_ns(slot);
+	if (t->left_ns) {
+		if (!(enq_flags & SCX_ENQ_WAKEUP)) {
+			cpus[cpu & (MAX_CPUS - 1)].interrupted = key;
+			slice = t->left_ns;
+		}
+		t->left_ns = 0;
+	}
 	mark_waiting(llc, queue, key);
-	dsq_insert_vtime(p, dsq_of(llc, queue), slice_ns(slot), key, enq_flags);
+	dsq_insert_vtime(p, dsq_of(llc, queue), slice, key, enq_flags);
 	if (enq_flags & SCX_ENQ_WAKEUP)
 		preempt_others(p, cpu, now_ns);
 	else
@@ -251,6 +265,21 @@ subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
 		}
 	}
 	return 0;
+}
+
+/* Let the operator go on that a higher class preempted on this CPU, if no other CPU has it. */
+subprogram int resume(u32 llc, s32 cpu)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u64 key = c->interrupted;
+	u32 queue = slots[packed_slot(key)].queue & (MAX_QUEUES - 1);
+
+	llc &= MAX_LLCS - 1;
+	c->interrupted = 0;
+	if (!move_exactly(dsq_of(llc, queue), key))
+		return 0;
+	__sync_fetch_and_or(&stale[llc], 1ULL << queue);
+	return 1;
 }
 
 /* The threads of another last-level cache, when ours has none. */
@@ -349,6 +378,8 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		}
 	}
 
+	if (c->interrupted && resume(llc, cpu))
+		return;
 	waiting = queues[llc].waiting;
 	if (waiting && (s64)(now_ns - c->next_rescue_ns) > 0) {
 		c->next_rescue_ns = now_ns + control.rescue_ms * MS;
@@ -504,6 +535,10 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 	c->tier = TIER_NONE;
 	if (runnable && p->scx.slice) {
 		count(interrupted);
+		if (slot && nr_cpus == 1)
+			return;
+		if (slot)
+			threads[slot].left_ns = p->scx.slice;
 		p->scx.slice = 0;
 	}
 }

@@ -126,7 +126,7 @@ struct thread {
 	__u32 rescues;			/* times it ran by the starvation bound */
 	__u16 outside;			/* 1: last woken by a thread that is not adopted (an ingress) */
 	__u16 cpu;			/* where it ran last */
-	__u64 reserved;
+	__u64 left_ns;			/* rest of the slice that a higher class interrupted; 0 = none */
 };
 
 struct queue_state {			/* one a last-level cache */

@@ -76,7 +76,8 @@ struct cpu {
 	u32 slot;			/* of the operator that runs here; 0 = none */
 	u16 tier;			/* enum tier of what runs here */
 	u16 group;			/* group that it was counted to, + 1; 0 = none */
-	u64 pad[3];
+	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
+	u64 pad[2];
 };
 struct cpu cpus[MAX_CPUS];
 
