@@ -9,8 +9,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vm.inside import skip, text_of
-from vm.machine import above_all, journal, progress, schedule, spinning, thread_of, wait_for
+from vm.inside import look_until, skip, text_of
+from vm.machine import (
+    above_all,
+    everybody_runs,
+    journal,
+    progress,
+    schedule,
+    spinning,
+    thread_of,
+    wait_for,
+)
 
 from sched_ctl.backends.journal import Journal, restore
 from sched_ctl.backends.scx import Ejected, Scx, ScxOptions
@@ -20,20 +29,21 @@ from sched_ctl.model import Thread
 
 KERNELS = ("6.18", "7.3")
 CPUS = 2
-TIMEOUT_S = 120
+TIMEOUT_S = 180
 
-GAP_S = 30.0  # order decides, however long a slow guest takes between two steps
+# Order decides, and hints count, however long a slow guest takes between two steps.
+PATIENT = ScxOptions(gap=30.0, ttl=20.0)
 
 schedext.kernel_types()  # read once, before the checks are forked
 
 
-def controller(threads: list[Thread], static: list[float], **options: object) -> int:
+def controller(threads: list[Thread], static: list[float], options: ScxOptions = PATIENT) -> int:
     """Pid of another process that schedules these threads until it is killed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         above_all()
-        backend = Scx(journal(), ScxOptions(gap=GAP_S, **options))  # type: ignore[arg-type]
+        backend = Scx(journal(), options)
         backend.apply(schedule(threads, static))
         os.write(writer, b"x")
         while True:
@@ -45,11 +55,6 @@ def controller(threads: list[Thread], static: list[float], **options: object) ->
     return pid
 
 
-def everybody_runs(threads: list[Thread], least: float = 0.1) -> None:
-    got = progress(threads, 2.0)
-    assert min(got) > least, got
-
-
 def ejected(backend: Scx, threads: list[Thread], trigger: Callable[[], object]) -> Ejected:
     """Do something that makes the kernel end the scheduler; what `apply` says then."""
     lost: list[str] = []
@@ -58,7 +63,7 @@ def ejected(backend: Scx, threads: list[Thread], trigger: Callable[[], object]) 
     trigger()
     took = wait_for("disabled")
     began = time.monotonic()
-    while not lost and time.monotonic() - began < 20:
+    while not lost and time.monotonic() - began < 60:
         time.sleep(0.05)
     print(f"disabled after {took:.2f} s: {lost}")
     assert lost, "on_lost was not called"
@@ -89,20 +94,20 @@ def check_controller_killed() -> None:
 
 def check_controller_stopped() -> None:
     """SIGSTOP: the hints expire, then all are equal; SIGCONT: they count again."""
+
+    def look() -> list[float]:
+        return progress(threads, 2.0)
+
+    def in_order(got: list[float]) -> bool:
+        return max(got[2:]) < 0.4  # of two CPUs; their fair share is 0.5
+
     with spinning(4) as threads:
-        pid = controller(threads, [4.0, 3.0, 2.0, 1.0], ttl=0.5)
-        before = progress(threads, 2.0)
-        assert max(before[2:]) < 0.4, before
+        pid = controller(threads, [4.0, 3.0, 2.0, 1.0], ScxOptions(gap=30.0, ttl=2.0))
+        look_until(look, in_order)
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(1.0)
-        during = progress(threads, 3.0)
-        print(before, during)
+        look_until(look, lambda got: min(got[2:]) > 0.25 and min(got[:2]) > 0.1, times=6)
         os.kill(pid, signal.SIGCONT)
-        assert min(during[2:]) > 0.25, during  # who had next to nothing has its share
-        assert min(during[:2]) > 0.1, during  # on a busy host fair means no more than this
-        time.sleep(1.0)
-        after = progress(threads, 2.0)
-        assert max(after[2:]) < 0.4, after
+        look_until(look, in_order)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         wait_for("disabled")
@@ -152,7 +157,7 @@ def check_cpu_hotplug() -> None:
     """The kernel ends the scheduler when a CPU goes or comes; it is loaded again at once."""
     online = Path("/sys/devices/system/cpu/cpu1/online")
     with spinning(3) as threads:
-        backend = Scx(journal(), ScxOptions(gap=GAP_S))
+        backend = Scx(journal(), PATIENT)
         backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
         try:
             for value in ("0", "1"):
@@ -161,10 +166,9 @@ def check_cpu_hotplug() -> None:
                 applied = backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
                 assert not applied.problems
                 wait_for("enabled")
-                got = progress(threads, 2.0)
-                print("CPU 1", value, got)
-                assert got[0] > 0.6, got
-                assert got[2] < 0.3, got
+                look_until(
+                    lambda: progress(threads, 2.0), lambda got: got[0] > 0.6 and got[2] < 0.3
+                )
         finally:
             online.write_text("1")
         backend.restore()
@@ -172,7 +176,7 @@ def check_cpu_hotplug() -> None:
 
 def check_affinity_changes() -> None:
     with spinning(6) as threads:
-        backend = Scx(journal())
+        backend = Scx(journal(), PATIENT)
         backend.apply(schedule(threads, list(range(6))))
         rng = random.Random(1)
         end = time.monotonic() + 4
@@ -185,13 +189,11 @@ def check_affinity_changes() -> None:
             os.sched_setaffinity(thread.tid, {0})
         os.sched_setaffinity(threads[0].tid, {1})
         time.sleep(0.5)
-        got = progress(threads, 2.0)
-        print(got)
-        assert got[0] > 0.6, got
-        assert got[5] > 0.6, got
+        # On CPU 0 five share what is fairly 0.2 for each.
+        look_until(lambda: progress(threads, 2.0), lambda got: min(got[0], got[5]) > 0.4)
         assert schedext.attached() == "sched_ctl"
         backend.restore()
-        everybody_runs(threads, 0.05)
+        everybody_runs(threads)
 
 
 def check_threads_born_and_dying() -> None:
@@ -212,15 +214,16 @@ def check_threads_born_and_dying() -> None:
     try:
         with spinning(2) as threads:
             churn = thread_of(pid)
-            backend = Scx(journal())
+            backend = Scx(journal(), PATIENT)
             members = [churn, *threads]
-            for _ in range(8):
+            began, born, passes = time.monotonic(), 0, 0
+            while born < 500 or passes < 8:  # natively some ten thousand a second
                 applied = backend.apply(schedule(members, [9.0, 3.0, 2.0]))
                 assert not applied.problems, applied.problems
-                time.sleep(0.5)
-            born = int.from_bytes(os.pread(counter, 8, 0), "little")
-            print(f"{born / 4:.0f} threads a second", backend.statistics())
-            assert born > 300  # a slow machine; natively some ten thousand
+                time.sleep(0.3)
+                born, passes = int.from_bytes(os.pread(counter, 8, 0), "little"), passes + 1
+                assert time.monotonic() - began < 90, f"only {born} threads were born"
+            print(f"{born / (time.monotonic() - began):.0f} a second", backend.statistics())
             assert schedext.attached() == "sched_ctl"
             assert backend.restore() == ()
             assert all(os.sched_getscheduler(tid) == sched.OTHER for tid in procfs.tids(pid)[:1])
@@ -285,7 +288,7 @@ def check_fork_and_exec() -> None:
             pass
     os.close(writer)
     above_all()
-    backend = Scx(journal())
+    backend = Scx(journal(), PATIENT)
     parent = thread_of(pid)
     child = 0
     try:
@@ -293,10 +296,8 @@ def check_fork_and_exec() -> None:
         os.kill(pid, signal.SIGUSR1)
         child = int.from_bytes(os.read(reader, 4), "little")
         assert child, "the operator ended instead of forking"
-        got = progress([parent, thread_of(child)], 2.0)
-        print(got, os.sched_getscheduler(child))
-        assert got[0] > 0.3, got
-        assert got[1] > 0.03, got
+        both = [parent, thread_of(child)]
+        look_until(lambda: progress(both, 2.0), lambda got: got[0] > 0.3 and got[1] > 0.03)
         assert backend.restore() == ()
         assert os.sched_getscheduler(child) == sched.OTHER
         assert os.sched_getscheduler(pid) == sched.OTHER
@@ -319,8 +320,7 @@ def check_two_controllers() -> None:
             assert "ours is attached (sched_ctl)" in error.message
             assert error.transient
         assert text_of("/sys/kernel/sched_ext/state") == "enabled"
-        got = progress(threads, 1.0)
-        assert got[0] > got[2], got
+        look_until(lambda: progress(threads, 1.0), lambda got: got[0] > got[2])
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         wait_for("disabled")

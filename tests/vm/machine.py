@@ -19,6 +19,7 @@ from sched_ctl.schedule import Group, Schedule
 __all__ = [
     "above_all",
     "cpu_s",
+    "everybody_runs",
     "journal",
     "native_threads",
     "progress",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 STATE = Path("/sys/kernel/sched_ext/state")
+DEADLINE_S = 20.0  # of guest time
 
 
 def above_all() -> None:
@@ -108,6 +110,18 @@ def progress(threads: Sequence[Thread], seconds: float) -> list[float]:
     return [round((b - a) / took, 3) for a, b in zip(before, after, strict=True)]
 
 
+def everybody_runs(threads: Sequence[Thread], least_s: float = 0.2) -> None:
+    """Wait until each has used that much CPU time from now on."""
+    before, began = [cpu_s(thread) for thread in threads], time.monotonic()
+    while True:
+        got = [cpu_s(thread) - used for thread, used in zip(threads, before, strict=True)]
+        if min(got) >= least_s:
+            return
+        # With nothing but its rescues a thread would need several times as long.
+        assert time.monotonic() - began < DEADLINE_S, f"not everybody runs: {got} s"
+        time.sleep(0.1)
+
+
 def schedule(
     threads: Sequence[Thread],
     static: Sequence[float] | float = 0.0,
@@ -135,7 +149,7 @@ def journal() -> Journal:
     return Journal(Path("/run/sched-ctl/journal"))
 
 
-def wait_for(state: str, deadline_s: float = 40.0) -> float:
+def wait_for(state: str, deadline_s: float = 60.0) -> float:
     """Wait until sched_ext is in this state; returns how long that took."""
     began = time.monotonic()
     while STATE.read_text().strip() != state:
