@@ -5,8 +5,8 @@ machine that is busy holds a virtual CPU back for as long as it likes. So a chec
 tried once more, in a fresh guest, and what the first attempt said is kept (`Result.first`): the
 summary of the tests names it. What is really wrong fails twice.
 
-Guests with exact time do not mind what else the machine does, so where there are two CPUs the next
-one runs already beside the one whose results are read.
+Where there are two CPUs, guests with one run two at a time: the next is started while the results
+of one are read.
 """
 
 import contextlib
@@ -63,6 +63,11 @@ class Boot:
     died: str = ""
     second_attempts: int = 0
     deadline: float | None = None
+
+    @property
+    def small(self) -> bool:
+        """Whether it takes one CPU, so that two fit on a small machine."""
+        return bool(self.settings.get("CPUS", 2) == 1)
 
     @property
     def exact(self) -> bool:
@@ -173,9 +178,9 @@ class Boot:
 
 
 def chain(boots: Sequence[Boot]) -> None:
-    """Let guests with exact time run two at a time, where this machine has two CPUs."""
+    """Let guests with one CPU run two at a time, where this machine has two."""
     if len(os.sched_getaffinity(0)) < 2:
         return
     for boot, following in itertools.pairwise(boots):
-        if boot.exact and following.exact:
+        if boot.small and following.small:
             boot.following = following
