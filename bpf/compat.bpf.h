@@ -91,6 +91,31 @@ static __always_inline u64 clock_ns(void)
 	return bpf_ktime_get_ns();
 }
 
+/*
+ * The same clock while this CPU chooses what to run or begins to run it: scx_bpf_now() does not
+ * know there that the run queue's time is fresh and reads the hardware, 90 instructions each time.
+ */
+extern const struct rq runqueues __ksym __weak;
+
+static __always_inline u64 switch_clock_ns(s32 cpu)
+{
+	const struct rq *rq;
+
+	if (kernel_has(scx_bpf_now) && kernel_has(&runqueues)) {
+		rq = bpf_per_cpu_ptr(&runqueues, cpu);
+		if (rq)
+			return rq->clock;
+	}
+	return clock_ns();
+}
+
+static __always_inline s32 cpu_of(const struct task_struct *p)
+{
+	if (bpf_core_field_exists(p->thread_info.cpu))
+		return p->thread_info.cpu;
+	return scx_bpf_task_cpu(p);
+}
+
 #define scx_error(text)								\
 	({									\
 		static char message[] = text;					\

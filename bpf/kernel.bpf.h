@@ -49,6 +49,14 @@ struct sched_entity {
 	u64 sum_exec_runtime;
 };
 
+struct thread_info {
+	u32 cpu;
+};
+
+struct rq {
+	u64 clock;
+};
+
 struct sched_ext_entity {
 	u32 flags;
 	u32 weight;
@@ -57,6 +65,7 @@ struct sched_ext_entity {
 };
 
 struct task_struct {
+	struct thread_info thread_info;
 	int pid;
 	unsigned int flags;
 	int nr_cpus_allowed;

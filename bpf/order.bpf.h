@@ -4,14 +4,16 @@
  *
  * The kernel keeps each queue (a DSQ) sorted by key. What it does not tell cheaply is which
  * queues have threads and how old their heads are, and asking at each decision would cost more
- * than the rest of it. So `struct queue_state` remembers both: an insertion can only set a bit
- * and make a head older; a removal marks the head as unknown (`stale`), and it is looked up when
- * it is next compared.
+ * than the rest of it. So both are remembered, and how many threads each queue has: an insertion
+ * can only set a bit and make a head older; a removal clears the bit of a queue that is empty
+ * then, and else marks the head as unknown (`stale`), to be looked up when it is next compared.
  *
- * Races (several CPUs only): the mark is set before the kernel inserts the thread, so another
- * CPU may look in between, find nothing and clear it. A CPU that finds no work therefore asks
- * the kernel about every queue before it idles, and so does any CPU every 10 ms. A head key lost
- * in a race makes a queue look too young until it is next picked. Neither loses a thread.
+ * The kernel takes threads out of queues without a word (affinity, class), so a count may be too
+ * high until the queue is found to be empty. Races (several CPUs only): the mark is set before
+ * the kernel inserts the thread, so another CPU may look in between, find nothing and clear it.
+ * A CPU that finds no work therefore asks the kernel about every queue before it idles, and so
+ * does any CPU every 10 ms. A head key lost in a race makes a queue look too young until it is
+ * next picked. Neither loses a thread.
  */
 #ifndef SCHED_CTL_ORDER_BPF_H
 #define SCHED_CTL_ORDER_BPF_H
@@ -23,6 +25,7 @@
 
 u64 stale[MAX_LLCS];			/* bit q: head_key[q] is not known */
 u64 next_repair_ns[MAX_LLCS];
+s32 queued[MAX_LLCS][MAX_QUEUES];	/* threads in each queue, or more */
 u64 groups_now_ns;			/* virtual time that groups have reached */
 #define GROUP_CREDIT (10 * MS)
 
@@ -106,16 +109,16 @@ static __always_inline u64 exact_urgency(u32 slot, u64 now_ns)
  * is inherited; else the work comes in from outside, now. (An interrupt that wakes an operator
  * is charged to whatever it interrupted. Timers of operators are rare enough.)
  */
-static __always_inline void inherit(u32 slot, u64 now_ns)
+static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
 {
 	struct thread *t = &threads[slot];
-	u32 waker = this_cpu()->slot & (MAX_SLOTS - 1);
+	u32 waker = cpus[cpu].slot & (MAX_SLOTS - 1);
 
-	count(wakeups);
+	stats[cpu].wakeups++;
 	t->wakeups++;
 	t->outside = !waker;
 	if (waker) {
-		count(inherits);
+		stats[cpu].inherits++;
 		t->origin_ns = threads[waker].origin_ns;
 	} else {
 		t->origin_ns = now_ns;
@@ -137,6 +140,7 @@ static __always_inline void mark_waiting(u32 llc, u32 queue, u64 key)
 	struct queue_state *state = &queues[llc];
 	u64 bit = 1ULL << queue;
 
+	__sync_fetch_and_add(&queued[llc][queue], 1);
 	if (!(state->waiting & bit)) {
 		state->head_key[queue] = key;
 		if (stale[llc] & bit)
@@ -145,6 +149,33 @@ static __always_inline void mark_waiting(u32 llc, u32 queue, u64 key)
 	} else if (!(stale[llc] & bit) && before(key, state->head_key[queue])) {
 		state->head_key[queue] = key;
 	}
+}
+
+/* To be called when a thread was taken from a queue. */
+static __always_inline void mark_taken(u32 llc, u32 queue)
+{
+	u64 bit = 1ULL << queue;
+	s32 had = __sync_fetch_and_add(&queued[llc][queue], -1);
+
+	if (had > 1) {
+		if (!(stale[llc] & bit))
+			__sync_fetch_and_or(&stale[llc], bit);
+		return;
+	}
+	if (had < 1)					/* it was thought to be empty */
+		__sync_fetch_and_add(&queued[llc][queue], 1);
+	__sync_fetch_and_and(&queues[llc].waiting, ~bit);
+	if (nr_cpus > 1 && queued[llc][queue] > 0) {	/* one came meanwhile, and saw the bit */
+		__sync_fetch_and_or(&stale[llc], bit);
+		__sync_fetch_and_or(&queues[llc].waiting, bit);
+	}
+}
+
+/* To be called when a queue was seen to be empty. */
+static __always_inline void mark_empty(u32 llc, u32 queue)
+{
+	queued[llc][queue] = 0;
+	__sync_fetch_and_and(&queues[llc].waiting, ~(1ULL << queue));
 }
 
 static __always_inline bool may_run(struct task_struct *p, s32 cpu)
@@ -188,13 +219,16 @@ subprogram int repair(u32 llc)
 {
 	int missing = 0;
 	u64 unmarked;
+	s32 n;
 	u32 i;
 
 	llc &= MAX_LLCS - 1;
 	unmarked = ~queues[llc].waiting;
 	for_each_queue(i, unmarked) {
-		if (scx_bpf_dsq_nr_queued(dsq_of(llc, i)) <= 0)
+		n = scx_bpf_dsq_nr_queued(dsq_of(llc, i));
+		if (n <= 0)
 			continue;
+		queued[llc][i] = n;
 		__sync_fetch_and_or(&stale[llc], 1ULL << i);
 		__sync_fetch_and_or(&queues[llc].waiting, 1ULL << i);
 		missing = 1;
@@ -298,7 +332,7 @@ subprogram u64 refresh(u32 llc, s32 cpu, u64 unknown)
 		if (key & PASSED)
 			__sync_fetch_and_or(&stale[llc], bit);
 		else if (!key)
-			__sync_fetch_and_and(&queues[llc].waiting, ~bit);
+			mark_empty(llc, i);
 		key &= ~PASSED;
 		if (key)
 			queues[llc].head_key[i] = key;
@@ -360,7 +394,7 @@ subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candida
 			exact = exact_best(dsq_of(llc, i), cpu, now_ns, &u);
 			if (!exact) {
 				if (!scx_bpf_dsq_nr_queued(dsq_of(llc, i)))
-					__sync_fetch_and_and(&queues[llc].waiting, ~(1ULL << i));
+					mark_empty(llc, i);
 				continue;
 			}
 		} else {
@@ -376,15 +410,28 @@ subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candida
 	return best->queue;
 }
 
+/* Take the first thread of a queue to this CPU. False if there is none that may run here. */
+static __always_inline bool take_first(u32 llc, u32 queue)
+{
+	if (!dsq_move_to_local(dsq_of(llc, queue))) {
+		__sync_fetch_and_or(&stale[llc], 1ULL << queue);
+		return false;
+	}
+	mark_taken(llc, queue);
+	return true;
+}
+
 /* Take the thread that `pick` found to this CPU. False if it is gone or may not run here. */
 static __always_inline bool take(u32 llc, struct candidate *best)
 {
-	u64 dsq = dsq_of(llc, best->queue);
+	u32 queue = best->queue & (MAX_QUEUES - 1);
 
-	if (best->exact)
-		return move_exactly(dsq, best->exact);
-	__sync_fetch_and_or(&stale[llc], 1ULL << (best->queue & 63));
-	return dsq_move_to_local(dsq);
+	if (!best->exact)
+		return take_first(llc, queue);
+	if (!move_exactly(dsq_of(llc, queue), best->exact))
+		return false;
+	mark_taken(llc, queue);
+	return true;
 }
 
 #endif

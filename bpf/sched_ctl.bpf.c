@@ -131,7 +131,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 		return cpu;
 	}
 	now_ns = clock_ns();
-	inherit(slot, now_ns);
+	inherit(slot, now_ns, here());
 	threads[slot].queued_ns = now_ns;
 	p->scx.dsq_vtime = key_of(slot, now_ns);
 	dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), 0);
@@ -171,7 +171,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	u32 slot = find_slot(p), queue, llc;
 	struct thread *t;
 	u64 now_ns, key, slice;
-	s32 cpu;
+	s32 cpu = cpu_of(p);
 
 	if (control.fault) {		/* tests only */
 		if (control.fault == 1)
@@ -185,11 +185,10 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	t = &threads[slot];
 	now_ns = clock_ns();
 	if ((enq_flags & SCX_ENQ_WAKEUP) || !t->origin_ns)
-		inherit(slot, now_ns);
+		inherit(slot, now_ns, here());
 	t->queued_ns = now_ns;
 	key = key_of(slot, now_ns);
 	queue = slots[slot].queue & (MAX_QUEUES - 1);
-	cpu = scx_bpf_task_cpu(p);
 	record(TRACE_ENQUEUE, slot, now_ns, key);
 
 	if (control.preempt_times && (enq_flags & SCX_ENQ_WAKEUP) &&
@@ -259,8 +258,7 @@ subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
 		if (move_exactly(dsq_of(llc, i), starved)) {
 			threads[slot].rescues++;
 			record(TRACE_RESCUE, slot, now_ns, now_ns - threads[slot].queued_ns);
-			/* Its queue's head may have been this one. */
-			__sync_fetch_and_or(&stale[llc], 1ULL << i);
+			mark_taken(llc, i & (MAX_QUEUES - 1));
 			return 1;
 		}
 	}
@@ -278,7 +276,7 @@ subprogram int resume(u32 llc, s32 cpu)
 	c->interrupted = 0;
 	if (!move_exactly(dsq_of(llc, queue), key))
 		return 0;
-	__sync_fetch_and_or(&stale[llc], 1ULL << queue);
+	mark_taken(llc, queue);
 	return 1;
 }
 
@@ -342,18 +340,42 @@ static __always_inline void keep(struct task_struct *prev, u64 slice)
 	prev->scx.slice = slice;
 }
 
+/* What is done now and then instead of at each decision. Returns whether a thread was taken. */
+subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
+{
+	if (!c)
+		return 0;
+	llc &= MAX_LLCS - 1;
+	c->next_chores_ns = now_ns + CHORES_NS;
+	check_heartbeat(now_ns);
+	if (nr_cpus > 1 && (s64)(now_ns - next_repair_ns[llc]) > 0) {
+		next_repair_ns[llc] = now_ns + CHORES_NS;
+		repair(llc);
+	}
+	if (queues[llc].waiting && (s64)(now_ns - c->next_rescue_ns) >= 0) {
+		c->next_rescue_ns = now_ns + control.rescue_ms * MS;
+		if (rescue(llc, cpu, now_ns)) {
+			count(rescues);
+			return 1;
+		}
+	}
+	if (before(now_ns, c->next_rescue_ns) && before(c->next_rescue_ns, c->next_chores_ns))
+		c->next_chores_ns = c->next_rescue_ns;
+	return 0;
+}
+
 SEC("struct_ops/sched_ctl_dispatch")
 void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	struct stats *s = &stats[cpu & (MAX_CPUS - 1)];
 	u32 llc = llc_of(cpu), slot = 0, queue = 0, i;
 	bool runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
-	u64 now_ns = clock_ns(), ran_ns = 0, vtime = 0, key = 0, waiting;
+	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, vtime = 0, key = 0, waiting;
 	s64 credit_ns = c->credit_ns;
 	struct candidate best, mine = { .queue = -1 };
 
-	count(dispatches);
-	check_heartbeat(now_ns);
+	s->dispatches++;
 	if (runnable) {
 		ran_ns = prev->se.sum_exec_runtime - c->start_ns;
 		slot = hints_valid ? c->slot & (MAX_SLOTS - 1) : 0;
@@ -366,7 +388,8 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	}
 
 	/* What is guaranteed to others goes before any operator. */
-	if (credit_ns >= QUANTUM || (s64)(others_first_until_ns - now_ns) > 0) {
+	if ((others_waiting[llc] || (runnable && !slot)) &&
+	    (credit_ns >= QUANTUM || (s64)(others_first_until_ns - now_ns) > 0)) {
 		if (runnable && !slot && !other_precedes(llc, vtime, cpu)) {
 			count(other_keeps);
 			keep(prev, others_slice_ns());
@@ -380,20 +403,9 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 
 	if (c->interrupted && resume(llc, cpu))
 		return;
+	if ((s64)(now_ns - c->next_chores_ns) >= 0 && do_chores(c, llc, cpu, now_ns))
+		return;
 	waiting = queues[llc].waiting;
-	if (waiting && (s64)(now_ns - c->next_rescue_ns) > 0) {
-		c->next_rescue_ns = now_ns + control.rescue_ms * MS;
-		if (rescue(llc, cpu, now_ns)) {
-			count(rescues);
-			return;
-		}
-		waiting = queues[llc].waiting;
-	}
-	if ((s64)(now_ns - next_repair_ns[llc]) > 0) {
-		next_repair_ns[llc] = now_ns + 10 * MS;
-		if (nr_cpus > 1 && repair(llc))
-			waiting = queues[llc].waiting;
-	}
 
 	if (slot) {
 		struct thread *t = &threads[slot];
@@ -403,7 +415,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		key = key_of(slot, now_ns);
 		queue = slots[slot].queue & (MAX_QUEUES - 1);
 		if (!waiting) {
-			count(keeps);
+			s->keeps++;
 			keep(prev, slice_ns(slot));
 			return;
 		}
@@ -424,9 +436,8 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 
 	/* A single queue and nobody to compare it with: no need to look at its head. */
 	if (waiting && !slot && !(waiting & (waiting - 1)) && !control.nr_groups) {
-		best.queue = lowest(waiting);
-		best.exact = 0;
-		if (!(control.queues[best.queue].flags & QUEUE_EXACT) && take(llc, &best))
+		queue = waiting == 1 ? 0 : lowest(waiting);
+		if (!(control.queues[queue].flags & QUEUE_EXACT) && take_first(llc, queue))
 			return;
 	}
 	if (waiting) {
@@ -468,9 +479,9 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 SEC("struct_ops/sched_ctl_running")
 void BPF_PROG(sched_ctl_running, struct task_struct *p)
 {
-	struct cpu *c = &cpus[scx_bpf_task_cpu(p) & (MAX_CPUS - 1)];
-	u32 slot = packed_slot(p->scx.dsq_vtime), g;
-	u64 now_ns = clock_ns();
+	u32 cpu = cpu_of(p) & (MAX_CPUS - 1), slot = packed_slot(p->scx.dsq_vtime), g;
+	struct cpu *c = &cpus[cpu];
+	u64 now_ns = switch_clock_ns(cpu);
 
 	c->start_ns = p->se.sum_exec_runtime;
 	c->since_ns = now_ns;
@@ -480,9 +491,9 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		u64 waited_ns = t->queued_ns ? now_ns - t->queued_ns : 0;
 
 		c->tier = TIER_OPERATOR;
-		count(operator_runs);
+		stats[cpu].operator_runs++;
 		t->queued_ns = 0;
-		t->cpu = scx_bpf_task_cpu(p);
+		t->cpu = cpu;
 		t->runs++;
 		t->wait_ns += waited_ns;
 		if (waited_ns > t->wait_max_ns)
@@ -504,7 +515,8 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 SEC("struct_ops/sched_ctl_stopping")
 void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 {
-	struct cpu *c = &cpus[scx_bpf_task_cpu(p) & (MAX_CPUS - 1)];
+	u32 cpu = cpu_of(p) & (MAX_CPUS - 1);
+	struct cpu *c = &cpus[cpu];
 	u64 ran_ns = p->se.sum_exec_runtime - c->start_ns;
 	s64 credit_ns = c->credit_ns;
 	u32 slot = c->slot & (MAX_SLOTS - 1), g;
@@ -514,7 +526,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		if (credit_ns > MOST_CREDIT)
 			credit_ns = MOST_CREDIT;
 		threads[slot].run_ns += ran_ns;
-		add(operator_ns, ran_ns);
+		stats[cpu].operator_ns += ran_ns;
 		record(TRACE_STOP, slot, clock_ns(), ran_ns);
 		if (c->group) {
 			g = (c->group - 1) & (MAX_GROUPS - 1);
@@ -528,7 +540,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		if (credit_ns < -(s64)(debt_ms * MS))
 			credit_ns = -(s64)(debt_ms * MS);
 		p->scx.dsq_vtime += others_charge(p, ran_ns);
-		add(other_ns, ran_ns);
+		stats[cpu].other_ns += ran_ns;
 	}
 	c->credit_ns = credit_ns;
 	c->slot = 0;
@@ -572,9 +584,8 @@ s32 BPF_PROG(sched_ctl_init)
 	u32 llc, queue;
 	s32 error;
 
-	nr_cpus = scx_bpf_nr_cpu_ids();
-	if (nr_cpus > MAX_CPUS) {
-		scx_error("more CPUs than MAX_CPUS");
+	if (scx_bpf_nr_cpu_ids() > nr_cpus) {
+		scx_error("more CPUs than nr_cpus says");
 		return -7;		/* E2BIG */
 	}
 	for (llc = 0; llc < MAX_LLCS && llc < nr_llcs; llc++)

@@ -126,7 +126,8 @@ struct thread {
 	__u32 rescues;			/* times it ran by the starvation bound */
 	__u16 outside;			/* 1: last woken by a thread that is not adopted (an ingress) */
 	__u16 cpu;			/* where it ran last */
-	__u64 left_ns;			/* rest of the slice that a higher class interrupted; 0 = none */
+	__u32 left_ns;			/* rest of the slice that a higher class interrupted; 0 = none */
+	__u32 tid;			/* whose slot this was seen to be */
 };
 
 struct queue_state {			/* one a last-level cache */

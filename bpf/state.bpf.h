@@ -4,7 +4,7 @@
  * a thread has.
  *
  * All of it is global data: an access is one address, not a map lookup. The one lookup is that
- * of a thread's slot in task storage, once each time it is queued. Its result rides along in the
+ * of a thread's slot in task storage, when it is first queued. Its result rides along in the
  * low bits of p->scx.dsq_vtime, which sched_ext leaves to us:
  *
  *	63                          16 15      0
@@ -25,6 +25,7 @@ const volatile u32 other_slice_us ABOUT("slice of threads that are not adopted, 
 const volatile u32 trace_records ABOUT(
 	"size of the map trace, a power of two; 0 = no tracing") = TRACE_OFF;
 const volatile u32 nr_llcs ABOUT("last-level caches with queues of their own, 1..MAX_LLCS") = 1;
+const volatile u32 nr_cpus ABOUT("CPUs that there can be, 1..MAX_CPUS") = MAX_CPUS;
 const volatile u8 llc_of_cpu[MAX_CPUS] ABOUT("index of each CPU's last-level cache") = {};
 
 struct control control SEC(".data.control") = {
@@ -72,28 +73,28 @@ struct cpu {
 	u64 start_ns;			/* sum_exec_runtime of what runs when it began to run */
 	u64 since_ns;			/* when it began to run */
 	s64 credit_ns;			/* CPU time owed to others by the guarantee */
+	u64 next_chores_ns;
 	u64 next_rescue_ns;
 	u32 slot;			/* of the operator that runs here; 0 = none */
 	u16 tier;			/* enum tier of what runs here */
 	u16 group;			/* group that it was counted to, + 1; 0 = none */
 	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
-	u64 pad[2];
+	u64 pad[1];
 };
 struct cpu cpus[MAX_CPUS];
 
 u64 trace_next;				/* records written so far */
 u64 others_now;				/* virtual time of the others' queues, packed */
 u64 monotonic_offset_ns;		/* CLOCK_MONOTONIC - scheduler clock */
-u64 next_check_ns;			/* when to look at the heartbeat again */
 u64 others_first_until_ns;		/* hints came back: operators still queue among the others */
 u32 hints_valid = 1;			/* the heartbeat is young enough */
-u32 nr_cpus = 1;
 
 #define MS 1000000LL
 #define US 1000LL
-#define this_cpu() (&cpus[bpf_get_smp_processor_id() & (MAX_CPUS - 1)])
-#define count(counter) (stats[bpf_get_smp_processor_id() & (MAX_CPUS - 1)].counter++)
-#define add(counter, n) (stats[bpf_get_smp_processor_id() & (MAX_CPUS - 1)].counter += (n))
+#define CHORES_NS (10 * MS)
+#define here() (bpf_get_smp_processor_id() & (MAX_CPUS - 1))
+#define this_cpu() (&cpus[here()])
+#define count(counter) (stats[here()].counter++)
 
 static __always_inline u64 pack(u64 time_ns, u32 slot)
 {
@@ -122,15 +123,21 @@ static __always_inline bool before(u64 packed, u64 other)
 static __always_inline u32 find_slot(struct task_struct *p)
 {
 	struct adoption *adoption;
-	u32 slot;
+	u32 slot = packed_slot(p->scx.dsq_vtime);
 
 	if (!hints_valid)
 		return 0;
+	/* As when it was queued last? Then its slot is still in dsq_vtime. */
+	if (slot && threads[slot].tid == p->pid && (slots[slot].flags & SLOT_ACTIVE))
+		return slot;
 	adoption = bpf_task_storage_get(&adopted, p, 0, 0);
 	if (!adoption)
 		return 0;
 	slot = adoption->slot & (MAX_SLOTS - 1);
-	return slots[slot].flags & SLOT_ACTIVE ? slot : 0;
+	if (!slot || !(slots[slot].flags & SLOT_ACTIVE))
+		return 0;
+	threads[slot].tid = p->pid;
+	return slot;
 }
 
 static __always_inline u32 llc_of(s32 cpu)
@@ -160,17 +167,14 @@ static __always_inline void record(u32 event, u32 slot, u64 now_ns, u64 key)
 }
 
 /*
- * Every 10 ms or so: is the heartbeat young enough? Between two looks a dead controller's hints
- * stay in force, which adds 10 ms to the TTL.
+ * Every CHORES_NS: is the heartbeat young enough? Between two looks a dead controller's hints
+ * stay in force, which adds that to the TTL.
  */
 static __always_inline void check_heartbeat(u64 now_ns)
 {
 	u64 monotonic_ns;
 	u32 valid;
 
-	if ((s64)(now_ns - next_check_ns) < 0)
-		return;
-	next_check_ns = now_ns + 10 * MS;
 	monotonic_ns = bpf_ktime_get_ns();
 	monotonic_offset_ns = monotonic_ns - now_ns;
 	valid = !control.ttl_ms || (s64)(monotonic_ns - control.heartbeat_ns) < control.ttl_ms * MS;

@@ -113,6 +113,8 @@ class Scheduler:
             of_cpu[: len(caches)] = caches
             opened.set("llc_of_cpu", of_cpu)
             opened.set("nr_llcs", max(caches, default=0) + 1)
+        if possible := possible_cpus():
+            opened.set("nr_cpus", min(possible, limits["MAX_CPUS"]))
         for name, value in tunables.items():
             opened.set(name, value)
         if trace_records:
@@ -235,6 +237,15 @@ class Scheduler:
 def thread_pidfd(tid: int) -> int:
     """A descriptor of one thread. OSError ESRCH if there is none."""
     return os.pidfd_open(tid, _PIDFD_THREAD)
+
+
+def possible_cpus() -> int:
+    """How many CPUs there can be, as the kernel numbers them; 0 where unknown."""
+    try:
+        text = Path("/sys/devices/system/cpu/possible").read_text()
+        return int(text.strip().rpartition(",")[2].rpartition("-")[2]) + 1
+    except (OSError, ValueError):
+        return 0
 
 
 def last_level_caches() -> list[int]:
