@@ -25,6 +25,8 @@ extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 extern u32 scx_bpf_nr_cpu_ids(void) __ksym;
 extern void scx_bpf_error_bstr(char *fmt, unsigned long long *data, u32 size) __ksym;
 extern void scx_bpf_dump_bstr(char *fmt, unsigned long long *data, u32 size) __ksym;
+extern void bpf_rcu_read_lock(void) __ksym;
+extern void bpf_rcu_read_unlock(void) __ksym;
 extern bool bpf_cpumask_test_cpu(u32 cpu, const struct cpumask *mask) __ksym;
 
 extern int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *it, u64 dsq_id, u64 flags) __ksym;
@@ -39,6 +41,10 @@ extern void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq_id, u64 slic
 extern bool scx_bpf_dsq_move_to_local(u64 dsq_id) __ksym __weak;
 extern bool scx_bpf_dsq_move(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq_id,
 			     u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_dsq_move_vtime(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq_id,
+				   u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_dispatch_vtime_from_dsq(struct bpf_iter_scx_dsq *it, struct task_struct *p,
+					    u64 dsq_id, u64 enq_flags) __ksym __weak;
 extern void scx_bpf_dispatch(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags)
 	__ksym __weak;
 extern void scx_bpf_dispatch_vtime(struct task_struct *p, u64 dsq_id, u64 slice, u64 vtime,
@@ -82,6 +88,15 @@ static __always_inline bool dsq_move(struct bpf_iter_scx_dsq *it, struct task_st
 	if (kernel_has(scx_bpf_dsq_move))
 		return scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0);
 	return scx_bpf_dispatch_from_dsq(it, p, SCX_DSQ_LOCAL, 0);
+}
+
+/* Into another queue, which is ordered by vtime. */
+static __always_inline bool dsq_move_vtime(struct bpf_iter_scx_dsq *it, struct task_struct *p,
+					   u64 dsq_id)
+{
+	if (kernel_has(scx_bpf_dsq_move_vtime))
+		return scx_bpf_dsq_move_vtime(it, p, dsq_id, 0);
+	return scx_bpf_dispatch_vtime_from_dsq(it, p, dsq_id, 0);
 }
 
 static __always_inline u64 clock_ns(void)

@@ -32,7 +32,11 @@ typedef _Bool bool;
 #define NULL ((void *)0)
 
 enum bpf_map_type { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_TASK_STORAGE = 29 };
-enum { BPF_F_NO_PREALLOC = 1, BPF_F_MMAPABLE = 1 << 10 };
+enum { BPF_F_NO_PREALLOC = 1, BPF_F_MMAPABLE = 1 << 10, BPF_LOCAL_STORAGE_GET_F_CREATE = 1 };
+enum { CLOCK_MONOTONIC = 1 };
+struct bpf_timer {
+	u64 __opaque[2];
+} __attribute__((aligned(8)));
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -60,8 +64,25 @@ struct rq {
 struct sched_ext_entity {
 	u32 flags;
 	u32 weight;
+	unsigned long runnable_at;	/* jiffies; since when it could run and did not */
 	u64 slice;
 	u64 dsq_vtime;
+};
+
+struct cgroup_subsys_state {
+	int id;
+};
+
+struct cfs_bandwidth {
+	s64 period;
+	u64 quota;
+};
+
+struct task_group {
+	struct cgroup_subsys_state css;
+	unsigned long shares;
+	struct task_group *parent;
+	struct cfs_bandwidth cfs_bandwidth;
 };
 
 struct task_struct {
@@ -71,6 +92,7 @@ struct task_struct {
 	int nr_cpus_allowed;
 	const struct cpumask *cpus_ptr;
 	struct sched_entity se;
+	struct task_group *sched_task_group;
 	struct sched_ext_entity scx;
 };
 
@@ -81,6 +103,7 @@ struct scx_exit_info {
 	s64 exit_code;
 	const char *reason;
 	char *msg;
+	char *dump;
 };
 
 #pragma clang attribute pop
@@ -93,6 +116,8 @@ struct sched_ext_ops {
 	void (*dispatch)(s32 cpu, struct task_struct *prev);
 	void (*running)(struct task_struct *p);
 	void (*stopping)(struct task_struct *p, bool runnable);
+	void (*runnable)(struct task_struct *p, u64 enq_flags);
+	void (*quiescent)(struct task_struct *p, u64 deq_flags);
 	void (*enable)(struct task_struct *p);
 	void (*dump)(struct scx_dump_ctx *ctx);
 	void (*dump_task)(struct scx_dump_ctx *ctx, struct task_struct *p);
@@ -115,6 +140,7 @@ enum {
 	SCX_DSQ_ITER_REV = 1 << 16,
 };
 #define SCX_ENQ_PREEMPT (1ULL << 32)
+#define SCX_ENQ_LAST (1ULL << 41)
 #define SCX_DSQ_LOCAL 0x8000000000000002ULL
 
 #endif

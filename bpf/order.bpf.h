@@ -267,8 +267,12 @@ subprogram u64 exact_best(u64 dsq, s32 cpu, u64 now_ns, u64 *best_urgency)
 	return best;
 }
 
-/* Move the thread with this packed vtime from the DSQ to this CPU. */
-subprogram int move_exactly(u64 dsq, u64 packed)
+/*
+ * Move the thread with this packed vtime from the DSQ to this CPU. Its affinity may have changed
+ * since it was chosen, and moving it to a forbidden CPU would be the end of us; if it changes
+ * after it was found here, the thread is queued anew and the kernel does not move it.
+ */
+subprogram int move_exactly(u64 dsq, u64 packed, s32 cpu)
 {
 	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
@@ -278,7 +282,7 @@ subprogram int move_exactly(u64 dsq, u64 packed)
 	while ((p = bpf_iter_scx_dsq_next(&it))) {
 		if (p->scx.dsq_vtime != packed)
 			continue;
-		moved = dsq_move(&it, p);
+		moved = may_run(p, cpu) && dsq_move(&it, p);
 		break;
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -422,13 +426,13 @@ static __always_inline bool take_first(u32 llc, u32 queue)
 }
 
 /* Take the thread that `pick` found to this CPU. False if it is gone or may not run here. */
-static __always_inline bool take(u32 llc, struct candidate *best)
+static __always_inline bool take(u32 llc, s32 cpu, struct candidate *best)
 {
 	u32 queue = best->queue & (MAX_QUEUES - 1);
 
 	if (!best->exact)
 		return take_first(llc, queue);
-	if (!move_exactly(dsq_of(llc, queue), best->exact))
+	if (!move_exactly(dsq_of(llc, queue), best->exact, cpu))
 		return false;
 	mark_taken(llc, queue);
 	return true;

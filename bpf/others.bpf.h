@@ -11,8 +11,23 @@
  * Without that prepayment a hog takes its share on top of all leftovers, which was measured to
  * cost operators at 80% load a factor of 2.5 in latency.
  *
- * The lag of a thread is bounded when it wakes up only: at slice end that would take from those
- * who were kept waiting.
+ * CPU time that nobody else wanted is free: a thread that keeps a CPU for which no other waits is
+ * not charged, and its virtual time follows that of the rest. Else the light hog of an idle CPU
+ * would run years ahead, and `others_now`, from which woken threads start, with it; who wakes on
+ * another CPU would then wait for its hogs to catch up. For the same reason a thread does not wake
+ * further ahead than one slice, and others_now is never ahead of somebody who waits.
+ *
+ * The lag of a thread is bounded when it wakes up only, but then always, also where it finds an
+ * idle CPU and never queues: or who slept for a minute would go first for a minute once it has to
+ * share. At slice end a bound would take from those who were kept waiting.
+ *
+ * Weights and the guarantee can make a wait long: many threads on 5% of a CPU, or one of nice 19
+ * beside them. Whoever waits for other_starvation_ms runs next, one each OTHERS_LOOK on each CPU,
+ * long before the kernel's watchdog would take it for a stall.
+ *
+ * No CPU idles while a thread waits that may run there: whoever queues a thread, for whatever
+ * reason, wakes an idle CPU for it. A CPU that goes idle at that very moment is not seen yet, so
+ * every 10 ms a busy one looks whether some thread waits in vain (`rouse`).
  *
  * ops.dispatch runs before ops.stopping, so what `prev` has run so far is not in the bucket yet
  * when a decision is made: it is charged there by hand.
@@ -24,7 +39,13 @@
 #define MOST_CREDIT (20 * MS)
 #define SLEEPER_CREDIT (10 * MS)	/* how far a woken thread may lag behind the others */
 
+#define OTHERS_LOOK (50 * MS)
+
+enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128 };
+
 u32 others_waiting[MAX_LLCS];		/* 0: its queue was seen empty */
+u64 first_jiffies, first_ns;		/* the same moment by both clocks, at load */
+u64 starvation_jiffies;			/* other_starvation_ms; 0 = not known yet */
 
 static __always_inline u64 others_dsq(u32 llc)
 {
@@ -45,6 +66,8 @@ static __always_inline u64 others_charge(struct task_struct *p, u64 ran_ns)
 {
 	u32 weight = p->scx.weight ?: 100;
 
+	if (use_cgroups)
+		return pack(cgroup_charge(group_of_thread(p), thread_weight(p), ran_ns) + 255, 0);
 	/* Rounded up, or short runs would be free. */
 	return pack(ran_ns * 100 / weight + 255, 0);
 }
@@ -57,33 +80,231 @@ static __always_inline u64 others_vtime(struct task_struct *prev, u64 ran_ns)
 	return (packed_slot(vtime) ? others_now : vtime) + others_charge(prev, ran_ns);
 }
 
-static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
+/* Its virtual time as it is queued, or put on a CPU at once. */
+static __always_inline u64 others_start(struct task_struct *p, bool woken)
 {
-	u64 vtime = p->scx.dsq_vtime;
-	u32 llc = llc_of(scx_bpf_task_cpu(p));
+	u64 vtime = p->scx.dsq_vtime, least = others_now - pack(SLEEPER_CREDIT, 0), most;
 
 	if (packed_slot(vtime))
-		vtime = others_now;	/* was an operator until now */
-	else if ((enq_flags & SCX_ENQ_WAKEUP) && before(vtime, others_now - pack(SLEEPER_CREDIT, 0)))
-		vtime = others_now - pack(SLEEPER_CREDIT, 0);
+		return others_now;	/* was an operator until now */
+	if (!woken)
+		return vtime;
+	if (before(vtime, least))
+		return least;
+	if (!before(others_now, vtime))
+		return vtime;
+	most = others_now + others_charge(p, others_slice_ns());
+	return before(most, vtime) ? most : vtime;
+}
+
+static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
+{
+	u64 vtime = others_start(p, enq_flags & SCX_ENQ_WAKEUP);
+	u32 llc = llc_of(scx_bpf_task_cpu(p));
+
+	if (throttled(p, 0, clock_ns())) {
+		count(parked);
+		p->scx.dsq_vtime = vtime;
+		dsq_insert(p, PARKED_DSQ, others_slice_ns(), enq_flags);
+		return;
+	}
+	if (use_cgroups && (enq_flags & SCX_ENQ_LAST)) {
+		/* It may go on after all, and nobody would wake this CPU for it. */
+		p->scx.dsq_vtime = vtime;
+		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags);
+		return;
+	}
 	others_waiting[llc] = 1;
 	dsq_insert_vtime(p, others_dsq(llc), others_slice_ns(), vtime, enq_flags);
 }
 
-/* Put the first of the others on this CPU. */
+/*
+ * Put the first of the others that may run here on this CPU. Threads may be left that may not,
+ * and another CPU may be about to insert one: `rouse` looks again.
+ */
 static __always_inline bool run_other(u32 llc)
 {
 	if (dsq_move_to_local(others_dsq(llc)))
 		return true;
-	others_waiting[llc] = 0;
+	if (nr_cpus == 1 || scx_bpf_dsq_nr_queued(others_dsq(llc)) <= 0)
+		others_waiting[llc] = 0;
 	return false;
 }
 
-static __always_inline bool other_precedes(u32 llc, u64 vtime, s32 cpu)
+/*
+ * Who waits beyond the bound is a light thread at the tail or, where all are alike and many, the
+ * head. The kernel notes since when a thread waits, in jiffies, whose rate is not told: it is
+ * measured in the first second.
+ */
+subprogram int rescue_other_from(u64 dsq, s32 cpu, u64 oldest, u64 iter_flags)
 {
-	u64 head = peek(others_dsq(llc), cpu) & ~PASSED;
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	bool moved = false;
+	u32 i;
 
-	return head && before(head, vtime);
+	bpf_iter_scx_dsq_new(&it, dsq, iter_flags);
+	for (i = 0; i < OTHERS_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
+		if ((s64)(p->scx.runnable_at - oldest) >= 0 || !may_run(p, cpu))
+			continue;
+		moved = dsq_move(&it, p);
+		break;
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	return moved;
+}
+
+subprogram int rescue_other(u32 llc, s32 cpu, u64 now_ns)
+{
+	u64 oldest, now = bpf_jiffies64();
+
+	llc &= MAX_LLCS - 1;
+	if (!starvation_jiffies) {
+		if (now_ns - first_ns < 1000 * MS)
+			return 0;
+		starvation_jiffies = (now - first_jiffies) * (other_starvation_ms * MS) /
+				     (now_ns - first_ns) + 1;
+	}
+	oldest = now - starvation_jiffies;
+	return rescue_other_from(others_dsq(llc), cpu, oldest, SCX_DSQ_ITER_REV) ||
+	       rescue_other_from(others_dsq(llc), cpu, oldest, 0);
+}
+
+static __always_inline void others_init(void)
+{
+	first_jiffies = bpf_jiffies64();
+	first_ns = clock_ns();
+}
+
+static __always_inline void keep(struct task_struct *prev, u64 slice)
+{
+	prev->scx.slice = slice;
+}
+
+/*
+ * Let `prev`, one of the others, go on with a new slice, unless somebody goes before it or its
+ * cgroup used up its quota. Charges what it ran so far.
+ */
+static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cpu, u64 now_ns)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u64 ran_ns = prev->se.sum_exec_runtime - c->start_ns;
+	u64 vtime = others_vtime(prev, ran_ns), head = peek(others_dsq(llc), cpu) & ~PASSED;
+
+	if (head) {
+		if (before(head, vtime))
+			return false;
+	} else {
+		vtime = others_start(prev, true);
+	}
+	prev->scx.dsq_vtime = vtime;
+	c->start_ns += ran_ns;
+	c->since_ns = now_ns;
+	c->credit_ns -= ran_ns;
+	if (c->credit_ns < -(s64)(debt_ms * MS))
+		c->credit_ns = -(s64)(debt_ms * MS);
+	add(other_ns, ran_ns);
+	if (throttled(prev, ran_ns, now_ns))
+		return false;
+	count(other_keeps);
+	keep(prev, others_slice_ns());
+	return true;
+}
+
+/* A thread with this virtual time begins to run: the rest has got as far, unless one waits behind. */
+subprogram int others_advance(u32 llc, u64 vtime)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	u64 head = vtime;
+
+	bpf_iter_scx_dsq_new(&it, others_dsq(llc), 0);
+	p = bpf_iter_scx_dsq_next(&it);
+	if (p)
+		head = p->scx.dsq_vtime;
+	bpf_iter_scx_dsq_destroy(&it);
+	if (before(head, vtime))
+		vtime = head;
+	if (before(others_now, vtime))
+		others_now = vtime;
+	return 0;
+}
+
+static __always_inline bool kick_idle(struct task_struct *p)
+{
+	s32 cpu;
+
+	if (nr_cpus < 2)
+		return false;
+	cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (cpu < 0)
+		return false;
+	count(kicks);
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	return true;
+}
+
+/* Wake an idle CPU for the first thread of a queue that has one. */
+subprogram int rouse_for(u64 dsq)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	bool woken = false;
+	u32 i;
+
+	bpf_iter_scx_dsq_new(&it, dsq, 0);
+	for (i = 0; i < ROUSE_DEPTH && !woken && (p = bpf_iter_scx_dsq_next(&it)); i++)
+		woken = kick_idle(p);
+	bpf_iter_scx_dsq_destroy(&it);
+	return woken;
+}
+
+/* Back into the queue with those whose cgroup has quota again, or who waited beyond the bound. */
+static int unpark(void *map, int *key, struct bpf_timer *timer)
+{
+	u64 now_ns = clock_ns(), oldest = bpf_jiffies64() - starvation_jiffies;
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	bool left = false;
+	u32 llc;
+
+	bpf_rcu_read_lock();
+	bpf_iter_scx_dsq_new(&it, PARKED_DSQ, 0);
+	while ((p = bpf_iter_scx_dsq_next(&it))) {
+		if (throttled(p, 0, now_ns) &&
+		    (!starvation_jiffies || (s64)(p->scx.runnable_at - oldest) >= 0)) {
+			left = true;
+			continue;
+		}
+		llc = llc_of(scx_bpf_task_cpu(p));
+		others_waiting[llc] = 1;
+		if (dsq_move_vtime(&it, p, others_dsq(llc)))
+			kick_idle(p);
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	bpf_rcu_read_unlock();
+	bpf_timer_start(timer, left ? UNPARK_EVERY : LOOK_EVERY, 0);
+	return 0;
+}
+
+/* Does a thread wait for which a CPU is idle? */
+subprogram int rouse(u32 llc)
+{
+	u64 waiting;
+	u32 i;
+
+	llc &= MAX_LLCS - 1;
+	if (scx_bpf_dsq_nr_queued(others_dsq(llc)) > 0) {
+		others_waiting[llc] = 1;
+		if (rouse_for(others_dsq(llc)))
+			return 1;
+	}
+	waiting = queues[llc].waiting;
+	for_each_queue(i, waiting) {
+		if (rouse_for(dsq_of(llc, i)))
+			return 1;
+	}
+	return 0;
 }
 
 #endif

@@ -21,7 +21,8 @@
  *    the engine and was measured to be as good as the engine's true head ages, which it may
  *    share in `live`.
  *
- * 4. OTHERS (others.bpf.h): weighted fair, with a small guaranteed and prepaid share.
+ * 4. OTHERS (others.bpf.h): weighted fair, with a small guaranteed and prepaid share; in full
+ *    mode by the weights and limits of their cgroups, where there are any (cgroups.bpf.h).
  *
  * 5. LIFE of a thread:
  *
@@ -56,25 +57,12 @@
 #include "state.bpf.h"
 
 #include "order.bpf.h"
+#include "cgroups.bpf.h"
 #include "others.bpf.h"
 
 enum { RESCUE_DEPTH = 128 };
 
 char _license[] SEC("license") = "GPL";
-
-static __always_inline bool kick_idle(struct task_struct *p)
-{
-	s32 cpu;
-
-	if (nr_cpus < 2)
-		return false;
-	cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-	if (cpu < 0)
-		return false;
-	count(kicks);
-	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
-	return true;
-}
 
 /* Does this CPU give leftover time, which nobody owes them, to others? */
 static __always_inline bool runs_leftovers(struct cpu *c, u64 now_ns)
@@ -125,8 +113,9 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	count(idle_wakeups);
 	slot = find_slot(p);
 	if (!slot) {
-		if (packed_slot(p->scx.dsq_vtime))
-			p->scx.dsq_vtime = others_now;
+		if (throttled(p, 0, clock_ns()))
+			return cpu;
+		p->scx.dsq_vtime = others_start(p, true);
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), 0);
 		return cpu;
 	}
@@ -143,14 +132,13 @@ static __always_inline void enqueue_other(struct task_struct *p, u64 enq_flags)
 	/* The kernel's own per-CPU workers: short, and others wait for them. */
 	if ((p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1) {
 		count(kernel_threads);
-		if (packed_slot(p->scx.dsq_vtime))
-			p->scx.dsq_vtime = others_now;
+		p->scx.dsq_vtime = others_start(p, true);
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
 	queue_other(p, enq_flags);
-	if (enq_flags & SCX_ENQ_WAKEUP)
-		kick_idle(p);
+	/* Not at wake-ups only: it may have been preempted, or been allowed on more CPUs. */
+	kick_idle(p);
 }
 
 /* Does the woken thread beat the operator that runs on `cpu` by preempt_times? */
@@ -255,7 +243,7 @@ subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
 			continue;
 		count(starved);
 		slot = packed_slot(starved);
-		if (move_exactly(dsq_of(llc, i), starved)) {
+		if (move_exactly(dsq_of(llc, i), starved, cpu)) {
 			threads[slot].rescues++;
 			record(TRACE_RESCUE, slot, now_ns, now_ns - threads[slot].queued_ns);
 			mark_taken(llc, i & (MAX_QUEUES - 1));
@@ -274,7 +262,7 @@ subprogram int resume(u32 llc, s32 cpu)
 
 	llc &= MAX_LLCS - 1;
 	c->interrupted = 0;
-	if (!move_exactly(dsq_of(llc, queue), key))
+	if (!move_exactly(dsq_of(llc, queue), key, cpu))
 		return 0;
 	mark_taken(llc, queue);
 	return 1;
@@ -290,7 +278,7 @@ subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
 		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
 		if (queues[other].waiting &&
 		    pick(other, cpu, now_ns, queues[other].waiting, &best) >= 0 &&
-		    take(other, &best)) {
+		    take(other, cpu, &best)) {
 			count(steals);
 			return 1;
 		}
@@ -328,16 +316,11 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot, struct candi
 		if ((s64)(best.vtime_ns - groups_now_ns) > 0)
 			groups_now_ns = best.vtime_ns;
 		best.queue &= MAX_QUEUES - 1;
-		if (take(llc, &best))
+		if (take(llc, cpu, &best))
 			return RUN_MOVED;
 		waiting &= ~(1ULL << best.queue);
 	}
 	return RUN_NOTHING;
-}
-
-static __always_inline void keep(struct task_struct *prev, u64 slice)
-{
-	prev->scx.slice = slice;
 }
 
 /* What is done now and then instead of at each decision. Returns whether a thread was taken. */
@@ -351,6 +334,14 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	if (nr_cpus > 1 && (s64)(now_ns - next_repair_ns[llc]) > 0) {
 		next_repair_ns[llc] = now_ns + CHORES_NS;
 		repair(llc);
+		rouse(llc);
+	}
+	if (others_waiting[llc] && (s64)(now_ns - c->next_look_ns) >= 0) {
+		c->next_look_ns = now_ns + OTHERS_LOOK;
+		if (rescue_other(llc, cpu, now_ns)) {
+			count(other_rescues);
+			return 1;
+		}
 	}
 	if (queues[llc].waiting && (s64)(now_ns - c->next_rescue_ns) >= 0) {
 		c->next_rescue_ns = now_ns + control.rescue_ms * MS;
@@ -371,7 +362,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	struct stats *s = &stats[cpu & (MAX_CPUS - 1)];
 	u32 llc = llc_of(cpu), slot = 0, queue = 0, i;
 	bool runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
-	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, vtime = 0, key = 0, waiting;
+	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, key = 0, waiting;
 	s64 credit_ns = c->credit_ns;
 	struct candidate best, mine = { .queue = -1 };
 
@@ -383,18 +374,14 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			credit_ns += earned(ran_ns);
 		} else {
 			credit_ns -= ran_ns;
-			vtime = others_vtime(prev, ran_ns);
 		}
 	}
 
 	/* What is guaranteed to others goes before any operator. */
 	if ((others_waiting[llc] || (runnable && !slot)) &&
 	    (credit_ns >= QUANTUM || (s64)(others_first_until_ns - now_ns) > 0)) {
-		if (runnable && !slot && !other_precedes(llc, vtime, cpu)) {
-			count(other_keeps);
-			keep(prev, others_slice_ns());
+		if (runnable && !slot && keep_other(prev, llc, cpu, now_ns))
 			return;
-		}
 		if (others_waiting[llc] && run_other(llc)) {
 			count(guaranteed);
 			return;
@@ -456,24 +443,21 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	}
 
 	/* No operator wants this CPU. */
-	if (runnable && !other_precedes(llc, vtime, cpu)) {
-		count(other_keeps);
-		keep(prev, others_slice_ns());
+	if (runnable && keep_other(prev, llc, cpu, now_ns))
 		return;
-	}
 	if (run_other(llc)) {
 		count(leftovers);
 		return;
 	}
 	if (nr_llcs > 1 && steal(llc, cpu, now_ns))
 		return;
-	if (runnable) {
+	if (runnable && !throttled(prev, 0, now_ns)) {
 		keep(prev, others_slice_ns());	/* else the kernel refills 20 ms */
 		return;
 	}
 	/* About to idle: make sure that no queue was overlooked (see order.bpf.h). */
 	if (nr_cpus > 1 && repair(llc) && pick(llc, cpu, now_ns, queues[llc].waiting, &best) >= 0)
-		take(llc, &best);
+		take(llc, cpu, &best);
 }
 
 SEC("struct_ops/sched_ctl_running")
@@ -508,7 +492,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		c->tier = TIER_OTHER;
 		count(other_runs);
 		if (before(others_now, p->scx.dsq_vtime))
-			others_now = p->scx.dsq_vtime;
+			others_advance(llc_of(scx_bpf_task_cpu(p)), p->scx.dsq_vtime);
 	}
 }
 
@@ -540,6 +524,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		if (credit_ns < -(s64)(debt_ms * MS))
 			credit_ns = -(s64)(debt_ms * MS);
 		p->scx.dsq_vtime += others_charge(p, ran_ns);
+		throttled(p, ran_ns, clock_ns());
 		stats[cpu].other_ns += ran_ns;
 	}
 	c->credit_ns = credit_ns;
@@ -553,6 +538,21 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 			threads[slot].left_ns = p->scx.slice;
 		p->scx.slice = 0;
 	}
+}
+
+/* These two only where there are cgroups: the loader takes them out else. */
+SEC("struct_ops/sched_ctl_runnable")
+void BPF_PROG(sched_ctl_runnable, struct task_struct *p, u64 enq_flags)
+{
+	if (use_cgroups && !find_slot(p))
+		count_thread(p);
+}
+
+SEC("struct_ops/sched_ctl_quiescent")
+void BPF_PROG(sched_ctl_quiescent, struct task_struct *p, u64 deq_flags)
+{
+	if (use_cgroups)
+		discount_thread(p);
 }
 
 SEC("struct_ops/sched_ctl_enable")
@@ -584,6 +584,13 @@ s32 BPF_PROG(sched_ctl_init)
 	u32 llc, queue;
 	s32 error;
 
+	others_init();
+	if (use_cgroups) {
+		error = scx_bpf_create_dsq(PARKED_DSQ, -1);
+		if (error)
+			return error;
+		start_timer();
+	}
 	if (scx_bpf_nr_cpu_ids() > nr_cpus) {
 		scx_error("more CPUs than nr_cpus says");
 		return -7;		/* E2BIG */
@@ -602,6 +609,7 @@ void BPF_PROG(sched_ctl_exit, struct scx_exit_info *info)
 {
 	bpf_probe_read_kernel_str(exit_report.reason, sizeof(exit_report.reason), info->reason);
 	bpf_probe_read_kernel_str(exit_report.message, sizeof(exit_report.message), info->msg);
+	bpf_probe_read_kernel_str(exit_dump, sizeof(exit_dump), info->dump);
 	exit_report.exit_code = info->exit_code;
 	exit_report.kind = info->kind;
 }
@@ -613,6 +621,8 @@ struct sched_ext_ops sched_ctl = {
 	.dispatch = (void *)sched_ctl_dispatch,
 	.running = (void *)sched_ctl_running,
 	.stopping = (void *)sched_ctl_stopping,
+	.runnable = (void *)sched_ctl_runnable,
+	.quiescent = (void *)sched_ctl_quiescent,
 	.enable = (void *)sched_ctl_enable,
 	.dump = (void *)sched_ctl_dump,
 	.dump_task = (void *)sched_ctl_dump_task,

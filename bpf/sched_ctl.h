@@ -15,6 +15,7 @@
  *	.bss.groups    struct group_state  the scheduler writes
  *	.bss.stats     struct stats[]      the scheduler writes: counters, one struct a CPU
  *	.bss.exit      struct exit_report  the scheduler writes when it is ejected
+ *	.bss.dump      char[]              what the kernel wrote down then
  *
  * A thread finds its slot through the task storage map `adopted` (value: struct adoption), which
  * the controller sets by pidfd when it adopts the thread, after the slot is filled; a dead or a
@@ -54,6 +55,7 @@ enum limits {
 	MAX_LEAD_US = 1 << 30,		/* 18 minutes; larger leads count as this */
 	SHARE_ONE = 1024,		/* the share of 1; shares are relative, 1..2^20 */
 	TRACE_OFF = 0,
+	DUMP_BYTES = 32768,		/* what the kernel keeps, unless told otherwise */
 };
 
 enum slot_flags {
@@ -169,7 +171,9 @@ struct stats {
 	__u64 kernel_threads	ABOUT("per-CPU kernel threads run at once");
 	__u64 expired		ABOUT("times hints began to be ignored for want of a heartbeat");
 	__u64 interrupted	ABOUT("threads preempted by a higher class within their slice");
-	__u64 reserved[10];
+	__u64 other_rescues	ABOUT("other threads run because they waited beyond their bound");
+	__u64 parked		ABOUT("other threads held back because their cgroup used its quota up");
+	__u64 reserved[8];
 };
 
 struct exit_report {

@@ -22,6 +22,10 @@ const volatile u32 guarantee_percent ABOUT(
 const volatile u32 debt_ms ABOUT(
 	"leftover CPU time that others took and that counts against their guarantee, ms") = 100;
 const volatile u32 other_slice_us ABOUT("slice of threads that are not adopted, us") = 3000;
+const volatile u32 other_starvation_ms ABOUT(
+	"a thread that is not adopted and waits longer runs next, whatever its weight, ms") = 5000;
+const volatile bool use_cgroups ABOUT(
+	"weights and limits of cgroups count for threads that are not adopted") = false;
 const volatile u32 trace_records ABOUT(
 	"size of the map trace, a power of two; 0 = no tracing") = TRACE_OFF;
 const volatile u32 nr_llcs ABOUT("last-level caches with queues of their own, 1..MAX_LLCS") = 1;
@@ -43,6 +47,7 @@ struct queue_state queues[MAX_LLCS] SEC(".bss.queues");
 struct group_state groups[MAX_GROUPS] SEC(".bss.groups");
 struct stats stats[MAX_CPUS] SEC(".bss.stats");
 struct exit_report exit_report SEC(".bss.exit");
+char exit_dump[DUMP_BYTES] SEC(".bss.dump");
 
 /* Enums of which only constants are used would be left out of BTF, where the controller reads them. */
 struct {
@@ -79,7 +84,7 @@ struct cpu {
 	u16 tier;			/* enum tier of what runs here */
 	u16 group;			/* group that it was counted to, + 1; 0 = none */
 	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
-	u64 pad[1];
+	u64 next_look_ns;		/* when to look for others that starve */
 };
 struct cpu cpus[MAX_CPUS];
 
@@ -95,6 +100,7 @@ u32 hints_valid = 1;			/* the heartbeat is young enough */
 #define here() (bpf_get_smp_processor_id() & (MAX_CPUS - 1))
 #define this_cpu() (&cpus[here()])
 #define count(counter) (stats[here()].counter++)
+#define add(counter, n) (stats[here()].counter += (n))
 
 static __always_inline u64 pack(u64 time_ns, u32 slot)
 {

@@ -29,7 +29,7 @@ from sched_ctl.backends.journal import Journal
 from sched_ctl.backends.parameters import Parameters, Target
 from sched_ctl.backends.records import FileChanged
 from sched_ctl.graph import Index
-from sched_ctl.kernel import procfs, sched, schedext
+from sched_ctl.kernel import cgroup, procfs, sched, schedext
 from sched_ctl.kernel.libbpf import BpfError, library
 from sched_ctl.kernel.scheduler import OBJECT, Exit, LoadError, Scheduler, thread_pidfd
 from sched_ctl.model import Thread
@@ -40,6 +40,7 @@ __all__ = ["Ejected", "Scx", "ScxOptions", "features", "probe"]
 log = logging.getLogger(__name__)
 
 BEATS_PER_TTL = 4
+DUMP_NAME = "sched_ext.dump"
 RECHECK_S = 10.0
 SERVER_PERIOD_NS = 100_000_000
 MOST_DEBT_MS = 100
@@ -126,10 +127,10 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Ejected(BackendFailed):
     """The kernel no longer runs our scheduler. kind: as `Exit.kind`."""
 
-    def __init__(self, exit_: Exit) -> None:
+    def __init__(self, exit_: Exit, details: str = "dmesg") -> None:
         super().__init__(
             f"the kernel ended the sched_ext scheduler: {exit_}",
-            "all threads are with the kernel's own scheduler; dmesg has the details",
+            f"all threads are with the kernel's own scheduler; {details} has the details",
         )
         self.kind = exit_.kind
 
@@ -265,7 +266,7 @@ class Scx:
             "debt_ms": _debt_ms(self.options.guarantee, self.options.ttl),
         }
         try:
-            scheduler = Scheduler(full=full, tunables=tunables)
+            scheduler = Scheduler(full=full, cgroups=full and cgroup.in_use(), tunables=tunables)
         except LoadError as error:
             _show(error)
             raise
@@ -307,10 +308,28 @@ class Scx:
             self._watch_starvation()
             return
         if not exit_.restart or self._restarts >= MOST_RESTARTS:
-            raise Ejected(exit_)
+            raise Ejected(exit_, self._save_dump(exit_) or "dmesg")
         self._restarts += 1
         log.warning("%s", exit_)
         self._reload()
+
+    def _save_dump(self, exit_: Exit) -> str:
+        """Put what the kernel says about the end beside the journal; returns the file's name."""
+        assert self.scheduler is not None
+        dump = self.scheduler.dump()
+        if not dump:
+            return ""
+        path = self._journal.path.with_name(DUMP_NAME)
+        try:
+            # Names of threads are in it: for the one who started us alone.
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "w", encoding="utf-8", errors="replace") as file:
+                file.write(f"{exit_}\n\n{dump}")
+        except OSError as error:
+            log.warning("%s: %s: the kernel's dump is lost", path, error.strerror)
+            return ""
+        log.warning("the kernel's dump of the scheduler's end is in %s", path)
+        return str(path)
 
     def _reload(self) -> None:
         """Load anew; all threads get slots before it is attached."""

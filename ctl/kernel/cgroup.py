@@ -4,6 +4,7 @@ The two differ in file names, ranges and in who may be where; `Hierarchy` hides 
 go through `write`, whose OSError carries the path and words.
 """
 
+import contextlib
 import errno
 import functools
 import os
@@ -18,6 +19,7 @@ __all__ = [
     "has_cpu",
     "hierarchies",
     "hierarchy_of",
+    "in_use",
     "is_ours",
     "is_writable",
     "write",
@@ -140,6 +142,19 @@ def has_cpu(hierarchy: Hierarchy) -> bool:
         return "cpu" in _read(hierarchy.mount / "cgroup.controllers").split()
     except FileNotFoundError:  # a cgroup of its own makes the mount's root: cgroup namespaces
         return False
+
+
+def in_use() -> bool:
+    """Whether CPU time is shared between cgroups at all: some cgroup has weights or limits."""
+    for found in hierarchies():
+        if not has_cpu(found):
+            continue
+        with contextlib.suppress(OSError):
+            if found.version == 1:
+                return any(entry.is_dir() for entry in found.mount.iterdir())
+            if "cpu" in _read(found.mount / "cgroup.subtree_control").split():
+                return True
+    return False
 
 
 def is_writable(mount: Path) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import schedext
-from sched_ctl.kernel.btf import Btf
+from sched_ctl.kernel.btf import Btf, Kind
 from sched_ctl.kernel.libbpf import BpfError, Link, Object, library
 
 __all__ = ["OBJECT", "Exit", "LoadError", "Scheduler", "last_level_caches", "thread_pidfd"]
@@ -71,6 +71,7 @@ class Scheduler:
         self,
         *,
         full: bool,
+        cgroups: bool = False,
         tunables: Mapping[str, object] | None = None,
         path: Path = OBJECT,
         kernel: Btf | None = None,
@@ -79,6 +80,7 @@ class Scheduler:
     ) -> None:
         """Open and load. full: every normal thread is ours, not only those of policy SCHED_EXT.
 
+        cgroups: threads that are not adopted share by the weights and limits of their cgroups.
         trace_records: keep the last so many scheduling events, a power of two. Raises LoadError.
         """
         self.full = full
@@ -97,13 +99,17 @@ class Scheduler:
         except BpfError as error:
             raise LoadError(schedext.Obstacle(str(error)), error.log) from error
         try:
-            self._load(tunables or {}, timeout_ms, trace_records)
+            self._load(tunables or {}, cgroups, timeout_ms, trace_records)
         except BaseException:
             self._object.close()
             raise
 
     def _load(
-        self, tunables: Mapping[str, object], timeout_ms: int | None, trace_records: int
+        self,
+        tunables: Mapping[str, object],
+        cgroups: bool,
+        timeout_ms: int | None,
+        trace_records: int,
     ) -> None:
         opened = self._object
         caches = last_level_caches()
@@ -124,6 +130,13 @@ class Scheduler:
         flags = self.kernel.enum("scx_ops_flags")
         partial = flags["SCX_OPS_SWITCH_PARTIAL"]
         ops["flags"] = int(ops["flags"]) & ~partial | (0 if self.full else partial)
+        self.cgroups = cgroups and self.kernel.find("task_group", Kind.STRUCT) is not None
+        if self.cgroups:
+            opened.set("use_cgroups", True)
+            # Or the last thread of a CPU would run on, whatever its cgroup's limit.
+            ops["flags"] = int(ops["flags"]) | flags["SCX_OPS_ENQ_LAST"]
+        else:
+            ops["runnable"] = ops["quiescent"] = 0
         if timeout_ms is not None:
             ops["timeout_ms"] = timeout_ms
         if "hotplug_seq" in ops and (sequence := schedext.hotplug_sequence()) is not None:
@@ -142,6 +155,7 @@ class Scheduler:
         self.groups = opened.array(".bss.groups", "groups")
         self._stats = opened.array(".bss.stats", "stats")
         self._exit = opened.array(".bss.exit", "exit_report")
+        self._dump = opened.array(".bss.dump", "exit_dump")
         self.slot_flags = opened.btf.enum("slot_flags")
         self.queue_flags = opened.btf.enum("queue_flags")
         self.about = opened.btf.tags("stats")
@@ -215,6 +229,12 @@ class Scheduler:
             reason=self._exit["reason"].item().decode(errors="replace"),
             message=self._exit["message"].item().decode(errors="replace").strip(),
         )
+
+    def dump(self) -> str:
+        """What the kernel wrote down when it ended the scheduler for an error: its state, the
+        threads of each CPU, and what the scheduler adds to them. Empty if there is none.
+        """
+        return str(self._dump.item().decode(errors="replace"))
 
     def now_ns(self) -> int:
         """The scheduler's clock, in which `threads` has its times; right to some microseconds."""

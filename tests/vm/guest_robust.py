@@ -125,6 +125,13 @@ def check_error() -> None:
         error = ejected(backend, threads, fault)
         assert error.kind == "ERROR_BPF", error.kind
         assert "a fault was asked for" in error.message, error.message
+        dump = journal().path.with_name("sched_ext.dump")
+        assert error.hint is not None and str(dump) in error.hint, error.hint
+        saved = dump.read_text()
+        print(saved[:400])
+        assert "a fault was asked for" in saved
+        assert "sched_ctl: hints valid" in saved  # what the scheduler adds
+        assert dump.stat().st_mode & 0o077 == 0
 
 
 def check_stall() -> None:
@@ -141,6 +148,9 @@ def check_stall() -> None:
             assert end is not None
             assert end.kind == "ERROR_STALL", end
             assert "not given a CPU for too long" in str(end)
+            dump = scheduler.dump()
+            print(len(dump), dump[:400])
+            assert "CPU states" in dump, dump
         everybody_runs(threads)
 
 

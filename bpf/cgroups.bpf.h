@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The weights and limits of cgroups, for threads that are not adopted (full mode only).
+ *
+ * Nothing of this is in the program unless `use_cgroups` is set, which the controller does where
+ * the cpu controller has cgroups at all.
+ *
+ * Where from? From what the fair class knows of a cgroup: struct task_group has its shares and
+ * its bandwidth on every kernel, for both versions of cgroups, and cpu.weight, cpu.shares and
+ * cpu.max are written there whoever schedules. So there are no callbacks, and a change counts at
+ * once. A cgroup's state here is found by its id in the cpu controller, small numbers that are
+ * used again; cgroups beyond MAX_CGROUPS count as the root. (Autogroups have none either.)
+ *
+ * WEIGHTS. Each cgroup keeps the sum of the weights of its runnable threads and of its children
+ * with runnable threads. A thread's part of the machine is the product, from it to the root, of
+ * weight / sum, and its virtual time runs that much slower: one queue remains, no queue for each
+ * cgroup. That is the fair class's own meaning of weights, flattened.
+ *
+ *	sum(cgroup) = its runnable threads + `counted` of each child
+ *	counted = the cgroup's weight while its sum is above 0, else 0
+ *
+ * Whoever changes a sum from or to 0 exchanges `counted` and hands the difference on to the
+ * parent: in whatever order CPUs do that, the parent's sum holds what `counted` says. If two of
+ * them leave it wrong, the next one who charges the cgroup puts it right (`count_in`).
+ *
+ * LIMITS. CPU time is charged to every limited cgroup above the thread. At the end of a period a
+ * quota is taken off. Who has more than its quota is throttled: its threads are parked in a queue
+ * of their own when they are next queued, and a timer puts back those who may run again: each
+ * 10 ms while there are any. A slice may overdraw; that is taken off the periods to come. Bursts
+ * (cpu.max.burst) are not saved up. Operators go first whatever cgroup they are in: they are not
+ * throttled and not charged.
+ */
+#ifndef SCHED_CTL_CGROUPS_BPF_H
+#define SCHED_CTL_CGROUPS_BPF_H
+
+enum { MAX_CGROUPS = 4096, MAX_DEPTH = 8, ROOT = 1, PARKED_DSQ = 1 << 20 };
+
+#define UNPARK_EVERY (10 * MS)
+#define LOOK_EVERY (50 * MS)		/* while nobody is parked */
+
+struct cgroup_state {
+	s64 sum;			/* weights of who wants the CPU in it */
+	u64 counted;			/* its own weight in its parent's sum */
+	u64 period_ns;			/* when the period of its limit began */
+	s64 used_ns;			/* in this period */
+	u32 parent;
+	u32 reserved;
+};
+struct cgroup_state cgroup_states[MAX_CGROUPS];
+
+struct counted {			/* a runnable thread, as it was counted */
+	u32 cgroup;
+	u32 weight;			/* 0: it is not */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct counted);
+} counted SEC(".maps");
+
+struct unpark {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct unpark);
+} unpark_timer SEC(".maps");
+
+static __always_inline struct cgroup_state *state_of(u32 cgroup)
+{
+	return &cgroup_states[cgroup & (MAX_CGROUPS - 1)];
+}
+
+/*
+ * Cgroups are handed on as addresses, not as pointers that the verifier follows: so each loop over
+ * them is verified once, not once for each place that it is called from.
+ */
+static __always_inline u64 group_of_thread(struct task_struct *p)
+{
+	u64 address = 0;
+
+	bpf_core_read(&address, sizeof(address), &p->sched_task_group);
+	return address;
+}
+
+static __always_inline u64 parent_of(u64 group)
+{
+	return (u64)BPF_CORE_READ((struct task_group *)group, parent);
+}
+
+static __always_inline u32 cgroup_id(u64 group)
+{
+	int id = group ? BPF_CORE_READ((struct task_group *)group, css.id) : 0;
+
+	return id > 0 && id < MAX_CGROUPS ? id : ROOT;
+}
+
+/* 1024 = cpu.weight 100 = cpu.shares 1024. */
+static __always_inline u64 cgroup_weight(u64 group)
+{
+	return (BPF_CORE_READ((struct task_group *)group, shares) >> 10) ?: 1;
+}
+
+/* 1024 = nice 0. */
+static __always_inline u32 thread_weight(struct task_struct *p)
+{
+	return (p->scx.weight ?: 100) * 1024 / 100;
+}
+
+/* A thread of this weight wants the CPU: count it, and the cgroups that it makes active. */
+subprogram int enter(u64 group, u64 weight)
+{
+	struct cgroup_state *s;
+	u32 cgroup, i;
+	u64 own;
+
+	for (i = 0; i < MAX_DEPTH && group; i++) {
+		cgroup = cgroup_id(group);
+		s = state_of(cgroup);
+		if (__sync_fetch_and_add(&s->sum, weight) > 0 || cgroup == ROOT)
+			return 0;
+		own = cgroup_weight(group);
+		group = parent_of(group);
+		s->parent = cgroup_id(group);
+		weight = own - __sync_lock_test_and_set(&s->counted, own);
+	}
+	return 0;
+}
+
+/* Add to an active cgroup's sum, and take it out of those above if that makes it idle. */
+subprogram int adjust(u32 cgroup, s64 weight)
+{
+	struct cgroup_state *s;
+	u32 i;
+
+	for (i = 0; i < MAX_DEPTH; i++) {
+		s = state_of(cgroup);
+		if (__sync_fetch_and_add(&s->sum, weight) + weight > 0 || cgroup <= ROOT)
+			return 0;
+		weight = -(s64)__sync_lock_test_and_set(&s->counted, 0);
+		cgroup = s->parent;
+	}
+	return 0;
+}
+
+/* Bring what the parent counts for an active cgroup up to date. */
+subprogram int count_in(u32 cgroup, u32 parent, u64 own)
+{
+	struct cgroup_state *s = state_of(cgroup);
+	s64 difference;
+
+	s->parent = parent;
+	if (s->counted == own || s->sum <= 0)
+		return 0;
+	difference = (s64)own - (s64)__sync_lock_test_and_set(&s->counted, own);
+	return adjust(parent, difference);
+}
+
+/* The part of this weight among all in the cgroup, of a part of 2^20. */
+subprogram u64 part_in(u32 cgroup, u64 weight, u64 part)
+{
+	u64 sum = state_of(cgroup)->sum;
+
+	return (s64)sum > (s64)weight ? part * weight / sum : part;
+}
+
+/* CPU time of a thread of this weight as virtual time, by the weights from it up to the root. */
+subprogram u64 cgroup_charge(u64 group, u64 weight, u64 ran_ns)
+{
+	u32 cgroup = cgroup_id(group), parent, i;
+	u64 part = 1 << 20;
+
+	for (i = 0; i < MAX_DEPTH && group; i++) {
+		part = part_in(cgroup, weight, part);
+		if (cgroup == ROOT)
+			break;
+		weight = cgroup_weight(group);
+		group = parent_of(group);
+		parent = cgroup_id(group);
+		count_in(cgroup, parent, weight);
+		cgroup = parent;
+	}
+	if (part < 1 << 10)
+		part = 1 << 10;		/* no weight is less than a thousandth */
+	return (ran_ns << 20) / part;
+}
+
+/* Charge CPU time to a limited cgroup, after the quotas of past periods. Is its quota used up? */
+subprogram int charge_limit(u32 cgroup, u64 quota_ns, u64 period_ns, u64 ran_ns, u64 now_ns)
+{
+	struct cgroup_state *s = state_of(cgroup);
+	u64 periods;
+
+	if (period_ns < MS)
+		period_ns = MS;
+	periods = (now_ns - s->period_ns) / period_ns;
+	if (periods) {
+		s->period_ns += periods * period_ns;
+		s->used_ns = periods > 1000 ? 0 : s->used_ns - (s64)(quota_ns * periods);
+		if (s->used_ns < 0)
+			s->used_ns = 0;
+	}
+	if (ran_ns)
+		__sync_fetch_and_add(&s->used_ns, ran_ns);
+	return s->used_ns >= (s64)quota_ns;
+}
+
+/* Charge CPU time to the limits from a cgroup up. Is one of them used up? */
+subprogram int charge_limits(u64 group, u64 ran_ns, u64 now_ns)
+{
+	struct task_group *g;
+	int found = 0;
+	u64 quota;
+	u32 i;
+
+	for (i = 0; i < MAX_DEPTH && group; i++) {
+		g = (struct task_group *)group;
+		if (!bpf_core_field_exists(g->cfs_bandwidth))
+			break;			/* CONFIG_CFS_BANDWIDTH */
+		quota = BPF_CORE_READ(g, cfs_bandwidth.quota);
+		if ((s64)quota > 0)		/* ~0: no limit */
+			found |= charge_limit(cgroup_id(group), quota,
+					      BPF_CORE_READ(g, cfs_bandwidth.period), ran_ns, now_ns);
+		group = parent_of(group);
+	}
+	return found;
+}
+
+static __always_inline bool throttled(struct task_struct *p, u64 ran_ns, u64 now_ns)
+{
+	return use_cgroups && charge_limits(group_of_thread(p), ran_ns, now_ns);
+}
+
+/* The thread wants the CPU. */
+static __always_inline void count_thread(struct task_struct *p)
+{
+	u64 group = group_of_thread(p);
+	struct counted *entry = bpf_task_storage_get(&counted, p, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!entry || entry->weight)
+		return;			/* no memory: it weighs nothing against its siblings */
+	entry->cgroup = cgroup_id(group);
+	entry->weight = thread_weight(p);
+	enter(group, entry->weight);
+}
+
+static __always_inline void discount_thread(struct task_struct *p)
+{
+	struct counted *entry = bpf_task_storage_get(&counted, p, 0, 0);
+	u32 weight;
+
+	if (!entry || !entry->weight)
+		return;
+	weight = entry->weight;
+	entry->weight = 0;
+	adjust(entry->cgroup, -(s64)weight);
+}
+
+static int unpark(void *map, int *key, struct bpf_timer *timer);
+
+static __always_inline void start_timer(void)
+{
+	struct unpark *u;
+	u32 zero = 0;
+
+	u = bpf_map_lookup_elem(&unpark_timer, &zero);
+	if (!u)
+		return;
+	bpf_timer_init(&u->timer, &unpark_timer, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&u->timer, unpark);
+	bpf_timer_start(&u->timer, LOOK_EVERY, 0);
+}
+
+#endif

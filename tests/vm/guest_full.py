@@ -1,0 +1,308 @@
+"""Full mode on two CPUs: everybody runs, where he may, and no CPU idles while somebody waits.
+
+Nothing here measures time: an emulated CPU can be held back for long by whatever else the host
+does. Idle time and shares are compared with what passed in the guest itself.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from operators import adopt, busy, cpu_s, shares
+from vm.machine import above_all
+
+from sched_ctl.kernel.scheduler import Scheduler
+
+KERNELS = ("6.18", "7.3")
+CPUS = 2
+TIMEOUT_S = 120
+
+BOTH = {0, 1}
+
+
+def idle_share(seconds: float) -> list[float]:
+    """Share of the next seconds in which each CPU has nothing to do. proc(5), /proc/stat"""
+    before = ticks()
+    time.sleep(seconds)
+    passed = [
+        [b - a for a, b in zip(*both, strict=True)] for both in zip(before, ticks(), strict=True)
+    ]
+    return [cpu[3] / max(1, sum(cpu)) for cpu in passed]
+
+
+def ticks() -> list[list[int]]:
+    lines = Path("/proc/stat").read_text().splitlines()
+    return [[int(word) for word in line.split()[1:9]] for line in lines[1 : CPUS + 1]]
+
+
+def busy_in_one_of(looks: int, most_idle: float = 0.1) -> bool:
+    for _ in range(looks):
+        idle = idle_share(1.0)
+        print("idle", [f"{share:.2f}" for share in idle])
+        if max(idle) < most_idle:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def woken_later(cpus: set[int]) -> Iterator[tuple[int, int]]:
+    """A process that sleeps until a byte is written to the descriptor, then uses all CPU time."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reader, 1)
+        while True:
+            pass
+    os.close(reader)
+    os.sched_setaffinity(pid, cpus)
+    try:
+        yield pid, writer
+    finally:
+        os.close(writer)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def alive(scheduler: Scheduler) -> None:
+    assert scheduler.exit() is None, scheduler.exit()
+
+
+def check_no_cpu_idles_after_affinity_grows() -> None:
+    """Threads that wait on one CPU go to the other as soon as they may."""
+    with busy(2) as pids, Scheduler(full=True) as scheduler:
+        above_all()
+        scheduler.attach()
+        for pid in pids:  # one of them runs as its affinity grows, the other waits
+            for other in pids:
+                os.sched_setaffinity(other, {0})
+            time.sleep(0.05)
+            os.sched_setaffinity(pid, BOTH)
+            assert busy_in_one_of(5), scheduler.stats()
+        alive(scheduler)
+
+
+def check_no_cpu_idles_when_an_operator_preempts() -> None:
+    """A hog that an operator puts off its CPU goes on on the other one."""
+    with woken_later({0}) as (operator, wake), busy(1) as hogs, Scheduler(full=True) as scheduler:
+        above_all()
+        os.sched_setaffinity(hogs[0], {0})
+        adopt(scheduler, [operator])
+        scheduler.attach()
+        time.sleep(0.1)
+        os.write(wake, b"x")
+        os.sched_setaffinity(hogs[0], BOTH)
+        assert busy_in_one_of(5), scheduler.stats()
+        alive(scheduler)
+
+
+def check_sleep_is_no_credit() -> None:
+    """Who slept long and woke on an idle CPU shares with the others as soon as it meets them."""
+    with busy(1) as hogs, woken_later({1}) as (sleeper, wake), Scheduler(full=True) as scheduler:
+        above_all()
+        os.sched_setaffinity(hogs[0], {0})
+        scheduler.attach()
+        used = cpu_s(hogs[0])
+        while cpu_s(hogs[0]) < used + 3:
+            time.sleep(0.1)
+        os.write(wake, b"x")
+        while cpu_s(sleeper) < 0.05:
+            time.sleep(0.01)
+        os.sched_setaffinity(sleeper, {0})
+        found = shares([hogs[0], sleeper], 2)
+        print(found, scheduler.stats())
+        assert min(found) > 0.6 * max(found), found
+        alive(scheduler)
+
+
+def check_light_thread_does_not_run_ahead() -> None:
+    """A hog of nice 19 alone on a CPU costs nobody on the other one his turn."""
+    with (
+        busy(3) as (light, *heavy),
+        woken_later({1}) as (sleeper, wake),
+        Scheduler(full=True) as scheduler,
+    ):
+        above_all()
+        os.setpriority(os.PRIO_PROCESS, light, 19)
+        os.sched_setaffinity(light, {0})
+        for pid in heavy:
+            os.sched_setaffinity(pid, {1})
+        scheduler.attach()
+        used = cpu_s(light)
+        while cpu_s(light) < used + 2:
+            time.sleep(0.02)
+        os.write(wake, b"x")
+        found = shares([*heavy, sleeper], 2)
+        print(found, scheduler.stats())
+        assert min(found) > 0.5 * max(found), found
+        alive(scheduler)
+
+
+def check_guarantee_of_a_pinned_thread() -> None:
+    """Operators take both CPUs: others get their 5% on the only CPU on which they may run."""
+    with busy(4) as pids, Scheduler(full=True) as scheduler:
+        above_all()
+        *operators, pinned = pids
+        os.sched_setaffinity(pinned, {1})
+        adopt(scheduler, operators)
+        scheduler.attach()
+        for _ in range(4):
+            found = shares(pids, 4)
+            print([f"{share:.3f}" for share in found], scheduler.stats())
+            if found[3] > 0.03:
+                break
+        assert 0.03 < found[3] < 0.15, found
+        alive(scheduler)
+
+
+def check_light_threads_are_not_forgotten() -> None:
+    """On 5% of two CPUs, and beside ten of full weight, one of nice 19 runs by the bound."""
+    tunables = {"other_starvation_ms": 1000}
+    with (
+        busy(3) as operators,
+        busy(11) as (light, *_),
+        Scheduler(full=True, tunables=tunables) as scheduler,
+    ):
+        above_all()
+        os.setpriority(os.PRIO_PROCESS, light, 19)
+        adopt(scheduler, operators)
+        scheduler.attach()
+        time.sleep(1)
+        # Without the bound it would have its turn once in a minute.
+        end = time.monotonic() + 40
+        turns, used = 0, cpu_s(light)
+        while turns < 3 and time.monotonic() < end:
+            time.sleep(0.1)
+            before, used = used, cpu_s(light)
+            turns += used > before
+        print(turns, "turns of the lightest,", scheduler.stats())
+        assert turns == 3
+        assert scheduler.stats()["other_rescues"] > 0
+        alive(scheduler)
+
+
+def check_affinity_storm() -> None:
+    """Affinity changes while threads run and wait: nobody runs where it may not, all get on."""
+    with busy(3) as operators, busy(5) as hogs, Scheduler(full=True) as scheduler:
+        above_all()
+        adopt(scheduler, operators)
+        scheduler.control["starvation_ms"] = 20  # rescues meet changes of affinity
+        scheduler.control["rescue_ms"] = 1
+        scheduler.slots["lead_us"][1:4] = (0, 300_000_000, 600_000_000)
+        scheduler.attach()
+        everybody = [*operators, *hogs]
+        before = [cpu_s(pid) for pid in everybody]
+        rng = random.Random(1)
+        for _ in range(600):
+            cpus = rng.choice([{0}, {1}, BOTH])
+            pid = rng.choice(everybody)
+            os.sched_setaffinity(pid, cpus)
+            where = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[36])
+            assert where in cpus or not running(pid), (where, cpus)
+            alive(scheduler)
+            if rng.random() < 0.2:
+                time.sleep(0.001)
+        for pid in everybody:
+            os.sched_setaffinity(pid, BOTH)
+        end = time.monotonic() + 40
+        while time.monotonic() < end:
+            time.sleep(0.2)
+            got = [cpu_s(pid) - b for pid, b in zip(everybody, before, strict=True)]
+            if min(got) > 0.01:
+                break
+        print([f"{s:.3f}" for s in got], scheduler.stats())
+        assert min(got) > 0.01, got
+        assert busy_in_one_of(5), scheduler.stats()
+        alive(scheduler)
+
+
+def running(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "R"
+
+
+# -- cgroups -------------------------------------------------------------------------------------
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@contextlib.contextmanager
+def groups(**settings: dict[str, str]) -> Iterator[dict[str, Path]]:
+    """Cgroups with these values in their files."""
+    (CGROUPS / "cgroup.subtree_control").write_text("+cpu")
+    made = {name: CGROUPS / name for name in settings}
+    try:
+        for name, folder in made.items():
+            folder.mkdir()
+            for file, value in settings[name].items():
+                (folder / file).write_text(value)
+        yield made
+    finally:
+        for folder in made.values():
+            for pid in (folder / "cgroup.procs").read_text().split():
+                (CGROUPS / "cgroup.procs").write_text(pid)
+            folder.rmdir()
+        (CGROUPS / "cgroup.subtree_control").write_text("-cpu")
+
+
+def put(pids: list[int], folder: Path) -> None:
+    for pid in pids:
+        (folder / "cgroup.procs").write_text(str(pid))
+
+
+def ratio_of(one: list[int], other: list[int], wanted: float) -> float:
+    """CPU time of one group by that of the other: the nearest to `wanted` of up to five looks."""
+    best = 0.0
+    for _ in range(5):
+        found = shares([*one, *other], 3)
+        ratio = sum(found[len(one) :]) / max(sum(found[: len(one)]), 1e-6)
+        print([f"{share:.3f}" for share in found], f"ratio {ratio:.2f}, wanted {wanted}")
+        if abs(ratio - wanted) < abs(best - wanted):
+            best = ratio
+        if abs(ratio - wanted) < 0.1 * wanted:
+            break
+    return best
+
+
+def check_weights_of_cgroups() -> None:
+    """100:300 is 1:3 however many threads each has; changes and moves count at once."""
+    weights = {"one": {"cpu.weight": "100"}, "two": {"cpu.weight": "300"}}
+    with groups(**weights) as made, busy(6) as pids:
+        above_all()
+        put(pids[:4], made["one"])
+        put(pids[4:], made["two"])
+        with Scheduler(full=True, cgroups=True) as scheduler:
+            scheduler.attach()
+            assert abs(ratio_of(pids[:4], pids[4:], 3.0) - 3) < 0.4, scheduler.stats()
+            (made["two"] / "cpu.weight").write_text("100")
+            assert abs(ratio_of(pids[:4], pids[4:], 1.0) - 1) < 0.15, scheduler.stats()
+            put(pids[:1], made["two"])
+            assert abs(ratio_of(pids[1:4], [*pids[4:], pids[0]], 1.0) - 1) < 0.15
+            alive(scheduler)
+
+
+def check_limit_of_a_cgroup() -> None:
+    """20% of a CPU is all that a group gets, idle CPUs or not, but for the operators in it."""
+    with groups(limited={"cpu.max": "20000 100000"}) as made, busy(4) as pids:
+        above_all()
+        put(pids[:3], made["limited"])
+        with Scheduler(full=True, cgroups=True) as scheduler:
+            adopt(scheduler, pids[2:3])
+            scheduler.attach()
+            got = []
+            for _ in range(5):
+                found = shares(pids, 3)
+                print([f"{share:.3f}" for share in found], scheduler.stats())
+                got.append(sum(found[:2]))
+                if 0.1 < got[-1] < 0.25:
+                    break
+            assert 0.1 < got[-1] < 0.25, got
+            assert found[2] > 2 * got[-1], found
+            assert scheduler.stats()["parked"] > 0
+            (made["limited"] / "cpu.max").write_text("max 100000")
+            found = shares(pids, 2)
+            print([f"{share:.3f}" for share in found])
+            assert sum(found[:2]) > 0.3, found
+            alive(scheduler)
