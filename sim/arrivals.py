@@ -44,11 +44,11 @@ def _poisson(rate: float, duration_s: float, generator: Generator) -> Array:
 
 def _trace(times: Array, rate: float, duration_s: float) -> Array:
     # One mean gap after the last arrival, so that the copies join without a pile-up
-    span = (times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) or 1.0
+    span = float(times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) or 1.0
     scale = len(times) / span / rate
     copies = int(np.ceil(duration_s / (span * scale))) + 1
     shifted = (times - times[0])[None, :] + span * np.arange(copies)[:, None]
-    whole = np.sort(shifted.ravel() * scale)
+    whole: Array = np.sort(shifted.ravel() * scale)
     return whole[whole < duration_s]
 
 

@@ -299,7 +299,7 @@ def _exact(rank: Array, static: Array, slope: Array, limits: Limits) -> Part:
     per_unit = slope * AGE_UNIT_S
     above = static - static.min()
     # One scale for both: as fine as fits into a slope of 20 bits and a base below a rank.
-    scale = limits.max_slope / per_unit.max()
+    scale = limits.max_slope / float(per_unit.max())
     highest = float(above.max())
     if highest > 0:
         scale = min(scale, 2.0 ** (limits.rank_shift - 2) / highest)
