@@ -52,6 +52,7 @@ class GuestError(Exception):
 class Options:
     """What a guest has.
 
+    sockets: each has a last-level cache of its own.
     icount: exact and repeatable emulation on one CPU, for measurements: the guest's clock counts
     instructions, so the same work takes the same guest time whatever the host does. icount_shift:
     an instruction takes 2**icount_shift ns.
@@ -61,6 +62,7 @@ class Options:
     """
 
     cpus: int = 2
+    sockets: int = 1
     memory: str = "1G"
     timeout_s: float = 120.0
     icount: bool = False
@@ -328,7 +330,7 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
     return [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-machine", "q35"),
         *accelerator,
-        *("-smp", str(options.cpus), "-m", options.memory),
+        *("-smp", f"{options.cpus},sockets={options.sockets}", "-m", options.memory),
         *("-object", f"memory-backend-memfd,id=mem,size={options.memory},share=on"),
         *("-numa", "node,memdev=mem"),
         *("-chardev", f"socket,id=root,path={folder}/virtiofs"),

@@ -6,6 +6,7 @@ may set, as plain literals:
 
     KERNELS = ("6.18", "7.3")   default: all kernels of the matrix on which sched_ext works
     CPUS = 2
+    SOCKETS = 2                 of these CPUs; each has a last-level cache
     MEMORY = "1G"
     ICOUNT = True               exact time, with CPUS = 1
     ICOUNT_SHIFT = 0            2**ICOUNT_SHIFT ns an instruction
@@ -27,7 +28,7 @@ import kernels
 import pytest
 from vm.boots import LIMIT_S, Boot, chain
 
-SETTINGS = ("KERNELS", "CPUS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
+SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
 BOOT_S = 60.0
 SECOND = "second attempt"  # name of a user property: what the first one said
 SHOWN = 12  # lines of it in the summary
