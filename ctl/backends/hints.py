@@ -124,6 +124,8 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
 
     parts: with the offset of each part's schedule in the columns. A single part needs no groups.
     """
+    if len(parts) == 1 and _is_all(parts[0], total):
+        return _alone(parts[0][1])
     result = Hints(
         queue=np.zeros(total, dtype=np.intp),
         lead_us=np.zeros(total, dtype=np.uint64),
@@ -152,6 +154,27 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
             scaled = round(part.share / largest * limits.share_one * 16)
             result.shares.append(max(1, scaled))
     return result
+
+
+def _is_all(part: tuple[int, Part], total: int) -> bool:
+    """Whether it is every thread, in order, and fits: then its columns are those of the whole."""
+    offset, only = part
+    rows = only.rows
+    return offset == 0 and len(rows) == total and bool((rows == np.arange(total)).all())
+
+
+def _alone(part: Part) -> Hints:
+    n = len(part.queue_base)
+    return Hints(
+        queue=part.queue,
+        lead_us=part.lead_us,
+        base=part.base,
+        slope=part.slope,
+        queue_base=part.queue_base,
+        queue_slope=part.queue_slope,
+        queue_group=np.zeros(n, dtype=np.intp),
+        queue_exact=np.full(n, part.exact),
+    )
 
 
 def _fitting(parts: Sequence[tuple[int, Part]], limits: Limits) -> list[tuple[int, Part]]:

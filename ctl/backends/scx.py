@@ -18,10 +18,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sched_ctl.backends import Applied, BackendFailed, Probe, undo
 from sched_ctl.backends.hints import Limits, Part, hints, merged
@@ -168,6 +169,7 @@ class Scx:
         self._journal = journal
         self._parameters = Parameters(journal, RECHECK_S)
         self._scopes: dict[str, _Scope] = {}
+        self._wanted: NDArray[Any] | None = None  # hints as they are written, kept for its memory
         self._adopted: dict[Thread, _Adopted] = {}
         self._free: deque[int] = deque()
         self._monitor: _Monitor | None = None
@@ -501,20 +503,47 @@ class Scx:
         for index, share in enumerate(made.shares):
             control["groups"][index]["share"] = share
         control["nr_queues"], control["nr_groups"] = queues, len(made.shares)
-        slots = np.concatenate([scope.slots for scope in scopes])
+        slots = scopes[0].slots if len(scopes) == 1 else np.concatenate([x.slots for x in scopes])
         flags = self.scheduler.slot_flags
         flag = flags["SLOT_ACTIVE"] | self.options.until_block * flags["SLOT_UNTIL_BLOCK"]
-        fresh = np.zeros(total, dtype=table.dtype)
+        if self._wanted is None or len(self._wanted) != total:
+            self._wanted = np.zeros(total, dtype=table.dtype)
+        fresh = self._wanted
         fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, flag
         fresh["slope"], fresh["base"] = made.slope, made.base
-        fresh["slice_us"] = 0
         # As words: comparing and copying structs member by member takes four times as long.
         words, wanted = (x.view(np.uint64).reshape(len(x), -1) for x in (table, fresh))
-        rows = np.flatnonzero((words[slots] != wanted).any(axis=1) & (slots != 0))
-        new = rows[table["flags"][slots[rows]] == 0]
-        self.scheduler.threads[slots[new]] = np.zeros((), dtype=self.scheduler.threads.dtype)
-        words[slots[rows]] = wanted[rows]
-        return len(rows)
+        at = _consecutive(slots)
+        differ = _differ(words[at], wanted)
+        if not isinstance(at, slice):
+            differ &= slots != 0
+        changed = int(np.count_nonzero(differ))
+        unused = table["flags"][at] == 0
+        if unused.any():
+            new = slots[unused & differ]
+            self.scheduler.threads[new] = np.zeros((), dtype=self.scheduler.threads.dtype)
+        if isinstance(at, slice) and changed > total // 8:
+            words[at] = wanted  # one copy costs less than to pick what changed
+        else:
+            words[slots[differ]] = wanted[differ]
+        return changed
+
+
+def _consecutive(slots: Index) -> slice | Index:
+    """These slots as a slice, where they are one: a tenth of the time to read and write."""
+    first = int(slots[0]) if len(slots) else 0
+    if first > 0 and bool((np.diff(slots) == 1).all()):
+        return slice(first, first + len(slots))
+    return slots
+
+
+def _differ(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n,) whether rows of (n, 4) words differ."""
+    differing = one != other
+    if differing.shape[1] != 4:
+        return differing.any(axis=1)  # type: ignore[no-any-return]
+    found: NDArray[np.bool_] = differing.view(np.uint32).ravel() != 0  # 4 bytes, a word of them
+    return found
 
 
 _SERVERS = str(schedext.SERVERS)
