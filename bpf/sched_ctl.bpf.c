@@ -258,10 +258,13 @@ subprogram int resume(u32 llc, s32 cpu)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	u64 key = c->interrupted;
-	u32 queue = slots[packed_slot(key)].queue & (MAX_QUEUES - 1);
+	u32 queue = slots[packed_slot(key)].queue & (MAX_QUEUES - 1), g;
+	struct group *group = group_of(queue, &g);
 
 	llc &= MAX_LLCS - 1;
 	c->interrupted = 0;
+	if (control.nr_groups && group->cap && groups[g].running >= (s32)group->cap)
+		return 0;		/* another of its group took its place */
 	if (!move_exactly(dsq_of(llc, queue), key, cpu))
 		return 0;
 	mark_taken(llc, queue);
