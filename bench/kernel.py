@@ -133,6 +133,7 @@ def run(todo: Sequence[Job], kernel: str) -> Iterable[Job]:
 
 SWITCHES: Mapping[str, Job] = {
     "eevdf": {"kind": "os"},
+    "batch": {"kind": "batch"},
     "fifo": {"kind": "fifo"},
     "scx, one queue": {"kind": "scx"},
     "scx, 12 queues": {"kind": "scx", "queues": 12},

@@ -241,6 +241,9 @@ def switches(job: Job) -> dict[str, Any]:
                     os.close(fd)
                     os.sched_setscheduler(tid, SCHED_EXT, os.sched_param(0))
             scheduler.attach()
+        elif job["kind"] == "batch":
+            for tid in tids:
+                os.sched_setscheduler(tid, os.SCHED_BATCH, os.sched_param(0))
         elif job["kind"] == "fifo":
             for tid in tids:
                 os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(1))
