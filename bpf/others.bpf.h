@@ -15,7 +15,9 @@
  * not charged, and its virtual time follows that of the rest. Else the light hog of an idle CPU
  * would run years ahead, and `others_now`, from which woken threads start, with it; who wakes on
  * another CPU would then wait for its hogs to catch up. For the same reason a thread does not wake
- * further ahead than one slice, and others_now is never ahead of somebody who waits.
+ * further ahead than one slice, nor is it queued further ahead than MOST_SLICES (a virtual CPU
+ * that its host holds back makes slices of any length), and others_now is never ahead of somebody
+ * who waits.
  *
  * The lag of a thread is bounded when it wakes up only, but then always, also where it finds an
  * idle CPU and never queues: or who slept for a minute would go first for a minute once it has to
@@ -39,6 +41,7 @@
 #define MOST_CREDIT (20 * MS)
 #define SLEEPER_CREDIT (10 * MS)	/* how far a woken thread may lag behind the others */
 
+#define MOST_SLICES 4			/* that a thread pays for, however long it ran in one */
 #define OTHERS_LOOK (50 * MS)
 
 enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128 };
@@ -87,13 +90,11 @@ static __always_inline u64 others_start(struct task_struct *p, bool woken)
 
 	if (packed_slot(vtime))
 		return others_now;	/* was an operator until now */
-	if (!woken)
-		return vtime;
-	if (before(vtime, least))
+	if (woken && before(vtime, least))
 		return least;
 	if (!before(others_now, vtime))
 		return vtime;
-	most = others_now + others_charge(p, others_slice_ns());
+	most = others_now + others_charge(p, others_slice_ns() * (woken ? 1 : MOST_SLICES));
 	return before(most, vtime) ? most : vtime;
 }
 
