@@ -107,8 +107,16 @@ def at_hand(name: str) -> Path | None:
     folders = [_cache()]
     if folder := os.environ.get("SCHED_CTL_KERNELS"):
         folders.insert(0, Path(folder))
+    modular = any(kernel.name == name and kernel.modular for kernel in MATRIX)
     images = (folder / f"vmlinuz-{name}" for folder in folders)
-    return next((image.resolve() for image in images if image.is_file()), None)
+    return next(
+        (
+            image.resolve()
+            for image in images
+            if image.is_file() and (modules(image) or not modular)
+        ),
+        None,
+    )
 
 
 def modules(image: Path) -> Path | None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import kernels
 import pytest
 
 VAGRANT = Path(__file__).parents[2] / "vagrant"
@@ -51,3 +52,18 @@ def test_the_runner_says_what_is_wrong(arguments: list[str], code: int, text: st
     )
     assert done.returncode == code, done.stderr
     assert text in done.stderr
+
+
+def test_an_image_without_the_modules_that_it_needs_is_not_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCHED_CTL_KERNELS", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("6.1", "6.18"):
+        (tmp_path / f"vmlinuz-{name}").touch()
+    assert kernels.at_hand("6.18") == tmp_path / "vmlinuz-6.18"
+    assert kernels.at_hand("6.1") is None
+    (tmp_path / "modules-6.1").mkdir()
+    assert kernels.at_hand("6.1") == tmp_path / "vmlinuz-6.1"
+    assert kernels.modules(tmp_path / "vmlinuz-6.1") == tmp_path / "modules-6.1"
+    assert kernels.modules(tmp_path / "vmlinuz-6.18") is None
