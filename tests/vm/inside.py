@@ -42,7 +42,7 @@ def text_of(path: str | Path) -> str:
     return Path(path).read_text().strip()
 
 
-def look_until(look: Callable[[], T], good: Callable[[T], bool], times: int = 4) -> T:
+def look_until(look: Callable[[], T], good: Callable[[T], bool], times: int = 6) -> T:
     """What `look` measures, when it is good for once; it may take a few looks.
 
     For whatever is measured over time: the host may hold a virtual CPU back, at any moment and for
