@@ -9,8 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +22,14 @@ import httpx
 from sched_ctl.kernel.netns import entered
 from support import wait_until
 
-__all__ = ["VERSION", "Cluster", "download", "job_jar", "running"]
+__all__ = ["SLOWER", "VERSION", "Cluster", "download", "job_jar", "patiently", "running"]
 
 VERSION = "2.3.0"
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("SCHED_CTL_ENGINES", ROOT / "build" / "engines"))
 CPU_LIMIT_S = 1200
+# An emulated guest, on a busy machine, may be that much slower, by its clock, which leaps.
+SLOWER = 60 if "SCHED_CTL_GUEST" in os.environ else 1
 REST_PORT = 8081
 
 # What Flink's start scripts, which the PyPI package leaves out, give to Java 17 and newer.
@@ -45,6 +48,13 @@ JAVA = (
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
 )
+if SLOWER > 1:
+    JAVA = (
+        *JAVA,
+        # Flink sets what older versions called it, and starting takes longer than the default.
+        f"-Dpekko.remote.classic.startup-timeout={10 * SLOWER}s",
+        *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote", "-XX:UseAVX=0"),
+    )
 SETTINGS = {
     "jobmanager.rpc.address": "127.0.0.1",
     "jobmanager.bind-host": "127.0.0.1",
@@ -58,7 +68,8 @@ SETTINGS = {
     "restart-strategy.type": "fixed-delay",
     "restart-strategy.fixed-delay.attempts": "100",
     "restart-strategy.fixed-delay.delay": "100 ms",
-    "heartbeat.timeout": "8000",
+    "heartbeat.timeout": str(8000 * SLOWER),
+    "pekko.ask.timeout": f"{10 * SLOWER} s",
     "heartbeat.interval": "2000",
     # What the scripts would work out from the process size; a TaskManager insists on all.
     "taskmanager.cpu.cores": "2",
@@ -89,6 +100,17 @@ appender.out.type = CONSOLE
 appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %d{HH:mm:ss,SSS} %-5p %-40c{1} %m%n
 """
+
+
+def patiently(condition: Callable[[], object], deadline_s: float, what: str) -> None:
+    """Wait; on a slow machine longer, and looking less often, for that takes its CPU time too."""
+
+    def look() -> object:
+        if SLOWER > 1:
+            time.sleep(0.5)
+        return condition()
+
+    wait_until(look, deadline_s * SLOWER, what)
 
 
 def download() -> Path:
@@ -146,7 +168,7 @@ class Cluster:
     def call(self, method: str, path: str, **arguments: Any) -> Any:
         with (
             entered(self.pid),
-            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30) as client,
+            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30 * SLOWER) as client,
         ):
             return client.request(method, path, **arguments).raise_for_status().json()
 
@@ -175,7 +197,7 @@ class Cluster:
             except (httpx.HTTPError, OSError):
                 return False
 
-        wait_until(ready, 60, f"{slots} slots in {self.folder}")
+        patiently(ready, 60, f"{slots} slots in {self.folder}")
 
     def submit(self, **arguments: object) -> str:
         """Run the test job with these arguments (Query.java); its id once all tasks run."""
@@ -187,7 +209,7 @@ class Cluster:
         job: str = self.call(
             "POST", f"/jars/{self.jar}/run", json={"programArgsList": given, "entryClass": "Query"}
         )["jobid"]
-        wait_until(lambda: self.is_running(job), 30, f"job {job} running")
+        patiently(lambda: self.is_running(job), 30, f"job {job} running")
         return job
 
     def is_running(self, job: str) -> bool:
@@ -206,7 +228,7 @@ class Cluster:
     def call_without_answer(self, method: str, path: str) -> None:
         with (
             entered(self.pid),
-            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30) as client,
+            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30 * SLOWER) as client,
         ):
             client.request(method, path).raise_for_status()
 
@@ -254,7 +276,7 @@ def running(
     )
     cluster = Cluster(folder, flink, job_manager)
     try:
-        wait_until(lambda: _is_java(cluster.pid), 10, "the JobManager's namespace")
+        patiently(lambda: _is_java(cluster.pid), 10, "the JobManager's namespace")
         for settings in task_managers:
             cluster.add_task_manager(settings)
         cluster.wait_for_slots(slots)

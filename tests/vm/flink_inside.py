@@ -1,0 +1,131 @@
+"""Runs in a guest: a real Flink, under `sched-ctl load` with the sched_ext backend.
+
+Prints what it saw; an assertion that fails ends it with an exit code.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from engines.cluster import SLOWER, Cluster, patiently, running
+from engines.compete import State, states
+from sched_ctl.control import request
+from sched_ctl.kernel import sched, schedext
+
+OPERATORS = 5
+SOON_S = 10.0 * SLOWER
+FOLDER = Path("/run/flink")
+OUT = Path("/tmp/out.txt")
+LOG = Path("/tmp/load.log")
+RUN_DIR = Path("/run/sched-ctl")
+PROGRAM = [sys.executable, "-c", "from sched_ctl.cli import main; main()"]
+# An emulated JobManager takes seconds to answer.
+PATIENT = ("--period", "5", "--poll-timeout", "30", "--stale-after", "300", "--window", "60")
+
+began_s = time.monotonic()
+
+
+def say(what: object) -> None:
+    print(f"{time.monotonic() - began_s:6.1f} s  {what}", flush=True)
+
+
+def main() -> None:
+    socket.sethostname("localhost")  # Flink looks its own name up
+    with running(FOLDER, ({},)) as cluster:
+        say("Flink is up")
+        # All records are written down, so that progress can be seen.
+        cluster.submit(name="q", rate=50, parse_us=50, work_us=200, out=OUT)
+        say("the job runs")
+        (pid,) = (process.pid for process in cluster.task_managers)
+        patiently(lambda: len(operators(pid)) >= OPERATORS, 10, "operator threads")
+        patiently(lambda: records() > 20, 10, "the job's first records")
+        before = states(pid)
+        schedule(cluster, pid, before)
+        patiently(lambda: schedext.state() == "disabled", 10, "the scheduler is detached")
+        now = states(pid)
+        changed = {key: (before[key], now[key]) for key in before.keys() & now.keys()}
+        assert all(then == after for then, after in changed.values()), changed
+        done = records()
+        patiently(lambda: records() > done + 20, 10, "progress afterwards")
+        say("everything is as it was")
+
+
+def schedule(cluster: Cluster, pid: int, before: State) -> None:
+    with LOG.open("w") as log:
+        load = subprocess.Popen(
+            [*PROGRAM, "load", "--engine", "flink", *PATIENT],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+
+        def ours() -> list[dict[str, Any]]:
+            """The operators' threads, if each was run by us: what `sched-ctl stats` shows."""
+            assert load.poll() is None, LOG.read_text()
+            assert cluster.job_manager.poll() is None
+            if not (RUN_DIR / "control.sock").exists():
+                return []
+            rows: list[dict[str, Any]] = request(RUN_DIR, "dispatch", timeout_s=SOON_S).get(
+                "threads", []
+            )
+            return rows if len(rows) == OPERATORS and all(row["runs"] for row in rows) else []
+
+        patiently(ours, 30, "threads run by us")
+        rows = ours()
+        say("each operator was run by us")
+        for row in rows:
+            print(row)
+        partial = schedext.server_share() is not None
+        expected = sched.EXT if partial else sched.OTHER
+        found = {row["tid"]: os.sched_getscheduler(row["tid"]) for row in rows}
+        assert set(found.values()) == {expected}, found
+        assert {row["tid"] for row in rows} <= {tid for tid, _ in before}
+        others = {key for key in before if key[0] not in found}
+        now = states(pid)
+        assert all(now[key] == before[key] for key in others & now.keys())
+        done, runs = records(), sum(row["runs"] for row in rows)
+        patiently(lambda: records() > done + 20, 10, "the job goes on under us")
+        more = sum(row["runs"] for row in ours())
+        say(f"{records() - done} records, {more - runs} runs of operators")
+        assert more > runs
+        assert "policy auto: hr (a single query)" in LOG.read_text()
+        load.send_signal(signal.SIGINT)
+        assert load.wait(SOON_S) == 0
+        assert "everything is as it was before" in LOG.read_text()
+    finally:
+        if load.poll() is None:
+            load.kill()
+        load.wait()
+        print(LOG.read_text())
+
+
+def operators(pid: int) -> list[str]:
+    """Threads of the task manager that are named like the job's operators."""
+    found = []
+    for tid, _ in states(pid):
+        try:
+            name = Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith(("q-", "Source: q-")):
+            found.append(name)
+    return found
+
+
+def records() -> int:
+    return OUT.read_bytes().count(b"\n") if OUT.exists() else 0
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except AssertionError:
+        for log in FOLDER.glob("*.log"):
+            print(log, log.read_text()[-1500:])
+        raise

@@ -1,0 +1,33 @@
+"""A real Flink under sched_ext: its operators' threads are ours, it goes on, all is put back."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import guest
+import pytest
+
+from engines import cluster
+
+pytestmark = [pytest.mark.vm, pytest.mark.engine, pytest.mark.needs("root", "java")]
+
+KERNEL = "7.3"
+LIMIT_S = 900.0  # three minutes on two CPUs that are idle otherwise, ten on busy ones
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(2 * LIMIT_S + 120)
+def test_flink_under_sched_ext(vm: Callable[..., Any], kernel_image: Callable[[str], Path]) -> None:
+    kernel_image(KERNEL)
+    cluster.job_jar(cluster.download())  # a guest has no network, and can write nothing here
+    command = [
+        *("env", f"PYTHONPATH={ROOT / 'tests'}", f"SCHED_CTL_ENGINES={cluster.CACHE}"),
+        *(sys.executable, str(Path(__file__).with_name("flink_inside.py"))),
+    ]
+    for _ in range(2):
+        done = vm(KERNEL, *command, memory="3G", timeout_s=LIMIT_S)
+        print(done.output)
+        if done.returncode != guest.NO_GUEST:  # an emulated guest dies now and then by itself
+            break
+    assert done.returncode == 0, done.console
