@@ -25,13 +25,12 @@ def give_groups(scheduler: Scheduler, weights: list[int], caps: list[int]) -> No
 
 def assert_divided(pids: list[int], wanted: list[float], within: float) -> None:
     def parts() -> list[float]:
-        found = shares(pids, 3)
+        found = shares(pids, 2)
         return [round(share / sum(found), 3) for share in found]
 
     look_until(
         parts,
         lambda found: all(abs(f - w) < within for f, w in zip(found, wanted, strict=True)),
-        times=6,
     )
 
 
@@ -57,8 +56,7 @@ def check_concurrency_cap() -> None:
         adopt(scheduler, pids)
         scheduler.attach()
         look_until(
-            lambda: shares(pids, 3),
+            lambda: shares(pids, 2),
             # FCFS among the three
             lambda got: 0.8 < sum(got[:3]) < 1.05 and got[3] > 0.8 and min(got[:3]) > 0.2,
-            times=6,
         )
