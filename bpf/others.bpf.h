@@ -15,9 +15,9 @@
  * not charged, and its virtual time follows that of the rest. Else the light hog of an idle CPU
  * would run years ahead, and `others_now`, from which woken threads start, with it; who wakes on
  * another CPU would then wait for its hogs to catch up. For the same reason a thread does not wake
- * further ahead than one slice, nor is it queued further ahead than MOST_SLICES (a virtual CPU
- * that its host holds back makes slices of any length), and others_now is never ahead of somebody
- * who waits.
+ * further ahead than one slice, does not pay for more than MOST_SLICES in one (a virtual CPU that
+ * its host holds back makes slices of any length), and others_now is never ahead of somebody who
+ * waits.
  *
  * The lag of a thread is bounded when it wakes up only, but then always, also where it finds an
  * idle CPU and never queues: or who slept for a minute would go first for a minute once it has to
@@ -69,6 +69,8 @@ static __always_inline u64 others_charge(struct task_struct *p, u64 ran_ns)
 {
 	u32 weight = p->scx.weight ?: 100;
 
+	if (ran_ns > MOST_SLICES * others_slice_ns())
+		ran_ns = MOST_SLICES * others_slice_ns();
 	if (use_cgroups)
 		return pack(cgroup_charge(group_of_thread(p), thread_weight(p), ran_ns) + 255, 0);
 	/* Rounded up, or short runs would be free. */
@@ -92,9 +94,10 @@ static __always_inline u64 others_start(struct task_struct *p, bool woken)
 		return others_now;	/* was an operator until now */
 	if (woken && before(vtime, least))
 		return least;
-	if (!before(others_now, vtime))
+	/* Who ran ahead of the rest without sleeping owes them all of it. */
+	if (!woken || !before(others_now, vtime))
 		return vtime;
-	most = others_now + others_charge(p, others_slice_ns() * (woken ? 1 : MOST_SLICES));
+	most = others_now + others_charge(p, others_slice_ns());
 	return before(most, vtime) ? most : vtime;
 }
 
