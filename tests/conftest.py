@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -32,6 +33,9 @@ ORDER = ("host", "engine", "spark", "vm")  # fast tests first
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(capability, ...): skipped where one is missing")
+    # A background job of a shell ignores it, and so would all that the tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

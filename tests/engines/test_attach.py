@@ -17,10 +17,16 @@ pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
 
 NAMES = {"a name that the kernel cuts (left)", "a name that the kernel cuts (right)"}
 # A container as far as it matters here: own pids, own /tmp.
+# A /tmp of its own, in which the folder of the classes stays: the checkout may be below /tmp.
+OWN_TMP = (
+    'mount --bind "$0" /mnt && mount -t tmpfs tmpfs /tmp && mkdir -p "$0"'
+    ' && mount --bind /mnt "$0" && exec "$@"'
+)
 CONTAINER = (
     *("unshare", "--pid", "--fork", "--kill-child", "--mount", "--"),
-    *("sh", "-c", 'mount -t tmpfs tmpfs /tmp && exec "$@"', "sh"),
+    *("sh", "-c", OWN_TMP),
 )
+
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,7 @@ def test_another_users(classes: Path, tmp_path: Path) -> None:
 
 
 def test_in_a_container(classes: Path) -> None:
-    with machine(classes, wrapper=CONTAINER) as pid:
+    with machine(classes, wrapper=(*CONTAINER, str(classes))) as pid:
         assert hotspot._status(pid).inner_pid != pid
         check(pid)
 
