@@ -28,7 +28,6 @@ CONTAINER = (
 )
 
 
-
 @pytest.fixture(scope="module")
 def classes() -> Path:
     folder = CACHE / "sleeper"
