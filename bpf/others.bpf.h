@@ -178,6 +178,7 @@ static __always_inline void others_init(void)
 {
 	first_jiffies = bpf_jiffies64();
 	first_ns = clock_ns();
+	others_now = pack(first_ns, 0);	/* not 0: that is what `peek` says of an empty queue */
 }
 
 static __always_inline void keep(struct task_struct *prev, u64 slice)
