@@ -175,6 +175,7 @@ class Scx:
         self._monitor: _Monitor | None = None
         self._restarts = 0
         self._attached = False
+        self._with_cgroups = False
         self._starved = 0
 
     # -- the contract ---------------------------------------------------------------------------
@@ -263,12 +264,13 @@ class Scx:
 
     def _load(self) -> None:
         full = self.mode == "full"
+        self._with_cgroups = full and cgroup.in_use()
         tunables = {
             "guarantee_percent": self.options.guarantee,
             "debt_ms": _debt_ms(self.options.guarantee, self.options.ttl),
         }
         try:
-            scheduler = Scheduler(full=full, cgroups=full and cgroup.in_use(), tunables=tunables)
+            scheduler = Scheduler(full=full, cgroups=self._with_cgroups, tunables=tunables)
         except LoadError as error:
             _show(error)
             raise
@@ -308,6 +310,7 @@ class Scx:
         exit_ = self.scheduler.exit()
         if exit_ is None:
             self._watch_starvation()
+            self._watch_cgroups()
             return
         if not exit_.restart or self._restarts >= MOST_RESTARTS:
             raise Ejected(exit_, self._save_dump(exit_) or "dmesg")
@@ -376,6 +379,12 @@ class Scx:
             self.mode = "full"
             self._starved = 0
             self._parameters.restore()
+            self._reload()
+
+    def _watch_cgroups(self) -> None:
+        """Cgroups that got the cpu controller only now: their weights and limits count from now."""
+        if self.mode == "full" and not self._with_cgroups and cgroup.in_use():
+            log.info("cgroups have the cpu controller now: the scheduler is loaded with them")
             self._reload()
 
     def _raise_server(self) -> None:
@@ -608,6 +617,8 @@ def features() -> list[tuple[str, str]]:
             else f"{share:.0%} of each CPU: partial mode, in which only operators are ours",
         )
     ]
+    held = "hold" if cgroup.in_use() else "would hold; none has the cpu controller now"
+    found.append(("cgroups", f"in full mode, weights and limits of cgroups {held}"))
     kernel = schedext.kernel_types()
     for function, use in _OPTIONAL.items():
         has = kernel.parameters(function) is not None

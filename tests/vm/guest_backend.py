@@ -3,10 +3,19 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
-from vm.inside import look_until
-from vm.machine import journal, native_threads, progress, schedule, spinning, wait_for
+from vm.inside import look_until, text_of
+from vm.machine import (
+    everybody_runs,
+    journal,
+    native_threads,
+    progress,
+    schedule,
+    spinning,
+    wait_for,
+)
 
 from sched_ctl.backends.scx import Scx, ScxOptions, features, probe
 from sched_ctl.kernel import sched, schedext
@@ -130,6 +139,28 @@ def check_options() -> None:
             assert backend.mode == mode
             look_until(lambda: progress(threads, 1.0), lambda got: got[0] > got[1])
             backend.restore()
+
+
+def check_cgroups_that_come_later() -> None:
+    """The cpu controller is given to cgroups while the scheduler runs: weights hold then."""
+    control = Path("/sys/fs/cgroup/cgroup.subtree_control")
+    assert "cpu" not in text_of(control).split()
+    assert "none has" in dict(features())["cgroups"]
+    with spinning(1) as threads:
+        backend = Scx(journal(), ScxOptions(mode="full"))
+        backend.apply(schedule(threads))
+        assert backend.scheduler is not None
+        assert not backend.scheduler.cgroups
+        control.write_text("+cpu")
+        try:
+            backend.apply(schedule(threads))
+            assert backend.scheduler.cgroups
+            assert dict(features())["cgroups"].endswith("hold")
+            assert schedext.attached() == "sched_ctl"
+            everybody_runs(threads)
+            backend.restore()
+        finally:
+            control.write_text("-cpu")
 
 
 def check_mixed_form() -> None:
