@@ -151,9 +151,10 @@ def _fetch(kernel: Kernel, target: Path) -> Path:
         # The series' meta-package (linux-image-6.12-cloud-amd64) has no image.
         wanted = [name for name in wanted if name != f"linux-image-{kernel.name}-cloud-amd64"]
         if not wanted:
+            series = {".".join(map(str, _version(name)[:2])): None for name in offered}
             raise KernelNotFound(
                 f"Debian's {kernel.suite} has no kernel {kernel.name} any more, it offers: "
-                + (", ".join(sorted(offered, key=_version)) or "none")
+                + (", ".join(sorted(series, key=_version)) or "none")
             )
         newest = max(wanted, key=_version)
         # Since 7.2 or so the image lies in a package of its own.
