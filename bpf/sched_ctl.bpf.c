@@ -106,7 +106,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	bool idle = false;
 	s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &idle);
 	u64 now_ns;
-	u32 slot;
+	u32 slot, g;
 
 	if (!idle || control.fault)
 		return cpu;
@@ -119,6 +119,8 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), 0);
 		return cpu;
 	}
+	if (control.nr_groups && group_of(slots[slot].queue, &g)->cap)
+		return cpu;			/* the idle CPU asks, and counts who runs */
 	now_ns = clock_ns();
 	inherit(slot, now_ns, here());
 	threads[slot].queued_ns = now_ns;

@@ -557,6 +557,8 @@ def _options_of(name: str, struct: type[Struct] | None, given: Mapping[str, Any]
     import tomli_w
 
     def entry(key: str, value: Any) -> str:
+        if isinstance(value, Mapping):  # in one line: a table of its own would end this one
+            return f"{key} = {{{', '.join(tomli_w.dumps(value).splitlines())}}}"
         return tomli_w.dumps({key: value}).strip()
 
     header = tomli_w.dumps({"backends": {name: {}}}).strip()

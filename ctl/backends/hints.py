@@ -13,11 +13,14 @@ in the order of `key = origin - lead` (bpf/sched_ctl.h). What a policy asks for 
   threads are compared by their own forms at each dispatch, which takes time in proportion to them.
 
 Queue lengths count as they are now, unless the engine shares them. Several groups of one schedule,
-or several schedules, get queues of their own and share the CPU by group first.
+or several schedules, get queues of their own and share the CPU by group first. So do queries with a
+concurrency cap, which are compared by urgency all the same where nothing else is shared.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +65,8 @@ class Limits:
 class Part:
     """Some threads with queues of their own. queue: (m,) index into this part's queues.
 
-    exact: whether its one queue compares threads by their own base and slope.
+    exact: whether its one queue compares threads by their own base and slope. share: of the CPU,
+    relative to other parts; 0 = by urgency. cap: how many of them may run at once; 0 = any number.
     """
 
     rows: Index
@@ -74,11 +78,12 @@ class Part:
     slope: U64
     exact: bool = False
     share: float = 0.0
+    cap: int = 0
 
 
 @dataclass
 class Hints:
-    """What is written: columns over the threads of all schedules, queues, shares of groups."""
+    """What is written: columns over all threads, over queues, and over groups (shares, caps)."""
 
     queue: Index
     lead_us: U64
@@ -89,12 +94,22 @@ class Hints:
     queue_group: Index
     queue_exact: NDArray[np.bool_]
     shares: list[int] = field(default_factory=list)
+    caps: list[int] = field(default_factory=list)
 
 
 def hints(
-    schedule: Schedule, limits: Limits, *, clusters: int = 12, gap_s: float = 1.0
+    schedule: Schedule,
+    limits: Limits,
+    *,
+    clusters: int = 12,
+    gap_s: float = 1.0,
+    caps: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Part]:
-    """The parts of one schedule: one for each of its groups, one for the threads in none."""
+    """The parts of one schedule: one for each of its groups, one for the threads in none.
+
+    caps: query name pattern -> how many of the query's threads may run at once. A query for which
+    a pattern fits gets a part of its own.
+    """
     n = len(schedule.threads)
     free = np.ones(n, dtype=bool)
     parts = []
@@ -106,8 +121,10 @@ def hints(
     rest = np.flatnonzero(free)
     if len(rest):
         known = [share for _, share in parts]
-        parts.append((rest, float(np.mean(known)) if known else 1.0))
-    budget = max(1, limits.queues // max(1, len(parts)))
+        parts.append((rest, float(np.mean(known)) if known else 0.0))
+    query, cap_of = _capped(schedule.operators, caps)
+    capped = [len({query[row] for row in rows} & cap_of.keys()) for rows, _ in parts]
+    budget = max(1, limits.queues // max(1, len(parts) + sum(capped)))
     made = []
     for rows, share in parts:
         form = _known(schedule.form.take(rows))
@@ -115,8 +132,50 @@ def hints(
         if len(part.queue_base) > budget:
             part = _ordered(_lexicographic(form.rank, form.static), limits, gap_s)
         part.rows, part.share = rows, share
-        made.append(part)
+        made += _apart(part, query, cap_of)
     return made
+
+
+def _capped(
+    operators: Sequence[str], caps: Mapping[str, int]
+) -> tuple[Sequence[str], Mapping[str, int]]:
+    """The query of each operator label, and the caps of those that have one."""
+    if not caps:
+        return operators, {}
+    query = [label.rpartition("/")[0] for label in operators]
+    fitting = {
+        name: [cap for pattern, cap in caps.items() if fnmatchcase(name, pattern)]
+        for name in set(query)
+    }
+    return query, {name: found[0] for name, found in fitting.items() if found}
+
+
+def _apart(whole: Part, query: Sequence[str], cap_of: Mapping[str, int]) -> list[Part]:
+    """The part, and its capped queries apart, in queues that compare as those of the whole do."""
+    if not cap_of:
+        return [whole]
+    members: dict[str, list[int]] = {}
+    for place, row in enumerate(whole.rows.tolist()):
+        members.setdefault(query[row] if query[row] in cap_of else "", []).append(place)
+    found = []
+    for name, places in members.items():
+        at = np.array(places, dtype=np.intp)
+        used, queue = np.unique(whole.queue[at], return_inverse=True)
+        found.append(
+            replace(
+                whole,
+                rows=whole.rows[at],
+                queue=queue.ravel(),
+                lead_us=whole.lead_us[at],
+                queue_base=whole.queue_base[used],
+                queue_slope=whole.queue_slope[used],
+                base=whole.base[at],
+                slope=whole.slope[at],
+                share=whole.share * len(at) / len(whole.rows),
+                cap=cap_of.get(name, 0),
+            )
+        )
+    return found
 
 
 def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hints:
@@ -124,7 +183,7 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
 
     parts: with the offset of each part's schedule in the columns. A single part needs no groups.
     """
-    if len(parts) == 1 and _is_all(parts[0], total):
+    if len(parts) == 1 and _is_all(parts[0], total) and not parts[0][1].cap:
         return _alone(parts[0][1])
     result = Hints(
         queue=np.zeros(total, dtype=np.intp),
@@ -137,9 +196,10 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
         queue_exact=np.zeros(0, dtype=np.bool_),
     )
     parts = _fitting(parts, limits)
-    grouped = len(parts) > 1
-    largest = max((part.share for _, part in parts), default=1.0) or 1.0
-    for index, (offset, part) in enumerate(parts):
+    grouped = len(parts) > 1 or any(part.cap for _, part in parts)
+    given = _shares(parts)
+    largest = max(given, default=0.0) or 1.0
+    for index, ((offset, part), share) in enumerate(zip(parts, given, strict=True)):
         rows = part.rows + offset
         first, more = len(result.queue_base), len(part.queue_base)
         result.queue[rows] = part.queue + first
@@ -151,9 +211,23 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
         result.queue_group = np.append(result.queue_group, np.full(more, index * grouped))
         result.queue_exact = np.append(result.queue_exact, np.full(more, part.exact))
         if grouped:
-            scaled = round(part.share / largest * limits.share_one * 16)
-            result.shares.append(max(1, scaled))
+            scaled = round(share / largest * limits.share_one * 16)
+            result.shares.append(max(1, scaled) if share else 0)
+            result.caps.append(part.cap)
     return result
+
+
+def _shares(parts: Sequence[tuple[int, Part]]) -> list[float]:
+    """What each part gets; all zero if urgency alone decides between them.
+
+    Schedules share the CPU with each other. One without groups counts as one group, and where it
+    has several parts (for caps) they divide that.
+    """
+    schedules = {offset for offset, _ in parts}
+    if len(schedules) < 2 and not any(part.share for _, part in parts):
+        return [0.0] * len(parts)
+    without = [offset for offset, part in parts if not part.share]
+    return [part.share or 1 / without.count(offset) for offset, part in parts]
 
 
 def _is_all(part: tuple[int, Part], total: int) -> bool:

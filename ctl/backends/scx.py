@@ -106,6 +106,13 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             extra={"unit": "%"},
         ),
     ] = 90
+    caps: Annotated[
+        dict[str, Annotated[int, msgspec.Meta(ge=1, le=512)]],
+        msgspec.Meta(
+            description="how many threads of a query may run at once: pattern = number; others "
+            "run on as many CPUs as they can use",
+        ),
+    ] = {}
     preempt: Annotated[
         int,
         msgspec.Meta(
@@ -489,7 +496,14 @@ class Scx:
     # -- hints ----------------------------------------------------------------------------------
 
     def _hints(self, schedule: Schedule) -> list[Part]:
-        return hints(schedule, self._limits, clusters=self.options.clusters, gap_s=self.options.gap)
+        options = self.options
+        return hints(
+            schedule,
+            self._limits,
+            clusters=options.clusters,
+            gap_s=options.gap,
+            caps=options.caps,
+        )
 
     def _write(self) -> int:
         """Write the hints of all scopes; returns how many slots changed."""
@@ -509,8 +523,8 @@ class Scx:
         grown["base"], grown["slope"] = made.queue_base, made.queue_slope
         grown["group"] = made.queue_group
         grown["flags"] = made.queue_exact * self.scheduler.queue_flags["QUEUE_EXACT"]
-        for index, share in enumerate(made.shares):
-            control["groups"][index]["share"] = share
+        control["groups"]["share"][: len(made.shares)] = made.shares
+        control["groups"]["cap"][: len(made.caps)] = made.caps
         control["nr_queues"], control["nr_groups"] = queues, len(made.shares)
         slots = scopes[0].slots if len(scopes) == 1 else np.concatenate([x.slots for x in scopes])
         flags = self.scheduler.slot_flags

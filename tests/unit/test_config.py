@@ -116,7 +116,10 @@ def test_precedence(tmp_path: Path) -> None:
                 Binding(policy="multi-class", options={"classes": {"high": "fcfs"}, "n": 1}),
             ),
             engine=("flink:127.0.0.1:8081",),
-            backends={"nice": {"min": 0, "batch": True}},
+            backends={
+                "nice": {"min": 0, "batch": True},
+                "scx": {"caps": {"etl*": 2, 'a "b"': 1}, "ttl": 3.0},
+            },
             shares={"etl*": 4.0},
             helpers={"gc": "top"},
             exclude=("ünïcode",),

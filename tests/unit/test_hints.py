@@ -1,6 +1,6 @@
 """What the scheduler is told says the same as the policy's urgency forms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -16,22 +16,35 @@ LIMITS = Limits(
 )
 
 
-def made(
-    shape: UrgencyForm, sizes: Array | None = None, groups: Mapping[str, Group] | None = None
-) -> Hints:
+def schedule(
+    shape: UrgencyForm,
+    sizes: Array | None = None,
+    groups: Mapping[str, Group] | None = None,
+    queries: Sequence[str] = (),
+) -> Schedule:
     n = len(shape)
-    one = Schedule(
+    return Schedule(
         "s",
         "p",
         Spacing.LINEAR,
         tuple(Thread(1, i + 1, 0) for i in range(n)),
-        tuple(map(str, range(n))),
+        tuple(f"{queries[i] if queries else 'q'}/{i}" for i in range(n)),
         shape,
         np.zeros(n),
         np.zeros(n) if sizes is None else sizes,
         groups or {},
     )
-    return merged([(0, part) for part in hints(one, LIMITS)], n, LIMITS)
+
+
+def made(
+    shape: UrgencyForm,
+    sizes: Array | None = None,
+    groups: Mapping[str, Group] | None = None,
+    queries: Sequence[str] = (),
+    caps: Mapping[str, int] | None = None,
+) -> Hints:
+    parts = hints(schedule(shape, sizes, groups, queries), LIMITS, caps=caps or {})
+    return merged([(0, part) for part in parts], len(shape), LIMITS)
 
 
 def urgency(given: Hints, age_s: Array) -> Array:
@@ -126,6 +139,39 @@ def test_groups_have_queues_of_their_own() -> None:
     assert [set(group[list(rows)]) for rows in ((0, 1), (2, 3, 4), (5,))] == [{0}, {1}, {2}]
     assert given.shares[0] == 4 * given.shares[1]
     assert given.shares[1] < given.shares[2] < given.shares[0]
+
+
+@pytest.mark.parametrize("ages", ["static", "per_second"])
+def test_a_capped_query_has_groups_of_its_own_and_its_place_in_the_order(ages: str) -> None:
+    """Compared by urgency with the others, which are not capped."""
+    values = np.array([3.0, 70.0, 500.0, 9.0, 8000.0, 1.0])
+    queries = ("a", "b", "a", "b", "c", "c")
+    given = made(form(6, **{ages: values}), queries=queries, caps={"[ab]": 2, "a": 9})
+    group = given.queue_group[given.queue]
+    assert [set(group[list(rows)]) for rows in ((0, 2), (1, 3), (4, 5))] == [{0}, {1}, {2}]
+    assert (given.caps, given.shares) == ([2, 2, 0], [0, 0, 0])
+    alone = made(form(6, **{ages: values}), queries=queries)
+    assert not alone.caps
+    for age in (0.0, 0.5):
+        ages_s = np.full(6, age)
+        assert (urgency(given, ages_s) == urgency(alone, ages_s)).all()
+
+
+def test_caps_keep_the_shares_of_groups() -> None:
+    shape = form(6, per_second=np.arange(6.0) + 1)
+    groups = {"a": Group(4, (0, 1)), "b": Group(1, (2, 3, 4, 5))}
+    given = made(shape, groups=groups, queries=("a", "a", "b", "b", "c", "c"), caps={"b": 1})
+    assert given.caps == [0, 1, 0]
+    assert given.shares[0] == 8 * given.shares[1] == 8 * given.shares[2]
+
+
+def test_schedules_share_though_one_has_caps() -> None:
+    one = schedule(form(4, static=np.arange(4.0)), queries=("a", "a", "b", "b"))
+    two = schedule(form(2, static=np.arange(2.0)))
+    parts = [(0, part) for part in hints(one, LIMITS, caps={"a": 1})]
+    given = merged([*parts, *((4, part) for part in hints(two, LIMITS))], 6, LIMITS)
+    assert given.caps == [1, 0, 0]
+    assert given.shares[0] + given.shares[1] == given.shares[2]
 
 
 @pytest.mark.parametrize("count", [60, 100, 300])

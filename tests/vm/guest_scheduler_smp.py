@@ -1,8 +1,12 @@
 """The BPF scheduler on two CPUs: shares and caps of groups."""
 
-from operators import adopt, busy, shares
-from vm.inside import look_until
+import time
 
+from operators import adopt, busy, shares, start
+from vm.inside import look_until
+from vm.machine import above_all, journal, schedule, thread_of
+
+from sched_ctl.backends.scx import Scx, ScxOptions
 from sched_ctl.kernel.scheduler import Scheduler
 
 KERNELS = ("6.18", "7.3")
@@ -60,3 +64,31 @@ def check_concurrency_cap() -> None:
             # FCFS among the three
             lambda got: 0.8 < sum(got[:3]) < 1.05 and got[3] > 0.8 and min(got[:3]) > 0.2,
         )
+
+
+def check_cap_of_a_query_that_sleeps() -> None:
+    """Woken threads of a capped query leave an idle CPU alone; without the cap they take it."""
+    with start(3, burn_and_sleep) as pids:
+        above_all()
+        threads = [thread_of(pid) for pid in pids]
+        for caps, good in (({}, more_than_one), ({"q": 1}, one_cpu)):
+            backend = Scx(journal(), ScxOptions(mode="full", caps=caps))
+            backend.apply(schedule(threads, [1.0, 2.0, 3.0]))
+            look_until(lambda: shares(pids, 2), good)
+            print(backend.statistics())
+            backend.restore()
+
+
+def burn_and_sleep() -> None:
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        pass
+    time.sleep(0.01)
+
+
+def more_than_one(found: list[float]) -> bool:
+    return sum(found) > 1.2
+
+
+def one_cpu(found: list[float]) -> bool:
+    return 0.6 < sum(found) < 1.06 and min(found) > 0.05
