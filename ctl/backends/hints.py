@@ -123,8 +123,8 @@ def hints(
         known = [share for _, share in parts]
         parts.append((rest, float(np.mean(known)) if known else 0.0))
     query, cap_of = _capped(schedule.operators, caps)
-    capped = [len({query[row] for row in rows} & cap_of.keys()) for rows, _ in parts]
-    budget = max(1, limits.queues // max(1, len(parts) + sum(capped)))
+    apart = [len({query[row] for row in rows} & cap_of.keys()) for rows, _ in parts if cap_of]
+    budget = max(1, limits.queues // max(1, len(parts) + sum(apart)))
     made = []
     for rows, share in parts:
         form = _known(schedule.form.take(rows))
