@@ -41,7 +41,10 @@
  *    for at the head of the local queue they would go before operators.
  *
  *    A wake-up does not preempt a running operator (unless control.preempt_times says so): order
- *    is decided when a slice ends or a thread blocks. Others who run on leftovers are preempted.
+ *    is decided when a slice ends or a thread blocks. Others who run on leftovers are preempted;
+ *    so are those chosen before the wake-up who begin to run after it: up to 6.18 the kernel asks
+ *    what to run although a higher class goes first, and that one may wake operators meanwhile.
+ *    Exiting threads queue like all others (SCX_OPS_ENQ_EXITING), or each would go before operators.
  *    There is no cpu_release callback: re-queueing from there was seen to renew a hog's slice.
  *
  * 6. TRUST. Hints count while the heartbeat is young; after that every thread is "other". Leads
@@ -83,8 +86,10 @@ subprogram int find_leftovers(u64 now_ns)
 
 static __always_inline void preempt_others(struct task_struct *p, s32 cpu, u64 now_ns)
 {
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 
-	if (runs_leftovers(&cpus[cpu & (MAX_CPUS - 1)], now_ns)) {
+	c->woken = 1;
+	if (runs_leftovers(c, now_ns)) {
 		count(preempts);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 		return;
@@ -372,6 +377,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	struct candidate best, mine = { .queue = -1 };
 
 	s->dispatches++;
+	c->woken = 0;
 	if (runnable) {
 		ran_ns = prev->se.sum_exec_runtime - c->start_ns;
 		slot = hints_valid ? c->slot & (MAX_SLOTS - 1) : 0;
@@ -496,6 +502,10 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 	} else {
 		c->tier = TIER_OTHER;
 		count(other_runs);
+		if (c->woken && queues[llc_of(cpu)].waiting && runs_leftovers(c, now_ns)) {
+			count(preempts);
+			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		}
 		if (before(others_now, p->scx.dsq_vtime))
 			others_advance(llc_of(scx_bpf_task_cpu(p)), p->scx.dsq_vtime);
 	}
@@ -633,7 +643,8 @@ struct sched_ext_ops sched_ctl = {
 	.dump_task = (void *)sched_ctl_dump_task,
 	.init = (void *)sched_ctl_init,
 	.exit = (void *)sched_ctl_exit,
-	.flags = SCX_OPS_SWITCH_PARTIAL,	/* the loader clears it for full mode */
+	/* The loader clears SWITCH_PARTIAL for full mode. */
+	.flags = SCX_OPS_SWITCH_PARTIAL | SCX_OPS_ENQ_EXITING,
 	.timeout_ms = 30000,
 	.name = "sched_ctl",
 };

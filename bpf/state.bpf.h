@@ -81,7 +81,8 @@ struct cpu {
 	u64 next_chores_ns;
 	u64 next_rescue_ns;
 	u32 slot;			/* of the operator that runs here; 0 = none */
-	u16 tier;			/* enum tier of what runs here */
+	u8 tier;			/* enum tier of what runs here */
+	u8 woken;			/* 1: an operator was, since this CPU last chose what to run */
 	u16 group;			/* group that it was counted to, + 1; 0 = none */
 	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
 	u64 next_look_ns;		/* when to look for others that starve */
