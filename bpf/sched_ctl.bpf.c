@@ -136,8 +136,11 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 
 static __always_inline void enqueue_other(struct task_struct *p, u64 enq_flags)
 {
-	/* The kernel's own per-CPU workers: short, and others wait for them. */
-	if ((p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1) {
+	/*
+	 * The kernel's own per-CPU workers: short, and others wait for them. Only when they wake
+	 * up: two that go on would preempt each other for ever, and nobody else would run.
+	 */
+	if ((p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1 && (enq_flags & SCX_ENQ_WAKEUP)) {
 		count(kernel_threads);
 		p->scx.dsq_vtime = others_start(p, true);
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags | SCX_ENQ_PREEMPT);
