@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from sched_ctl.graph import Array, Graph, Index
 __all__ = [
     "Edge",
     "HelperThread",
+    "LiveOffer",
     "LogicalOperator",
     "PhysicalOperator",
     "Snapshot",
@@ -29,16 +31,37 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class LiveOffer:
+    """An engine's offer to write, at each push and pop, what waits for each of its threads.
+
+    It does so in memory that it is handed: a message of two 64-bit numbers, how many rows and how
+    many bytes each, with the descriptor (SCM_RIGHTS), to an abstract UNIX socket (SOCK_SEQPACKET)
+    of process `pid`. The connection stays open while the memory is read. Each row has head_ns,
+    CLOCK_MONOTONIC of the oldest tuple's arrival or 0, and queue_tuples; in row 0 head_ns is the
+    time of the engine's last sign of life.
+
+    row: layout of a row, as the engine describes it.
+    """
+
+    pid: int
+    socket: str
+    rows: int
+    row: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Thread:
     """One kernel thread. Identity is (tid, start time): a reused tid is another thread.
 
     start_time: clock ticks since boot, field 22 of /proc/PID/task/TID/stat (proc(5)).
+    live: where its engine would write what waits for it: the offer, and a row from 1 on.
     """
 
     pid: int
     tid: int
     start_time: int
     name: str = field(default="", compare=False)
+    live: tuple[LiveOffer, int] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

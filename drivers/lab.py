@@ -30,6 +30,7 @@ from sched_ctl.kernel import procfs
 from sched_ctl.model import (
     Edge,
     HelperThread,
+    LiveOffer,
     LogicalOperator,
     PhysicalOperator,
     Snapshot,
@@ -52,7 +53,7 @@ __all__ = [
 FOLDER = Path("/dev/shm")
 PREFIX = "labspe."
 MAGIC = int.from_bytes(b"LABSPE1", "little")
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 1 << 30
 MAX_POLLED_BYTES = 1 << 26
 MAX_LAYOUT_BYTES = 1 << 16
@@ -185,7 +186,7 @@ class LabFile:
     def _header_from(self, data: bytes) -> dict[str, int]:
         row = np.frombuffer(data, self._dtypes["header"], 1)[0]
         names = self._dtypes["header"].names or ()
-        return {name: int(row[name]) for name in names}
+        return {name: int(row[name]) for name in names if row.dtype[name].kind == "u"}
 
     def _rows(self, name: str, offset: int, count: int) -> npt.NDArray[np.void]:
         dtype = self._dtypes[name]
@@ -216,6 +217,13 @@ class LabFile:
         """Make the rows show the present. No system call where the file is mapped."""
         if self._map is None and os.preadv(self._fd, [memoryview(self._buffer)], 0) != self._polled:
             raise self._error("it is cut off")
+
+    def live_offer(self) -> LiveOffer | None:
+        """Whether the engine writes what waits for its operators into memory that it is handed."""
+        socket = self.texts("header", "live_socket")[0]
+        if not socket or "live" not in self._dtypes:
+            return None
+        return LiveOffer(self.pid, socket, len(self.operators) + 1, self._dtypes["live"])
 
     def offset(self, field: str) -> int:
         """Where a header field lies in the file."""
@@ -284,15 +292,19 @@ def _topology(file: LabFile, engine: str) -> Topology:
     """What runs, from a file's rows. Each thread is looked up in /proc."""
     queries = file.texts("queries", "name")
     notes: list[str] = []
+    offer = file.live_offer()
 
-    def kernel_thread(tid: int, start_time: int, name: str) -> tuple[Thread, ...]:
+    def kernel_thread(
+        tid: int, start_time: int, name: str, row: int | None = None
+    ) -> tuple[Thread, ...]:
         found = thread_start_time(file.pid, tid)
         if found is None:  # gone: the sources of a run that drains, the operators of one that ends
             return ()
         if found != start_time:
             notes.append(f"{name}: thread {tid} of process {file.pid} is another one")
             return ()
-        return (Thread(file.pid, tid, start_time, name),)
+        live = None if offer is None or row is None else (offer, row + 1)
+        return (Thread(file.pid, tid, start_time, name, live),)
 
     operators = []
     for row, (name, query, tid, start_time) in enumerate(
@@ -309,7 +321,7 @@ def _topology(file: LabFile, engine: str) -> Topology:
         if file.pool:
             threads: tuple[Thread, ...] = (user_thread(file.pid, file.start_time, row, name),)
         else:
-            threads = kernel_thread(tid, start_time, name)
+            threads = kernel_thread(tid, start_time, name, row)
         operators.append(PhysicalOperator(queries[query], name, (name,), threads=threads))
     if len({(operator.query, operator.name) for operator in operators}) < len(operators):
         raise EngineError(f"{file.path}: two operators of a query have one name")

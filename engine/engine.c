@@ -8,6 +8,7 @@
 
 #include "histogram.h"
 #include "join.h"
+#include "live.h"
 #include "util.h"
 
 enum draw { DRAW_FILTER = 1, DRAW_SPLIT, DRAW_BLOCK, DRAW_BLOCK_TIME };
@@ -93,6 +94,7 @@ void engine_push(struct engine *engine, struct operator *by, struct queue *queue
 	if (by && engine->options.capacity && !engine->options.workers)
 		wait_for_room(engine, by, queue);
 	queue_push(queue, tuple);
+	live_changed(engine, target);
 	engine->notify(target);
 }
 
@@ -204,6 +206,7 @@ bool operator_step(struct operator *op)
 		emit_selected(op, &tuple);
 	add(op->activity->in, 1);
 	queue_pop(input);
+	live_changed(op->engine, op);
 	if (atomic_load(&input->producer_waits) &&
 	    queue_length(input) <= op->engine->options.capacity / 2 &&
 	    atomic_exchange(&input->producer_waits, 0))

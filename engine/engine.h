@@ -43,6 +43,7 @@ struct operator {
 	struct join *join;
 	struct activity_row *activity;
 	struct egress_row *egress; /* NULL: it has outputs */
+	struct live_row *live;
 	struct departure *record;
 	size_t recorded;
 	pthread_t thread;
@@ -73,6 +74,8 @@ struct engine {
 	uint64_t epoch_ns, record_from_ns;
 	_Atomic bool stop;    /* leave everything as it is and return */
 	_Atomic bool generated; /* the sources are done */
+	_Atomic bool live;      /* somebody reads the live rows */
+	struct live_row *live_rows;
 	void (*notify)(struct operator *); /* called after a push to the operator */
 };
 

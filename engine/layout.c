@@ -66,6 +66,9 @@ char *layout_json(void)
 #define ROW struct thread_row
 	SECTION("threads", ",") THREAD_FIELDS(FIELD) END
 #undef ROW
+#define ROW struct live_row
+	SECTION("live", ",") LIVE_FIELDS(FIELD) END
+#undef ROW
 	fprintf(out, "}}\n");
 	if (fclose(out))
 		die("out of memory");

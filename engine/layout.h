@@ -27,7 +27,7 @@
 #include <stdint.h>
 
 enum {
-	LAYOUT_VERSION = 1,
+	LAYOUT_VERSION = 2,
 	NAME_BYTES = 64, /* with the closing 0 */
 	LINE_BYTES = 64,
 	HISTOGRAM_SUB_BITS = 5,    /* 32 buckets for each power of two: 3% wide */
@@ -77,7 +77,8 @@ enum activity_state { IDLE, BUSY, BLOCKED, SLEEPING };
 	F(u64, threads_count, "rows", "") \
 	F(u64, urgency_offset, "bytes", "two banks of four columns, see above") \
 	F(u64, urgency_epoch, "", "bank in force: epoch & 1; 0: the engine's own policy") \
-	F(u64, urgency_until_ns, "ns", "CLOCK_MONOTONIC when the bank loses its force, unless renewed")
+	F(u64, urgency_until_ns, "ns", "CLOCK_MONOTONIC when the bank loses its force, unless renewed") \
+	F(text, live_socket, "", "abstract UNIX socket that takes memory for live rows; or empty")
 
 #define QUERY_FIELDS(F) \
 	F(text, name, "", "") \
@@ -136,6 +137,11 @@ enum activity_state { IDLE, BUSY, BLOCKED, SLEEPING };
 	F(u64, tid, "", "") \
 	F(u64, start_time, "ticks", "")
 
+/* Not in the file but in memory that is handed over, see live.h: row 0, then one an operator. */
+#define LIVE_FIELDS(F) \
+	F(u64, head_ns, "ns", "due time of the oldest tuple, 0: none; of row 0: sign of life") \
+	F(u64, queue_tuples, "tuples", "waiting or in work")
+
 #define MEMBER(type, name, unit, meaning) shared_##type name;
 struct header { alignas(LINE_BYTES) HEADER_FIELDS(MEMBER) };
 struct query_row { alignas(LINE_BYTES) QUERY_FIELDS(MEMBER) };
@@ -146,7 +152,12 @@ struct produced_row { alignas(LINE_BYTES) PRODUCED_FIELDS(MEMBER) };
 struct consumed_row { alignas(LINE_BYTES) CONSUMED_FIELDS(MEMBER) };
 struct egress_row { alignas(LINE_BYTES) EGRESS_FIELDS(MEMBER) };
 struct thread_row { alignas(LINE_BYTES) THREAD_FIELDS(MEMBER) };
+struct live_row { alignas(LINE_BYTES) LIVE_FIELDS(MEMBER) };
 #undef MEMBER
+
+struct live_offer {
+	uint64_t rows, row_bytes;
+};
 
 /* Relaxed access: a field has one writer, and its readers want a recent value, no order. */
 #define get(field) atomic_load_explicit(&(field), memory_order_relaxed)

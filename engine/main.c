@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include "engine.h"
+#include "live.h"
 #include "results.h"
 #include "util.h"
 
@@ -249,6 +250,7 @@ static bool tick(struct engine *engine, const sigset_t *signals)
 	bool asked = sigtimedwait(signals, NULL, &(struct timespec){0, TICK_NS}) > 0;
 
 	set(engine->shared.header->heartbeat_ns, now_ns());
+	live_tick(engine, now_ns());
 	return asked;
 }
 
@@ -371,6 +373,8 @@ int main(int argc, char **argv)
 	}
 	create_shared(engine, engine->options.shm);
 	engine_build(engine);
+	if (!engine->options.workers)
+		live_open(engine);
 	(engine->options.workers ? pool_start : threads_start)(engine);
 	engine->epoch_ns = now_ns() + (uint64_t)(engine->options.delay_s * 1e9);
 	engine->record_from_ns = engine->epoch_ns + (uint64_t)(engine->options.warmup_s * 1e9);
@@ -385,6 +389,7 @@ int main(int argc, char **argv)
 	atomic_store(&engine->stop, true);
 	sources_join();
 	(engine->options.workers ? pool_join : threads_join)(engine);
+	live_close(engine);
 	measured.left = waiting(engine, NULL);
 	atomic_store(&engine->shared.header->state, DONE);
 	unlink(engine->options.shm);
