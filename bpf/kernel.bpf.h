@@ -31,8 +31,17 @@ typedef _Bool bool;
 #define false 0
 #define NULL ((void *)0)
 
-enum bpf_map_type { BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_TASK_STORAGE = 29 };
-enum { BPF_F_NO_PREALLOC = 1, BPF_F_MMAPABLE = 1 << 10, BPF_LOCAL_STORAGE_GET_F_CREATE = 1 };
+enum bpf_map_type {
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
+};
+enum {
+	BPF_F_NO_PREALLOC = 1,
+	BPF_F_MMAPABLE = 1 << 10,
+	BPF_F_INNER_MAP = 1 << 12,	/* maps of other sizes may take its place */
+	BPF_LOCAL_STORAGE_GET_F_CREATE = 1,
+};
 enum { CLOCK_MONOTONIC = 1 };
 struct bpf_timer {
 	u64 __opaque[2];

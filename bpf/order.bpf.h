@@ -71,11 +71,38 @@ static __always_inline u64 urgency(u32 queue, u64 key, u64 now_ns)
 	return q->base + q->slope * (packed_age_ns(key, now_ns) >> 10);
 }
 
-static __always_inline u64 live_origin(u32 slot, u64 otherwise_ns)
+/* What the thread's engine says of it, or NULL: there is no such row (any more). */
+static __always_inline volatile struct live *live_row(u32 slot)
 {
-	u64 head_ns = live[slots[slot].live & (MAX_SLOTS - 1)].head_ns;
+	u32 engine = slots[slot].live >> LIVE_ROW_BITS;
+	u32 row = slots[slot].live & ((1 << LIVE_ROW_BITS) - 1);
+	void *rows = bpf_map_lookup_elem(&live, &engine);
 
-	return head_ns ? head_ns - monotonic_offset_ns : otherwise_ns;
+	return rows ? bpf_map_lookup_elem(rows, &row) : NULL;
+}
+
+/*
+ * When the oldest tuple of a thread's operator came in, as its engine says; now, if none waits.
+ * An engine may write anything there: neither the future nor the distant past is believed.
+ */
+subprogram u64 live_origin(u32 slot, u64 now_ns)
+{
+	volatile struct live *row = live_row(slot & (MAX_SLOTS - 1));
+	u64 head_ns = row ? row->head_ns : 0;
+	s64 age_ns = now_ns + monotonic_offset_ns - head_ns;
+
+	if (!head_ns || age_ns < 0)
+		return now_ns;
+	return now_ns - (age_ns > MAX_LEAD_US * US ? MAX_LEAD_US * US : age_ns);
+}
+
+/* The tuples that wait for a thread's operator, as its engine says. */
+subprogram u64 live_tuples(u32 slot)
+{
+	volatile struct live *row = live_row(slot & (MAX_SLOTS - 1));
+	u64 tuples = row ? row->queue_tuples : 0;
+
+	return tuples > MAX_TUPLES ? MAX_TUPLES : tuples;
 }
 
 /* The key of a thread; brings its origin up to date if its engine shares it. */
@@ -96,11 +123,16 @@ static __always_inline u64 key_of(u32 slot, u64 now_ns)
 static __always_inline u64 exact_urgency(u32 slot, u64 now_ns)
 {
 	struct slot *s = &slots[slot];
-	u64 age = packed_age_ns(pack(threads[slot].origin_ns, 0), now_ns) >> 10;
-	u64 u = s->base + s->slope * age;
+	u64 origin_ns, u = s->base;
 
+	if (s->slope) {
+		origin_ns = threads[slot].origin_ns;
+		if (s->flags & SLOT_LIVE_AGE)
+			origin_ns = live_origin(slot, now_ns);
+		u += s->slope * (packed_age_ns(pack(origin_ns, 0), now_ns) >> 10);
+	}
 	if (s->flags & SLOT_LIVE_LENGTH)
-		u += (u64)s->per_tuple * live[s->live & (MAX_SLOTS - 1)].queue_tuples;
+		u += s->per_tuple * live_tuples(slot);
 	return u;
 }
 
@@ -256,6 +288,7 @@ subprogram u64 exact_best(u64 dsq, s32 cpu, u64 now_ns, u64 *best_urgency)
 			continue;
 		slot = packed_slot(p->scx.dsq_vtime);
 		u = exact_urgency(slot, now_ns);
+		record(TRACE_COMPARE, slot, now_ns, u);
 		if (!best || u > best_u) {
 			best = p->scx.dsq_vtime;
 			best_u = u;

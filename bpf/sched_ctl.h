@@ -9,13 +9,16 @@
  *	.rodata        tunables            set before load, constants for the verifier
  *	.data.control  struct control      the controller writes: heartbeat, queues, groups
  *	.bss.slots     struct slot[]       the controller writes: hints, one slot a thread
- *	.bss.live      struct live[]       an engine writes: its queues' lengths and head ages
  *	.bss.threads   struct thread[]     the scheduler writes: age, waits; same index as slots
  *	.bss.queues    struct queue_state  the scheduler writes
  *	.bss.groups    struct group_state  the scheduler writes
  *	.bss.stats     struct stats[]      the scheduler writes: counters, one struct a CPU
  *	.bss.exit      struct exit_report  the scheduler writes when it is ejected
  *	.bss.dump      char[]              what the kernel wrote down then
+ *
+ * What an engine writes it has in a map of its own, so that it can touch nothing else: each is an
+ * array of struct live in the map of maps `live`, mapped by the engine and by the controller. Row 0
+ * has only the engine's last sign of life, in head_ns; the others belong to its operators.
  *
  * A thread finds its slot through the task storage map `adopted` (value: struct adoption), which
  * the controller sets by pidfd when it adopts the thread, after the slot is filled; a dead or a
@@ -52,7 +55,10 @@ enum limits {
 	MAX_LLCS = 8,			/* more last-level caches than this share queues */
 	RANK_SHIFT = 56,		/* base = rank << RANK_SHIFT | static part */
 	MAX_SLOPE = 1 << 20,		/* so that slope * (age + lead) stays below a rank */
-	MAX_LEAD_US = 1 << 30,		/* 18 minutes; larger leads count as this */
+	MAX_LEAD_US = 1 << 30,		/* 18 minutes; larger leads count as this, as do live ages */
+	MAX_TUPLES = 1 << 20,		/* longer queues count as this, so that they stay below a rank */
+	MAX_ENGINES = 64,		/* that write live rows; a power of two; 0 is never used */
+	LIVE_ROW_BITS = 16,		/* slot.live = engine << LIVE_ROW_BITS | row */
 	SHARE_ONE = 1024,		/* the share of 1; shares are relative, 1..2^20 */
 	TRACE_OFF = 0,
 	DUMP_BYTES = 32768,		/* what the kernel keeps, unless told otherwise */
@@ -61,8 +67,8 @@ enum limits {
 enum slot_flags {
 	SLOT_ACTIVE = 1,		/* hints are valid; without it the thread is nobody's */
 	SLOT_UNTIL_BLOCK = 2,		/* slice: until it blocks (at most until_block_ms) */
-	SLOT_LIVE_AGE = 4,		/* origin is live[].head_ns, not inherited */
-	SLOT_LIVE_LENGTH = 8,		/* live[].queue_tuples counts in its exact urgency */
+	SLOT_LIVE_AGE = 4,		/* origin is the live row's head_ns, not inherited */
+	SLOT_LIVE_LENGTH = 8,		/* the live row's queue_tuples count in its exact urgency */
 };
 
 enum queue_flags {
@@ -78,15 +84,14 @@ struct slot {
 	__u32 slope;			/* exact form: urgency per 1.024 us of age, <= MAX_SLOPE */
 	__u64 base;			/* exact form: rank << RANK_SHIFT | static part */
 	__u32 per_tuple;		/* exact form: urgency per tuple in its queue */
-	__u32 live;			/* index into live[]; 0 = the engine shares nothing */
+	__u32 live;			/* engine and row in `live`, if a flag says that they count */
 };
 
-/* What an engine that maps `.bss.live` tells about one operator, at each push and pop. */
+/* What an engine tells about one operator, at each push and pop. A cache line: one writer each. */
 struct live {
 	__u64 head_ns;			/* CLOCK_MONOTONIC arrival of the oldest tuple; 0 = none */
-	__u32 queue_tuples;		/* tuples waiting */
-	__u32 reserved;
-};
+	__u64 queue_tuples;		/* tuples waiting or in work */
+} __attribute__((aligned(64)));
 
 struct queue {
 	__u64 base;			/* rank << RANK_SHIFT | static part (< 2^55) */
@@ -192,6 +197,7 @@ enum trace_event {
 	TRACE_PICK = 4,			/* dispatch chose; key = urgency of the winner */
 	TRACE_KEEP = 5,			/* dispatch kept prev; key = its urgency */
 	TRACE_RESCUE = 6,
+	TRACE_COMPARE = 7,		/* a thread of an exact queue; key = its urgency */
 };
 
 /* One record of the map `trace`, a ring that is off unless trace_records > 0. */

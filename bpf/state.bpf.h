@@ -3,8 +3,9 @@
  * Everything the scheduler remembers: tunables, shared sections, per-CPU state, and which slot
  * a thread has.
  *
- * All of it is global data: an access is one address, not a map lookup. The one lookup is that
- * of a thread's slot in task storage, when it is first queued. Its result rides along in the
+ * All of it is global data: an access is one address, not a map lookup. The lookups are those of
+ * rows that engines write, where they count, and of a thread's slot in task storage, when it is
+ * first queued. Its result rides along in the
  * low bits of p->scx.dsq_vtime, which sched_ext leaves to us:
  *
  *	63                          16 15      0
@@ -41,7 +42,6 @@ struct control control SEC(".data.control") = {
 	.queues = { { .slope = 1024 } },
 };
 struct slot slots[MAX_SLOTS] SEC(".bss.slots");
-struct live live[MAX_SLOTS] SEC(".bss.live");
 struct thread threads[MAX_SLOTS] SEC(".bss.threads");
 struct queue_state queues[MAX_LLCS] SEC(".bss.queues");
 struct group_state groups[MAX_GROUPS] SEC(".bss.groups");
@@ -49,8 +49,12 @@ struct stats stats[MAX_CPUS] SEC(".bss.stats");
 struct exit_report exit_report SEC(".bss.exit");
 char exit_dump[DUMP_BYTES] SEC(".bss.dump");
 
-/* Enums of which only constants are used would be left out of BTF, where the controller reads them. */
+/*
+ * Enums of which only constants are used would be left out of BTF, where the controller reads them,
+ * and so would a struct that is only in inner maps.
+ */
 struct {
+	struct live live;
 	enum limits limits;
 	enum slot_flags slot_flags;
 	enum queue_flags queue_flags;
@@ -63,6 +67,20 @@ struct {
 	__type(key, int);
 	__type(value, struct adoption);
 } adopted SEC(".maps");
+
+struct live_rows {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct live);
+};
+struct {				/* one an engine that writes live rows */
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_ENGINES);
+	__type(key, u32);
+	__array(values, struct live_rows);
+} live SEC(".maps");
 
 struct {				/* resized by whoever sets trace_records */
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -10,11 +10,13 @@ in the order of `key = origin - lead` (bpf/sched_ctl.h). What a policy asks for 
   classes of the slope (REFERENCE: dynamic policies made cheap); a rank is the upper byte of `base`.
 * both at once: static + slope * W = slope * (W + static / slope), so the same clusters with
   `lead = static / slope`; where some threads do not age at all, one exact queue, all of whose
-  threads are compared by their own forms at each dispatch, which takes time in proportion to them.
+  threads are compared by their own forms at each dispatch, which takes time in proportion to them;
+* queue lengths (QS): one exact queue, where an engine writes them for the scheduler to read. Of
+  others they count as they were when the engine was last asked.
 
-Queue lengths count as they are now, unless the engine shares them. Several groups of one schedule,
-or several schedules, get queues of their own and share the CPU by group first. So do queries with a
-concurrency cap, which are compared by urgency all the same where nothing else is shared.
+Several groups of one schedule, or several schedules, get queues of their own and share the CPU by
+group first. So do queries with a concurrency cap, which are compared by urgency all the same where
+nothing else is shared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +34,7 @@ from sched_ctl.schedule import Schedule
 __all__ = ["Hints", "Limits", "Part", "hints", "merged"]
 
 U64 = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 # A tie-break by waiting time is one that could not change the order of others in this time.
 TIE_S = 1.0
 MIXED = 2  # times as many clusters for forms with a static and a growing part
@@ -46,6 +49,7 @@ class Limits:
     groups: int
     max_slope: int
     max_lead_us: int
+    max_tuples: int
     rank_shift: int
     share_one: int
 
@@ -56,6 +60,7 @@ class Limits:
             groups=enum["MAX_GROUPS"],
             max_slope=enum["MAX_SLOPE"],
             max_lead_us=enum["MAX_LEAD_US"],
+            max_tuples=enum["MAX_TUPLES"],
             rank_shift=enum["RANK_SHIFT"],
             share_one=enum["SHARE_ONE"],
         )
@@ -65,8 +70,10 @@ class Limits:
 class Part:
     """Some threads with queues of their own. queue: (m,) index into this part's queues.
 
-    exact: whether its one queue compares threads by their own base and slope. share: of the CPU,
-    relative to other parts; 0 = by urgency. cap: how many of them may run at once; 0 = any number.
+    exact: whether its one queue compares threads by their own base, slope and per_tuple, of which
+    the last counts tuples that an engine tells of. by_age: whether what waits longer comes first.
+    share: of the CPU, relative to other parts; 0 = by urgency. cap: how many of them may run at
+    once; 0 = any number.
     """
 
     rows: Index
@@ -76,7 +83,9 @@ class Part:
     queue_slope: U64
     base: U64
     slope: U64
+    per_tuple: U64
     exact: bool = False
+    by_age: bool = False
     share: float = 0.0
     cap: int = 0
 
@@ -89,10 +98,12 @@ class Hints:
     lead_us: U64
     base: U64
     slope: U64
+    per_tuple: U64
+    by_age: Mask
     queue_base: U64
     queue_slope: U64
     queue_group: Index
-    queue_exact: NDArray[np.bool_]
+    queue_exact: Mask
     shares: list[int] = field(default_factory=list)
     caps: list[int] = field(default_factory=list)
 
@@ -104,13 +115,17 @@ def hints(
     clusters: int = 12,
     gap_s: float = 1.0,
     caps: Mapping[str, int] = MappingProxyType({}),
+    live: Mask | None = None,
 ) -> list[Part]:
     """The parts of one schedule: one for each of its groups, one for the threads in none.
 
     caps: query name pattern -> how many of the query's threads may run at once. A query for which
     a pattern fits gets a part of its own.
+    live: (m,) whether the thread's engine writes its queue's length for the scheduler to read.
     """
     n = len(schedule.threads)
+    if live is None:
+        live = np.zeros(n, dtype=np.bool_)
     free = np.ones(n, dtype=bool)
     parts = []
     for group in schedule.groups.values():
@@ -128,7 +143,8 @@ def hints(
     made = []
     for rows, share in parts:
         form = _known(schedule.form.take(rows))
-        part = _part(form, schedule.queue_size[rows], limits, min(clusters, budget), gap_s)
+        size = schedule.queue_size[rows]
+        part = _part(form, size, live[rows], limits, min(clusters, budget), gap_s)
         if len(part.queue_base) > budget:
             part = _ordered(_lexicographic(form.rank, form.static), limits, gap_s)
         part.rows, part.share = rows, share
@@ -171,6 +187,7 @@ def _apart(whole: Part, query: Sequence[str], cap_of: Mapping[str, int]) -> list
                 queue_slope=whole.queue_slope[used],
                 base=whole.base[at],
                 slope=whole.slope[at],
+                per_tuple=whole.per_tuple[at],
                 share=whole.share * len(at) / len(whole.rows),
                 cap=cap_of.get(name, 0),
             )
@@ -190,6 +207,8 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
         lead_us=np.zeros(total, dtype=np.uint64),
         base=np.zeros(total, dtype=np.uint64),
         slope=np.zeros(total, dtype=np.uint64),
+        per_tuple=np.zeros(total, dtype=np.uint64),
+        by_age=np.zeros(total, dtype=np.bool_),
         queue_base=np.zeros(0, dtype=np.uint64),
         queue_slope=np.zeros(0, dtype=np.uint64),
         queue_group=np.zeros(0, dtype=np.intp),
@@ -206,6 +225,8 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
         result.lead_us[rows] = part.lead_us
         result.base[rows] = part.base
         result.slope[rows] = part.slope
+        result.per_tuple[rows] = part.per_tuple
+        result.by_age[rows] = part.by_age
         result.queue_base = np.append(result.queue_base, part.queue_base)
         result.queue_slope = np.append(result.queue_slope, part.queue_slope)
         result.queue_group = np.append(result.queue_group, np.full(more, index * grouped))
@@ -244,6 +265,8 @@ def _alone(part: Part) -> Hints:
         lead_us=part.lead_us,
         base=part.base,
         slope=part.slope,
+        per_tuple=part.per_tuple,
+        by_age=np.full(len(part.rows), part.by_age),
         queue_base=part.queue_base,
         queue_slope=part.queue_slope,
         queue_group=np.zeros(n, dtype=np.intp),
@@ -275,11 +298,14 @@ def _fitting(parts: Sequence[tuple[int, Part]], limits: Limits) -> list[tuple[in
 
 
 def _part(
-    form: UrgencyForm, queue_size: Array, limits: Limits, clusters: int, gap_s: float
+    form: UrgencyForm, queue_size: Array, live: Mask, limits: Limits, clusters: int, gap_s: float
 ) -> Part:
     length = np.nan_to_num(queue_size)
-    static = form.static + np.where(form.per_tuple == 0, 0.0, form.per_tuple * length)
+    told = live & (form.per_tuple > 0)
+    static = form.static + np.where(told | (form.per_tuple == 0), 0.0, form.per_tuple * length)
     slope = np.maximum(form.per_second, 0.0)
+    if told.any():
+        return _exact(form.rank, static, slope, np.where(told, form.per_tuple, 0.0), limits)
     if _is_order(form.rank, static, slope):
         return _ordered(_lexicographic(form.rank, static), limits, gap_s)
     if np.ptp(static) == 0:
@@ -291,7 +317,7 @@ def _part(
             part = _clustered(form.rank, slope, limits, MIXED * clusters)
             part.lead_us = lead_us.astype(np.uint64)
             return part
-    return _exact(form.rank, static, slope, limits)
+    return _exact(form.rank, static, slope, np.zeros(len(static)), limits)
 
 
 def _known(form: UrgencyForm) -> UrgencyForm:
@@ -352,6 +378,7 @@ def _ordered(place: Array, limits: Limits, gap_s: float) -> Part:
         queue_slope=np.full(1, 1024, dtype=np.uint64),
         base=zeros,
         slope=zeros,
+        per_tuple=zeros,
     )
 
 
@@ -385,21 +412,24 @@ def _clustered(rank: Array, slope: Array, limits: Limits, clusters: int) -> Part
         queue_slope=representative[used % (clusters + 1)].astype(np.uint64),
         base=zeros,
         slope=zeros,
+        per_tuple=zeros,
+        by_age=bool(slope.any()),
     )
 
 
-def _exact(rank: Array, static: Array, slope: Array, limits: Limits) -> Part:
+def _exact(rank: Array, static: Array, slope: Array, per_tuple: Array, limits: Limits) -> Part:
     """One queue of threads that are compared by their own forms."""
     n = len(static)
     place = np.unique(rank, return_inverse=True)[1].ravel()
     place = np.minimum(place, 1 << (63 - limits.rank_shift)).astype(np.uint64)
     per_unit = slope * AGE_UNIT_S
     above = static - static.min()
-    # One scale for both: as fine as fits into a slope of 20 bits and a base below a rank.
-    scale = limits.max_slope / float(per_unit.max())
-    highest = float(above.max())
-    if highest > 0:
-        scale = min(scale, 2.0 ** (limits.rank_shift - 2) / highest)
+    # One scale for all: as fine as fits into a slope of 20 bits, and so that base and tuples stay
+    # below a rank.
+    below = 2.0 ** (limits.rank_shift - 2)
+    most_per_tuple = min(2.0**32 - 1, below / limits.max_tuples)
+    bounds = ((per_unit, limits.max_slope), (above, below), (per_tuple, most_per_tuple))
+    scale = min((most / float(part.max()) for part, most in bounds if part.any()), default=1.0)
     base = (above * scale).astype(np.uint64) + (place << np.uint64(limits.rank_shift))
     return Part(
         rows=np.arange(n),
@@ -409,5 +439,7 @@ def _exact(rank: Array, static: Array, slope: Array, limits: Limits) -> Part:
         queue_slope=np.ones(1, dtype=np.uint64),
         base=base,
         slope=(per_unit * scale).astype(np.uint64),
+        per_tuple=(per_tuple * scale).astype(np.uint64),
         exact=True,
+        by_age=bool(slope.any()),
     )

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from sched_ctl.backends import Applied, BackendFailed, Probe, undo
 from sched_ctl.backends.hints import Limits, Part, hints, merged
 from sched_ctl.backends.journal import Journal
+from sched_ctl.backends.live import LiveRows
 from sched_ctl.backends.parameters import Parameters, Target
 from sched_ctl.backends.records import FileChanged
 from sched_ctl.graph import Index
@@ -147,7 +149,8 @@ class Ejected(BackendFailed):
 class _Scope:
     schedule: Schedule
     slots: Index
-    parts: list[Part]
+    live: NDArray[np.uint32]
+    parts: list[Part] = field(default_factory=list)
     problems: tuple[str, ...] = ()
 
 
@@ -179,6 +182,7 @@ class Scx:
         self._wanted: NDArray[Any] | None = None  # hints as they are written, kept for its memory
         self._adopted: dict[Thread, _Adopted] = {}
         self._free: deque[int] = deque()
+        self._live: LiveRows | None = None
         self._monitor: _Monitor | None = None
         self._restarts = 0
         self._attached = False
@@ -193,6 +197,7 @@ class Scx:
             self._load()
         else:
             self._look()
+        assert self._live is not None
         scope = self._scopes.get(schedule.scope)
         problems: list[str] = []
         writes = 0
@@ -200,12 +205,12 @@ class Scx:
         fresh: list[Thread] = []
         if scope is None or scope.schedule.threads != schedule.threads:
             fresh, released, problems = self._follow(schedule)
-            scope = self._scopes[schedule.scope] = _Scope(
-                schedule, self._slots_of(schedule.threads), []
-            )
+            scope = self._scopes[schedule.scope] = self._scope(schedule)
+            self._live.keep(one.live for one in self._scopes.values())
             scope.problems = tuple(problems)
         scope.schedule = schedule
-        scope.parts = self._hints(schedule)
+        self._live.look()
+        scope.parts = self._hints(scope)
         changed = self._write()
         writes += changed
         more, gone = self._adopt(fresh)
@@ -238,12 +243,20 @@ class Scx:
         now_ns = self.scheduler.now_ns()
         queue = int(hint["queue"])
         control = self.scheduler.control
+        age_ms, told = _since_ms(now_ns, int(seen["origin_ns"])), {}
+        by_engine = bool(hint["flags"] & self.scheduler.slot_flags["SLOT_LIVE_AGE"])
+        if self._live is not None and (row := self._live.row(thread)) is not None:
+            told = {"queue_tuples": int(row["queue_tuples"])}
+            if by_engine:
+                age_ms = _since_ms(time.monotonic_ns(), int(row["head_ns"]))
         return {
             "mode": self.mode,
             "cluster": queue,
             "group": int(control["queues"][queue]["group"]),
             "lead_ms": float(hint["lead_us"]) / 1e3,
-            "age_ms": _since_ms(now_ns, int(seen["origin_ns"])),
+            "age_ms": age_ms,
+            "age_by": "engine" if by_engine else "waker",
+            **told,
             "waits_ms": _since_ms(now_ns, int(seen["queued_ns"])),
             "wait_max_ms": round(float(seen["wait_max_ns"]) / 1e6, 3),
             "wait_mean_ms": round(float(seen["wait_ns"]) / 1e6 / max(1, int(seen["runs"])), 4),
@@ -289,6 +302,7 @@ class Scx:
         control["starvation_ms"] = round(self.options.starvation)
         control["preempt_times"] = self.options.preempt
         self.scheduler = scheduler
+        self._live = LiveRows(scheduler)
         self._limits = Limits.of(scheduler.limits)
         self._free = deque(range(1, len(scheduler.slots)))
 
@@ -350,9 +364,8 @@ class Scx:
         self._load()
         for schedule in scopes:
             fresh, _, _ = self._follow(schedule)
-            scope = self._scopes[schedule.scope] = _Scope(
-                schedule, self._slots_of(schedule.threads), self._hints(schedule)
-            )
+            scope = self._scopes[schedule.scope] = self._scope(schedule)
+            scope.parts = self._hints(scope)
             self._write()
             scope.problems, _ = self._adopt(fresh)
         self._attach()
@@ -362,6 +375,9 @@ class Scx:
         if self._monitor is not None:
             self._monitor.stop()
             self._monitor = None
+        if self._live is not None:
+            self._live.close()
+            self._live = None
         if self.scheduler is not None:
             self.scheduler.close()
             self.scheduler = None
@@ -495,19 +511,26 @@ class Scx:
 
     # -- hints ----------------------------------------------------------------------------------
 
-    def _hints(self, schedule: Schedule) -> list[Part]:
+    def _scope(self, schedule: Schedule) -> _Scope:
+        assert self._live is not None
+        threads = schedule.threads
+        return _Scope(schedule, self._slots_of(threads), self._live.indices(threads))
+
+    def _hints(self, scope: _Scope) -> list[Part]:
+        assert self._live is not None
         options = self.options
         return hints(
-            schedule,
+            scope.schedule,
             self._limits,
             clusters=options.clusters,
             gap_s=options.gap,
             caps=options.caps,
+            live=self._live.counting(scope.live),
         )
 
     def _write(self) -> int:
         """Write the hints of all scopes; returns how many slots changed."""
-        assert self.scheduler is not None
+        assert self.scheduler is not None and self._live is not None
         scopes = list(self._scopes.values())
         offsets = np.cumsum([0, *(len(scope.slots) for scope in scopes)])
         parts = [
@@ -527,13 +550,20 @@ class Scx:
         control["groups"]["cap"][: len(made.caps)] = made.caps
         control["nr_queues"], control["nr_groups"] = queues, len(made.shares)
         slots = scopes[0].slots if len(scopes) == 1 else np.concatenate([x.slots for x in scopes])
-        flags = self.scheduler.slot_flags
-        flag = flags["SLOT_ACTIVE"] | self.options.until_block * flags["SLOT_UNTIL_BLOCK"]
+        live = scopes[0].live if len(scopes) == 1 else np.concatenate([x.live for x in scopes])
+        names = self.scheduler.slot_flags
+        always = names["SLOT_ACTIVE"] | self.options.until_block * names["SLOT_UNTIL_BLOCK"]
+        flags: int | NDArray[np.uint16] = always
+        if (told := self._live.counting(live)).any():
+            flags = np.full(total, always, dtype=np.uint16)
+            flags[told & made.by_age] |= names["SLOT_LIVE_AGE"]
+            flags[told & (made.per_tuple > 0)] |= names["SLOT_LIVE_LENGTH"]
         if self._wanted is None or len(self._wanted) != total:
             self._wanted = np.zeros(total, dtype=table.dtype)
         fresh = self._wanted
-        fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, flag
+        fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, flags
         fresh["slope"], fresh["base"] = made.slope, made.base
+        fresh["per_tuple"], fresh["live"] = made.per_tuple, live
         # As words: comparing and copying structs member by member takes four times as long.
         words, wanted = (x.view(np.uint64).reshape(len(x), -1) for x in (table, fresh))
         at = _consecutive(slots)

@@ -85,7 +85,7 @@ def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:
     )
     show.table(
         (
-            *(">tid", "operator", ">cluster", ">age ms", ">waits ms", ">mean wait ms"),
+            *(">tid", "operator", ">cluster", ">age ms", "by", ">waits ms", ">mean wait ms"),
             *(">longest ms", ">runs", ">starved"),
         ),
         (
@@ -93,7 +93,9 @@ def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:
                 row["tid"],
                 row["operator"],
                 row["cluster"],
-                *(show.number(row[key]) for key in ("age_ms", "waits_ms", "wait_mean_ms")),
+                show.number(row["age_ms"]),
+                row["age_by"],
+                *(show.number(row[key]) for key in ("waits_ms", "wait_mean_ms")),
                 show.number(row["wait_max_ms"]),
                 row["runs"],
                 row["starved"],

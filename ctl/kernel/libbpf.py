@@ -33,10 +33,12 @@ from numpy.typing import NDArray
 
 from sched_ctl.kernel.btf import Btf, BtfError, Variable
 
-__all__ = ["BpfError", "Library", "Link", "Object", "Ops", "library"]
+__all__ = ["BpfError", "InnerArray", "Library", "Link", "Object", "Ops", "library"]
 
 MINIMUM = (1, 4)
 _PAGE = mmap.PAGESIZE
+_ARRAY = 2  # enum bpf_map_type, include/uapi/linux/bpf.h
+_MMAPABLE, _INNER_MAP = 1 << 10, 1 << 12  # BPF_F_*
 _WARN = 0  # enum libbpf_print_level
 
 _P, _S, _I, _U32, _U64, _SIZE = (
@@ -66,12 +68,24 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_map__attach_struct_ops": (_P, (_P,)),
     "bpf_link__destroy": (_I, (_P,)),
     "btf__raw_data": (_P, (_P, ctypes.POINTER(_U32))),
+    "bpf_map_create": (_I, (_I, _S, _U32, _U32, _U32, _P)),
     "bpf_map_update_elem": (_I, (_I, _P, _P, _U64)),
     "bpf_map_lookup_elem": (_I, (_I, _P, _P)),
     "bpf_map_delete_elem": (_I, (_I, _P)),
     "libbpf_set_print": (_P, (_P,)),
 }
 _PRINT = ctypes.CFUNCTYPE(_I, _I, _S, _P)
+
+
+class _MapCreateOptions(ctypes.Structure):
+    """struct bpf_map_create_opts of libbpf 1.0, as far as it is used: `size` says so."""
+
+    _fields_ = (
+        ("size", _SIZE),
+        *((name, _U32) for name in ("btf_fd", "key_type", "value_type", "kernel_value_type")),
+        ("inner_map_fd", _U32),
+        ("map_flags", _U32),
+    )
 
 
 class BpfError(OSError):
@@ -289,6 +303,30 @@ class Object:
             self._views[name] = mmap.mmap(self.fd(name), length, mmap.MAP_SHARED)
         return self._views[name]
 
+    def inner_array(self, outer: str, index: int, struct: str, entries: int) -> "InnerArray":
+        """A new array of structs (BPF_F_MMAPABLE) as element `index` of a map of maps.
+
+        Its descriptor may be handed to a process that is to write there: mapping it takes no
+        privilege, and lets it touch nothing else.
+        """
+        dtype = self.btf.dtype(struct)
+        options = _MapCreateOptions(
+            size=ctypes.sizeof(_MapCreateOptions), map_flags=_MMAPABLE | _INNER_MAP
+        )
+        name = struct.encode()
+        fd = self.library.bpf_map_create(
+            _ARRAY, name, 4, dtype.itemsize, entries, ctypes.byref(options)
+        )
+        self.library.check(fd, f"a map for {outer}")
+        try:
+            length = (dtype.itemsize * entries + _PAGE - 1) // _PAGE * _PAGE
+            memory = mmap.mmap(fd, length, mmap.MAP_SHARED)
+            self.update(outer, index.to_bytes(4, "little"), fd.to_bytes(4, "little"))
+        except BaseException:
+            os.close(fd)
+            raise
+        return InnerArray(fd, np.frombuffer(memory, dtype, entries))
+
     def attach_ops(self, name: str) -> "Link":
         lib = self.library
         lib.messages.clear()
@@ -327,6 +365,17 @@ class Object:
                 return False
             raise self.library.error(ctypes.get_errno(), f"delete from map {name}")
         return True
+
+
+@dataclass(frozen=True, eq=False)
+class InnerArray:
+    """An array in a map of maps, its rows as a numpy array over its memory."""
+
+    fd: int
+    rows: NDArray[Any]
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class Link:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.btf import Btf, Kind
-from sched_ctl.kernel.libbpf import BpfError, Link, Object, library
+from sched_ctl.kernel.libbpf import BpfError, InnerArray, Link, Object, library
 
 __all__ = ["OBJECT", "Exit", "LoadError", "Scheduler", "last_level_caches", "thread_pidfd"]
 
@@ -64,7 +64,7 @@ class Exit:
 class Scheduler:
     """Open, change `tunables` and memory, then `attach`. Close it, or use it as a context.
 
-    control, slots, live, threads, queues, groups: arrays over the shared memory, see sched_ctl.h.
+    control, slots, threads, queues, groups: arrays over the shared memory, see sched_ctl.h.
     """
 
     def __init__(
@@ -149,7 +149,6 @@ class Scheduler:
         self.limits = limits
         self.control = opened.array(".data.control", "control")
         self.slots = opened.array(".bss.slots", "slots")
-        self.live = opened.array(".bss.live", "live")
         self.threads = opened.array(".bss.threads", "threads")
         self.queues = opened.array(".bss.queues", "queues")
         self.groups = opened.array(".bss.groups", "groups")
@@ -217,6 +216,23 @@ class Scheduler:
         value = self._object.lookup("adopted", pidfd.to_bytes(4, "little", signed=True))
         return int.from_bytes(value[:4], "little") if value else None
 
+    def live_rows(self, engine: int, rows: int) -> InnerArray:
+        """Memory in which an engine (1..MAX_ENGINES-1) writes what its operators' queues hold."""
+        return self._object.inner_array("live", engine, "live", rows)
+
+    def drop_live_rows(self, engine: int) -> None:
+        """They count no more; the memory is there as long as somebody maps it."""
+        self._object.delete("live", engine.to_bytes(4, "little"))
+
+    def live_index(self, engine: int, row: int) -> int:
+        """What a slot has in `live` for this row."""
+        return engine << self.limits["LIVE_ROW_BITS"] | row
+
+    @property
+    def live_row(self) -> np.dtype[Any]:
+        """Layout of a live row."""
+        return self._object.btf.dtype("live")
+
     def exit(self) -> Exit | None:
         """Why it ended; None while it is attached."""
         number = int(self._exit["kind"])
@@ -238,8 +254,8 @@ class Scheduler:
 
     def now_ns(self) -> int:
         """The scheduler's clock, in which `threads` has its times; right to some microseconds."""
-        offset = int(self._object.array(".bss", "monotonic_offset_ns"))
-        return time.monotonic_ns() - offset
+        offset = self._object.array(".bss", "monotonic_offset_ns").astype(np.int64)
+        return time.monotonic_ns() - int(offset)
 
     def stats(self) -> dict[str, int]:
         """Counters since attaching, summed over the CPUs; `about` has a text for each."""

@@ -12,7 +12,13 @@ from sched_ctl.policy import Spacing, UrgencyForm, form
 from sched_ctl.schedule import Group, Schedule
 
 LIMITS = Limits(
-    queues=64, groups=64, max_slope=1 << 20, max_lead_us=1 << 30, rank_shift=56, share_one=1024
+    queues=64,
+    groups=64,
+    max_slope=1 << 20,
+    max_lead_us=1 << 30,
+    max_tuples=1 << 20,
+    rank_shift=56,
+    share_one=1024,
 )
 
 
@@ -42,18 +48,22 @@ def made(
     groups: Mapping[str, Group] | None = None,
     queries: Sequence[str] = (),
     caps: Mapping[str, int] | None = None,
+    live: list[bool] | None = None,
 ) -> Hints:
-    parts = hints(schedule(shape, sizes, groups, queries), LIMITS, caps=caps or {})
+    one = schedule(shape, sizes, groups, queries)
+    told = None if live is None else np.array(live)
+    parts = hints(one, LIMITS, caps=caps or {}, live=told)
     return merged([(0, part) for part in parts], len(shape), LIMITS)
 
 
-def urgency(given: Hints, age_s: Array) -> Array:
+def urgency(given: Hints, age_s: Array, tuples: Array | float = 0.0) -> Array:
     """What the BPF program computes at the head of a queue, bpf/order.bpf.h."""
     age = np.asarray(age_s) / 1.024e-6
     q = given.queue
     lead = given.lead_us.astype(float) / 1.024
     plain = given.queue_base[q].astype(float) + given.queue_slope[q].astype(float) * (age + lead)
     exact = given.base.astype(float) + given.slope.astype(float) * age
+    exact += given.per_tuple.astype(float) * tuples
     return np.where(given.queue_exact[q], exact, plain)
 
 
@@ -128,6 +138,44 @@ def test_a_tie_break_needs_no_exact_queue() -> None:
 def test_queue_lengths_count_as_they_are_now() -> None:
     given = made(form(3, per_tuple=1.0), sizes=np.array([3.0, np.nan, 30.0]))
     assert order(urgency(given, np.zeros(3))) == [2, 0, 1]
+
+
+def test_queue_lengths_that_an_engine_tells_count_as_they_will_be() -> None:
+    given = made(form(3, per_tuple=1.0), np.array([30.0, 2.0, 1.0]), live=[True] * 3)
+    assert given.queue_exact.all()
+    assert not given.by_age.any()
+    assert order(urgency(given, np.zeros(3), np.array([0.0, 4.0, 5.0]))) == [2, 1, 0]
+
+
+def test_lengths_of_some_are_compared_with_those_that_others_had() -> None:
+    given = made(form(3, per_tuple=1.0), np.array([30.0, 9.0, 1.0]), live=[True, False, True])
+    for told, expected in ((6.0, [1, 2, 0]), (8.0, [1, 0, 2]), (10.0, [0, 1, 2])):
+        assert order(urgency(given, np.zeros(3), np.array([told, 99.0, 7.0]))) == expected
+
+
+def test_a_form_of_lengths_and_ages_is_exact() -> None:
+    shape = form(
+        3,
+        rank=np.array([0.0, 0.0, 1.0]),
+        static=np.array([5.0, 0.0, 0.0]),
+        per_second=np.array([1.0, 20.0, 1.0]),
+        per_tuple=np.array([2.0, 1.0, 1.0]),
+    )
+    given = made(shape, live=[True] * 3)
+    assert given.by_age.all()
+    for age, tuples in ((0.0, 1.0), (0.5, 30.0), (3.0, 100_000.0)):
+        ages, lengths = np.full(3, age), np.full(3, tuples)
+        expected = shape.at(ages, lengths) + 1e9 * shape.rank
+        assert order(urgency(given, ages, lengths)) == order(expected)
+    most = float(given.per_tuple.max()) * LIMITS.max_tuples
+    assert most < 2.0**LIMITS.rank_shift / 2
+    assert given.per_tuple.max() < 1 << 32
+
+
+def test_age_counts_where_waiting_decides() -> None:
+    assert made(form(3, per_second=1.0)).by_age.all()
+    assert made(form(3, static=np.arange(3.0), per_second=np.array([1.0, 9.0, 5.0]))).by_age.all()
+    assert not made(form(3, static=np.arange(3.0))).by_age.any()
 
 
 def test_groups_have_queues_of_their_own() -> None:

@@ -167,11 +167,12 @@ def check_exact_form_follows_queue_lengths() -> None:
         scheduler.control["queues"][0]["flags"] = scheduler.queue_flags["QUEUE_EXACT"]
         slots = scheduler.slots[1:4]
         slots["per_tuple"] = 1000
-        slots["live"] = (1, 2, 3)
+        rows = scheduler.live_rows(1, 4).rows
+        slots["live"] = [scheduler.live_index(1, row) for row in (1, 2, 3)]
         slots["flags"] = scheduler.slot_flags["SLOT_LIVE_LENGTH"]
         for longest in (1, 3, 2):
-            scheduler.live["queue_tuples"][1:4] = 5
-            scheduler.live["queue_tuples"][longest] = 50
+            rows["queue_tuples"][1:4] = 5
+            rows["queue_tuples"][longest] = 50
             if longest == 1:
                 adopt(scheduler, pids)
                 scheduler.attach()
