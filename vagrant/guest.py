@@ -30,7 +30,16 @@ from pathlib import Path
 import initramfs
 import kernels
 
-__all__ = ["NO_GUEST", "TIMED_OUT", "Guest", "GuestError", "Options", "boot", "missing"]
+__all__ = [
+    "NO_GUEST",
+    "TIMED_OUT",
+    "Guest",
+    "GuestError",
+    "Options",
+    "boot",
+    "kvm_works",
+    "missing",
+]
 
 TIMED_OUT = 124  # exit code of a command that was stopped, as timeout(1) has it
 NO_GUEST = 125  # exit code when the guest died without giving one
@@ -157,26 +166,35 @@ class Guest:
 
     def output(self) -> Iterator[bytes]:
         """Pieces of the command's output (stdout and stderr together) as they come, to its end."""
-        assert self._qemu.stdout is not None
-        stream = self._qemu.stdout.fileno()
         while True:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 self.returncode = TIMED_OUT
                 break
-            ready, _, _ = select.select([stream, self._result], [], [], min(left, 1.0))
-            if self._result in ready:
-                self._read_result()
-            if stream in ready:
-                piece = os.read(stream, 65536)
+            if select.select([self], [], [], left)[0]:
+                piece = self.piece()
                 if not piece:
                     break
                 yield piece
         self.close()
 
-    def stop_after(self, timeout_s: float) -> None:
-        """From now on, instead of `Options.timeout_s` from the start."""
-        self._deadline = time.monotonic() + timeout_s
+    def fileno(self) -> int:
+        """What can be waited for: readable as soon as there is a piece."""
+        assert self._qemu.stdout is not None
+        return self._qemu.stdout.fileno()
+
+    def piece(self) -> bytes:
+        """The next piece of the output, waited for; empty at the end."""
+        return os.read(self.fileno(), 65536)
+
+    def cpu_s(self) -> float:
+        """CPU time that the guest has used so far. proc(5), utime and stime"""
+        ticks = 0
+        for child in self._children:
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(stat[11]) + int(stat[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def _read_result(self) -> None:
         try:
@@ -235,7 +253,7 @@ def boot(
 ) -> Iterator[Guest]:
     """A guest that is up, or has failed to come up; ended when the block is left."""
     env = env or {}
-    kvm = _kvm_works() if options.kvm is None else options.kvm
+    kvm = _kvm_may_work() if options.kvm is None else options.kvm
     if kvm and not options.icount:
         guest = Guest(kernel, command, dataclasses.replace(options, kvm=True), env)
         try:
@@ -358,7 +376,15 @@ def _kvm_note() -> Path:
     return Path(base) / "sched-ctl" / f"kvm-{boot_id}"
 
 
-def _kvm_works() -> bool:
+def kvm_works(kernel: Path) -> bool:
+    """Whether a guest boots with KVM here; tried where that is not known yet."""
+    if _kvm_may_work() and not _kvm_note().exists():
+        with boot(kernel, ["true"]):
+            pass
+    return _kvm_may_work()
+
+
+def _kvm_may_work() -> bool:
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     try:

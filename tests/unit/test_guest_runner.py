@@ -12,7 +12,6 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 CONFTEST = """
-import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -25,25 +24,31 @@ class Guest:
         env = os.environ | {"KERNEL": image.name}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
         self.returncode = None
-        note(f"start {image.name}")
-    def stop_after(self, timeout_s):
-        note(f"at most {timeout_s:.0f} s")
-    def output(self):
-        yield from self.process.stdout
-        self.returncode = self.process.wait()
+        self.said = f"{image.name} {options.cpus} {'exact' if options.icount else 'real'}"
+        note(f"start {self.said}")
+    def fileno(self):
+        return self.process.stdout.fileno()
+    def piece(self):
+        piece = os.read(self.fileno(), 65536)
+        if not piece:
+            self.returncode = self.process.wait()
+        return piece
+    def cpu_s(self):
+        return 0.0
     def close(self):
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
-        note("end")
+        note(f"end {self.said}")
 
 def note(text):
     with open("notes", "a") as file:
         print(text, file=file)
 
 boots.guest.Guest = Guest
-boots.guest.boot = lambda *arguments: contextlib.closing(Guest(*arguments))
-boots.kernels.at_hand = runner.image_of = Path
+boots.CHECK_S = 4.0
+boots.guest.kvm_works = lambda image: False
+boots.kernels.at_hand = boots.kernels.find = runner.image_of = Path
 boots.os.sched_getaffinity = lambda pid: {0, 1}
 """
 
@@ -109,6 +114,14 @@ def outcomes(text: str) -> dict[str, str]:
     return dict(re.findall(r"::check_(\w+)\[.*\] (PASSED|FAILED|SKIPPED)", text))
 
 
+def notes(folder: Path) -> list[str]:
+    return (folder / "notes").read_text().splitlines()
+
+
+def started(folder: Path) -> list[str]:
+    return [note.removeprefix("start ") for note in notes(folder) if note.startswith("start")]
+
+
 def test_what_fails_is_tried_once_more_and_named(tmp_path: Path) -> None:
     done = run(tmp_path, guest_some=FLAKY)
     assert outcomes(done.stdout) == {
@@ -129,8 +142,16 @@ def test_what_fails_is_tried_once_more_and_named(tmp_path: Path) -> None:
         assert rest, named
         assert said in rest.split("at the second attempt")[0]
     assert "first attempt, guest 6.18" in done.stdout  # with the failure
-    # A fresh guest for each second attempt, and for what followed the last.
-    assert (tmp_path / "notes").read_text().split("\n").count("start 6.18") == 4
+    # A fresh guest for each second attempt, which goes on with what follows.
+    assert len(started(tmp_path)) == 4
+
+
+def test_a_guest_that_hangs_is_stopped(tmp_path: Path) -> None:
+    hangs = "import os, signal\ndef check_a(): os.kill(os.getppid(), signal.SIGSTOP)\n"
+    done = run(tmp_path, guest_some='KERNELS = ("6.18",)\n' + hangs + "def check_b(): pass")
+    assert outcomes(done.stdout) == {"a": "FAILED", "b": "PASSED"}
+    assert "the guest died, or was stopped" in done.stdout
+    assert len(started(tmp_path)) == 3
 
 
 def test_no_second_attempts_without_end(tmp_path: Path) -> None:
@@ -146,21 +167,54 @@ def test_no_second_attempt_where_all_is_well(tmp_path: Path) -> None:
     assert re.search(r"second attempts in guests =+\nnone\n", done.stdout)
 
 
-def test_guests_with_one_cpu_run_two_at_a_time(tmp_path: Path) -> None:
-    kernels = 'KERNELS = ("6.16", "6.18", "7.3")\n'
-    small = kernels + "CPUS = 1\ndef check_a(): pass\ndef check_b(): pass\n"
-    done = run(tmp_path, guest_any=kernels + "def check_c(): pass", guest_small=small)
+BIG = """
+import time
+from pathlib import Path
+
+KERNELS = ("6.16", "6.18")
+
+def check_that_exact_ones_run_beside_it():
+    end = time.monotonic() + 3
+    while not Path("exact").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+"""
+
+EXACT = """
+import time
+from pathlib import Path
+
+KERNELS = ("6.16", "6.18", "7.3")
+CPUS = 1
+ICOUNT = True
+
+def check_a():
+    Path("exact").touch()
+    time.sleep(0.3)
+def check_b(): pass
+"""
+
+
+def test_a_guest_for_each_cpu(tmp_path: Path) -> None:
+    done = run(tmp_path, guest_big=BIG, guest_exact=EXACT, guest_other=BIG)
     assert done.returncode == 0, done.stdout
-    assert "9 passed" in done.stdout
-    notes = (tmp_path / "notes").read_text().split("\n")
-    assert [note for note in notes if note.startswith(("start", "end"))] == [
-        *("start 6.16", "start 6.18", "end", "start 7.3", "end", "end"),
-        *("start 6.16", "end", "start 6.18", "end", "start 7.3", "end"),
+    assert "10 passed" in done.stdout
+    # Files with the same settings share a guest.
+    assert sorted(started(tmp_path)) == [
+        *("6.16 1 exact", "6.16 2 real", "6.18 1 exact", "6.18 2 real", "7.3 1 exact")
     ]
+    running: list[str] = []
+    most = 0
+    for note in notes(tmp_path):
+        what, _, name = note.partition(" ")
+        (running.append if what == "start" else running.remove)(name)
+        most = max(most, len(running))
+        assert sum(name.endswith("2 real") for name in running) <= 1, running
+    assert not running
+    assert most == 2
 
 
 def test_an_interrupted_run_leaves_no_guest(tmp_path: Path) -> None:
     done = run(tmp_path, guest_some=INTERRUPT)
     assert "KeyboardInterrupt" in done.stdout
-    notes = (tmp_path / "notes").read_text().split()
-    assert notes.count("end") == notes.count("start") == 2
+    assert [note.partition(" ")[0] for note in notes(tmp_path)] == ["start", "start", "end", "end"]

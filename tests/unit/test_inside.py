@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from vm import inside
 
 CHECKS = """
@@ -27,8 +28,8 @@ def test_every_check_has_its_own_outcome(tmp_path: Path) -> None:
     (tmp_path / "guest_some.py").write_text(CHECKS)
     names = ["ok", "bad", "skip", "slow", "crash", "fork", "exit", "ok"]
     done = subprocess.run(
-        [sys.executable, inside.__file__, str(tmp_path / "guest_some.py"), "2"]
-        + [f"check_{name}" for name in names],
+        [sys.executable, inside.__file__]
+        + [w for name in names for w in (str(tmp_path / "guest_some.py"), f"check_{name}", "2")],
         env=os.environ | {"PYTHONPATH": str(Path(inside.__file__).parents[1])},
         capture_output=True,
         text=True,
@@ -42,7 +43,7 @@ def test_every_check_has_its_own_outcome(tmp_path: Path) -> None:
         if line.startswith(inside.MARK)
     ]
     ends = [record for record in records if "end" in record]
-    assert [record["end"].removeprefix("check_") for record in ends] == names
+    assert [record["end"][1].removeprefix("check_") for record in ends] == names
     assert [record["outcome"] for record in ends] == [
         *("passed", "failed", "skipped", "failed", "failed", "passed", "failed", "passed")
     ]
@@ -52,3 +53,35 @@ def test_every_check_has_its_own_outcome(tmp_path: Path) -> None:
     assert "not finished after 2 s" in texts[3]
     assert "without a result" in texts[4]
     assert "hello" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("looks", "taken_in_real_time", "taken_where_exact"),
+    [
+        ("gg", 2, 1),
+        ("gbgg", 4, 1),
+        ("bggg", 4, 2),
+        ("bbb", None, None),
+        ("bbgbb", None, None),
+        ("gb" * 6, None, 1),  # wrong half of the time
+    ],
+)
+@pytest.mark.parametrize("exact", [False, True])
+def test_looks(
+    looks: str,
+    taken_in_real_time: int | None,
+    taken_where_exact: int | None,
+    exact: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(inside.EXACT, raising=False)
+    if exact:
+        monkeypatch.setenv(inside.EXACT, "1")
+    taken = taken_where_exact if exact else taken_in_real_time
+    left = iter(looks)
+    if taken is None:
+        with pytest.raises(AssertionError, match="looks were bad"):
+            inside.look_until(lambda: next(left), "g".__eq__)
+    else:
+        assert inside.look_until(lambda: next(left), "g".__eq__) == "g"
+        assert len(list(left)) == len(looks) - taken

@@ -1,187 +1,288 @@
-"""Boots guests for files of checks, one for a file and kernel, and reads what the checks say.
+"""Runs guests side by side, as many as this machine has CPUs for, and reads what they say.
 
-Two things make a check fail that is right: an emulated guest dies now and then by itself, and a
-machine that is busy holds a virtual CPU back for as long as it likes. So a check that failed is
-tried once more, in a fresh guest, and what the first attempt said is kept (`Result.first`): the
-summary of the tests names it. What is really wrong fails twice.
+Checks that want the same guest share one (`Boot`). Two things make a check fail that is right: an
+emulated guest dies now and then by itself, and a machine that is busy holds a virtual CPU back for
+as long as it likes. So a check that failed is tried once more, in a fresh guest, and what the first
+attempt said is kept (`Result.first`): the summary of the tests names it. What is really wrong fails
+twice.
 
-Where there are two CPUs, guests with one run two at a time: the next is started while the results
-of one are read.
+Guests stand in one line, in the order in which their results are asked for, and start as soon as
+they fit (`Line.fits`): who asks may find that all has been done.
 """
 
-import contextlib
-import itertools
 import json
 import os
+import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import guest
 import kernels
-from vm.inside import MARK
+from vm.inside import EXACT, MARK
 
-__all__ = ["LIMIT_S", "Boot", "Result", "chain"]
+__all__ = ["Boot", "Command", "Job", "Line", "Result"]
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 600.0  # for one file and kernel, whatever happens, on a machine that is busy otherwise
-ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests")}
-SECOND_ATTEMPTS = 3  # of a file and kernel; what fails more often is no accident
+BOOT_S = 180.0  # a guest that has begun no check by then never will, however busy this machine is
+CHECK_S = 420.0  # for a check; each has a shorter limit in the guest, by its clock
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
+SECOND_ATTEMPTS = 3  # of a file on one kernel; what fails more often is no accident
+Check = tuple[Path, str]  # file and function
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check. first: what an earlier attempt said that failed."""
+    """What became of a check, and what it took by the guest's clock and of the host's CPUs.
+
+    first: what an earlier attempt said that failed.
+    """
 
     outcome: str
     text: str
     seconds: float = 0.0
+    cpu_s: float = 0.0
     output: str = ""
     first: str = ""
 
 
 @dataclass(eq=False)
-class Boot:
-    """One guest for one file and kernel. Results come in the order of the checks.
+class Job:
+    """A command in a guest. Its time is limited once its result is asked for."""
 
-    image: the path of the kernel, asked for when the guest is started. following: a guest to start
-    as soon as this one runs.
-    """
-
-    path: Path
     kernel: str
-    settings: dict[str, Any]
-    image: Callable[[str], Path]
-    checks: list[str] = field(default_factory=list)
-    results: dict[str, Result] = field(default_factory=dict)
-    following: "Boot | None" = None
-    ahead: guest.Guest | None = None  # started, not looked at yet
-    stream: Iterator[str] | None = None
-    died: str = ""
-    second_attempts: int = 0
-    deadline: float | None = None
+    options: guest.Options
+    machine: guest.Guest | None = field(default=None, init=False)
+    asked: float | None = field(default=None, init=False)
+    started: float = field(default=0.0, init=False)
+    heard: float = field(default=0.0, init=False)  # when it last began something
+    took_s: float = field(default=0.0, init=False)  # while its guests ran
+    cpu_s: float = field(default=0.0, init=False)  # of its guests
 
     @property
-    def small(self) -> bool:
-        """Whether it takes one CPU, so that two fit on a small machine."""
-        return bool(self.settings.get("CPUS", 2) == 1)
+    def name(self) -> str:
+        raise NotImplementedError
 
     @property
-    def exact(self) -> bool:
-        """Whether the guest's clock counts instructions."""
-        return bool(self.settings.get("ICOUNT"))
+    def wanted(self) -> bool:
+        """Whether a guest is to be run (still, or again)."""
+        raise NotImplementedError
 
-    def result(self, check: str) -> Result:
-        found = self.attempt(check)
-        if found.outcome == "failed" and self.second_attempts < SECOND_ATTEMPTS:
-            self.second_attempts += 1
-            died = check not in self.results
-            self.results.pop(check, None)
-            self.close()
-            found = replace(self.attempt(check, single_thread=died), first=found.text)
-        return found
+    @property
+    def patience_s(self) -> float:
+        """How long the guest may take for what it does now."""
+        raise NotImplementedError
 
-    def attempt(self, check: str, *, single_thread: bool = False) -> Result:
-        """The result from the guest that is running, or from one that begins with this check."""
-        if self.deadline is None:
-            self.deadline = time.monotonic() + LIMIT_S
-        if check not in self.results and time.monotonic() < self.deadline:
-            if self.stream is None:
-                self.stream = self.run(check, single_thread=single_thread)
-            self.read_until(check)
-        if check in self.results:
-            return self.results[check]
+    def command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        """What the guest runs, and its environment."""
+        raise NotImplementedError
+
+    def take(self, piece: bytes) -> None:
+        """The guest said this."""
+        raise NotImplementedError
+
+    def ended(self, returncode: int | None, log: str) -> None:
+        """The guest ended, or was stopped because its time was over."""
+        raise NotImplementedError
+
+    def start(self, image: Path) -> None:
+        options = replace(self.options, kvm=not self.options.icount and guest.kvm_works(image))
+        command, environment = self.command()
+        self.started = self.heard = time.monotonic()
+        try:
+            self.machine = guest.Guest(image, command, options, environment)
+        except guest.GuestError as error:
+            self.ended(None, str(error))
+
+    def read(self) -> None:
+        assert self.machine is not None
+        piece = self.machine.piece()
+        if piece:
+            self.take(piece)
+        else:
+            self.end()
+
+    def late(self, now: float) -> bool:
+        return self.asked is not None and now > max(self.asked, self.heard) + self.patience_s
+
+    def end(self) -> None:
+        machine = self.machine
         self.close()
-        if time.monotonic() >= self.deadline:
-            text = f"not run: the checks of this file did not end within {LIMIT_S:g} s"
-            return Result("failed", f"{text}\n{self.died}")
-        return Result("failed", f"the guest died\n{self.died}")
-
-    def read_until(self, check: str) -> None:
-        assert self.stream is not None
-        output: list[str] = []
-        for line in self.stream:
-            if not line.startswith(MARK):
-                output.append(line)
-                continue
-            record = json.loads(line.removeprefix(MARK))
-            if "start" in record:
-                output = []
-            if name := record.pop("end", None):
-                self.results[name] = Result(output="".join(output).strip(), **record)
-                if name == check:
-                    return
-        self.died += "".join(output)
-
-    def run(self, check: str, *, single_thread: bool) -> Iterator[str]:
-        """What a guest prints that runs this check and those after it, line by line."""
-        assert self.deadline is not None
-        image = self.image(self.kernel)
-        checks = self.checks[self.checks.index(check) :]
-        options = replace(
-            self.options(), timeout_s=self.deadline - time.monotonic(), single_thread=single_thread
-        )
-        ahead, self.ahead = self.ahead, None
-        if ahead is None:
-            return self.lines(guest.boot(image, self.command(checks), options, ENVIRONMENT))
-        ahead.stop_after(options.timeout_s)
-        return self.lines(contextlib.closing(ahead))
-
-    def lines(self, started: contextlib.AbstractContextManager[guest.Guest]) -> Iterator[str]:
-        with started as machine:
-            if self.following is not None:
-                self.following.run_ahead()
-            rest = b""
-            for piece in machine.output():
-                *whole, rest = (rest + piece).split(b"\n")
-                for line in whole:
-                    yield line.decode(errors="replace").rstrip("\r") + "\n"
-            yield rest.decode(errors="replace")
-        self.died = f"exit code {machine.returncode}\n{machine.log}"
-
-    def run_ahead(self) -> None:
-        """Start the guest; its results are asked for later."""
-        image = kernels.at_hand(self.kernel)
-        if image is not None and self.ahead is None and self.deadline is None:
-            with contextlib.suppress(guest.GuestError):  # for who asks for a result
-                command = self.command(self.checks)
-                self.ahead = guest.Guest(image, command, self.options(), ENVIRONMENT)
-
-    def command(self, checks: Sequence[str]) -> list[str]:
-        timeout_s = self.settings.get("TIMEOUT_S", 60)
-        if self.exact:
-            # While such a guest waits for its files its clock leaps ahead, from timer to timer.
-            timeout_s *= 100
-        inside = str(Path(__file__).with_name("inside.py"))
-        return [sys.executable, inside, str(self.path), str(timeout_s), *checks]
-
-    def options(self) -> guest.Options:
-        return guest.Options(
-            cpus=self.settings.get("CPUS", 2),
-            sockets=self.settings.get("SOCKETS", 1),
-            memory=self.settings.get("MEMORY", "1G"),
-            icount=self.exact,
-            icount_shift=self.settings.get("ICOUNT_SHIFT", 1),
-            timeout_s=2 * LIMIT_S,
-            append=kernels.append(self.kernel),
-        )
+        if machine is not None:
+            self.ended(machine.returncode, machine.log)
 
     def close(self) -> None:
-        if self.stream is not None:
-            self.stream.close()  # type: ignore[attr-defined]
-            self.stream = None
-        if self.ahead is not None:
-            self.ahead.close()
-            self.ahead = None
+        """End the guest, without asking what it said last."""
+        if self.machine is not None:
+            self.took_s += time.monotonic() - self.started
+            self.cpu_s += self.machine.cpu_s()
+            self.machine.close()
+            self.machine = None
 
 
-def chain(boots: Sequence[Boot]) -> None:
-    """Let guests with one CPU run two at a time, where this machine has two."""
-    if len(os.sched_getaffinity(0)) < 2:
-        return
-    for boot, following in itertools.pairwise(boots):
-        if boot.small and following.small:
-            boot.following = following
+@dataclass(eq=False)
+class Command(Job):
+    """One command and all its output."""
+
+    words: Sequence[str]
+    output: bytes = b""
+    returncode: int | None = None
+    log: str = ""
+    done: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel} {' '.join(self.words)}"[:60]
+
+    @property
+    def wanted(self) -> bool:
+        return not self.done
+
+    @property
+    def patience_s(self) -> float:
+        return self.options.timeout_s
+
+    def command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        return self.words, {}
+
+    def take(self, piece: bytes) -> None:
+        self.output += piece
+
+    def ended(self, returncode: int | None, log: str) -> None:
+        self.returncode, self.log, self.done = returncode, log, True
+
+
+@dataclass(eq=False)
+class Boot(Job):
+    """Checks in one guest, and what became of them."""
+
+    checks: dict[Check, float] = field(default_factory=dict)  # seconds that each may take
+    results: dict[Check, Result] = field(default_factory=dict)
+    first: dict[Check, str] = field(default_factory=dict)  # what attempts said that failed
+    rest: bytes = b""
+    said: list[str] = field(default_factory=list)
+    mark_cpu_s: float = 0.0
+
+    @classmethod
+    def of(cls, kernel: str, settings: Mapping[str, Any]) -> "Boot":
+        """For files with these settings."""
+        options = guest.Options(
+            cpus=settings.get("CPUS", 2),
+            sockets=settings.get("SOCKETS", 1),
+            memory=settings.get("MEMORY", "1G"),
+            icount=bool(settings.get("ICOUNT")),
+            icount_shift=settings.get("ICOUNT_SHIFT", 1),
+            append=kernels.append(kernel),
+        )
+        return cls(kernel, options)
+
+    def expect(self, check: Check, timeout_s: float) -> None:
+        """This check is one of those to run."""
+        # While an exact guest waits for its files its clock leaps ahead, from timer to timer.
+        self.checks[check] = timeout_s * (100 if self.options.icount else 1)
+
+    @property
+    def name(self) -> str:
+        files = dict.fromkeys(path.stem for path, _ in self.checks)
+        return f"{self.kernel} {', '.join(files)}: {len(self.checks)} checks"
+
+    @property
+    def left(self) -> list[Check]:
+        return [check for check in self.checks if check not in self.results]
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.left)
+
+    @property
+    def patience_s(self) -> float:
+        return CHECK_S if self.heard > self.started else BOOT_S
+
+    def command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        self.rest, self.said, self.mark_cpu_s = b"", [], 0.0
+        words = [sys.executable, str(Path(__file__).with_name("inside.py"))]
+        for check in self.left:
+            path, name = check
+            words += [str(path), name, str(self.checks[check])]
+        return words, ENVIRONMENT | ({EXACT: "1"} if self.options.icount else {})
+
+    def take(self, piece: bytes) -> None:
+        *whole, self.rest = (self.rest + piece).split(b"\n")
+        for line in whole:
+            if self.machine is not None:
+                self.take_line(line.decode(errors="replace").rstrip("\r") + "\n")
+
+    def take_line(self, line: str) -> None:
+        assert self.machine is not None
+        if not line.startswith(MARK):
+            self.said.append(line)
+            return
+        record = json.loads(line.removeprefix(MARK))
+        self.heard = time.monotonic()
+        since, self.mark_cpu_s = self.mark_cpu_s, self.machine.cpu_s()
+        if end := record.pop("end", None):
+            record |= {"output": "".join(self.said).strip(), "cpu_s": self.mark_cpu_s - since}
+            self.add((Path(end[0]), end[1]), Result(**record))
+        self.said = []
+
+    def add(self, check: Check, result: Result) -> None:
+        again = result.outcome == "failed" and check not in self.first
+        if again and sum(path == check[0] for path, _ in self.first) < SECOND_ATTEMPTS:
+            self.first[check] = result.text
+            self.close()
+            return
+        self.results[check] = replace(result, first=self.first.get(check, ""))
+        if not self.left:
+            self.close()
+
+    def ended(self, returncode: int | None, log: str) -> None:
+        said = "".join(self.said) + self.rest.decode(errors="replace")
+        text = f"{said}\nexit code {returncode}\n{log}"
+        if self.left:
+            check = self.left[0]
+            self.add(check, Result("failed", f"the guest died, or was stopped\n{text}"))
+            self.options = replace(self.options, single_thread=check not in self.results)
+
+
+class Line:
+    """Jobs in the order in which their results will be asked for."""
+
+    def __init__(self, jobs: Sequence[Job] = ()) -> None:
+        self.jobs = list(jobs)
+
+    def wait(self, job: Job, enough: Callable[[], bool]) -> None:
+        """Let guests run until there is enough of this one."""
+        if job not in self.jobs:
+            self.jobs.append(job)
+        job.asked = job.asked or time.monotonic()
+        while not enough():
+            for other in (job, *self.jobs):
+                if other.wanted and other.machine is None:
+                    if other is job:
+                        job.start(kernels.find(job.kernel))
+                    elif (image := kernels.at_hand(other.kernel)) and self.fits(other):
+                        other.start(image)
+            machines = [other.machine for other in self.running() if other.machine is not None]
+            ready = select.select(machines, [], [], 1.0)[0]
+            for other in self.running():
+                if other.machine in ready:
+                    other.read()
+                elif other.late(time.monotonic()):
+                    other.end()
+
+    def running(self) -> list[Job]:
+        return [job for job in self.jobs if job.machine is not None]
+
+    def fits(self, job: Job) -> bool:
+        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves."""
+        cpus = len(os.sched_getaffinity(0))
+        running = self.running()
+        real = sum(other.options.cpus for other in running if not other.options.icount)
+        return len(running) < cpus and (job.options.icount or real + job.options.cpus <= cpus)
+
+    def close(self) -> None:
+        for job in self.jobs:
+            job.close()

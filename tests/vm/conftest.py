@@ -1,8 +1,8 @@
 """Tests on other kernels.
 
 A file `guest_*.py` here runs inside a guest: each of its functions `check_*` becomes one test a
-kernel. One guest is booted for each file and kernel and runs all its (selected) checks. The file
-may set, as plain literals:
+kernel. Files with the same settings share a guest for each kernel, which runs all their (selected)
+checks. A file may set, as plain literals:
 
     KERNELS = ("6.18", "7.3")   default: all kernels of the matrix on which sched_ext works
     CPUS = 2
@@ -17,7 +17,6 @@ For anything else there is the fixture `vm`, which runs one command in one guest
 
 import ast
 import functools
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from typing import Any
 import guest
 import kernels
 import pytest
-from vm.boots import LIMIT_S, Boot, chain
+from vm.boots import Boot, Command, Line
 
 SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
-BOOT_S = 60.0
+LINE = pytest.StashKey[Line]()
 SECOND = "second attempt"  # name of a user property: what the first one said
 SHOWN = 12  # lines of it in the summary
 
@@ -44,15 +43,16 @@ class Completed:
 
 
 @pytest.fixture(scope="session")
-def vm() -> Callable[..., Completed]:
+def vm(request: pytest.FixtureRequest) -> Callable[..., Completed]:
     """`vm("6.18", "uname", "-r", cpus=1)` runs a command in a guest; options as `guest.Options`."""
 
-    def run(kernel: str, *command: str, **options: Any) -> Completed:
+    def run(kernel: str, *words: str, **options: Any) -> Completed:
+        image_of(kernel)
         options.setdefault("append", kernels.append(kernel))
-        with guest.boot(image_of(kernel), command, guest.Options(**options)) as machine:
-            output = b"".join(machine.output()).decode(errors="replace")
-        code = guest.NO_GUEST if machine.returncode is None else machine.returncode
-        return Completed(code, output, machine.log)
+        job = Command(kernel, guest.Options(**options), words)
+        line_of(request.session).wait(job, lambda: job.done)
+        code = guest.NO_GUEST if job.returncode is None else job.returncode
+        return Completed(code, job.output.decode(errors="replace"), job.log)
 
     return run
 
@@ -89,8 +89,16 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Guests with one CPU first: they can run two at a time."""
-    items.sort(key=lambda item: isinstance(item, Check) and not item.boot.small)
+    """One guest after the other; in real time first: those with exact time can run beside them."""
+    guests: dict[object, int] = {}
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int]:
+        if not isinstance(item, Check):
+            return False, False, 0
+        new = Boot.of(item.kernel, item.settings)
+        return True, new.options.icount, guests.setdefault((new.kernel, new.options), len(guests))
+
+    items.sort(key=place)
 
 
 class GuestFile(pytest.File):
@@ -112,35 +120,39 @@ class GuestFile(pytest.File):
         ]
         usable = [k.name for k in kernels.MATRIX if k.sched_ext is kernels.SchedExt.WORKS]
         for kernel in settings.get("KERNELS", usable):
-            boot = Boot(self.path, kernel, settings, image_of)
+            guest_of = {**settings, "KERNEL": kernel}
             for node in checks:
                 name = f"{node.name}[{kernel}]"
-                yield Check.from_parent(self, name=name, node=node, boot=boot)
+                yield Check.from_parent(self, name=name, node=node, settings=guest_of)
 
 
 class Check(pytest.Item):
     """One check on one kernel."""
 
-    def __init__(self, *, node: ast.FunctionDef, boot: Boot, **rest: Any) -> None:
+    def __init__(self, *, node: ast.FunctionDef, settings: dict[str, Any], **rest: Any) -> None:
         super().__init__(**rest)
-        self.check, self.line, self.boot = node.name, node.lineno, boot
+        self.check, self.line, self.settings = (self.path, node.name), node.lineno, settings
+        self.kernel: str = settings["KERNEL"]
+        self.boot: Boot | None = None  # known when the first guest is asked for
         self.add_marker("vm")
-        # Each check is bounded in the guest, in its time, and all of them together here.
-        self.add_marker(pytest.mark.timeout(LIMIT_S + BOOT_S))
+        # `vm.boots` bounds them in time; this is for what is forgotten.
+        self.add_marker(pytest.mark.timeout(3600))
 
     def runtest(self) -> None:
-        if not self.boot.checks:
-            prepare(self.session)
-        began = time.monotonic()
-        result = self.boot.result(self.check)
+        image_of(self.kernel)
+        line = line_of(self.session)
+        assert self.boot is not None
+        results = self.boot.results
+        line.wait(self.boot, lambda: self.check in results)
+        result = results[self.check]
         if result.output:
-            self.add_report_section("call", f"guest {self.boot.kernel}", result.output)
+            self.add_report_section("call", f"guest {self.kernel}", result.output)
         if result.first:
-            title = f"first attempt, guest {self.boot.kernel}"
+            title = f"first attempt, guest {self.kernel}"
             self.add_report_section("call", title, result.first)
             self.user_properties.append((SECOND, result.first))
         self.user_properties.append(("guest_s", round(result.seconds, 2)))
-        self.user_properties.append(("wall_s", round(time.monotonic() - began, 2)))
+        self.user_properties.append(("cpu_s", round(result.cpu_s, 2)))
         if result.outcome == "skipped":
             pytest.skip(result.text)
         if result.outcome != "passed":
@@ -148,29 +160,25 @@ class Check(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, CheckFailed):
-            return f"on kernel {self.boot.kernel}: {excinfo.value}"
+            return f"on kernel {self.kernel}: {excinfo.value}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self.line - 1, self.name
 
-    def teardown(self) -> None:
-        items = self.session.items
-        position = items.index(self)
-        following = items[position + 1] if position + 1 < len(items) else None
-        if not (isinstance(following, Check) and following.boot is self.boot):
-            self.boot.close()
 
-
-def prepare(session: pytest.Session) -> None:
-    """Tell each boot which of its checks are selected, and which boot follows it."""
-    boots: list[Boot] = []
-    for item in session.items:
-        if isinstance(item, Check):
-            item.boot.checks.append(item.check)
-            if item.boot not in boots[-1:]:
-                boots.append(item.boot)
-    chain(boots)
+def line_of(session: pytest.Session) -> Line:
+    """The line of this session's guests, with the checks that are selected."""
+    stash = session.config.stash
+    if LINE not in stash:
+        boots: dict[tuple[str, guest.Options], Boot] = {}
+        for item in session.items:
+            if isinstance(item, Check):
+                new = Boot.of(item.kernel, item.settings)
+                item.boot = boots.setdefault((item.kernel, new.options), new)
+                item.boot.expect(item.check, item.settings.get("TIMEOUT_S", 60))
+        stash[LINE] = Line(list(boots.values()))
+    return stash[LINE]
 
 
 class CheckFailed(Exception):
@@ -179,13 +187,17 @@ class CheckFailed(Exception):
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End guests that an interrupted run left."""
-    for item in getattr(session, "items", []):
-        if isinstance(item, Check):
-            item.boot.close()
+    if LINE in session.config.stash:
+        session.config.stash[LINE].close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what needed a second attempt, with what the first one said."""
+    """What guests took, and what needed a second attempt, with what the first one said."""
+    stash = terminalreporter.config.stash
+    if LINE in stash:
+        terminalreporter.section("guests: seconds, of those on a CPU of this machine")
+        for job in stash[LINE].jobs:
+            terminalreporter.line(f"{job.took_s:5.0f} {job.cpu_s:5.0f}  {job.name}")
     texts = {
         report.nodeid: (report.outcome, text)
         for reports in terminalreporter.stats.values()
