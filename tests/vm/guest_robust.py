@@ -1,15 +1,19 @@
 """Whatever happens to the controller, the kernel or the threads: everybody makes progress, and
-everything is put back."""
+everything is put back.
+
+With exact time, in which a thousand threads a second are born. `guest_robust_smp.py` and
+`guest_controller.py` have two CPUs.
+"""
 
 import ctypes
 import os
-import random
 import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from operators import start
 from vm.inside import look_until, skip, text_of
 from vm.machine import (
     above_all,
@@ -27,9 +31,12 @@ from sched_ctl.backends.scx import Ejected, Scx, ScxOptions
 from sched_ctl.kernel import procfs, sched, schedext
 from sched_ctl.kernel.scheduler import LoadError, Scheduler, thread_pidfd
 from sched_ctl.model import Thread
+from support import wait_until
 
 KERNELS = ("6.18", "7.3")
-CPUS = 2
+CPUS = 1
+ICOUNT = True
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 180
 
 # Order decides, and hints count, however long a slow guest takes between two steps.
@@ -101,13 +108,13 @@ def check_controller_stopped() -> None:
         return progress(threads, LOOK_S)
 
     def in_order(got: list[float]) -> bool:
-        return max(got[2:]) < 0.4  # of two CPUs; their fair share is 0.5
+        return got[0] > 0.7
 
     with spinning(4) as threads:
         pid = controller(threads, [4.0, 3.0, 2.0, 1.0], ScxOptions(gap=30.0, ttl=2.0))
         look_until(look, in_order)
         os.kill(pid, signal.SIGSTOP)
-        look_until(look, lambda got: min(got[2:]) > 0.25 and min(got[:2]) > 0.1, times=12)
+        look_until(look, lambda got: min(got) > 0.2, times=6)
         os.kill(pid, signal.SIGCONT)
         look_until(look, in_order)
         os.kill(pid, signal.SIGKILL)
@@ -165,49 +172,6 @@ def check_sysrq() -> None:
         assert "SysRq-S" in error.message
 
 
-def check_cpu_hotplug() -> None:
-    """The kernel ends the scheduler when a CPU goes or comes; it is loaded again at once."""
-    online = Path("/sys/devices/system/cpu/cpu1/online")
-    with spinning(3) as threads:
-        backend = Scx(journal(), PATIENT)
-        backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
-        try:
-            for value in ("0", "1"):
-                online.write_text(value)
-                wait_for("disabled")
-                applied = backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
-                assert not applied.problems
-                wait_for("enabled")
-                look_until(
-                    lambda: progress(threads, LOOK_S), lambda got: got[0] > 0.6 and got[2] < 0.3
-                )
-        finally:
-            online.write_text("1")
-        backend.restore()
-
-
-def check_affinity_changes() -> None:
-    with spinning(6) as threads:
-        backend = Scx(journal(), PATIENT)
-        backend.apply(schedule(threads, list(range(6))))
-        rng = random.Random(1)
-        end = time.monotonic() + 2
-        while time.monotonic() < end:
-            cpus = rng.choice([{0}, {1}, {0, 1}])
-            os.sched_setaffinity(rng.choice(threads).tid, cpus)
-            time.sleep(0.002)
-        # The least urgent two, each alone on a CPU that the others may not use.
-        for thread in threads:
-            os.sched_setaffinity(thread.tid, {0})
-        os.sched_setaffinity(threads[0].tid, {1})
-        time.sleep(0.5)
-        # On CPU 0 five share what is fairly 0.2 for each.
-        look_until(lambda: progress(threads, LOOK_S), lambda got: min(got[0], got[5]) > 0.4)
-        assert schedext.attached() == "sched_ctl"
-        backend.restore()
-        everybody_runs(threads)
-
-
 class SigEvent(ctypes.Structure):
     """struct sigevent with SIGEV_THREAD, sigevent(3type)."""
 
@@ -221,18 +185,25 @@ class SigEvent(ctypes.Structure):
     )
 
 
-def storm(every_ns: int) -> None:
+def storm(timers: int, every_ns: int) -> None:
     """Let the C library make a thread at each expiry of a timer: no Python takes part."""
     libc = ctypes.CDLL(None, use_errno=True)
     timer = ctypes.c_void_p()
     event = SigEvent(notify=2, function=ctypes.cast(libc.getpid, ctypes.c_void_p))
-    if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
-        os._exit(1)
-    times = (ctypes.c_long * 4)(0, every_ns, 0, every_ns)
-    if libc.timer_settime(timer, 0, times, None):
-        os._exit(1)
+    for i in range(1, timers + 1):
+        if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+            os._exit(1)
+        times = (ctypes.c_long * 4)(0, every_ns, 0, every_ns * i // timers)
+        if libc.timer_settime(timer, 0, times, None):
+            os._exit(1)
     while True:
         signal.pause()
+
+
+def work_and_nap() -> None:
+    for _ in range(5_000):
+        pass
+    time.sleep(0.002)
 
 
 def threads_born() -> int:
@@ -241,34 +212,36 @@ def threads_born() -> int:
 
 
 def check_threads_born_and_dying() -> None:
-    """A thousand a second are asked for, children of adopted ones, beside adopted threads."""
+    """A thousand a second, children of adopted ones, beside adopted threads."""
     pids = []
     for _ in range(2):
         pid = os.fork()
         if pid == 0:
-            storm(2_000_000)
+            storm(4, 8_000_000)
         pids.append(pid)
     try:
-        with spinning(1) as threads:
-            churn = [thread_of(pid) for pid in pids]
+        with start(1, work_and_nap) as others:
+            above_all()
+            threads = [thread_of(pid) for pid in others]
+            wait_until(lambda: all(len(procfs.tids(pid)) > 1 for pid in pids))
+            # The second thread of each is the C library's, which makes the others.
+            churn = [thread_of(pid, tid) for pid in pids for tid in sorted(procfs.tids(pid))[:2]]
             backend = Scx(journal())
             members = [*churn, *threads]
+            backend.apply(schedule(members, 2.0))
             began, before = time.monotonic(), threads_born()
-            for _ in range(8):
-                applied = backend.apply(schedule(members, [9.0, 8.0, 2.0]))
+            for _ in range(6):
+                applied = backend.apply(schedule(members, 2.0))
                 assert not applied.problems, applied.problems
                 time.sleep(0.5)
             took, born = time.monotonic() - began, threads_born() - before
             print(f"{born / took:.0f} threads a second", backend.statistics())
-            assert born > 300  # a slow machine; natively a thousand a second
+            assert born > 950 * took
             assert schedext.attached() == "sched_ctl"
             assert backend.restore() == ()
             # Threads that were born of adopted ones are given back too.
-            assert all(
-                os.sched_getscheduler(tid) == sched.OTHER
-                for pid in pids
-                for tid in procfs.tids(pid)[:2]
-            )
+            policies = [os.sched_getscheduler(tid) for pid in pids for tid in procfs.tids(pid)]
+            assert set(policies) == {sched.OTHER}, policies
             everybody_runs(threads)
     finally:
         for pid in pids:
@@ -361,7 +334,7 @@ def check_two_controllers() -> None:
             assert "ours is attached (sched_ctl)" in error.message
             assert error.transient
         assert text_of("/sys/kernel/sched_ext/state") == "enabled"
-        look_until(lambda: progress(threads, LOOK_S), lambda got: got[0] > got[2])
+        look_until(lambda: progress(threads, LOOK_S), lambda got: got[0] > 0.7)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         wait_for("disabled")

@@ -1,0 +1,64 @@
+"""CPUs that go and come, and threads that may use now this one and now that."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+from vm.inside import look_until
+from vm.machine import everybody_runs, journal, progress, schedule, spinning, wait_for
+
+from sched_ctl.backends.scx import Scx, ScxOptions
+from sched_ctl.kernel import schedext
+
+KERNELS = ("6.18", "7.3")
+CPUS = 2
+TIMEOUT_S = 180
+
+# Order decides, and hints count, however long a slow guest takes between two steps.
+PATIENT = ScxOptions(gap=30.0, ttl=20.0)
+
+schedext.kernel_types()  # read once, before the checks are forked
+
+
+def check_cpu_hotplug() -> None:
+    """The kernel ends the scheduler when a CPU goes or comes; it is loaded again at once."""
+    online = Path("/sys/devices/system/cpu/cpu1/online")
+    with spinning(3) as threads:
+        backend = Scx(journal(), PATIENT)
+        backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
+        try:
+            for value in ("0", "1"):
+                online.write_text(value)
+                wait_for("disabled")
+                applied = backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
+                assert not applied.problems
+                wait_for("enabled")
+                look_until(
+                    lambda: progress(threads, 1.0), lambda got: got[0] > 0.6 and got[2] < 0.3
+                )
+        finally:
+            online.write_text("1")
+        backend.restore()
+
+
+def check_affinity_changes() -> None:
+    with spinning(6) as threads:
+        backend = Scx(journal(), PATIENT)
+        backend.apply(schedule(threads, list(range(6))))
+        rng = random.Random(1)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            cpus = rng.choice([{0}, {1}, {0, 1}])
+            os.sched_setaffinity(rng.choice(threads).tid, cpus)
+            time.sleep(0.002)
+        # The least urgent two, each alone on a CPU that the others may not use.
+        for thread in threads:
+            os.sched_setaffinity(thread.tid, {0})
+        os.sched_setaffinity(threads[0].tid, {1})
+        time.sleep(0.5)
+        # On CPU 0 five share what is fairly 0.2 for each.
+        look_until(lambda: progress(threads, 1.0), lambda got: min(got[0], got[5]) > 0.4)
+        assert schedext.attached() == "sched_ctl"
+        backend.restore()
+        everybody_runs(threads)
