@@ -41,11 +41,11 @@ def hand_over(offer: LiveOffer, fd: int) -> socket.socket:
 
     Never waits. Raises OSError: nobody listens there, or it is not the engine.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with netns.entered(offer.pid):  # abstract names are those of a socket's network namespace
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.setblocking(False)
-        with netns.entered(offer.pid):  # abstract names are those of a network namespace
-            connection.connect(f"\0{offer.socket}")
+        connection.connect(f"\0{offer.socket}")
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(peer)[0] != offer.pid:
             raise PermissionError(f"socket {offer.socket} is not of process {offer.pid}")
@@ -63,7 +63,6 @@ class _Engine:
     array: InnerArray
     connection: socket.socket | None = None
     tried_s: float = field(default_factory=lambda: -RETRY_S)
-    problem: str = ""
 
     def try_again(self, now_s: float) -> None:
         self.tried_s = now_s
@@ -71,8 +70,7 @@ class _Engine:
         try:
             self.connection = hand_over(self.offer, self.array.fd)
         except OSError as error:
-            self.problem = f"process {self.offer.pid} takes no memory for live rows: {error}"
-            log.debug("%s", self.problem)
+            log.debug("process %d takes no memory for live rows: %s", self.offer.pid, error)
 
     def hang_up(self) -> None:
         if self.connection is not None:

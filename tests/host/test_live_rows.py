@@ -1,6 +1,7 @@
 """The lab engine writes what waits for its operators into memory that it is handed."""
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from sched_ctl.backends.live import hand_over
 from sched_ctl.drivers import Target, lab
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import netns, procfs
 from sched_ctl.model import LiveOffer
 from support import wait_until
 
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
 # Several inputs of an operator, and queues that are never empty for long
 STATS = (WORKLOADS / "stats.graph", "--cpus", 1, "--utilisation", 2)
 NOBODY = 65534
+CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 @dataclass
@@ -232,6 +234,22 @@ def test_memory_is_handed_to_the_engine_alone() -> None:
                 hand_over(LiveOffer(offer.pid, name, offer.rows, offer.row), shared.fd)
         with pytest.raises(ConnectionRefusedError):
             hand_over(LiveOffer(offer.pid, name, offer.rows, offer.row), shared.fd)
+
+
+@pytest.mark.needs("root")
+def test_an_engine_in_another_network_namespace_is_reached() -> None:
+    def leave() -> None:
+        if ctypes.CDLL(None).unshare(CLONE_NEWNET):
+            os._exit(1)
+
+    path, *more = STATS
+    with labengine.started(path, *more, preexec_fn=leave) as target:
+        assert not netns.same_network(target.pid or 0)
+        with contextlib.closing(lab.connect(target)) as driver:
+            offer = driver.file.live_offer()
+            assert offer is not None
+            with memory(offer) as shared, hand_over(offer, shared.fd):
+                assert writes(shared)
 
 
 def test_a_pool_offers_nothing() -> None:
