@@ -72,6 +72,9 @@ VARIANTS: Mapping[str, Job] = {
     "scx-bsd": scx("bsd"),
     "scx-fcfs": scx("fcfs"),
     "scx-qs": scx("qs", period_s=1.0),
+    "scx-qs-live": scx("qs", live=True),
+    "scx-bsd-live": scx("bsd", live=True),
+    "scx-fcfs-live": scx("fcfs", live=True),
     "scx-multi-class": scx("multi-class"),
     "scx-full-hr": scx("hr", full=True),
     "scx-full-balanced": scx("balanced", full=True),
@@ -137,6 +140,7 @@ SWITCHES: Mapping[str, Job] = {
     "fifo": {"kind": "fifo"},
     "scx, one queue": {"kind": "scx"},
     "scx, 12 queues": {"kind": "scx", "queues": 12},
+    "scx, one queue, live ages": {"kind": "scx", "live": True},
     "scx, full mode": {"kind": "scx", "full": True},
     "scx, full mode, not adopted": {"kind": "scx", "full": True, "adopt": False},
 }

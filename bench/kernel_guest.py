@@ -13,19 +13,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sched_ctl import lab, registry, workload
 from sched_ctl.backends.hints import Limits, hints, merged
+from sched_ctl.backends.live import LiveRows
 from sched_ctl.backends.pool import Pool
 from sched_ctl.drivers import lab as driver
 from sched_ctl.graph import Array
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
-from sched_ctl.model import Snapshot
+from sched_ctl.model import Snapshot, Thread
 from sched_ctl.normalise import nice_values, positions
 from sched_ctl.policy import Policy
 from sched_ctl.schedule import Schedule
@@ -97,9 +99,15 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
     """Hints for the BPF scheduler; the threads are adopted the first time."""
     limits = Limits.of(scheduler.limits)
     adopted: dict[int, int] = {}
+    rows = LiveRows(scheduler)
+    flags = scheduler.slot_flags
 
     def enforce(schedule: Schedule) -> None:
-        parts = hints(schedule, limits, **options.get("hints", {}))
+        told = np.zeros(len(schedule.threads), dtype=np.bool_)
+        indices = np.zeros(len(schedule.threads), dtype=np.uint32)
+        if options.get("live"):
+            indices, told = tell(rows, schedule.threads)
+        parts = hints(schedule, limits, live=told, **options.get("hints", {}))
         found = merged([(0, part) for part in parts], len(schedule.threads), limits)
         count = len(found.queue_base)
         control = scheduler.control
@@ -113,9 +121,15 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
         for name, value in options.get("control", {}).items():
             control[name] = value
         slots = scheduler.slots[1 : len(schedule.threads) + 1]
-        for name in ("queue", "lead_us", "base", "slope"):
+        for name in ("queue", "lead_us", "base", "slope", "per_tuple"):
             slots[name] = getattr(found, name)
-        slots["flags"] = scheduler.slot_flags["SLOT_ACTIVE"] | options.get("slot_flags", 0)
+        slots["live"] = indices
+        slots["flags"] = (
+            flags["SLOT_ACTIVE"]
+            | (told & found.by_age) * flags["SLOT_LIVE_AGE"]
+            | (told & (found.per_tuple > 0)) * flags["SLOT_LIVE_LENGTH"]
+            | options.get("slot_flags", 0)
+        )
         for slot, thread in enumerate(schedule.threads, 1):
             if thread.tid not in adopted:
                 adopted[thread.tid] = slot
@@ -125,6 +139,17 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
                 os.sched_setscheduler(thread.tid, SCHED_EXT, os.sched_param(0))
 
     return enforce
+
+
+def tell(rows: LiveRows, threads: Sequence[Thread]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """`slot.live` of each thread, once the engine writes there: that takes it a tick or two."""
+    indices = rows.indices(threads)
+    for _ in range(20):
+        rows.look()
+        if rows.counting(indices).all():
+            return indices, rows.counting(indices)
+        time.sleep(0.02)
+    raise RuntimeError("the engine does not tell what waits for its operators")
 
 
 @contextlib.contextmanager
@@ -234,6 +259,12 @@ def switches(job: Job) -> dict[str, Any]:
             scheduler.control["queues"]["slope"][:count] = 1 << np.arange(count)
             scheduler.slots[1 : len(tids) + 1]["queue"] = np.arange(len(tids)) % count
             scheduler.slots["flags"] = scheduler.slot_flags["SLOT_ACTIVE"]
+            if job.get("live"):
+                rows = scheduler.live_rows(1, len(tids) + 1).rows
+                rows["head_ns"] = time.monotonic_ns()
+                for slot in range(1, len(tids) + 1):
+                    scheduler.slots[slot]["live"] = scheduler.live_index(1, slot)
+                    scheduler.slots[slot]["flags"] |= scheduler.slot_flags["SLOT_LIVE_AGE"]
             if job.get("adopt", True):
                 for slot, tid in enumerate(tids, 1):
                     fd = thread_pidfd(tid)

@@ -65,6 +65,8 @@
 
 enum { RESCUE_DEPTH = 128 };
 
+#define LEAST_LOSS (MS / 2)	/* the fair class takes more than this; interrupts and drivers less */
+
 char _license[] SEC("license") = "GPL";
 
 /* Does this CPU give leftover time, which nobody owes them, to others? */
@@ -487,7 +489,13 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 	if (slot) {
 		struct thread *t = &threads[slot];
 		u64 waited_ns = t->queued_ns ? now_ns - t->queued_ns : 0;
+		u64 lost_ns = now_ns - c->stopped_ns;
 
+		/* Without queued_ns a higher class preempted it, and it waited here all the time. */
+		if (t->queued_ns && lost_ns > waited_ns)
+			lost_ns = waited_ns;
+		if ((s64)lost_ns > LEAST_LOSS && c->stopped_ns)
+			stats[cpu].lost_ns += lost_ns;
 		c->tier = TIER_OPERATOR;
 		stats[cpu].operator_runs++;
 		t->queued_ns = 0;
@@ -546,6 +554,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		stats[cpu].other_ns += ran_ns;
 	}
 	c->credit_ns = credit_ns;
+	c->stopped_ns = c->since_ns + ran_ns;
 	c->slot = 0;
 	c->tier = TIER_NONE;
 	if (runnable && p->scx.slice) {
