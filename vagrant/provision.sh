@@ -16,35 +16,34 @@ say() { printf '==> %s\n' "$*"; }
 # A kernel whose published types (BTF) let no sched_ext scheduler be loaded; see docs/vm.md.
 is_defective() { [[ $1 =~ ^linux-image-7\.2\. ]]; }
 
-# newest_kernel: the newest cloud or generic kernel of backports that sched_ext can be used with.
-newest_kernel() {
-    local flavour=$1 name
-    apt-cache search --names-only "^linux-image-[0-9].*[0-9]-$flavour\$" | cut -d' ' -f1 |
-        grep -v -e -unsigned -e -dbg | sort -rV | while read -r name; do
+# kernels FLAVOUR: the kernels of backports that sched_ext can be used with, newest first, as
+# alternatives for apt: backports lists old ones of which parts are gone.
+kernels() {
+    local name
+    apt-cache search --names-only "^linux-image-[0-9].*[0-9]-$1\$" | cut -d' ' -f1 |
+        sort -rV | while read -r name; do
         if dpkg --compare-versions "${name#linux-image-}" ge 6.16 && ! is_defective "$name"; then
             echo "$name"
-            break
         fi
-    done
+    done | paste -sd '|'
 }
 
 apt-get -q update
-packages=(python3 python3-venv gcc libc6-dev make git procps iproute2 util-linux rsync)
+packages=(python3 python3-venv gcc libc6-dev make procps iproute2 util-linux rsync)
 
 case $role in
 sched-ext)
     list=/etc/apt/sources.list.d/sched-ctl-backports.list
     echo "deb http://deb.debian.org/debian $VERSION_CODENAME-backports main" >"$list"
     apt-get -q update
-    packages+=(clang llvm libbpf-dev libbpf1)
+    packages+=(clang libbpf-dev libbpf1)
     flavour=$(dpkg --print-architecture)
     [[ $(uname -r) == *cloud* ]] && flavour=cloud-$flavour
-    kernel=$(newest_kernel "$flavour")
-    if [ -z "$kernel" ]; then
+    kernels=$(kernels "$flavour")
+    if [ -z "$kernels" ]; then
         echo "error: backports of $VERSION_CODENAME have no kernel with sched_ext" >&2
         exit 1
     fi
-    packages+=("$kernel")
     ;;
 fallback) ;;
 *)
@@ -56,7 +55,9 @@ esac
 say "apt-get install ${packages[*]}"
 apt-get -q -y --no-install-recommends install "${packages[@]}"
 
-if [ "$role" = sched-ext ] && [ ! -d /sys/kernel/sched_ext ]; then
-    say "reboot to use $kernel: vagrant reload"
+if [ "$role" = sched-ext ]; then
+    say "apt-get satisfy: the newest kernel of backports that is whole and not defective"
+    apt-get -q -y --no-install-recommends satisfy "$kernels"
+    [ -d /sys/kernel/sched_ext ] || say "reboot to use the new kernel: vagrant reload"
 fi
 say "then: cd /sched-ctl && sudo ./dev demo"

@@ -32,6 +32,23 @@ def test_the_provisioning_is_valid_and_refuses_other_roles() -> None:
     assert "usage: provision.sh sched-ext|fallback" in done.stderr
 
 
+def test_the_provisioning_offers_usable_kernels_newest_first(tmp_path: Path) -> None:
+    listed = [f"linux-image-{version}-amd64" for version in ("6.16.3", "7.2.12", "6.9.1", "7.10.1")]
+    search = tmp_path / "apt-cache"
+    search.write_text("#!/bin/sh\nprintf '%s - Linux\\n' " + " ".join(listed) + "\n")
+    search.chmod(0o755)
+    functions, command, _ = (VAGRANT / "provision.sh").read_text().partition("apt-get -q update\n")
+    assert command
+    done = subprocess.run(
+        ["bash", "-c", f"{functions}\nkernels amd64", "provision.sh", "sched-ext"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "linux-image-7.10.1-amd64|linux-image-6.16.3-amd64\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
