@@ -178,7 +178,8 @@ struct stats {
 	__u64 interrupted	ABOUT("threads preempted by a higher class within their slice");
 	__u64 other_rescues	ABOUT("other threads run because they waited beyond their bound");
 	__u64 parked		ABOUT("other threads held back because their cgroup used its quota up");
-	__u64 reserved[8];
+	__u64 lost_ns		ABOUT("time that operators waited while a higher class had the CPU, ns");
+	__u64 reserved[7];
 };
 
 struct exit_report {

@@ -104,6 +104,7 @@ struct cpu {
 	u16 group;			/* group that it was counted to, + 1; 0 = none */
 	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
 	u64 next_look_ns;		/* when to look for others that starve */
+	u64 stopped_ns;			/* when what ran here last stopped, about */
 };
 struct cpu cpus[MAX_CPUS];
 

@@ -42,8 +42,16 @@ def status(controller: Controller) -> dict[str, Any]:
             {"backend": name, "because": why}
             for name, why in (() if backends is None else backends.steps)
         ],
+        "notes": _notes(controller),
         "problems": problems(controller),
     }
+
+
+def _notes(controller: Controller) -> list[str]:
+    """What backends have decided by themselves."""
+    made = controller.backends
+    notes = {} if made is None else {name: getattr(made[name], "note", "") for name in made.names}
+    return [f"{name}: {note}" for name, note in notes.items() if note]
 
 
 def _rule(rule: Rule) -> dict[str, Any]:

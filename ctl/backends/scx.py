@@ -45,6 +45,10 @@ log = logging.getLogger(__name__)
 BEATS_PER_TTL = 4
 DUMP_NAME = "sched_ext.dump"
 RECHECK_S = 10.0
+LOOK_S = 0.5
+MOST_LOST = 0.05  # of the CPU time that operators wanted: others may have it without a reaction ...
+LEAST_LOST = 0.01  # ... and this much of one CPU, however little operators want
+LOSSES = 2  # looks in a row that find more
 SERVER_PERIOD_NS = 100_000_000
 MOST_DEBT_MS = 100
 MOST_RESTARTS = 3  # in a row, without an apply that went well
@@ -187,7 +191,9 @@ class Scx:
         self._restarts = 0
         self._attached = False
         self._with_cgroups = False
-        self._starved = 0
+        self._seen: tuple[Mapping[str, int], float] = ({}, 0.0)  # counters, when they were read
+        self._losing = 0  # looks in a row that found losses
+        self.note = ""  # for `status`
 
     # -- the contract ---------------------------------------------------------------------------
 
@@ -269,9 +275,7 @@ class Scx:
         """Give back all threads, detach, and put the deadline server back."""
         problems = list(self._parameters.restore())
         self._close()
-        files = self._journal.state.files
-        problems += undo.files(self._journal, [p for p in files if p.startswith(_SERVERS)])
-        return tuple(problems)
+        return (*problems, *self._lower_servers())
 
     def statistics(self) -> Mapping[str, int]:
         """Counters of the scheduler; `about` has a text for each."""
@@ -302,6 +306,7 @@ class Scx:
         control["starvation_ms"] = round(self.options.starvation)
         control["preempt_times"] = self.options.preempt
         self.scheduler = scheduler
+        self._seen = ({}, time.monotonic())
         self._live = LiveRows(scheduler)
         self._limits = Limits.of(scheduler.limits)
         self._free = deque(range(1, len(scheduler.slots)))
@@ -330,7 +335,7 @@ class Scx:
         assert self.scheduler is not None
         exit_ = self.scheduler.exit()
         if exit_ is None:
-            self._watch_starvation()
+            self._watch_losses()
             self._watch_cgroups()
             return
         if not exit_.restart or self._restarts >= MOST_RESTARTS:
@@ -386,23 +391,34 @@ class Scx:
         self._adopted.clear()
         self._free.clear()
 
-    def _watch_starvation(self) -> None:
-        """Operators that starve in partial mode are starved by the fair class: take it over."""
-        assert self.scheduler is not None
-        starved = self.scheduler.stats().get("starved", 0)
-        seen, self._starved = self._starved, starved
-        if starved <= seen or self.mode == "full":
+    def _watch_losses(self) -> None:
+        """Partial mode does not keep latency beside threads that use all CPUs: leave it then."""
+        if self.mode == "full" or self.options.mode != "auto":
             return
-        share = schedext.server_share()
-        if self.options.mode == "auto" and (share is None or share * 100 < self.options.server):
-            log.warning(
-                "operators wait longer than %g ms beside other threads: full mode from now on",
-                self.options.starvation,
-            )
-            self.mode = "full"
-            self._starved = 0
-            self._parameters.restore()
-            self._reload()
+        counters, now_s = self.statistics(), time.monotonic()
+        seen, seen_s = self._seen
+        passed_s = now_s - seen_s
+        if passed_s < LOOK_S:
+            return
+        self._seen = (counters, now_s)
+        lost_s, ran_s = (
+            (counters[name] - seen.get(name, 0)) / 1e9 for name in ("lost_ns", "operator_ns")
+        )
+        share = lost_s / max(lost_s + ran_s, 1e-9)
+        loses = share > MOST_LOST and lost_s > LEAST_LOST * passed_s
+        self._losing = self._losing + 1 if loses else 0
+        if self._losing < LOSSES:
+            return
+        self.note = (
+            f"full mode: in partial mode other threads had the CPU for {share:.0%} of the time "
+            "that operators wanted it"
+        )
+        log.warning("%s", self.note)
+        self.mode = "full"
+        self._parameters.restore()
+        for problem in self._lower_servers():
+            log.warning("%s", problem)
+        self._reload()
 
     def _watch_cgroups(self) -> None:
         """Cgroups that got the cpu controller only now: their weights and limits count from now."""
@@ -428,6 +444,11 @@ class Scx:
                 runtime.write_text(str(wanted))
             except OSError as error:
                 log.warning("%s: %s: operators may starve beside a hog", folder, error.strerror)
+
+    def _lower_servers(self) -> list[str]:
+        """Put the servers back; returns what could not be."""
+        raised = [path for path in self._journal.state.files if path.startswith(_SERVERS)]
+        return undo.files(self._journal, raised)
 
     # -- threads --------------------------------------------------------------------------------
 

@@ -268,6 +268,8 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     )
     for step in answer["not_taken"]:
         show.text(f"backend {step['backend']}: not taken: {step['because']}")
+    for note in answer["notes"]:
+        show.text(f"note: {note}")
     for engine in answer["engines"]:
         for note in engine["notes"][:10]:
             show.text(f"note: {engine['engine']}: {note}")

@@ -56,9 +56,12 @@ def main() -> None:
 
 
 def schedule(cluster: Cluster, pid: int, before: State) -> None:
+    partial = schedext.server_share() is not None
+    # By itself it would leave partial mode beside compilers and Python.
+    mode = ("--backend-option", "scx.mode=partial") if partial else ()
     with LOG.open("w") as log:
         load = subprocess.Popen(
-            [*PROGRAM, "load", "--engine", "flink", *PATIENT],
+            [*PROGRAM, "load", "--engine", "flink", *PATIENT, *mode],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -81,7 +84,6 @@ def schedule(cluster: Cluster, pid: int, before: State) -> None:
         say("each operator was run by us")
         for row in rows:
             print(row)
-        partial = schedext.server_share() is not None
         expected = sched.EXT if partial else sched.OTHER
         found = {row["tid"]: os.sched_getscheduler(row["tid"]) for row in rows}
         assert set(found.values()) == {expected}, found

@@ -1,12 +1,13 @@
 """The scx backend on every kernel that has a usable sched_ext: it schedules, and it gives back."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from vm.inside import look_until, text_of
+from vm.inside import look_until, skip, text_of
 from vm.machine import (
     everybody_runs,
     journal,
@@ -96,6 +97,43 @@ def check_beside_a_hog() -> None:
         )
         print(backend.mode, backend.statistics())
         backend.restore()
+
+
+def check_partial_mode_gives_way() -> None:
+    """Beside a hog partial mode is left for full mode, soon and with all settings; not before."""
+    if schedext.server_share() is None:
+        skip("a deadline server for sched_ext")
+    # All are forked before the scheduler is attached: a child would keep it so.
+    with spinning(2) as operators, spinning(1) as hogs:
+        os.kill(hogs[0].pid, signal.SIGSTOP)
+        log = journal()
+        backend = Scx(log, ScxOptions(ttl=TTL_S))
+        wanted = schedule(operators, [2.0, 1.0])
+
+        def mode_after(passes: int) -> str:
+            for _ in range(passes):
+                time.sleep(0.6)
+                assert backend.apply(wanted).problems == ()
+                if backend.mode == "full":
+                    break
+            print(backend.mode, backend.note, backend.statistics())
+            return backend.mode
+
+        assert backend.apply(wanted).problems == ()
+        assert (mode_after(4), backend.note) == ("partial", "")
+        os.kill(hogs[0].pid, signal.SIGCONT)
+        assert mode_after(6) == "full"
+        assert "full mode: in partial mode other threads had the CPU" in backend.note
+        assert text_of(schedext.ROOT / "state") == "enabled"
+        assert schedext.server_share() == 0.05
+        assert all(os.sched_getscheduler(t.tid) == sched.OTHER for t in operators)
+        # Order, and no more than the guarantee for the hog.
+        look_until(
+            lambda: progress([*operators, *hogs], 2.0),
+            lambda got: got[0] > 0.7 and got[1] < 0.2 and 0.03 < got[2] < 0.1,
+        )
+        assert backend.restore() == ()
+        assert not log.state, log.state
 
 
 def check_thousands_of_threads() -> None:
