@@ -165,6 +165,7 @@ class Boot(Job):
     rest: bytes = b""
     said: list[str] = field(default_factory=list)
     mark_cpu_s: float = 0.0
+    boot_cpu_s: float = 0.0  # of all boots, up to the first check
 
     @classmethod
     def of(cls, kernel: str, settings: Mapping[str, Any]) -> "Boot":
@@ -187,7 +188,8 @@ class Boot(Job):
     @property
     def name(self) -> str:
         files = dict.fromkeys(path.stem for path, _ in self.checks)
-        return f"{self.kernel} {', '.join(files)}: {len(self.checks)} checks"
+        what = f"{len(self.checks)} checks, {self.boot_cpu_s:.0f} s to boot"
+        return f"{self.kernel} {', '.join(files)}: {what}"
 
     @property
     def left(self) -> list[Check]:
@@ -223,6 +225,8 @@ class Boot(Job):
         record = json.loads(line.removeprefix(MARK))
         self.heard = time.monotonic()
         since, self.mark_cpu_s = self.mark_cpu_s, self.machine.cpu_s()
+        if not since:
+            self.boot_cpu_s += self.mark_cpu_s
         if end := record.pop("end", None):
             record |= {"output": "".join(self.said).strip(), "cpu_s": self.mark_cpu_s - since}
             self.add((Path(end[0]), end[1]), Result(**record))

@@ -16,6 +16,7 @@ For anything else there is the fixture `vm`, which runs one command in one guest
 """
 
 import ast
+import compileall
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ import pytest
 from vm.boots import Boot, Command, Line
 
 SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("bench", "ctl", "drivers", "policies", "sim", "tests")
 LINE = pytest.StashKey[Line]()
 SECOND = "second attempt"  # name of a user property: what the first one said
 SHOWN = 12  # lines of it in the summary
@@ -178,6 +181,9 @@ def line_of(session: pytest.Session) -> Line:
                 item.boot = boots.setdefault((item.kernel, new.options), new)
                 item.boot.expect(item.check, item.settings.get("TIMEOUT_S", 60))
         stash[LINE] = Line(list(boots.values()))
+        # Guests cannot write, and would compile everything at each boot.
+        for folder in FOLDERS:
+            compileall.compile_dir(ROOT / folder, quiet=2)
     return stash[LINE]
 
 
