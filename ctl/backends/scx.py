@@ -5,7 +5,7 @@ only writes hints into shared memory, so a policy switch costs no system call. I
 normal thread of the machine is scheduled by us, operators by urgency and everybody else fairly with
 a guaranteed share; in *partial* mode only operator threads (policy SCHED_EXT), and the kernel's
 deadline server for them keeps the fair class, which ranks above, from starving them. Partial is
-taken where the kernel has that server.
+taken where the kernel has that server, and left when others keep operators from the CPU.
 
 If the controller dies, the kernel takes all threads back; if it hangs, the hints expire; if the
 kernel ejects the scheduler, `apply` says why and the ladder goes on below.
