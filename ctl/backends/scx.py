@@ -127,6 +127,10 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             le=1_000_000,
         ),
     ] = 0
+    live: Annotated[
+        bool,
+        msgspec.Meta(description="go by head ages and queue lengths that engines write"),
+    ] = True
     ttl: Annotated[
         float,
         msgspec.Meta(
@@ -535,7 +539,10 @@ class Scx:
     def _scope(self, schedule: Schedule) -> _Scope:
         assert self._live is not None
         threads = schedule.threads
-        return _Scope(schedule, self._slots_of(threads), self._live.indices(threads))
+        live = np.zeros(len(threads), dtype=np.uint32)
+        if self.options.live:
+            live = self._live.indices(threads)
+        return _Scope(schedule, self._slots_of(threads), live)
 
     def _hints(self, scope: _Scope) -> list[Part]:
         assert self._live is not None
