@@ -136,13 +136,22 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	return cpu;
 }
 
+/*
+ * The kernel's own per-CPU workers: short, and others wait for them. (One CPU is all that any
+ * thread has on a machine with one CPU; those that the kernel bound to it nobody may move.)
+ */
+static __always_inline bool is_worker(struct task_struct *p)
+{
+	return p->nr_cpus_allowed == 1 && (p->flags & PF_BOUND_KTHREAD) == PF_BOUND_KTHREAD;
+}
+
 static __always_inline void enqueue_other(struct task_struct *p, u64 enq_flags)
 {
 	/*
-	 * The kernel's own per-CPU workers: short, and others wait for them. Only when they wake
-	 * up: two that go on would preempt each other for ever, and nobody else would run.
+	 * At once, but only when they wake up: two that go on would preempt each other for ever,
+	 * and nobody else would run.
 	 */
-	if ((p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1 && (enq_flags & SCX_ENQ_WAKEUP)) {
+	if (is_worker(p) && (enq_flags & SCX_ENQ_WAKEUP)) {
 		count(kernel_threads);
 		p->scx.dsq_vtime = others_start(p, true);
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags | SCX_ENQ_PREEMPT);
@@ -511,7 +520,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		}
 		record(TRACE_RUN, slot, now_ns, waited_ns);
 	} else {
-		c->tier = TIER_OTHER;
+		c->tier = is_worker(p) ? TIER_NONE : TIER_OTHER;	/* nobody preempts workers */
 		count(other_runs);
 		if (c->woken && queues[llc_of(cpu)].waiting && runs_leftovers(c, now_ns)) {
 			count(preempts);
