@@ -1,14 +1,20 @@
 """The scx backend on every kernel that has a usable sched_ext: it schedules, and it gives back."""
 
+import contextlib
+import fcntl
+import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 from vm.inside import look_until, skip, text_of
 from vm.machine import (
+    above_all,
     everybody_runs,
     journal,
     native_threads,
@@ -18,9 +24,16 @@ from vm.machine import (
     wait_for,
 )
 
+from sched_ctl import lab
+from sched_ctl.backends import live
 from sched_ctl.backends.scx import Scx, ScxOptions, features, probe
+from sched_ctl.drivers import EngineError
+from sched_ctl.drivers import lab as driver
 from sched_ctl.kernel import sched, schedext
 from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.model import Thread
+from sched_ctl.schedule import Schedule
+from support import wait_until
 
 KERNELS = ("6.16", "7.3")  # other files have 6.18
 CPUS = 1
@@ -209,3 +222,192 @@ def check_mixed_form() -> None:
         look_until(lambda: progress(threads, 1.0), lambda got: min(got) > 0.02)
         print(backend.applied(threads[0]))
         backend.restore()
+
+
+# -- engines that tell what waits for their operators ---------------------------------------------
+
+
+@contextlib.contextmanager
+def engine(
+    utilisation: float, seconds: float, delay_s: float = 30.0
+) -> Iterator[tuple[driver.LabDriver, list[Thread]]]:
+    """The lab engine with SYN; before the delay is over it is idle, which takes no time."""
+    arguments = [
+        *("--utilisation", str(utilisation), "--cpus", "1", "--duration", str(seconds)),
+        *("--burn", "nop", "--delay", str(delay_s), "--warmup", "0", "--drain", "0"),
+    ]
+    with lab.workload_file("syn") as path, lab.running(path, arguments) as running:
+        found = next(target for target in driver.find() if target.pid == running.pid)
+        view = driver.connect(found)
+        yield view, [o.threads[0] for o in view.poll(1.0).topology.operators]
+        view.close()
+
+
+def told(backend: Scx, wanted: Schedule, by: str) -> bool:
+    """Whether, after another pass, all ages are those of the engine ("waker": inherited)."""
+    backend.apply(wanted)
+    return all(backend.applied(thread)["age_by"] == by for thread in wanted.threads)
+
+
+def traced() -> Scx:
+    """A backend whose scheduler keeps the last events."""
+    tracing = functools.partial(Scheduler, trace_records=1 << 16)
+    mock.patch("sched_ctl.backends.scx.Scheduler", tracing).start()
+    return Scx(journal(), ScxOptions(mode="partial", ttl=TTL_S))
+
+
+def looks(view: driver.LabDriver, look: Callable[[], None]) -> None:
+    """Again and again until the engine ends, from a thread that interrupts everybody."""
+    above_all()
+    look()  # or the clock leaps while its code is read
+    with contextlib.suppress(EngineError):
+        while not view.poll(1.0).columns["tuples_in"].any():
+            time.sleep(0.25)
+        while view.poll(1.0) and view.file["state"] == 1:
+            look()
+            time.sleep(0.005)
+
+
+def check_ages_that_an_engine_tells() -> None:
+    """They are the true head ages, and who runs is the most urgent one by them."""
+    backend = traced()
+    with engine(0.6, 1.2) as (view, threads):
+        slopes = np.random.default_rng(1).exponential(size=len(threads)) + 0.01
+        wanted = schedule(threads, per_second=slopes.tolist())
+        wait_until(lambda: told(backend, wanted, "engine"))
+        scheduler = backend.scheduler
+        assert scheduler is not None
+        seen = scheduler.threads[1 : len(threads) + 1]
+        offset_ns = scheduler.program.array(".bss", "monotonic_offset_ns")
+        late_ms: list[float] = []
+
+        def look() -> None:
+            # One CPU, and we have it. Tuples may come in meanwhile, but nobody takes one.
+            waits = seen["queued_ns"] > 0
+            origin_s = (seen["origin_ns"] + offset_ns).astype(np.int64) * 1e-9
+            snapshot = view.poll(1.0)
+            head_s = snapshot.time_s - snapshot.columns["head_age"]
+            known = waits & (snapshot.columns["head_age"] > 0)
+            late_ms.extend((head_s - origin_s)[known] * 1e3)
+
+        looks(view, look)
+        assert backend.applied(threads[0])["age_by"] == "engine"
+        print(
+            f"{len(late_ms)} ages:", np.percentile(late_ms, [1, 5, 50, 95, 99]).round(3), "ms late"
+        )
+        assert len(late_ms) > 50
+        # But for those who were queued with nothing to do, and got something meanwhile.
+        assert np.percentile(np.abs(late_ms), 90) < 0.05
+        wrong, choices = against_ages(scheduler)
+        print(f"{wrong} of {choices} choices differ")
+        assert choices > 200
+        assert wrong <= choices * 0.002
+        assert backend.restore() == ()
+
+
+def against_ages(scheduler: Scheduler) -> tuple[int, int]:
+    """Choices among several queues that were not the most urgent one's, and all; by the trace."""
+    names = scheduler.program.btf.enum("trace_event")
+    slope = scheduler.control["queues"]["slope"].astype(float)[scheduler.slots["queue"]]
+    waiting: dict[int, int] = {}  # slot -> origin
+    wrong = choices = picked_ns = 0
+    for record in scheduler.trace():
+        slot = int(record["slot"])
+        if record["event"] == names["TRACE_ENQUEUE"]:
+            waiting[slot] = int(record["origin_ns"])
+        elif record["event"] == names["TRACE_PICK"]:
+            picked_ns = int(record["time_ns"])
+        elif record["event"] == names["TRACE_RUN"] and slot in waiting:
+            if picked_ns and len(waiting) > 1:
+                age = {s: max(0, picked_ns - origin) >> 10 for s, origin in waiting.items()}
+                most = max(slope[s] * age[s] for s in waiting)
+                choices += 1
+                wrong += slope[slot] * (age[slot] + 1) + 1 < most
+            del waiting[slot]
+            picked_ns = 0
+    return wrong, choices
+
+
+def check_queue_lengths_that_an_engine_tells() -> None:
+    """QS goes by the lengths of this moment: each choice has the longest of those that wait."""
+    backend = traced()
+    with engine(0.9, 1.2) as (view, threads):
+        wanted = schedule(threads, per_tuple=1.0)
+
+        def exact() -> bool:
+            backend.apply(wanted)
+            return bool(backend.scheduler and backend.scheduler.control["queues"]["flags"][0])
+
+        wait_until(exact)
+        scheduler = backend.scheduler
+        assert scheduler is not None
+        assert backend._live is not None
+        rows = [backend._live.row(thread) for thread in threads]
+        looked: list[bool] = []
+
+        def look() -> None:
+            before = np.array([int(row["queue_tuples"]) for row in rows])
+            sizes = view.poll(1.0).columns["queue_size"]
+            after = np.array([int(row["queue_tuples"]) for row in rows])
+            looked.extend((before == sizes)[(sizes > 0) & (before == after)])
+
+        looks(view, look)
+        right = float(np.mean(looked))
+        print(f"{len(looked)} lengths, {right:.1%} as the engine counts")
+        assert len(looked) > 100
+        assert right > 0.95  # the rest are about to be written
+        names = scheduler.program.btf.enum("trace_event")
+        compared: dict[int, int] = {}
+        choices = differing = wrong = 0
+        picked = False
+        for record in scheduler.trace():
+            if record["event"] == names["TRACE_COMPARE"]:
+                compared[int(record["slot"])] = int(record["key"])
+            elif record["event"] == names["TRACE_PICK"]:
+                picked = True
+            elif record["event"] == names["TRACE_RUN"]:
+                if picked and len(compared) > 1:
+                    choices += 1
+                    differing += len(set(compared.values())) > 1
+                    wrong += compared[int(record["slot"])] < max(compared.values())
+                compared, picked = {}, False
+        print(f"{choices} choices, {differing} between different lengths, {wrong} wrong")
+        assert differing > 50
+        assert wrong <= choices * 0.002
+        assert backend.restore() == ()
+
+
+def check_an_engine_that_stops_telling() -> None:
+    """It hangs, or somebody else takes its rows: ages are inherited until it tells again."""
+    backend = Scx(journal(), ScxOptions(mode="partial", ttl=TTL_S))
+    with engine(0.3, 600, delay_s=600) as (view, threads):
+        pid = threads[0].pid
+        wanted = schedule(threads, per_second=1.0)
+        wait_until(lambda: told(backend, wanted, "engine"))
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: told(backend, wanted, "waker"))
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: told(backend, wanted, "engine"))
+        offer = view.file.live_offer()
+        assert offer is not None
+        fd = os.memfd_create("live", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, offer.rows * offer.row.itemsize)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        with live.hand_over(offer, fd):
+            wait_until(lambda: told(backend, wanted, "waker"))
+        os.close(fd)
+        wait_until(lambda: told(backend, wanted, "engine"))
+        # QS with and without.
+        lengths = schedule(threads, per_tuple=1.0)
+        backend.apply(lengths)
+        assert backend.scheduler is not None
+        control: Any = backend.scheduler.control
+        exact = backend.scheduler.queue_flags["QUEUE_EXACT"]
+        assert control["queues"]["flags"][0] == exact
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(
+            lambda: not told(backend, lengths, "engine") and not control["queues"]["flags"][0]
+        )
+        os.kill(pid, signal.SIGCONT)
+        backend.restore()
+        wait_for("disabled")

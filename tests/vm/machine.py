@@ -127,6 +127,7 @@ def schedule(
     static: Sequence[float] | float = 0.0,
     *,
     per_second: Sequence[float] | float = 0.0,
+    per_tuple: float = 0.0,
     scope: str = "test",
     shares: Sequence[float] | None = None,
 ) -> Schedule:
@@ -138,7 +139,12 @@ def schedule(
         spacing=Spacing.LINEAR,
         threads=tuple(threads),
         operators=tuple(f"q/{i}" for i in range(n)),
-        form=form(n, static=np.asarray(static), per_second=np.asarray(per_second)),
+        form=form(
+            n,
+            static=np.asarray(static),
+            per_second=np.asarray(per_second),
+            per_tuple=per_tuple,
+        ),
         head_age_s=np.zeros(n),
         queue_size=np.zeros(n),
         groups={str(i): Group(share, (i,)) for i, share in enumerate(shares or ())},
