@@ -7,11 +7,14 @@ from vm.inside import look_until
 from vm.machine import above_all, journal, schedule, thread_of
 
 from sched_ctl.backends.scx import Scx, ScxOptions
+from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
 
 KERNELS = ("6.18", "7.3")
 CPUS = 2
 TIMEOUT_S = 180
+
+schedext.kernel_types()  # read once, before the checks are forked
 
 
 def give_groups(scheduler: Scheduler, weights: list[int], caps: list[int]) -> None:
@@ -40,6 +43,7 @@ def assert_divided(pids: list[int], wanted: list[float], within: float) -> None:
 
 def check_shares_of_groups() -> None:
     """4:2:1:1 within 3% of the whole; changed while they run; even after detaching."""
+    above_all()
     with busy(4) as pids, Scheduler(full=False) as scheduler:
         give_groups(scheduler, [4, 2, 1, 1], [0] * 4)
         adopt(scheduler, pids)
@@ -53,6 +57,7 @@ def check_shares_of_groups() -> None:
 
 def check_concurrency_cap() -> None:
     """Three threads of one group with a cap of one use one CPU; the other is for others."""
+    above_all()
     with busy(4) as pids, Scheduler(full=False) as scheduler:
         give_groups(scheduler, [1, 1], [1, 0])
         scheduler.slots[1:4]["queue"] = 0
@@ -62,7 +67,7 @@ def check_concurrency_cap() -> None:
         look_until(
             lambda: shares(pids, 2),
             # FCFS among the three
-            lambda got: 0.8 < sum(got[:3]) < 1.05 and got[3] > 0.8 and min(got[:3]) > 0.2,
+            lambda got: 0.8 < sum(got[:3]) < 1.05 and got[3] > 0.8 and min(got[:3]) > 0.1,
         )
 
 
