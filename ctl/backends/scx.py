@@ -204,7 +204,7 @@ class Scx:
     def apply(self, schedule: Schedule) -> Applied:
         """Raises Ejected when the kernel has ended the scheduler, LoadError if it cannot start."""
         if self.scheduler is None:
-            self._load()
+            self._take(self._loaded())
         else:
             self._look()
         assert self._live is not None
@@ -290,7 +290,8 @@ class Scx:
 
     # -- attach, watch --------------------------------------------------------------------------
 
-    def _load(self) -> None:
+    def _loaded(self) -> Scheduler:
+        """A scheduler that is ready to be attached."""
         full = self.mode == "full"
         self._with_cgroups = full and cgroup.in_use()
         tunables = {
@@ -309,6 +310,9 @@ class Scx:
         control["slice_us"] = round(self.options.slice * 1e3)
         control["starvation_ms"] = round(self.options.starvation)
         control["preempt_times"] = self.options.preempt
+        return scheduler
+
+    def _take(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._seen = ({}, time.monotonic())
         self._live = LiveRows(scheduler)
@@ -367,10 +371,14 @@ class Scx:
         return str(path)
 
     def _reload(self) -> None:
-        """Load anew; all threads get slots before it is attached."""
+        """Change to a new one, which is loaded before the old one goes: that takes a while."""
         scopes = [scope.schedule for scope in self._scopes.values()]
+        scheduler = self._loaded()
+        if self.mode == "full":
+            for problem in (*self._parameters.restore(), *self._lower_servers()):
+                log.warning("%s", problem)
         self._close()
-        self._load()
+        self._take(scheduler)
         for schedule in scopes:
             fresh, _, _ = self._follow(schedule)
             scope = self._scopes[schedule.scope] = self._scope(schedule)
@@ -419,9 +427,6 @@ class Scx:
         )
         log.warning("%s", self.note)
         self.mode = "full"
-        self._parameters.restore()
-        for problem in self._lower_servers():
-            log.warning("%s", problem)
         self._reload()
 
     def _watch_cgroups(self) -> None:
