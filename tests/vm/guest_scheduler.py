@@ -325,7 +325,9 @@ def syn_beside(others: int, storm: bool, *, full: bool) -> tuple[float, list[flo
     with contextlib.ExitStack() as stack:
         scheduler = stack.enter_context(Scheduler(full=full))
         scheduler.attach()
-        running, view, path = stack.enter_context(engine("syn", 0.8, 2, 3))
+        # Alone it is idle till then, which costs no time.
+        delay_s = 3 if others or storm else 60
+        running, view, path = stack.enter_context(engine("syn", 0.8, 2, delay_s))
         rule(scheduler, view, path, 0.8, registry.policy("balanced"))
         hogs = stack.enter_context(busy(others))
         if storm:
@@ -347,15 +349,13 @@ def fork_and_wait() -> None:
 
 
 def check_latency_beside_hogs_in_full_mode() -> None:
-    """Hogs cost operators nothing and a fork storm little; they get what is left, at least 5%."""
-    alone_s, _ = syn_beside(0, False, full=True)
-    for others, storm in ((1, False), (3, True)):
-        look_until(
-            lambda: syn_beside(others, storm, full=True),  # noqa: B023
-            # The storm itself costs 3 to 13%, by how its forks fall.
-            lambda found: found[0] <= (1.2 if storm else 1.05) * alone_s and sum(found[1]) > 0.05,  # noqa: B023
-            times=3,
-        )
+    """Neither hogs nor a storm of forks cost operators 5%; hogs get what is left, at least 5%."""
+    cases = ((0, False), (1, True), (3, True))
+    looks = [[syn_beside(*case, full=True) for case in cases] for _ in range(3)]
+    alone_s, *beside_s = np.median([[mean_s for mean_s, _ in look] for look in looks], axis=0)
+    print(f"alone {alone_s * 1e3:.2f} ms, beside others", beside_s / alone_s)
+    assert max(beside_s) <= 1.05 * alone_s
+    assert all(sum(used) > 0.05 for look in looks for _, used in look[1:])
 
 
 def check_guarantee_against_saturated_operators() -> None:
