@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -373,7 +373,8 @@ class Scx:
     def _reload(self) -> None:
         """Change to a new one, which is loaded before the old one goes: that takes a while."""
         scopes = [scope.schedule for scope in self._scopes.values()]
-        scheduler = self._loaded()
+        with _at_once():
+            scheduler = self._loaded()
         if self.mode == "full":
             for problem in (*self._parameters.restore(), *self._lower_servers()):
                 log.warning("%s", problem)
@@ -634,6 +635,19 @@ def _differ(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bo
 
 _SERVERS = str(schedext.SERVERS)
 _OURS_IN_FULL_MODE = (sched.OTHER, sched.BATCH, sched.IDLE, sched.EXT)
+
+
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """Before all other threads but operators, where that is permitted: beside hogs, too."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, policy, parameters)
 
 
 class _Monitor(threading.Thread):
