@@ -21,6 +21,7 @@ from vm.machine import (
     progress,
     schedule,
     spinning,
+    steady,
     wait_for,
 )
 
@@ -59,7 +60,7 @@ def check_order_and_restore() -> None:
     """The most urgent gets the CPU, a live change turns that round, and all is put back."""
     with spinning(3) as threads:
         log = journal()
-        backend = Scx(log, ScxOptions(gap=30.0, ttl=TTL_S))  # order decides, however long one waits
+        backend = Scx(log, steady(gap=30.0, ttl=TTL_S))  # order decides, however long one waits
         applied = backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
         print(backend.mode, applied, [backend.applied(thread) for thread in threads])
         assert not applied.problems
@@ -86,7 +87,7 @@ def check_order_and_restore() -> None:
 
 def check_shares() -> None:
     with spinning(4) as threads:
-        backend = Scx(journal(), ScxOptions(ttl=TTL_S))
+        backend = Scx(journal(), steady(ttl=TTL_S))
         for shares in ([4, 2, 1, 1], [1, 1, 2, 4]):
             backend.apply(schedule(threads, 0.0, shares=shares))
             look_until(lambda: progress(threads, 2.0), near(shares))
@@ -102,7 +103,7 @@ def near(shares: Sequence[float], within: float = 0.05) -> Callable[[list[float]
 def check_beside_a_hog() -> None:
     """Operators keep the CPU beside a hog, and the hog keeps its guaranteed share."""
     with spinning(2) as operators, spinning(1) as hogs:
-        backend = Scx(journal())
+        backend = Scx(journal(), steady())
         backend.apply(schedule(operators, [2.0, 1.0]))
         look_until(
             lambda: (*progress([*operators, *hogs], 2.0), backend.statistics()["expired"]),
@@ -151,7 +152,7 @@ def check_partial_mode_gives_way() -> None:
 
 def check_thousands_of_threads() -> None:
     with native_threads(MANY) as threads:
-        backend = Scx(journal())
+        backend = Scx(journal(), steady())
         static = np.arange(len(threads), dtype=float)
         began = time.monotonic()
         applied = backend.apply(schedule(threads, static.tolist()))
@@ -169,7 +170,7 @@ def check_thousands_of_threads() -> None:
 def check_two_schedulers() -> None:
     """A second one is refused in words, whoever comes second."""
     with spinning(1) as threads:
-        backend = Scx(journal())
+        backend = Scx(journal(), steady())
         backend.apply(schedule(threads))
         assert "ours is attached (sched_ctl)" in probe().because
         try:
@@ -217,7 +218,7 @@ def check_cgroups_that_come_later() -> None:
 def check_mixed_form() -> None:
     """Both parts of a form count: the slope wins in the end over a head start."""
     with spinning(2) as threads:
-        backend = Scx(journal(), ScxOptions(ttl=TTL_S))
+        backend = Scx(journal(), steady(ttl=TTL_S))
         backend.apply(schedule(threads, [0.0, 1.0], per_second=[10.0, 0.1]))
         look_until(lambda: progress(threads, 1.0), lambda got: min(got) > 0.02)
         print(backend.applied(threads[0]))

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from vm.machine import (
     progress,
     schedule,
     spinning,
+    steady,
     thread_of,
     wait_for,
 )
@@ -40,7 +42,7 @@ ICOUNT_SHIFT = 2
 TIMEOUT_S = 180
 
 # Order decides, and hints count, however long a slow guest takes between two steps.
-PATIENT = ScxOptions(gap=30.0, ttl=20.0)
+PATIENT = steady(gap=30.0, ttl=20.0)
 LOOK_S = 1.0
 
 schedext.kernel_types()  # read once, before the checks are forked
@@ -51,13 +53,17 @@ def controller(threads: list[Thread], static: list[float], options: ScxOptions =
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        above_all()
-        backend = Scx(journal(), options)
-        backend.apply(schedule(threads, static))
-        os.write(writer, b"x")
-        while True:
-            time.sleep(0.2)
+        try:
+            above_all()
+            backend = Scx(journal(), options)
             backend.apply(schedule(threads, static))
+            os.write(writer, b"x")
+            while True:
+                time.sleep(0.2)
+                backend.apply(schedule(threads, static))
+        finally:  # nothing of the check's own
+            traceback.print_exc()
+            os._exit(1)
     os.close(writer)
     assert os.read(reader, 1) == b"x", "the controller did not start"
     os.close(reader)
@@ -111,7 +117,7 @@ def check_controller_stopped() -> None:
         return got[0] > 0.7
 
     with spinning(4) as threads:
-        pid = controller(threads, [4.0, 3.0, 2.0, 1.0], ScxOptions(gap=30.0, ttl=2.0))
+        pid = controller(threads, [4.0, 3.0, 2.0, 1.0], steady(gap=30.0, ttl=2.0))
         look_until(look, in_order)
         os.kill(pid, signal.SIGSTOP)
         look_until(look, lambda got: min(got) > 0.2, times=6)
@@ -125,7 +131,7 @@ def check_controller_stopped() -> None:
 
 def check_error() -> None:
     with spinning(3) as threads:
-        backend = Scx(journal())
+        backend = Scx(journal(), steady())
 
         def fault() -> None:
             assert backend.scheduler is not None
@@ -167,7 +173,7 @@ def check_sysrq() -> None:
     with spinning(3) as threads:
         Path("/proc/sys/kernel/sysrq").write_text("1")
         trigger = Path("/proc/sysrq-trigger")
-        error = ejected(Scx(journal()), threads, lambda: trigger.write_text("S"))
+        error = ejected(Scx(journal(), steady()), threads, lambda: trigger.write_text("S"))
         assert error.kind == "SYSRQ"
         assert "SysRq-S" in error.message
 
@@ -226,7 +232,7 @@ def check_threads_born_and_dying() -> None:
             wait_until(lambda: all(len(procfs.tids(pid)) > 1 for pid in pids))
             # The second thread of each is the C library's, which makes the others.
             churn = [thread_of(pid, tid) for pid in pids for tid in sorted(procfs.tids(pid))[:2]]
-            backend = Scx(journal())
+            backend = Scx(journal(), steady())
             members = [*churn, *threads]
             backend.apply(schedule(members, 2.0))
             began, before = time.monotonic(), threads_born()
@@ -254,7 +260,7 @@ def check_reused_tid() -> None:
     last_pid = Path("/proc/sys/kernel/ns_last_pid")
     if not last_pid.exists():
         skip("CONFIG_CHECKPOINT_RESTORE")
-    backend = Scx(journal())
+    backend = Scx(journal(), steady())
     with spinning(1) as threads:
         backend.apply(schedule(threads))
         victim = threads[0].tid
@@ -325,7 +331,7 @@ def check_two_controllers() -> None:
     with spinning(3) as threads:
         pid = controller(threads, [3.0, 2.0, 1.0])
         # As another user would start it: it must not undo what is in the first one's journal.
-        second = Scx(Journal(Path("/run/second/journal")))
+        second = Scx(Journal(Path("/run/second/journal")), steady())
         try:
             second.apply(schedule(threads, [1.0, 2.0, 3.0]))
             raise AssertionError("the second controller took over")

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from vm.inside import look_until
-from vm.machine import everybody_runs, journal, progress, schedule, spinning, wait_for
+from vm.machine import everybody_runs, journal, progress, schedule, spinning, steady, wait_for
 
-from sched_ctl.backends.scx import Scx, ScxOptions
+from sched_ctl.backends.scx import Scx
 from sched_ctl.kernel import schedext
 
 KERNELS = ("6.18", "7.3")
@@ -16,7 +16,7 @@ CPUS = 2
 TIMEOUT_S = 180
 
 # Order decides, and hints count, however long a slow guest takes between two steps.
-PATIENT = ScxOptions(gap=30.0, ttl=20.0)
+PATIENT = steady(gap=30.0, ttl=20.0)
 
 schedext.kernel_types()  # read once, before the checks are forked
 

@@ -7,11 +7,13 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sched_ctl.backends.journal import Journal
-from sched_ctl.kernel import procfs
+from sched_ctl.backends.scx import ScxOptions
+from sched_ctl.kernel import procfs, schedext
 from sched_ctl.model import Thread
 from sched_ctl.policy import Spacing, form
 from sched_ctl.schedule import Group, Schedule
@@ -25,6 +27,7 @@ __all__ = [
     "progress",
     "schedule",
     "spinning",
+    "steady",
     "thread_of",
     "wait_for",
 ]
@@ -163,3 +166,12 @@ def wait_for(state: str, deadline_s: float = 60.0) -> float:
         assert took < deadline_s, f"still {STATE.read_text().strip()} after {took:.1f} s"
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def steady(**options: Any) -> ScxOptions:
+    """Options with which scx stays in the mode that "auto" begins with.
+
+    By itself it leaves partial mode when others keep operators from the CPU, and a check that goes
+    before everybody else (`above_all`) does.
+    """
+    return ScxOptions(mode="partial" if schedext.server_files() else "full", **options)
