@@ -1,4 +1,7 @@
-"""One Flink cluster for all tests of a session that do not break it."""
+"""One Flink cluster for all tests of a file that do not break it.
+
+Not longer: it keeps a fifth of a CPU busy, which the guests need.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +11,7 @@ import pytest
 from engines.cluster import Cluster, running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(tmp_path_factory.mktemp("flink") / "cluster") as cluster:
         yield cluster
