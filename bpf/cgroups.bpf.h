@@ -236,17 +236,21 @@ static __always_inline bool throttled(struct task_struct *p, u64 ran_ns, u64 now
 	return use_cgroups && charge_limits(group_of_thread(p), ran_ns, now_ns);
 }
 
-/* The thread wants the CPU. */
-static __always_inline void count_thread(struct task_struct *p)
+/*
+ * The thread wants the CPU. Returns whether it was counted now. Where there is no memory it weighs
+ * nothing against its siblings until the next attempt, after its slice.
+ */
+static __always_inline bool count_thread(struct task_struct *p)
 {
 	u64 group = group_of_thread(p);
 	struct counted *entry = bpf_task_storage_get(&counted, p, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 
 	if (!entry || entry->weight)
-		return;			/* no memory: it weighs nothing against its siblings */
+		return false;
 	entry->cgroup = cgroup_id(group);
 	entry->weight = thread_weight(p);
 	enter(group, entry->weight);
+	return true;
 }
 
 static __always_inline void discount_thread(struct task_struct *p)

@@ -558,6 +558,8 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		credit_ns -= ran_ns;
 		if (credit_ns < -(s64)(debt_ms * MS))
 			credit_ns = -(s64)(debt_ms * MS);
+		if (use_cgroups && runnable && count_thread(p))
+			count(recounts);
 		p->scx.dsq_vtime += others_charge(p, ran_ns);
 		throttled(p, ran_ns, clock_ns());
 		stats[cpu].other_ns += ran_ns;

@@ -179,7 +179,8 @@ struct stats {
 	__u64 other_rescues	ABOUT("other threads run because they waited beyond their bound");
 	__u64 parked		ABOUT("other threads held back because their cgroup used its quota up");
 	__u64 lost_ns		ABOUT("time that operators waited while a higher class had the CPU, ns");
-	__u64 reserved[7];
+	__u64 recounts		ABOUT("threads whose weight was not counted when they woke up");
+	__u64 reserved[6];
 };
 
 struct exit_report {
