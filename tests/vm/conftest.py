@@ -171,7 +171,7 @@ class Check(pytest.Item):
 
 
 def line_of(session: pytest.Session) -> Line:
-    """The line of this session's guests, with the checks that are selected."""
+    """The one line of guests of this run, with the checks that are selected."""
     stash = session.config.stash
     if LINE not in stash:
         boots: dict[tuple[str, guest.Options], Boot] = {}
