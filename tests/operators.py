@@ -11,7 +11,7 @@ from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 
 SCHED_EXT = 7
 
-__all__ = ["SCHED_EXT", "adopt", "busy", "cpu_s", "shares", "start"]
+__all__ = ["SCHED_EXT", "adopt", "against_reference", "busy", "cpu_s", "shares", "start"]
 
 
 @contextlib.contextmanager
@@ -66,3 +66,32 @@ def shares(pids: Sequence[int], seconds: float, settle_s: float = 0.3) -> list[f
     time.sleep(seconds)
     took = time.monotonic() - began
     return [(cpu_s(pid) - used) / took for pid, used in zip(pids, before, strict=True)]
+
+
+def against_reference(scheduler: Scheduler, *, one_queue: bool) -> tuple[int, int]:
+    """Choices of one of several waiting threads that were not the most urgent one's, and all.
+
+    By the trace, for policies that go by age. one_queue: also those from a single queue, which were
+    made when the threads were queued.
+    """
+    names = scheduler.program.btf.enum("trace_event")
+    slope = scheduler.control["queues"]["slope"].astype(float)[scheduler.slots["queue"]]
+    waiting: dict[int, int] = {}  # slot -> origin
+    wrong = choices = picked_ns = 0
+    for record in scheduler.trace():
+        slot = int(record["slot"])
+        if record["event"] == names["TRACE_ENQUEUE"]:
+            waiting[slot] = int(record["origin_ns"])
+        elif record["event"] == names["TRACE_PICK"]:
+            picked_ns = int(record["time_ns"])
+        elif record["event"] == names["TRACE_RUN"] and slot in waiting:
+            # A single queue needs no comparison: then there is no record of the choice.
+            at_ns = picked_ns or int(record["time_ns"])
+            if len(waiting) > 1 and (picked_ns or one_queue):
+                # As the scheduler counts: whole units of 1.024 us, keys of 256 ns.
+                urgency = {s: slope[s] * (max(0, at_ns - o) >> 10) for s, o in waiting.items()}
+                choices += 1
+                wrong += urgency[slot] + slope[slot] + 1 < max(urgency.values())
+            del waiting[slot]
+            picked_ns = 0
+    return wrong, choices

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from operators import against_reference
 from vm.inside import look_until, skip, text_of
 from vm.machine import (
     above_all,
@@ -299,34 +300,11 @@ def check_ages_that_an_engine_tells() -> None:
         assert len(late_ms) > 50
         # But for those who were queued with nothing to do, and got something meanwhile.
         assert np.percentile(np.abs(late_ms), 90) < 0.05
-        wrong, choices = against_ages(scheduler)
+        wrong, choices = against_reference(scheduler, one_queue=False)
         print(f"{wrong} of {choices} choices differ")
         assert choices > 200
         assert wrong <= choices * 0.002
         assert backend.restore() == ()
-
-
-def against_ages(scheduler: Scheduler) -> tuple[int, int]:
-    """Choices among several queues that were not the most urgent one's, and all; by the trace."""
-    names = scheduler.program.btf.enum("trace_event")
-    slope = scheduler.control["queues"]["slope"].astype(float)[scheduler.slots["queue"]]
-    waiting: dict[int, int] = {}  # slot -> origin
-    wrong = choices = picked_ns = 0
-    for record in scheduler.trace():
-        slot = int(record["slot"])
-        if record["event"] == names["TRACE_ENQUEUE"]:
-            waiting[slot] = int(record["origin_ns"])
-        elif record["event"] == names["TRACE_PICK"]:
-            picked_ns = int(record["time_ns"])
-        elif record["event"] == names["TRACE_RUN"] and slot in waiting:
-            if picked_ns and len(waiting) > 1:
-                age = {s: max(0, picked_ns - origin) >> 10 for s, origin in waiting.items()}
-                most = max(slope[s] * age[s] for s in waiting)
-                choices += 1
-                wrong += slope[slot] * (age[slot] + 1) + 1 < most
-            del waiting[slot]
-            picked_ns = 0
-    return wrong, choices
 
 
 def check_queue_lengths_that_an_engine_tells() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from operators import adopt, busy, cpu_s, shares, start
+from operators import adopt, against_reference, busy, cpu_s, shares, start
 from vm.inside import look_until
 
 from sched_ctl import lab, registry, workload
@@ -252,38 +252,7 @@ def traced_run(name: str) -> tuple[int, int]:
             running.results()
         if scheduler.stats()["rescues"]:
             return 0, 0
-        return against_reference(scheduler)
-
-
-def against_reference(scheduler: Scheduler) -> tuple[int, int]:
-    """Choices among several waiting threads, and those that were not the most urgent one's."""
-    names = scheduler.program.btf.enum("trace_event")
-    slope = scheduler.control["queues"]["slope"].astype(float)
-    queue_of = scheduler.slots["queue"].astype(int)
-    waiting: dict[int, int] = {}  # slot -> origin
-    picked_ns = 0
-    wrong = choices = 0
-    for record in scheduler.trace():
-        slot = int(record["slot"])
-        if record["event"] == names["TRACE_ENQUEUE"]:
-            waiting[slot] = int(record["origin_ns"])
-        elif record["event"] == names["TRACE_PICK"]:
-            picked_ns = int(record["time_ns"])
-        elif record["event"] == names["TRACE_RUN"] and slot in waiting:
-            # A single queue needs no comparison: then there is no record of the choice.
-            picked_ns = picked_ns or int(record["time_ns"])
-            if len(waiting) > 1:
-                # As the scheduler counts: whole units of 1.024 us, keys of 256 ns.
-                urgency = {
-                    other: slope[queue_of[other]] * (max(0, picked_ns - origin) >> 10)
-                    for other, origin in waiting.items()
-                }
-                choices += 1
-                error = slope[queue_of[slot]] + 1
-                wrong += urgency[slot] + error < max(urgency.values())
-            del waiting[slot]
-            picked_ns = 0
-    return wrong, choices
+        return against_reference(scheduler, one_queue=True)
 
 
 def check_inherited_age_is_the_head_age() -> None:
