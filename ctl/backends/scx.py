@@ -587,17 +587,17 @@ class Scx:
         live = scopes[0].live if len(scopes) == 1 else np.concatenate([x.live for x in scopes])
         names = self.scheduler.slot_flags
         always = names["SLOT_ACTIVE"] | self.options.until_block * names["SLOT_UNTIL_BLOCK"]
-        flags: int | NDArray[np.uint16] = always
+        if self._wanted is None or len(self._wanted) != total:
+            self._wanted = np.zeros(total, dtype=table.dtype)
+        fresh = self._wanted
+        fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, always
+        fresh["slope"], fresh["base"] = made.slope, made.base
         if (told := self._live.counting(live)).any():
             flags = np.full(total, always, dtype=np.uint16)
             flags[told & made.by_age] |= names["SLOT_LIVE_AGE"]
             flags[told & (made.per_tuple > 0)] |= names["SLOT_LIVE_LENGTH"]
-        if self._wanted is None or len(self._wanted) != total:
-            self._wanted = np.zeros(total, dtype=table.dtype)
-        fresh = self._wanted
-        fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, flags
-        fresh["slope"], fresh["base"] = made.slope, made.base
-        fresh["per_tuple"], fresh["live"] = made.per_tuple, live
+            # Without these flags nobody reads the other two, so they need not be put back.
+            fresh["flags"], fresh["per_tuple"], fresh["live"] = flags, made.per_tuple, live
         # As words: comparing and copying structs member by member takes four times as long.
         words, wanted = (x.view(np.uint64).reshape(len(x), -1) for x in (table, fresh))
         at = _consecutive(slots)
