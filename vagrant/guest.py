@@ -27,8 +27,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import debian
 import initramfs
 import kernels
+import qemu
 
 __all__ = [
     "NO_GUEST",
@@ -62,9 +64,10 @@ class Options:
     """What a guest has.
 
     sockets: each has a last-level cache of its own.
-    icount: exact and repeatable emulation on one CPU, for measurements: the guest's clock counts
-    instructions, so the same work takes the same guest time whatever the host does. icount_shift:
-    an instruction takes 2**icount_shift ns.
+    icount: exact and repeatable emulation, for measurements: the guest's clock counts instructions,
+    so the same work takes the same guest time whatever the host does. Two CPUs take turns and share
+    the clock: when both are busy each gets half of it. icount_shift: an instruction takes
+    2**icount_shift ns.
     write: folders of the host that the guest may write to; everything else is read-only.
     show: folders of the host that stay visible below one of the guest's own tmpfs (`WRITABLE`).
     kvm: None = where it works.
@@ -79,14 +82,13 @@ class Options:
     write: tuple[Path, ...] = ()
     show: tuple[Path, ...] = ()
     kvm: bool | None = None
-    single_thread: bool = False
     append: str = ""
 
 
 def missing() -> str | None:
     """What this machine lacks to run a guest, or None."""
-    if shutil.which("qemu-system-x86_64") is None:
-        return "qemu-system-x86_64 (package qemu-system-x86)"
+    if shutil.which(qemu.PROGRAM) is None:
+        return f"{qemu.PROGRAM} (package qemu-system-x86)"
     if _virtiofsd() is None:
         return "virtiofsd (package qemu-system-common in Debian 12, virtiofsd in 13)"
     if os.geteuid() != 0:
@@ -208,10 +210,10 @@ class Guest:
                 self.returncode = int(code)
 
     def console(self) -> str:
-        """The end of what the guest's kernel, QEMU and virtiofsd said."""
+        """The end of what virtiofsd, QEMU and the guest's kernel said."""
         return "".join(
             f"-- {name} --\n{text[-6000:]}\n"
-            for name in ("console", "qemu.log", "virtiofsd.log")
+            for name in ("virtiofsd.log", "qemu.log", "console")
             if (text := self._read(name).strip())
         )
 
@@ -329,14 +331,18 @@ def _virtiofsd_command(socket: Path) -> list[str]:
 
 
 def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
-    if options.icount and options.cpus != 1:
-        raise GuestError("icount is exact on one CPU only: use --cpus 1")
+    program = qemu.find()
+    if program is None:
+        raise GuestError(f"{qemu.PROGRAM} does not run")
+    if options.icount and options.cpus > 1 and not program.is_good:
+        raise GuestError(
+            f"icount on two CPUs needs QEMU 8.1 or later, and this is {program}: {program.lacking}"
+        )
     if options.kvm:
         accelerator = ["-accel", "kvm", "-cpu", "host"]
-    elif options.icount or options.single_thread or options.cpus == 1:
-        accelerator = ["-accel", "tcg,thread=single", "-cpu", "max"]
     else:
-        accelerator = ["-accel", "tcg,thread=multi", "-cpu", "max"]
+        thread = "multi" if program.is_good and not options.icount else "single"
+        accelerator = ["-accel", f"tcg,thread={thread}", "-cpu", "max"]
     if options.icount:
         accelerator += ["-icount", f"shift={options.icount_shift},sleep=off"]
     root = "rw" if options.write else "ro"
@@ -346,7 +352,8 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
         f"{options.append}"
     )
     return [
-        *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-machine", "q35"),
+        *program.command,
+        *("-nodefaults", "-no-user-config", "-machine", "q35"),
         *accelerator,
         *("-smp", f"{options.cpus},sockets={options.sockets}", "-m", options.memory),
         *("-object", f"memory-backend-memfd,id=mem,size={options.memory},share=on"),
@@ -372,8 +379,7 @@ def _die_with_parent() -> None:
 
 def _kvm_note() -> Path:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sched-ctl" / f"kvm-{boot_id}"
+    return debian.cache() / f"kvm-{boot_id}"
 
 
 def kvm_works(kernel: Path) -> bool:

@@ -1,9 +1,8 @@
 """The guest kernels that the tests run on, in one list, and where to get them.
 
 A kernel is taken from the folder that SCHED_CTL_KERNELS names (files `vmlinuz-NAME`) if it is
-there, else from the cache, else it is fetched from Debian's archive with apt, in an apt state of
-its own: the machine's sources and package lists are not touched. Debian drops a backports kernel
-when a newer one arrives, so a fetch can fail for good: then the error lists what is offered.
+there, else from the cache, else it is fetched from Debian's archive. Debian drops a backports
+kernel when a newer one arrives, so a fetch can fail for good: then the error lists what is offered.
 
 A kernel with the drivers of a guest's root as modules has a folder `modules-NAME` beside its image.
 """
@@ -11,12 +10,11 @@ A kernel with the drivers of a guest's root as modules has a folder `modules-NAM
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import debian
 import initramfs
 
 __all__ = [
@@ -30,8 +28,6 @@ __all__ = [
     "matrix",
     "modules",
 ]
-
-MIRROR = "http://deb.debian.org"
 
 
 class SchedExt(Enum):
@@ -126,97 +122,54 @@ def modules(image: Path) -> Path | None:
 
 
 def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sched-ctl" / "kernels"
+    return debian.cache() / "kernels"
 
 
 def _fetch(kernel: Kernel, target: Path) -> Path:
     """Download the newest cloud kernel of this series, unpack its image, store it atomically."""
-    if not all(map(shutil.which, ("apt-get", "apt-cache", "dpkg-deb"))):
+    try:
+        with debian.archive(kernel.suite, beside=target) as archive:
+            return _unpack(kernel, target, archive)
+    except debian.ArchiveError as error:
         raise KernelNotFound(
-            f"kernel {kernel.name} can only be fetched on Debian; "
-            "put its image into a folder and name that in SCHED_CTL_KERNELS"
+            f"kernel {kernel.name} cannot be fetched: {error}\n"
+            "hint: put its image into a folder and name that in SCHED_CTL_KERNELS"
+        ) from error
+
+
+def _unpack(kernel: Kernel, target: Path, archive: debian.Archive) -> Path:
+    offered = archive.names(r"^linux-image-[0-9].*-cloud-amd64$")
+    wanted = [name for name in offered if re.match(rf"linux-image-{kernel.name}[.-]", name)]
+    # The series' meta-package (linux-image-6.12-cloud-amd64) has no image.
+    wanted = [name for name in wanted if name != f"linux-image-{kernel.name}-cloud-amd64"]
+    if not wanted:
+        series = {".".join(map(str, _version(name)[:2])): None for name in offered}
+        raise KernelNotFound(
+            f"Debian's {kernel.suite} has no kernel {kernel.name} any more, it offers: "
+            + (", ".join(sorted(series, key=_version)) or "none")
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
-        work = Path(folder)
-        apt = _apt(work, kernel.suite)
-        _run(["apt-get", *apt, "-q", "update"], work)
-        listing = _run(
-            ["apt-cache", *apt, "search", "--names-only", r"^linux-image-[0-9].*-cloud-amd64$"],
-            work,
-        )
-        offered = [line.split()[0] for line in listing.splitlines()]
-        wanted = [name for name in offered if re.match(rf"linux-image-{kernel.name}[.-]", name)]
-        # The series' meta-package (linux-image-6.12-cloud-amd64) has no image.
-        wanted = [name for name in wanted if name != f"linux-image-{kernel.name}-cloud-amd64"]
-        if not wanted:
-            series = {".".join(map(str, _version(name)[:2])): None for name in offered}
-            raise KernelNotFound(
-                f"Debian's {kernel.suite} has no kernel {kernel.name} any more, it offers: "
-                + (", ".join(sorted(series, key=_version)) or "none")
-            )
-        newest = max(wanted, key=_version)
-        # Since 7.2 or so the image lies in a package of its own.
-        for package in (newest, newest.replace("linux-image-", "linux-binary-")):
-            _run(["apt-get", *apt, "-q", "download", package], work)
-            for file in work.glob("*.deb"):
-                _run(["dpkg-deb", "-x", str(file), str(work / "tree")], work)
-            for image in (work / "tree").glob("**/vmlinuz*"):
-                if image.is_file() and not image.is_symlink():
-                    if kernel.modular:
-                        _keep_modules(work, target)
-                    return image.rename(target)
+    newest = max(wanted, key=_version)
+    # Since 7.2 or so the image lies in a package of its own.
+    for package in (newest, newest.replace("linux-image-", "linux-binary-")):
+        archive.unpack(package)
+        for image in archive.tree.glob("**/vmlinuz*"):
+            if image.is_file() and not image.is_symlink():
+                if kernel.modular:
+                    _keep_modules(archive.tree, target)
+                return image.rename(target)
     raise KernelNotFound(f"{newest} has no kernel image in it")
 
 
-def _keep_modules(work: Path, image: Path) -> None:
+def _keep_modules(tree: Path, image: Path) -> None:
     folder = image.with_name(f"modules-{image.name.removeprefix('vmlinuz-')}")
+    picked = tree.with_name(folder.name)
     try:
-        initramfs.pick(work / "tree", work / folder.name)
+        initramfs.pick(tree, picked)
     except initramfs.InitramfsError as error:
         raise KernelNotFound(str(error)) from error
     shutil.rmtree(folder, ignore_errors=True)
-    (work / folder.name).rename(folder)
+    picked.rename(folder)
 
 
 def _version(name: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", name)]
-
-
-def _apt(work: Path, suite: str) -> list[str]:
-    """Options that give apt a state of its own below `work`, with one suite as its source."""
-    (work / "lists" / "partial").mkdir(parents=True)
-    (work / "archives" / "partial").mkdir(parents=True)
-    (work / "status").touch()
-    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    (work / "sources.list").write_text(
-        f"deb [arch=amd64 signed-by={keyring}] {MIRROR}/debian {suite} main\n"
-    )
-    options = {
-        "Dir::Etc::SourceList": work / "sources.list",
-        "Dir::Etc::SourceParts": "/dev/null",
-        "Dir::State::Lists": work / "lists",
-        "Dir::State::Status": work / "status",
-        "Dir::Cache": work,
-        "Dir::Cache::Archives": work / "archives",
-        "APT::Architecture": "amd64",
-        "APT::Update::Error-Mode": "any",  # an archive out of reach is no empty archive
-        "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
-    }
-    return [f"-o{name}={value}" for name, value in options.items()]
-
-
-def _run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    if done.returncode != 0:
-        raise KernelNotFound(f"{' '.join(command[:1])} failed: {done.stderr.strip()[-400:]}")
-    return done.stdout
