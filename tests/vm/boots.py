@@ -1,10 +1,10 @@
 """Runs guests side by side, as many as this machine has CPUs for, and reads what they say.
 
 Checks that want the same guest share one (`Boot`). Two things make a check fail that is right: an
-emulated guest dies now and then by itself, and a machine that is busy holds a virtual CPU back for
-as long as it likes. So a check that failed is tried once more, in a fresh guest, and what the first
-attempt said is kept (`Result.first`): the summary of the tests names it. What is really wrong fails
-twice.
+emulated guest may die by itself, and in real time a machine that is busy holds a virtual CPU back
+for as long as it likes. So a check that failed is tried once more, in a fresh guest, and what the
+first attempt said is kept (`Result.first`): the summary of the tests names it. What is really wrong
+fails twice.
 
 Guests stand in one line, in the order in which their results are asked for, and start as soon as
 they fit (`Line.fits`): who asks may find that all has been done.
@@ -248,7 +248,6 @@ class Boot(Job):
         if self.left:
             check = self.left[0]
             self.add(check, Result("failed", f"the guest died, or was stopped\n{text}"))
-            self.options = replace(self.options, single_thread=check not in self.results)
 
 
 class Line:

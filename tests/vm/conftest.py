@@ -8,7 +8,7 @@ checks. A file may set, as plain literals:
     CPUS = 2
     SOCKETS = 2                 of these CPUs; each has a last-level cache
     MEMORY = "1G"
-    ICOUNT = True               exact time, with CPUS = 1
+    ICOUNT = True               exact time; two CPUs take turns then
     ICOUNT_SHIFT = 0            2**ICOUNT_SHIFT ns an instruction
     TIMEOUT_S = 60              for each check
 
@@ -19,13 +19,14 @@ import ast
 import compileall
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import guest
 import kernels
 import pytest
+import qemu
 from vm.boots import Boot, Command, Line
 
 SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
@@ -175,9 +176,12 @@ def line_of(session: pytest.Session) -> Line:
     stash = session.config.stash
     if LINE not in stash:
         boots: dict[tuple[str, guest.Options], Boot] = {}
+        emulator = qemu.find()
         for item in session.items:
             if isinstance(item, Check):
                 new = Boot.of(item.kernel, item.settings)
+                if new.options.cpus > 1 and emulator is not None and not emulator.is_good:
+                    new.options = replace(new.options, icount=False)
                 item.boot = boots.setdefault((item.kernel, new.options), new)
                 item.boot.expect(item.check, item.settings.get("TIMEOUT_S", 60))
         stash[LINE] = Line(list(boots.values()))
@@ -204,6 +208,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("guests: seconds, of those on a CPU of this machine")
         for job in stash[LINE].jobs:
             terminalreporter.line(f"{job.took_s:5.0f} {job.cpu_s:5.0f}  {job.name}")
+        emulator = qemu.find()
+        if emulator is not None:
+            terminalreporter.line(f"on {emulator}")
+            if not emulator.is_good:
+                terminalreporter.line(f"two CPUs in real time only: {emulator.lacking}")
     texts = {
         report.nodeid: (report.outcome, text)
         for reports in terminalreporter.stats.values()

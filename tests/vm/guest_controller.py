@@ -29,6 +29,7 @@ from support import wait_until
 
 KERNELS = ("6.18", "7.3")
 CPUS = 2
+ICOUNT = True
 TIMEOUT_S = 300
 
 SOON_S = 120.0  # to start Python alone takes a busy emulated machine half a minute
@@ -100,6 +101,7 @@ class Load:
 
     def __init__(self, log: Path, *arguments: str) -> None:
         self.log = log
+        self.seen: dict[str, Any] = {}  # the last status that was asked for by `is_scheduling`
         command = [sys.executable, "-c", "from sched_ctl.cli import main; main()", "load"]
         with log.open("w") as stream:
             self.process = subprocess.Popen(
@@ -133,7 +135,8 @@ class Load:
         if attached != (backend == "scx") or not (RUN_DIR / "control.sock").exists():
             return False
         time.sleep(1)
-        [rule] = self.status()["policies"]
+        self.seen = self.status()
+        [rule] = self.seen["policies"]
         return bool(
             rule["backend"] == backend and rule["threads"] == len(OPERATORS) and rule["passes"] > 3
         )
@@ -274,15 +277,15 @@ def check_ejected_and_back_and_restore_after_kill_9() -> None:
             Path("/proc/sysrq-trigger").write_text("S")
             began_s = time.monotonic()
             load.wait(lambda: load.is_scheduling("cgroup2+nice"), "the next backend")
-            now = state(engine)
-            [rule] = load.status()["policies"]
+            now, status = state(engine), load.seen  # it goes back in five seconds
+            [rule] = status["policies"]
             assert rule["policy"] == "hr", rule  # what "auto" means there
             assert len({group for name, (_, _, group) in now.items() if name in OPERATORS}) == 2
             assert len({nice for name, (_, nice, _) in now.items() if name in OPERATORS}) > 1, now
             assert all(now[name][0] == sched.BATCH for name in OPERATORS), now
             assert "the kernel ended the sched_ext scheduler" in load.said
             assert "SysRq-S" in load.said
-            because = {step["backend"]: step["because"] for step in load.status()["not_taken"]}
+            because = {step["backend"]: step["because"] for step in status["not_taken"]}
             assert "SysRq-S" in because["scx"]
 
             load.wait(lambda: load.is_scheduling("scx"), "back to scx")

@@ -1,15 +1,32 @@
-"""CPUs that go and come, and threads that may use now this one and now that."""
+"""CPUs that go and come, and threads that may use now this one and now that.
+
+In real time, where two virtual CPUs do things at the very same moment: with exact time they take
+turns.
+"""
 
 import os
 import random
 import time
 from pathlib import Path
 
+from operators import adopt, busy, cpu_s
 from vm.inside import look_until
-from vm.machine import everybody_runs, journal, progress, schedule, spinning, steady, wait_for
+from vm.machine import (
+    above_all,
+    alive,
+    everybody_runs,
+    journal,
+    no_cpu_idles,
+    progress,
+    schedule,
+    spinning,
+    steady,
+    wait_for,
+)
 
 from sched_ctl.backends.scx import Scx
 from sched_ctl.kernel import schedext
+from sched_ctl.kernel.scheduler import Scheduler
 
 KERNELS = ("6.18", "7.3")
 CPUS = 2
@@ -62,3 +79,42 @@ def check_affinity_changes() -> None:
         assert schedext.attached() == "sched_ctl"
         backend.restore()
         everybody_runs(threads)
+
+
+def check_affinity_storm() -> None:
+    """Affinity changes while threads run and wait: nobody runs where it may not, all get on."""
+    above_all()
+    with busy(3) as operators, busy(5) as hogs, Scheduler(full=True) as scheduler:
+        adopt(scheduler, operators)
+        scheduler.control["starvation_ms"] = 20  # rescues meet changes of affinity
+        scheduler.control["rescue_ms"] = 1
+        scheduler.slots["lead_us"][1:4] = (0, 300_000_000, 600_000_000)
+        scheduler.attach()
+        everybody = [*operators, *hogs]
+        before = [cpu_s(pid) for pid in everybody]
+        rng = random.Random(1)
+        for _ in range(600):
+            cpus = rng.choice([{0}, {1}, {0, 1}])
+            pid = rng.choice(everybody)
+            os.sched_setaffinity(pid, cpus)
+            where = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[36])
+            assert where in cpus or not running(pid), (where, cpus)
+            alive(scheduler)
+            if rng.random() < 0.2:
+                time.sleep(0.001)
+        for pid in everybody:
+            os.sched_setaffinity(pid, {0, 1})
+        end = time.monotonic() + 40
+        while time.monotonic() < end:
+            time.sleep(0.2)
+            got = [cpu_s(pid) - b for pid, b in zip(everybody, before, strict=True)]
+            if min(got) > 0.01:
+                break
+        print([f"{s:.3f}" for s in got], scheduler.stats())
+        assert min(got) > 0.01, got
+        no_cpu_idles()
+        alive(scheduler)
+
+
+def running(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "R"

@@ -10,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from vm.inside import look_until
 
 from sched_ctl.backends.journal import Journal
 from sched_ctl.backends.scx import ScxOptions
 from sched_ctl.kernel import procfs, schedext
+from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.model import Thread
 from sched_ctl.policy import Spacing, form
 from sched_ctl.schedule import Group, Schedule
 
 __all__ = [
     "above_all",
+    "alive",
     "cpu_s",
     "everybody_runs",
     "journal",
     "native_threads",
+    "no_cpu_idles",
     "progress",
     "schedule",
     "spinning",
@@ -175,3 +179,28 @@ def steady(**options: Any) -> ScxOptions:
     before everybody else (`above_all`) does.
     """
     return ScxOptions(mode="partial" if schedext.server_files() else "full", **options)
+
+
+def idle_share(seconds: float) -> list[float]:
+    """Share of the next seconds in which each CPU has nothing to do. proc(5), /proc/stat"""
+    before = ticks()
+    time.sleep(seconds)
+    passed = [
+        [b - a for a, b in zip(*both, strict=True)] for both in zip(before, ticks(), strict=True)
+    ]
+    return [cpu[3] / max(1, sum(cpu)) for cpu in passed]
+
+
+def ticks() -> list[list[int]]:
+    lines = Path("/proc/stat").read_text().splitlines()
+    return [
+        [int(word) for word in line.split()[1:9]] for line in lines[1 : (os.cpu_count() or 1) + 1]
+    ]
+
+
+def no_cpu_idles() -> None:
+    look_until(lambda: idle_share(1.0), lambda idle: max(idle) < 0.1)
+
+
+def alive(scheduler: Scheduler) -> None:
+    assert scheduler.exit() is None, scheduler.exit()
