@@ -1,6 +1,7 @@
 """Which QEMU guests run on, tried with programs that only tell a version."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import debian
@@ -17,12 +18,13 @@ def program(folder: Path, version: str) -> Path:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(debian, "release", lambda: "")
     qemu.find.cache_clear()
-    return tmp_path
+    yield tmp_path
+    qemu.find.cache_clear()  # guests of the same run ask again
 
 
 def test_the_installed_one_if_it_is_good(machine: Path) -> None:
