@@ -1,11 +1,13 @@
 """The lab engine under the BPF scheduler and its rivals, in a guest with exact time.
 
     ./dev run python bench/kernel.py [--seeds 5] [--seconds 10] [--kernel 6.18] [--json FILE]
-                                     [--variants RE] [CASE ...]
+                                     [--variants RE] [--cpus 2] [CASE ...]
 
 Each case is a workload at a load, under each variant and seed; the same seed means the same
 arrivals and the same filter decisions. The guest has one CPU whose time is counted in instructions
 (QEMU's icount, 1 ns each), so a figure does not depend on what else the host does, and repeats.
+With `--cpus 2` two take turns and share that clock, as the two threads of a core do: together they
+do the work of one, so the load is that of one CPU.
 Figures are ratios to EEVDF in the same seed: geometric mean over the seeds, and in brackets the
 smallest and the largest. Costs and selectivities are the true ones (but see `--noise`).
 """
@@ -96,6 +98,7 @@ def jobs(case: str, variants: Iterable[str], arguments: argparse.Namespace) -> l
             "utilisation": c.utilisation,
             "seed": seed,
             "noise": arguments.noise,
+            "cpus": arguments.cpus,
             **VARIANTS[variant],
             **(c.job or {}),
             "arguments": [
@@ -109,7 +112,7 @@ def jobs(case: str, variants: Iterable[str], arguments: argparse.Namespace) -> l
     ]
 
 
-def run(todo: Sequence[Job], kernel: str) -> Iterable[Job]:
+def run(todo: Sequence[Job], kernel: str, cpus: int = 1) -> Iterable[Job]:
     """The jobs in one guest."""
     import guest
     import kernels
@@ -119,8 +122,9 @@ def run(todo: Sequence[Job], kernel: str) -> Iterable[Job]:
         path = Path(folder, "jobs")
         path.write_text("".join(json.dumps(job) + "\n" for job in todo))
         command = [sys.executable, str(HERE / "kernel_guest.py"), str(path)]
+        timeout_s = 60 + 120.0 * len(todo)
         options = guest.Options(
-            cpus=1, icount=True, icount_shift=0, timeout_s=60 + 120.0 * len(todo), memory="2G"
+            cpus=cpus, icount=True, icount_shift=0, timeout_s=timeout_s, memory="2G"
         )
         rest = b""
         with guest.boot(kernels.find(kernel), command, options) as machine:
@@ -217,6 +221,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--noise", type=float, default=0.0, help="sigma of lognormal errors")
     parser.add_argument("--kernel", default="6.18")
+    parser.add_argument("--cpus", type=int, default=1)
     parser.add_argument("--variants", default=".*", metavar="RE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
     parser.add_argument("--switches", action="store_true", help="only what a switch costs")
@@ -236,7 +241,7 @@ def main() -> None:
         os.nice(10)
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
         for case in arguments.cases or CASES:
-            for result in run(jobs(case, chosen, arguments), arguments.kernel):
+            for result in run(jobs(case, chosen, arguments), arguments.kernel, arguments.cpus):
                 results.append(result)
                 print(result["job"], result["seed"], result.get("error", ""), file=sys.stderr)
                 if arguments.json:

@@ -215,7 +215,7 @@ def run(job: Job) -> dict[str, Any]:
     policy = registry.policy(job["policy"], job.get("options", {})) if "policy" in job else None
     arguments = [str(a) for a in job["arguments"]]
     if job["kind"] == "pool":
-        arguments += ["--threads", "pool:1"]
+        arguments += ["--threads", f"pool:{job.get('cpus', 1)}"]
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(lab.workload_file(job["workload"], job["seed"]))
         enforce, report = stack.enter_context(enforcer(job))
