@@ -89,7 +89,15 @@ VARIANTS: Mapping[str, Job] = {
 }
 
 
-def jobs(case: str, variants: Iterable[str], arguments: argparse.Namespace) -> list[Job]:
+def jobs(
+    case: str,
+    variants: Sequence[str],
+    seeds: Iterable[int],
+    seconds: float,
+    noise: float = 0.0,
+    cpus: int = 1,
+) -> list[Job]:
+    """One run for each seed and variant; noise: sigma of the lognormal errors of costs."""
     c = CASES[case]
     return [
         {
@@ -97,17 +105,17 @@ def jobs(case: str, variants: Iterable[str], arguments: argparse.Namespace) -> l
             "workload": c.workload,
             "utilisation": c.utilisation,
             "seed": seed,
-            "noise": arguments.noise,
-            "cpus": arguments.cpus,
+            "noise": noise,
+            "cpus": cpus,
             **VARIANTS[variant],
             **(c.job or {}),
             "arguments": [
                 *("--utilisation", c.utilisation, "--cpus", 1, "--seed", seed),
-                *("--duration", arguments.seconds, "--delay", DELAY_S, "--burn", "nop"),
+                *("--duration", seconds, "--delay", DELAY_S, "--burn", "nop"),
                 *("--drain", 60, *c.more),
             ],
         }
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+        for seed in seeds
         for variant in variants
     ]
 
@@ -238,10 +246,12 @@ def main() -> None:
         results = [json.loads(line) for line in arguments.json.read_text().splitlines()]
     else:
         chosen = [v for v in VARIANTS if v == BASE or re.fullmatch(arguments.variants, v)]
+        seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         os.nice(10)
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
         for case in arguments.cases or CASES:
-            for result in run(jobs(case, chosen, arguments), arguments.kernel, arguments.cpus):
+            todo = jobs(case, chosen, seeds, arguments.seconds, arguments.noise, arguments.cpus)
+            for result in run(todo, arguments.kernel, arguments.cpus):
                 results.append(result)
                 print(result["job"], result["seed"], result.get("error", ""), file=sys.stderr)
                 if arguments.json:
