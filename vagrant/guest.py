@@ -331,7 +331,7 @@ def _virtiofsd_command(socket: Path) -> list[str]:
 
 
 def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
-    program = qemu.find()
+    program = qemu.find() if options.cpus > 1 else qemu.installed()
     if program is None:
         raise GuestError(f"{qemu.PROGRAM} does not run")
     if options.icount and options.cpus > 1 and not program.is_good:

@@ -48,7 +48,7 @@ def note(text):
 boots.guest.Guest = Guest
 boots.CHECK_S = 4.0
 boots.guest.kvm_works = lambda image: False
-runner.qemu.find = lambda: None
+runner.qemu.find = runner.qemu.installed = lambda: None
 boots.kernels.at_hand = boots.kernels.find = runner.image_of = Path
 boots.os.sched_getaffinity = lambda pid: {0, 1}
 """

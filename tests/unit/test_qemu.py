@@ -22,9 +22,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(debian, "release", lambda: "")
-    qemu.find.cache_clear()
+    forget()
     yield tmp_path
-    qemu.find.cache_clear()  # guests of the same run ask again
+    forget()  # guests of the same run ask again
+
+
+def forget() -> None:
+    qemu.find.cache_clear()
+    qemu.installed.cache_clear()
 
 
 def test_the_installed_one_if_it_is_good(machine: Path) -> None:
@@ -41,6 +46,8 @@ def test_a_fetched_one_with_its_firmware_else(machine: Path) -> None:
     path = program(machine / "cache/sched-ctl/qemu/usr/bin", "10.0.2")
     found = qemu.find()
     assert found is not None and found.is_good
+    alone = qemu.installed()  # for one CPU
+    assert alone is not None and alone.version == (7, 2, 22)
     share = machine / "cache/sched-ctl/qemu/usr/share"
     assert found.command == (str(path), "-L", f"{share}/qemu", "-L", f"{share}/seabios")
 

@@ -210,7 +210,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{job.took_s:5.0f} {job.cpu_s:5.0f}  {job.name}")
         emulator = qemu.find()
         if emulator is not None:
-            terminalreporter.line(f"on {emulator}")
+            terminalreporter.line(f"one CPU on {qemu.installed()}, two on {emulator}")
             if not emulator.is_good:
                 terminalreporter.line(f"two CPUs in real time only: {emulator.lacking}")
     texts = {
