@@ -118,7 +118,7 @@ def test_burns_the_cpu_time_it_says(tmp_path: Path) -> None:
         "workload two base_cost_us=400\nquery q\nop one cost=1\nop four cost=4\nedge one four\n"
         "source one\n"
     )
-    ratios = []
+    ratios: list[float] = []
     while not any(ratio == pytest.approx(4, rel=0.1) for ratio in ratios):
         assert len(ratios) < 3, ratios  # a shared CPU is not always equally fast
         results = labengine.run(path, "--duration", 1.5, "--warmup", 0, "--cpus", 1)
