@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--noise", type=float, default=0.0, help="sigma of lognormal errors")
     parser.add_argument("--kernel", default="6.18")
-    parser.add_argument("--cpus", type=int, default=1)
+    parser.add_argument("--cpus", type=int, default=1, help="of the guest; not for --switches")
     parser.add_argument("--variants", default=".*", metavar="RE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
     parser.add_argument("--switches", action="store_true", help="only what a switch costs")

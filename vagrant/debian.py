@@ -46,7 +46,10 @@ def archive(suite: str, beside: Path) -> Iterator[Archive]:
     """A suite of the archive, in a temporary folder next to `beside`."""
     if not all(map(shutil.which, ("apt-get", "apt-cache", "dpkg-deb"))):
         raise ArchiveError("packages can only be fetched on Debian")
-    beside.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        beside.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArchiveError(f"there is no place for packages: {error}") from error
     with tempfile.TemporaryDirectory(dir=beside.parent, prefix="fetch-") as folder:
         work = Path(folder)
         (work / "tree").mkdir()
@@ -95,15 +98,18 @@ def _apt(work: Path, suite: str) -> list[str]:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ArchiveError(f"{command[0]} took longer than {error.timeout:g} s") from error
     if done.returncode != 0:
         raise ArchiveError(f"{' '.join(command[:1])} failed: {done.stderr.strip()[-400:]}")
     return done.stdout

@@ -331,12 +331,16 @@ def _virtiofsd_command(socket: Path) -> list[str]:
 
 
 def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
+    if options.cpus < 1:
+        raise GuestError(f"a guest has at least one CPU, not {options.cpus}")
     program = qemu.find() if options.cpus > 1 else qemu.installed()
     if program is None:
         raise GuestError(f"{qemu.PROGRAM} does not run")
     if options.icount and options.cpus > 1 and not program.is_good:
         raise GuestError(
-            f"icount on two CPUs needs QEMU 8.1 or later, and this is {program}: {program.lacking}"
+            f"icount on two CPUs needs QEMU 8.1 or later, and this is {program}: "
+            f"{program.lacking}\n"
+            "hint: install a later QEMU, or use --cpus 1"
         )
     if options.kvm:
         accelerator = ["-accel", "kvm", "-cpu", "host"]
