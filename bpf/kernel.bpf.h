@@ -41,6 +41,7 @@ enum {
 	BPF_F_MMAPABLE = 1 << 10,
 	BPF_F_INNER_MAP = 1 << 12,	/* maps of other sizes may take its place */
 	BPF_LOCAL_STORAGE_GET_F_CREATE = 1,
+	BPF_F_TIMER_CPU_PIN = 2,	/* since 6.7 */
 };
 enum { CLOCK_MONOTONIC = 1 };
 struct bpf_timer {
@@ -128,6 +129,7 @@ struct sched_ext_ops {
 	void (*runnable)(struct task_struct *p, u64 enq_flags);
 	void (*quiescent)(struct task_struct *p, u64 deq_flags);
 	void (*enable)(struct task_struct *p);
+	void (*disable)(struct task_struct *p);
 	void (*dump)(struct scx_dump_ctx *ctx);
 	void (*dump_task)(struct scx_dump_ctx *ctx, struct task_struct *p);
 	s32 (*init)(void);

@@ -27,6 +27,7 @@ u64 stale[MAX_LLCS];			/* bit q: head_key[q] is not known */
 u64 next_repair_ns[MAX_LLCS];
 s32 queued[MAX_LLCS][MAX_QUEUES];	/* threads in each queue, or more */
 u64 groups_now_ns;			/* virtual time that groups have reached */
+u32 others_waiting[MAX_LLCS];		/* 0: the queue of the others was seen empty */
 #define GROUP_CREDIT (10 * MS)
 
 /* Sets of queues are masks. */
@@ -66,9 +67,7 @@ static __always_inline u64 dsq_of(u32 llc, u32 queue)
 /* What a policy says of a thread (or queue head) of this packed key; see sched_ctl.h. */
 static __always_inline u64 urgency(u32 queue, u64 key, u64 now_ns)
 {
-	struct queue *q = &control.queues[queue & (MAX_QUEUES - 1)];
-
-	return q->base + q->slope * (packed_age_ns(key, now_ns) >> 10);
+	return head_urgency(&control.queues[queue & (MAX_QUEUES - 1)], key, now_ns);
 }
 
 /* What the thread's engine says of it, or NULL: there is no such row (any more). */
@@ -110,51 +109,106 @@ static __always_inline u64 key_of(u32 slot, u64 now_ns)
 {
 	struct slot *s = &slots[slot];
 	struct thread *t = &threads[slot];
-	u32 lead_us = s->lead_us;
 
 	if (s->flags & SLOT_LIVE_AGE)
 		t->origin_ns = live_origin(slot, now_ns);
-	if (lead_us > MAX_LEAD_US)
-		lead_us = MAX_LEAD_US;
-	return pack(t->origin_ns - lead_us * US, slot);
+	return key_at(t->origin_ns, s->lead_us, slot);
 }
 
-/* The exact form of one thread: base + slope * age + per_tuple * queue length. */
+/* Of a thread in an exact queue. */
 static __always_inline u64 exact_urgency(u32 slot, u64 now_ns)
 {
 	struct slot *s = &slots[slot];
-	u64 origin_ns, u = s->base;
+	u64 origin_ns = now_ns, tuples = 0;
 
 	if (s->slope) {
 		origin_ns = threads[slot].origin_ns;
 		if (s->flags & SLOT_LIVE_AGE)
 			origin_ns = live_origin(slot, now_ns);
-		u += s->slope * (packed_age_ns(pack(origin_ns, 0), now_ns) >> 10);
 	}
 	if (s->flags & SLOT_LIVE_LENGTH)
-		u += s->per_tuple * live_tuples(slot);
-	return u;
+		tuples = live_tuples(slot);
+	return form_urgency(s, origin_ns, tuples, now_ns);
+}
+
+/* No thread is older than the head of its queue, as its driver knows it, where it does. */
+static __always_inline void bound_age(u32 slot, u64 now_ns)
+{
+	struct thread *t = &threads[slot];
+	u64 head_ns = heads[slot];
+
+	if (!head_ns)
+		return;
+	head_ns -= monotonic_offset_ns;
+	if ((s64)(now_ns - head_ns) < 0)
+		head_ns = now_ns;
+	if ((s64)(head_ns - t->origin_ns) > 0)
+		t->origin_ns = head_ns;
 }
 
 /*
  * A woken thread carries the work of the thread that woke it: if that is an operator, its origin
  * is inherited; else the work comes in from outside, now. (An interrupt that wakes an operator
  * is charged to whatever it interrupted. Timers of operators are rare enough.)
+ *
+ * Work goes along the data's way. Who is woken by an operator of its own query further down got a
+ * buffer back, not work, and goes on with what it had; other queries hand on nothing.
  */
 static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
 {
 	struct thread *t = &threads[slot];
 	u32 waker = cpus[cpu].slot & (MAX_SLOTS - 1);
+	struct slot *s = &slots[slot], *w = &slots[waker];
 
 	stats[cpu].wakeups++;
 	t->wakeups++;
+	t->woken_run_ns = t->run_ns;
+	if (waker && s->query && w->query) {
+		if (s->query != w->query) {
+			waker = 0;
+		} else if (s->depth && s->depth <= w->depth && t->origin_ns) {
+			/* First in, first out: what the waker works on came in earlier. */
+			if (t->outside)
+				t->origin_ns = now_ns;
+			else if ((s64)(threads[waker].origin_ns - t->origin_ns) > 0)
+				t->origin_ns = threads[waker].origin_ns;
+			bound_age(slot, now_ns);
+			return;
+		}
+	}
 	t->outside = !waker;
 	if (waker) {
 		stats[cpu].inherits++;
 		t->origin_ns = threads[waker].origin_ns;
+		bound_age(slot, now_ns);
 	} else {
 		t->origin_ns = now_ns;
 	}
+}
+
+/*
+ * An operator that ran and has not slept went through its queue, and what is first there came in
+ * later. An ingress takes in what comes now. How far the others got nobody tells us: where no head
+ * age bounds it, an age shrinks by what the operator ran, so that one that gets less than half a CPU
+ * looks older, as its queue grows, and one that has the CPU does not.
+ */
+static __always_inline void renew_age(u32 slot, u64 now_ns, u64 ran_ns)
+{
+	struct thread *t = &threads[slot];
+
+	if (t->outside) {
+		t->origin_ns = now_ns;
+		return;
+	}
+	if (heads[slot]) {
+		bound_age(slot, now_ns);
+		return;
+	}
+	if (!slots[slot].depth)
+		return;
+	t->origin_ns += 2 * ran_ns;
+	if ((s64)(t->origin_ns - now_ns) > 0)
+		t->origin_ns = now_ns;
 }
 
 static __always_inline u64 slice_ns(u32 slot)

@@ -39,14 +39,12 @@
 
 #define QUANTUM (4 * MS)		/* credit that lets others go first */
 #define MOST_CREDIT (20 * MS)
-#define SLEEPER_CREDIT (10 * MS)	/* how far a woken thread may lag behind the others */
 
 #define MOST_SLICES 4			/* that a thread pays for, however long it ran in one */
 #define OTHERS_LOOK (50 * MS)
 
 enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128 };
 
-u32 others_waiting[MAX_LLCS];		/* 0: its queue was seen empty */
 u64 first_jiffies, first_ns;		/* the same moment by both clocks, at load */
 u64 starvation_jiffies;			/* other_starvation_ms; 0 = not known yet */
 
@@ -88,7 +86,7 @@ static __always_inline u64 others_vtime(struct task_struct *prev, u64 ran_ns)
 /* Its virtual time as it is queued, or put on a CPU at once. */
 static __always_inline u64 others_start(struct task_struct *p, bool woken)
 {
-	u64 vtime = p->scx.dsq_vtime, least = others_now - pack(SLEEPER_CREDIT, 0), most;
+	u64 vtime = p->scx.dsq_vtime, least = others_now - pack(lag_ns(), 0), most;
 
 	if (packed_slot(vtime))
 		return others_now;	/* was an operator until now */
@@ -104,7 +102,7 @@ static __always_inline u64 others_start(struct task_struct *p, bool woken)
 static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 {
 	u64 vtime = others_start(p, enq_flags & SCX_ENQ_WAKEUP);
-	u32 llc = llc_of(scx_bpf_task_cpu(p));
+	u32 cpu = cpu_of(p), llc = llc_of(cpu);
 
 	if (throttled(p, 0, clock_ns())) {
 		count(parked);
@@ -120,6 +118,8 @@ static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 	}
 	others_waiting[llc] = 1;
 	dsq_insert_vtime(p, others_dsq(llc), others_slice_ns(), vtime, enq_flags);
+	if (!operators_first && (enq_flags & SCX_ENQ_WAKEUP))
+		claim_for_other(vtime, cpu, clock_ns());
 }
 
 /*
@@ -199,12 +199,13 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	if (head) {
 		if (before(head, vtime))
 			return false;
-	} else {
-		vtime = others_start(prev, true);
+	} else if (operators_first || !queues[llc].waiting) {
+		vtime = others_start(prev, true);	/* nobody else wants this time: it is free */
 	}
 	prev->scx.dsq_vtime = vtime;
 	c->start_ns += ran_ns;
-	c->since_ns = now_ns;
+	c->since_ns = c->turn_ns = now_ns;
+	c->vtime = vtime;
 	c->credit_ns -= ran_ns;
 	if (c->credit_ns < -(s64)(debt_ms * MS))
 		c->credit_ns = -(s64)(debt_ms * MS);
@@ -214,25 +215,6 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	count(other_keeps);
 	keep(prev, others_slice_ns());
 	return true;
-}
-
-/* A thread with this virtual time begins to run: the rest has got as far, unless one waits behind. */
-subprogram int others_advance(u32 llc, u64 vtime)
-{
-	struct bpf_iter_scx_dsq it;
-	struct task_struct *p;
-	u64 head = vtime;
-
-	bpf_iter_scx_dsq_new(&it, others_dsq(llc), 0);
-	p = bpf_iter_scx_dsq_next(&it);
-	if (p)
-		head = p->scx.dsq_vtime;
-	bpf_iter_scx_dsq_destroy(&it);
-	if (before(head, vtime))
-		vtime = head;
-	if (before(others_now, vtime))
-		others_now = vtime;
-	return 0;
 }
 
 static __always_inline bool kick_idle(struct task_struct *p)

@@ -61,6 +61,7 @@
 
 #include "order.bpf.h"
 #include "cgroups.bpf.h"
+#include "fair.bpf.h"
 #include "others.bpf.h"
 
 enum { RESCUE_DEPTH = 128 };
@@ -90,7 +91,6 @@ static __always_inline void preempt_others(struct task_struct *p, s32 cpu, u64 n
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 
-	c->woken = 1;
 	if (runs_leftovers(c, now_ns)) {
 		count(preempts);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
@@ -130,6 +130,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 		return cpu;			/* the idle CPU asks, and counts who runs */
 	now_ns = clock_ns();
 	inherit(slot, now_ns, here());
+	enter_operator(slot, p);
 	threads[slot].queued_ns = now_ns;
 	p->scx.dsq_vtime = key_of(slot, now_ns);
 	dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), 0);
@@ -188,10 +189,12 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	if (!slot) {
+		leave_operator(packed_slot(p->scx.dsq_vtime));
 		enqueue_other(p, enq_flags);
 		return;
 	}
 	t = &threads[slot];
+	enter_operator(slot, p);
 	now_ns = clock_ns();
 	if ((enq_flags & SCX_ENQ_WAKEUP) || !t->origin_ns)
 		inherit(slot, now_ns, here());
@@ -220,10 +223,16 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	}
 	mark_waiting(llc, queue, key);
 	dsq_insert_vtime(p, dsq_of(llc, queue), slice, key, enq_flags);
-	if (enq_flags & SCX_ENQ_WAKEUP)
-		preempt_others(p, cpu, now_ns);
-	else
+	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
 		kick_idle(p);
+		return;
+	}
+	cpus[cpu & (MAX_CPUS - 1)].woken = 1;
+	if (operators_first)
+		preempt_others(p, cpu, now_ns);
+	else if (kick_idle(p))
+		return;
+	claim_for_operator(slot, key, cpu, now_ns);
 }
 
 /*
@@ -317,7 +326,37 @@ subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
 	return 0;
 }
 
+/* It goes on: a new turn, unless it was only asked to end its turn early and did not have to. */
+static __always_inline void keep_operator(struct cpu *c, struct task_struct *prev, u32 slot,
+					  u64 now_ns)
+{
+	u64 slice = slice_ns(slot);
+
+	if (now_ns - c->turn_ns >= slice)
+		c->turn_ns = now_ns;
+	keep(prev, slice);
+}
+
+/* Put the most urgent operator here, if there is one. */
+subprogram int take_any(u32 llc, s32 cpu, u64 now_ns)
+{
+	struct candidate best;
+
+	llc &= MAX_LLCS - 1;
+	return pick(llc, cpu, now_ns, queues[llc].waiting, &best) >= 0 && take(llc, cpu, &best);
+}
+
 enum { RUN_NOTHING, RUN_MOVED, RUN_KEEP };
+
+/* Inside a query who runs goes on to the end of its slice, whoever woke up meanwhile. */
+subprogram int batch_goes_on(u32 slot, u64 winner, u64 had_ns)
+{
+	u32 query;
+
+	slot &= MAX_SLOTS - 1;
+	query = slots[slot].query;
+	return query && query == slots[packed_slot(winner)].query && had_ns < slice_ns(slot);
+}
 
 /* Put the most urgent operator on this CPU, if it is more urgent than `mine` in `slot`. */
 subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot, struct candidate *mine)
@@ -336,6 +375,9 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot, struct candi
 			return RUN_NOTHING;
 		if (slot && !better(&best, mine))
 			return RUN_KEEP;
+		if (slot && batch_goes_on(slot, best.exact ?: queues[llc].head_key[best.queue & (MAX_QUEUES - 1)],
+					  now_ns - cpus[cpu & (MAX_CPUS - 1)].turn_ns))
+			return RUN_KEEP;
 		record(TRACE_PICK, 0, now_ns, best.urgency);
 		if ((s64)(best.vtime_ns - groups_now_ns) > 0)
 			groups_now_ns = best.vtime_ns;
@@ -345,6 +387,20 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot, struct candi
 		waiting &= ~(1ULL << best.queue);
 	}
 	return RUN_NOTHING;
+}
+
+/* Does one of the others lag behind the operators? `mine`: vtime of the one that runs, or 0. */
+subprogram int others_lag(u64 mine, u32 llc, s32 cpu)
+{
+	u64 head;
+
+	llc &= MAX_LLCS - 1;
+	if (mine && before(mine, operators_vtime))
+		return 1;
+	if (!others_waiting[llc])
+		return 0;
+	head = peek(others_dsq(llc), cpu) & ~PASSED;
+	return head && before(head, operators_vtime);
 }
 
 /* What is done now and then instead of at each decision. Returns whether a thread was taken. */
@@ -386,25 +442,35 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	struct stats *s = &stats[cpu & (MAX_CPUS - 1)];
 	u32 llc = llc_of(cpu), slot = 0, queue = 0, i;
 	bool runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
-	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, key = 0, waiting;
+	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, more_ns = 0, key = 0, waiting;
 	s64 credit_ns = c->credit_ns;
-	struct candidate best, mine = { .queue = -1 };
+	struct candidate mine = { .queue = -1 };
 
 	s->dispatches++;
 	c->woken = 0;
+	c->resting = 0;
 	if (runnable) {
 		ran_ns = prev->se.sum_exec_runtime - c->start_ns;
 		slot = hints_valid ? c->slot & (MAX_SLOTS - 1) : 0;
 		if (slot) {
 			credit_ns += earned(ran_ns);
+			more_ns = prev->se.sum_exec_runtime - c->charged_ns;
+			charge_operator(c, prev, llc);
+			renew_age(slot, now_ns, more_ns);
 		} else {
 			credit_ns -= ran_ns;
 		}
 	}
 
-	/* What is guaranteed to others goes before any operator. */
+	/* Before it is anybody's turn: the bounds of waiting hold whatever the weights are. */
+	if ((s64)(now_ns - c->next_chores_ns) >= 0 && do_chores(c, llc, cpu, now_ns))
+		return;
+	/* Is it the turn of one of the others? */
 	if ((others_waiting[llc] || (runnable && !slot)) &&
-	    (credit_ns >= QUANTUM || (s64)(others_first_until_ns - now_ns) > 0)) {
+	    ((s64)(others_first_until_ns - now_ns) > 0 ||
+	     (operators_first ? credit_ns >= QUANTUM :
+	      (slot || queues[llc].waiting) &&
+	      others_lag(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu)))) {
 		if (runnable && !slot && keep_other(prev, llc, cpu, now_ns))
 			return;
 		if (others_waiting[llc] && run_other(llc)) {
@@ -413,22 +479,18 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		}
 	}
 
+	if (c->wanted_us)
+		c->interrupted = c->wanted_us = 0;
 	if (c->interrupted && resume(llc, cpu))
-		return;
-	if ((s64)(now_ns - c->next_chores_ns) >= 0 && do_chores(c, llc, cpu, now_ns))
 		return;
 	waiting = queues[llc].waiting;
 
 	if (slot) {
-		struct thread *t = &threads[slot];
-
-		if (t->outside)
-			t->origin_ns = now_ns;
 		key = key_of(slot, now_ns);
 		queue = slots[slot].queue & (MAX_QUEUES - 1);
 		if (!waiting) {
 			s->keeps++;
-			keep(prev, slice_ns(slot));
+			keep_operator(c, prev, slot, now_ns);
 			return;
 		}
 		mine.queue = queue;
@@ -463,7 +525,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	}
 	if (slot) {
 		count(keeps);
-		keep(prev, slice_ns(slot));
+		keep_operator(c, prev, slot, now_ns);
 		return;
 	}
 
@@ -481,8 +543,8 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	}
 	/* About to idle: make sure that no queue was overlooked (see order.bpf.h). */
-	if (nr_cpus > 1 && repair(llc) && pick(llc, cpu, now_ns, queues[llc].waiting, &best) >= 0)
-		take(llc, cpu, &best);
+	if (nr_cpus > 1 && repair(llc))
+		take_any(llc, cpu, now_ns);
 }
 
 SEC("struct_ops/sched_ctl_running")
@@ -494,6 +556,12 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 
 	c->start_ns = p->se.sum_exec_runtime;
 	c->since_ns = now_ns;
+	c->charged_ns = c->start_ns;
+	if (slot && slot == c->resting)
+		c->turn_ns += now_ns - c->stopped_ns;
+	else
+		c->turn_ns = now_ns;
+	c->resting = 0;
 	c->slot = slot;
 	if (slot) {
 		struct thread *t = &threads[slot];
@@ -519,16 +587,33 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 			__sync_fetch_and_add(&groups[g].running, 1);
 		}
 		record(TRACE_RUN, slot, now_ns, waited_ns);
+		if (c->wanted_us)
+			interrupt(cpu, now_ns, c->wanted_us * US);
 	} else {
 		c->tier = is_worker(p) ? TIER_NONE : TIER_OTHER;	/* nobody preempts workers */
 		count(other_runs);
-		if (c->woken && queues[llc_of(cpu)].waiting && runs_leftovers(c, now_ns)) {
-			count(preempts);
-			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		c->vtime = p->scx.dsq_vtime;
+		if (c->woken && queues[llc_of(cpu)].waiting) {
+			if (!operators_first) {
+				interrupt(cpu, now_ns, base_slice_us * US);
+			} else if (runs_leftovers(c, now_ns)) {
+				count(preempts);
+				scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+			}
 		}
 		if (before(others_now, p->scx.dsq_vtime))
-			others_advance(llc_of(scx_bpf_task_cpu(p)), p->scx.dsq_vtime);
+			fair_advance(llc_of(scx_bpf_task_cpu(p)), p->scx.dsq_vtime);
 	}
+	c->wanted_us = 0;
+}
+
+static __always_inline void note_burst(struct thread *t)
+{
+	u64 burst_ns = t->run_ns - t->woken_run_ns;
+
+	if (burst_ns > 1000 * MS)
+		burst_ns = 1000 * MS;
+	t->burst_ns = t->burst_ns - t->burst_ns / 4 + burst_ns / 4;
 }
 
 SEC("struct_ops/sched_ctl_stopping")
@@ -546,6 +631,13 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 			credit_ns = MOST_CREDIT;
 		threads[slot].run_ns += ran_ns;
 		stats[cpu].operator_ns += ran_ns;
+		if (runnable)
+			renew_age(slot, c->since_ns + ran_ns, p->se.sum_exec_runtime - c->charged_ns);
+		charge_operator(c, p, llc_of(cpu));
+		if (!runnable)
+			note_burst(&threads[slot]);
+		if (!runnable || !(slots[slot].flags & SLOT_ACTIVE))
+			leave_operator(slot);
 		record(TRACE_STOP, slot, clock_ns(), ran_ns);
 		if (c->group) {
 			g = (c->group - 1) & (MAX_GROUPS - 1);
@@ -570,6 +662,8 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 	c->tier = TIER_NONE;
 	if (runnable && p->scx.slice) {
 		count(interrupted);
+		if (slot)
+			c->resting = slot;
 		if (slot && nr_cpus == 1)
 			return;
 		if (slot)
@@ -582,7 +676,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 SEC("struct_ops/sched_ctl_runnable")
 void BPF_PROG(sched_ctl_runnable, struct task_struct *p, u64 enq_flags)
 {
-	if (use_cgroups && !find_slot(p))
+	if (use_cgroups && (!operators_first || !find_slot(p)))
 		count_thread(p);
 }
 
@@ -597,6 +691,13 @@ SEC("struct_ops/sched_ctl_enable")
 void BPF_PROG(sched_ctl_enable, struct task_struct *p)
 {
 	p->scx.dsq_vtime = others_now;
+}
+
+/* It leaves for another class; or it ends. */
+SEC("struct_ops/sched_ctl_disable")
+void BPF_PROG(sched_ctl_disable, struct task_struct *p)
+{
+	leave_operator(packed_slot(p->scx.dsq_vtime));
 }
 
 SEC("struct_ops/sched_ctl_dump")
@@ -623,6 +724,9 @@ s32 BPF_PROG(sched_ctl_init)
 	s32 error;
 
 	others_init();
+	error = fair_init();
+	if (error)
+		return error;
 	if (use_cgroups) {
 		error = scx_bpf_create_dsq(PARKED_DSQ, -1);
 		if (error)
@@ -662,6 +766,7 @@ struct sched_ext_ops sched_ctl = {
 	.runnable = (void *)sched_ctl_runnable,
 	.quiescent = (void *)sched_ctl_quiescent,
 	.enable = (void *)sched_ctl_enable,
+	.disable = (void *)sched_ctl_disable,
 	.dump = (void *)sched_ctl_dump,
 	.dump_task = (void *)sched_ctl_dump_task,
 	.init = (void *)sched_ctl_init,

@@ -9,6 +9,8 @@
  *	.rodata        tunables            set before load, constants for the verifier
  *	.data.control  struct control      the controller writes: heartbeat, queues, groups
  *	.bss.slots     struct slot[]       the controller writes: hints, one slot a thread
+ *	.bss.heads     u64[]               the controller writes: when the head of a thread's queue
+ *	                                   came in, CLOCK_MONOTONIC; 0 = not known; index as slots
  *	.bss.threads   struct thread[]     the scheduler writes: age, waits; same index as slots
  *	.bss.queues    struct queue_state  the scheduler writes
  *	.bss.groups    struct group_state  the scheduler writes
@@ -78,9 +80,11 @@ enum queue_flags {
 /* Hints for one thread. 32 bytes, so that ten thousand are copied in tens of microseconds. */
 struct slot {
 	__u32 lead_us;			/* counts as this much older in its queue's order */
-	__u16 queue;			/* index into control.queues */
-	__u16 flags;			/* enum slot_flags */
-	__u32 slice_us;			/* how long it runs before others are compared; 0 = default */
+	__u8 queue;			/* index into control.queues */
+	__u8 flags;			/* enum slot_flags */
+	__u16 query;			/* whose work it does, any number; 0 = not known */
+	__u16 slice_us;			/* how long it runs before others are compared; 0 = default */
+	__u16 depth;			/* how far along its query's data way; 0 = not known */
 	__u32 slope;			/* exact form: urgency per 1.024 us of age, <= MAX_SLOPE */
 	__u64 base;			/* exact form: rank << RANK_SHIFT | static part */
 	__u32 per_tuple;		/* exact form: urgency per tuple in its queue */
@@ -116,7 +120,8 @@ struct control {
 	__u32 starvation_ms;		/* an operator that waits longer runs next ... */
 	__u32 rescue_ms;		/* ... one in this time on each CPU */
 	__u32 fault;			/* tests only: 1 = scx_bpf_error(), 2 = lose every thread */
-	__u32 reserved;
+	__u32 least_us;			/* an operator runs so long before a more urgent one of
+					 * another query that wakes up preempts it; 0 = never */
 	struct queue queues[MAX_QUEUES];
 	struct group groups[MAX_GROUPS];
 };
@@ -135,6 +140,9 @@ struct thread {
 	__u16 cpu;			/* where it ran last */
 	__u32 left_ns;			/* rest of the slice that a higher class interrupted; 0 = none */
 	__u32 tid;			/* whose slot this was seen to be */
+	__u32 weight;			/* as counted while it wants a CPU, 1024 = nice 0; 0 = it does not */
+	__u32 burst_ns;			/* CPU time from a wake-up until it sleeps, moving average */
+	__u64 woken_run_ns;		/* run_ns when it was woken last */
 };
 
 struct queue_state {			/* one a last-level cache */
@@ -180,7 +188,8 @@ struct stats {
 	__u64 parked		ABOUT("other threads held back because their cgroup used its quota up");
 	__u64 lost_ns		ABOUT("time that operators waited while a higher class had the CPU, ns");
 	__u64 recounts		ABOUT("threads whose weight was not counted when they woke up");
-	__u64 reserved[6];
+	__u64 alarms		ABOUT("timers started to end a run before its slice does");
+	__u64 reserved[5];
 };
 
 struct exit_report {

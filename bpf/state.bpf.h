@@ -18,6 +18,10 @@
 #define SCHED_CTL_STATE_BPF_H
 
 /* Tunables: set before load. */
+const volatile bool operators_first ABOUT(
+	"operators go before all others, who have guarantee_percent; else both share fairly") = false;
+const volatile u32 base_slice_us ABOUT(
+	"what runs is left alone for so long before somebody who lags behind it preempts it, us") = 700;
 const volatile u32 guarantee_percent ABOUT(
 	"share of each CPU guaranteed to threads that are not adopted, 0..90 %") = 5;
 const volatile u32 debt_ms ABOUT(
@@ -36,12 +40,14 @@ const volatile u8 llc_of_cpu[MAX_CPUS] ABOUT("index of each CPU's last-level cac
 struct control control SEC(".data.control") = {
 	.nr_queues = 1,
 	.slice_us = 3000,
+	.least_us = 500,
 	.until_block_ms = 100,
 	.starvation_ms = 500,
 	.rescue_ms = 50,
 	.queues = { { .slope = 1024 } },
 };
 struct slot slots[MAX_SLOTS] SEC(".bss.slots");
+u64 heads[MAX_SLOTS] SEC(".bss.heads");
 struct thread threads[MAX_SLOTS] SEC(".bss.threads");
 struct queue_state queues[MAX_LLCS] SEC(".bss.queues");
 struct group_state groups[MAX_GROUPS] SEC(".bss.groups");
@@ -105,11 +111,19 @@ struct cpu {
 	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
 	u64 next_look_ns;		/* when to look for others that starve */
 	u64 stopped_ns;			/* when what ran here last stopped, about */
+	u64 charged_ns;			/* sum_exec_runtime up to which operators were charged */
+	u64 vtime;			/* packed, of the other that runs here, when it began to */
+	u64 armed_ns;			/* since_ns of the run that the timer here is to end */
+	u64 turn_ns;			/* when it was chosen, without times of a higher class since */
+	u32 resting;			/* slot of the operator that a higher class interrupted here */
+	u32 wanted_us;			/* it is to give way when its turn took so long; 0 = it is not */
 };
 struct cpu cpus[MAX_CPUS];
 
 u64 trace_next;				/* records written so far */
-u64 others_now;				/* virtual time of the others' queues, packed */
+u64 others_now;				/* virtual time that the fair tier has reached, packed */
+u64 operators_vtime;			/* of all operators together, packed */
+s64 operators_weight;			/* sum of the weights of those that want a CPU */
 u64 monotonic_offset_ns;		/* CLOCK_MONOTONIC - scheduler clock */
 u64 others_first_until_ns;		/* hints came back: operators still queue among the others */
 u32 hints_valid = 1;			/* the heartbeat is young enough */
@@ -122,28 +136,7 @@ u32 hints_valid = 1;			/* the heartbeat is young enough */
 #define count(counter) (stats[here()].counter++)
 #define add(counter, n) (stats[here()].counter += (n))
 
-static __always_inline u64 pack(u64 time_ns, u32 slot)
-{
-	return ((time_ns << 8) & ~0xffffULL) | slot;
-}
-
-static __always_inline u32 packed_slot(u64 packed)
-{
-	return packed & (MAX_SLOTS - 1);
-}
-
-/* Nanoseconds from the packed time to now; 0 if it lies ahead. */
-static __always_inline u64 packed_age_ns(u64 packed, u64 now_ns)
-{
-	s64 age = (s64)((now_ns << 8) - packed);
-
-	return age > 0 ? age >> 8 : 0;
-}
-
-static __always_inline bool before(u64 packed, u64 other)
-{
-	return (s64)(packed - other) < 0;
-}
+#include "urgency.h"
 
 /* The slot of a thread, or 0: not adopted, or hints are not to be trusted now. */
 static __always_inline u32 find_slot(struct task_struct *p)

@@ -7,11 +7,11 @@
  * under the lock; the worker looks again after clearing the bit, so no tuple is forgotten. A pick
  * looks at the ready operators only.
  */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine.h"
+#include "urgency.h"
 #include "util.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,39 +42,18 @@ static void notify(struct operator *op)
 
 /* --- urgency ----------------------------------------------------------------------------------- */
 
-struct urgency {
-	double rank, value;
-};
-
-static double or_zero(double x) { return isfinite(x) ? x : 0; }
-
 static struct urgency urgency(struct operator *op, uint64_t epoch, uint64_t now)
 {
 	size_t n = engine->workload.operator_count;
 	const shared_f64 *column = engine->shared.urgency + (epoch & 1) * URGENCY_COLUMNS * n + op->row;
-	double rank, fixed, per_second, per_tuple;
-	struct urgency u;
-	uint64_t due;
+	struct form form = {.per_second = engine->options.pool_policy == POOL_FCFS,
+			    .per_tuple = engine->options.pool_policy == POOL_QS};
 
-	if (epoch) {
-		rank = or_zero(get(column[0]));
-		fixed = or_zero(get(column[n]));
-		per_second = or_zero(get(column[2 * n]));
-		per_tuple = or_zero(get(column[3 * n]));
-	} else {
-		rank = fixed = 0;
-		per_second = engine->options.pool_policy == POOL_FCFS;
-		per_tuple = engine->options.pool_policy == POOL_QS;
-	}
-	u.rank = rank;
-	u.value = fixed;
-	if (per_tuple != 0)
-		u.value += per_tuple * (double)operator_queue(op);
-	if (per_second != 0) {
-		due = operator_head_due(op);
-		u.value += per_second * (due && due < now ? (double)(now - due) * 1e-9 : 0);
-	}
-	return u;
+	if (epoch)
+		form = (struct form){or_zero(get(column[0])), or_zero(get(column[n])),
+				     or_zero(get(column[2 * n])), or_zero(get(column[3 * n]))};
+	return urgency_at(&form, form.per_tuple != 0 ? operator_queue(op) : 0,
+			  form.per_second != 0 ? operator_head_due(op) : 0, now);
 }
 
 /* The most urgent operator that can run, or NULL. Called with the lock held. */
@@ -93,12 +72,14 @@ static struct operator *pick(uint64_t now)
 			size_t row = word * 64 + (size_t)__builtin_ctzll(bits);
 			struct operator *op = &engine->operators[row];
 			struct urgency u;
+			int more;
 
 			if (op->running || !operator_has_room(op))
 				continue;
 			u = urgency(op, epoch, now);
-			if (!found || u.rank > best.rank ||
-			    (u.rank == best.rank && u.value > best.value)) {
+			more = found ? compare_urgency(&u, &best) : 1;
+			if (more > 0 || (more == 0 && is_older(operator_head_due(op),
+							       operator_head_due(found)))) {
 				found = op;
 				best = u;
 			}

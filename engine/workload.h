@@ -1,4 +1,4 @@
-/* Workload files: the format is described in ctl/workload.py. */
+/* Workload files: the format is described in ctl/workloads/workload.py. */
 #ifndef LABSPE_WORKLOAD_H
 #define LABSPE_WORKLOAD_H
 

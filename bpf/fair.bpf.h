@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The fair tier: what operators get of a CPU beside everybody else, and who interrupts whom.
+ *
+ * SHARES. All operators together are one entity whose weight is the sum of the weights of those
+ * that want a CPU; every other thread is one of its own. An entity's virtual time grows by CPU time
+ * / weight, and the one that lags behind goes first. That is what the kernel's fair class gives to
+ * the same threads, so to schedule an engine takes nothing from its own other threads (garbage
+ * collection, network, timers) nor from its neighbours: the order counts among operators alone.
+ * (`operators_first` gives that up: see others.bpf.h for the share that is left to others then.)
+ *
+ * Whoever comes back from sleep starts where the rest has got to, less what it lagged behind, which
+ * is bounded: `lag_ns`.
+ *
+ * WAKE-UPS. As in the fair class, who wakes up and lags behind what runs interrupts that, but not
+ * before it has run for base_slice_us. Among operators the order decides, and only between
+ * queries: inside one a switch for each tuple would cost more than it gives, so a batch goes on to
+ * the end of its slice. A more urgent operator of another query interrupts after control.least_us,
+ * unless it is used to run for longer than the slice that it would cut short.
+ *
+ * The kernel ends slices at its ticks only. So each CPU has a timer, which is started where a run
+ * has to end before that, and not at all if nobody asks.
+ *
+ * A higher class may be at work when somebody wakes up: then the operator that it interrupted waits
+ * on this CPU (`resting`), and goes on until its least time is over.
+ */
+#ifndef SCHED_CTL_FAIR_BPF_H
+#define SCHED_CTL_FAIR_BPF_H
+
+#define MOST_AHEAD (100 * MS)		/* how far operators may be ahead of the rest */
+#define FORGOTTEN (1000 * MS)		/* who lags further behind does not hold up the rest */
+
+struct alarm {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CPUS);
+	__type(key, u32);
+	__type(value, struct alarm);
+} alarms SEC(".maps");
+
+static __always_inline u64 lag_ns(void)
+{
+	return operators_first ? 10 * MS : 2 * base_slice_us * US;
+}
+
+/* An operator wants a CPU. */
+static __always_inline void enter_operator(u32 slot, struct task_struct *p)
+{
+	struct thread *t = &threads[slot];
+	u64 least;
+
+	if (t->weight)
+		return;
+	t->weight = thread_weight(p);
+	if (__sync_fetch_and_add(&operators_weight, t->weight) > 0)
+		return;
+	least = others_now - pack(lag_ns(), 0);
+	if (before(operators_vtime, least))
+		operators_vtime = least;
+}
+
+static __always_inline void leave_operator(u32 slot)
+{
+	struct thread *t = &threads[slot & (MAX_SLOTS - 1)];
+	u32 weight = t->weight;
+
+	if (!weight)
+		return;
+	t->weight = 0;
+	__sync_fetch_and_add(&operators_weight, -(s64)weight);
+}
+
+/* CPU time of an operator as virtual time of them all. */
+static __always_inline u64 operators_charge(struct task_struct *p, u64 ran_ns)
+{
+	s64 weight = operators_weight;
+
+	if (weight < 16)
+		weight = 16;
+	if (use_cgroups)
+		return pack(cgroup_charge(group_of_thread(p), weight, ran_ns) + 255, 0);
+	return pack(ran_ns * 1024 / weight + 255, 0);
+}
+
+/* A thread with this virtual time begins to run: the rest has got as far, unless one waits behind. */
+subprogram int fair_advance(u32 llc, u64 vtime)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	u64 head = vtime;
+
+	bpf_iter_scx_dsq_new(&it, dsq_of(llc, MAX_QUEUES), 0);
+	p = bpf_iter_scx_dsq_next(&it);
+	if (p)
+		head = p->scx.dsq_vtime;
+	bpf_iter_scx_dsq_destroy(&it);
+	if (before(head, vtime))
+		vtime = head;
+	if (!operators_first && operators_weight > 0 && before(operators_vtime, vtime) &&
+	    before(others_now - pack(FORGOTTEN, 0), operators_vtime))
+		vtime = operators_vtime;
+	if (before(others_now, vtime))
+		others_now = vtime;
+	return 0;
+}
+
+/* What the operator has run since it was charged last, into the time of all. */
+static __always_inline void charge_operator(struct cpu *c, struct task_struct *p, u32 llc)
+{
+	u64 ran_ns = p->se.sum_exec_runtime - c->charged_ns, most;
+
+	c->charged_ns += ran_ns;
+	if (operators_first)
+		return;
+	__sync_fetch_and_add(&operators_vtime, operators_charge(p, ran_ns));
+	most = others_now + pack(MOST_AHEAD, 0);
+	if (before(most, operators_vtime))
+		operators_vtime = most;
+	if (others_waiting[llc])
+		fair_advance(llc, operators_vtime);
+	else if (before(others_now, operators_vtime))
+		others_now = operators_vtime;
+}
+
+static int ring(void *map, int *key, struct bpf_timer *timer)
+{
+	struct cpu *c = &cpus[*key & (MAX_CPUS - 1)];
+
+	if (c->armed_ns && c->armed_ns == c->since_ns) {
+		if (c->tier == TIER_NONE)
+			c->wanted_us = 1;	/* a higher class runs: as soon as it is done */
+		count(preempts);
+		scx_bpf_kick_cpu(*key & (MAX_CPUS - 1), SCX_KICK_PREEMPT);
+	}
+	c->armed_ns = 0;
+	return 0;
+}
+
+/* Let this CPU choose again as soon as what runs there has had its least time. */
+static __always_inline void interrupt(u32 cpu, u64 now_ns, u64 least_ns)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u64 had_ns = now_ns - c->turn_ns;
+	struct alarm *alarm;
+
+	if ((s64)(had_ns - least_ns) >= 0) {
+		count(preempts);
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		return;
+	}
+	if (c->armed_ns == c->since_ns)
+		return;
+	alarm = bpf_map_lookup_elem(&alarms, &cpu);
+	if (!alarm)
+		return;			/* there are no such CPUs */
+	c->armed_ns = c->since_ns;
+	count(alarms);
+	bpf_timer_start(&alarm->timer, least_ns - had_ns, BPF_F_TIMER_CPU_PIN);
+}
+
+/* As `interrupt`, or when the operator goes on that waits for a higher class to finish there. */
+static __always_inline void claim(u32 cpu, u64 now_ns, u32 least_us)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+
+	if (c->tier != TIER_NONE)
+		interrupt(cpu, now_ns, least_us * US);
+	else if (!c->wanted_us || least_us < c->wanted_us)
+		c->wanted_us = least_us;
+}
+
+/* Does the woken operator interrupt this one, of those that run or rest? */
+subprogram int outranks(u32 slot, u64 key, u32 rival, u64 now_ns)
+{
+	struct slot *s = &slots[slot & (MAX_SLOTS - 1)], *r = &slots[rival & (MAX_SLOTS - 1)];
+	u32 queue = s->queue & (MAX_QUEUES - 1), g, h;
+	u64 mine, its;
+
+	slot &= MAX_SLOTS - 1;
+	rival &= MAX_SLOTS - 1;
+	if (!s->query || !r->query || s->query == r->query)
+		return 0;
+	if (control.nr_groups) {
+		struct group *group = group_of(queue, &g);
+
+		group_of(r->queue, &h);
+		if (g != h && group->share)
+			return (s64)(groups[g].vtime_ns - groups[h].vtime_ns) < 0;
+	}
+	if (control.queues[queue].flags & QUEUE_EXACT) {
+		mine = exact_urgency(slot, now_ns);
+		its = exact_urgency(rival, now_ns);
+	} else {
+		mine = urgency(queue, key, now_ns);
+		its = urgency(r->queue, key_of(rival, now_ns), now_ns);
+	}
+	if (mine <= its)
+		return 0;
+	return mine >> RANK_SHIFT > its >> RANK_SHIFT ||
+	       threads[slot].burst_ns < slice_ns(rival);
+}
+
+/* An operator woke up and waits for this CPU. */
+static __always_inline void claim_for_operator(u32 slot, u64 key, u32 cpu, u64 now_ns)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u32 rival = c->slot ?: c->resting;
+
+	if (c->tier == TIER_OTHER) {
+		if (before(operators_vtime, c->vtime + pack(now_ns - c->since_ns, 0)))
+			interrupt(cpu, now_ns, base_slice_us * US);
+	} else if (rival && control.least_us && outranks(slot, key, rival, now_ns)) {
+		claim(cpu, now_ns, control.least_us);
+	}
+}
+
+/* One of the others woke up and waits for this CPU. */
+static __always_inline void claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u64 its = operators_vtime, ran_ns = now_ns - c->since_ns;
+	s64 weight = operators_weight;
+
+	if (c->tier == TIER_OTHER)
+		its = c->vtime + pack(ran_ns, 0);
+	else if (c->slot)
+		its += pack(ran_ns * 1024 / (weight < 16 ? 16 : weight), 0);
+	else if (!c->resting)
+		return;
+	if (before(vtime, its))
+		claim(cpu, now_ns, base_slice_us);
+}
+
+static __always_inline int fair_init(void)
+{
+	struct alarm *alarm;
+	u32 i;
+
+	operators_vtime = others_now;
+	for (i = 0; i < MAX_CPUS && i < nr_cpus; i++) {
+		u32 cpu = i;
+
+		alarm = bpf_map_lookup_elem(&alarms, &cpu);
+		if (!alarm)
+			return -2;	/* ENOENT */
+		bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC);
+		bpf_timer_set_callback(&alarm->timer, ring);
+	}
+	return 0;
+}
+
+#endif
