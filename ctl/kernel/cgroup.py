@@ -55,12 +55,18 @@ class Hierarchy:
         return (2, 262144, 1024) if self.version == 1 else (1, 10000, 100)
 
     def folder_of(self, pid: int, tid: int) -> Path | None:
-        """The cgroup of a thread as a folder, or None if it is gone or in none that we see."""
+        """The cgroup of a thread as a folder.
+
+        None if it is gone, or in none that we see, or that has a name which is no text: whoever
+        made it may call it anything.
+        """
         try:
-            lines = Path(f"/proc/{pid}/task/{tid}/cgroup").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
+            lines = Path(f"/proc/{pid}/task/{tid}/cgroup").read_text().split("\n")
+        except (FileNotFoundError, ProcessLookupError, UnicodeDecodeError):
             return None
         for line in lines:
+            if line.count(":") < 2:
+                continue
             _, controllers, path = line.split(":", 2)
             if ("cpu" in controllers.split(",")) if self.version == 1 else not controllers:
                 return self._folder(path.removesuffix(" (deleted)"))
@@ -158,7 +164,12 @@ def in_use() -> bool:
 
 
 def is_writable(mount: Path) -> bool:
-    return os.access(mount, os.W_OK)
+    """Whether a thread could be moved there. Asked by opening: access(2) knows no capabilities."""
+    for name in ("cgroup.procs", "tasks"):
+        with contextlib.suppress(OSError):
+            os.close(os.open(mount / name, os.O_WRONLY | os.O_CLOEXEC))
+            return True
+    return False
 
 
 def is_ours(folder: Path) -> bool:

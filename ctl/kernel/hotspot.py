@@ -41,7 +41,9 @@ FILE_LIMIT = 1 << 22  # bytes of /proc/PID/maps: the libraries come with the fir
 # A header line of a dump. After the name come, depending on version and kind of thread, a Java
 # number, the native id in brackets (JDK 21), daemon, priorities, times; `nid` is hexadecimal up
 # to JDK 18 and decimal after it (JDK-8268425).
-HEADER = re.compile(r'^"(.*)"(?: [^"\n]*)? tid=0x[0-9a-f]+ nid=(0x[0-9a-f]+|\d+) ', re.MULTILINE)
+HEADER = re.compile(
+    r'^"(.*)"(?: [^"\n]*)? tid=0x[0-9a-f]+ nid=(0x[0-9a-f]{1,8}|\d{1,10}) ', re.MULTILINE
+)
 
 # asm/unistd.h: glibc's own wrappers change the ids of all threads, the system calls of one.
 SET_RES_IDS = {"x86_64": (117, 119), "aarch64": (147, 149), "riscv64": (147, 149)}
@@ -104,7 +106,10 @@ def threads(pid: int, timeout_s: float = 5.0) -> tuple[JavaThread, ...]:
 
 def parse_dump(text: str) -> list[tuple[str, int]]:
     """(name, native id) of each thread in a thread dump of any JDK from 8 on."""
-    return [(match[1], int(match[2], 0)) for match in HEADER.finditer(text)]
+    return [
+        (match[1], int(match[2], 16 if match[2].startswith("0x") else 10))
+        for match in HEADER.finditer(text)
+    ]
 
 
 def is_hotspot(pid: int) -> bool:

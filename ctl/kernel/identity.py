@@ -10,18 +10,43 @@ the kernel to go once round all ids (4 million on 64-bit machines).
 import errno
 import os
 import resource
+from typing import Protocol
 
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.procfs import Stat
-from sched_ctl.model import Thread
 
-__all__ = ["UNPINNED", "is_alive", "pin", "unpin"]
+__all__ = ["UNPINNED", "Identified", "is_alive", "pin", "runs", "same", "unpin"]
 
 RESERVE = 64  # descriptors left for everything else, such as reading the pinned thread's stat
 UNPINNED = -1  # no descriptor was to be had: identity is read from the start time each time
 
 
-def pin(thread: Thread) -> tuple[int, Stat] | None:
+class Identified(Protocol):
+    """A thread as somebody saw it. start_time: clock ticks since boot, as `procfs.Stat` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def tid(self) -> int: ...
+
+    @property
+    def start_time(self) -> int: ...
+
+
+def same(thread: Identified) -> Stat | None:
+    """What the thread is like now; None if it is gone, or its id means another thread."""
+    found = procfs.stat(thread.pid, thread.tid)
+    return found if found is not None and found.start_time == thread.start_time else None
+
+
+def runs(pid: int, start_time: int) -> bool:
+    """Whether the process that was born then still runs: a zombie does not."""
+    found = procfs.stat(pid)
+    return found is not None and found.start_time == start_time and found.state not in "ZX"
+
+
+def pin(thread: Identified) -> tuple[int, Stat] | None:
     """A descriptor for `is_alive`, and what the thread is like now.
 
     None if it is gone, or its id means another thread.
@@ -32,8 +57,8 @@ def pin(thread: Thread) -> tuple[int, Stat] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     # Asked after the folder was opened: if the start time is right now, it was right then.
-    found = procfs.stat(thread.pid, thread.tid)
-    if found is None or found.start_time != thread.start_time:
+    found = same(thread)
+    if found is None:
         unpin(fd)
         return None
     return fd, found
@@ -44,11 +69,10 @@ def unpin(fd: int) -> None:
         os.close(fd)
 
 
-def is_alive(thread: Thread, fd: int) -> bool:
+def is_alive(thread: Identified, fd: int) -> bool:
     """Whether the pinned thread still runs, and so its id still means it."""
     if fd == UNPINNED:
-        found = procfs.stat(thread.pid, thread.tid)
-        return found is not None and found.start_time == thread.start_time
+        return same(thread) is not None
     return os.access("comm", os.F_OK, dir_fd=fd)
 
 

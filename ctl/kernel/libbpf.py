@@ -57,9 +57,6 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_object__btf": (_P, (_P,)),
     "bpf_object__find_map_by_name": (_P, (_P, _S)),
     "bpf_object__next_program": (_P, (_P, _P)),
-    "bpf_object__find_program_by_name": (_P, (_P, _S)),
-    "bpf_program__attach": (_P, (_P,)),
-    "bpf_program__fd": (_I, (_P,)),
     "bpf_map__fd": (_I, (_P,)),
     "bpf_map__value_size": (_U32, (_P,)),
     "bpf_map__max_entries": (_U32, (_P,)),
@@ -271,12 +268,6 @@ class Object:
     def fd(self, name: str) -> int:
         return self.library.check(self.library.bpf_map__fd(self._map(name)), f"map {name}")
 
-    def program_fd(self, name: str) -> int:
-        lib = self.library
-        found = lib.bpf_object__find_program_by_name(self._handle, name.encode())
-        program = lib.pointer(found, f"{self.path}: program {name}")
-        return lib.check(lib.bpf_program__fd(program), f"program {name}")
-
     def array(self, section: str, variable: str) -> NDArray[Any]:
         """A global variable as a numpy array over the kernel's memory, shaped as its BTF says.
 
@@ -332,12 +323,6 @@ class Object:
         lib.messages.clear()
         link = lib.pointer(lib.bpf_map__attach_struct_ops(self._map(name)), f"attach {name}")
         return self._keep(link)
-
-    def attach_program(self, name: str) -> "Link":
-        lib = self.library
-        found = lib.bpf_object__find_program_by_name(self._handle, name.encode())
-        program = lib.pointer(found, f"{self.path}: program {name}")
-        return self._keep(lib.pointer(lib.bpf_program__attach(program), f"attach {name}"))
 
     def _keep(self, handle: int) -> "Link":
         link = Link(handle, self.library)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Listener", "entered", "listeners", "same_network"]
+__all__ = ["Listener", "entered", "listeners", "listening_uid", "same_network"]
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 TCP_LISTEN = "0A"  # net/tcp_states.h, as /proc/net/tcp prints it
@@ -81,15 +81,31 @@ def listeners(pid: int) -> tuple[Listener, ...]:
             target = os.readlink(entry.path)  # noqa: PTH115  many of them
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    found = set()
+    found = {
+        Listener(port, _reachable(address))
+        for address, port, _, inode in _listening(f"/proc/{pid}/net")
+        if inode in inodes
+    }
+    return tuple(sorted(found))
+
+
+def listening_uid(port: int) -> int | None:
+    """Whose process listens at the port in our own network namespace, or None."""
+    for _, other, uid, _ in _listening("/proc/thread-self/net"):
+        if other == port:
+            return uid
+    return None
+
+
+def _listening(folder: str) -> Iterator[tuple[str, int, int, str]]:
+    """Address, port, uid and inode of each listening TCP socket of a namespace."""
     for table in ("tcp", "tcp6"):
-        with suppress(FileNotFoundError), open(f"/proc/{pid}/net/{table}") as lines:
+        with suppress(FileNotFoundError), open(f"{folder}/{table}") as lines:
             for line in lines.read(TABLE_LIMIT).splitlines()[1:]:
                 fields = line.split()
-                if len(fields) > 9 and fields[3] == TCP_LISTEN and fields[9] in inodes:
+                if len(fields) > 9 and fields[3] == TCP_LISTEN:
                     address, port = fields[1].split(":")
-                    found.add(Listener(int(port, 16), _reachable(address)))
-    return tuple(sorted(found))
+                    yield address, int(port, 16), int(fields[7]), fields[9]
 
 
 def _reachable(address: str) -> str:

@@ -9,20 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sched_ctl.model import Thread
-
 __all__ = [
     "Stat",
     "boot_id",
     "boot_ticks",
     "command_line",
     "descendants",
+    "effective_uid",
+    "owner",
     "parse_stat",
     "pids",
     "process_of",
     "stat",
-    "thread",
-    "threads",
     "tids",
 ]
 
@@ -74,12 +72,6 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
     return parse_stat(line) if line else None
 
 
-def thread(pid: int, tid: int) -> Thread | None:
-    """The thread with its identity, or None if it is gone."""
-    found = stat(pid, tid)
-    return None if found is None else Thread(pid, tid, found.start_time, found.name)
-
-
 def tids(pid: int) -> list[int]:
     """Threads of a process; empty if it is gone. One readdir: 0.1 us a thread."""
     try:
@@ -87,11 +79,6 @@ def tids(pid: int) -> list[int]:
             return [int(entry.name) for entry in entries]
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def threads(pid: int) -> list[Thread]:
-    """Threads of a process with their identity and name: about 15 us a thread."""
-    return [found for tid in tids(pid) if (found := thread(pid, tid))]
 
 
 def pids() -> list[int]:
@@ -104,6 +91,26 @@ def process_of(tid: int) -> int | None:
     """Process that a thread belongs to, or None if it is gone."""
     for line in (_read(f"/proc/{tid}/status") or b"").splitlines():
         if line.startswith(b"Tgid:"):
+            return int(line.split()[1])
+    return None
+
+
+def effective_uid(pid: int) -> int | None:
+    """User that a process acts as, or None if it is gone."""
+    for line in (_read(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[2])
+    return None
+
+
+def owner(pid: int) -> int | None:
+    """The uid of whoever started the process; None if it is gone.
+
+    The real one: /proc/PID belongs to root where a process asked not to be dumped (prctl(2)), and
+    the effective one is root's where a user runs a program of root's with the set-user-id bit.
+    """
+    for line in (_read(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith(b"Uid:"):
             return int(line.split()[1])
     return None
 

@@ -27,6 +27,7 @@ __all__ = [
     "get_attributes",
     "get_nice",
     "get_policy",
+    "own_slice_ns",
     "set_attributes",
     "set_nice",
     "set_policy",
@@ -149,6 +150,12 @@ def get_attributes(tid: int) -> Attributes:
         priority=attr.sched_priority,
         slice_ns=attr.sched_runtime,
     )
+
+
+def own_slice_ns(tid: int) -> int:
+    """Time slice that somebody gave the thread; 0 where it has the kernel's, as we have."""
+    found = get_attributes(tid).slice_ns
+    return 0 if found == get_attributes(0).slice_ns else found
 
 
 def set_attributes(tid: int, attributes: Attributes) -> None:

@@ -64,7 +64,7 @@ class Exit:
 class Scheduler:
     """Open, change `tunables` and memory, then `attach`. Close it, or use it as a context.
 
-    control, slots, threads, queues, groups: arrays over the shared memory, see sched_ctl.h.
+    control, slots, heads, threads, queues, groups: arrays over the shared memory, see sched_ctl.h.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Scheduler:
             opened.set("nr_llcs", max(caches, default=0) + 1)
         if possible := possible_cpus():
             opened.set("nr_cpus", min(possible, limits["MAX_CPUS"]))
+        opened.set("base_slice_us", base_slice_us(os.cpu_count() or 1))
         for name, value in tunables.items():
             opened.set(name, value)
         if trace_records:
@@ -149,6 +150,7 @@ class Scheduler:
         self.limits = limits
         self.control = opened.array(".data.control", "control")
         self.slots = opened.array(".bss.slots", "slots")
+        self.heads = opened.array(".bss.heads", "heads")
         self.threads = opened.array(".bss.threads", "threads")
         self.queues = opened.array(".bss.queues", "queues")
         self.groups = opened.array(".bss.groups", "groups")
@@ -273,6 +275,11 @@ class Scheduler:
 def thread_pidfd(tid: int) -> int:
     """A descriptor of one thread. OSError ESRCH if there is none."""
     return os.pidfd_open(tid, _PIDFD_THREAD)
+
+
+def base_slice_us(cpus: int) -> int:
+    """How long the kernel's fair class leaves a thread alone, kernel/sched/fair.c."""
+    return 700 * (1 + (min(cpus, 8).bit_length() - 1))
 
 
 def possible_cpus() -> int:
