@@ -19,8 +19,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sched_ctl.graph import Array, Graph
-from sched_ctl.model import LogicalOperator, PhysicalOperator
+from sched_ctl.model.graph import Array, Graph
+from sched_ctl.model.topology import LogicalOperator, PhysicalOperator
 
 __all__ = ["Level", "OperatorFrame", "Policy", "Spacing", "UrgencyForm", "form"]
 

@@ -77,6 +77,14 @@ class Graph:
         )
 
     @cached_property
+    def shared(self) -> npt.NDArray[np.bool_]:
+        """(n,) true for operators with several branches after them, at once or further down."""
+        shared = np.bincount(self.source, minlength=self.n) > 1
+        for _, edges in self.levels[1:]:
+            shared[self.source[edges][shared[self.target[edges]]]] = True
+        return np.asarray(shared)
+
+    @cached_property
     def reversed(self) -> "Graph":
         """The same with every edge turned round: its levels go from the ingresses down."""
         return Graph(self.n, self.target, self.source, self.share)

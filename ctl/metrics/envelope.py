@@ -14,7 +14,7 @@ are all in the same segment (a diamond), else it begins a segment of its own.
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.graph import Array, Graph, Index
+from sched_ctl.model.graph import Array, Graph, Index
 
 __all__ = ["flow", "steepness"]
 

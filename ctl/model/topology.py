@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sched_ctl.graph import Array, Graph, Index
+from sched_ctl.model.graph import Array, Graph, Index
 
 __all__ = [
     "Edge",
@@ -27,6 +27,7 @@ __all__ = [
     "Snapshot",
     "Thread",
     "Topology",
+    "UserThread",
 ]
 
 
@@ -51,7 +52,7 @@ class LiveOffer:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One kernel thread. Identity is (tid, start time): a reused tid is another thread.
+    """One thread of the kernel. Identity is (tid, start time): a reused tid is another thread.
 
     start_time: clock ticks since boot, field 22 of /proc/PID/task/TID/stat (proc(5)).
     live: where its engine would write what waits for it: the offer, and a row from 1 on.
@@ -62,6 +63,23 @@ class Thread:
     start_time: int
     name: str = field(default="", compare=False)
     live: tuple[LiveOffer, int] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its identity on this machine, for tables and the journal."""
+        return self.tid, self.start_time
+
+
+@dataclass(frozen=True, slots=True)
+class UserThread(Thread):
+    """What runs an operator in an engine that schedules its operators by itself, in a pool.
+
+    The kernel knows nothing of it, so it has no tid; pid and start time are the engine's. Only a
+    backend that speaks to that pool can order it, by the operator's row in the engine's table.
+    """
+
+    tid: int = field(default=0, init=False)
+    row: int = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +186,7 @@ class Snapshot:
 
     time_s: CLOCK_MONOTONIC at which the values held.
     columns: raw metric name -> (n,) array over `topology.operators`, NaN = unknown. Counters are
-    cumulative since the operator started; see `metrics.PRIMITIVES` for names and units.
+    cumulative since the operator started; see `metrics.catalogue.PRIMITIVES` for names and units.
     logical: the same over `topology.logical`, for engines that report by logical operator.
     """
 

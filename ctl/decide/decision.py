@@ -10,7 +10,6 @@ every replica gets that of its logical one.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
@@ -18,17 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.frames import join_graphs, subgraph
-from sched_ctl.graph import Array, Graph, Index
-from sched_ctl.metrics import Resolution, evaluate
-from sched_ctl.model import LogicalOperator, PhysicalOperator, Thread, Topology
-from sched_ctl.patterns import matcher, matches
-from sched_ctl.policy import Level, OperatorFrame, Policy, UrgencyForm
-from sched_ctl.schedule import Group, Schedule
-from sched_ctl.transform import most_urgent
-from sched_ctl.window import Window
+from sched_ctl.metrics.catalogue import Resolution, evaluate
+from sched_ctl.metrics.levels import most_urgent
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.frames import join_graphs, subgraph
+from sched_ctl.model.graph import Array, Graph, Index
+from sched_ctl.model.patterns import first, names_of
+from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm
+from sched_ctl.model.schedule import Group, Schedule
+from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Thread, Topology
 
-__all__ = ["HELPER_RULES", "decide", "matches"]
+__all__ = ["HELPER_RULES", "decide"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -48,18 +47,20 @@ def decide(
     policy: Policy,
     windows: Mapping[str, Window],
     resolutions: Mapping[str, Resolution],
-    select: Sequence[str] = ("*",),
+    select: Mapping[str, frozenset[str]] | None = None,
     shares: Mapping[str, float] = MappingProxyType({}),
     helpers: Mapping[str, str] = MappingProxyType({}),
 ) -> Schedule:
-    """The schedule of one policy binding.
+    """The schedule of one rule.
 
-    scope: name of the binding. windows, resolutions: by engine name, of the engines it covers.
-    select: query name patterns, see `patterns`. shares: query name pattern -> share of the CPU; if
-    any is given, every query becomes a group "engine/query" with the share of the first pattern
-    that matches, else 1. helpers: role pattern -> one of `HELPER_RULES`; the first that matches
-    counts, a helper without one is left alone. Helpers that serve no operator count as part of
-    every binding that covers their engine.
+    scope: name of the rule, and of the owner where there are several. windows, resolutions: by
+    engine name, of the engines it covers.
+    select: by engine name, the queries that it is about; None = all. shares: query pattern (see
+    `patterns`) -> share of the CPU; if any is given, every query becomes a group "engine/query"
+    with the share of the first pattern that fits, else 1. helpers: pattern of a role, which may be
+    named after its engine or kind as a query -> one of `HELPER_RULES`; the first that fits counts,
+    a helper without one is left alone. Helpers that serve no operator count as part of every
+    rule that covers their engine.
 
     Raises UserError for an unknown helper rule or a share that is not positive.
     """
@@ -73,11 +74,11 @@ def decide(
     layout = _layout(
         _SameObjects(tuple(window.now.topology for window in windows.values())),
         policy.level,
-        tuple(select),
+        None if select is None else tuple(select.get(name, frozenset()) for name in windows),
         tuple(helpers.items()),
     )
     frame, age, queue = _frame(policy, layout, windows, resolutions)
-    form = policy.urgency(frame)
+    form = _checked(policy, frame)
     place = layout.only_place
     if place is None:
         at_present = form.at(age, queue)
@@ -90,10 +91,12 @@ def decide(
         spacing=policy.spacing,
         threads=layout.threads,
         operators=_labels(layout, place),
+        queries=_queries(layout, place),
         form=_of_threads(form, row, decided, layout.top),
         head_age_s=_pick(age, row, decided),
         queue_size=_pick(queue, row, decided),
         groups=_groups(layout, place, _grouping(policy, shares)),
+        depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
     )
 
 
@@ -103,7 +106,8 @@ class _Layout:
 
     rows: per engine, the rows of its columns that are in the frame.
     owner, row: who may decide for whom: one entry for each pair of a thread and an operator of
-    the frame whose urgency it may get. labels, groups (engine, query): of the pairs.
+    the frame whose urgency it may get. labels, groups (engine, query), depth (see `Schedule`): of
+    the pairs.
     roles: (m,) label of a thread that no operator decides for. top: (m,) true if above all.
     """
 
@@ -117,6 +121,7 @@ class _Layout:
     row: Index
     labels: tuple[str, ...]
     groups: tuple[tuple[str, str], ...]
+    depth: Index
 
     @cached_property
     def only_place(self) -> Index | None:
@@ -132,6 +137,11 @@ class _Layout:
         """(m,) labels if no thread has a choice."""
         return _labels_of(self, self.only_place) if self.only_place is not None else ()
 
+    @cached_property
+    def only_queries(self) -> tuple[tuple[str, str] | None, ...]:
+        """(m,) engines and queries if no thread has a choice."""
+        return _queries_of(self, self.only_place) if self.only_place is not None else ()
+
 
 def _labels_of(layout: _Layout, place: Index) -> tuple[str, ...]:
     return tuple(
@@ -142,6 +152,14 @@ def _labels_of(layout: _Layout, place: Index) -> tuple[str, ...]:
 
 def _labels(layout: _Layout, place: Index) -> tuple[str, ...]:
     return layout.only_labels if place is layout.only_place else _labels_of(layout, place)
+
+
+def _queries_of(layout: _Layout, place: Index) -> tuple[tuple[str, str] | None, ...]:
+    return tuple(layout.groups[at] if at >= 0 else None for at in place.tolist())
+
+
+def _queries(layout: _Layout, place: Index) -> tuple[tuple[str, str] | None, ...]:
+    return layout.only_queries if place is layout.only_place else _queries_of(layout, place)
 
 
 class _SameObjects:
@@ -163,8 +181,12 @@ class _SameObjects:
 
 @lru_cache(maxsize=32)
 def _layout(
-    key: _SameObjects, level: Level, select: tuple[str, ...], rules: tuple[tuple[str, str], ...]
+    key: _SameObjects,
+    level: Level,
+    select: tuple[frozenset[str], ...] | None,
+    rules: tuple[tuple[str, str], ...],
 ) -> _Layout:
+    """select: of each topology, the queries that count; None = all."""
     rows: list[Index] = []
     operators: list[PhysicalOperator | LogicalOperator] = []
     graphs: list[Graph] = []
@@ -172,9 +194,9 @@ def _layout(
     roles: list[str] = []
     helpers: list[tuple[Thread, bool]] = []
     pairs: list[tuple[int, int, str, tuple[str, str]]] = []  # thread, frame row, label, group
-    fits = matcher(select)
-    for topology in key.topologies:
-        wanted = {query for query in topology.queries if fits(topology.engine, query)}
+    rule_of = dict(rules)
+    for at, topology in enumerate(key.topologies):
+        wanted = frozenset(topology.queries) if select is None else select[at]
         of_level: Sequence[PhysicalOperator | LogicalOperator] = topology.operators
         graph = topology.graph
         if level is Level.LOGICAL:
@@ -213,7 +235,7 @@ def _layout(
                     let_decide(thread, i, operator.label)
         operator_threads = {t for operator in topology.operators for t in operator.threads}
         for helper in topology.helpers:
-            rule = next((r for role, r in rules if fnmatchcase(helper.role, role)), "leave")
+            rule = first(rule_of, *names_of(topology.engine, helper.role)) or "leave"
             serves = helper.serves
             outside = serves is not None and topology.operators[serves].query not in wanted
             if rule == "leave" or helper.thread in operator_threads or outside or not wanted:
@@ -228,10 +250,13 @@ def _layout(
     highest = [threads[thread] for thread, on_top in helpers if on_top]
     top = np.isin(np.arange(len(threads)), highest)
     owner, row = np.array([pair[:2] for pair in pairs], dtype=np.intp).reshape(-1, 2).T
+    graph = join_graphs(graphs)
+    # A helper hands work on to the operator that it serves: it is nowhere on the data's way.
+    helping = np.isin(owner, [threads[thread] for thread, _ in helpers])
     return _Layout(
         rows=tuple(rows),
         operators=tuple(operators),  # type: ignore[arg-type]
-        graph=join_graphs(graphs),
+        graph=graph,
         threads=tuple(threads),
         roles=tuple(roles),
         top=top,
@@ -239,6 +264,7 @@ def _layout(
         row=row,
         labels=tuple(pair[2] for pair in pairs),
         groups=tuple(pair[3] for pair in pairs),
+        depth=np.where(helping, 0, graph.reversed.height[row] + 1),
     )
 
 
@@ -260,6 +286,32 @@ def _frame(
     joined = {metric: np.concatenate(columns) for metric, columns in parts.items()}
     frame = OperatorFrame(layout.operators, layout.graph, joined)
     return frame, joined["head_age"], joined["queue_size"]
+
+
+def _checked(policy: Policy, frame: OperatorFrame) -> UrgencyForm:
+    """What the policy says of the frame. What is not finite is unknown.
+
+    Raises UserError that names the policy's function where it is not one value an operator.
+    """
+    form = policy.urgency(frame)
+    code = getattr(policy.urgency, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    if not isinstance(form, UrgencyForm):
+        raise UserError(f"policy {policy.name} returned {type(form).__name__}{where}")
+    columns = []
+    for name in ("rank", "static", "per_second", "per_tuple"):
+        column = np.asarray(getattr(form, name))
+        if column.shape != (len(frame),) or column.dtype.kind not in "fiub":
+            raise UserError(
+                f"policy {policy.name} returned {name} of shape {column.shape} for "
+                f"{len(frame)} operators{where}"
+            )
+        columns.append(column)
+    if not any(np.isinf(column).any() for column in columns):
+        return form
+    known = np.isfinite(np.stack(columns)).all(axis=0)
+    rank, static, per_second, per_tuple = (np.where(known, column, 0.0) for column in columns)
+    return UrgencyForm(rank, np.where(known, static, np.nan), per_second, per_tuple)
 
 
 def _of_threads(form: UrgencyForm, row: Index, decided: Mask, top: Mask) -> UrgencyForm:
@@ -293,8 +345,7 @@ def _grouping(policy: Policy, shares: Mapping[str, float]) -> Grouping | None:
     if shares:
 
         def by_query(engine: str, query: str) -> tuple[str, float]:
-            fitting = (share for name, share in shares.items() if matches(engine, query, [name]))
-            return query, next(fitting, 1.0)
+            return query, first(shares, *names_of(engine, query)) or 1.0
 
         return by_query
     asked = policy.groups

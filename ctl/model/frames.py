@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sched_ctl.graph import Graph, Index
-from sched_ctl.policy import OperatorFrame
+from sched_ctl.model.graph import Graph, Index
+from sched_ctl.model.policy import OperatorFrame
 
 __all__ = ["join_graphs", "subframe", "subgraph"]
 

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.graph import Array, Graph
-from sched_ctl.model import LogicalOperator, PhysicalOperator, Snapshot
-from sched_ctl.policy import Level
-from sched_ctl.transform import to_logical, to_physical
+from sched_ctl.metrics.levels import to_logical, to_physical
+from sched_ctl.model.graph import Array, Graph
+from sched_ctl.model.policy import Level
+from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot
 
 __all__ = ["Window", "clean", "divide"]
 
@@ -35,7 +35,7 @@ class Window:
     then: an older snapshot with the same topology, a few seconds back; anything else (None,
     another topology, a clock that did not move) leaves the totals since start only.
     level: whether the columns are over the physical or over the logical operators. What the
-    engine reports at the other level is converted, see `sched_ctl.transform`.
+    engine reports at the other level is converted, see `sched_ctl.metrics.levels`.
     """
 
     now: Snapshot

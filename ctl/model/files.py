@@ -6,15 +6,14 @@ anywhere: what does not fit raises UserError and names the place.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from sched_ctl.errors import UserError
-from sched_ctl.graph import Array
-from sched_ctl.model import (
+from sched_ctl.model.graph import Array
+from sched_ctl.model.topology import (
     Edge,
     HelperThread,
     LogicalOperator,
@@ -22,11 +21,10 @@ from sched_ctl.model import (
     Snapshot,
     Thread,
     Topology,
+    UserThread,
 )
-from sched_ctl.policy import Spacing, UrgencyForm
-from sched_ctl.schedule import Group, Schedule
 
-__all__ = ["schedule_from_json", "schedule_to_json", "snapshot_from_json", "snapshot_to_json"]
+__all__ = ["snapshot_from_json", "snapshot_to_json"]
 
 VERSION = 1
 
@@ -39,6 +37,7 @@ class _ThreadFile(msgspec.Struct, forbid_unknown_fields=True):
     tid: int
     start_time: int
     name: str = ""
+    row: int | None = None  # of a user-level thread, which has no tid
 
 
 class _LogicalFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,34 +80,10 @@ class _SnapshotFile(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"
     logical_columns: dict[str, Column]
 
 
-class _GroupFile(msgspec.Struct, forbid_unknown_fields=True):
-    share: float
-    rows: list[int]
-
-
-class _ScheduleFile(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="schedule"):
-    version: int
-    scope: str
-    policy: str
-    spacing: str
-    threads: list[_ThreadFile]
-    operators: list[str]
-    rank: Column
-    static: Column
-    per_second: Column
-    per_tuple: Column
-    head_age_s: Column
-    queue_size: Column
-    groups: dict[str, _GroupFile]
-
-
-File = TypeVar("File", _SnapshotFile, _ScheduleFile)
-
-
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
     """Plain data for `json.dumps`."""
     topology = snapshot.topology
-    return _builtins(
+    data: dict[str, Any] = msgspec.to_builtins(
         _SnapshotFile(
             version=VERSION,
             engine=topology.engine,
@@ -135,11 +110,12 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
             logical_columns={name: _out(column) for name, column in snapshot.logical.items()},
         )
     )
+    return data
 
 
 def snapshot_from_json(data: object) -> Snapshot:
     """The snapshot that `snapshot_to_json` wrote. Raises UserError for anything else."""
-    file = _read(data, _SnapshotFile)
+    file = _read(data)
     n, n_logical = len(file.operators), len(file.logical)
     for edges, limit, name in (
         (file.edges, n, "edges"),
@@ -186,72 +162,9 @@ def snapshot_from_json(data: object) -> Snapshot:
     )
 
 
-def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
-    """Plain data for `json.dumps`."""
-    return _builtins(
-        _ScheduleFile(
-            version=VERSION,
-            scope=schedule.scope,
-            policy=schedule.policy,
-            spacing=schedule.spacing.value,
-            threads=[_thread_out(thread) for thread in schedule.threads],
-            operators=list(schedule.operators),
-            rank=_out(schedule.form.rank),
-            static=_out(schedule.form.static),
-            per_second=_out(schedule.form.per_second),
-            per_tuple=_out(schedule.form.per_tuple),
-            head_age_s=_out(schedule.head_age_s),
-            queue_size=_out(schedule.queue_size),
-            groups={
-                name: _GroupFile(group.share, list(group.rows))
-                for name, group in schedule.groups.items()
-            },
-        )
-    )
-
-
-def schedule_from_json(data: object) -> Schedule:
-    """The schedule that `schedule_to_json` wrote. Raises UserError for anything else."""
-    file = _read(data, _ScheduleFile)
-    m = len(file.threads)
-    if len(file.operators) != m:
-        raise _bad(f"$.operators has {len(file.operators)} entries for {m} threads")
-    if file.spacing not in {spacing.value for spacing in Spacing}:
-        raise _bad(f"$.spacing is {file.spacing!r}")
-    for name, group in file.groups.items():
-        if not (np.isfinite(group.share) and group.share > 0):
-            raise _bad(f"$.groups.{name}.share is {group.share}")
-        if not all(0 <= row < m for row in group.rows):
-            raise _bad(f"$.groups.{name}.rows names a thread outside 0..{m - 1}")
-
-    def column(name: str) -> Array:
-        return _in(getattr(file, name), m, f"$.{name}")
-
-    return Schedule(
-        scope=file.scope,
-        policy=file.policy,
-        spacing=Spacing(file.spacing),
-        threads=tuple(_thread_in(thread) for thread in file.threads),
-        operators=tuple(file.operators),
-        form=UrgencyForm(
-            column("rank"), column("static"), column("per_second"), column("per_tuple")
-        ),
-        head_age_s=column("head_age_s"),
-        queue_size=column("queue_size"),
-        groups=MappingProxyType(
-            {name: Group(group.share, tuple(group.rows)) for name, group in file.groups.items()}
-        ),
-    )
-
-
-def _builtins(file: msgspec.Struct) -> dict[str, Any]:
-    data: dict[str, Any] = msgspec.to_builtins(file)
-    return data
-
-
-def _read(data: object, kind: type[File]) -> File:
+def _read(data: object) -> _SnapshotFile:
     try:
-        file = msgspec.convert(data, kind)
+        file = msgspec.convert(data, _SnapshotFile)
     except msgspec.ValidationError as error:
         raise _bad(str(error)) from error
     if file.version != VERSION:
@@ -264,10 +177,13 @@ def _bad(what: str) -> UserError:
 
 
 def _thread_out(thread: Thread) -> _ThreadFile:
-    return _ThreadFile(thread.pid, thread.tid, thread.start_time, thread.name)
+    row = thread.row if isinstance(thread, UserThread) else None
+    return _ThreadFile(thread.pid, thread.tid, thread.start_time, thread.name, row)
 
 
 def _thread_in(thread: _ThreadFile) -> Thread:
+    if thread.row is not None:
+        return UserThread(thread.pid, thread.start_time, thread.name, row=thread.row)
     return Thread(thread.pid, thread.tid, thread.start_time, thread.name)
 
 

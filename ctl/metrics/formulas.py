@@ -9,7 +9,7 @@ that edge, see `join_through`; without it, that is the consumer's selectivity.
 
 import numpy as np
 
-from sched_ctl.graph import Array, Graph
+from sched_ctl.model.graph import Array, Graph
 
 __all__ = [
     "costliest",

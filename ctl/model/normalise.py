@@ -3,7 +3,8 @@
 A *position* says where in a range something belongs: 0 the least urgent place, 1 the most urgent.
 Two things are not in order and are told apart:
 
-* *unknown* (NaN) among others that are known: position 0.5, neither favoured nor punished;
+* *unknown* among others that are known: in the middle of them, see `model.unknown`; of a bare NaN
+  among numbers the position is 0.5;
 * *nothing to say*, because all are equal or unknown: position NaN, and whoever turns positions
   into nice values or weights uses the mechanism's own default, as if we were not there.
 """
@@ -14,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.graph import Array
-from sched_ctl.policy import Spacing, UrgencyForm
-from sched_ctl.schedule import Schedule
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import Spacing, UrgencyForm
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.unknown import known
 
 __all__ = [
     "NICE_STEP",
@@ -68,7 +70,8 @@ def positions(form: UrgencyForm, head_age_s: Array, queue_size: Array, spacing: 
     Ranks (lexicographic comparison) become bands one above the other, with a gap between: whatever
     has the larger rank has the larger position. A rank in which nothing differs has no width.
     """
-    urgency = form.at(head_age_s, queue_size)
+    sure = known(form, head_age_s, queue_size)
+    form, urgency = sure.form, sure.urgency()
     spread = logarithmic if spacing is Spacing.LOGARITHMIC else linear
     ranks = _ranks(form)
     return spread(urgency) if len(ranks) <= 1 else _bands(form, urgency, spread, ranks)
@@ -108,16 +111,16 @@ def nice_levels(schedule: Schedule, best: int = 0, worst: int = 19) -> Array:
     """
     if best > worst:
         raise ValueError(f"nice range {best}..{worst} is empty")
-    form, span = schedule.form, float(worst - best)
-    urgency = form.at(schedule.head_age_s, schedule.queue_size)
+    sure = known(schedule.form, schedule.head_age_s, schedule.queue_size)
+    form, urgency, span = sure.form, sure.urgency(), float(worst - best)
     logs = _logs(urgency) if schedule.spacing is Spacing.LOGARITHMIC else None
     if logs is None or len(_ranks(form)) > 1:
-        place = positions(form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+        place = positions(form, sure.head_age_s, sure.queue_size, schedule.spacing)
     else:
         place = linear(logs)
         if not np.isinf(logs).any():
-            known = logs[~np.isnan(logs)]
-            span = min(span, (known.max() - known.min()) / math.log(NICE_STEP))
+            sizes = logs[~np.isnan(logs)]
+            span = min(span, (sizes.max() - sizes.min()) / math.log(NICE_STEP))
     neutral = min(max(0, best), worst)
     return np.where(np.isnan(place), neutral, best + (1.0 - place) * span)
 

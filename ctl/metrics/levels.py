@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sched_ctl.graph import Array, Index
-from sched_ctl.model import Topology
-from sched_ctl.policy import UrgencyForm
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.policy import UrgencyForm
+from sched_ctl.model.topology import Topology
 
 __all__ = ["most_urgent", "to_logical", "to_physical", "transform"]
 

@@ -10,16 +10,16 @@ is applied; `evaluate` then computes the columns each period.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
 
-from sched_ctl import formulas
 from sched_ctl.errors import UserError
-from sched_ctl.graph import Array
-from sched_ctl.window import Window, clean, divide
+from sched_ctl.metrics import formulas, verdicts
+from sched_ctl.metrics.window import Window, clean, divide
+from sched_ctl.model.graph import Array
 
 __all__ = [
     "DERIVATIONS",
@@ -60,6 +60,8 @@ PRIMITIVES = _table(
     Metric("idle_time", "s", "time without input (counter)"),
     Metric("thread_cpu_time", "s", "CPU time of the operator's threads, schedstat (counter)"),
     Metric("run_delay", "s", "time its threads waited for a CPU, schedstat (counter)"),
+    Metric("io_delay", "s", "time its threads waited for block I/O, taskstats (counter)"),
+    Metric("memory_delay", "s", "time its threads waited for memory, taskstats (counter)"),
     Metric("queue_size", "tuples", "tuples waiting in the input queues now"),
     Metric("head_age", "s", "age in the system of the oldest waiting tuple now; 0 if none waits"),
     Metric("head_age_estimate", "s", "the same, estimated by the driver"),
@@ -85,6 +87,7 @@ METRICS = MappingProxyType(
             Metric("idle", "1", "share of time without input"),
             Metric("cpu_use", "CPUs", "CPUs that the operator used"),
             Metric("cpu_wait", "1", "time its threads waited for a CPU, per second"),
+            Metric("verdict", "", "what holds it back, a code of `metrics.verdicts.Verdict`"),
         )
     )
 )
@@ -119,23 +122,30 @@ class Step:
     metric: str
     derivation: Derivation | None
 
-    @property
-    def how(self) -> str:
-        return "reported by the engine" if self.derivation is None else self.derivation.how
-
 
 @dataclass(frozen=True)
 class Resolution:
-    """How the metrics of a policy are got from an engine: steps in an order that can be run."""
+    """How the metrics of a policy are got from an engine: steps in an order that can be run.
+
+    derived: metrics that the driver works out from what the engine reports, and how, in words.
+    """
 
     policy: str
     engine: str
     needs: frozenset[str]
     steps: tuple[Step, ...]
+    derived: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
     def by_metric(self) -> Mapping[str, Step]:
         return {step.metric: step for step in self.steps}
+
+    def how(self, metric: str) -> str:
+        """How a metric is got, in words for `explain`."""
+        derivation = self.by_metric[metric].derivation
+        if derivation is not None:
+            return derivation.how
+        return self.derived.get(metric, "reported by the engine")
 
     def is_estimate(self, metric: str) -> bool:
         """True if the metric, or anything it stands on, is a guess."""
@@ -307,17 +317,35 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
             Derivation(("thread_cpu_time",), "growth of thread_cpu_time", _rate("thread_cpu_time")),
             Derivation(("cpu_time",), "growth of cpu_time", _rate("cpu_time")),
         ),
+        "verdict": (
+            Derivation(
+                ("thread_cpu_time", "run_delay", "queue_size"),
+                "by how its threads spent their time, and its queue",
+                lambda window, v: verdicts.codes(window, v["queue_size"]),
+            ),
+            Derivation(
+                ("thread_cpu_time", "run_delay"),
+                "by how its threads spent their time",
+                lambda window, _: verdicts.codes(window),
+            ),
+        ),
         "cpu_wait": (Derivation(("run_delay",), "growth of run_delay", _rate("run_delay")),),
     }
 )
 
 
 def resolve(
-    needs: Iterable[str], provides: Iterable[str], *, policy: str, engine: str
+    needs: Iterable[str],
+    provides: Iterable[str],
+    *,
+    policy: str,
+    engine: str,
+    derived: Mapping[str, str] = MappingProxyType({}),
 ) -> Resolution:
     """Decide how each metric is got: from the engine, else by the best derivation that works.
 
-    Raises MissingMetric, naming for each metric every way to get it and what each way lacks.
+    derived: see `Resolution`. Raises MissingMetric, naming for each metric every way to get it and
+    what each way lacks.
     """
     wanted, provided = frozenset(needs), frozenset(provides)
     if unknown := wanted - METRICS.keys():
@@ -334,7 +362,7 @@ def resolve(
                 f"and which cannot be derived",
                 f"to get {ways}; or choose a policy that needs less (sched-ctl policies)",
             )
-    return Resolution(policy, engine, wanted, tuple(steps.values()))
+    return Resolution(policy, engine, wanted, tuple(steps.values()), derived)
 
 
 def evaluate(resolution: Resolution, window: Window) -> Mapping[str, Array]:

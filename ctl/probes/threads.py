@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from sched_ctl.graph import Array, Index
-from sched_ctl.model import Thread, Topology
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.topology import Thread, Topology
 
 __all__ = ["PROVIDES", "ThreadTimes", "available"]
 

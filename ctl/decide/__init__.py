@@ -1,0 +1,1 @@
+"""From metrics and a policy to a schedule. Pure functions."""

@@ -1,0 +1,1 @@
+"""What is known about operators, and what can be derived from it. Pure functions."""

@@ -1,0 +1,313 @@
+"""What holds an operator back, from how its threads spent a window of time.
+
+Each second of a thread is one of: running; waiting for a CPU; asleep because a queue downstream is
+full; asleep with work in hand (I/O, a lock, memory, a timer); asleep without input. The kernel
+measures the first two (schedstat), the engine says what the rest was, if it says anything; where
+it does not, its queues tell: who sleeps while tuples wait does not sleep for lack of input.
+docs/bottlenecks.md has the rules with their sources. Pure functions over whole columns.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.graph import Array, Graph, Index
+from sched_ctl.model.policy import Level
+
+__all__ = [
+    "HOLDS",
+    "Assessment",
+    "Verdict",
+    "assess",
+    "codes",
+    "of_query",
+    "rows_by",
+    "worst",
+]
+
+Mask = npt.NDArray[np.bool_]
+
+LEAST_SHARE = 0.10  # of the time: what takes less holds nobody back
+STARVED_RATIO = 0.25  # of the time that it could run, it waited: with a CPU, a third faster
+IDLE_RUN = 0.01  # CPU share of a thread that does nothing but look whether there is something
+SATURATED = 0.85  # runs or waits for a CPU so much of the time: never out of work
+LEAST_WINDOW_S = 0.25  # below, a scheduler tick is several per cent
+
+
+class Verdict(IntEnum):
+    """What an operator waits for. The numbers are those of the metric `verdict`."""
+
+    UNKNOWN = 0
+    IDLE = 1
+    INPUT_BOUND = 2
+    CPU_STARVED = 3
+    SINGLE_THREAD_BOUND = 4
+    IO_BOUND = 5
+    MEMORY_BOUND = 6
+    BACKPRESSURED = 7
+
+    @property
+    def word(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+# Those that hold a query back of themselves; a backpressured operator is held by another one.
+HOLDS = frozenset(
+    {
+        Verdict.CPU_STARVED,
+        Verdict.SINGLE_THREAD_BOUND,
+        Verdict.IO_BOUND,
+        Verdict.MEMORY_BOUND,
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Assessment:
+    """The n physical operators of one engine over one window.
+
+    verdict: (n,) `Verdict` codes. confidence: (n,) 0..1, how far the share that decided stands out
+    times how much was measured rather than guessed. limit: (n,) row of the operator that holds a
+    backpressured one, -1 for all others. run .. idle: (n,) shares of the time of the operator's
+    threads, which add up to 1 where all are known; NaN = unknown. queue, queue_before: (n,) tuples
+    at the end and at the begin of the window. seconds: its length.
+    """
+
+    verdict: npt.NDArray[np.int8]
+    confidence: Array
+    limit: Index
+    run: Array
+    wait: Array
+    backpressured: Array
+    blocked: Array
+    idle: Array
+    queue: Array
+    queue_before: Array
+    seconds: float
+
+    @cached_property
+    def severity(self) -> Array:
+        """(n,) share of the time that the verdict speaks of; 0 where nothing holds."""
+        by_code = {
+            Verdict.CPU_STARVED: self.wait,
+            Verdict.SINGLE_THREAD_BOUND: self.run,
+            Verdict.IO_BOUND: self.blocked,
+            Verdict.MEMORY_BOUND: self.blocked,
+            Verdict.BACKPRESSURED: self.backpressured,
+        }
+        found = np.zeros(len(self.verdict))
+        for code, share in by_code.items():
+            found = np.where(self.verdict == code, share, found)
+        return np.nan_to_num(found)
+
+
+def assess(
+    window: Window, queue: Array | None = None, memory_pressure: float = float("nan")
+) -> Assessment:
+    """The verdicts of a window over physical operators.
+
+    queue: (n,) queue sizes now, where they are not what the engine reports but derived.
+    memory_pressure: share of the time in which some task waited for memory (PSI), of the engine's
+    cgroup or of the machine.
+    """
+    n = len(window.operators)
+    threads = np.array([len(getattr(o, "threads", ())) for o in window.operators], dtype=float)
+    each = np.where(threads > 0, threads, np.nan)
+    with np.errstate(all="ignore"):
+        run = np.clip(window.rate("thread_cpu_time") / each, 0.0, 1.0)
+        run = np.where(np.isnan(run), np.clip(window.rate("cpu_time"), 0.0, 1.0), run)
+        wait = np.clip(window.rate("run_delay") / each, 0.0, 1.0 - np.nan_to_num(run))
+        queue_now = window.value("queue_size") if queue is None else queue
+    before = _queue_before(window)
+    asleep = 1.0 - run - np.nan_to_num(wait)
+    idle, full, told = _asleep(window, asleep, queue_now, before)
+    # Where nobody counts the wait for a CPU, what is left over may be that.
+    blocked = np.where(np.isnan(wait), np.nan, np.clip(asleep - idle - full, 0.0, 1.0))
+    taken = window.gain("tuples_in")
+    verdict = _judge(run, wait, full, blocked, idle, taken)
+    memory = _memory(window, blocked, memory_pressure)
+    verdict[(verdict == Verdict.IO_BOUND) & memory] = Verdict.MEMORY_BOUND
+    if not window.seconds >= LEAST_WINDOW_S:
+        verdict[:] = Verdict.UNKNOWN
+    quality = np.where(told, 1.0, 0.6) * np.where(np.isnan(wait), 0.5, 1.0)
+    return Assessment(
+        verdict=verdict,
+        confidence=quality * _margin(verdict, run, wait, full, blocked, idle),
+        limit=_limits(window.graph, verdict, idle),
+        run=run,
+        wait=wait,
+        backpressured=full,
+        blocked=blocked,
+        idle=idle,
+        queue=queue_now,
+        queue_before=before,
+        seconds=window.seconds if n else float("nan"),
+    )
+
+
+def codes(window: Window, queue: Array | None = None) -> Array:
+    """(n,) codes as a metric, over the operators of the window's level.
+
+    A logical operator has that of its replica which is held most: the largest share counts, not
+    the mean (as for the true processing rate in Kalavri et al. 2018, section 3.2).
+    """
+    if window.level is Level.PHYSICAL:
+        return assess(window, queue).verdict.astype(np.float64)
+    topology = window.now.topology
+    found = assess(Window(window.now, window.then))
+    physical, logical, _, _ = topology.logical_rows
+    column = np.zeros(len(topology.logical))
+    for row, mine in rows_by(logical, len(column)):
+        column[row] = found.verdict[worst(found, physical[mine])]
+    return column
+
+
+def rows_by(group: Index, groups: int) -> Iterator[tuple[int, Index]]:
+    """Each group that has members, with their positions in `group`, in order."""
+    order = np.argsort(group, kind="stable")
+    ends = np.searchsorted(group[order], np.arange(groups + 1))
+    for number in range(groups):
+        if ends[number] < ends[number + 1]:
+            yield number, order[ends[number] : ends[number + 1]]
+
+
+def worst(found: Assessment, rows: Index) -> int:
+    """Which of these operators is held back most, by what they can be held; the first of equals."""
+    severity = found.severity[rows]
+    known = np.where(found.verdict[rows] == Verdict.UNKNOWN, -2.0, -1.0)
+    active = np.where(found.verdict[rows] == Verdict.INPUT_BOUND, -0.5, known)
+    return int(rows[np.argmax(np.where(severity > 0, severity, active))])
+
+
+def of_query(found: Assessment, rows: Index) -> int:
+    """The operator whose verdict is that of a query.
+
+    It is the one that holds back most others, if one does; else the worst of those that are held
+    by themselves; else the worst of all.
+    """
+    count = Counter(found.limit[rows].tolist())
+    own = rows[np.isin(found.verdict[rows], [int(verdict) for verdict in HOLDS])]
+    candidates = [row for row in own.tolist() if row in count]
+    if candidates:
+        return int(max(candidates, key=lambda row: count[row] + float(found.severity[row])))
+    return worst(found, own if len(own) else rows)
+
+
+def _asleep(
+    window: Window, asleep: Array, queue: Array, before: Array
+) -> tuple[Array, Array, Mask]:
+    """(n,) shares without input and held by a full queue, and whether the engine told them.
+
+    A thread that was woken and waits for a CPU is still idle, or blocked, in the engine's books:
+    what it says is cut down to the time that the thread slept.
+    """
+    idle, full = window.rate("idle_time"), window.rate("backpressured_time")
+    told = ~np.isnan(idle)
+    full = np.where(told, np.nan_to_num(full), 0.0)
+    with np.errstate(all="ignore"):
+        said = idle + full
+        fits = np.where(said > asleep, asleep / said, 1.0)
+    works = (queue > 0) & (before > 0)  # at both ends; what was between, nobody saw
+    known = ~np.isnan(queue) & ~np.isnan(before)
+    guessed = np.where(works, 0.0, np.where(known, asleep, np.nan))
+    idle = np.where(told, idle * fits, guessed)
+    # A producer that sleeps on its work, before a consumer that is never out of work
+    busy = 1.0 - asleep >= SATURATED
+    before_busy = np.zeros(len(asleep), dtype=np.bool_)
+    np.logical_or.at(before_busy, window.graph.source, (busy & works)[window.graph.target])
+    return idle, np.where(told, full * fits, np.where(works & before_busy, asleep, 0.0)), told
+
+
+def _queue_before(window: Window) -> Array:
+    if window.base is None:
+        return np.full(len(window.operators), np.nan)
+    return Window(window.base).value("queue_size")
+
+
+def _judge(
+    run: Array, wait: Array, full: Array, blocked: Array, idle: Array, taken: Array
+) -> npt.NDArray[np.int8]:
+    """The rules, last one first: each overrules those above it."""
+    waits = np.nan_to_num(wait)
+    losses = np.stack([waits, full, np.nan_to_num(blocked)])
+    largest = np.argmax(losses, axis=0)
+    counts = losses.max(axis=0, initial=0.0) >= LEAST_SHARE
+    verdict = np.full(len(run), Verdict.UNKNOWN, dtype=np.int8)
+
+    def rule(where: Mask, code: Verdict) -> None:
+        verdict[where] = code
+
+    rule(idle >= LEAST_SHARE, Verdict.INPUT_BOUND)
+    rule(run + waits >= SATURATED, Verdict.SINGLE_THREAD_BOUND)
+    rule((idle < LEAST_SHARE) & (run >= losses.max(axis=0)), Verdict.SINGLE_THREAD_BOUND)
+    starved = waits >= STARVED_RATIO * (run + waits)
+    rule(counts & (largest == 0) & starved, Verdict.CPU_STARVED)
+    rule(counts & (largest == 1), Verdict.BACKPRESSURED)
+    rule(counts & (largest == 2), Verdict.IO_BOUND)
+    nothing = (run < IDLE_RUN) & ~counts & (idle >= 1.0 - LEAST_SHARE)
+    rule(nothing & ~(taken > 0), Verdict.IDLE)
+    rule(np.isnan(run) & np.isnan(idle), Verdict.UNKNOWN)
+    return verdict
+
+
+def _memory(window: Window, blocked: Array, pressure: float) -> Mask:
+    """Whether the time asleep with work in hand was spent on memory.
+
+    By the kernel's own account of the thread where there is one, else by the pressure on memory,
+    if that lasted for at least half as long.
+    """
+    with np.errstate(all="ignore"):
+        delay = window.rate("memory_delay")
+        own = delay >= blocked / 2
+        return np.where(
+            np.isnan(delay), bool(pressure >= LEAST_SHARE) & (pressure >= blocked / 2), own
+        )
+
+
+def _margin(
+    verdict: npt.NDArray[np.int8], run: Array, wait: Array, full: Array, blocked: Array, idle: Array
+) -> Array:
+    """(n,) the share that decided, over itself and the largest that spoke against it."""
+    run, wait, full, blocked, idle = map(np.nan_to_num, (run, wait, full, blocked, idle))
+    largest = np.maximum
+
+    def over(share: Array, against: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.where(share > 0, share / (share + against), 0.0)
+
+    margin = np.zeros(len(run))
+    for code, share, against in (
+        (Verdict.IDLE, np.ones(len(run)), largest(largest(wait, full), blocked)),
+        (Verdict.INPUT_BOUND, idle, largest(largest(wait, full), blocked)),
+        (Verdict.CPU_STARVED, wait, largest(full, blocked)),
+        (Verdict.SINGLE_THREAD_BOUND, run, largest(largest(wait, full), largest(blocked, idle))),
+        (Verdict.IO_BOUND, blocked, largest(wait, full)),
+        (Verdict.MEMORY_BOUND, blocked, largest(wait, full)),
+        (Verdict.BACKPRESSURED, full, largest(wait, blocked)),
+    ):
+        margin = np.where(verdict == code, over(share, against), margin)
+    return margin
+
+
+def _limits(graph: Graph, verdict: npt.NDArray[np.int8], idle: Array) -> Index:
+    """(n,) for each backpressured operator the one that holds it, downstream; -1 for others.
+
+    Of the operators that it feeds, the one with the least time without input; if that one is
+    backpressured itself, the one that holds it.
+    """
+    limit = np.full(graph.n, -1, dtype=np.intp)
+    pressed = np.nan_to_num(1.0 - idle, nan=0.5)
+    below = dict(rows_by(graph.source, graph.n))
+    held = np.flatnonzero(verdict == Verdict.BACKPRESSURED)
+    for row in held[np.argsort(graph.height[held], kind="stable")].tolist():
+        if row in below:
+            targets = graph.target[below[row]]
+            fullest = int(targets[np.argmax(pressed[targets])])
+            limit[row] = limit[fullest] if limit[fullest] >= 0 else fullest
+    return limit

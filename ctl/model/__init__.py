@@ -1,0 +1,1 @@
+"""What policies speak of: topology, graph, frames, urgency, schedule. Plain immutable data."""

@@ -1,0 +1,77 @@
+"""What a policy decided, as plain data on its way to a backend.
+
+*Single-priority* schedules map threads to urgencies; *grouping* schedules also put threads into
+groups with shares (Lachesis, section 4). A schedule is what `plan`, `explain`, record and replay
+show.
+"""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.policy import Spacing, UrgencyForm
+from sched_ctl.model.topology import Thread
+
+__all__ = ["Group", "Schedule", "without"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Threads (rows of the schedule) that get `share` of the CPU, relative to other groups."""
+
+    share: float
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """m threads and how urgent each is.
+
+    scope: name of the rule that made it. A backend that gets a schedule releases the
+    threads that the previous schedule of the same scope had and this one has not.
+    form, head_age_s, queue_size: (m,) columns over `threads`.
+    operators: m labels "query/operator", or "engine: role" for a helper thread.
+    queries: of each thread, the engine and the query that it works for; None for a helper thread
+    that works for none.
+    depth: (m,) how far along its query's data way the thread's operator is, from 1; 0 for helper
+    threads and where unknown. (0,) if nobody said.
+    """
+
+    scope: str
+    policy: str
+    spacing: Spacing
+    threads: tuple[Thread, ...]
+    operators: tuple[str, ...]
+    form: UrgencyForm
+    head_age_s: Array
+    queue_size: Array
+    groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
+    queries: tuple[tuple[str, str] | None, ...] = ()
+    depth: Index = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+
+
+def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:
+    """The schedule without some threads."""
+    keep = [row for row, thread in enumerate(schedule.threads) if thread not in spared]
+    if len(keep) == len(schedule.threads):
+        return schedule
+    rows = np.array(keep, dtype=np.intp)
+    place = {old: new for new, old in enumerate(keep)}
+    groups = {
+        name: Group(group.share, tuple(place[row] for row in group.rows if row in place))
+        for name, group in schedule.groups.items()
+    }
+    return replace(
+        schedule,
+        threads=tuple(schedule.threads[row] for row in keep),
+        operators=tuple(schedule.operators[row] for row in keep),
+        queries=tuple(schedule.queries[row] for row in keep if schedule.queries),
+        depth=schedule.depth[rows] if len(schedule.depth) else schedule.depth,
+        form=schedule.form.take(rows),
+        head_age_s=schedule.head_age_s[rows],
+        queue_size=schedule.queue_size[rows],
+        groups={name: group for name, group in groups.items() if group.rows},
+    )

@@ -1,0 +1,89 @@
+"""What is not known is put in the middle: neither favoured nor punished.
+
+Every backend, and the simulator, asks here, so that an operator of which the policy knows nothing
+has the same place under all of them. What "the middle" is, exactly:
+
+* An operator is unknown if any part of its form (static, per_second, per_tuple) is NaN. It gets, as
+  a whole, the median of each part over the known operators of its rank, and keeps its own age and
+  queue: under a policy of ages it gains by waiting as the middle one does, so it cannot starve.
+* A rank that is NaN becomes the median of the ranks. That may be between two ranks, where nothing
+  else is.
+* Where no operator of the rank is known, all are alike: each part is 0, and the oldest is first.
+* A head age or queue size that is NaN is the median of those that are known in its rank, 0 if
+  none is; it matters only where its weight is not 0.
+* An infinite part is as far beyond the largest (or below the smallest) finite one of its rank as
+  these are from each other, and 1 at least; all infinite ones of a sign are alike.
+
+The median, since unlike the mean or the middle of the range it is between the same two operators
+whether priorities are spaced linearly or by factors.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import UrgencyForm
+
+__all__ = ["Known", "known", "known_form"]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A form with the head ages (s) and queue sizes to evaluate it at, all finite, (n,) each."""
+
+    form: UrgencyForm
+    head_age_s: Array
+    queue_size: Array
+
+    def urgency(self) -> Array:
+        """(n,) now, inside each rank."""
+        return self.form.at(self.head_age_s, self.queue_size)
+
+
+def known(form: UrgencyForm, head_age_s: Array, queue_size: Array) -> Known:
+    """All of it with the middle in place of what is unknown."""
+    settled = known_form(form)
+    return Known(settled, _filled(head_age_s, settled.rank), _filled(queue_size, settled.rank))
+
+
+def known_form(form: UrgencyForm) -> UrgencyForm:
+    """The form with the middle in place of what is unknown, and no infinities."""
+    parts = (form.static, form.per_second, form.per_tuple)
+    if all(np.isfinite(column).all() for column in (form.rank, *parts)):
+        return form
+    rank = _finite(_filled(form.rank, np.zeros(len(form))))
+    unknown = np.isnan(parts).any(axis=0)
+    settled = tuple(part.copy() for part in parts)
+    for value in set(rank.tolist()):
+        inside = rank == value
+        for part in settled:
+            part[inside & unknown] = np.nan
+            part[inside] = _filled(_finite(part[inside]), np.zeros(int(inside.sum())))
+    return UrgencyForm(rank, *settled)
+
+
+def _filled(values: Array, rank: Array) -> Array:
+    """NaN as the median of the others of the same rank; 0 where there are none."""
+    unknown = np.isnan(values)
+    if not unknown.any():
+        return values
+    filled = np.where(unknown, 0.0, values)
+    for value in set(rank[unknown].tolist()):
+        inside = rank == value
+        if (others := inside & ~unknown).any():
+            filled[inside & unknown] = np.median(values[others])
+    return filled
+
+
+def _finite(values: Array) -> Array:
+    """Infinities as far beyond the finite values as these are apart; NaN stays."""
+    infinite = np.isinf(values)
+    if not infinite.any():
+        return values
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf))
+    if not len(finite):
+        low = high = 0.0
+    beyond = max(1.0, high - low)
+    return np.where(infinite, np.clip(values, low - beyond, high + beyond), values)

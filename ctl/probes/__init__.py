@@ -1,0 +1,1 @@
+"""What the kernel tells about an engine's threads, without the engine's help."""
