@@ -1,12 +1,13 @@
 """Backends write a schedule to the kernel. Nothing else in sched-ctl changes the machine."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from sched_ctl.errors import UserError
-from sched_ctl.model import Thread
-from sched_ctl.schedule import Schedule
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
 
 __all__ = ["Applied", "Backend", "BackendFailed", "Probe"]
 
@@ -39,24 +40,56 @@ class Applied:
     gone: int = 0
     problems: tuple[str, ...] = ()
 
+    def __add__(self, other: "Applied") -> "Applied":
+        return Applied(
+            self.writes + other.writes,
+            self.unchanged + other.unchanged,
+            self.repaired + other.repaired,
+            self.gone + other.gone,
+            self.problems + other.problems,
+        )
 
-class Backend(Protocol):
-    """Enforces schedules, one per scope, until `restore`."""
+
+class Backend(ABC):
+    """Enforces schedules, one per scope, until `restore`.
+
+    lifts: whether it runs operators before other threads of the same weight.
+    user_level: whether it can order user-level threads, too; otherwise it is given none.
+    fair: whether threads that no schedule has get what the OS would give them, so that an engine's
+    helpers need none of the rules that its driver has for them.
+    mode: which way it works, where it has several. note: what it decided by itself, for `status`.
+    on_lost: to be called with the reason, from any thread, once it notices by itself that it no
+    longer works.
+    """
 
     name: ClassVar[str]
+    user_level: ClassVar[bool] = False
+    lifts: ClassVar[bool] = False
+    fair: bool = False
+    mode: str = ""
+    note: str = ""
+    on_lost: Callable[[str], None] | None = None
 
+    @abstractmethod
     def apply(self, schedule: Schedule) -> Applied:
         """Make the machine follow the schedule; release what its scope's last one had more.
 
         Journals before each change. Writes only differences. Threads are checked by identity
         (tid, start time) before they are touched.
         """
-        ...
 
+    @abstractmethod
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         """What is in force for the thread, e.g. {"nice": 3}; empty if it is not ours."""
-        ...
 
+    @abstractmethod
     def restore(self) -> tuple[str, ...]:
         """Put back everything this backend changed. Returns what could not be, in words."""
-        ...
+
+    def statistics(self) -> Mapping[str, int]:
+        """What it counted since it began, for a backend that dispatches by itself."""
+        return {}
+
+    def about(self) -> Mapping[str, str]:
+        """A text for each of its `statistics`."""
+        return {}

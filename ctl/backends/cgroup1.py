@@ -6,7 +6,8 @@ Threads are free to go anywhere there, so nothing but our own groups is changed.
 from typing import ClassVar
 
 from sched_ctl.backends import Probe
-from sched_ctl.backends.groups import Groups, probe_mount
+from sched_ctl.backends.groups import Groups
+from sched_ctl.backends.places import probe_mount
 
 __all__ = ["Cgroup1", "Cgroup1Nice", "probe"]
 

@@ -18,7 +18,8 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from sched_ctl.backends import BackendFailed, Probe
-from sched_ctl.backends.groups import GroupOptions, Groups, probe_mount
+from sched_ctl.backends.groups import GroupOptions, Groups
+from sched_ctl.backends.places import probe_mount
 from sched_ctl.kernel import cgroup
 from sched_ctl.kernel.cgroup import ROOT_NAME
 

@@ -1,20 +1,22 @@
 """Groups of threads as cgroups with CPU weights, and nice values inside them.
 
 Our cgroups lie in one folder `sched-ctl` inside the cgroup in which the engine's threads are found
-(its base), so the limits of the engine's container or service keep holding. That folder weighs as
-much as its threads did without it. What a schedule asks for becomes:
+(its base), so the limits of the engine's container or service keep holding. A process goes there
+as a whole or not at all: a group of operators alone would put the rest of its virtual machine, the
+garbage collector and the heartbeats, at a disadvantage. The folder weighs as much as the processes
+did without it (see `neighbours`). What a schedule asks for becomes:
 
-* groups with shares: a cgroup each, whose weights have the ratios of the shares;
+* groups with shares: a cgroup each, whose weights have the ratios of the shares, and one for the
+  *rest*, all other threads of these processes, which weighs as much as the heaviest of the others;
 * no groups, weights alone: a cgroup for each thread with a weight by its priority, or, beyond
   `max_groups` threads, one for each level of priority, which weighs as much as its threads;
-* no groups, with nice inside: nice alone. Where autogroup would confine nice values to one
-  session, all threads of the schedule go into one cgroup, which takes them out of it.
+* no groups, with nice inside: nice alone, and no cgroup, where nice counts between all threads
+  and between nobody else. That is so in a cgroup of the engine's own, and in one session under
+  autogroup. Processes of the root cgroup for which it is not go into one cgroup together.
 """
 
-import hashlib
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -22,20 +24,22 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from sched_ctl.backends import Applied, BackendFailed, Probe, undo
-from sched_ctl.backends.journal import Journal
+from sched_ctl.backends import Applied, Backend, BackendFailed, neighbours
 from sched_ctl.backends.nice import Nice, NiceOptions, inside_groups, with_shares
-from sched_ctl.backends.records import FileChanged, Group, Key, Moved, Record
-from sched_ctl.kernel import cgroup, identity
-from sched_ctl.kernel.cgroup import ROOT_NAME, Hierarchy
-from sched_ctl.model import Thread
-from sched_ctl.normalise import positions, scaled_shares, weights
-from sched_ctl.schedule import Group as Shared
-from sched_ctl.schedule import Schedule
+from sched_ctl.backends.places import Places
+from sched_ctl.backends.undo import put_back as undo
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.records import Moved
+from sched_ctl.kernel import cgroup
+from sched_ctl.kernel.cgroup import ROOT_NAME
+from sched_ctl.model.normalise import positions, scaled_shares, weights
+from sched_ctl.model.schedule import Group as Shared
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
 
-__all__ = ["GroupOptions", "Groups", "probe_mount"]
+__all__ = ["GroupOptions", "Groups"]
 
-AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+DRIFT = 0.02  # a weight that follows the demand is rewritten when it is off by that much
 SPREAD = 8.0  # weights of single priorities reach from default / 8 to default * 8
 
 
@@ -58,29 +62,31 @@ class _Wanted:
 
 @dataclass
 class _Scope:
+    """place: threads in groups of their own. whole: processes taken along -> their base."""
+
     threads: tuple[Thread, ...] = ()
     keys: tuple[str | None, ...] = ()
     groups: Mapping[str, Shared] = field(default_factory=dict)
     place: dict[Thread, Path] = field(default_factory=dict)
+    whole: dict[int, Path] = field(default_factory=dict)
     gone: int = 0
     unfit: tuple[str, ...] = ()  # bases that cannot have groups, in words
     tried_s: float = 0.0  # when it was last seen that they cannot
 
 
-class Groups:
+class Groups(Places, Backend):
     """Common part of the cgroup backends; see `backends.Backend`."""
 
     name: ClassVar[str]
-    version: ClassVar[int]
     with_nice: ClassVar[bool]
 
     def __init__(self, journal: Journal, options: GroupOptions | None = None) -> None:
         self.options = options or self.default_options()
-        self._journal = journal
-        self._tree = tree(self.version)
+        super().__init__(journal)
         self._nice = Nice(journal, self.options)
         self._scopes: dict[str, _Scope] = {}
         self._weights: dict[Path, int] = {}  # as we wrote them
+        self._demand: dict[Path, neighbours.Demand] = {}  # by base
         self._looked_at = time.monotonic()
 
     @classmethod
@@ -107,6 +113,7 @@ class Groups:
                     writes += self._place(scope, schedule, wanted, problems)
                 writes += self._weigh(scope, schedule, wanted)
                 scope.groups = dict(schedule.groups)
+            writes += self._balance()
         except OSError as error:
             raise BackendFailed(f"{error.filename}: {error.strerror}") from error
         now = time.monotonic()
@@ -138,7 +145,8 @@ class Groups:
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         found: dict[str, str | float] = dict(self._nice.applied(thread))
         for scope in self._scopes.values():
-            if folder := scope.place.get(thread):
+            base = scope.whole.get(thread.pid)
+            if folder := scope.place.get(thread) or (base and self._rest(base)):
                 found["cgroup"] = str(folder)
                 found[self._tree.weight] = self._weights.get(folder, 0)
         return found
@@ -186,140 +194,120 @@ class Groups:
         self, scope: _Scope, schedule: Schedule, wanted: _Wanted, problems: list[str]
     ) -> int:
         """Make the groups, move the threads that are not where they should be; tidy up."""
+        bases = [self._base(thread) for thread in schedule.threads]
+        where = list(zip(schedule.threads, bases, wanted.keys, strict=True))
+        pooled = self._pooled((thread.pid, base) for thread, base, _ in where if base)
+        gone = bases.count(None)
+        fit: dict[Path, BackendFailed | None] = {}
         target: dict[Thread, Path] = {}
-        lines: list[Record] = []
-        bases: dict[Path, BackendFailed | None] = {}
-        gone = 0
-        for thread, key in zip(schedule.threads, wanted.keys, strict=True):
-            base = self._base(thread)
-            if base is None:
-                gone += 1
+        whole: dict[int, Path] = {}
+        for thread, base, key in where:
+            if base is None or (key is None and base not in pooled):
                 continue
-            if key is None and not self._needs_pool(base):
+            if base not in fit:
+                fit[base] = self._unfit(base)
+            if fit[base] is not None:
                 continue
-            if base not in bases:
-                bases[base] = self._unfit(base)
-            if bases[base] is not None:
-                continue
-            target[thread] = base / ROOT_NAME / self._slug(schedule.scope, key or "all")
-            if (thread.tid, thread.start_time) not in self._journal.state.moved:
-                lines.append(Moved(thread.pid, thread.tid, thread.start_time, str(base)))
-        unfit = [error for error in bases.values() if error is not None]
-        others = (other.place for other in self._scopes.values() if other is not scope)
-        if unfit and not target and not any(others):
+            whole[thread.pid] = base
+            if key is not None:
+                target[thread] = base / ROOT_NAME / self._slug(schedule.scope, key)
+        unfit = [error for error in fit.values() if error is not None]
+        others = [other for other in self._scopes.values() if other is not scope]
+        if unfit and not whole and not any(other.whole for other in others):
             raise unfit[0]
         only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
         scope.unfit = tuple(f"{error.message}: {only}" for error in unfit)
         scope.tried_s = time.monotonic()
-        for folder in dict.fromkeys(target.values()):
+        for folder in dict.fromkeys([*map(self._rest, whole.values()), *target.values()]):
             self._make(folder)
-        self._journal.write(lines)
-        writes = 0
-        for thread, folder in target.items():
-            if scope.place.get(thread) == folder:
-                continue
-            moved = self._move(thread, folder, problems)
-            writes += moved
-            gone += not moved
-        left = [thread for thread in scope.place if thread not in target]
-        keys: list[Key] = [(thread.tid, thread.start_time) for thread in left]
-        writes += len(left)
-        problems += undo.moved(self._journal, keys)
+        writes, lost = self._put(scope, target, problems)
+        gone += lost
+        before = scope.whole
         scope.threads, scope.keys = schedule.threads, wanted.keys
-        scope.place, scope.gone = target, gone
+        scope.whole, scope.gone = whole, gone
+        kept = {pid for other in self._scopes.values() for pid in other.whole}
+        for pid, base in whole.items():
+            writes += self._take_along(pid, base, problems)
+        for pid in before.keys() - kept:
+            writes += self._let_go(pid, before[pid])
         problems += self._tidy()
         return writes
 
-    def _unfit(self, base: Path) -> BackendFailed | None:
-        """Make our folder in a base, or tell why that cannot be."""
-        try:
-            self._prepare(base)
-        except BackendFailed as error:
-            return error
-        return None
+    def _put(
+        self, scope: _Scope, target: dict[Thread, Path], problems: list[str]
+    ) -> tuple[int, int]:
+        """Threads into their groups, and those that need none any more into the rest's.
 
-    def _slug(self, scope: str, key: str) -> str:
-        """A folder name: what people can read of the key, and a hash that tells keys apart.
-
-        And journals: controllers with other ones may have groups in the same folder.
+        Returns the writes, and how many are gone.
         """
-        unique = f"{self._journal.path}\0{scope}\0{key}".encode(errors="replace")
-        digest = hashlib.blake2s(unique, digest_size=4).hexdigest()
-        return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', key)[:40]}-{digest}"
+        self._journal.write(
+            Moved(thread.pid, thread.tid, thread.start_time, str(folder.parent.parent))
+            for thread, folder in target.items()
+            if thread.key not in self._journal.state.moved
+        )
+        new = [(thread, f) for thread, f in target.items() if scope.place.get(thread) != f]
+        writes = sum(self._move(thread, folder, problems) for thread, folder in new)
+        gone = len(new) - writes
+        for thread, folder in scope.place.items():
+            if thread not in target:
+                writes += self._move(thread, self._rest(folder.parent.parent), [])
+        scope.place = target
+        return writes, gone
 
-    def _base(self, thread: Thread) -> Path | None:
-        """The cgroup that the thread is in without us; None if it is gone."""
-        if record := self._journal.state.moved.get((thread.tid, thread.start_time)):
-            return Path(record.cgroup)
-        folder = self._tree.folder_of(thread.pid, thread.tid)
-        if folder is None:
-            return None
-        parts = folder.parts
-        return Path(*parts[: parts.index(ROOT_NAME)]) if ROOT_NAME in parts else folder
+    def _pooled(self, places: Iterable[tuple[int, Path]]) -> set[Path]:
+        """Bases whose processes must have a group together for nice to count as it should.
 
-    def _needs_pool(self, base: Path) -> bool:
-        return self.with_nice and base == self._tree.mount and _autogroup()
-
-    def _move(self, thread: Thread, folder: Path, problems: list[str]) -> bool:
-        pinned = identity.pin(thread)
-        if pinned is None:
-            return False
-        try:
-            self._tree.move(thread.tid, folder)
-        except ProcessLookupError:
-            return False
-        except OSError as error:
-            problems.append(f"{error.filename}: {error.strerror}")
-        finally:
-            identity.unpin(pinned[0])
-        return True
-
-    def _make(self, folder: Path) -> None:
-        """Make a group, journalled first."""
-        if str(folder) in self._journal.state.groups:
-            return
-        self._journal.write([Group(str(folder))])
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise BackendFailed(f"cannot make the cgroup {folder}: {error.strerror}") from error
-        self.enter(folder)
-
-    def _prepare(self, base: Path) -> None:
-        """Make our folder in a base, or raise BackendFailed. Nothing has been moved yet."""
-        self._make(base / ROOT_NAME)
-
-    def enter(self, folder: Path) -> None:
-        """What a new group needs before threads can go in."""
-
-    def change(self, path: Path, text: str, undone: str) -> None:
-        """Write to a control file that is not ours, journalled first."""
-        self._journal.write([FileChanged(path=str(path), undo=undone)])
-        cgroup.write(path, text)
+        In the root cgroup nice counts between the threads of a session only, so several sessions
+        need one. Without autogroup it would count against the whole machine.
+        """
+        pids = {pid for pid, base in places if base == self._tree.mount}
+        if not self.with_nice or not pids:
+            return set()
+        if neighbours.autogroup_is_on() and len(neighbours.sessions(pids)) <= 1:
+            return set()
+        return {self._tree.mount}
 
     # What they weigh
 
     def _weigh(self, scope: _Scope, schedule: Schedule, wanted: _Wanted) -> int:
-        """Write the weights that differ. Returns how many."""
-        _, high, default = self._tree.weights
-        counts: dict[Path, int] = {}
+        """Write the weights of groups that differ. Returns how many."""
         key_of = dict(zip(schedule.threads, wanted.keys, strict=True))
-        for other in self._scopes.values():
-            for folder in other.place.values():
-                counts[folder.parent] = counts.get(folder.parent, 0) + 1
-        wanted_now = {root: min(high, default * count) for root, count in counts.items()}
-        for thread, folder in scope.place.items():
-            key = key_of[thread]
-            # A pool of threads without group competes with others like its threads would
-            pooled = min(high, default * len(scope.place))
-            wanted_now[folder] = pooled if key is None else wanted.weights[key]
+        weights = {
+            folder: wanted.weights[key]
+            for thread, folder in scope.place.items()
+            if (key := key_of[thread]) is not None
+        }
+        return sum(self._write_weight(folder, weight) for folder, weight in weights.items())
+
+    def _balance(self) -> int:
+        """Weights of our folders, and of the rest in them. Returns how many were written."""
+        _, high, default = self._tree.weights
         writes = 0
-        for folder, weight in wanted_now.items():
-            if self._weights.get(folder) != weight:
-                cgroup.write(folder / self._tree.weight, str(weight))
-                self._weights[folder] = weight
-                writes += 1
+        bases: dict[Path, set[int]] = {}
+        for scope in self._scopes.values():
+            for pid, base in scope.whole.items():
+                bases.setdefault(base, set()).add(pid)
+        for base, pids in bases.items():
+            root, rest = base / ROOT_NAME, self._rest(base)
+            of_groups = {f for scope in self._scopes.values() for f in scope.place.values()}
+            inside = [self._weights.get(f, default) for f in of_groups if f.parent == root]
+            heaviest = max(inside, default=default)
+            writes += self._write_weight(rest, min(high, heaviest * len(pids)))
+            if base == self._tree.mount and neighbours.autogroup_is_on():
+                threads, drift = neighbours.sessions_weight(pids), 0.0
+            else:
+                demand = self._demand.setdefault(base, neighbours.Demand())
+                threads, drift = demand.look(pids), DRIFT
+            writes += self._write_weight(root, min(high, round(default * threads)), drift)
         return writes
+
+    def _write_weight(self, folder: Path, weight: int, drift: float = 0.0) -> bool:
+        now = self._weights.get(folder)
+        if now is not None and abs(weight - now) <= drift * now:
+            return False
+        cgroup.write(folder / self._tree.weight, str(weight))
+        self._weights[folder] = weight
+        return True
 
     # What others do meanwhile
 
@@ -343,21 +331,29 @@ class Groups:
                 inside[folder].discard(thread.tid)
             elif self._move(thread, folder, []):
                 repaired += 1
+        rests = {
+            self._rest(base) for scope in self._scopes.values() for base in scope.whole.values()
+        }
         for folder, strangers in inside.items():
-            base = Path(*folder.parts[: folder.parts.index(ROOT_NAME)])
-            for tid in strangers:
+            if folder in rests or folder.name == ROOT_NAME:
+                continue
+            for tid in strangers:  # born of a thread in a query's group
                 try:
-                    self._tree.move(tid, base)
+                    self._tree.move(tid, self._rest(folder.parent.parent))
                 except OSError:
                     continue  # it ended, or goes when the group is removed
+        for scope in self._scopes.values():
+            for pid, base in scope.whole.items():
+                repaired += self._take_along(pid, base, [])
         return repaired
 
     def _tidy(self) -> list[str]:
         """Remove what no scope needs any more."""
-        places = [scope.place for scope in self._scopes.values()]
-        used = {folder for place in places for folder in place.values()}
+        scopes = self._scopes.values()
+        used = {folder for scope in scopes for folder in scope.place.values()}
+        used |= {self._rest(base) for scope in scopes for base in scope.whole.values()}
         roots = {folder.parent for folder in used}
-        held = {(t.tid, t.start_time) for place in places for t in place}
+        held = {pid for scope in scopes for pid in scope.whole}
         state = self._journal.state
         mount = self._tree.mount
         problems = undo.moved(
@@ -365,7 +361,7 @@ class Groups:
             [
                 key
                 for key, record in state.moved.items()
-                if key not in held and Path(record.cgroup).is_relative_to(mount)
+                if record.pid not in held and Path(record.cgroup).is_relative_to(mount)
             ],
         )
         needless = [
@@ -387,36 +383,3 @@ class Groups:
             ],
         )
         return problems
-
-
-def tree(version: int) -> Hierarchy:
-    """The mounted hierarchy of that version. Raises BackendFailed."""
-    for found in cgroup.hierarchies():
-        if found.version == version:
-            return found
-    raise BackendFailed(f"no cgroup v{version} hierarchy is mounted")
-
-
-def probe_mount(version: int) -> Probe:
-    """Whether the cpu controller is in that hierarchy and we may write there."""
-    found = {hierarchy.version: hierarchy for hierarchy in cgroup.hierarchies()}
-    other = 3 - version
-    if version not in found or not cgroup.has_cpu(found[version]):
-        elsewhere = other in found and cgroup.has_cpu(found[other])
-        where = (
-            f"the cpu controller is in cgroup v{other} here"
-            if elsewhere
-            else ("the kernel has no cpu controller, or it is mounted nowhere")
-        )
-        return Probe(False, where)
-    mount = found[version].mount
-    if not cgroup.is_writable(mount):
-        return Probe(False, f"{mount} cannot be written", "run as root, outside a container")
-    return Probe(True, f"the cpu controller of cgroup v{version} is at {mount}")
-
-
-def _autogroup() -> bool:
-    try:
-        return AUTOGROUP.read_text().strip() == "1"
-    except OSError:
-        return False

@@ -1,23 +1,43 @@
 """The ladder of backends: `auto` takes the best one that works, and says why not a better one.
 
-Options come by backend name, as in the configuration file.
+Options come by backend name, as in the configuration file; `read_options` converts them, once.
 """
 
-import importlib.util
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from sched_ctl.backends import Backend, Probe, cgroup1, cgroup2, nice, pool
+from sched_ctl.backends import (
+    Backend,
+    Probe,
+    cgroup1,
+    cgroup2,
+    nice,
+    pool,
+    quota,
+    realtime,
+    slices,
+)
 from sched_ctl.backends.groups import GroupOptions
-from sched_ctl.backends.journal import Journal
-from sched_ctl.errors import UserError
+from sched_ctl.backends.scx import probe as scx_probe
+from sched_ctl.backends.scx.backend import Scx
+from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.errors import UserError, near_miss
 
-__all__ = ["KINDS", "Kind", "choose", "expected", "probe_all"]
+__all__ = ["KINDS", "Kind", "OptionError", "choose", "expected", "probe_all", "read_options"]
 
-Options = Mapping[str, object]
+Options = Mapping[str, msgspec.Struct]
+
+
+class OptionError(UserError):
+    """An option of a backend that means nothing. where: the backend's name, and the option's."""
+
+    def __init__(self, where: tuple[str, ...], message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.where = where
 
 
 @dataclass(frozen=True)
@@ -34,21 +54,16 @@ class Kind:
     auto: bool = True
 
 
-def _scx() -> list[Kind]:
-    """The sched_ext backend, if this build has it."""
-    if importlib.util.find_spec("sched_ctl.backends.scx") is None:
-        return []
-    scx: Any = importlib.import_module("sched_ctl.backends.scx")
-    return [Kind("scx", scx.probe, scx.ScxOptions, scx.Scx)]
-
-
 KINDS: tuple[Kind, ...] = (
-    *_scx(),
+    Kind("scx", scx_probe.probe, ScxOptions, Scx),
     Kind("cgroup2+nice", cgroup2.probe, cgroup2.Cgroup2Options, cgroup2.Cgroup2Nice),
     Kind("cgroup1+nice", cgroup1.probe, GroupOptions, cgroup1.Cgroup1Nice),
     Kind("nice", nice.probe, nice.NiceOptions, nice.Nice),
     Kind("cgroup2", cgroup2.probe, cgroup2.Cgroup2Options, cgroup2.Cgroup2, auto=False),
     Kind("cgroup1", cgroup1.probe, GroupOptions, cgroup1.Cgroup1, auto=False),
+    Kind("slice", slices.probe, slices.SliceOptions, slices.Slices, auto=False),
+    Kind("realtime", realtime.probe, realtime.RealTimeOptions, realtime.RealTime, auto=False),
+    Kind("quota", quota.probe, quota.QuotaOptions, quota.Quota, auto=False),
     Kind("pool", pool.probe, pool.PoolOptions, pool.Pool, auto=False),
 )
 
@@ -63,8 +78,8 @@ def choose(
 ) -> tuple[Backend, list[tuple[str, Probe]]]:
     """The backend of that name, or the best for "auto"; and the better ones that do not work.
 
-    options: of the backend; for "auto" a table of options by backend name. failed: backends that
-    "auto" must not take again. Raises UserError.
+    options: by backend name; who is not in it has its defaults. failed: backends that "auto" must
+    not take again. Raises UserError.
     """
     if name != "auto":
         kind = next((kind for kind in KINDS if kind.name == name), None)
@@ -74,17 +89,14 @@ def choose(
         probe = _probe(kind)
         if not probe.can:
             raise UserError(f"backend {name} does not work here: {probe.because}", probe.hint)
-        return kind.make(journal, _options(kind, options)), []
+        return _made(kind, options, journal), []
     steps: list[tuple[str, Probe]] = []
     for kind in KINDS:
         if not kind.auto or kind.name in failed:
             continue
         probe = _probe(kind)
         if probe.can:
-            own = options.get(kind.name, {})
-            if not isinstance(own, Mapping):
-                raise UserError(f"options of backend {kind.name} must be a table, not {own!r}")
-            return kind.make(journal, _options(kind, own)), steps
+            return _made(kind, options, journal), steps
         steps.append((kind.name, probe))
     why = [f"{name}: {probe.because}" for name, probe in steps]
     why += [f"{name}: failed while it ran" for name in failed]
@@ -110,10 +122,39 @@ def _probe(kind: Kind) -> Probe:
         return Probe(False, f"looking at it failed: {type(error).__name__}: {error}")
 
 
-def _options(kind: Kind, options: Options) -> msgspec.Struct:
-    try:
-        return msgspec.convert(dict(options), kind.options)
-    except msgspec.ValidationError as error:
-        raise UserError(
-            f"options of backend {kind.name}: {error}", "sched-ctl config shows what there is"
-        ) from None
+def _made(kind: Kind, options: Options, journal: Journal) -> Backend:
+    given = options.get(kind.name)
+    return kind.make(journal, kind.options() if given is None else given)
+
+
+def read_options(tables: Mapping[str, Mapping[str, object]]) -> Options:
+    """Options by backend name, from tables as in the configuration file. Raises OptionError."""
+    kinds = {kind.name: kind for kind in KINDS}
+    found = {}
+    for name, table in tables.items():
+        if name not in kinds:
+            raise OptionError(
+                (name,),
+                f"there is no backend {name!r}{near_miss(name, kinds)}",
+                f"one of: {', '.join(kinds)}",
+            )
+        struct = kinds[name].options
+        known = struct.__struct_fields__
+        for key in table:
+            if key not in known:
+                raise OptionError(
+                    (name, key),
+                    f"backend {name} has no option {key!r}{near_miss(key, known)}",
+                    f"its options: {', '.join(known)}",
+                )
+        try:
+            found[name] = msgspec.convert(table, struct)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$.")
+            key = where.rstrip("`").partition("[")[0]
+            raise OptionError(
+                (name, key) if key in table else (name,),
+                f"backend {name}: {key + ': ' if key else ''}{what}",
+                "sched-ctl config shows what there is",
+            ) from None
+    return found

@@ -1,9 +1,10 @@
 """nice: the more urgent a thread, the lower its nice value.
 
 A nice level is worth a factor of 1.25 in CPU time against competitors (kernel: sched-nice-design),
-so 0..19 spans a factor of 69. Values below 0 are left to the user's wish: with them operators
-would push aside the engine's own control threads. Operator threads get SCHED_BATCH as well, which
-does not preempt others when it wakes up, and so lets whoever runs finish its batch of tuples.
+so 0..10 spans a factor of 9.3: a favoured query gained no more from a wider range. Values below 0
+are left to the user's wish: with them operators would push aside the engine's own control threads,
+its garbage collector among them. The scheduling policy stays what it is: a favoured thread that is
+SCHED_BATCH waits for its turn whenever it wakes up.
 
 Nice counts among threads of one cgroup only (or of one session, with autogroup). The shares of
 groups cannot be had here; see `inside_groups` for what comes near.
@@ -18,27 +19,23 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from sched_ctl.backends import Applied, Probe
-from sched_ctl.backends.journal import Journal
+from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.parameters import Parameters, Target
-from sched_ctl.graph import Array, Index
+from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
-from sched_ctl.model import Thread
-from sched_ctl.normalise import NICE_STEP, nice_levels
-from sched_ctl.schedule import Schedule
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.normalise import NICE_STEP, nice_levels
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
 
-__all__ = ["Nice", "NiceOptions", "inside_groups", "probe", "with_shares"]
+__all__ = ["Nice", "NiceOptions", "inside_groups", "may_lower", "probe", "with_shares"]
 
 
 class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the nice backend, and of nice inside cgroups."""
 
     best: Annotated[int, msgspec.Meta(description="nice of the most urgent", ge=-20, le=19)] = 0
-    worst: Annotated[int, msgspec.Meta(description="nice of the least urgent", ge=-20, le=19)] = 19
-    batch: Annotated[
-        bool,
-        msgspec.Meta(description="run operator threads as SCHED_BATCH: no preemption of others"),
-    ] = True
+    worst: Annotated[int, msgspec.Meta(description="nice of the least urgent", ge=-20, le=19)] = 10
     dead_band: Annotated[
         float,
         msgspec.Meta(
@@ -64,7 +61,7 @@ class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"`best` {self.best} must not be above `worst` {self.worst}")
 
 
-class Nice:
+class Nice(Backend):
     """The backend; see `backends.Backend`."""
 
     name: ClassVar[str] = "nice"
@@ -82,9 +79,10 @@ class Nice:
 
     def write(self, schedule: Schedule, levels: Array) -> Applied:
         """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
-        policy = sched.BATCH if self.options.batch else sched.OTHER
+        options = self.options
+        best, worst = options.best, options.worst
         return self._parameters.apply(
-            Target(schedule.scope, schedule.threads, levels, policy, self.options.dead_band)
+            Target(schedule.scope, schedule.threads, levels, options.dead_band, best, worst)
         )
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
@@ -96,7 +94,7 @@ class Nice:
 
 def probe() -> Probe:
     """Whether nice values can be put back to what they were, which takes a privilege."""
-    if not _may_lower():
+    if not may_lower():
         return Probe(
             False,
             "not permitted to lower a nice value, so no change could be undone",
@@ -146,7 +144,7 @@ def with_shares(schedule: Schedule, options: NiceOptions) -> Array:
     return np.clip(wanted, options.best, options.worst)
 
 
-def _may_lower() -> bool:
+def may_lower() -> bool:
     """Try it on ourselves; nothing is left changed."""
     try:
         nice = sched.get_nice(0)

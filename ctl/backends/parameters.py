@@ -1,4 +1,6 @@
-"""Sets nice and policy of many threads, journalled, and only where they differ.
+"""Sets a scheduling parameter of many threads, journalled, and only where they differ.
+
+Which one is a `Kind`: nice values, real-time priorities, or time slices.
 
 Each thread is a *cell*, a row of a few arrays that hold what is in force. A pass compares arrays;
 only the threads that differ cost anything: 1.8 us to ask whether it is still the same thread,
@@ -9,38 +11,100 @@ only the threads that differ cost anything: 1.8 us to ask whether it is still th
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sched_ctl.backends import Applied, undo
-from sched_ctl.backends.journal import Journal
-from sched_ctl.backends.records import Adopted, Process
-from sched_ctl.graph import Array, Index
+from sched_ctl.backends import Applied
+from sched_ctl.backends.undo import put_back as undo
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.records import Adopted, Process, Set
 from sched_ctl.kernel import identity, procfs, sched
 from sched_ctl.kernel.identity import UNPINNED
-from sched_ctl.model import Thread
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.topology import Thread
 
-__all__ = ["Parameters", "Target"]
+__all__ = ["NICE", "Kind", "Parameters", "Target", "policy_alone", "real_time", "slices"]
 
-GONE = -128  # in place of a nice value
+LOWEST = 19  # the nicest
+GONE = -128  # in place of a value
 ADOPTABLE = (sched.OTHER, sched.BATCH, sched.EXT)
 
 
 @dataclass(frozen=True)
-class Target:
-    """What a scope wants. nice: (m,) over the threads; None = left alone. policy: for all.
+class Kind:
+    """A parameter: how it is read and written.
 
-    nice need not be whole: it is rounded, and written where it is further than dead_band from
-    what is in force.
+    Values are whole numbers above `GONE`. set: OSError that names the thread.
+    policy: what it makes of a thread; None = left as it is, or one of `policies`, by the value.
+    sliced: changes its time slice.
+    """
+
+    name: str
+    get: Callable[[int], int]
+    set: Callable[[int, int], None]
+    policy: int | None = None
+    policies: tuple[int, ...] = ()
+    sliced: bool = False
+
+
+NICE = Kind("nice", lambda tid: os.getpriority(os.PRIO_PROCESS, tid), sched.set_nice)
+
+
+def policy_alone(policy: int) -> Kind:
+    """The scheduling policy and nothing else: the one value there is, is the policy's number."""
+
+    def write(tid: int, value: int) -> None:
+        sched.set_policy(tid, value, reset_on_fork=sched.get_policy(tid)[1])
+
+    return Kind("policy", lambda tid: sched.get_policy(tid)[0], write, policy)
+
+
+def real_time(policy: int) -> Kind:
+    """Priorities 1 to 99 of SCHED_FIFO or SCHED_RR; 0: ordinary. What it starts is ordinary."""
+
+    def write(tid: int, priority: int) -> None:
+        sched.set_policy(
+            tid, policy if priority else sched.OTHER, reset_on_fork=True, priority=priority
+        )
+
+    return Kind(
+        "priority",
+        lambda tid: os.sched_getparam(tid).sched_priority,
+        write,
+        policies=(policy, sched.OTHER),
+    )
+
+
+def slices() -> Kind:
+    """Time slices in microseconds. What such a thread starts has the kernel's own again."""
+
+    def read(tid: int) -> int:
+        return sched.get_attributes(tid).slice_ns // 1000
+
+    def write(tid: int, slice_us: int) -> None:
+        now = sched.get_attributes(tid)
+        sched.set_attributes(tid, replace(now, slice_ns=slice_us * 1000, reset_on_fork=True))
+
+    return Kind("slice_us", read, write, sliced=True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a scope wants. values: (m,) over the threads.
+
+    A value need not be whole: it is rounded, and written where it is further than dead_band from
+    what is in force. best, worst: the range of nice values, for a thread that had 0 of its own.
+    One that its owner has lowered gets a range as much lower, so that nobody gains by us.
     """
 
     scope: str
     threads: tuple[Thread, ...]
-    nice: Array | Index | None
-    policy: int
+    values: Array | Index
     dead_band: float = 0.5
+    best: int = 0
+    worst: int = 19
 
 
 @dataclass
@@ -56,14 +120,16 @@ class _Scope:
 class Parameters:
     """What is in force, by thread and by scope. Not for several threads at a time."""
 
-    def __init__(self, journal: Journal, recheck_s: float) -> None:
+    def __init__(self, journal: Journal, recheck_s: float, kind: Kind = NICE) -> None:
         self._journal = journal
+        self._kind = kind
         self._recheck_s = recheck_s
         self._scopes: dict[str, _Scope] = {}
         self._cell: dict[Thread, int] = {}
         self._threads: list[Thread] = []  # by cell, as are the following
         self._pins: list[int] = []
-        self._nice = np.empty(0, dtype=np.intp)
+        self._value = np.empty(0, dtype=np.intp)
+        self._own = np.empty(0, dtype=np.intp)  # nice of each before us
         self._pids = np.empty(0, dtype=np.intp)
         self._policies: list[int] = []
         self._used: Counter[Thread] = Counter()  # how many scopes have it
@@ -77,12 +143,15 @@ class Parameters:
         writes = 0
         if target.threads != scope.threads:
             writes += self._follow(scope, target, problems)
-        repaired = self._reread(scope, target)
-        now = self._nice[scope.cells]
-        nice = now if target.nice is None else _settled(target.nice, now, target.dead_band)
-        rows = np.flatnonzero((now != nice) & (now != GONE))
-        written, failed = self._write(scope.cells[rows], nice[rows])
-        gone = int((self._nice[scope.cells] == GONE).sum())
+        repaired = self._reread(scope)
+        now = self._value[scope.cells]
+        values = target.values
+        if self._kind is NICE:
+            values = _lowered(target, self._own[scope.cells])
+        wanted = _settled(values, now, target.dead_band)
+        rows = np.flatnonzero((now != wanted) & (now != GONE))
+        written, failed = self._write(scope.cells[rows], wanted[rows])
+        gone = int((self._value[scope.cells] == GONE).sum())
         self._sweep()
         return Applied(
             writes=writes + written + repaired,
@@ -94,10 +163,10 @@ class Parameters:
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         cell = self._cell.get(thread)
-        if cell is None or self._nice[cell] == GONE:
+        if cell is None or self._value[cell] == GONE:
             return {}
         policy = sched.POLICY_NAMES.get(self._policies[cell], str(self._policies[cell]))
-        return {"nice": int(self._nice[cell]), "policy": policy}
+        return {self._kind.name: int(self._value[cell]), "policy": policy}
 
     def restore(self) -> tuple[str, ...]:
         """Release all threads of all scopes."""
@@ -113,9 +182,8 @@ class Parameters:
     def _follow(self, scope: _Scope, target: Target, problems: list[str]) -> int:
         """Adopt what is new in the scope, release what it has no more. Returns the writes."""
         old, new = set(scope.threads), set(target.threads)
-        writes, refused = self._adopt(
-            [thread for thread in dict.fromkeys(target.threads) if thread not in self._cell],
-            target.policy,
+        refused = self._adopt(
+            [thread for thread in dict.fromkeys(target.threads) if thread not in self._cell]
         )
         self._used.update(new - old)
         self._used.subtract(old - new)
@@ -125,15 +193,15 @@ class Parameters:
         )
         scope.threads = target.threads
         scope.problems = tuple(refused)
-        return writes + self._release([t for t in old - new if self._used[t] <= 0], problems)
+        return self._release([t for t in old - new if self._used[t] <= 0], problems)
 
     def _nowhere(self) -> int:
         """A cell that is always gone, for threads that we do not have."""
         if not self._threads:
-            self._place(Thread(0, 0, 0), UNPINNED, GONE, 0)
+            self._place(Thread(0, 0, 0), UNPINNED, GONE, 0, 0)
         return 0
 
-    def _place(self, thread: Thread, pinned: int, nice: int, policy: int) -> int:
+    def _place(self, thread: Thread, pinned: int, value: int, own: int, policy: int) -> int:
         if self._free:
             cell = self._free.pop()
             self._threads[cell], self._pins[cell] = thread, pinned
@@ -143,24 +211,26 @@ class Parameters:
             self._threads.append(thread)
             self._pins.append(pinned)
             self._policies.append(policy)
-            if cell >= len(self._nice):
-                self._nice = np.resize(self._nice, max(64, 2 * cell))
-                self._pids = np.resize(self._pids, len(self._nice))
-        self._nice[cell], self._pids[cell] = nice, thread.pid
+            if cell >= len(self._value):
+                self._value = np.resize(self._value, max(64, 2 * cell))
+                self._own = np.resize(self._own, len(self._value))
+                self._pids = np.resize(self._pids, len(self._value))
+        self._value[cell], self._own[cell], self._pids[cell] = value, own, thread.pid
         return cell
 
-    def _adopt(self, threads: Sequence[Thread], policy: int) -> tuple[int, list[str]]:
-        """Journal what the threads have, then set the policy. Returns writes and problems."""
+    def _adopt(self, threads: Sequence[Thread]) -> list[str]:
+        """Journal what the threads have. Returns which are not to be had, in words."""
         self._nowhere()
         refused: list[str] = []
-        found: list[tuple[Thread, int, procfs.Stat, Adopted]] = []
+        found: list[tuple[Thread, int, int, Adopted]] = []
         known = self._known({thread.pid for thread in threads})
         for thread in threads:
             if (pinned := identity.pin(thread)) is None:
                 continue  # gone already
             fd, now = pinned
             try:
-                found.append((thread, fd, now, _original(thread, now, known.get(thread.pid))))
+                record = _original(thread, now, known.get(thread.pid), sliced=self._kind.sliced)
+                found.append((thread, fd, self._kind.get(thread.tid), record))
             except ProcessLookupError:
                 identity.unpin(fd)
             except (OSError, _Refused) as error:
@@ -168,47 +238,31 @@ class Parameters:
                 refused.append(str(error))
         records = [record for *_, record in found]
         try:
-            self._journal.write([*_processes(records, policy, known), *records])
+            self._journal.write([*_processes(records, self._kind, known), *records])
         except BaseException:
             for _, fd, *_ in found:
                 identity.unpin(fd)
             raise
-        writes = 0
-        for thread, fd, now, record in found:
-            cell = self._cell[thread] = self._place(thread, fd, now.nice, policy)
-            if now.policy == policy:
-                continue
-            try:
-                sched.set_policy(thread.tid, policy, reset_on_fork=record.reset_on_fork)
-                writes += 1
-            except ProcessLookupError:
-                self._nice[cell] = GONE
-            except OSError as error:
-                self._policies[cell] = now.policy
-                refused.append(str(error))
-        return writes, refused
+        for thread, fd, value, record in found:
+            policy = record.policy if self._kind.policy is None else self._kind.policy
+            self._cell[thread] = self._place(thread, fd, value, record.nice, policy)
+        return refused
 
     def _known(self, pids: Iterable[int]) -> dict[int, Process]:
         """Journal lines of these processes, leaving out those of a process that had the pid."""
         lines = self._journal.state.processes
-        return {
-            pid: lines[pid]
-            for pid in pids
-            if pid in lines and (now := procfs.stat(pid)) and now.start_time == lines[pid].start
-        }
+        return {pid: lines[pid] for pid in pids if pid in lines and identity.same(lines[pid])}
 
     def _release(self, threads: Sequence[Thread], problems: list[str]) -> int:
         """Put the threads back and forget them; sweep processes in which we have none left."""
         cells = [(thread, self._cell.pop(thread)) for thread in threads if thread in self._cell]
         for thread, _ in cells:
             del self._used[thread]
-        problems += undo.parameters(
-            self._journal, [(thread.tid, thread.start_time) for thread, _ in cells]
-        )
+        problems += undo.parameters(self._journal, [thread.key for thread, _ in cells])
         for _, cell in cells:
             identity.unpin(self._pins[cell])
             self._pins[cell] = UNPINNED
-            self._nice[cell] = GONE
+            self._value[cell] = GONE
             self._free.append(cell)
         left = {thread.pid for thread in self._cell}
         empty = {thread.pid for thread, _ in cells} - left
@@ -217,20 +271,21 @@ class Parameters:
 
     # Values change
 
-    def _write(self, cells: Index, nice: Index) -> tuple[int, list[str]]:
-        """Set nice values where the thread is still the one that was meant."""
+    def _write(self, cells: Index, values: Index) -> tuple[int, list[str]]:
+        """Set values where the thread is still the one that was meant."""
         if not len(cells):
             return 0, []
-        self._journal.write(self._new_values(cells, nice))
+        if self._kind is NICE:
+            self._journal.write([*self._new_values(cells, values), self._given(cells, values)])
         problems: list[str] = []
         writes = 0
-        threads, pins, in_force = self._threads, self._pins, self._nice
-        is_alive, setpriority = identity.is_alive, os.setpriority
-        for cell, value in zip(cells.tolist(), nice.tolist(), strict=True):
+        threads, pins, in_force = self._threads, self._pins, self._value
+        is_alive, put = identity.is_alive, self._kind.set
+        for cell, value in zip(cells.tolist(), values.tolist(), strict=True):
             thread = threads[cell]
             try:
                 if is_alive(thread, pins[cell]):
-                    setpriority(os.PRIO_PROCESS, thread.tid, value)
+                    put(thread.tid, value)
                     in_force[cell] = value
                     writes += 1
                     continue
@@ -238,7 +293,8 @@ class Parameters:
                 pass
             except OSError as error:
                 meaning = sched.explain(error.errno or 0)
-                problems.append(f"nice {value} for thread {thread.tid} ({thread.name}): {meaning}")
+                what = f"{self._kind.name} {value} for thread {thread.tid} ({thread.name})"
+                problems.append(f"{what}: {meaning}")
                 continue
             in_force[cell] = GONE
         return writes, problems
@@ -255,39 +311,37 @@ class Parameters:
             if pid in processes and not values <= set(processes[pid].set_nice)
         ]
 
-    def _reread(self, scope: _Scope, target: Target) -> int:
+    def _given(self, cells: Index, nice: Index) -> Set:
+        threads = (self._threads[cell] for cell in cells.tolist())
+        return Set([(*t.key, value) for t, value in zip(threads, nice.tolist(), strict=True)])
+
+    def _reread(self, scope: _Scope) -> int:
         """Look at the next few threads; repair what is not as we set it. Returns how many."""
         now, count = time.monotonic(), len(scope.cells)
         scope.due = min(scope.due + count * (now - scope.reread_at) / self._recheck_s, count)
         scope.reread_at = now
         repaired = 0
         while scope.due >= 1:
-            repaired += self._repair(int(scope.cells[scope.next % count]), target)
+            repaired += self._repair(int(scope.cells[scope.next % count]))
             scope.next = (scope.next + 1) % count
             scope.due -= 1
         return repaired
 
-    def _repair(self, cell: int, target: Target) -> bool:
-        wanted = int(self._nice[cell])
+    def _repair(self, cell: int) -> bool:
+        wanted = int(self._value[cell])
         if wanted == GONE:
             return False
         thread = self._threads[cell]
         try:
-            is_policy = os.sched_getscheduler(thread.tid)
-            right = is_policy & ~sched.RESET_ON_FORK == self._policies[cell]
-            alone = target.nice is None
-            if right and (alone or os.getpriority(os.PRIO_PROCESS, thread.tid) == wanted):
+            policy = self._kind.policy
+            right = policy is None or sched.get_policy(thread.tid)[0] == policy
+            if right and self._kind.get(thread.tid) == wanted:
                 return False
             if not identity.is_alive(thread, self._pins[cell]):
                 raise ProcessLookupError
-            if not right:
-                sched.set_policy(
-                    thread.tid, target.policy, reset_on_fork=bool(is_policy & sched.RESET_ON_FORK)
-                )
-            if not alone:
-                sched.set_nice(thread.tid, wanted)
+            self._kind.set(thread.tid, wanted)
         except ProcessLookupError:
-            self._nice[cell] = GONE
+            self._value[cell] = GONE
             return False
         except OSError:
             return False  # comes again in the next round; the write of a difference reports it
@@ -305,6 +359,18 @@ class Parameters:
                 undo.passed_on(process, held, below=False)
 
 
+def _lowered(target: Target, own: Index) -> Array | Index:
+    """(m,) nice values of the target for threads that had these of their own."""
+    lower = np.maximum(own, 0)
+    if not lower.any():
+        return target.values
+    best = np.minimum(target.best + lower, LOWEST)
+    worst = np.minimum(target.worst + lower, LOWEST)
+    place = (target.values - target.best) / max(1, target.worst - target.best)
+    levels: Array = best + place * (worst - best)
+    return levels
+
+
 def _settled(wanted: Array | Index, now: Index, dead_band: float) -> Index:
     """Nice values to have: what is wanted, rounded; what is in force where that is near it."""
     return np.where(np.abs(wanted - now) > dead_band, np.rint(wanted).astype(np.intp), now)
@@ -314,7 +380,9 @@ class _Refused(Exception):
     """A thread that we do not touch, and why."""
 
 
-def _original(thread: Thread, now: procfs.Stat, process: Process | None) -> Adopted:
+def _original(
+    thread: Thread, now: procfs.Stat, process: Process | None, *, sliced: bool
+) -> Adopted:
     """What the thread would have without us. Raises ProcessLookupError, OSError, _Refused."""
     policy, reset = sched.get_policy(thread.tid)
     if policy not in ADOPTABLE:
@@ -325,33 +393,35 @@ def _original(thread: Thread, now: procfs.Stat, process: Process | None) -> Adop
     nice = now.nice
     if process and undo.is_inherited(process, now):
         nice, policy = process.nice, process.policy
-    return Adopted(thread.pid, thread.tid, thread.start_time, nice, policy, reset)
+    slice_ns = sched.own_slice_ns(thread.tid) if sliced else None
+    return Adopted(thread.pid, thread.tid, thread.start_time, nice, policy, reset, slice_ns)
 
 
 def _processes(
-    records: Iterable[Adopted], policy: int, known: Mapping[int, Process]
+    records: Iterable[Adopted], kind: Kind, known: Mapping[int, Process]
 ) -> list[Process]:
     """Journal lines for processes that are new to us, or in which we set a new policy."""
+    policies = [*kind.policies, *([] if kind.policy is None else [kind.policy])]
     by_pid: dict[int, list[Adopted]] = {}
     for record in records:
         by_pid.setdefault(record.pid, []).append(record)
     lines = []
     for pid, members in by_pid.items():
         if process := known.get(pid):
-            if policy not in process.set_policies:
-                lines.append(_replaced(process, policies=[policy]))
+            if not set(policies) <= set(process.set_policies):
+                lines.append(_replaced(process, policies=policies))
         elif leader := procfs.stat(pid):
             common = Counter((record.nice, record.policy) for record in members)
             nice, before = common.most_common(1)[0][0]
             since = procfs.boot_ticks()
-            lines.append(Process(pid, leader.start_time, since, nice, before, [], [policy]))
+            lines.append(Process(pid, leader.start_time, since, nice, before, [], policies))
     return lines
 
 
 def _replaced(process: Process, nice: Iterable[int] = (), policies: Iterable[int] = ()) -> Process:
     return Process(
         process.pid,
-        process.start,
+        process.start_time,
         process.since,
         process.nice,
         process.policy,

@@ -18,14 +18,17 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from sched_ctl.backends import Applied, Probe
-from sched_ctl.backends.journal import Journal
-from sched_ctl.drivers import EngineError, lab
-from sched_ctl.graph import Array
-from sched_ctl.model import Thread
-from sched_ctl.schedule import Schedule
+from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.errors import EngineError
+from sched_ctl.lab import file as lab
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import UrgencyForm
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread, UserThread
+from sched_ctl.model.unknown import known_form
 
-__all__ = ["Pool", "PoolOptions", "probe"]
+__all__ = ["Pool", "PoolOptions", "probe", "stacked"]
 
 COLUMNS = ("rank", "static", "per_second", "per_tuple")
 
@@ -46,16 +49,16 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def probe() -> Probe:
     """Whether a lab engine runs here whose pool we could order."""
-    engines = lab.find()
-    for target in engines:
+    engines = lab.pids()
+    for pid in engines:
         try:
-            file = lab.LabFile(lab.path_of(target.address))
+            file = lab.LabFile(lab.path_of(str(pid)))
         except EngineError:
             continue
         pool = file.pool
         file.close()
         if pool:
-            return Probe(True, f"{target.engine} runs its operators in a pool of workers")
+            return Probe(True, f"lab:{pid} runs its operators in a pool of workers")
     return Probe(
         False,
         "no lab engine on this machine runs its operators in a pool of workers"
@@ -79,10 +82,11 @@ class _Engine:
         self.file.close()
 
 
-class Pool:
+class Pool(Backend):
     """Writes urgency forms into the files of lab engines in pool mode. See `backends.Backend`."""
 
     name: ClassVar[str] = "pool"
+    user_level: ClassVar[bool] = True
 
     def __init__(self, journal: Journal | None = None, options: PoolOptions | None = None) -> None:
         """journal: not needed, see above."""
@@ -93,11 +97,10 @@ class Pool:
         rows: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (row in the file, in schedule)
         kernel: list[tuple[Thread, str]] = []
         for index, thread in enumerate(schedule.threads):
-            row = lab.user_thread_row(thread)
-            if row is None:
-                kernel.append((thread, schedule.operators[index]))
+            if isinstance(thread, UserThread):
+                rows.setdefault((thread.pid, thread.start_time), []).append((thread.row, index))
             else:
-                rows.setdefault((thread.pid, thread.start_time), []).append((row, index))
+                kernel.append((thread, schedule.operators[index]))
         pids = {pid for pid, _ in rows}
         # The pool's own threads (workers, sources) come along as helpers: nothing to do for them.
         problems = [
@@ -107,7 +110,7 @@ class Pool:
         ]
         total = Applied(problems=tuple(problems))
         for key in [*rows, *(key for key in self._pools if key not in rows)]:
-            total = _sum(total, self._apply(key, schedule, rows.get(key, [])))
+            total += self._apply(key, schedule, rows.get(key, []))
         return total
 
     def _apply(
@@ -169,7 +172,7 @@ class Pool:
         return Applied(writes=2, repaired=rows if drifted else 0)
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
-        row = lab.user_thread_row(thread)
+        row = thread.row if isinstance(thread, UserThread) else None
         pool = self._pools.get((thread.pid, thread.start_time))
         if row is None or pool is None or pool.written is None or row >= pool.written.shape[1]:
             return {}
@@ -207,23 +210,11 @@ def _columns(
     """The part of a schedule that is one engine's: rows of its file, (4, rows) columns."""
     rows = [(row, index) for row, index in rows if row < count]
     indices = np.array([index for _, index in rows], dtype=np.intp)
-    form = schedule.form.take(indices)
-    columns = np.stack([form.rank, form.static, form.per_second, form.per_tuple])
-    # Unknown is neutral: as urgent as the middle one of those that are known.
-    unknown = ~np.isfinite(columns).all(axis=0)
-    if unknown.any():
-        now = form.at(schedule.head_age_s[indices], schedule.queue_size[indices])
-        columns[:, unknown] = 0.0
-        columns[:2, unknown] = _middle(columns[0, ~unknown], now[~unknown])
-    return [row for row, _ in rows], columns
+    return [row for row, _ in rows], stacked(known_form(schedule.form.take(indices)))
 
 
-def _middle(rank: Array, value: Array) -> Array:
-    """(2, 1) rank and urgency in the middle of these; 0 if there are none."""
-    known = np.isfinite(value)
-    if not known.any():
-        return np.zeros((2, 1))
-    return np.array([[np.median(rank[known])], [np.median(value[known])]])
+def stacked(form: UrgencyForm) -> Array:
+    return np.stack([form.rank, form.static, form.per_second, form.per_tuple])
 
 
 def _merged(pool: _Engine, count: int) -> Array:
@@ -231,18 +222,4 @@ def _merged(pool: _Engine, count: int) -> Array:
     columns = np.full((4, count), np.nan)
     for rows, part in pool.scopes.values():
         columns[:, rows] = part
-    free = np.isnan(columns[0])
-    if free.any():
-        columns[:, free] = 0.0
-        columns[:2, free] = _middle(columns[0, ~free], columns[1, ~free])
-    return columns
-
-
-def _sum(a: Applied, b: Applied) -> Applied:
-    return Applied(
-        a.writes + b.writes,
-        a.unchanged + b.unchanged,
-        a.repaired + b.repaired,
-        a.gone + b.gone,
-        a.problems + b.problems,
-    )
+    return stacked(known_form(UrgencyForm(*columns)))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sched_ctl.kernel import netns
 from sched_ctl.kernel.libbpf import BpfError, InnerArray
 from sched_ctl.kernel.scheduler import Scheduler
-from sched_ctl.model import LiveOffer, Thread
+from sched_ctl.model.topology import LiveOffer, Thread
 
 __all__ = ["LiveRows", "hand_over"]
 
@@ -54,6 +54,12 @@ def hand_over(offer: LiveOffer, fd: int) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _layout(row: np.dtype[Any]) -> str:
+    """Members with type and place, as "head_ns <u8 at 0"."""
+    members = (f"{name} {kind.str} at {at}" for name, (kind, at, *_) in (row.fields or {}).items())
+    return f"{', '.join(members) or row.str} in {row.itemsize} bytes"
 
 
 @dataclass
@@ -111,6 +117,17 @@ class LiveRows:
             if thread.live is not None and (engine := self._engine(thread.live[0])) is not None:
                 found[at] = self._scheduler.live_index(engine.index, thread.live[1])
         return found
+
+    def strangers(self, threads: Sequence[Thread]) -> tuple[str, ...]:
+        """Engines whose rows are laid out otherwise than the scheduler reads them, in words."""
+        offers = {thread.live[0] for thread in threads if thread.live is not None}
+        return tuple(
+            f"process {offer.pid} declares the rows that it writes as {_layout(offer.row)}, but "
+            f"the scheduler reads {_layout(self._row)}: nothing that it tells counts; use an "
+            "engine and a sched-ctl of one version"
+            for offer in sorted(offers, key=lambda offer: offer.pid)
+            if offer.row != self._row
+        )
 
     def _engine(self, offer: LiveOffer) -> _Engine | None:
         engine = self._engines.get(offer)

@@ -21,20 +21,23 @@ nothing else is shared.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sched_ctl.graph import Array, Index
-from sched_ctl.policy import UrgencyForm
-from sched_ctl.schedule import Schedule
+from sched_ctl.model.clusters import logarithmic_clusters
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.patterns import first, names_of
+from sched_ctl.model.policy import UrgencyForm
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.unknown import known
 
 __all__ = ["Hints", "Limits", "Part", "hints", "merged"]
 
 U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
+Query = tuple[str, str]  # engine, query
 # A tie-break by waiting time is one that could not change the order of others in this time.
 TIE_S = 1.0
 MIXED = 2  # times as many clusters for forms with a static and a growing part
@@ -119,8 +122,8 @@ def hints(
 ) -> list[Part]:
     """The parts of one schedule: one for each of its groups, one for the threads in none.
 
-    caps: query name pattern -> how many of the query's threads may run at once. A query for which
-    a pattern fits gets a part of its own.
+    caps: query pattern (see `patterns`) -> how many of the query's threads may run at once. A query
+    that has one gets a part of its own.
     live: (m,) whether the thread's engine writes its queue's length for the scheduler to read.
     """
     n = len(schedule.threads)
@@ -135,16 +138,17 @@ def hints(
             parts.append((rows, group.share))
     rest = np.flatnonzero(free)
     if len(rest):
-        known = [share for _, share in parts]
-        parts.append((rest, float(np.mean(known)) if known else 0.0))
-    query, cap_of = _capped(schedule.operators, caps)
+        shares = [share for _, share in parts]
+        parts.append((rest, float(np.mean(shares)) if shares else 0.0))
+    query, cap_of = _capped(schedule.queries, caps)
     apart = [len({query[row] for row in rows} & cap_of.keys()) for rows, _ in parts if cap_of]
     budget = max(1, limits.queues // max(1, len(parts) + sum(apart)))
     made = []
     for rows, share in parts:
-        form = _known(schedule.form.take(rows))
-        size = schedule.queue_size[rows]
-        part = _part(form, size, live[rows], limits, min(clusters, budget), gap_s)
+        # The middle of those that it is compared with: inside the group.
+        sure = known(schedule.form.take(rows), schedule.head_age_s[rows], schedule.queue_size[rows])
+        form = sure.form
+        part = _part(form, sure.queue_size, live[rows], limits, min(clusters, budget), gap_s)
         if len(part.queue_base) > budget:
             part = _ordered(_lexicographic(form.rank, form.static), limits, gap_s)
         part.rows, part.share = rows, share
@@ -153,26 +157,24 @@ def hints(
 
 
 def _capped(
-    operators: Sequence[str], caps: Mapping[str, int]
-) -> tuple[Sequence[str], Mapping[str, int]]:
-    """The query of each operator label, and the caps of those that have one."""
+    queries: Sequence[Query | None], caps: Mapping[str, int]
+) -> tuple[Sequence[Query | None], Mapping[Query | None, int]]:
+    """The query of each thread, and the caps of those that have one."""
     if not caps:
-        return operators, {}
-    query = [label.rpartition("/")[0] for label in operators]
-    fitting = {
-        name: [cap for pattern, cap in caps.items() if fnmatchcase(name, pattern)]
-        for name in set(query)
-    }
-    return query, {name: found[0] for name, found in fitting.items() if found}
+        return queries, {}
+    found = {query: first(caps, *names_of(*query)) for query in set(queries) if query is not None}
+    return queries, {query: cap for query, cap in found.items() if cap is not None}
 
 
-def _apart(whole: Part, query: Sequence[str], cap_of: Mapping[str, int]) -> list[Part]:
+def _apart(
+    whole: Part, query: Sequence[Query | None], cap_of: Mapping[Query | None, int]
+) -> list[Part]:
     """The part, and its capped queries apart, in queues that compare as those of the whole do."""
     if not cap_of:
         return [whole]
-    members: dict[str, list[int]] = {}
+    members: dict[Query | None, list[int]] = {}
     for place, row in enumerate(whole.rows.tolist()):
-        members.setdefault(query[row] if query[row] in cap_of else "", []).append(place)
+        members.setdefault(query[row] if query[row] in cap_of else None, []).append(place)
     found = []
     for name, places in members.items():
         at = np.array(places, dtype=np.intp)
@@ -300,9 +302,8 @@ def _fitting(parts: Sequence[tuple[int, Part]], limits: Limits) -> list[tuple[in
 def _part(
     form: UrgencyForm, queue_size: Array, live: Mask, limits: Limits, clusters: int, gap_s: float
 ) -> Part:
-    length = np.nan_to_num(queue_size)
     told = live & (form.per_tuple > 0)
-    static = form.static + np.where(told | (form.per_tuple == 0), 0.0, form.per_tuple * length)
+    static = form.static + np.where(told, 0.0, form.per_tuple * queue_size)
     slope = np.maximum(form.per_second, 0.0)
     if told.any():
         return _exact(form.rank, static, slope, np.where(told, form.per_tuple, 0.0), limits)
@@ -318,30 +319,6 @@ def _part(
             part.lead_us = lead_us.astype(np.uint64)
             return part
     return _exact(form.rank, static, slope, np.zeros(len(static)), limits)
-
-
-def _known(form: UrgencyForm) -> UrgencyForm:
-    """The form with the middle of what is known in place of what is not, and no infinities."""
-
-    def column(values: Array) -> Array:
-        finite = np.isfinite(values)
-        if finite.all():
-            return values
-        if not finite.any():
-            signs: Array = np.nan_to_num(np.sign(values))
-            return signs
-        low, high = float(values[finite].min()), float(values[finite].max())
-        values = np.where(np.isnan(values), float(np.median(values[finite])), values)
-        beyond = max(1.0, high - low)
-        clipped: Array = np.clip(values, low - beyond, high + beyond)
-        return clipped
-
-    return UrgencyForm(
-        column(form.rank),
-        column(form.static),
-        column(form.per_second),
-        np.nan_to_num(form.per_tuple),
-    )
 
 
 def _is_order(rank: Array, static: Array, slope: Array) -> bool:
@@ -383,23 +360,23 @@ def _ordered(place: Array, limits: Limits, gap_s: float) -> Part:
 
 
 def _clustered(rank: Array, slope: Array, limits: Limits, clusters: int) -> Part:
-    """A queue for each rank and logarithmic class of slopes that has threads."""
+    """A queue for each rank and logarithmic class of slopes that has threads.
+
+    Threads without slope, where others have one, have a class of their own: they never gain.
+    """
     place = np.unique(rank, return_inverse=True)[1]
     top = 1 << (63 - limits.rank_shift)
     place = np.minimum(place.ravel(), top)
-    positive = slope[slope > 0]
-    low, high = float(positive.min(initial=np.inf)), float(positive.max(initial=0.0))
-    if not high > low:  # none, or all the same
-        cluster = np.zeros(len(slope), dtype=np.intp)
+    flat = (slope == 0) & slope.any()
+    clusters = max(1, clusters - bool(flat.any()))
+    cluster, edges = logarithmic_clusters(slope, clusters)
+    if edges[0] == edges[-1]:  # no slopes, or all the same
         representative = np.full(1, float(limits.max_slope >> 10))
     else:
-        # Edges at equal ratios; a cluster is represented by its geometric middle.
-        width = np.log(high / low) / clusters
-        with np.errstate(divide="ignore"):
-            raw = np.where(slope > 0, np.log(np.maximum(slope, low) / low) / width, 0.0)
-        cluster = np.minimum(raw.astype(np.intp), clusters - 1)
-        middle = low * np.exp(width * (np.arange(clusters) + 0.5))
+        middle = np.sqrt(edges[:-1] * edges[1:])
         representative = np.maximum(1.0, middle / middle.max() * limits.max_slope)
+    cluster = np.where(flat, len(representative), cluster)
+    representative = np.append(representative, 0.0)
     pairs = place.astype(np.int64) * (clusters + 1) + cluster
     used, queue = np.unique(pairs, return_inverse=True)
     zeros = np.zeros(len(slope), dtype=np.uint64)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from sched_ctl.backends.records import (
+from sched_ctl.backends.undo.records import (
     Adopted,
     FileRestored,
     Group,
@@ -34,7 +34,7 @@ from sched_ctl.backends.records import (
     Returned,
     State,
 )
-from sched_ctl.kernel import cgroup, procfs, sched
+from sched_ctl.kernel import cgroup, identity, procfs, sched
 
 __all__ = [
     "Log",
@@ -56,7 +56,7 @@ class Log(Protocol):
 
     state: State
 
-    def write(self, records: Iterable[Record]) -> None: ...
+    def done(self, records: Iterable[Record]) -> None: ...
 
 
 def everything(log: Log) -> list[str]:
@@ -79,26 +79,46 @@ def parameters(log: Log, keys: Iterable[Key]) -> list[str]:
         if (record := log.state.adopted.get(key)) is None:
             continue
         try:
-            put_back(record)
+            put_back(record, log.state)
         except OSError as error:
             problems.append(_words(error))
         else:
             done.append(key)
     if done:
-        log.write([Released(threads=done)])
+        log.done([Released(threads=done)])
     return problems
 
 
-def put_back(record: Adopted) -> None:
-    """Give the thread what it had, if it still lives. Raises OSError."""
-    found = procfs.stat(record.pid, record.tid)
-    if found is None or found.start_time != record.start:
+def put_back(record: Adopted, state: State) -> None:
+    """Give the thread what it had, if it still lives. Raises OSError.
+
+    What somebody else has set since stays, and the log says so.
+    """
+    if (found := identity.same(record)) is None:
         return
+    process = state.processes.get(record.pid)
+    policies = (record.policy, *(process.set_policies if process else ()))
     try:
-        if sched.get_policy(record.tid) != (record.policy, record.reset_on_fork):
+        policy = sched.get_policy(record.tid)
+        if policy[0] not in policies:
+            name = sched.POLICY_NAMES.get(policy[0], str(policy[0]))
+            logger.warning("thread %d stays %s: not set by us", record.tid, name)
+        elif record.slice_ns is not None:
+            sched.set_attributes(
+                record.tid,
+                sched.Attributes(
+                    record.policy, record.reset_on_fork, record.nice, 0, record.slice_ns
+                ),
+            )
+        elif policy != (record.policy, record.reset_on_fork):
             sched.set_policy(record.tid, record.policy, reset_on_fork=record.reset_on_fork)
-        if found.nice != record.nice:
-            sched.set_nice(record.tid, record.nice)
+        if found.nice == record.nice:
+            return
+        given = state.given.get(record.key)
+        if given is not None and found.nice not in given:
+            logger.warning("thread %d keeps nice %d: not set by us", record.tid, found.nice)
+            return
+        sched.set_nice(record.tid, record.nice)
     except ProcessLookupError:
         return
 
@@ -116,13 +136,12 @@ def moved(log: Log, keys: Iterable[Key]) -> list[str]:
         else:
             done.append(key)
     if done:
-        log.write([Returned(threads=done)])
+        log.done([Returned(threads=done)])
     return problems
 
 
 def _move_back(record: Moved, ours: Collection[str]) -> None:
-    found = procfs.stat(record.pid, record.tid)
-    if found is None or found.start_time != record.start:
+    if identity.same(record) is None:
         return
     hierarchy = cgroup.hierarchy_of(Path(record.cgroup))
     where = hierarchy and hierarchy.folder_of(record.pid, record.tid)
@@ -152,7 +171,7 @@ def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list
         problems += failed
         if not failed:
             done.append(ProcessReleased(pid=pid))
-    log.write(done)
+    log.done(done)
     return problems
 
 
@@ -161,8 +180,7 @@ def passed_on(process: Process, held: Collection[int] = (), below: bool = True) 
 
     below: also in its child processes, which takes a look at all processes of the machine.
     """
-    leader = procfs.stat(process.pid)
-    if leader is None or leader.start_time != process.start:
+    if identity.same(process) is None:
         return []
     problems = []
     for pid in (process.pid, *(procfs.descendants(process.pid) if below else ())):
@@ -206,7 +224,7 @@ def groups(log: Log, paths: Iterable[str]) -> list[str]:
             problems.append(_words(error))
         else:
             done.append(GroupRemoved(path=path))
-    log.write(done)
+    log.done(done)
     return problems
 
 
@@ -258,7 +276,7 @@ def files(log: Log, paths: Iterable[str]) -> list[str]:
                 continue
             logger.debug("%s stays as it is: groups that we did not make need it", path)
         done.append(FileRestored(path=path))
-    log.write(done)
+    log.done(done)
     return problems
 
 

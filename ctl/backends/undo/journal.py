@@ -9,6 +9,7 @@ a line that was not written whole tells of a change that was not begun.
 """
 
 import contextlib
+import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -16,14 +17,17 @@ from pathlib import Path
 
 import msgspec
 
-from sched_ctl.backends import undo
-from sched_ctl.backends.records import Record, State
+from sched_ctl.backends.undo import put_back as undo
+from sched_ctl.backends.undo.records import Record, State
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
+from sched_ctl.runfolder import RunFolder
 
 __all__ = ["DEFAULT_PATH", "Journal", "JournalError", "restore"]
 
-DEFAULT_PATH = Path("/run/sched-ctl/journal")
+log = logging.getLogger(__name__)
+
+DEFAULT_PATH = RunFolder().journal
 VERSION = 1
 COMPACT_ABOVE_BYTES = 1 << 20
 LARGEST_BYTES = 256 << 20
@@ -58,6 +62,7 @@ class Journal:
         self.problems: tuple[str, ...] = ()
         self._boot = procfs.boot_id()
         self._compact_above = COMPACT_ABOVE_BYTES
+        self._cut = False  # whether the last line has no end
         self._fd = -1
         with self._explained("cannot open"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,7 +86,25 @@ class Journal:
         for record in records:
             self.state.add(record)
         if self._size > self._compact_above:
-            self._compact()
+            try:
+                self._compact()
+            except JournalError as error:  # it is as good as it was, only longer
+                log.debug("%s", error.message)
+                self._compact_above = 2 * self._size
+
+    def done(self, records: Iterable[Record]) -> None:
+        """Append records of what was put back; where they find no space, do without.
+
+        Undoing must never need any. Whoever reads the journal then puts the same things back
+        once more, which changes nothing.
+        """
+        records = list(records)
+        try:
+            self.write(records)
+        except JournalError as error:
+            log.debug("%s", error.message)
+            for record in records:
+                self.state.add(record)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -109,7 +132,7 @@ class Journal:
         if not content:
             return
         first, *_ = content.split(b"\n", 1)
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
             header = _decoder.decode(first)
             if isinstance(header, Boot) and header.boot != self._boot:
                 self.clear()  # the threads, cgroups and settings of another boot are gone
@@ -126,17 +149,27 @@ class Journal:
             if not isinstance(record, Boot):
                 self.state.add(record)
         self.problems = tuple(problems)
-        if not content.endswith(b"\n"):
-            with self._explained("cannot write"):
-                self._append(self._fd, b"\n")
+        self._cut = not content.endswith(b"\n")
 
     def _header(self) -> bytes:
         return _encoder.encode(Boot(boot=self._boot, pid=os.getpid()))
 
     def _append(self, fd: int, data: bytes) -> None:
-        while data:
-            written = os.write(fd, data)
-            data = data[written:]
+        """All or nothing: half a line would spoil the next one."""
+        before = os.fstat(fd).st_size
+        if self._cut and fd == self._fd:
+            data = b"\n" + data
+        try:
+            while data:
+                written = os.write(fd, data)
+                data = data[written:]
+        except OSError:
+            self._cut = True
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, before)
+                self._cut = False
+            raise
+        self._cut = False
         self._size = os.fstat(fd).st_size
 
     def _compact(self) -> None:
@@ -151,6 +184,7 @@ class Journal:
                 fresh.rename(self.path)
             except BaseException:
                 os.close(fd)
+                fresh.unlink(missing_ok=True)
                 raise
         os.close(self._fd)
         self._fd = fd

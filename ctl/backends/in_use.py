@@ -1,0 +1,178 @@
+"""The backends in use: one instance a name, and the way down the ladder when one fails."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from msgspec import Struct
+
+from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.errors import UserError
+from sched_ctl.model.schedule import Schedule, without
+from sched_ctl.model.topology import UserThread
+
+__all__ = ["Backends", "Chooser"]
+
+log = logging.getLogger(__name__)
+
+
+class Chooser(Protocol):
+    """`backends.ladder.choose` with its journal bound."""
+
+    def __call__(
+        self, name: str, options: Mapping[str, Struct], failed: Collection[str] = ()
+    ) -> tuple[Backend, list[tuple[str, Probe]]]: ...
+
+
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 600.0
+
+
+@dataclass
+class _Retry:
+    """When to try a backend again that failed at run time."""
+
+    at_s: float
+    pause_s: float = FIRST_PAUSE_S
+
+
+class Backends:
+    """Makes backends when a policy first asks for one, and puts all of them back at the end.
+
+    on_lost: called with the name of a backend that has noticed by itself (from another thread)
+    that it no longer works.
+    """
+
+    def __init__(self, choose: Chooser, options: Mapping[str, Struct]) -> None:
+        self._choose = choose
+        self._options = options
+        self._asked: dict[str, str] = {}  # what was asked for -> the name it stands for
+        self._made: dict[str, Backend] = {}
+        self.failed: dict[str, str] = {}  # name -> why it was given up at run time
+        self.steps: list[tuple[str, str]] = []  # better ones not taken, and why
+        self.on_lost: Callable[[str], None] | None = None
+        self._retries: dict[str, _Retry] = {}
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._made[name]
+
+    def apply(self, name: str, schedule: Schedule) -> Applied:
+        """Have a backend enforce the schedule, without threads that it cannot order."""
+        backend = self._made[name]
+        if backend.user_level or UserThread not in set(map(type, schedule.threads)):
+            return backend.apply(schedule)
+        rows = [row for row, t in enumerate(schedule.threads) if isinstance(t, UserThread)]
+        applied = backend.apply(without(schedule, {schedule.threads[row] for row in rows}))
+        which = schedule.operators[rows[0]] + (f" and {len(rows) - 1} more" if rows[1:] else "")
+        problem = (
+            f"{which}: run by the engine's own pool of workers, which only --backend pool orders"
+        )
+        return replace(applied, problems=(*applied.problems, problem))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._made)
+
+    def get(self, asked: str) -> Backend:
+        """The backend for a name from the configuration, or for "auto". Raises UserError."""
+        if asked not in self._asked:
+            backend, steps = self._pick(asked)
+            for name, probe in steps:
+                self.steps.append((name, probe.because))
+                log.info("backend %s: not taken: %s", name, probe.because)
+            self._keep(backend)
+            self._asked[asked] = backend.name
+        return self._made[self._asked[asked]]
+
+    def fair(self, name: str) -> Backend:
+        """The backend for threads whose owner must not gain by it, where `name` is in force.
+
+        That is `name` itself, unless it puts threads before others of the same weight: then the
+        best one that does not. Raises UserError.
+        """
+        if not self._made[name].lifts:
+            return self._made[name]
+        asked = f"below {name}"
+        if asked not in self._asked:
+            backend, _ = self._choose("auto", self._options, (name, *self.failed))
+            self._keep(backend)
+            self._asked[asked] = backend.name
+        return self._made[self._asked[asked]]
+
+    def _keep(self, backend: Backend) -> None:
+        if backend.name in self._made:
+            return
+        self._made[backend.name] = backend
+        backend.on_lost = functools.partial(self._lost, backend.name)
+
+    def _lost(self, name: str, _why: str) -> None:
+        if self.on_lost is not None:
+            self.on_lost(name)
+
+    def _pick(self, asked: str) -> tuple[Backend, list[tuple[str, Probe]]]:
+        if asked != "auto":
+            left_s = self._retries[asked].at_s - time.monotonic() if asked in self.failed else 0
+            if left_s > 0:
+                raise UserError(
+                    f"backend {asked} failed: {self.failed[asked]}",
+                    f"it is tried again in {left_s:.0f} s",
+                )
+            chosen = self._choose(asked, self._options)
+            self.failed.pop(asked, None)
+            return chosen
+        return self._choose("auto", self._options, tuple(self.failed))
+
+    def give_up(self, name: str, why: str) -> tuple[str, ...]:
+        """A backend failed at run time: put back what it did; `get("auto")` picks a lower one."""
+        self.failed[name] = why
+        self.steps.append((name, why))
+        now_s = time.monotonic()
+        retry = self._retries.get(name)
+        if retry is None or now_s - retry.at_s > LONGEST_PAUSE_S:  # it ran well for long
+            retry = _Retry(now_s)
+        else:
+            retry.pause_s = min(2 * retry.pause_s, LONGEST_PAUSE_S)
+        retry.at_s = now_s + retry.pause_s
+        self._retries[name] = retry
+        self._asked = {asked: used for asked, used in self._asked.items() if used != name}
+        if name not in self._made:
+            return ()
+        try:
+            return self._made.pop(name).restore()
+        except Exception as error:  # the way down must not end here
+            log.debug("restore", exc_info=error)
+            return (f"{name}: {error}",)
+
+    def climb(self) -> str | None:
+        """Name of a better backend that failed before and works again, if it is time to look."""
+        now_s = time.monotonic()
+        for name in list(self.failed):
+            retry = self._retries[name]
+            if now_s < retry.at_s or "auto" not in self._asked:
+                continue
+            others = tuple(other for other in self.failed if other != name)
+            backend, _ = self._choose("auto", self._options, others)
+            if backend.name != name:
+                retry.pause_s = min(2 * retry.pause_s, LONGEST_PAUSE_S)
+                retry.at_s = now_s + retry.pause_s
+                continue
+            del self.failed[name]
+            retry.at_s = now_s
+            self._keep(backend)
+            self._asked["auto"] = name
+            return name
+        return None
+
+    def restore(self) -> tuple[str, ...]:
+        """Put everything back. Returns what could not be, in words."""
+        problems: list[str] = []
+        for name in list(self._made):
+            try:
+                problems += self._made.pop(name).restore()
+            except Exception as error:  # the other backends must still get their turn
+                log.debug("restore", exc_info=error)
+                problems.append(f"{name}: {error}")
+        return tuple(problems)

@@ -1,0 +1,87 @@
+"""What engines weigh against the rest of the machine, so that our groups weigh the same.
+
+In the root cgroup the kernel divides the CPU either among sessions, each of which weighs as much
+as one thread (autogroup, sched(7)), or, where that is off and in every other cgroup, among the
+single threads that can run. A group that takes the place of some processes there must weigh what
+their sessions did, or as many threads as can run at a time: their *demand*.
+"""
+
+import re
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from sched_ctl.kernel import procfs
+from sched_ctl.model.normalise import NICE_STEP
+
+__all__ = ["Demand", "autogroup_is_on", "sessions", "sessions_weight"]
+
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+SESSION = re.compile(r"(?P<name>/autogroup-\d+) nice (?P<nice>-?\d+)")
+EVERY_S = 1.0  # from one look at the demand to the next
+SMOOTH_S = 3.0
+
+
+def autogroup_is_on() -> bool:
+    try:
+        return AUTOGROUP.read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+def sessions(pids: Iterable[int]) -> dict[str, int]:
+    """Sessions that these processes are in, with the nice value of each, proc(5)."""
+    found = {}
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/autogroup").read_text()
+        except OSError:
+            continue
+        if match := SESSION.match(text):
+            found[match["name"]] = int(match["nice"])
+    return found
+
+
+def sessions_weight(pids: Iterable[int]) -> float:
+    """What the sessions of these processes weigh, in threads of nice 0; at least 1."""
+    return max(1.0, sum(NICE_STEP**-nice for nice in sessions(pids).values()))
+
+
+class Demand:
+    """How many threads of some processes want a CPU, on average over the last seconds.
+
+    They do while they run and while they wait to: both are counted by the kernel
+    (/proc/PID/task/TID/schedstat). Costs some 8 us a thread and second.
+    """
+
+    def __init__(self) -> None:
+        self.threads = 1.0
+        self._seen: dict[int, int] = {}  # tid -> ns in which it wanted a CPU
+        self._at_s = 0.0
+
+    def look(self, pids: Collection[int]) -> float:
+        """The demand in threads, at least 1; looked at anew if that was long ago."""
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._at_s
+        if self._seen and elapsed_s < EVERY_S:
+            return self.threads
+        seen = {tid: ns for pid in pids for tid in procfs.tids(pid) if (ns := _wanted_ns(pid, tid))}
+        if not self._seen:
+            states = (procfs.stat(pid, tid) for pid in pids for tid in procfs.tids(pid))
+            self.threads = float(
+                max(1, sum(found is not None and found.state == "R" for found in states))
+            )
+        else:
+            gained = sum(ns - self._seen.get(tid, ns) for tid, ns in seen.items())
+            now = max(1.0, gained / 1e9 / elapsed_s)
+            self.threads += (now - self.threads) * min(1.0, elapsed_s / SMOOTH_S)
+        self._seen, self._at_s = seen, now_s
+        return self.threads
+
+
+def _wanted_ns(pid: int, tid: int) -> int:
+    try:
+        run, wait, _ = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return int(run) + int(wait)

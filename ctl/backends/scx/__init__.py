@@ -1,0 +1,1 @@
+"""scx: a BPF scheduler of ours dispatches the operator threads."""

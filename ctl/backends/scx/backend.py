@@ -1,0 +1,367 @@
+"""scx: a BPF scheduler of ours dispatches the operator threads, by the policy's own order.
+
+Decisions fall when a CPU asks what to run next, not when the controller has time; the controller
+only writes hints into shared memory, so a policy switch costs no system call. In *full* mode every
+normal thread of the machine is scheduled by us, operators by urgency and everybody else fairly with
+a guaranteed share; in *partial* mode only operator threads (policy SCHED_EXT), and the kernel's
+deadline server for them keeps the fair class, which ranks above, from starving them. Partial is
+taken where the kernel has that server, and left when others keep operators from the CPU.
+
+If the controller dies, the kernel takes all threads back; if it hangs, the hints expire; if the
+kernel ejects the scheduler, `apply` says why and the ladder goes on below.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sched_ctl.backends import Applied, Backend
+from sched_ctl.backends.parameters import Parameters, Target, policy_alone
+from sched_ctl.backends.scx import server
+from sched_ctl.backends.scx.hints import Limits, Part, hints, merged
+from sched_ctl.backends.scx.live import LiveRows
+from sched_ctl.backends.scx.losses import Losses
+from sched_ctl.backends.scx.monitor import Ejected, Monitor, at_once, save_dump
+from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.backends.scx.probe import mode_of
+from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, write
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.kernel import cgroup, sched
+from sched_ctl.kernel.scheduler import Exit, LoadError, Scheduler
+from sched_ctl.model.graph import Index
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+from sched_ctl.runfolder import RunFolder
+
+__all__ = ["Scx"]
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_TTL = 4
+RECHECK_S = 10.0
+MOST_DEBT_MS = 100
+MOST_RESTARTS = 3  # in a row, without an apply that went well
+
+
+@dataclass
+class _Scope:
+    schedule: Schedule
+    slots: Index
+    live: NDArray[np.uint32]
+    parts: list[Part] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
+
+
+class Scx(Backend):
+    """The backend; see `backends.Backend`."""
+
+    name: ClassVar[str] = "scx"
+    lifts: ClassVar[bool] = True  # operators run before other threads of the same weight
+
+    def __init__(self, journal: Journal, options: ScxOptions | None = None) -> None:
+        self.options = options or ScxOptions()
+        self.fair = self.options.precedence == "fair"
+        self.mode = mode_of(self.options)
+        self.scheduler: Scheduler | None = None
+        self._journal = journal
+        self._parameters = Parameters(journal, RECHECK_S, policy_alone(sched.EXT))
+        self._scopes: dict[str, _Scope] = {}
+        self._wanted: NDArray[Any] | None = None  # hints as they are written, kept for its memory
+        self._slots: Slots | None = None
+        self._live: LiveRows | None = None
+        self._monitor: Monitor | None = None
+        self._restarts = 0
+        self._attached = False
+        self._with_cgroups = False
+        self._losses = Losses()
+
+    def apply(self, schedule: Schedule) -> Applied:
+        """Raises Ejected when the kernel has ended the scheduler, LoadError if it cannot start."""
+        if self.scheduler is None:
+            self._take(self._loaded())
+        else:
+            self._look()
+        assert self._live is not None and self._slots is not None
+        scope = self._scopes.get(schedule.scope)
+        problems: list[str] = []
+        writes = 0
+        released: list[Thread] = []
+        fresh: list[Thread] = []
+        if scope is None or scope.schedule.threads != schedule.threads:
+            before = scope.schedule.threads if scope else ()
+            fresh, released, problems = self._slots.follow(schedule.scope, before, schedule.threads)
+            scope = self._scopes[schedule.scope] = self._scope(schedule)
+            self._live.keep(one.live for one in self._scopes.values())
+            strangers = self._live.strangers(schedule.threads) if self.options.live else ()
+            scope.problems = (*problems, *strangers)
+        scope.schedule = schedule
+        self._live.look()
+        scope.parts = self._hints(scope)
+        changed = self._write()
+        writes += changed
+        more, gone = self._slots.adopt(fresh)
+        if not self._attached:
+            # Only now: a thread that is queued without a slot stays among the others for a while.
+            self._attach()
+        writes += len(fresh) - gone + len(released)
+        repaired = 0
+        if self.mode == "partial":
+            ext = np.full(len(schedule.threads), sched.EXT)
+            done = self._parameters.apply(Target(schedule.scope, schedule.threads, ext))
+            writes, repaired = writes + done.writes, done.repaired
+            gone = max(gone, done.gone)
+            more += done.problems
+        self._restarts = 0
+        return Applied(
+            writes=writes,
+            unchanged=max(0, len(schedule.threads) - changed - gone),
+            repaired=repaired,
+            gone=gone,
+            problems=(*scope.problems, *more),
+        )
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        """Where the scheduler has the thread, and what became of it so far."""
+        adopted = None if self._slots is None else self._slots.get(thread)
+        if adopted is None or adopted.gone or self.scheduler is None:
+            return {}
+        hint = self.scheduler.slots[adopted.slot]
+        seen = self.scheduler.threads[adopted.slot]
+        now_ns = self.scheduler.now_ns()
+        queue = int(hint["queue"])
+        control = self.scheduler.control
+        age_ms, told = _since_ms(now_ns, int(seen["origin_ns"])), {}
+        by_engine = bool(hint["flags"] & self.scheduler.slot_flags["SLOT_LIVE_AGE"])
+        if self._live is not None and (row := self._live.row(thread)) is not None:
+            told = {"queue_tuples": int(row["queue_tuples"])}
+            if by_engine:
+                age_ms = _since_ms(time.monotonic_ns(), int(row["head_ns"]))
+        return {
+            "mode": self.mode,
+            "queue": queue,
+            "group": int(control["queues"][queue]["group"]),
+            "lead_ms": float(hint["lead_us"]) / 1e3,
+            "age_ms": age_ms,
+            "age_by": "engine" if by_engine else "waker",
+            **told,
+            "waits_ms": _since_ms(now_ns, int(seen["queued_ns"])),
+            "wait_max_ms": round(float(seen["wait_max_ns"]) / 1e6, 3),
+            "wait_mean_ms": round(float(seen["wait_ns"]) / 1e6 / max(1, int(seen["runs"])), 4),
+            "runs": int(seen["runs"]),
+            "starved": int(seen["rescues"]),
+            "ingress": "yes" if seen["outside"] else "no",
+        }
+
+    def restore(self) -> tuple[str, ...]:
+        """Give back all threads, detach, and put the deadline server back."""
+        problems = list(self._parameters.restore())
+        self._close()
+        return (*problems, *server.lower(self._journal))
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters of the scheduler; `about` has a text for each."""
+        return self.scheduler.stats() if self.scheduler is not None else {}
+
+    def about(self) -> Mapping[str, str]:
+        return self.scheduler.about if self.scheduler is not None else {}
+
+    def _loaded(self) -> Scheduler:
+        """A scheduler that is ready to be attached."""
+        full = self.mode == "full"
+        self._with_cgroups = full and cgroup.in_use()
+        tunables = {
+            "operators_first": self.options.precedence == "engine",
+            "guarantee_percent": self.options.guarantee,
+            "debt_ms": _debt_ms(self.options.guarantee, self.options.ttl),
+        }
+        try:
+            scheduler = Scheduler(full=full, cgroups=self._with_cgroups, tunables=tunables)
+        except LoadError as error:
+            _show(error)
+            raise
+        for name in scheduler.cleared:
+            log.warning("this kernel has no ops.%s: done without", name)
+        control = scheduler.control
+        control["ttl_ms"] = round(self.options.ttl * 1e3)
+        control["slice_us"] = round(self.options.slice * 1e3)
+        control["starvation_ms"] = round(self.options.starvation)
+        control["preempt_times"] = self.options.preempt
+        control["least_us"] = round(self.options.interrupt * 1e3)
+        return scheduler
+
+    def _take(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._losses = Losses()
+        self._live = LiveRows(scheduler)
+        self._limits = Limits.of(scheduler.limits)
+        self._slots = Slots(scheduler, full=self.mode == "full")
+
+    def _attach(self) -> None:
+        assert self.scheduler is not None
+        try:
+            self.scheduler.attach()
+        except LoadError as error:
+            _show(error)
+            self.restore()
+            raise
+        self._attached = True
+        if self.mode == "partial":
+            usual = 90 if self.options.precedence == "engine" else 50
+            server.raise_to(self._journal, self.options.server or usual)
+        log.info("sched_ext scheduler attached in %s mode, by %s", self.mode, self.scheduler.libbpf)
+        self._monitor = Monitor(self.scheduler, self.options.ttl / BEATS_PER_TTL, self._ended)
+        self._monitor.start()
+
+    def _ended(self, exit_: Exit) -> None:
+        if self.on_lost is not None:
+            self.on_lost(str(exit_))
+
+    def _look(self) -> None:
+        """Is it still attached? Loads it again where the kernel asks for that."""
+        assert self.scheduler is not None
+        exit_ = self.scheduler.exit()
+        if exit_ is None:
+            self._watch_losses()
+            self._watch_cgroups()
+            return
+        if not exit_.restart or self._restarts >= MOST_RESTARTS:
+            dump = save_dump(self.scheduler, exit_, RunFolder(self._journal.path.parent).dump)
+            raise Ejected(exit_, dump or "dmesg")
+        self._restarts += 1
+        log.warning("%s", exit_)
+        self._reload()
+
+    def _reload(self) -> None:
+        """Change to a new one, which is loaded before the old one goes: that takes a while."""
+        scopes = [scope.schedule for scope in self._scopes.values()]
+        with at_once():
+            scheduler = self._loaded()
+        if self.mode == "full":
+            for problem in (*self._parameters.restore(), *server.lower(self._journal)):
+                log.warning("%s", problem)
+        self._close()
+        self._take(scheduler)
+        assert self._slots is not None
+        for schedule in scopes:
+            fresh, _, _ = self._slots.follow(schedule.scope, (), schedule.threads)
+            scope = self._scopes[schedule.scope] = self._scope(schedule)
+            scope.parts = self._hints(scope)
+            self._write()
+            scope.problems, _ = self._slots.adopt(fresh)
+        self._attach()
+
+    def _close(self) -> None:
+        """Detach and forget all slots; what was changed on threads and files stays."""
+        if self._monitor is not None:
+            self._monitor.stop()
+            self._monitor = None
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+        if self.scheduler is not None:
+            self.scheduler.close()
+            self.scheduler = None
+        self._attached = False
+        self._scopes.clear()
+        self._slots = None
+
+    def _watch_losses(self) -> None:
+        """Partial mode does not keep latency beside threads that use all CPUs: leave it then."""
+        if self.mode == "full" or self.options.mode != "auto":
+            return
+        share = self._losses.look(self.statistics())
+        if share is None:
+            return
+        self.note = (
+            f"full mode: in partial mode other threads had the CPU for {share:.0%} of the time "
+            "that operators wanted it"
+        )
+        log.warning("%s", self.note)
+        self.mode = "full"
+        self._reload()
+
+    def _watch_cgroups(self) -> None:
+        """Cgroups that got the cpu controller only now: their weights and limits count from now."""
+        if self.mode == "full" and not self._with_cgroups and cgroup.in_use():
+            log.info("cgroups have the cpu controller now: the scheduler is loaded with them")
+            self._reload()
+
+    def _scope(self, schedule: Schedule) -> _Scope:
+        assert self._live is not None and self._slots is not None
+        threads = schedule.threads
+        live = np.zeros(len(threads), dtype=np.uint32)
+        if self.options.live:
+            live = self._live.indices(threads)
+        return _Scope(schedule, self._slots.of(threads), live)
+
+    def _hints(self, scope: _Scope) -> list[Part]:
+        assert self._live is not None
+        options = self.options
+        return hints(
+            scope.schedule,
+            self._limits,
+            clusters=options.clusters,
+            gap_s=options.gap,
+            caps=options.caps,
+            live=self._live.counting(scope.live),
+        )
+
+    def _write(self) -> int:
+        """Write the hints of all scopes; returns how many slots changed."""
+        assert self.scheduler is not None and self._live is not None
+        scopes = list(self._scopes.values())
+        offsets = np.cumsum([0, *(len(scope.slots) for scope in scopes)])
+        parts = [
+            (int(offset), part)
+            for scope, offset in zip(scopes, offsets, strict=False)
+            for part in scope.parts
+        ]
+        total = int(offsets[-1])
+        made = merged(parts, total, self._limits)
+        control, table = self.scheduler.control, self.scheduler.slots
+        queues = max(1, len(made.queue_base))
+        grown = control["queues"][: len(made.queue_base)]
+        grown["base"], grown["slope"] = made.queue_base, made.queue_slope
+        grown["group"] = made.queue_group
+        grown["flags"] = made.queue_exact * self.scheduler.queue_flags["QUEUE_EXACT"]
+        control["groups"]["share"][: len(made.shares)] = made.shares
+        control["groups"]["cap"][: len(made.caps)] = made.caps
+        control["nr_queues"], control["nr_groups"] = queues, len(made.shares)
+        slots = scopes[0].slots if len(scopes) == 1 else np.concatenate([x.slots for x in scopes])
+        live = scopes[0].live if len(scopes) == 1 else np.concatenate([x.live for x in scopes])
+        names = self.scheduler.slot_flags
+        always = names["SLOT_ACTIVE"] | self.options.until_block * names["SLOT_UNTIL_BLOCK"]
+        if self._wanted is None or len(self._wanted) != total:
+            self._wanted = np.zeros(total, dtype=table.dtype)
+        fresh = self._wanted
+        fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, always
+        fresh["slope"], fresh["base"] = made.slope, made.base
+        fresh["query"], fresh["depth"] = numbers([scope.schedule for scope in scopes])
+        self.scheduler.heads[slots] = heads_ns([scope.schedule for scope in scopes])
+        if (told := self._live.counting(live)).any():
+            flags = np.full(total, always, dtype=np.uint16)
+            flags[told & made.by_age] |= names["SLOT_LIVE_AGE"]
+            flags[told & (made.per_tuple > 0)] |= names["SLOT_LIVE_LENGTH"]
+            # Without these flags nobody reads the other two, so they need not be put back.
+            fresh["flags"], fresh["per_tuple"], fresh["live"] = flags, made.per_tuple, live
+        return write(self.scheduler, slots, fresh)
+
+
+def _debt_ms(guarantee_percent: int, ttl_s: float) -> int:
+    """Other threads, such as the controller's, may wait for half the TTL to pay back leftovers."""
+    earned = guarantee_percent / (100 - guarantee_percent)
+    return min(MOST_DEBT_MS, round(earned * ttl_s * 1e3 / 2))
+
+
+def _since_ms(now_ns: int, then_ns: int) -> float:
+    return max(0.0, round((now_ns - then_ns) / 1e6, 3)) if then_ns else 0.0
+
+
+def _show(error: LoadError) -> None:
+    for line in error.log.splitlines():
+        log.debug("libbpf: %s", line)

@@ -1,0 +1,83 @@
+"""The controller's sign of life for the BPF scheduler, and the first to notice its end."""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sched_ctl.backends import BackendFailed
+from sched_ctl.kernel.scheduler import Exit, Scheduler
+
+__all__ = ["Ejected", "Monitor", "at_once", "save_dump"]
+
+log = logging.getLogger(__name__)
+
+
+class Ejected(BackendFailed):
+    """The kernel no longer runs our scheduler. kind: as `Exit.kind`."""
+
+    def __init__(self, exit_: Exit, details: str = "dmesg") -> None:
+        super().__init__(
+            f"the kernel ended the sched_ext scheduler: {exit_}",
+            f"all threads are with the kernel's own scheduler; {details} has the details",
+        )
+        self.kind = exit_.kind
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Before all other threads but operators, where that is permitted: beside hogs, too."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, policy, parameters)
+
+
+class Monitor(threading.Thread):
+    """Gives the sign of life, and notices at once when the kernel has ended the scheduler."""
+
+    def __init__(
+        self, scheduler: Scheduler, period_s: float, ended: Callable[[Exit], None]
+    ) -> None:
+        super().__init__(name="scx heartbeat", daemon=True)
+        self._scheduler, self._period_s, self._ended = scheduler, period_s, ended
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        # Next to nothing to do, but in time, whoever has the CPUs.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        while not self._stopped.wait(self._period_s):
+            self._scheduler.beat()
+            exit_ = self._scheduler.exit()
+            if exit_ is not None:
+                self._ended(exit_)
+                return
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self is not threading.current_thread():
+            self.join()
+
+
+def save_dump(scheduler: Scheduler, exit_: Exit, path: Path) -> str:
+    """Write what the kernel says about the end to a file; returns its name, or ""."""
+    dump = scheduler.dump()
+    if not dump:
+        return ""
+    try:
+        # Names of threads are in it: for the one who started us alone.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "w", encoding="utf-8", errors="replace") as file:
+            file.write(f"{exit_}\n\n{dump}")
+    except OSError as error:
+        log.warning("%s: %s: the kernel's dump is lost", path, error.strerror)
+        return ""
+    log.warning("the kernel's dump of the scheduler's end is in %s", path)
+    return str(path)

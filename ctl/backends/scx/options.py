@@ -1,0 +1,113 @@
+"""Options of the sched_ext backend."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+__all__ = ["ScxOptions"]
+
+
+class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the sched_ext backend."""
+
+    mode: Annotated[
+        Literal["auto", "partial", "full"],
+        msgspec.Meta(description="whether only operator threads are ours, or all normal ones"),
+    ] = "auto"
+    precedence: Annotated[
+        Literal["fair", "engine"],
+        msgspec.Meta(
+            description="fair: the engine gets of each CPU what the kernel's fair class would give "
+            "its threads; engine: operators go before everybody else, who have the guarantee",
+        ),
+    ] = "fair"
+    slice: Annotated[
+        float,
+        msgspec.Meta(
+            description="time that a thread runs before others are compared with it",
+            ge=0.1,
+            le=1000,
+            extra={"unit": "ms"},
+        ),
+    ] = 3.0
+    until_block: Annotated[
+        bool, msgspec.Meta(description="let operators run until they block, at most 100 ms")
+    ] = False
+    clusters: Annotated[
+        int, msgspec.Meta(description="classes of wait-dependent priorities", ge=1, le=64)
+    ] = 12
+    gap: Annotated[
+        float,
+        msgspec.Meta(
+            description="work that is older by this goes before work one place more urgent",
+            ge=0,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 1.0
+    starvation: Annotated[
+        float,
+        msgspec.Meta(
+            description="an operator that waits longer for a CPU runs next, whatever the policy",
+            ge=1,
+            le=60_000,
+            extra={"unit": "ms"},
+        ),
+    ] = 500.0
+    guarantee: Annotated[
+        int,
+        msgspec.Meta(
+            description="share of each CPU for all other threads (full mode, precedence engine)",
+            ge=0,
+            le=50,
+            extra={"unit": "%"},
+        ),
+    ] = 5
+    server: Annotated[
+        int,
+        msgspec.Meta(
+            description="share of each CPU for operators against the fair class (partial mode); "
+            "0 = 90 if operators go first, else 50",
+            ge=0,
+            le=95,
+            extra={"unit": "%"},
+        ),
+    ] = 0
+    caps: Annotated[
+        dict[str, Annotated[int, msgspec.Meta(ge=1, le=512)]],
+        msgspec.Meta(
+            description="how many threads of a query may run at once: pattern = number; others "
+            "run on as many CPUs as they can use",
+        ),
+    ] = {}
+    interrupt: Annotated[
+        float,
+        msgspec.Meta(
+            description="a more urgent operator of another query that wakes up waits until the one "
+            "that runs has had this much; 0 = until its slice ends",
+            ge=0,
+            le=1000,
+            extra={"unit": "ms"},
+        ),
+    ] = 0.5
+    preempt: Annotated[
+        int,
+        msgspec.Meta(
+            description="a woken operator this many times more urgent preempts; 0 = never",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 0
+    live: Annotated[
+        bool,
+        msgspec.Meta(description="go by head ages and queue lengths that engines write"),
+    ] = True
+    ttl: Annotated[
+        float,
+        msgspec.Meta(
+            description="hints of a controller that gives no sign of life for so long are ignored",
+            ge=0.2,
+            le=60,
+            extra={"unit": "s"},
+        ),
+    ] = 2.0

@@ -1,0 +1,185 @@
+"""Which thread has which slot of the memory shared with the scheduler, and what stands there."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sched_ctl.kernel import identity, sched
+from sched_ctl.kernel.libbpf import BpfError
+from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
+from sched_ctl.model.graph import Index
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+
+__all__ = ["Adopted", "Slots", "heads_ns", "numbers", "write"]
+
+_NUMBERS = 1 << 16  # of queries that a slot can name, and of depths
+_OLDEST_S = 1e6
+_OURS_IN_FULL_MODE = (sched.OTHER, sched.BATCH, sched.IDLE, sched.EXT)
+
+
+@dataclass
+class Adopted:
+    """A thread that has a slot."""
+
+    slot: int
+    scopes: set[str] = field(default_factory=set)
+    gone: bool = False
+
+
+class Slots:
+    """The slots of one loaded scheduler. full: whether it schedules all normal threads."""
+
+    def __init__(self, scheduler: Scheduler, *, full: bool) -> None:
+        self._scheduler = scheduler
+        self._full = full
+        self._adopted: dict[Thread, Adopted] = {}
+        self._free = deque(range(1, len(scheduler.slots)))
+
+    def get(self, thread: Thread) -> Adopted | None:
+        return self._adopted.get(thread)
+
+    def of(self, threads: Sequence[Thread]) -> Index:
+        """(n,) the threads' slots; 0 for those that have none."""
+        found = (self._adopted.get(thread) for thread in threads)
+        return np.array([a.slot if a else 0 for a in found], dtype=np.intp)
+
+    def follow(
+        self, scope: str, before: Sequence[Thread], after: Sequence[Thread]
+    ) -> tuple[list[Thread], list[Thread], list[str]]:
+        """Slots for a scope's new threads, and none for those that it has no more.
+
+        Returns threads that got a slot, threads that lost theirs, and problems in words.
+        """
+        fresh: list[Thread] = []
+        problems: list[str] = []
+        for thread in dict.fromkeys(after):
+            adopted = self._adopted.get(thread)
+            if adopted is None:
+                if not self._free:
+                    problems.append(f"thread {thread.tid}: no slot left, it is not scheduled by us")
+                    continue
+                adopted = self._adopted[thread] = Adopted(self._free.popleft())
+                fresh.append(thread)
+            adopted.scopes.add(scope)
+        released = []
+        for thread in set(before) - set(after):
+            adopted = self._adopted.get(thread)
+            if adopted is None:
+                continue
+            adopted.scopes.discard(scope)
+            if not adopted.scopes:
+                self._release(thread)
+                released.append(thread)
+        return fresh, released, problems
+
+    def adopt(self, threads: Sequence[Thread]) -> tuple[tuple[str, ...], int]:
+        """Tie threads to their slots, which are filled. Returns problems, and how many are gone."""
+        problems = []
+        gone = 0
+        for thread in threads:
+            adopted = self._adopted[thread]
+            try:
+                fd = thread_pidfd(thread.tid)
+                with open(fd, "rb", buffering=0):
+                    # Opened first: if the start time is right now, the descriptor is right.
+                    now = identity.same(thread)
+                    if now is None:
+                        raise ProcessLookupError
+                    self._scheduler.adopt(fd, adopted.slot)
+            except ProcessLookupError:
+                adopted.gone = True
+                gone += 1
+                continue
+            except BpfError as error:
+                problems.append(f"thread {thread.tid} ({thread.name}): {error.strerror}")
+                continue
+            if self._full and now.policy not in _OURS_IN_FULL_MODE:
+                name = sched.POLICY_NAMES.get(now.policy, str(now.policy))
+                problems.append(
+                    f"thread {thread.tid} ({thread.name or now.name}) is {name} by somebody "
+                    "else's will: left alone"
+                )
+        return tuple(problems), gone
+
+    def _release(self, thread: Thread) -> None:
+        adopted = self._adopted.pop(thread)
+        self._scheduler.slots[adopted.slot]["flags"] = 0
+        self._free.append(adopted.slot)  # at the far end: it rests before it is used again
+        if adopted.gone:
+            return
+        try:
+            fd = thread_pidfd(thread.tid)
+        except OSError:
+            return
+        with open(fd, "rb", buffering=0):
+            if identity.same(thread) is not None:
+                self._scheduler.disown(fd)
+
+
+def numbers(schedules: Sequence[Schedule]) -> tuple[Index, Index]:
+    """(n,) a number, from 1, of each thread's query, 0 where it has none, and its depth there."""
+    known: dict[tuple[str, str] | None, int] = {None: 0}
+    queries: list[int] = []
+    depths = []
+    for schedule in schedules:
+        n = len(schedule.threads)
+        of = schedule.queries or (None,) * n
+        queries += [known.setdefault(query, len(known) % _NUMBERS) for query in of]
+        depths.append(schedule.depth if len(schedule.depth) == n else np.zeros(n, dtype=np.intp))
+    return np.array(queries, dtype=np.intp), np.minimum(np.concatenate(depths), _NUMBERS - 1)
+
+
+def heads_ns(schedules: Sequence[Schedule]) -> NDArray[np.uint64]:
+    """(n,) when the oldest tuple of each thread's queue came in, CLOCK_MONOTONIC; 0 = unknown."""
+    ages_s = np.concatenate([schedule.head_age_s for schedule in schedules])
+    known = np.isfinite(ages_s)
+    then_ns = time.monotonic_ns() - np.where(known, np.clip(ages_s, 0, _OLDEST_S), 0) * 1e9
+    return np.where(known, np.maximum(then_ns, 1), 0).astype(np.uint64)
+
+
+def write(scheduler: Scheduler, slots: Index, fresh: NDArray[Any]) -> int:
+    """Copy the rows of `fresh` into the slots, where they differ. Returns how many did.
+
+    slots: (n,) with 0 for rows that have none. What is known of a slot's former thread is
+    forgotten when the slot comes into use.
+    """
+    table = scheduler.slots
+    # As words: comparing and copying structs member by member takes four times as long.
+    words, wanted = (x.view(np.uint64).reshape(len(x), -1) for x in (table, fresh))
+    at = _consecutive(slots)
+    differ = _differ(words[at], wanted)
+    if not isinstance(at, slice):
+        differ &= slots != 0
+    changed = int(np.count_nonzero(differ))
+    unused = table["flags"][at] == 0
+    if unused.any():
+        new = slots[unused & differ]
+        scheduler.threads[new] = np.zeros((), dtype=scheduler.threads.dtype)
+    if isinstance(at, slice) and changed > len(slots) // 8:
+        words[at] = wanted  # one copy costs less than to pick what changed
+    else:
+        words[slots[differ]] = wanted[differ]
+    return changed
+
+
+def _consecutive(slots: Index) -> slice | Index:
+    """These slots as a slice, where they are one: a tenth of the time to read and write."""
+    first = int(slots[0]) if len(slots) else 0
+    if first > 0 and bool((np.diff(slots) == 1).all()):
+        return slice(first, first + len(slots))
+    return slots
+
+
+def _differ(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n,) whether rows of (n, 4) words differ."""
+    differing = one != other
+    if differing.shape[1] != 4:
+        return differing.any(axis=1)  # type: ignore[no-any-return]
+    found: NDArray[np.bool_] = differing.view(np.uint32).ravel() != 0  # 4 bytes, a word of them
+    return found

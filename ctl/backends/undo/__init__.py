@@ -1,0 +1,1 @@
+"""What the machine was like before we changed it, and putting it back."""
