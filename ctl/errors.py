@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["UserError", "near_miss"]
+__all__ = ["EngineError", "UserError", "near_miss", "printable"]
 
 
 class UserError(Exception):
@@ -17,6 +17,17 @@ class UserError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class EngineError(UserError):
+    """An engine did not answer, or not in a form that we understand."""
+
+
+def printable(text: str) -> str:
+    """The text on one line, without what a terminal would obey: names come from engines."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def near_miss(name: str, known: Iterable[str]) -> str:

@@ -22,10 +22,11 @@ from typing import Any
 
 import msgspec
 
+from sched_ctl.controller.lock import holder
 from sched_ctl.errors import UserError
-from sched_ctl.lock import holder
+from sched_ctl.runfolder import RunFolder
 
-__all__ = ["Handler", "request", "serve", "socket_path"]
+__all__ = ["Handler", "request", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +43,10 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     arguments: dict[str, Any] = {}
 
 
-def socket_path(run_dir: Path) -> Path:
-    return run_dir / "control.sock"
-
-
 @asynccontextmanager
 async def serve(run_dir: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
     """Answer requests in the running loop, in the `async with` body. The folder must exist."""
-    path = socket_path(run_dir)
+    path = RunFolder(run_dir).socket
     path.unlink(missing_ok=True)  # of a controller that was killed: we hold the lock
     clients = 0
 
@@ -126,7 +123,7 @@ def request(
     run_dir: Path, verb: str, arguments: Mapping[str, Any] | None = None, timeout_s: float = 30.0
 ) -> Any:
     """Ask the running controller. Raises UserError if there is none, or with what it refused."""
-    path = socket_path(run_dir)
+    path = RunFolder(run_dir).socket
     try:
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(timeout_s)

@@ -10,31 +10,30 @@ import functools
 import logging
 import signal
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sched_ctl import control, views
 from sched_ctl.backends import Backend, Probe, ladder
-from sched_ctl.backends import journal as journals
-from sched_ctl.config import Binding, Settings
-from sched_ctl.controller import Controller
-from sched_ctl.dispatch import dispatch
+from sched_ctl.backends.in_use import Backends
+from sched_ctl.backends.undo import journal as journals
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller import bottlenecks, endpoint, views
+from sched_ctl.controller import socket as control
+from sched_ctl.controller.dispatch import dispatch
+from sched_ctl.controller.lock import hold
+from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind
-from sched_ctl.enforcing import Backends
 from sched_ctl.errors import UserError
-from sched_ctl.lock import hold
+from sched_ctl.runfolder import RunFolder
 
-__all__ = ["journal_path", "look", "plan", "put_back", "run"]
+__all__ = ["look", "plan", "put_back", "run"]
 
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def journal_path(run_dir: Path) -> Path:
-    return run_dir / "journal"
 
 
 def run(
@@ -47,21 +46,31 @@ def run(
 ) -> tuple[str, ...]:
     """Schedule until told to stop. Returns what could not be put back, in words.
 
-    once: one pass, then put back. started: called when the first pass is done.
+    once: one pass, then put back. started: called when the first pass is done. From then on
+    SIGINT, SIGTERM and SIGHUP do nothing: a second one must not cut the last words short.
     """
     run_dir = Path(settings.run_dir)
     with hold(run_dir):
-        journal = journals.Journal(journal_path(run_dir))
+        journal = journals.Journal(RunFolder(run_dir).journal)
         for problem in journals.restore(journal):
             log.warning("left by an earlier controller, not put back: %s", problem)
-        backends = Backends(functools.partial(_choose, journal=journal), settings.backends)
-        return asyncio.run(_run(settings, kinds, backends, duration_s, once, started))
+        options = ladder.read_options(settings.backends)
+        backends = Backends(functools.partial(_choose, journal=journal), options)
+        try:
+            return asyncio.run(_run(settings, kinds, backends, duration_s, once, started))
+        finally:
+            for number in SIGNALS:  # at its own end the interpreter puts other handlers back
+                signal.signal(number, signal.SIG_IGN)
+            # What found no space in it was put back all the same.
+            if not journal.state:
+                with suppress(journals.JournalError):
+                    journal.clear()
 
 
 def put_back(run_dir: Path) -> tuple[str, ...]:
     """Undo what a killed controller left. Returns what could not be undone, in words."""
     with hold(run_dir, "nothing to restore by hand: a controller is running"):
-        return tuple(journals.restore(journals.Journal(journal_path(run_dir))))
+        return tuple(journals.restore(journals.Journal(RunFolder(run_dir).journal)))
 
 
 def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float = 1.0) -> Controller:
@@ -87,7 +96,7 @@ def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float =
 
 def _choose(
     name: str,
-    options: Mapping[str, object],
+    options: Mapping[str, msgspec.Struct],
     failed: Collection[str] = (),
     *,
     journal: journals.Journal,
@@ -97,7 +106,7 @@ def _choose(
 
 async def look(settings: Settings, kinds: Mapping[str, DriverKind]) -> list[dict[str, Any]]:
     """The engines on this machine, as `status` shows them. Applies nothing."""
-    nothing = (Binding(policy="constant"),)
+    nothing = (Section(policy="constant"),)
     controller = Controller(msgspec.structs.replace(settings, policy=nothing), kinds, None)
     try:
         await controller.start()
@@ -118,9 +127,11 @@ async def _run(
     stopped: asyncio.Future[tuple[str, ...]] = loop.create_future()
     try:
         controller = Controller(settings, kinds, backends)
-        for number in SIGNALS:
-            loop.add_signal_handler(number, controller.stop, signal.Signals(number).name)
-        async with control.serve(Path(settings.run_dir), _handlers(controller, stopped)):
+        _stop_by_signals(controller, loop)
+        async with (
+            control.serve(Path(settings.run_dir), _handlers(controller, stopped)),
+            endpoint.serve(settings.metrics, lambda: bottlenecks.exposed(controller)),
+        ):
             try:
                 await controller.start()
                 if not controller.engines:
@@ -145,6 +156,17 @@ async def _run(
     return (*stopped.result(), *problems)
 
 
+def _stop_by_signals(controller: Controller, loop: asyncio.AbstractEventLoop) -> None:
+    # Not loop.add_signal_handler: a closed loop puts the default back, by which one that comes
+    # late kills the process on its way out.
+    def stop(number: int, _: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(controller.stop, signal.Signals(number).name)
+
+    for number in SIGNALS:
+        signal.signal(number, stop)
+
+
 def _handlers(
     controller: Controller, stopped: "asyncio.Future[tuple[str, ...]]"
 ) -> dict[str, control.Handler]:
@@ -155,17 +177,27 @@ def _handlers(
         return dispatch(controller)
 
     async def explain(arguments: Mapping[str, Any]) -> object:
-        return views.explain(controller, _text(arguments, "what"))
+        told = views.explain(controller, _text(arguments, "what"))
+        found = await bottlenecks.look(controller)
+        for thread in told:
+            thread["verdict"] = bottlenecks.explained(found, thread["tid"])
+        return told
+
+    async def held(_: Mapping[str, Any]) -> object:
+        return bottlenecks.bottlenecks(await bottlenecks.look(controller))
+
+    async def top(_: Mapping[str, Any]) -> object:
+        return bottlenecks.screen(controller, await bottlenecks.look(controller))
 
     async def policy_set(arguments: Mapping[str, Any]) -> object:
         options = arguments.get("options", {})
         if not isinstance(options, dict):
             raise UserError("policy-set: options must be an object")
-        rule = _rule(controller, arguments.get("binding"))
+        rule = _rule(controller, arguments.get("rule"))
         before = rule.policy.name
         controller.set_policy(rule, _text(arguments, "policy"), options)
         log.info("policy %s: %s instead of %s", rule.name, rule.policy.name, before)
-        return {"binding": rule.name, "policy": rule.policy.name, "before": before}
+        return {"rule": rule.name, "policy": rule.policy.name, "before": before}
 
     async def unload(_: Mapping[str, Any]) -> object:
         controller.stop("unload")
@@ -175,6 +207,8 @@ def _handlers(
         "status": status,
         "dispatch": dispatched,
         "explain": explain,
+        "bottlenecks": held,
+        "top": top,
         "policy-set": policy_set,
         "unload": unload,
     }
@@ -189,7 +223,7 @@ def _rule(controller: Controller, name: object) -> Any:
             return rule
     if name is None:
         raise UserError("there are several policies: say which", f"one of: {', '.join(names)}")
-    raise UserError(f"there is no policy binding {name!r}", f"bindings: {', '.join(names)}")
+    raise UserError(f"there is no rule {name!r}", f"rules: {', '.join(names)}")
 
 
 def _text(arguments: Mapping[str, Any], key: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sched_ctl import probes
-from sched_ctl.kernel import procfs
+from sched_ctl.controller.owners import first_user
+from sched_ctl.kernel import cgroup, procfs, psi
+from sched_ctl.probes import threads as probes
 
 __all__ = ["Finding", "check"]
 
@@ -60,16 +61,16 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _sched_ext() -> Iterator[Finding]:
-    from sched_ctl.backends import scx
+    from sched_ctl.backends.scx.probe import features, probe
     from sched_ctl.kernel import schedext
 
     obstacles = list(schedext.obstacles())
     for obstacle in obstacles:
         yield Finding("sched_ext", False, obstacle.because, obstacle.hint)
     if not obstacles:
-        probe = scx.probe()
-        yield Finding("sched_ext", probe.can, probe.because, probe.hint)
-        for name, words in scx.features():
+        found = probe()
+        yield Finding("sched_ext", found.can, found.because, found.hint)
+        for name, words in features():
             yield Finding("sched_ext", None, f"{name}: {words}")
 
 
@@ -131,12 +132,17 @@ def _autogroup() -> Iterator[Finding]:
 
 
 def _psi() -> Iterator[Finding]:
-    text = _read("/proc/pressure/cpu")
-    if text is None:
+    found = psi.read(psi.path_of("cpu"))
+    if found is None:
         yield Finding("PSI", False, "no pressure stall information", "boot with psi=1")
         return
-    some = text.split()[1].partition("=")[2]
-    yield Finding("PSI", True, f"tasks waited for a CPU in {some}% of the last 10 s")
+    share = found.some.avg10_share
+    yield Finding("PSI", True, f"tasks waited for a CPU in {share:.1%} of the last 10 s")
+    unified = [found.mount for found in cgroup.hierarchies() if found.version == 2]
+    if unified and psi.read(psi.path_of("cpu", unified[0])) is not None:
+        yield Finding("PSI", None, f"each cgroup below {unified[0]} tells its own pressure")
+    else:
+        yield Finding("PSI", None, "pressure of the machine only, not of each engine's cgroup")
 
 
 def _schedstat() -> Iterator[Finding]:
@@ -163,6 +169,16 @@ def _privileges() -> Iterator[Finding]:
             f"{who}, without {', '.join('CAP_' + name for name in missing)}",
             "run as root on the host, not in a container that drops capabilities",
         )
+
+
+def _users() -> Iterator[Finding]:
+    yield Finding(
+        "users",
+        None,
+        f"engines of root and of system users (uid below {first_user()}) are ordered together, "
+        "each other user's among themselves alone",
+        "name further ones in the setting users, if what their engines say may count for all",
+    )
 
 
 def _meddlers() -> Iterator[Finding]:
@@ -203,6 +219,7 @@ TOPICS: dict[str, Callable[[], Iterator[Finding]]] = {
     "PSI": _psi,
     "schedstat": _schedstat,
     "privileges": _privileges,
+    "users": _users,
     "other tools": _meddlers,
     "backend": _backends,
 }

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from sched_ctl.controller import Controller
-from sched_ctl.model import Thread
+from sched_ctl.controller.loop import Controller
+from sched_ctl.model.topology import Thread
 
 __all__ = ["dispatch"]
 
@@ -19,16 +19,17 @@ def dispatch(controller: Controller) -> dict[str, Any]:
     backends = controller.backends
     if backends is None or "scx" not in backends.names:
         return {}
-    backend: Any = backends["scx"]
+    backend = backends["scx"]
     threads: dict[Thread, dict[str, Any]] = {}
     for rule in controller.rules:
-        if rule.backend != "scx" or rule.schedule is None:
+        if rule.backend != "scx":
             continue
-        for thread, label in zip(rule.schedule.threads, rule.schedule.operators, strict=True):
-            state = backend.applied(thread)
-            if state:
-                row = {"tid": thread.tid, "name": thread.name, "operator": label}
-                threads[thread] = row | dict(state)
+        for schedule in rule.schedules.values():
+            for thread, label in zip(schedule.threads, schedule.operators, strict=True):
+                state = backend.applied(thread)
+                if state:
+                    row = {"tid": thread.tid, "name": thread.name, "operator": label}
+                    threads[thread] = row | dict(state)
     rows = sorted(threads.values(), key=lambda row: -row["wait_max_ms"])
     return {
         "backend": "scx",

@@ -6,21 +6,34 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-from sched_ctl import probes
-from sched_ctl.bindings import Rule
-from sched_ctl.controller import Controller
-from sched_ctl.engines import Engine
+from sched_ctl.controller.engines import Engine
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.owners import user
+from sched_ctl.controller.rules import Rule
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.graph import Array
-from sched_ctl.metrics import METRICS, Resolution, evaluate
-from sched_ctl.model import Thread
-from sched_ctl.normalise import positions
-from sched_ctl.schedule import Schedule
-from sched_ctl.window import Window
+from sched_ctl.kernel import psi
+from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import positions
+from sched_ctl.model.policy import Level
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+from sched_ctl.probes import threads as probes
 
-__all__ = ["engines", "explain", "plans", "problems", "status"]
+__all__ = [
+    "applied",
+    "engines",
+    "explain",
+    "plans",
+    "problems",
+    "rows",
+    "stalls",
+    "status",
+]
 
 NEAR_OPERATORS = 1000  # compared with a mistyped name, while the control loop waits
 
@@ -33,8 +46,10 @@ def status(controller: Controller) -> dict[str, Any]:
         "pid": os.getpid(),
         "uptime_s": round(up_s, 3),
         "cpu_share": round((time.process_time() - controller.started_cpu_s) / max(up_s, 1e-9), 5),
+        "cpu_s": round(time.process_time(), 6),
         "rss_bytes": _rss_bytes(),
         "stopping": controller.stopping,
+        "pressure": _pressure(controller),
         "policies": [_rule(rule) for rule in controller.rules],
         "engines": engines(controller),
         "backends": [] if backends is None else list(backends.names),
@@ -47,15 +62,54 @@ def status(controller: Controller) -> dict[str, Any]:
     }
 
 
+def _pressure(controller: Controller) -> dict[str, Any]:
+    """Of the machine, and of each engine's cgroup where the unified hierarchy has one of its own.
+
+    Shares are of the last 10 s; empty where the kernel tells none.
+    """
+    groups = {
+        engine.name: psi.group_of(engine.target.pid)
+        for engine in controller.engines.values()
+        if engine.target.pid is not None
+    }
+    pace = controller.pace
+    return {
+        "noticed": pace.source,
+        "passes_left_out": pace.rested,
+        "woken": pace.woken,
+        "machine": stalls(None),
+        "engines": {name: stalls(group) for name, group in groups.items() if group is not None},
+    }
+
+
+def stalls(group: Path | None) -> dict[str, Any]:
+    found = {resource: psi.read(psi.path_of(resource, group)) for resource in psi.RESOURCES}
+    return {
+        resource: {
+            "some": pressure.some.avg10_share,
+            "full": None if pressure.full is None else pressure.full.avg10_share,
+            "some_total_s": pressure.some.total_s,
+        }
+        for resource, pressure in found.items()
+        if pressure is not None
+    }
+
+
 def _notes(controller: Controller) -> list[str]:
     """What backends have decided by themselves."""
     made = controller.backends
-    notes = {} if made is None else {name: getattr(made[name], "note", "") for name in made.names}
-    return [f"{name}: {note}" for name, note in notes.items() if note]
+    notes = {} if made is None else {name: made[name].note for name in made.names}
+    found = [f"{name}: {note}" for name, note in notes.items() if note]
+    for rule in controller.rules:
+        found += [f"policy {rule.name}: stepped back: {why}" for why in rule.stepped_back]
+        if rule.resting:
+            found.append(f"policy {rule.name}: nothing is enforced, until policy set")
+        elif rule.guard is not None:
+            found.append(f"policy {rule.name}: guard: {rule.guard.words}")
+    return found
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
-    schedule = rule.schedule
     return {
         "name": rule.name,
         "policy": rule.policy.name,
@@ -63,13 +117,13 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "options": {key: _plain(value) for key, value in rule.policy.options.items()},
         "level": rule.policy.level.value,
         "backend": rule.backend,
-        "queries": list(rule.binding.queries),
+        "queries": list(rule.section.queries),
         "period_s": rule.timer.period_s,
         "passes": rule.passes,
         "missed": rule.timer.missed,
         "engines": list(rule.windows),
-        "threads": 0 if schedule is None else len(schedule.threads),
-        "groups": 0 if schedule is None else len(schedule.groups),
+        "threads": rule.threads,
+        "groups": sum(len(schedule.groups) for schedule in rule.schedules.values()),
         "writes": rule.writes,
         "repaired": rule.repaired,
         "gone": rule.applied.gone,
@@ -90,6 +144,8 @@ def _engine(engine: Engine, now_s: float) -> dict[str, Any]:
     return {
         "engine": engine.name,
         "pid": engine.target.pid,
+        "user": None if engine.uid is None else user(engine.uid),
+        "ordered": engine.ordered,
         "state": engine.state,
         "answered_s_ago": None
         if engine.answered_s is None
@@ -104,7 +160,10 @@ def _engine(engine: Engine, now_s: float) -> dict[str, Any]:
         else len({t for o in topology.operators for t in o.threads}),
         "problem": engine.problem,
         "refused": dict(engine.refused),
-        "notes": [] if topology is None else list(topology.notes),
+        "notes": [
+            *([] if topology is None else topology.notes),
+            *([] if engine.costly is None else [engine.costly]),
+        ],
     }
 
 
@@ -116,7 +175,7 @@ def plans(controller: Controller) -> list[dict[str, Any]]:
             "policy": rule.policy.name,
             "engines": list(rule.windows),
             "problem": rule.problem,
-            "threads": [] if rule.schedule is None else _rows(rule.schedule),
+            "threads": [row for schedule in rule.schedules.values() for row in rows(schedule)],
         }
         for rule in controller.rules
     ]
@@ -144,12 +203,11 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
     """
     found = []
     for rule in controller.rules:
-        if rule.schedule is None:
-            continue
         matching = [
-            row
+            (domain, row)
+            for domain, schedule in rule.schedules.items()
             for row, (thread, label) in enumerate(
-                zip(rule.schedule.threads, rule.schedule.operators, strict=True)
+                zip(schedule.threads, schedule.operators, strict=True)
             )
             if what == str(thread.tid)
             or any(fnmatchcase(text, what) for text in _names(thread, label))
@@ -160,7 +218,9 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
                 for name, window in rule.windows.items()
                 if name in rule.resolutions
             }
-            found += [_thread(controller, rule, row, metrics) for row in matching[:100]]
+            found += [
+                _thread(controller, rule, domain, row, metrics) for domain, row in matching[:100]
+            ]
     if not found:
         raise UserError(
             f"no scheduled thread or operator is called {what!r}{_near(controller, what)}",
@@ -176,24 +236,42 @@ def _names(thread: Thread, label: str) -> tuple[str, ...]:
 def _thread(
     controller: Controller,
     rule: Rule,
+    domain: str,
     row: int,
     metrics: Mapping[str, tuple[Window, Mapping[str, Array]]],
 ) -> dict[str, Any]:
-    schedule = rule.schedule
-    assert schedule is not None
+    schedule, policy = rule.schedules[domain], rule.policy_of(domain)
     thread, label = schedule.threads[row], schedule.operators[row]
-    backend = None if controller.backends is None else controller.backends[rule.backend]
+    enforced_by = rule.backend_of(domain)
     return {
-        **_rows(schedule, [row])[0],
-        "policy": rule.policy.name,
-        "binding": rule.name,
-        "why": f"policy {rule.policy.name} (for {rule.policy.goal}) is the first that selects it, "
-        f"by {' '.join(map(repr, rule.binding.queries))}"
-        f"{f'; chosen by auto: {rule.chosen}' if rule.chosen else ''}; enforced by {rule.backend}",
-        "backend": rule.backend,
-        "applied": {} if backend is None else dict(backend.applied(thread)),
+        **rows(schedule, [row])[0],
+        "policy": policy.name,
+        "rule": rule.name,
+        "ordered": _ordered(controller, domain),
+        "why": f"policy {policy.name} (for {policy.goal}) is the first that selects it, "
+        f"by {' '.join(map(repr, rule.section.queries))}"
+        f"{f'; chosen by auto: {rule.chosen}' if rule.chosen else ''}; enforced by {enforced_by}",
+        "backend": enforced_by,
+        "applied": applied(controller, rule, thread),
         "metrics": _metrics(rule, thread, label, metrics),
     }
+
+
+def applied(controller: Controller, rule: Rule, thread: Thread) -> dict[str, Any]:
+    """What is in force for a thread; empty where nothing is applied."""
+    made = controller.backends
+    if made is None:
+        return {}
+    for name in (rule.backend, *rule.fair.values()):
+        if name in made.names and (found := made[name].applied(thread)):
+            return dict(found)
+    return {}
+
+
+def _ordered(controller: Controller, domain: str) -> str:
+    """Whose threads this one is compared with, and why."""
+    engines = [engine for engine in controller.engines.values() if engine.domain == domain]
+    return engines[0].ordered if engines else ""
 
 
 def _metrics(
@@ -202,6 +280,7 @@ def _metrics(
     label: str,
     metrics: Mapping[str, tuple[Window, Mapping[str, Array]]],
 ) -> list[dict[str, Any]]:
+    """Of the operators whose priorities may decide for the thread, at the level of the policy."""
     for name, (window, columns) in metrics.items():
         rows = [
             row
@@ -213,12 +292,23 @@ def _metrics(
             continue
         resolution = rule.resolutions[name][1]
         return [
-            entry
+            {"operator": operator} | _metric(resolution, metric, column[row])
+            for row, operator in _deciders(window, rows[0])
             for metric, column in columns.items()
-            if len(column) == len(window.now.topology.operators)
-            for entry in [_metric(resolution, metric, column[rows[0]])]
         ]
     return []
+
+
+def _deciders(window: Window, physical: int) -> list[tuple[int, str]]:
+    """Rows of the window's columns, and labels, of what a physical operator gets its priority by:
+    itself, or under a policy on logical operators each of those that it runs.
+    """
+    topology = window.now.topology
+    if window.level is Level.PHYSICAL:
+        return [(physical, topology.operators[physical].label)]
+    runs, logical, _, _ = topology.logical_rows
+    found = logical[runs == physical].tolist()
+    return [(row, f"{topology.logical[row].query}/{topology.logical[row].name}") for row in found]
 
 
 def _metric(resolution: Resolution, metric: str, value: float) -> dict[str, Any]:
@@ -230,22 +320,26 @@ def _metric(resolution: Resolution, metric: str, value: float) -> dict[str, Any]
         "value": _plain(float(value)),
         "unit": "" if declared is None else declared.unit,
         "meaning": "" if declared is None else declared.meaning,
-        "how": "schedstat of its threads" if probed else "" if step is None else step.how,
+        "how": "schedstat of its threads"
+        if probed
+        else ""
+        if step is None
+        else resolution.how(metric),
         "estimated": step is not None and resolution.is_estimate(metric),
     }
 
 
-def _rows(schedule: Schedule, rows: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """Rows of a schedule (None = all of them), as `plan` shows them."""
+def rows(schedule: Schedule, only: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Rows of a schedule (`only` None = all of them), as `plan` shows them."""
     form = schedule.form
     ages, queues = schedule.head_age_s, schedule.queue_size
     evaluated = form.at(ages, queues)
     normalised = positions(form, ages, queues, schedule.spacing)
     groups = {row: name for name, group in schedule.groups.items() for row in group.rows}
-    wanted = range(len(schedule.threads)) if rows is None else rows
+    wanted = range(len(schedule.threads)) if only is None else only
     return [
         {
-            "tid": schedule.threads[row].tid,
+            "tid": schedule.threads[row].tid or None,
             "pid": schedule.threads[row].pid,
             "name": schedule.threads[row].name,
             "operator": schedule.operators[row],
@@ -282,8 +376,8 @@ def _near(controller: Controller, what: str) -> str:
     labels = {
         name: None
         for rule in controller.rules
-        if rule.schedule is not None
-        for label in rule.schedule.operators[:NEAR_OPERATORS]
+        for schedule in rule.schedules.values()
+        for label in schedule.operators[:NEAR_OPERATORS]
         for name in (label, label.rpartition("/")[2])
     }
     return near_miss(what, labels)

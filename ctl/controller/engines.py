@@ -13,6 +13,7 @@ memory, see `drivers.DriverKind`.) An engine is
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 import time
@@ -25,12 +26,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sched_ctl.controller.boundary import checked, words
+from sched_ctl.controller.owners import COMMON, Owners, belonging
 from sched_ctl.drivers import Driver, DriverKind, Target
-from sched_ctl.errors import UserError
-from sched_ctl.graph import Array, Index
 from sched_ctl.kernel import procfs
-from sched_ctl.model import PhysicalOperator, Snapshot, Topology
-from sched_ctl.probes import ThreadTimes
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
+from sched_ctl.probes.threads import ThreadTimes
 
 __all__ = ["Engine", "Worker", "carry_over"]
 
@@ -41,6 +43,8 @@ Mask = npt.NDArray[np.bool_]
 
 RECONNECT_AFTER = 3  # failures in a row
 LONGEST_PAUSE_S = 30.0
+CPU_SHARE = 0.1  # that an engine of a user who is ordered alone may cost
+REMARKABLE_S = 1.0  # a rest that is worth a remark
 BRIEF_S = 0.001  # engines that answer within this time are waited for on the spot
 HISTORY = 8  # snapshots kept a window: enough that one of them is about a window old
 
@@ -107,7 +111,9 @@ class Worker(Generic[T]):
             function, deliver = call
             try:
                 result = function()
-            except Exception as error:
+            except BaseException as error:  # sys.exit() in a plug-in, too, is its own problem
+                if not isinstance(error, Exception):
+                    error = RuntimeError(f"{type(error).__name__}: {error}")
                 deliver(None, error)
             else:
                 deliver(result, None)
@@ -121,7 +127,11 @@ class Here:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             future.set_result(function())
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            if not isinstance(error, Exception):
+                error = RuntimeError(f"{type(error).__name__}: {error}")
             future.set_exception(error)
         return future
 
@@ -142,12 +152,17 @@ def _nobody(result: object, error: BaseException | None) -> None:
 class Engine:
     """One engine instance, for as long as it runs."""
 
-    def __init__(self, target: Target, kind: DriverKind, window_s: float) -> None:
+    def __init__(
+        self, target: Target, kind: DriverKind, window_s: float, owners: Owners | None = None
+    ) -> None:
         self.target = target
         self.state = "new"
         self.problem: str | None = None  # why it does not answer, in words
-        self.refused: dict[str, str] = {}  # binding -> why it cannot rule this engine
+        self.refused: dict[str, str] = {}  # rule -> why it cannot rule this engine
         self.provides: frozenset[str] | None = None  # known once connected
+        self.derived: Mapping[str, str] = {}  # metrics that the driver works out, and how
+        # Whose it is; None: not known (yet).
+        self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self.probing = False  # whether some policy needs what our own probes read
         self.polls = 0
         self.failures = 0  # since it answered last
@@ -155,20 +170,37 @@ class Engine:
         self.poll_s = 0.0  # how long the last answer took
         self.late = False  # it exceeded the loop's patience when it was last asked
         self._kind = kind
+        self._owners = owners or Owners()
         self._window_s = window_s
         self._history: deque[Snapshot] = deque()
         self._latest: Snapshot | None = None
         self._asked: asyncio.Future[Snapshot] | None = None
         self._asked_s = 0.0
         self._quiet_until_s = 0.0
-        self._worker: Worker[Snapshot] | Here = Here() if kind.prompt else Worker(target.engine)
+        # What another user wrote is never taken apart in the main loop.
+        own = kind.prompt and self.uid in (None, os.geteuid())
+        self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
         self._times: ThreadTimes | None = None  # likewise
         self._identity = _start_time(target.pid)
+        self._spent_s = 0.0  # CPU time of the last answer
+        self.costly: str | None = None  # that it is asked less often for what it costs, in words
+        self._said: Topology | None = None  # the last one, as the driver made it ...
+        self._own: Topology | None = None  # ... and what of it is the owner's
 
     @property
     def name(self) -> str:
         return self.target.engine
+
+    @property
+    def domain(self) -> str:
+        """Which engines it is ordered with, see `owners`."""
+        return self._owners.domain(self.uid)
+
+    @property
+    def ordered(self) -> str:
+        """The same and why, in words."""
+        return self._owners.why(self.uid)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -178,6 +210,11 @@ class Engine:
     @property
     def busy(self) -> bool:
         return self._asked is not None
+
+    @property
+    def history(self) -> tuple[Snapshot, ...]:
+        """Answers that were kept, oldest first."""
+        return tuple(self._history)
 
     def then(self) -> Snapshot | None:
         """The snapshot to compare the last one with: a window old, or the oldest there is."""
@@ -210,7 +247,10 @@ class Engine:
         """Notice silence and death. Returns what changed, in words for the log."""
         if self.state == "gone":
             return None
-        if self.target.pid is not None and _start_time(self.target.pid) != self._identity:
+        # It may have ended between being found and being made a note of here: then, too.
+        if self.target.pid is not None and (
+            self._identity is None or _start_time(self.target.pid) != self._identity
+        ):
             self.state, self.problem = "gone", "its process ended"
             return "its process ended"
         if self.busy and now_s - self._asked_s > 2 * timeout_s and self.state in ("new", "ok"):
@@ -239,13 +279,38 @@ class Engine:
         if self._driver is None:
             self._driver = self._kind.connect(self.target)
         self.provides = self._driver.provides
-        snapshot = self._driver.poll(timeout_s)
+        self.derived = getattr(self._driver, "derived", {})
+        began_s = time.thread_time()
+        answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
+        snapshot = self._owned(self._driver, answer)
+        self._spent_s = time.thread_time() - began_s
         if probing:
             if self._times is None:
                 self._times = ThreadTimes()
             columns = {**self._times.read(snapshot.topology), **snapshot.columns}
             snapshot = replace(snapshot, columns=columns)
         return snapshot
+
+    def _owned(self, driver: Driver, snapshot: Snapshot) -> Snapshot:
+        """The snapshot without threads of other users than the engine's."""
+        if snapshot.topology is not self._said:
+            if driver.target.pid is not None:
+                uid = procfs.owner(driver.target.pid)
+                self.uid = self.uid if uid is None else uid
+            elif driver.target.uid is not None:
+                self.uid = driver.target.uid
+            elif self.uid is None:
+                # It runs elsewhere, and the administrator has named it. Whose threads it speaks
+                # of first, it may speak of.
+                pids = {t.pid for o in snapshot.topology.operators for t in o.threads}
+                found = [uid for uid in map(procfs.owner, sorted(pids)) if uid is not None]
+                self.uid = min(found, default=None)
+            self._said = self._own = snapshot.topology
+            if self.uid is not None:
+                self._own = belonging(snapshot.topology, self.uid)
+        if self._own is snapshot.topology or self._own is None:
+            return snapshot
+        return replace(snapshot, topology=self._own)
 
     def _disconnect(self) -> None:
         driver, self._driver = self._driver, None
@@ -279,13 +344,14 @@ class Engine:
             self.state, self.problem = "ok", None
         self.failures = 0
         self.answered_s = now_s
+        began_s = time.thread_time()
         self._remember(snapshot)
+        if self.domain != COMMON:
+            self._charge(self._spent_s + time.thread_time() - began_s, now_s)
 
     def _failed(self, error: BaseException, now_s: float) -> None:
         self.failures += 1
-        self.problem = (
-            error.message if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        )
+        self.problem = words(error)
         pause_s = min(0.25 * 2.0 ** min(self.failures, 20), LONGEST_PAUSE_S)
         self._quiet_until_s = now_s + pause_s
         if self.failures == 1:
@@ -295,6 +361,17 @@ class Engine:
             self.state = "silent"
         if self.failures % RECONNECT_AFTER == 0:
             self._worker.tell(self._disconnect)
+
+    def _charge(self, spent_s: float, now_s: float) -> None:
+        """An engine may not cost more than a share of a CPU: rest for as long as that takes."""
+        pause_s = spent_s / CPU_SHARE - self.poll_s
+        self._quiet_until_s = max(self._quiet_until_s, now_s + pause_s)
+        self.costly = None
+        if pause_s > REMARKABLE_S:
+            self.costly = (
+                f"an answer costs {spent_s:.2g} s of CPU time: asked every {pause_s:.2g} s, so "
+                f"that it takes {CPU_SHARE:.0%} of a CPU at most"
+            )
 
     def _remember(self, snapshot: Snapshot) -> None:
         last = self._latest

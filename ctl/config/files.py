@@ -1,0 +1,235 @@
+"""Settings from files, drop-ins and flags: reading, checking, and which of them wins.
+
+Precedence, highest first: flags, drop-ins (`sched-ctl.d/*.toml`, later names first), the file,
+the defaults. A drop-in's `[[policy]]` section amends the section of the same name, key by key;
+one with a new name goes before the others, because the first section that selects an operator
+wins.
+"""
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from sched_ctl.config.settings import ConfigError, Section, Settings, declared
+
+__all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs"]
+
+DEFAULT_FILE = Path("/etc/sched-ctl/sched-ctl.toml")
+MAX_BYTES = 1 << 20  # of one file: more is no configuration of ours
+
+
+def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings in force.
+
+    file: None = `DEFAULT_FILE` if it exists; drop-ins lie in the folder of the file's name with
+    `.d` for `.toml`. flags: values from the command line, keyed like `Settings`.
+    Raises ConfigError.
+    """
+    merged: dict[str, Any] = {}
+    main = DEFAULT_FILE if file is None else file
+    if file is not None or main.exists():
+        _merge(merged, _read(main))
+    for drop_in in _drop_ins(main):
+        _merge(merged, _read(drop_in))
+    if flags:
+        _validate(flags, "command line", convert_only=True)
+        _override(merged, flags)
+    return _validate(merged, str(main))
+
+
+def origin(file: Path | None, flags: Mapping[str, Any], where: tuple[str, ...]) -> str:
+    """Where a setting has its value from, as "FILE: KEY" or "command line: FLAG".
+
+    file, flags: as given to `load`. where: as in `SettingError`.
+    """
+    main = DEFAULT_FILE if file is None else file
+    tables = [(path, _read(path)) for path in (main, *_drop_ins(main)) if path.exists()]
+    sources = [("command line", flags), *((str(path), table) for path, table in reversed(tables))]
+    # A section that does not set it has it from outside.
+    for keys in (where, where[2:]) if where[0] == "policy" else (where,):
+        for source, table in sources:
+            found = _find(table, keys)
+            if found:
+                if source == "command line":
+                    found = {s.key: s.flag for s in declared()}[keys[0]]
+                return f"{source}: {found}"
+    return f"default: {where[-1]}"
+
+
+def _find(table: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
+    """The keys as they stand in this table, or None if it does not set them."""
+    if not keys:
+        return None
+    if keys[0] != "policy":
+        here: Any = table
+        for key in keys:
+            if not isinstance(here, Mapping) or key not in here:
+                return None
+            here = here[key]
+        return ".".join(keys)
+    _, name, key = keys
+    for index, section in enumerate(_sections(table)):
+        if _name(section) == name and key in section:
+            return f"policy[{index}].{key}"
+    return None
+
+
+def _drop_ins(main: Path) -> list[Path]:
+    folder = main.with_suffix(".d")
+    return sorted(folder.glob("*.toml")) if folder.is_dir() else []
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file as a checked dictionary of the keys that it sets."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}", "give another file with --config, or none"
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB, this is no configuration")
+    try:
+        table = tomllib.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}", "the file is TOML, see https://toml.io") from None
+    _validate(table, str(path))
+    return table
+
+
+def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = False) -> Settings:
+    _check_keys(table, Settings, origin, "")
+    for index, section in enumerate(_sections(table)):
+        _check_keys(section, Section, origin, f"policy[{index}].")
+    try:
+        settings = msgspec.convert(table, Settings)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        key = where.rstrip("`") or "the file"
+        raise ConfigError(f"{origin}: {key}: {what}", _hint(key)) from None
+    for key, value in _floats(msgspec.to_builtins(settings), ""):
+        if not math.isfinite(value):
+            raise ConfigError(f"{origin}: {key}: {value} is no finite number")
+    if not convert_only:
+        _check_names(settings, origin)
+    return settings
+
+
+def _sections(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    policy = table.get("policy", [])
+    return [p for p in policy if isinstance(p, Mapping)] if isinstance(policy, list) else []
+
+
+def _check_keys(table: Mapping[str, Any], struct: type[Struct], origin: str, where: str) -> None:
+    known = [setting.key for setting in declared(struct)]
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            other = Section if struct is Settings else Settings
+            if key in [setting.key for setting in declared(other)]:
+                place = "in a [[policy]] section" if other is Section else "outside [[policy]]"
+                hint = f"{key} belongs {place}"
+            elif near:
+                hint = f"did you mean {near[0]}?"
+            else:
+                hint = "known keys: " + ", ".join(known)
+            raise ConfigError(f"{origin}: {where}{key}: there is no such setting", hint)
+
+
+def _check_names(settings: Settings, origin: str) -> None:
+    names = [section.name or section.policy for section in settings.policy]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"{origin}: policy: two [[policy]] sections are named {name}",
+                "give each a name of its own: name = ...",
+            )
+    if not settings.policy:
+        raise ConfigError(f"{origin}: policy: the list is empty", "name at least one policy")
+
+
+def _hint(key: str) -> str | None:
+    match = re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
+    if match is None:
+        return None
+    struct = Section if key.startswith("policy[") else Settings
+    for setting in declared(struct):
+        if setting.key == match[1]:
+            unit = f" ({setting.unit})" if setting.unit else ""
+            bounds = f", {setting.bounds}" if setting.bounds else ""
+            if get_origin(setting.type) is Literal:
+                bounds = f", one of {', '.join(get_args(setting.type))}"
+            return f"{setting.key}{unit}{bounds}: {setting.description}"
+    return None
+
+
+def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        yield where, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _floats(part, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _floats(part, f"{where}[{index}]")
+
+
+def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:
+    for key, value in table.items():
+        if key == "policy":
+            into["policy"] = _merge_sections(into.get("policy", []), value)
+        elif key == "backends":
+            mine = into.setdefault("backends", {})
+            for backend, options in value.items():
+                mine[backend] = {**mine.get(backend, {}), **options}
+        else:
+            into[key] = value
+
+
+def _merge_sections(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[Any]:
+    amend = {_name(section): section for section in new}
+    amended = [{**section, **amend.pop(_name(section), {})} for section in old]
+    return [section for section in new if _name(section) in amend] + amended
+
+
+def _name(section: Mapping[str, Any]) -> str:
+    return str(section.get("name") or section.get("policy") or "auto")
+
+
+def _override(merged: dict[str, Any], flags: Mapping[str, Any]) -> None:
+    """Flags win over everything: also over the same key in each [[policy]] section."""
+    of_sections = {setting.key for setting in declared(Section)} - {"name", "policy"}
+    for key, value in flags.items():
+        if key == "backends":
+            _merge(merged, {"backends": value})
+        elif key == "policy":
+            merged["policy"] = value
+        else:
+            merged[key] = value
+            if key in of_sections:
+                for section in merged.get("policy", []):
+                    section.pop(key, None)
+
+
+def parse_pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
+    """`KEY=VALUE` arguments of a flag as a dictionary; a value is TOML where it can be read so."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"{flag}: expected KEY=VALUE, got '{text}'")
+        try:
+            pairs[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            pairs[key] = value
+    return pairs

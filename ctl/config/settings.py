@@ -1,0 +1,342 @@
+"""Settings: what they are called and what they mean.
+
+Each setting is declared once, as a field of `Settings` (or of `Section`, for one `[[policy]]`
+section) with its type, bounds, unit and meaning. The TOML file, the command line flags
+(`cli.flags`), `sched-ctl config` and docs/usage.md are made from, or checked against, these
+declarations.
+"""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sched_ctl.errors import UserError
+from sched_ctl.runfolder import RunFolder
+
+__all__ = [
+    "ConfigError",
+    "Section",
+    "Setting",
+    "SettingError",
+    "Settings",
+    "declared",
+    "resolve",
+]
+
+Period = Annotated[
+    float,
+    Meta(
+        description="time from one pass of the policy to the next",
+        ge=0.001,
+        le=3600,
+        extra={"unit": "s"},
+    ),
+]
+BackendName = Annotated[
+    str,
+    Meta(
+        description="how schedules reach the kernel; auto takes the best one that works here",
+        min_length=1,
+    ),
+]
+LevelName = Annotated[
+    Literal["auto", "physical", "logical"],
+    Meta(
+        description="whose priorities the policy computes: of the operators that the engine runs, "
+        "of those that the user wrote (each engine operator then gets the largest of its logical "
+        "ones), or what the policy itself prefers"
+    ),
+]
+Share = Annotated[float, Meta(gt=0, le=1e6)]
+Shares = Annotated[
+    dict[str, Share],
+    Meta(
+        description="CPU shares of queries, relative to each other: pattern = share; queries that "
+        "match no pattern get 1. Without any, queries are not grouped",
+        extra={"flag": "--share", "metavar": "QUERY=SHARE"},
+    ),
+]
+OnlyStarved = Annotated[
+    bool,
+    Meta(
+        description="no boost for operators that would not use a CPU, because a queue downstream "
+        "is full or they sleep with work in hand: their place is in the middle"
+    ),
+]
+PolicyOptions = Annotated[
+    dict[str, Any],
+    Meta(
+        description="options of the policy",
+        extra={"flag": "--policy-option", "metavar": "KEY=VALUE"},
+    ),
+]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[policy]]` section: which policy rules which operators, and how it is enforced.
+
+    None = as the setting of the same name outside the section.
+    """
+
+    name: Annotated[
+        str,
+        Meta(description="name of this rule, for status and policy set; default: the policy's"),
+    ] = ""
+    policy: Annotated[
+        str, Meta(description="name of the policy, see sched-ctl policies", min_length=1)
+    ] = "auto"
+    options: PolicyOptions = {}
+    queries: Annotated[
+        tuple[str, ...],
+        Meta(description="queries it rules, as patterns"),
+    ] = ("*",)
+    engines: Annotated[
+        tuple[str, ...],
+        Meta(description='engines it rules, as patterns of, for example, "flink:*"'),
+    ] = ("*",)
+    period: Period | None = None
+    backend: BackendName | None = None
+    level: LevelName | None = None
+    shares: Shares | None = None
+    only_starved: OnlyStarved | None = None
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything outside the `[[policy]]` sections, and the sections."""
+
+    policy: Annotated[
+        tuple[Section, ...],
+        Meta(
+            description="policies and what they rule; the first whose patterns select an operator "
+            "has it",
+            extra={"flag": "--policy", "metavar": "[QUERIES=]NAME"},
+        ),
+    ] = (Section(),)
+    engine: Annotated[
+        tuple[str, ...],
+        Meta(
+            description='engines to schedule, for example "flink:127.0.0.1:8081" or a kind alone; '
+            "empty: all that are found on this machine",
+            extra={"metavar": "KIND[:ADDRESS]"},
+        ),
+    ] = ()
+    exclude: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="never touch these: patterns of a query, of query/operator, of a thread "
+            "name, or of each after engine:",
+            extra={"metavar": "PATTERN"},
+        ),
+    ] = ()
+    users: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="whose engines are ordered together with those of root and of the "
+            "system's own users, as names or uids; every other user's engines are ordered among "
+            "themselves alone, because what an engine says of itself counts",
+            extra={"metavar": "USER"},
+        ),
+    ] = ()
+    period: Period = 1.0
+    calm_period: Annotated[
+        float,
+        Meta(
+            description="longest time between two passes while no thread waits for a CPU, by PSI, "
+            "which is looked at once a period; not above period: passes are never left out",
+            ge=0,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 5.0
+    pressed_period: Annotated[
+        float,
+        Meta(
+            description="time between two passes while the CPUs are under pressure; 0: as period",
+            ge=0,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 0.0
+    pressure: Annotated[
+        Literal["poll", "trigger"],
+        Meta(
+            description="how the end of calm is noticed: by a look once a period, or by a PSI "
+            "trigger, which wakes up the controller about as soon as threads have waited for 0.1 s",
+        ),
+    ] = "poll"
+    backend: BackendName = "auto"
+    backends: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(
+            description="options of backends, a table for each",
+            extra={"flag": "--backend-option", "metavar": "BACKEND.KEY=VALUE"},
+        ),
+    ] = {}
+    level: LevelName = "auto"
+    shares: Shares = {}
+    only_starved: OnlyStarved = False
+    helpers: Annotated[
+        dict[str, str],
+        Meta(
+            description="engine threads that run no operator, pattern of a role or of kind:role = "
+            "rule: follow (as urgent as the operator it serves), top (above all operators), "
+            "neutral or leave; without a rule, what suits the engine: by nice and cgroups Flink's "
+            "flushers and timers follow and Storm's ackers are on top; all others are left alone, "
+            "and so are all by sched_ext, which is fair to them",
+            extra={"flag": "--helper", "metavar": "ROLE=RULE"},
+        ),
+    ] = {}
+    guard: Annotated[
+        float,
+        Meta(
+            description="time from one short phase of the system's own scheduling to the next, to "
+            "see whether ours helps: if throughput or waiting is worse under ours by more than its "
+            "noise, the policy is put out of force, then the backend; 0: no such phases",
+            ge=0,
+            le=86400,
+            extra={"unit": "s"},
+        ),
+    ] = 0.0
+    window: Annotated[
+        float,
+        Meta(
+            description="how far back counters are compared for rates and costs",
+            ge=0.01,
+            le=600,
+            extra={"unit": "s"},
+        ),
+    ] = 5.0
+    poll_timeout: Annotated[
+        float,
+        Meta(description="how long an engine may take to answer", gt=0, le=60, extra={"unit": "s"}),
+    ] = 1.0
+    stale_after: Annotated[
+        float,
+        Meta(
+            description="an engine that stopped answering keeps its schedule for this long, then "
+            "its threads go back to what they were",
+            ge=0,
+            le=86400,
+            extra={"unit": "s"},
+        ),
+    ] = 10.0
+    discover: Annotated[
+        float,
+        Meta(
+            description="time from one search for engines to the next",
+            ge=0.1,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 5.0
+    metrics: Annotated[
+        str,
+        Meta(
+            description="where to tell Prometheus about engines and operators: 127.0.0.1:PORT, "
+            "[::1]:PORT or the path of a socket; empty: nowhere",
+            extra={"metavar": "ADDRESS"},
+        ),
+    ] = ""
+    run_dir: Annotated[
+        str,
+        Meta(
+            description="folder of the lock, the control socket and the journal of changes",
+            min_length=1,
+        ),
+    ] = str(RunFolder().path)
+
+
+class ConfigError(UserError):
+    """A setting that cannot be used, with the file (or flag) and the key."""
+
+
+class SettingError(UserError):
+    """A value of the right form that means nothing here, such as a policy that does not exist.
+
+    where: keys from the outermost inwards; that of a `[[policy]]` section is its name. `origin`
+    tells which file it is in.
+    """
+
+    def __init__(self, where: tuple[str, ...], message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.where = where
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One declared setting, for flags and docs."""
+
+    key: str
+    type: Any  # without its annotations
+    default: Any
+    description: str
+    unit: str
+    flag: str
+    metavar: str | None
+    bounds: str
+
+
+def declared(struct: type[Struct] = Settings) -> tuple[Setting, ...]:
+    """The settings of `struct`, in order of declaration."""
+    return tuple(_settings(struct))
+
+
+def _settings(struct: type[Struct]) -> Iterator[Setting]:
+    for field in msgspec.structs.fields(struct):
+        kind, metas = _strip(field.type)
+        extra: dict[str, Any] = {}
+        description = ""
+        bounds: list[str] = []
+        for meta in metas:
+            extra |= meta.extra or {}
+            description = meta.description or description
+            for sign, bound in (("> ", meta.gt), ("≥ ", meta.ge), ("< ", meta.lt), ("≤ ", meta.le)):
+                if bound is not None:
+                    bounds.append(f"{sign}{bound:g}")
+        default = (
+            field.default_factory()
+            if field.default_factory is not msgspec.NODEFAULT
+            else field.default
+        )
+        yield Setting(
+            key=field.encode_name,
+            type=kind,
+            default=default,
+            description=description,
+            unit=extra.get("unit", ""),
+            flag=extra.get("flag", "--" + field.encode_name.replace("_", "-")),
+            metavar=extra.get("metavar"),
+            bounds=", ".join(bounds),
+        )
+
+
+def _strip(kind: Any) -> tuple[Any, list[Meta]]:
+    """A type without `Annotated` and `| None`, and its annotations, outermost first."""
+    metas: list[Meta] = []
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *more = get_args(kind)
+            metas += [meta for meta in more if isinstance(meta, Meta)]
+        elif get_origin(kind) in (Union, types.UnionType):
+            [kind] = [part for part in get_args(kind) if part is not type(None)]
+        else:
+            return kind, metas
+
+
+def resolve(settings: Settings) -> tuple[Section, ...]:
+    """The sections with every key set: None replaced by the general setting."""
+    return tuple(
+        msgspec.structs.replace(
+            section,
+            name=section.name or section.policy,
+            period=settings.period if section.period is None else section.period,
+            backend=section.backend or settings.backend,
+            level=section.level or settings.level,
+            shares=settings.shares if section.shares is None else section.shares,
+        )
+        for section in settings.policy
+    )

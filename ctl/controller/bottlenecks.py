@@ -1,0 +1,250 @@
+"""What holds the operators of a controller's engines back: verdicts with their evidence.
+
+Verdicts need the times of the threads, which no policy may want. So they are read only while
+somebody looks: a request starts the readings, and the first answer waits until there are two.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sched_ctl.controller import views
+from sched_ctl.controller.engines import Engine
+from sched_ctl.controller.loop import Controller
+from sched_ctl.kernel import psi
+from sched_ctl.metrics import verdicts
+from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
+from sched_ctl.metrics.verdicts import Assessment, Verdict
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.topology import Snapshot, Thread
+from sched_ctl.probes import threads
+from sched_ctl.telemetry import exposition
+
+__all__ = ["Found", "assessed", "bottlenecks", "explained", "exposed", "look", "screen", "words"]
+
+WATCH_S = 15.0  # readings go on for so long after the last request
+SCRAPED_S = 60.0  # ... or after the last scrape
+WINDOW_S = 2.0  # verdicts are of about the last two seconds
+FIRST_S = 1.0  # the first window at least
+PATIENCE_S = 5.0  # for it
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The verdicts of one engine, over the operators of `window.now.topology`."""
+
+    engine: Engine
+    window: Window
+    assessment: Assessment
+
+
+async def look(controller: Controller) -> list[Found]:
+    """The verdicts of all engines now; waits for the readings if none were being made."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        controller.watch(WATCH_S)
+        found = list(assessed(controller))
+        if all(map(_ready, found)) or time.monotonic() > end_s:
+            return found
+        await asyncio.sleep(0.1)
+
+
+def assessed(controller: Controller) -> Iterator[Found]:
+    """Of the readings there are; no wait."""
+    for engine in controller.engines.values():
+        now = engine.snapshot
+        if now is not None:
+            window = Window(now, _then(engine, now))
+            pressure = _memory_pressure(engine)
+            yield Found(engine, window, verdicts.assess(window, _queue(window), pressure))
+
+
+def bottlenecks(found: list[Found]) -> list[dict[str, Any]]:
+    """One entry for each query: what holds it, and its operators with their evidence."""
+    return [
+        query | {"operators": [operator(one, row) for row in rows.tolist()]}
+        for one, rows, query in _queries(found)
+    ]
+
+
+def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]]:
+    """Each query, with the rows of its operators and what holds it."""
+    for one in found:
+        topology = one.window.now.topology
+        number = {query: place for place, query in enumerate(topology.queries)}
+        group = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
+        for place, rows in verdicts.rows_by(group, len(number)):
+            row = verdicts.of_query(one.assessment, rows)
+            verdict = Verdict(one.assessment.verdict[row])
+            yield (
+                one,
+                rows,
+                {
+                    "engine": one.engine.name,
+                    "query": topology.queries[place],
+                    "verdict": verdict.word,
+                    "operator": topology.operators[row].label,
+                    "advice": ADVICE[verdict],
+                },
+            )
+
+
+def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
+    """All that `sched-ctl top` draws: one row for each scheduled thread."""
+    labels = _labels(found)
+    rows = []
+    for rule, schedule in ((r, s) for r in controller.rules for s in r.schedules.values()):
+        for thread, plan in zip(schedule.threads, views.rows(schedule), strict=True):
+            place = labels.get(thread)
+            verdict = {} if place is None else operator(found[place[0]], place[1])
+            rows.append(
+                {**_nothing(), **verdict}
+                | {
+                    "operator": plan["operator"],
+                    "tid": plan["tid"],
+                    "policy": rule.policy.name,
+                    "queue": plan["queue_size"],
+                    "head_age_s": plan["head_age_s"],
+                    "urgency": plan["evaluated"],
+                    "place": plan["normalised"],
+                    "applied": views.applied(controller, rule, thread),
+                }
+            )
+    return {
+        "policies": [
+            {"name": rule.name, "policy": rule.policy.name, "backend": rule.backend}
+            for rule in controller.rules
+        ],
+        "pressure": views.stalls(None),
+        "queries": [query for _, _, query in _queries(found)],
+        "rows": rows,
+    }
+
+
+def exposed(controller: Controller) -> str:
+    """The page for Prometheus. Verdicts come with the second scrape."""
+    controller.probe(SCRAPED_S)
+    return exposition.page(views.status(controller), screen(controller, list(assessed(controller))))
+
+
+def operator(one: Found, row: int) -> dict[str, Any]:
+    """The verdict of one operator with its evidence; shares of the time, None = unknown."""
+    found, topology = one.assessment, one.window.now.topology
+    limit = int(found.limit[row])
+    return {
+        "engine": one.engine.name,
+        "operator": topology.operators[row].label,
+        "replica": topology.operators[row].replica,
+        "verdict": Verdict(found.verdict[row]).word,
+        "by": None if limit < 0 else topology.operators[limit].label,
+        "confidence": round(float(found.confidence[row]), 3),
+        "run": _known(found.run[row]),
+        "wait": _known(found.wait[row]),
+        "backpressured": _known(found.backpressured[row]),
+        "blocked": _known(found.blocked[row]),
+        "idle": _known(found.idle[row]),
+        "queue": _known(found.queue[row]),
+        "queue_before": _known(found.queue_before[row]),
+        "seconds": _known(found.seconds),
+    }
+
+
+ADVICE = {
+    Verdict.UNKNOWN: "too little is known: neither the kernel nor the engine tells enough",
+    Verdict.IDLE: "nothing arrives",
+    Verdict.INPUT_BOUND: "it keeps up with its input",
+    Verdict.CPU_STARVED: "a larger priority or share, or more CPUs, would speed it up",
+    Verdict.SINGLE_THREAD_BOUND: "its thread is always at work: more replicas would help, "
+    "priority would not",
+    Verdict.IO_BOUND: "it sleeps with work in hand (I/O, a lock, a remote service): more replicas "
+    "or asynchronous calls would help, priority would not",
+    Verdict.MEMORY_BOUND: "it waits for memory: give it more, or keep less state",
+    Verdict.BACKPRESSURED: "a queue downstream is full: look at the operator that holds it",
+}
+
+
+def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
+    """Thread -> which of `found`, and the row of its operator there."""
+    return {
+        thread: (place, row)
+        for place, one in enumerate(found)
+        for row, operator in enumerate(one.window.now.topology.operators)
+        for thread in operator.threads
+    }
+
+
+def _nothing() -> dict[str, Any]:
+    """The verdict of a thread that runs no operator, such as a helper."""
+    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
+    return dict.fromkeys(shares) | {"engine": None, "verdict": "unknown", "by": None}
+
+
+def _ready(one: Found) -> bool:
+    """Whether the window is long enough, and has the times of the threads at both ends."""
+    probed = "run_delay" in one.window.now.columns or not threads.available()
+    return probed and one.window.seconds >= FIRST_S
+
+
+def _then(engine: Engine, now: Snapshot) -> Snapshot | None:
+    """The newest snapshot a window old, else the oldest; of those with the threads' times."""
+    probed = "run_delay" in now.columns
+    old = [
+        snapshot
+        for snapshot in engine.history
+        if snapshot is not now and ("run_delay" in snapshot.columns) >= probed
+    ]
+    far = [snapshot for snapshot in old if now.time_s - snapshot.time_s >= WINDOW_S]
+    return far[-1] if far else old[0] if old else None
+
+
+def _queue(window: Window) -> Array | None:
+    """Queue sizes as policies see them: reported, else derived."""
+    now = window.now
+    try:
+        steps = resolve({"queue_size"}, now.columns, policy="verdicts", engine=now.topology.engine)
+    except MissingMetric:
+        return None
+    return evaluate(steps, window)["queue_size"]
+
+
+def _memory_pressure(engine: Engine) -> float:
+    """Of the engine's cgroup where the unified hierarchy has one, else of the machine."""
+    pid = engine.target.pid
+    group = None if pid is None else psi.group_of(pid)
+    pressure = psi.read(psi.path_of("memory", group))
+    return float("nan") if pressure is None else pressure.some.avg10_share
+
+
+def words(operator: dict[str, Any]) -> str:
+    """The evidence of a verdict in words."""
+    shares = {
+        "ran": operator["run"],
+        "waited for a CPU": operator["wait"],
+        "held by a full queue": operator["backpressured"],
+        "asleep with work in hand": operator["blocked"],
+        "without input": operator["idle"],
+    }
+    told = ", ".join(f"{word} {share:.0%}" for word, share in shares.items() if share is not None)
+    queue, before = operator["queue"], operator["queue_before"]
+    moved = "" if queue is None or before is None else f"; queue {before:g} -> {queue:g}"
+    by = f" by {operator['by']}" if operator["by"] else ""
+    over = "" if operator["seconds"] is None else f" of {operator['seconds']:.1f} s"
+    return f"{operator['verdict']}{by} ({operator['confidence']:.0%} sure): {told}{over}{moved}"
+
+
+def explained(found: list[Found], tid: int) -> str | None:
+    """The verdict of the operator that a thread runs, with its evidence; None if it runs none."""
+    for thread, (place, row) in _labels(found).items():
+        if thread.tid == tid:
+            return words(operator(found[place], row))
+    return None
+
+
+def _known(value: float) -> float | None:
+    number = float(value)
+    return round(number, 4) if np.isfinite(number) else None

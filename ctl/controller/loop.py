@@ -1,0 +1,435 @@
+"""The main loop: find engines, ask them, decide, apply; until told to stop, then put all back.
+
+One pass goes left to right (ask, metrics, policy, schedule, backend) and is run for all policies
+that are due together. Nothing that one engine or one policy does wrong stops the others: it shows
+in `status` and in the log, and is tried again.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from sched_ctl.backends.in_use import Backends
+from sched_ctl.config.settings import Section, Settings, resolve
+from sched_ctl.controller.boundary import is_ours, words
+from sched_ctl.controller.enforcement import Enforcement
+from sched_ctl.controller.engines import Engine, Worker
+from sched_ctl.controller.owners import COMMON, Owners
+from sched_ctl.controller.pace import Pace
+from sched_ctl.controller.remarks import Remarks
+from sched_ctl.controller.roster import Roster, wanted_kinds
+from sched_ctl.controller.rules import Claims, Rule, make_policy
+from sched_ctl.controller.timers import Timer, earliest
+from sched_ctl.decide.guard import Guard
+from sched_ctl.drivers import DriverKind
+from sched_ctl.errors import UserError
+from sched_ctl.metrics.catalogue import MissingMetric
+from sched_ctl.model.schedule import Schedule, without
+from sched_ctl.model.topology import Snapshot
+
+__all__ = ["Controller"]
+
+log = logging.getLogger(__name__)
+
+LEAST_PATIENCE_S = 0.02
+LOOK_S = 1.0  # what somebody looks at is not older
+POLICY_S = 0.005  # that a policy of others may take while the rest waits
+
+
+class Controller:
+    """Runs the policies of the settings over the engines of this machine.
+
+    backends: None = decide only, apply nothing (`sched-ctl plan`); `assumed` then tells the
+    backend that would be taken for a name from the configuration.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        kinds: Mapping[str, DriverKind],
+        backends: Backends | None,
+        assumed: Callable[[str], str] = lambda _: "none",
+    ) -> None:
+        self.settings = settings
+        self.kinds = wanted_kinds(settings, kinds)
+        self.backends = backends
+        self._assumed = assumed
+        sections = resolve(settings)
+        usual = {
+            f"{name}:{role}": rule
+            for name, kind in self.kinds.items()
+            for role, rule in kind.helpers.items()
+        }
+        self.claims = Claims(sections, settings.exclude, settings.helpers, usual)
+        self.owners = Owners(settings.users)
+        self.remarks = Remarks()
+        self.roster = Roster(settings, self.kinds, self.owners, self.remarks, self._arrived)
+        self.engines = self.roster.engines
+        self.rules: list[Rule] = []
+        self.enforcement = (
+            None if backends is None else Enforcement(backends, self.rules, self.remarks)
+        )
+        self.started_s = time.monotonic()
+        self.started_cpu_s = time.process_time()
+        self.stopping: str | None = None  # why, once it is
+        self.restored: tuple[str, ...] | None = None  # what could not be, once all is put back
+        self._thinkers: dict[str, Worker[Schedule]] = {}  # policies of others, by rule
+        self._deciding: dict[tuple[str, str], asyncio.Future[Schedule]] = {}
+        self._wake = asyncio.Event()
+        self._probe_until_s = 0.0
+        calm_s = min(settings.calm_period, settings.stale_after / 2)  # else rest looks like silence
+        self.pace = Pace(calm_s, settings.pressed_period)
+        for section in sections:
+            self.rules.append(self._rule(section))
+
+    # --- what the outside may ask for ---
+
+    def stop(self, why: str) -> None:
+        """End the loop after the step it is at."""
+        self.stopping = self.stopping or why
+        self._wake.set()
+
+    def set_policy(self, rule: Rule, name: str, options: Mapping[str, object]) -> None:
+        """Rule with another policy from now on. Raises UserError, and then nothing has changed.
+
+        It is in force on return, by what is known of the engines; a pass that asks them follows.
+        """
+        section = msgspec.structs.replace(rule.section, policy=name, options=dict(options))
+        trial = replace(rule, section=section)
+        trial.enforce_by(rule.backend)
+        for engine in self.engines.values():
+            if engine.snapshot is not None and self.claims.covers(section, engine.name):
+                trial.resolve(engine)
+        rule.section, rule.resolutions = section, trial.resolutions
+        rule.policy, rule.variants = trial.policy, trial.variants
+        rule.problem = None
+        rule.urgent = True
+        rule.stepped_back, rule.resting, rule.guard = (), False, self._guard(rule.timer.period_s)
+        for engine in self.engines.values():
+            engine.refused.pop(rule.name, None)
+        if rule.schedules:
+            self._pass(rule)
+        self._wake.set()
+
+    def watch(self, seconds: float) -> None:
+        """Somebody looks: for so long read the times of all threads, and leave no pass out."""
+        self.pace.look(seconds)
+        self.probe(seconds)
+        now_s = time.monotonic()
+        for engine in self.engines.values():
+            if now_s - (engine.answered_s or now_s) > LOOK_S and not engine.busy:
+                for rule in self.rules:
+                    rule.urgent = rule.urgent or self.claims.covers(rule.section, engine.name)
+                self._wake.set()
+
+    def probe(self, seconds: float) -> None:
+        """Read the times of all threads for so long, whenever a pass is run."""
+        self._probe_until_s = max(self._probe_until_s, time.monotonic() + seconds)
+        for engine in self.engines.values():
+            engine.probing = True
+
+    # --- the loop ---
+
+    async def start(self) -> None:
+        """Find the engines, connect, and make sure that the policies can work with them.
+
+        Raises UserError if a policy misses a metric of an engine that is here.
+        """
+        await self.roster.discover(patience_s=max(2.0, self.settings.poll_timeout))
+        await self._ask(list(self.engines.values()), max(3.0, self.settings.poll_timeout))
+        self._check_engines()
+        self._count_queries()
+        self._admit(strict=True)
+        fresh = [engine for engine in self.engines.values() if engine.probing]
+        if fresh:
+            await self._ask(fresh, self.settings.poll_timeout)
+        gc.collect()
+        gc.freeze()  # what is here now stays; the collector need not look at it again and again
+
+    async def run(self, duration_s: float = float("inf")) -> None:
+        """Passes until `stop`, or for a time. Call `start` first."""
+        end_s = time.monotonic() + duration_s
+        for rule in self.rules:
+            rule.timer = Timer(rule.timer.period_s, time.monotonic())
+        self._watch_pressure()
+        if self.backends is not None:
+            loop = asyncio.get_running_loop()
+            self.backends.on_lost = lambda name: self._call_soon(loop, name)
+        while self.stopping is None and time.monotonic() < end_s:
+            if self.enforcement is not None:
+                self.enforcement.climb()
+            now_s = time.monotonic()
+            due = self.pace.due(self.rules, now_s)
+            if due:
+                await self.step(due)
+            if self.roster.timer.is_due(time.monotonic()):
+                self.roster.timer.done(time.monotonic())
+                await self.roster.discover(patience_s=0.0)
+            self._check_engines()
+            timers = [self.roster.timer, *(rule.timer for rule in self.rules)]
+            now_s = time.monotonic()
+            pause_s = min(earliest(timers, now_s), max(0.0, end_s - now_s))
+            # Signals and the socket have their turn even if there is no pause.
+            await self._sleep(0 if any(rule.urgent for rule in self.rules) else pause_s)
+
+    async def step(self, rules: Sequence[Rule]) -> None:
+        """One pass of these rules."""
+        began_s = time.perf_counter()
+        concerned = [
+            engine
+            for engine in self.engines.values()
+            if any(self.claims.covers(rule.section, engine.name) for rule in rules)
+        ]
+        patience_s = min(
+            self.settings.poll_timeout,
+            max(LEAST_PATIENCE_S, min(rule.timer.period_s for rule in rules) / 2),
+        )
+        await self._ask(concerned, patience_s)
+        self._check_engines()
+        self._count_queries()
+        self._admit(strict=False)
+        asked_s = time.perf_counter() - began_s
+        for rule in rules:
+            if self.stopping is not None:
+                return
+            rule.urgent = False
+            rule.stage_s = {"ask": asked_s}
+            self._pass(rule)
+            rule.timer.done(time.monotonic())
+            rule.passes += 1
+            if len(rules) > 1:  # a slow one keeps neither socket nor signals waiting
+                await asyncio.sleep(0)
+
+    def close(self) -> tuple[str, ...]:
+        """Put everything back and let go of the engines. Returns what could not be, in words."""
+        self.restored = () if self.backends is None else self.backends.restore()
+        self.pace.close()
+        self.roster.close()
+        for thinker in self._thinkers.values():
+            thinker.stop()
+        return self.restored
+
+    # --- steps ---
+
+    async def _sleep(self, pause_s: float) -> None:
+        if pause_s <= 0:
+            await asyncio.sleep(0)
+            return
+        timer = asyncio.get_running_loop().call_later(pause_s, self._wake.set)
+        await self._wake.wait()
+        self._wake.clear()
+        timer.cancel()
+
+    async def _ask(self, engines: Sequence[Engine], patience_s: float) -> None:
+        """Ask all of them at once; wait a while for those that usually answer in time."""
+        now_s = time.monotonic()
+        waiting: dict[asyncio.Future[Snapshot], Engine] = {}
+        for engine in engines:
+            question = engine.ask(now_s, self.settings.poll_timeout)
+            if question is None:
+                continue
+            if not engine.late:
+                waiting[question] = engine
+            question.add_done_callback(functools.partial(_on_time, engine, patience_s))
+        if not waiting:
+            return
+        _, late = await asyncio.wait(waiting, timeout=patience_s)
+        for question in late:
+            # From now on its answers are taken when they come, until it is quick again.
+            waiting[question].late = True
+
+    def _pass(self, rule: Rule) -> None:
+        began_s = time.perf_counter()
+        domains: dict[str, list[Engine]] = {domain: [] for domain in rule.schedules}
+        for engine in self.engines.values():
+            domains.setdefault(engine.domain, []).append(engine)
+        rule.windows = {}
+        problems = []
+        schedules = dict(rule.schedules)
+        for domain, engines in domains.items():
+            try:
+                schedules[domain] = self._decide(rule, engines, domain)
+            except Exception as error:
+                log.debug("policy %s", rule.name, exc_info=error)
+                problems.append(words(error))
+        rule.problem = "; ".join(problems) or None
+        if rule.problem is not None:
+            self.remarks.say(f"rule {rule.name}", f"policy {rule.name}: {rule.problem}")
+        rule.stage_s["decide"] = time.perf_counter() - began_s
+        if not domains or len(problems) == len(domains):
+            return
+        began_s = time.perf_counter()
+        before = rule.schedules
+        self._guard_looks(rule)
+        rule.schedules = {
+            domain: self._guarded(rule, schedule) for domain, schedule in schedules.items()
+        }
+        if self.enforcement is not None:
+            self.enforcement.apply(rule, before)
+        # What had threads stays for one more pass, so that they are released.
+        rule.schedules = {
+            domain: schedule
+            for domain, schedule in rule.schedules.items()
+            if schedule.threads or any(e.domain == domain for e in self.engines.values())
+        }
+        rule.stage_s["apply"] = time.perf_counter() - began_s
+        self.remarks.tell(rule)
+
+    def _guard_looks(self, rule: Rule) -> None:
+        """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""
+        if rule.guard is not None and self.backends is not None:
+            common = {
+                name: window
+                for name, window in rule.windows.items()
+                if name in self.engines and self.engines[name].domain == ""
+            }
+            found = rule.guard.look(time.monotonic(), common or rule.windows)
+            if found:
+                log.warning("policy %s: %s: %s", rule.name, found, rule.step_back(found))
+
+    def _guarded(self, rule: Rule, schedule: Schedule) -> Schedule:
+        """The schedule, or one of nobody while the system's own scheduling is looked at."""
+        if rule.resting or (rule.guard is not None and rule.guard.own):
+            return without(schedule, set(schedule.threads))
+        return schedule
+
+    def _decide(self, rule: Rule, engines: Sequence[Engine], domain: str) -> Schedule:
+        """The rule's schedule of a domain. A policy that is not ours may take its time, alone."""
+        policy = rule.policy_of(domain)
+        prepare = functools.partial(
+            rule.prepare, engines, self.claims, domain, fair=self._is_fair(rule, domain)
+        )
+        if is_ours(policy):
+            return prepare()()
+        deciding = self._deciding.pop((rule.name, domain), None)
+        if deciding is None:
+            thinker = self._thinkers.get(rule.name)
+            if thinker is None:
+                thinker = self._thinkers[rule.name] = Worker(f"policy {rule.name}")
+            deciding = thinker.call(prepare(), POLICY_S)
+            deciding.add_done_callback(functools.partial(self._decided, rule))
+        if deciding.done():
+            return deciding.result()
+        self._deciding[rule.name, domain] = deciding  # taken when it is ready
+        raise UserError(
+            f"{policy.name} is still deciding: what it decided before stays in force",
+            f"it takes more than {POLICY_S * 1e3:g} ms, and so decides beside the main loop",
+        )
+
+    def _is_fair(self, rule: Rule, domain: str) -> bool:
+        """Whether what enforces the rule there is fair to threads that are not in its schedule."""
+        if self.backends is None or domain != COMMON or rule.backend not in self.backends.names:
+            return False
+        return self.backends[rule.backend].fair
+
+    def _decided(self, rule: Rule, _: object) -> None:
+        if any(name == rule.name for name, _ in self._deciding):
+            rule.urgent = True
+            self._wake.set()
+
+    def _call_soon(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
+            loop.call_soon_threadsafe(self._lost, name)
+
+    def _lost(self, name: str) -> None:
+        """A backend no longer works: find out why now, not at the next deadline."""
+        for rule in self.rules:
+            rule.urgent = rule.urgent or rule.backend == name
+        self._wake.set()
+
+    def _watch_pressure(self) -> None:
+        if self.settings.pressure != "trigger":
+            return
+        try:
+            self.pace.watch(self._pressed)
+        except OSError as error:
+            log.warning("no PSI trigger (%s): a look once a period must do", error)
+
+    def _pressed(self) -> None:
+        for rule in self.rules:
+            rule.urgent = True
+        self._wake.set()
+
+    def _rule(self, section: Section) -> Rule:
+        asked = section.backend or "auto"
+        backend = self._assumed(asked) if self.backends is None else self.backends.get(asked).name
+        period_s = section.period or 1.0
+        return Rule(
+            section,
+            make_policy(section, backend),
+            backend,
+            Timer(self.pace.tick_s(period_s), time.monotonic()),
+            guard=self._guard(period_s),
+        )
+
+    def _guard(self, period_s: float) -> Guard | None:
+        """A phase of the system's own is long enough for a few passes, and short for the user."""
+        every_s = self.settings.guard
+        if not every_s:
+            return None
+        return Guard(every_s, min(every_s / 2, max(every_s / 10, 5 * period_s)))
+
+    # --- engines ---
+
+    def _arrived(self, engine: Engine) -> None:
+        for rule in self.rules:
+            rule.urgent = rule.urgent or self.claims.covers(rule.section, engine.name)
+        self._wake.set()
+
+    def _check_engines(self) -> None:
+        for engine in self.roster.check():
+            for rule in self.rules:
+                rule.urgent = rule.urgent or engine.name in rule.windows
+            if engine.state == "gone":
+                self.claims.forget(engine.name)
+                for rule in self.rules:
+                    rule.resolutions.pop(engine.name, None)
+
+    def _count_queries(self) -> None:
+        """Let "auto" follow the queries that come and go; say which policy it takes, and why."""
+        for rule in self.rules:
+            queries: Counter[str] = Counter()
+            for engine in self.engines.values():
+                if engine.snapshot is not None:
+                    queries[engine.domain] += self.claims.queries(
+                        rule, engine.name, engine.snapshot.topology
+                    )
+            if rule.count(+queries):
+                for engine in self.engines.values():
+                    engine.refused.pop(rule.name, None)
+            if rule.queries and rule.chosen is not None:
+                message = f"policy {rule.name}: {rule.policy.name} ({rule.chosen})"
+                self.remarks.say(f"choice {rule.name}", message, logging.INFO)
+
+    def _admit(self, *, strict: bool) -> None:
+        """See that each policy finds its metrics in each engine that it rules."""
+        for engine in self.engines.values():
+            snapshot = engine.snapshot
+            if snapshot is None:
+                continue
+            for rule in self.rules:
+                if rule.name in engine.refused or not self.claims.of(
+                    rule, engine.name, snapshot.topology
+                ):
+                    continue
+                try:
+                    rule.resolve(engine)
+                except MissingMetric as error:
+                    if strict:
+                        raise
+                    engine.refused[rule.name] = error.message
+                    log.error("%s", error.message)
+            watched = time.monotonic() < self._probe_until_s
+            engine.probing = watched or any(rule.uses_probes(engine) for rule in self.rules)
+
+
+def _on_time(engine: Engine, patience_s: float, _: object) -> None:
+    engine.late = engine.poll_s > patience_s

@@ -1,0 +1,111 @@
+"""When a rule whose turn it is may rest, or runs early: by the pressure on the CPUs.
+
+While no thread waits for a CPU, whatever order we set changes nothing. So each period begins with
+a look at the pressure (two microseconds), and the pass is left out if nearly nothing waited since
+the last look; for `calm_period` at most. A pass that is needed is never later than without this:
+the look comes when the pass would have. Under pressure `pressed_period`, if it is set, makes the
+passes more frequent. Without PSI, or while somebody looks at verdicts, every pass is run.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from sched_ctl.controller.rules import Rule
+from sched_ctl.kernel import psi
+from sched_ctl.probes.pressure import Gauge
+
+__all__ = ["CALM_SHARE", "PRESSED_SHARE", "Pace"]
+
+log = logging.getLogger(__name__)
+
+CALM_SHARE = 0.01  # of the time since the last look: less is no pressure
+PRESSED_SHARE = 0.10  # so much is
+TRIGGER_WINDOW_S = 1.0
+
+
+class Pace:
+    """Filters the rules that are due.
+
+    calm_period_s, pressed_period_s: see the settings of these names. gauge: None = of the machine.
+    """
+
+    def __init__(
+        self, calm_period_s: float, pressed_period_s: float, gauge: Gauge | None = None
+    ) -> None:
+        self._calm_s, self._pressed_s = calm_period_s, pressed_period_s
+        self._gauge = Gauge("cpu") if gauge is None else gauge
+        self._ran_s: dict[str, float] = {}
+        self._trigger: psi.Trigger | None = None
+        self.some_share = float("nan")  # of the time between the last two looks
+        self.rested = 0  # passes left out
+        self.woken = 0  # by the trigger
+        self.watched_until_s = 0.0  # CLOCK_MONOTONIC
+        self.source: Literal["none", "polled", "trigger"] = "none"
+
+    def tick_s(self, period_s: float) -> float:
+        """How often a rule of this period is looked at."""
+        return min(period_s, self._pressed_s or period_s)
+
+    def due(self, rules: Sequence[Rule], now_s: float) -> list[Rule]:
+        """Those whose pass is to be run now. The timers of those that rest are moved on."""
+        ticking = [rule for rule in rules if not rule.urgent and rule.timer.is_due(now_s)]
+        due = [rule for rule in rules if rule.urgent]
+        if ticking:
+            level = self._gauge.read()
+            self.some_share = float("nan") if level is None else level.some_share
+            if self.source != "trigger":
+                self.source = "none" if level is None else "polled"
+        for rule in due:
+            self._ran_s[rule.name] = now_s
+        for rule in ticking:
+            # By its deadline: one that the loop comes late for does not shift those that follow.
+            due_s, tick_s = rule.timer.due_s, rule.timer.period_s
+            wanted_s = self._wanted_s(rule.section.period or 1.0, now_s)
+            since_s = due_s - self._ran_s.get(rule.name, float("-inf"))
+            if wanted_s <= tick_s or since_s >= wanted_s - tick_s / 2:
+                due.append(rule)
+                self._ran_s[rule.name] = due_s
+            else:
+                self.rested += 1
+                rule.timer.done(now_s)
+        return due
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when pressure begins. Raises OSError: then looks must do.
+
+        Call it in the running loop, and not while a scheduler attaches (see `kernel.psi`).
+        """
+
+        def fired(there: bool) -> None:
+            if not there:
+                self.source = "polled"
+                return
+            if self.some_share < CALM_SHARE:  # it fires each second for as long as there is some
+                self.some_share = float("nan")
+                self.woken += 1
+                wake()
+
+        self._trigger = psi.Trigger(
+            psi.path_of("cpu"), fired, share=PRESSED_SHARE, window_s=TRIGGER_WINDOW_S
+        )
+        self.source = "trigger"
+        log.info("PSI trigger on the CPUs: windows of %g s", self._trigger.window_s)
+
+    def look(self, seconds: float) -> None:
+        """Somebody wants to see what is new: do not rest for so long."""
+        self.watched_until_s = time.monotonic() + seconds
+
+    def close(self) -> None:
+        self._gauge.close()
+        if self._trigger is not None:
+            self._trigger.close()
+
+    def _wanted_s(self, period_s: float, now_s: float) -> float:
+        share = self.some_share
+        if share < CALM_SHARE and now_s >= self.watched_until_s:
+            return max(period_s, self._calm_s)
+        if self._pressed_s and share >= PRESSED_SHARE:
+            return min(period_s, self._pressed_s)
+        return period_s

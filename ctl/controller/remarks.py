@@ -1,0 +1,46 @@
+"""What the log is told, each thing once until it is another one."""
+
+import logging
+
+from sched_ctl.controller.rules import Rule
+
+__all__ = ["Remarks"]
+
+log = logging.getLogger(__name__)
+
+
+class Remarks:
+    """Remembers what was said about what."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def say(self, about: str, message: str, level: int = logging.WARNING) -> None:
+        """Log a message once, until it is another one; "" means that all is well again."""
+        if self._said.get(about) != message:
+            self._said[about] = message
+            if message:
+                log.log(level, "%s", message)
+
+    def tell(self, rule: Rule) -> None:
+        """What a pass of the rule gave."""
+        threads = rule.threads
+        engines = ", ".join(rule.windows) or "no engine"
+        message = f"policy {rule.name}: {threads} threads of {engines}"
+        self.say(f"threads {rule.name}", message, logging.INFO)
+        self.say(
+            f"problems {rule.name}",
+            f"policy {rule.name}: " + "; ".join(rule.applied.problems[:5])
+            if rule.applied.problems
+            else "",
+        )
+        for engine, window in rule.windows.items():
+            notes = "; ".join(window.now.topology.notes[:5])
+            self.say(f"notes {engine}", f"{engine}: {notes}" if notes else "")
+        # Once, not each pass: what fights us may do so for days. `status` has the count.
+        self.say(
+            f"repaired {rule.name}",
+            f"policy {rule.name}: somebody else changes its threads; they are set again"
+            if rule.repaired
+            else "",
+        )

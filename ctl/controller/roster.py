@@ -1,0 +1,133 @@
+"""Which engines are here: looking for them, places for them, and noticing their end."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from sched_ctl.config.settings import Settings
+from sched_ctl.controller.engines import Engine, Worker
+from sched_ctl.controller.owners import COMMON, Owners, user
+from sched_ctl.controller.remarks import Remarks
+from sched_ctl.controller.timers import Timer
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.errors import UserError, near_miss
+from sched_ctl.kernel import procfs
+
+__all__ = ["Roster", "wanted_kinds"]
+
+log = logging.getLogger(__name__)
+
+MOST_ENGINES = 256
+MOST_OF_USER = 32  # engines of one user who is ordered alone
+MOST_OF_USERS = 192  # engines of all such users together: the rest is for root and the system
+
+
+class Roster:
+    """The engines of this machine. arrived: called with each that is found."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kinds: Mapping[str, DriverKind],
+        owners: Owners,
+        remarks: Remarks,
+        arrived: Callable[[Engine], None],
+    ) -> None:
+        self.engines: dict[str, Engine] = {}
+        self.timer = Timer(settings.discover, time.monotonic())
+        self._settings, self._kinds, self._owners = settings, kinds, owners
+        self._remarks, self._arrived = remarks, arrived
+        self._finding: dict[str, asyncio.Future[Sequence[Target]]] = {}
+        self._finders: dict[str, Worker[Sequence[Target]]] = {}
+
+    async def discover(self, patience_s: float) -> None:
+        """Look for engines that came and went; wait for the answer at most so long."""
+        for name, kind in self._kinds.items():
+            if name in self._finding:
+                continue
+            finder = self._finders.get(name)
+            if finder is None:
+                finder = self._finders[name] = Worker(f"find {name}")
+            future = finder.call(kind.find)
+            self._finding[name] = future
+            future.add_done_callback(functools.partial(self._found, name))
+        if patience_s and self._finding:
+            await asyncio.wait(list(self._finding.values()), timeout=patience_s)
+            await asyncio.sleep(0)  # the callbacks
+
+    def check(self) -> Iterator[Engine]:
+        """Notice silence and death. Gives the engines whose threads are to be released."""
+        now_s = time.monotonic()
+        for engine in list(self.engines.values()):
+            before = engine.state
+            change = engine.check(now_s, self._settings.poll_timeout, self._settings.stale_after)
+            if change:
+                log.warning("%s: %s", engine.name, change)
+            if engine.state != before and engine.state in ("gone", "released"):
+                yield engine
+            if engine.state == "gone":
+                engine.close()
+                del self.engines[engine.name]
+
+    def close(self) -> None:
+        """Let go of the engines; does not wait for them."""
+        for engine in self.engines.values():
+            engine.close()
+        for finder in self._finders.values():
+            finder.stop()
+
+    def _found(self, name: str, future: "asyncio.Future[Sequence[Target]]") -> None:
+        self._finding.pop(name, None)
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            log.debug("%s", name, exc_info=error)
+            self._remarks.say(f"find {name}", f"{name}: cannot look for engines: {error}")
+        targets = list(future.result()) if error is None else []
+        for wanted in self._settings.engine:
+            kind, _, address = wanted.partition(":")
+            if kind == name and address and wanted not in [t.engine for t in targets]:
+                targets.append(Target(kind, address))
+        for target in targets:
+            if self._is_wanted(target) and target.engine not in self.engines:
+                if (refusal := self._full(target)) is not None:
+                    self._remarks.say(f"engines {refusal}", refusal)
+                    continue
+                engine = Engine(target, self._kinds[name], self._settings.window, self._owners)
+                self.engines[target.engine] = engine
+                log.info("%s: found%s", engine.name, f", pid {target.pid}" if target.pid else "")
+                self._arrived(engine)
+
+    def _full(self, target: Target) -> str | None:
+        """Why there is no place for one more engine of its user, in words; None if there is."""
+        uid = target.uid if target.pid is None else procfs.owner(target.pid)
+        domain = self._owners.domain(uid)
+        others = [engine.domain for engine in self.engines.values() if engine.domain != COMMON]
+        if len(self.engines) >= MOST_ENGINES:
+            return f"more than {MOST_ENGINES} engines: the others are left alone"
+        if domain == COMMON:
+            return None
+        if others.count(domain) >= MOST_OF_USER:
+            who = user(int(domain))
+            return f"more than {MOST_OF_USER} engines of user {who}: the others are left alone"
+        if len(others) >= MOST_OF_USERS:
+            return f"more than {MOST_OF_USERS} engines of users: the others are left alone"
+        return None
+
+    def _is_wanted(self, target: Target) -> bool:
+        wanted = self._settings.engine
+        return not wanted or target.kind in wanted or target.engine in wanted
+
+
+def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[str, DriverKind]:
+    """The kinds that the settings ask for. Raises UserError for one that there is not."""
+    wanted = {text.partition(":")[0] for text in settings.engine}
+    for kind in sorted(wanted - kinds.keys()):
+        raise UserError(
+            f"there is no driver for engines of kind {kind!r}{near_miss(kind, kinds)}",
+            f"kinds: {', '.join(sorted(kinds)) or 'none'}",
+        )
+    return {name: kind for name, kind in kinds.items() if not wanted or name in wanted}

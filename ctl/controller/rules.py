@@ -1,0 +1,361 @@
+"""Which policy rules which operators, and the schedule that follows.
+
+A `Rule` is one `[[policy]]` section at work. The first rule whose patterns select a query has it;
+what the user excluded has none, whatever the patterns say.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import msgspec
+
+from sched_ctl.backends import Applied
+from sched_ctl.config.settings import Section, SettingError, Settings
+from sched_ctl.config.settings import resolve as resolve_settings
+from sched_ctl.controller.engines import Engine
+from sched_ctl.controller.owners import COMMON, Owners, scope
+from sched_ctl.controller.timers import Timer
+from sched_ctl.decide.decision import HELPER_RULES, decide
+from sched_ctl.decide.guard import Guard
+from sched_ctl.decide.starved import only_starved
+from sched_ctl.errors import UserError, near_miss
+from sched_ctl.metrics.catalogue import Resolution, resolve
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.patterns import engine_fits, fits, names_of
+from sched_ctl.model.policy import Level, Policy
+from sched_ctl.model.schedule import Schedule, without
+from sched_ctl.model.topology import Thread, Topology
+from sched_ctl.plugins import registry
+from sched_ctl.probes import threads as probes
+
+NO_ORDER = "constant"
+
+__all__ = ["Claims", "Rule", "automatic", "check_sections", "make_policy"]
+
+
+def automatic(backend: str, queries: int) -> tuple[str, str]:
+    """What the policy "auto" stands for, and why, in words.
+
+    It is what measured best. Where the kernel decides at each dispatch: for several queries one
+    that weighs how long each has waited, but never by that alone: what has waited for long beside a
+    saturated query is that query's own backlog (`bsd` was seen to make a light one wait 3 to 55
+    times as long). For a single query the shortest mean latency. Where nice
+    values or cgroup weights are written now and then, ages have changed before they count.
+    queries: how many the policy rules that have threads here.
+    """
+    if backend != "scx":
+        return "hr", f"{backend} cannot follow waiting times"
+    if queries > 1:
+        return "balanced", f"{queries} queries, order at each dispatch"
+    return "hr", "a single query" if queries else "no query yet"
+
+
+def make_policy(section: Section, backend: str, queries: int = 0) -> Policy:
+    """The policy that a section names, at the level it asks for. queries: see `automatic`."""
+    name = section.policy
+    if name == "auto":
+        name, _ = automatic(backend, queries)
+    policy = registry.policy(name, section.options)
+    if section.only_starved:
+        policy = only_starved(policy)
+    if section.level in (None, "auto"):
+        return policy
+    return replace(policy, level=Level(section.level))
+
+
+@dataclass
+class Rule:
+    """A `[[policy]]` section at work: its policy, its clock, and what came of its last pass."""
+
+    section: Section  # resolved: no None left, see config.settings.resolve
+    policy: Policy
+    backend: str  # the name of the one in force
+    timer: Timer
+    fair: dict[str, str] = field(default_factory=dict)  # backend -> that in its place for users
+    queries: dict[str, int] = field(default_factory=dict)  # ruled, with threads here, by domain
+    variants: dict[str, Policy] = field(default_factory=dict)  # what "auto" is, by domain
+    resolutions: dict[str, tuple[frozenset[str], Resolution]] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
+    applied: Applied = field(default_factory=Applied)
+    windows: Mapping[str, Window] = field(default_factory=dict)
+    passes: int = 0
+    writes: int = 0
+    repaired: int = 0
+    urgent: bool = True  # something changed: do not wait for the deadline
+    problem: str | None = None  # of the policy as a whole
+    stage_s: dict[str, float] = field(default_factory=dict)  # of the last pass
+    guard: Guard | None = None
+    stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
+    resting: bool = False  # nothing is enforced: the guard found that all of it harms
+
+    @property
+    def name(self) -> str:
+        return self.section.name
+
+    @property
+    def chosen(self) -> str | None:
+        """Why the policy "auto" stands for the one in force; None where it was named."""
+        if self.section.policy != "auto":
+            return None
+        return automatic(self.backend, self.queries.get(self._first, 0))[1]
+
+    @property
+    def threads(self) -> int:
+        return sum(len(schedule.threads) for schedule in self.schedules.values())
+
+    @property
+    def _first(self) -> str:
+        """The domain whose policy is shown as the rule's: the common one, where it has any."""
+        return min(self.queries, default=COMMON)
+
+    def backend_of(self, domain: str) -> str:
+        """What enforces it there: other users than the common ones must not gain by it."""
+        if domain == COMMON:
+            return self.backend
+        return self.fair.get(self.backend, "nice" if self.backend == "scx" else self.backend)
+
+    def policy_of(self, domain: str) -> Policy:
+        return self.variants.get(domain, self.policy)
+
+    def count(self, queries: Mapping[str, int]) -> bool:
+        """So many queries are ruled now, by domain. True: that makes it another policy."""
+        if queries == self.queries:
+            return False
+        self.queries = dict(queries)
+        if self.section.policy != "auto":
+            return False
+        before = {domain: self.policy_of(domain).name for domain in queries}
+        self.enforce_by(self.backend)
+        return any(self.policy_of(domain).name != name for domain, name in before.items())
+
+    def enforce_by(self, backend: str) -> None:
+        """Another backend from now on, and the policy that suits it."""
+        self.backend = backend
+        self.variants = {}
+        self.policy = make_policy(self.section, backend, self.queries.get(self._first, 0))
+        if self.section.policy == "auto":
+            self.variants = {
+                domain: make_policy(self.section, self.backend_of(domain), queries)
+                for domain, queries in self.queries.items()
+            }
+        self.resolutions = {}
+
+    def step_back(self, why: str) -> str:
+        """The guard found harm: a policy that orders nothing, then nothing at all. In words."""
+        assert self.guard is not None
+        self.stepped_back += (why,)
+        self.guard.forget()
+        self.urgent = True
+        if self.policy.name != NO_ORDER and not self.resting:
+            self.section = msgspec.structs.replace(self.section, policy=NO_ORDER, options={})
+            self.enforce_by(self.backend)
+            return f"{NO_ORDER} instead, which orders nothing"
+        self.resting, self.guard = True, None
+        return "nothing is enforced any more, until policy set"
+
+    def resolve(self, engine: Engine) -> Resolution:
+        """How this policy's metrics are got from the engine. Raises MissingMetric."""
+        policy = self.policy_of(engine.domain)
+        assert engine.provides is not None
+        provides = engine.provides
+        if probes.available():
+            provides = provides | probes.PROVIDES
+        known = self.resolutions.get(engine.name)
+        if known is None or known[0] != provides:
+            resolution = resolve(
+                policy.needs,
+                provides,
+                policy=policy.name,
+                engine=engine.name,
+                derived=engine.derived,
+            )
+            known = self.resolutions[engine.name] = (provides, resolution)
+        return known[1]
+
+    def uses_probes(self, engine: Engine) -> bool:
+        known = self.resolutions.get(engine.name)
+        return known is not None and any(
+            step.metric in probes.PROVIDES
+            and step.derivation is None
+            and step.metric not in (engine.provides or ())
+            for step in known[1].steps
+        )
+
+    def prepare(
+        self,
+        engines: Sequence[Engine],
+        claims: "Claims",
+        domain: str = COMMON,
+        *,
+        fair: bool = False,
+    ) -> Callable[[], Schedule]:
+        """What makes the schedule over those of these engines, all of a domain, that it rules.
+
+        The function returned may be called from any thread. fair: of the backend, see there.
+        """
+        policy = self.policy_of(domain)
+        windows: dict[str, Window] = {}
+        resolutions: dict[str, Resolution] = {}
+        select: dict[str, frozenset[str]] = {}
+        spared: set[Thread] = set()
+        for engine in engines:
+            now = engine.snapshot
+            if now is None or self.name in engine.refused:
+                continue
+            queries = claims.of(self, engine.name, now.topology)
+            if not queries:
+                continue
+            windows[engine.name] = Window(now, engine.then(), policy.level)
+            resolutions[engine.name] = self.resolve(engine)
+            select[engine.name] = queries
+            spared |= claims.spared(engine.name, now.topology)
+        self.windows = {**self.windows, **windows}
+        made = functools.partial(
+            decide,
+            scope(self.name, domain),
+            policy,
+            windows,
+            resolutions,
+            select,
+            self.section.shares or {},
+            claims.helpers(fair=fair),
+        )
+        return lambda: without(made(), spared)
+
+
+@dataclass
+class _Owned:
+    """What each rule has of one topology, by the names of the rules."""
+
+    topology: Topology
+    spared: set[Thread]
+    queries: dict[str, frozenset[str]] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)  # how many queries with threads here
+
+
+class Claims:
+    """Who rules what: derived from the patterns once for each topology."""
+
+    def __init__(
+        self,
+        sections: Sequence[Section],
+        exclude: Sequence[str],
+        helpers: Mapping[str, str],
+        usual: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """helpers: what the user says of helper threads. usual: what their drivers say."""
+        self.sections = tuple(sections)
+        self.exclude = tuple(exclude)
+        self._helpers = helpers
+        # The first that fits counts.
+        self._all_helpers = {**helpers, **{k: v for k, v in usual.items() if k not in helpers}}
+        self._known: dict[str, _Owned] = {}
+
+    def of(self, rule: Rule, engine: str, topology: Topology) -> frozenset[str]:
+        """The queries that the rule has in this engine."""
+        return self._of(engine, topology).queries.get(rule.name, frozenset())
+
+    def queries(self, rule: Rule, engine: str, topology: Topology) -> int:
+        """How many queries the rule has in this engine that have threads here."""
+        return self._of(engine, topology).running.get(rule.name, 0)
+
+    def spared(self, engine: str, topology: Topology) -> set[Thread]:
+        """Threads that no schedule may hold."""
+        return self._of(engine, topology).spared
+
+    def covers(self, section: Section, engine: str) -> bool:
+        """Whether a rule of this section may have anything in this engine."""
+        return engine_fits(section.engines, engine)
+
+    def helpers(self, *, fair: bool) -> Mapping[str, str]:
+        """Rules of helper threads, for a backend that is fair to all other threads, or is not."""
+        return self._helpers if fair else self._all_helpers
+
+    def forget(self, engine: str) -> None:
+        self._known.pop(engine, None)
+
+    def _of(self, engine: str, topology: Topology) -> "_Owned":
+        known = self._known.get(engine)
+        if known is None or known.topology is not topology:
+            known = self._known[engine] = _Owned(topology, self._spared(engine, topology))
+            here = {operator.query for operator in topology.operators if operator.threads}
+            owners = {query: self._owner(engine, query) for query in topology.queries}
+            for owner in {owner for owner in owners.values() if owner is not None}:
+                mine = frozenset(query for query, name in owners.items() if name == owner)
+                known.queries[owner] = mine
+                known.running[owner] = len(mine & here)
+        return known
+
+    def _owner(self, engine: str, query: str) -> str | None:
+        names = names_of(engine, query)
+        if fits(self.exclude, *names):
+            return None
+        for section in self.sections:
+            if self.covers(section, engine) and fits(section.queries, *names):
+                return section.name
+        return None
+
+    def _spared(self, engine: str, topology: Topology) -> set[Thread]:
+        if not self.exclude:
+            return set()
+
+        def meant(*names: str) -> bool:
+            """By all that a thing may be called, so that "!x" spares all but what is called x."""
+            return fits(self.exclude, *(full for name in names for full in names_of(engine, name)))
+
+        spared = {
+            thread
+            for operator in topology.operators
+            for thread in operator.threads
+            if meant(operator.query, operator.label, thread.name)
+        }
+        for helper in topology.helpers:
+            serves = None if helper.serves is None else topology.operators[helper.serves].query
+            if meant(helper.thread.name, *([] if serves is None else [serves])):
+                spared.add(helper.thread)
+        return spared
+
+
+def check_sections(settings: Settings) -> None:
+    """Raises SettingError for a policy, a backend, an option or a rule that does not exist.
+
+    So that a misspelt word is an error at once, and not when it is needed first.
+    """
+    for section in resolve_settings(settings):
+        try:
+            make_policy(section, "nice")
+        except UserError as error:
+            known = section.policy == "auto" or section.policy in registry.policies()
+            raise SettingError(
+                ("policy", section.name, "options" if known else "policy"),
+                error.message,
+                error.hint,
+            ) from error
+    for role, rule in settings.helpers.items():
+        if rule not in HELPER_RULES:
+            raise SettingError(
+                ("helpers", role),
+                f"there is no rule {rule!r}{near_miss(rule, HELPER_RULES)}",
+                f"one of: {', '.join(HELPER_RULES)}",
+            )
+    Owners(settings.users)
+    _check_backends(settings)
+
+
+def _check_backends(settings: Settings) -> None:
+    from sched_ctl.backends import ladder  # only at the start: it looks for backends
+
+    kinds = [kind.name for kind in ladder.KINDS]
+    for section in resolve_settings(settings):
+        if section.backend not in (None, "auto", *kinds):
+            raise SettingError(
+                ("policy", section.name, "backend"),
+                f"there is no backend {section.backend!r}{near_miss(str(section.backend), kinds)}",
+                f"one of: auto, {', '.join(kinds)}",
+            )
+    try:
+        ladder.read_options(settings.backends)
+    except ladder.OptionError as error:
+        raise SettingError(("backends", *error.where), error.message, error.hint) from error

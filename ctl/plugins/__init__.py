@@ -1,0 +1,1 @@
+"""Policies and drivers by name, through entry points."""

@@ -1,0 +1,25 @@
+"""Drivers by name, ours and those of other distributions: entry points `sched_ctl.drivers`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from sched_ctl.drivers import DriverKind
+from sched_ctl.plugins import entries
+
+__all__ = ["drivers", "problems"]
+
+GROUP = "sched_ctl.drivers"  # each names a `DriverKind`
+
+
+def drivers() -> Mapping[str, DriverKind]:
+    """All drivers that can be imported, by name; see `problems` for the others."""
+    return MappingProxyType(entries.usable(GROUP, _is_driver))
+
+
+def problems() -> Mapping[str, str]:
+    """Entry points that cannot be used -> why, in words."""
+    return entries.problems(GROUP, _is_driver)
+
+
+def _is_driver(thing: object) -> bool:
+    return isinstance(thing, DriverKind)

@@ -1,0 +1,1 @@
+"""What a controller saw, as files."""

@@ -1,0 +1,116 @@
+"""What a controller tells Prometheus, in its text format (version 0.0.4).
+
+Each family is declared once, with its type and meaning; the Grafana dashboard is checked against
+these names. https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["FAMILIES", "MOST_OPERATORS", "page"]
+
+MOST_OPERATORS = 2000  # on one page: each has ten series
+PREFIX = "sched_ctl_"
+
+# Name without the prefix -> (type, meaning)
+FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "uptime_seconds": ("gauge", "time since the controller started"),
+        "cpu_seconds_total": ("counter", "CPU time that the controller used"),
+        "resident_memory_bytes": ("gauge", "memory of the controller"),
+        "problems": ("gauge", "things that do not work as they should, see sched-ctl status"),
+        "passes_total": ("counter", "passes of a policy"),
+        "passes_missed_total": ("counter", "periods that ended while the pass before still ran"),
+        "passes_left_out_total": ("counter", "passes that no pressure on the CPUs made needless"),
+        "pass_seconds": ("gauge", "time that each stage of the last pass took"),
+        "threads": ("gauge", "threads that a policy schedules"),
+        "writes_total": ("counter", "changes that a policy had made to threads and cgroups"),
+        "repairs_total": ("counter", "changes that somebody else had undone"),
+        "engine_up": ("gauge", "1 if the engine answered when it was last asked"),
+        "engine_polls_total": ("counter", "answers of an engine, errors included"),
+        "engine_poll_seconds": ("gauge", "time that the last answer took"),
+        "pressure_seconds_total": ("counter", "time in which some task waited (PSI, some)"),
+        "operator_queue_tuples": ("gauge", "tuples waiting in the input queues"),
+        "operator_head_age_seconds": ("gauge", "age in the system of the oldest waiting tuple"),
+        "operator_place": ("gauge", "place among the others: 0 least, 1 most urgent"),
+        "operator_time_ratio": ("gauge", "shares of the time of the operator's threads, by state"),
+        "operator_verdict": ("gauge", "1 for what holds the operator back"),
+        "operator_verdict_confidence": ("gauge", "how sure that verdict is, 0 to 1"),
+        "operators_left_out": ("gauge", f"operators beyond the first {MOST_OPERATORS}"),
+    }
+)
+STATES = ("run", "wait", "backpressured", "blocked", "idle")
+
+Labels = Mapping[str, str]
+Sample = tuple[str, Labels, Any]
+
+
+def page(status: Mapping[str, Any], screen: Mapping[str, Any]) -> str:
+    """The text of one scrape. status, screen: as the controller's views give them.
+
+    A value that is not known has no line.
+    """
+    lines: dict[str, list[str]] = {}
+    for name, labels, value in _samples(status, screen):
+        if value is not None and math.isfinite(value):
+            told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            line = f"{PREFIX}{name}{{{told}}} {float(value)!r}"
+            lines.setdefault(name, []).append(line)
+    text = []
+    for name, (kind, meaning) in FAMILIES.items():
+        if name in lines:
+            text += [f"# HELP {PREFIX}{name} {meaning}", f"# TYPE {PREFIX}{name} {kind}"]
+            text += dict.fromkeys(lines[name])
+    return "\n".join(text) + "\n"
+
+
+def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "uptime_seconds", {}, status["uptime_s"]
+    yield "cpu_seconds_total", {}, status["cpu_s"]
+    yield "resident_memory_bytes", {}, status["rss_bytes"]
+    yield "problems", {}, len(status["problems"])
+    yield "passes_left_out_total", {}, status["pressure"]["passes_left_out"]
+    places = {"machine": status["pressure"]["machine"], **status["pressure"]["engines"]}
+    for place, stalls in places.items():
+        for resource, stall in stalls.items():
+            labels = {"of": place, "resource": resource}
+            yield "pressure_seconds_total", labels, stall["some_total_s"]
+    for rule in status["policies"]:
+        labels = {"rule": rule["name"]}
+        chosen = labels | {"policy": rule["policy"], "backend": rule["backend"]}
+        yield "threads", chosen, rule["threads"]
+        yield "passes_total", labels, rule["passes"]
+        yield "passes_missed_total", labels, rule["missed"]
+        yield "writes_total", labels, rule["writes"]
+        yield "repairs_total", labels, rule["repaired"]
+        for stage, milliseconds in rule["stage_ms"].items():
+            yield "pass_seconds", labels | {"stage": stage}, milliseconds / 1e3
+    for engine in status["engines"]:
+        labels = {"engine": engine["engine"]}
+        yield "engine_up", labels, int(engine["state"] == "ok")
+        yield "engine_polls_total", labels, engine["polls"]
+        yield "engine_poll_seconds", labels, engine["poll_ms"] / 1e3
+    yield from _operators(screen["rows"])
+
+
+def _operators(rows: list[dict[str, Any]]) -> Iterator[Sample]:
+    """Those that are known as operators; one that has several threads is told once."""
+    known = {(row["engine"], row["operator"]): row for row in rows if row["engine"] is not None}
+    yield "operators_left_out", {}, max(0, len(known) - MOST_OPERATORS)
+    for (engine, operator), row in list(known.items())[:MOST_OPERATORS]:
+        labels = {"engine": engine, "operator": operator}
+        yield "operator_queue_tuples", labels, row["queue"]
+        yield "operator_head_age_seconds", labels, row["head_age_s"]
+        yield "operator_place", labels, row["place"]
+        for state in STATES:
+            yield "operator_time_ratio", labels | {"state": state}, row[state]
+        yield "operator_verdict", labels | {"verdict": row["verdict"]}, 1
+        yield "operator_verdict_confidence", labels, row["confidence"]
+
+
+def _escaped(text: str) -> str:
+    """A label's value. Names come from engines: what is no character is replaced."""
+    text = text.encode(errors="replace").decode()
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"').replace("\r", " ")
