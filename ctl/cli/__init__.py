@@ -13,8 +13,9 @@ from typing import Annotated
 import typer
 
 from sched_ctl import __version__
-from sched_ctl.cli import lab, live, look, stats
-from sched_ctl.errors import UserError
+from sched_ctl.cli import held, lab, look, stats
+from sched_ctl.cli import load as live
+from sched_ctl.errors import UserError, printable
 
 __all__ = ["app", "main"]
 
@@ -44,12 +45,13 @@ def options(
     ] = False,
 ) -> None:
     """Schedule the operator threads of stream processing engines from the kernel."""
-    from sched_ctl import log
+    from sched_ctl.cli import log
 
     log.set_up(logging.DEBUG if debug else logging.INFO)
 
 
 look.add_to(app)
+held.add_to(app)
 live.add_to(app)
 lab.add_to(app)
 stats.add_to(app)
@@ -70,9 +72,9 @@ def main() -> None:
     except UserError as error:
         if "--debug" in sys.argv:
             raise
-        print(f"error: {error.message}", file=sys.stderr)
+        print(f"error: {printable(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print(f"hint: {printable(error.hint)}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         # Whoever read our output has gone (head, less): no error, but say nothing more.
@@ -87,7 +89,7 @@ def main() -> None:
             _discard_output()
             print(f"error: {error.strerror}", file=sys.stderr)
             sys.exit(1)
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"error: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         print("hint: this is a fault of sched-ctl; --debug shows where", file=sys.stderr)
         sys.exit(1)
 

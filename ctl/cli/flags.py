@@ -1,4 +1,4 @@
-"""Command line flags made from the declarations of the settings (`config.Settings`)."""
+"""Command line flags made from the declarations of the settings (`config.settings`)."""
 
 import functools
 import inspect
@@ -9,8 +9,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sched_ctl import config
-from sched_ctl.config import Setting, Settings
+from sched_ctl.config.files import DEFAULT_FILE, load, origin, parse_pairs
+from sched_ctl.config.settings import (
+    ConfigError,
+    Section,
+    Setting,
+    SettingError,
+    Settings,
+    declared,
+)
 
 __all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "with_settings"]
 
@@ -31,7 +38,7 @@ CONFIG = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help=f"Configuration file, instead of {config.DEFAULT_FILE}; drop-ins lie beside it in a "
+        help=f"Configuration file, instead of {DEFAULT_FILE}; drop-ins lie beside it in a "
         "folder with .d for .toml.",
         show_default=False,
         readable=False,
@@ -43,8 +50,8 @@ PANEL = "Settings (each is also a key of the configuration file)"
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each setting; it is called with the `settings` in force."""
     settings = [
-        *config.declared(Settings),
-        *(s for s in config.declared(config.Binding) if s.key == "options"),
+        *declared(Settings),
+        *(s for s in declared(Section) if s.key == "options"),
     ]
 
     @functools.wraps(command)
@@ -56,20 +63,20 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             for setting in settings
             if setting.key != "options" and given[setting.key] not in (None, [])
         }
-        options = config.parse_pairs(given["options"] or [], "--policy-option")
+        options = parse_pairs(given["options"] or [], "--policy-option")
         if options:
             if "policy" not in flags:
-                raise config.ConfigError(
+                raise ConfigError(
                     "command line: --policy-option: which policy?", "give --policy as well"
                 )
             for section in flags["policy"]:
                 section["options"] = options
-        in_force = config.load(file, flags)
+        in_force = load(file, flags)
         try:
             command(settings=in_force, **arguments)
-        except config.SettingError as error:
-            origin = config.origin(file, flags, error.where)
-            raise config.ConfigError(f"{origin}: {error.message}", error.hint) from error
+        except SettingError as error:
+            place = origin(file, flags, error.where)
+            raise ConfigError(f"{place}: {error.message}", error.hint) from error
 
     own = inspect.signature(command)
     parameters = [p for p in own.parameters.values() if p.name != "settings"]
@@ -95,6 +102,16 @@ def _option(setting: Setting) -> Any:
     metavar = setting.metavar
     if setting.type is float:
         kind, metavar = float, "SECONDS"
+    elif setting.type is bool:
+        return Annotated[
+            bool | None,
+            typer.Option(
+                f"{setting.flag}/--no-{setting.key.replace('_', '-')}",
+                help=setting.description[0].upper() + setting.description[1:],
+                show_default=False,
+                rich_help_panel=PANEL,
+            ),
+        ]
     elif typing.get_origin(setting.type) is Literal:
         metavar = "|".join(typing.get_args(setting.type))
     help_text = setting.description[0].upper() + setting.description[1:]
@@ -115,23 +132,23 @@ def _option(setting: Setting) -> Any:
 
 def _value(setting: Setting, given: Any) -> Any:
     if setting.key == "policy":
-        return [_binding(text) for text in given]
+        return [_section(text) for text in given]
     if setting.key == "backends":
         tables: dict[str, dict[str, Any]] = {}
-        for key, value in config.parse_pairs(given, setting.flag).items():
+        for key, value in parse_pairs(given, setting.flag).items():
             backend, _, option = key.partition(".")
             if not option:
-                raise config.ConfigError(
+                raise ConfigError(
                     f"command line: {setting.flag}: expected BACKEND.KEY=VALUE, got '{key}'"
                 )
             tables.setdefault(backend, {})[option] = value
         return tables
     if typing.get_origin(setting.type) is dict:
-        return config.parse_pairs(given, setting.flag)
+        return parse_pairs(given, setting.flag)
     return given
 
 
-def _binding(text: str) -> dict[str, Any]:
+def _section(text: str) -> dict[str, Any]:
     pattern, _, policy = text.rpartition("=")
     if not pattern:
         return {"policy": policy}

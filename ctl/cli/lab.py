@@ -49,7 +49,8 @@ def demo(
     The two take turns (ABBA), so that neither has the better times. Takes about a minute; nothing
     on the machine but the lab engine is touched.
     """
-    from sched_ctl.demo import Options, run
+    from sched_ctl.demo.results import Options
+    from sched_ctl.demo.run import run
 
     run(
         Options(
@@ -73,5 +74,5 @@ def simulate(context: typer.Context) -> None:
     """Run workloads in the simulator: policies, loads, and what to expect of them."""
     import importlib
 
-    simulator = importlib.import_module("sched_ctl.sim.cli")
+    simulator = importlib.import_module("sched_ctl.cli.simulate")
     simulator.app(args=context.args, prog_name="sched-ctl simulate", standalone_mode=True)

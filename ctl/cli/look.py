@@ -2,13 +2,16 @@
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, with_settings
-from sched_ctl.config import Settings
+from sched_ctl.config.settings import Settings
 from sched_ctl.errors import UserError
+
+if TYPE_CHECKING:
+    from sched_ctl.controller.loop import Controller
 
 __all__ = ["add_to"]
 
@@ -20,8 +23,8 @@ def add_to(app: typer.Typer) -> None:
 
 def check(json: Json = False) -> None:
     """Tell what this machine can do, why not more, and what to do about it."""
-    from sched_ctl.cli import show
-    from sched_ctl.machine import check as look
+    from sched_ctl import show
+    from sched_ctl.controller.machine import check as look
 
     findings = look()
     if json:
@@ -39,26 +42,27 @@ def engines(settings: Settings, json: Json = False) -> None:
     """List the engines on this machine, their queries, and how many threads are known."""
     import asyncio
 
-    from sched_ctl import registry
-    from sched_ctl.cli import show
-    from sched_ctl.loading import look
+    from sched_ctl import show
+    from sched_ctl.controller.session import look
+    from sched_ctl.plugins import drivers
 
     logging.getLogger().setLevel(logging.ERROR)
-    found = asyncio.run(look(settings, registry.drivers()))
+    found = asyncio.run(look(settings, drivers.drivers()))
     if json:
         show.emit_json(found)
         return
-    for name, why in registry.problems().items():
+    for name, why in drivers.problems().items():
         show.text(f"{name}: {why}")
     if not found:
-        show.text(f"no engine found (kinds: {', '.join(registry.drivers()) or 'none'})")
+        show.text(f"no engine found (kinds: {', '.join(drivers.drivers()) or 'none'})")
         return
     show.table(
-        ("engine", ">pid", "state", "queries", ">operators", ">threads", "remarks"),
+        ("engine", ">pid", "user", "state", "queries", ">operators", ">threads", "remarks"),
         (
             (
                 engine["engine"],
                 engine["pid"],
+                engine["user"],
                 engine["state"],
                 _queries(engine),
                 engine["operators"],
@@ -68,6 +72,8 @@ def engines(settings: Settings, json: Json = False) -> None:
             for engine in found
         ),
     )
+    for engine in found:
+        show.text(f"{engine['engine']}: ordered {engine['ordered']}")
 
 
 def _queries(engine: dict[str, Any]) -> str:
@@ -78,9 +84,9 @@ def _queries(engine: dict[str, Any]) -> str:
 
 def policies(json: Json = False) -> None:
     """List the policies: what each is best at, what it needs to know, its options."""
-    from sched_ctl import registry
-    from sched_ctl.cli import show
-    from sched_ctl.policy import Policy
+    from sched_ctl import show
+    from sched_ctl.model.policy import Policy
+    from sched_ctl.plugins import registry
 
     rows: list[dict[str, Any]] = []
     for name, made in registry.policies().items():
@@ -147,17 +153,17 @@ def plan(
 
     Examples: sched-ctl plan --policy hr;  sched-ctl plan --engine flink --json
     """
-    from sched_ctl import loading, registry, views
-    from sched_ctl.bindings import check_bindings
-    from sched_ctl.cli import show
+    from sched_ctl import show
+    from sched_ctl.controller import session as loading
+    from sched_ctl.controller import views
+    from sched_ctl.controller.rules import check_sections
+    from sched_ctl.plugins import drivers
 
-    check_bindings(settings)
+    check_sections(settings)
     logging.getLogger().setLevel(logging.WARNING)
-    controller = loading.plan(settings, registry.drivers(), observe)
+    controller = loading.plan(settings, drivers.drivers(), observe)
     if save is not None:
-        from sched_ctl.recording import save as write
-
-        write(save, controller)
+        _save(save, controller)
     plans = views.plans(controller)
     problems = views.problems(controller)
     if json:
@@ -177,8 +183,24 @@ def plan(
         )
 
 
+def _save(path: Path, controller: "Controller") -> None:
+    """Write what the one engine that there is runs, and what was measured of it."""
+    from sched_ctl.telemetry import snapshots
+
+    engines = [engine for engine in controller.engines.values() if engine.snapshot is not None]
+    if len(engines) != 1:
+        found = ", ".join(engine.name for engine in engines) or "no engine"
+        raise UserError(
+            f"--save writes what one engine runs, and found {found}", "choose one with --engine"
+        )
+    [engine] = engines
+    assert engine.snapshot is not None
+    provides = engine.provides or frozenset()
+    snapshots.save(path, snapshots.measured(engine.snapshot, engine.then(), provides))
+
+
 def _show_plan(rule: dict[str, Any]) -> None:
-    from sched_ctl.cli import show
+    from sched_ctl import show
 
     if not rule["threads"]:
         return
@@ -208,8 +230,8 @@ def _least_urgent_last(row: dict[str, Any]) -> float:
 
 def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """Show what the running controller does: policies, engines, problems, its own cost."""
-    from sched_ctl.cli import show
-    from sched_ctl.control import request
+    from sched_ctl import show
+    from sched_ctl.controller.socket import request
 
     answer = request(run_dir, "status")
     if json:
@@ -219,9 +241,14 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
         f"controller pid {answer['pid']}, up {answer['uptime_s']:.0f} s, "
         f"{answer['cpu_share']:.2%} of a CPU, {answer['rss_bytes'] / 1e6:.0f} MB"
     )
+    for where, stalls in (
+        ("machine", answer["pressure"]["machine"]),
+        *answer["pressure"]["engines"].items(),
+    ):
+        show.text(f"pressure: {where}: {_stalls(stalls)}")
     show.table(
         (
-            "binding",
+            "rule",
             "policy",
             "backend",
             ">period",
@@ -277,6 +304,15 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
         show.text(f"problem: {problem}")
 
 
+def _stalls(stalls: dict[str, Any]) -> str:
+    """Words for the shares of the last 10 s: "cpu 12.3%, io 0.2% (full 0.1%)"."""
+    parts = []
+    for resource, stall in stalls.items():
+        full = f" (full {stall['full']:.1%})" if stall["full"] else ""
+        parts.append(f"{resource} {stall['some']:.1%}{full}")
+    return ", ".join(parts) or "not told by this kernel"
+
+
 def explain(
     what: Annotated[
         str,
@@ -290,8 +326,8 @@ def explain(
     json: Json = False,
 ) -> None:
     """Tell why a thread has the priority that it has: from its metrics to what is in force."""
-    from sched_ctl.cli import show
-    from sched_ctl.control import request
+    from sched_ctl import show
+    from sched_ctl.controller.socket import request
 
     answer = request(run_dir, "explain", {"what": what})
     if json:
@@ -299,8 +335,10 @@ def explain(
         return
     for thread in answer:
         urgency = thread["urgency"]
-        show.text(f"\n{thread['operator']}: thread {thread['tid']} ({thread['name']})")
+        show.text()
+        show.text(f"{thread['operator']}: thread {thread['tid']} ({thread['name']})")
         show.text(f"  why        {thread['why']}")
+        show.text(f"  ordered    {thread['ordered']}")
         show.text(
             f"  urgency    rank {show.number(urgency['rank'])}: "
             f"{show.number(urgency['static'])} + {show.number(urgency['per_second'])} * W + "
@@ -320,18 +358,24 @@ def explain(
             show.text(f"  group      {thread['group']}, share {thread['share']:g}")
         applied = ", ".join(f"{k} {v}" for k, v in thread["applied"].items()) or "nothing"
         show.text(f"  in force   {applied} ({thread['backend']})")
-        show.table(
-            ("metric", ">value", "unit", "how"),
-            (
+        if thread["verdict"] is not None:
+            show.text(f"  held back  {thread['verdict']}")
+        for operator in dict.fromkeys(m["operator"] for m in thread["metrics"]):
+            if operator != thread["operator"]:
+                show.text(f"  metrics of {operator}, which it runs")
+            show.table(
+                ("metric", ">value", "unit", "how"),
                 (
-                    m["metric"],
-                    show.number(m["value"]),
-                    m["unit"],
-                    m["how"] + (" (estimate)" if m["estimated"] else ""),
-                )
-                for m in thread["metrics"]
-            ),
-        )
+                    (
+                        m["metric"],
+                        show.number(m["value"]),
+                        m["unit"],
+                        m["how"] + (" (estimate)" if m["estimated"] else ""),
+                    )
+                    for m in thread["metrics"]
+                    if m["operator"] == operator
+                ),
+            )
 
 
 @with_settings
@@ -348,12 +392,11 @@ def config(
     """
     import sys
 
-    from sched_ctl.bindings import check_bindings
-    from sched_ctl.cli import show
-    from sched_ctl.config import dump
+    from sched_ctl import show
+    from sched_ctl.config.dump import dump
+    from sched_ctl.controller.rules import check_sections
 
-    if check:
-        check_bindings(settings)
+    check_sections(settings)
     if json:
         import msgspec
 

@@ -32,8 +32,8 @@ def stats(
 
     Example: sched-ctl stats --watch
     """
-    from sched_ctl.cli import show
-    from sched_ctl.control import request
+    from sched_ctl import show
+    from sched_ctl.controller.socket import request
 
     def ask() -> dict[str, Any]:
         answer: dict[str, Any] = request(run_dir, "dispatch")
@@ -66,7 +66,7 @@ def stats(
 
 def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:
     """Counters, or their rates if there are earlier ones; and the threads that wait most."""
-    from sched_ctl.cli import show
+    from sched_ctl import show
 
     counters = now["counters"]
     rates = (
@@ -85,14 +85,14 @@ def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:
     )
     show.table(
         (
-            *(">tid", "operator", ">cluster", ">age ms", "by", ">waits ms", ">mean wait ms"),
+            *(">tid", "operator", ">queue", ">age ms", "by", ">waits ms", ">mean wait ms"),
             *(">longest ms", ">runs", ">starved"),
         ),
         (
             (
                 row["tid"],
                 row["operator"],
-                row["cluster"],
+                row["queue"],
                 show.number(row["age_ms"]),
                 row["age_by"],
                 *(show.number(row[key]) for key in ("waits_ms", "wait_mean_ms")),

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sched_ctl import synthetic, workload
-from sched_ctl.drivers import EngineError
-from sched_ctl.drivers.lab import LabFile
-from sched_ctl.errors import UserError
+import sched_ctl
+from sched_ctl.errors import EngineError, UserError
+from sched_ctl.lab.file import LabFile
+from sched_ctl.workloads import synthetic, workload
 
 __all__ = ["PROGRAM", "Engine", "running", "workload_file"]
 
-HERE = Path(__file__).parent
+HERE = Path(sched_ctl.__file__).parent
 PROGRAM = HERE / "bin" / "labspe"
 # Where workload files lie: in a checkout, or where a package put them
 WORKLOADS = (HERE.parent / "bench" / "workloads", HERE / "bin" / "workloads")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, with_settings
-from sched_ctl.config import Settings
+from sched_ctl.config.settings import Settings
 from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
@@ -40,13 +40,14 @@ def load(
     """
     import sys
 
-    from sched_ctl import loading, registry
-    from sched_ctl.bindings import check_bindings
+    from sched_ctl.controller import session as loading
+    from sched_ctl.controller.rules import check_sections
+    from sched_ctl.plugins import drivers
 
-    check_bindings(settings)
+    check_sections(settings)
     problems = loading.run(
         settings,
-        registry.drivers(),
+        drivers.drivers(),
         duration_s=float("inf") if duration is None else duration,
         once=once,
     )
@@ -61,9 +62,9 @@ def load(
 @policy.command("set")
 def policy_set(
     name: Annotated[str, typer.Argument(help="Name of the policy, see sched-ctl policies.")],
-    binding: Annotated[
+    rule: Annotated[
         str | None,
-        typer.Option(help="Which [[policy]] section, if there are several.", show_default=False),
+        typer.Option(help="Which rule, by its name, if there are several.", show_default=False),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -76,24 +77,24 @@ def policy_set(
 
     Example: sched-ctl policy set fcfs
     """
-    from sched_ctl.cli import show
-    from sched_ctl.config import parse_pairs
-    from sched_ctl.control import request
+    from sched_ctl import show
+    from sched_ctl.config.files import parse_pairs
+    from sched_ctl.controller.socket import request
 
     arguments = {"policy": name, "options": parse_pairs(option or [], "--option")}
-    if binding is not None:
-        arguments["binding"] = binding
+    if rule is not None:
+        arguments["rule"] = rule
     answer = request(run_dir, "policy-set", arguments)
     if json:
         show.emit_json(answer)
     else:
-        print(f"{answer['binding']}: {answer['policy']} instead of {answer['before']}")
+        print(f"{answer['rule']}: {answer['policy']} instead of {answer['before']}")
 
 
 def unload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """End the running controller; returns when everything is put back."""
-    from sched_ctl.cli import show
-    from sched_ctl.control import request
+    from sched_ctl import show
+    from sched_ctl.controller.socket import request
 
     answer = request(run_dir, "unload", timeout_s=120.0)
     if json:
@@ -109,8 +110,8 @@ def unload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
 
 def restore(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """Put back what a controller that was killed has left changed."""
-    from sched_ctl import loading
-    from sched_ctl.cli import show
+    from sched_ctl import show
+    from sched_ctl.controller import session as loading
 
     problems = loading.put_back(run_dir)
     if json:

@@ -4,8 +4,15 @@ import math
 from itertools import pairwise
 from random import Random
 
-from sched_ctl.demand import cpu_demand
-from sched_ctl.workload import Arrivals, OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
+from sched_ctl.workloads.demand import cpu_demand
+from sched_ctl.workloads.workload import (
+    Arrivals,
+    OperatorSpec,
+    QuerySpec,
+    SourceSpec,
+    Stream,
+    Workload,
+)
 
 __all__ = ["multi", "syn"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 
@@ -12,11 +12,9 @@ import matplotlib.pyplot as plt  # after the choice of the back end
 import numpy as np
 import seaborn as sns  # type: ignore[import-untyped]
 
-from sched_ctl.cli.show import number
-from sched_ctl.graph import Array
-
-if TYPE_CHECKING:
-    from sched_ctl.demo import Phase
+from sched_ctl.demo.results import Phase
+from sched_ctl.model.graph import Array
+from sched_ctl.show import number
 
 __all__ = ["latencies", "queues"]
 
@@ -24,11 +22,11 @@ SAMPLES = 20_000  # drawn for a distribution: enough for the 99.9th percentile
 COLOURS = ("#8a8a8a", "#1f77b4")  # the OS grey, the policy blue
 
 
-def _schedulers(phases: "Sequence[Phase]") -> list[str]:
+def _schedulers(phases: Sequence[Phase]) -> list[str]:
     return list(dict.fromkeys(phase.scheduler for phase in phases))
 
 
-def _values(phases: "Sequence[Phase]", scheduler: str, what: str) -> Array:
+def _values(phases: Sequence[Phase], scheduler: str, what: str) -> Array:
     """About SAMPLES values with the distribution of all phases of a scheduler."""
     edges: list[float] = []
     counts: list[int] = []
@@ -53,7 +51,7 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def latencies(path: Path, phases: "Sequence[Phase]", title: str) -> Path:
+def latencies(path: Path, phases: Sequence[Phase], title: str) -> Path:
     """Latency and slowdown as letter-value plots (Hofmann et al. 2017), the mean as a line."""
     with sns.axes_style("whitegrid"):
         figure, axes = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
@@ -109,7 +107,7 @@ def latencies(path: Path, phases: "Sequence[Phase]", title: str) -> Path:
     return _save(figure, path)
 
 
-def queues(path: Path, phases: "Sequence[Phase]", title: str) -> Path:
+def queues(path: Path, phases: Sequence[Phase], title: str) -> Path:
     """Tuples waiting in all queues over time: a thin line a phase, a thick one their mean."""
     with sns.axes_style("whitegrid"):
         figure, axis = plt.subplots(figsize=(9, 4.2), layout="constrained")

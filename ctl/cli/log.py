@@ -3,8 +3,11 @@
 import logging
 import os
 import sys
+from typing import Any
 
-__all__ = ["set_up"]
+from sched_ctl.errors import printable
+
+__all__ = ["formatter", "set_up"]
 
 # sd-daemon(3): under systemd a line may begin with its priority
 JOURNAL = {logging.ERROR: "<3>", logging.WARNING: "<4>", logging.INFO: "<6>", logging.DEBUG: "<7>"}
@@ -15,6 +18,15 @@ class _Line(logging.Formatter):
     def __init__(self, style: str) -> None:
         super().__init__("%(message)s")
         self._style_name = style
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        # Indented, so that no error's text looks like a line of the log.
+        lines = super().formatException(ei).splitlines()
+        return "\n".join("  " + printable(line) for line in lines)
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -27,6 +39,11 @@ class _Line(logging.Formatter):
         return f"{clock} {text}"
 
 
+def formatter(style: str) -> logging.Formatter:
+    """style: "plain", "journal" (systemd's) or "terminal", in colours."""
+    return _Line(style)
+
+
 def set_up(level: int = logging.INFO) -> None:
     style = "plain"
     if os.environ.get("JOURNAL_STREAM") and not sys.stderr.isatty():
@@ -34,7 +51,7 @@ def set_up(level: int = logging.INFO) -> None:
     elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         style = "terminal"
     handler = logging.StreamHandler()
-    handler.setFormatter(_Line(style))
+    handler.setFormatter(formatter(style))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("httpx", "httpcore", "asyncio", "matplotlib"):
         logging.getLogger(chatty).setLevel(max(level, logging.WARNING))

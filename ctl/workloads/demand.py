@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:  # `workload` checks with `cpu_demand` what it has read
-    from sched_ctl.workload import QuerySpec, Stream, Workload
+    from sched_ctl.workloads.workload import QuerySpec, Stream, Workload
 
 __all__ = ["cpu_demand", "rate_scale", "tuple_rates"]
 

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sched_ctl.errors import printable
+
 __all__ = ["emit_json", "number", "table", "text"]
 
 UNLIMITED = 100_000  # columns
@@ -95,9 +97,7 @@ def _plain(line: str) -> Any:
     """Names come from engines: no markup, no control characters."""
     from rich.text import Text
 
-    return Text(
-        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in line)
-    )
+    return Text(printable(line))
 
 
 def _console() -> Any:

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sched_ctl.demand import cpu_demand
 from sched_ctl.errors import UserError
+from sched_ctl.workloads.demand import cpu_demand
 
 __all__ = [
     "Arrivals",

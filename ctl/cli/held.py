@@ -1,0 +1,95 @@
+"""Commands that show what holds operators back: bottlenecks, top."""
+
+from typing import Annotated, Any
+
+import typer
+
+from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
+from sched_ctl.errors import UserError
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(bottlenecks)
+    app.command()(top)
+
+
+def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
+    """Tell what holds each query and operator back, with the evidence.
+
+    A running controller is asked; the first answer takes two seconds, in which the times of the
+    threads are read.
+    """
+    from sched_ctl import show
+    from sched_ctl.controller.socket import request
+
+    answer = request(run_dir, "bottlenecks")
+    if json:
+        show.emit_json(answer)
+        return
+    if not answer:
+        show.text("no engine answers")
+    for query in answer:
+        show.text(f"\n{query['engine']} {query['query']}: {query['verdict']}: {query['operator']}")
+        show.text(f"  {query['advice']}")
+        show.table(
+            ("operator", "verdict", ">sure", ">runs", ">CPU wait", ">full", ">asleep", ">no input"),
+            (
+                (
+                    operator["operator"].rpartition("/")[2],
+                    verdict(operator),
+                    percent(operator["confidence"]),
+                    *(
+                        percent(operator[share])
+                        for share in ("run", "wait", "backpressured", "blocked", "idle")
+                    ),
+                )
+                for operator in query["operators"]
+            ),
+        )
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    sort: Annotated[
+        str, typer.Option(help="One of: urgency, queue, age, wait, run, operator, verdict.")
+    ] = "urgency",
+    only: Annotated[
+        str, typer.Option("--filter", help="Show only operators with this in their name.")
+    ] = "",
+    interval: Annotated[
+        float, typer.Option(help="Seconds from one look to the next.", min=0.2, max=60)
+    ] = 2.0,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    json: Json = False,
+) -> None:
+    """Watch the operators: queues, ages, priorities, waits for a CPU, what holds them back.
+
+    Keys: s sorts by the next column, / filters by name, p or the space bar pauses, q quits.
+    """
+    import sys
+
+    from sched_ctl import show
+    from sched_ctl.cli import screen
+    from sched_ctl.controller.socket import request
+
+    if sort not in screen.SORTS:
+        raise UserError(f"cannot sort by {sort!r}", f"one of: {', '.join(screen.SORTS)}")
+    if json:
+        show.emit_json(request(run_dir, "top"))
+        return
+    view = screen.View(sort=sort, only=only)
+    if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        screen.print_once(request(run_dir, "top"), view)
+    else:
+        screen.live(lambda: request(run_dir, "top"), view, interval)
+
+
+def verdict(operator: dict[str, Any]) -> str:
+    by = operator["by"]
+    return str(operator["verdict"]) + (f" by {by.rpartition('/')[2]}" if by else "")
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

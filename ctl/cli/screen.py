@@ -1,0 +1,238 @@
+"""The picture of `sched-ctl top`: a table that fits its terminal, drawn again and again.
+
+At 80 columns, as over ssh, the operator, its queue and age, its place among the others, what is in
+force, its waits for a CPU, and the verdict; a wider terminal has the rest.
+"""
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sched_ctl import show
+from sched_ctl.errors import UserError
+
+__all__ = ["SORTS", "View", "draw", "live", "print_once"]
+
+# What can be sorted by: key of a row, and whether the largest comes first
+SORTS = {
+    "urgency": ("place", True),
+    "queue": ("queue", True),
+    "age": ("head_age_s", True),
+    "wait": ("wait", True),
+    "run": ("run", True),
+    "operator": ("operator", False),
+    "verdict": ("verdict", False),
+}
+WIDE = 110  # columns, from which on there is room for all
+COLORS = {
+    "cpu-starved": "red",
+    "single-thread-bound": "magenta",
+    "io-bound": "yellow",
+    "memory-bound": "yellow",
+    "backpressured": "cyan",
+    "idle": "dim",
+    "unknown": "dim",
+}
+Answer = dict[str, Any]
+
+
+@dataclass
+class View:
+    """How the operators are shown. typing: the filter that is being written, None = none is."""
+
+    sort: str = "urgency"
+    only: str = ""
+    paused: bool = False
+    typing: str | None = None
+    first: int = 0  # row at the top
+
+    def press(self, key: str) -> bool:
+        """Take a key. Returns False if it says to end."""
+        if self.typing is not None:
+            if key in "\r\n":
+                self.only, self.typing = self.typing, None
+            elif key == "\x1b":
+                self.typing = None
+            elif key in "\x7f\b":
+                self.typing = self.typing[:-1]
+            elif key.isprintable():
+                self.typing += key
+            return True
+        names = list(SORTS)
+        if key in ("q", "\x03", "\x04"):
+            return False
+        if key == "s":
+            self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        elif key == "/":
+            self.typing = ""
+        elif key in "p ":
+            self.paused = not self.paused
+        elif key in "jk":
+            self.first = max(0, self.first + (1 if key == "j" else -1))
+        elif key == "\x1b":
+            self.only = ""
+        return True
+
+
+def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
+    """The whole picture, no higher than the terminal. height: 0 = as high as it gets."""
+    rows = [row for row in answer["rows"] if view.only.lower() in row["operator"].lower()]
+    key, descending = SORTS[view.sort]
+    rows.sort(key=lambda row: _order(row[key], descending))
+    head = _head(answer, view)
+    room = len(rows) if not height else max(1, height - len(head) - 4)
+    view.first = min(view.first, max(0, len(rows) - room))
+    shown = rows[view.first : view.first + room]
+    table = _table(shown, width >= WIDE)
+    below = len(rows) - view.first - len(shown)
+    foot = f"{len(rows)} operators" + (f", {below} more below (j, k)" if below else "")
+    if height:
+        foot += "   s sort  / filter  p pause  q quit"
+    if view.typing is not None:
+        foot = f"filter: {view.typing}_"
+    return Group(*head, table, Text(foot, style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def print_once(answer: Answer, view: View) -> None:
+    """To standard output; a pipe gets as many columns as there are."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(width=200 if piped else None, highlight=False)
+    with console.capture() as captured:
+        console.print(draw(answer, view, console.width, 0))
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def live(ask: Callable[[], Answer], view: View, interval_s: float) -> None:
+    """Draw until the user ends it. ask: raises UserError if the controller has gone."""
+    answer = ask()
+    console = Console(highlight=False)
+    next_s = time.monotonic() + interval_s
+    with (
+        _keys() as keys,
+        Live(console=console, screen=True, auto_refresh=False) as screen,
+    ):
+        while True:
+            screen.update(draw(answer, view, console.width, console.height), refresh=True)
+            for key in keys(max(0.0, next_s - time.monotonic())):
+                if not view.press(key):
+                    return
+            if time.monotonic() >= next_s:
+                next_s = time.monotonic() + interval_s
+                if not view.paused:
+                    answer = ask()
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits so long for keys, and returns those that were pressed."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def read(timeout_s: float) -> str:
+        ready, _, _ = select.select([fd], [], [], timeout_s)
+        if not ready:
+            return ""
+        typed = os.read(fd, 64)
+        if not typed:
+            raise UserError("the terminal has gone")
+        return typed.decode(errors="replace")
+
+    try:
+        tty.setcbreak(fd)
+        yield read
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _head(answer: Answer, view: View) -> list[Text]:
+    state = "PAUSED, " if view.paused else ""
+    rules = ", ".join(
+        f"{rule['name']}: {rule['policy']} by {rule['backend']}"
+        if rule["name"] != rule["policy"]
+        else f"{rule['policy']} by {rule['backend']}"
+        for rule in answer["policies"]
+    )
+    pressure = "  ".join(
+        f"{resource} {stall['some']:.0%}" for resource, stall in answer["pressure"].items()
+    )
+    filtered = f"   filter: {view.only}" if view.only else ""
+    lines = [
+        f"{state}{rules}",
+        f"pressure: {pressure or 'not told'}   sorted by {view.sort}{filtered}",
+    ]
+    for query in answer["queries"]:
+        if query["verdict"] not in ("idle", "input-bound", "unknown"):
+            lines.append(f"{query['query']} is held by {query['operator']}: {query['verdict']}")
+    return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:6]]
+
+
+def _table(rows: list[dict[str, Any]], wide: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="reverse")
+    table.add_column("operator", no_wrap=True, overflow="ellipsis", min_width=14)
+    columns = [("queue", 6), ("age s", 6), ("place", 5)]
+    columns += [("urgency", 8), ("tid", 8)] if wide else []
+    for name, width in columns:
+        table.add_column(name, justify="right", min_width=width, no_wrap=True)
+    table.add_column("applied", min_width=26 if wide else 8, no_wrap=True, overflow="ellipsis")
+    columns = [("run", 4), ("wait", 4)]
+    columns += [("full", 4), ("asleep", 6), ("no input", 8), ("sure", 4)] if wide else []
+    for name, width in columns:
+        table.add_column(name, justify="right", min_width=width, no_wrap=True)
+    table.add_column("verdict", no_wrap=True, overflow="ellipsis", min_width=22)
+    for row in rows:
+        more = [show.number(row["urgency"]), str(row["tid"])] if wide else []
+        shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
+        table.add_row(
+            _plain(row["operator"]),
+            show.number(row["queue"]),
+            show.number(row["head_age_s"]),
+            "-" if row["place"] is None else f"{row['place']:.2f}",
+            *more,
+            _plain(_applied(row["applied"], wide)),
+            *(_percent(row[share]) for share in shares[: 6 if wide else 2]),
+            Text(_clean(_verdict(row, wide)), style=COLORS.get(row["verdict"], "")),
+        )
+    return table
+
+
+def _applied(values: dict[str, Any], wide: bool) -> str:
+    return " ".join(f"{name} {value}" for name, value in list(values.items())[: 9 if wide else 1])
+
+
+def _verdict(row: dict[str, Any], wide: bool) -> str:
+    if row["by"] is None:
+        return str(row["verdict"])
+    by = row["by"].rpartition("/")[2]
+    return f"{row['verdict']} by {by}" if wide else f"held by {by}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _order(value: Any, descending: bool) -> tuple[bool, Any]:
+    if value is None:
+        return (True, 0)
+    return (False, -value if descending else value)
+
+
+def _plain(text: str) -> Text:
+    return Text(_clean(text))
+
+
+def _clean(text: str) -> str:
+    """Names come from engines: no control characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,1 @@
+"""The lab engine `labspe`, as a child process."""
