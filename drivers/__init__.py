@@ -1,17 +1,14 @@
 """Drivers read an engine: its topology, its threads, its metrics. They change nothing."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
-from sched_ctl.errors import UserError
-from sched_ctl.model import Snapshot
+from sched_ctl.errors import EngineError
+from sched_ctl.model.topology import Snapshot
 
 __all__ = ["Driver", "DriverKind", "EngineError", "Target"]
-
-
-class EngineError(UserError):
-    """The engine did not answer, or not in a form that we understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +16,14 @@ class Target:
     """An engine instance found on this machine, or named with --engine.
 
     kind: the driver's name. address: what the driver needs to reach it ("4711", "127.0.0.1:8081").
-    pid: its main process, or None if it was named and not found.
+    pid: its main process, or None if it was named and not found. uid: whose it is, where that is
+    known without a process: threads of other users do not count as its own.
     """
 
     kind: str
     address: str
     pid: int | None = None
+    uid: int | None = None
 
     @property
     def engine(self) -> str:
@@ -40,6 +39,8 @@ class Driver(Protocol):
 
     target: Target
     provides: frozenset[str]  # primitive metrics this engine can give, see metrics.PRIMITIVES
+    # Optional, `derived`: metric -> how, in words for `explain`, where it is worked out by the
+    # driver and not what the engine reports.
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the engine once. Raises EngineError within about `timeout_s`."""
@@ -54,9 +55,12 @@ class DriverKind:
 
     prompt: connecting and polling read memory only and never wait, not even for an engine that
     hangs. They need no thread then, which saves a tenth of the CPU time of a pass.
+    helpers: what to do with helper threads where the user says nothing, role pattern -> rule (see
+    `decide.HELPER_RULES`); roles without one are left alone.
     """
 
     name: str
     find: Callable[[], Sequence[Target]]
     connect: Callable[[Target], Driver]
     prompt: bool = False
+    helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -6,7 +6,8 @@ from, so that a row can be dropped or bounded when an engine changes.
 
 Roles: "operator" for the threads that process tuples; for helpers one of "network", "flusher"
 (hands half-full buffers on), "timer", "fetcher" (reads for a source), "state", "checkpoint",
-"rpc", "metrics", "io", "gc", "jit", "jvm", "cancel".
+"rpc", "metrics", "io", "gc", "jit", "jvm", "cancel", "acker" (is told of each tuple's end),
+"heartbeat" (who misses it restarts the process), "system" (the engine's own operators).
 """
 
 import re
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 __all__ = ["GRAMMARS", "OPERATOR", "Grammar", "ThreadName", "certainly_helper", "read"]
 
 OPERATOR = "operator"
+LONGEST = 4096  # characters of a name that are looked at
 COMM_LENGTH = 15  # characters of a name that the kernel keeps, TASK_COMM_LEN - 1
 
 
@@ -49,7 +51,12 @@ def _rows(engine: str, seen: str, *rows: tuple[str, str]) -> tuple[Grammar, ...]
 
 
 # NAME (index/parallelism)#attempt, TaskInfoImpl. Versions before 1.13 leave out the attempt.
-FLINK_TASK = r"(?P<task>.+) \((?P<index>\d+)/(?P<parallelism>\d+)\)(?:#(?P<attempt>\d+))?"
+FLINK_TASK = (
+    r"(?P<task>.+) \((?P<index>\d{1,9})/(?P<parallelism>\d{1,9})\)(?:#(?P<attempt>\d{1,9}))?"
+)
+
+# First and last task of an executor.
+STORM_TASKS = r"\[(?P<first>-?\d+), (?P<last>-?\d+)\]"
 
 GRAMMARS: tuple[Grammar, ...] = (
     *_rows(
@@ -59,11 +66,12 @@ GRAMMARS: tuple[Grammar, ...] = (
         ("timer", rf"(?:System )?Time Trigger for {FLINK_TASK}"),
         # Calls the user's source function: as much the operator as the thread of its task.
         (OPERATOR, rf"Legacy Source Thread - {FLINK_TASK}"),
-        ("fetcher", rf"Source Data Fetcher for {FLINK_TASK}(?:-\d+)?(?: \[.*\])?"),
+        ("fetcher", rf"Source Data Fetcher for {FLINK_TASK}(?:-\d+)?"),
+        ("fetcher", rf"(?=.*\]\Z)Source Data Fetcher for {FLINK_TASK}(?:-\d+)? \[.*"),
         ("checkpoint", rf"Channel state writer {FLINK_TASK}"),
         ("cancel", rf"(?:Canceler/Interrupts|Cancellation Watchdog) for {FLINK_TASK} \(\w+\)\."),
         ("network", r"Flink Netty (?:Server|Client) \(.*\) Thread \d+"),
-        ("checkpoint", r"AsyncOperations-thread-\d+|.*[Cc]heckpoint.*-thread-\d+"),
+        ("checkpoint", r"AsyncOperations-thread-\d+|(?=.*[Cc]heckpoint).*-thread-\d+"),
         ("metrics", r"flink-metrics-.*|Flink-Metric-View-Updater.*|prometheus-http-.*"),
         ("metrics", r"HTTP-Dispatcher|idle-timeout-task"),  # the reporter's own server
         ("rpc", r"flink-(?:pekko|akka)\..*|flink-scheduler-\d+|flink-\d+"),
@@ -79,11 +87,21 @@ GRAMMARS: tuple[Grammar, ...] = (
     ),
     *_rows(
         "storm",
-        "2.8, source of ExecutorShutdown and Executor",
-        (OPERATOR, r"(?:Thread-\d+-)?(?P<task>.+)-executor\[(?P<first>\d+), (?P<last>\d+)\]"),
-        ("network", r"Netty-(?:server|client)-.*|Worker-Transfer|refresh-connections.*"),
+        "2.8.3, thread dumps of workers",
+        # Components that begin with two underscores are Storm's own. Its task has the number -1.
+        ("acker", rf"(?:Thread-\d+-)?(?P<task>__acker)-executor{STORM_TASKS}"),
+        ("system", rf"(?:Thread-\d+-)?(?P<task>__.+)-executor{STORM_TASKS}"),
+        (OPERATOR, rf"(?:Thread-\d+-)?(?P<task>.+)-executor{STORM_TASKS}"),
+        ("network", r"Netty-(?:server|client)-.*|Worker-Transfer|client-worker-\d+"),
+        ("network", r"refresh-connections.*|Netty-ChannelAlive-Timer|client-schedule-service-\d+"),
         ("flusher", r"flush-tuple.*|(?:.*-)?buffer-flush.*"),
-        ("metrics", r"metrics-.*-reporter-.*"),
+        ("heartbeat", r"(?:executor-)?heartbeat-timer"),
+        ("metrics", r"metrics-.*-reporter-.*|metric/stat timer|MetricRegistryTimer"),
+        # Zookeeper's client.
+        ("rpc", r"Curator-.*|main-EventThread|main-SendThread\(.*\)"),
+        ("timer", r"(?:refresh-(?:load|credentials|active)|check-for-updated-blobs)-timer"),
+        ("timer", r"(?:reset-log-levels|backpressure-check|user)-timer"),
+        ("io", r"Log4j2-.*"),
     ),
     *_rows(
         "spark",
@@ -113,15 +131,22 @@ GRAMMARS: tuple[Grammar, ...] = (
         ("jvm", r"VM (?:Periodic Task )?Thread|Monitor Deflation Thread|Notification Thread"),
         ("jvm", r"Reference Handler|Finalizer|Signal Dispatcher|Service Thread|Attach Listener"),
         ("jvm", r"Common-Cleaner|DestroyJavaVM|main|Timer-\d+"),
+        ("jvm", r"process reaper"),
     ),
-    # Liebre names a thread after its operator, and nothing else: whatever the virtual machine
-    # does not name is an operator.
-    *_rows("liebre", "source of BasicWorkerThread", (OPERATOR, r"(?P<task>.+)")),
+    # Liebre names a thread after its operator, and nothing else, so no name says that its thread is
+    # an operator's: its driver knows the operators from their metrics.
+    *_rows("liebre", "0.1.1, thread dump", ("metrics", r"metrics-.*-reporter-.*")),
 )
 
 
 def read(engine: str, name: str) -> ThreadName | None:
-    """What a thread's full name says, or None if no grammar of the engine knows it."""
+    """What a thread's full name says, or None if no grammar of the engine knows it.
+
+    Any job may name its threads, so no pattern takes more than linear time, and a name that is
+    too long says nothing.
+    """
+    if len(name) > LONGEST:
+        return None
     for grammar in GRAMMARS:
         if grammar.engine in (engine, "jvm") and (match := grammar.pattern.fullmatch(name)):
             return ThreadName(
@@ -135,6 +160,7 @@ def read(engine: str, name: str) -> ThreadName | None:
 _PASSING = {
     "jvm": ("C1 CompilerThre", "C2 CompilerThre", "GC Thread#", "G1 Conc#", "G1 Refine#"),
     "flink": ("flink-pekko.act", "flink-pekko.rem", "flink-metrics-p", "prometheus-http"),
+    "storm": ("process reaper", "Log4j2-TF-"),
 }
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpcore
 import msgspec
 
-from sched_ctl.drivers import EngineError
-from sched_ctl.kernel.netns import entered
+from sched_ctl.errors import EngineError
+from sched_ctl.kernel.netns import entered, listeners
 
 __all__ = ["ANSWER_LIMIT", "Endpoint"]
 
@@ -101,6 +101,9 @@ class _Network(httpcore.NetworkBackend):
                 connection = socket.create_connection(
                     (host, port), max(0.001, self.deadline - time.monotonic())
                 )
+            if self.pid is not None and not _listens(self.pid, port):
+                connection.close()
+                raise httpcore.ConnectError(f"process {self.pid} no longer listens there")
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(error) from error
         except OSError as error:
@@ -109,8 +112,19 @@ class _Network(httpcore.NetworkBackend):
         return _Stream(connection, self)
 
 
+def _listens(pid: int, port: int) -> bool:
+    """Whether the port is the process's still: another user's may have taken it meanwhile."""
+    try:
+        return any(listener.port == port for listener in listeners(pid))
+    except PermissionError:
+        return True  # not ours to see
+
+
 class Endpoint:
-    """A server that one thread asks: host and port as process `pid` sees them (None: as we do)."""
+    """A server that one thread asks: host and port as process `pid` sees them (None: as we do).
+
+    With a pid, it is that process that must listen there, at each new connection.
+    """
 
     def __init__(self, host: str, port: int, pid: int | None = None) -> None:
         self.host = host

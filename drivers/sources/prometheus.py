@@ -15,7 +15,9 @@ __all__ = ["Labels", "Page"]
 
 Labels = dict[str, str]
 
-SERIES_LIMIT = 200_000  # series whose labels are remembered; beyond that we start again
+PAGE_LIMIT = 16 << 20  # bytes of a page
+LINE_LIMIT = 4096  # characters of a sample's name and labels: longer ones are left out
+REMEMBERED = 16 << 20  # characters of names and labels; beyond that we start again
 LABEL = re.compile(r'\s*([a-zA-Z_:][\w:]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
 ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
@@ -30,21 +32,24 @@ class Page:
         query = urlencode([("name[]", name) for name in sorted(self._families)], safe="[]")
         self._path = f"{path}?{query}"
         self._series: dict[str, tuple[str, Labels] | None] = {}
+        self._size = 0  # characters of what is remembered
 
     def read(self, timeout_s: float) -> Iterator[tuple[str, Labels, float]]:
         """(family, labels, value) of every sample of the wanted families.
 
-        A series has the same `labels` object in every scrape, so what a caller finds by it can
-        be kept by identity. Values are as the page has them: NaN, infinite and negative ones
-        included. Lines that are not of the format are left out. Raises EngineError.
+        A series has the same `labels` object in every scrape until too much is remembered, so what
+        a caller finds by it can be kept by identity, if the object is kept as well. Values are as
+        the page has them: NaN, infinite and negative ones included. Lines that are not of the
+        format are left out. Raises EngineError.
         """
-        text = self._endpoint.get(self._path, timeout_s).decode(errors="replace")
+        text = self._endpoint.get(self._path, timeout_s, PAGE_LIMIT).decode(errors="replace")
         return self.samples(text)
 
     def samples(self, text: str) -> Iterator[tuple[str, Labels, float]]:
         """The samples in a page's text."""
-        if len(self._series) > SERIES_LIMIT:
+        if self._size > REMEMBERED:
             self._series.clear()
+            self._size = 0
         for line in text.split("\n"):
             if not line or line[0] == "#":
                 continue
@@ -55,7 +60,10 @@ class Page:
             try:
                 series = self._series[head]
             except KeyError:
+                if len(head) > LINE_LIMIT:
+                    continue
                 series = self._series[head] = self._take_apart(head)
+                self._size += len(head) + 64
             if series is None:
                 continue
             try:

@@ -6,14 +6,15 @@ operators, one thread each.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from sched_ctl.drivers import EngineError
-from sched_ctl.model import Edge, LogicalOperator
+from sched_ctl.errors import EngineError
+from sched_ctl.model.topology import Edge, LogicalOperator
 
 __all__ = [
     "Config",
@@ -34,6 +35,7 @@ __all__ = [
 # What a topology may hold before we call the engine hostile.
 ROW_LIMIT = 20_000
 EDGE_LIMIT = 2_000_000
+NAME_LIMIT = 4096  # characters of a job's or a vertex's name
 # Ship strategies after which every consumer of a vertex gets the same number of tuples, so that
 # its own queue follows from the producers' counts.
 EVEN = {"FORWARD", "REBALANCE", "BROADCAST", "RESCALE"}
@@ -159,8 +161,10 @@ class Plan:
     """All jobs as rows.
 
     chains: vertex (job, id) -> its logical operators, as rows of `logical` and the names under
-    which Flink reports them. source, sink: per row, whether the vertex has no input or no output
-    inside Flink. even: per row, whether all its inputs spread tuples evenly over the vertex.
+    which Flink reports them. ends: vertex -> places in its chain of the operators that feed other
+    vertices. source, sink: per row, whether the vertex has no input or no output inside Flink.
+    even: per row, whether all its inputs spread tuples evenly over the vertex. outputs: per row,
+    how many edges leave its vertex; two may lead to the same one.
     """
 
     rows: tuple[Row, ...]
@@ -170,16 +174,19 @@ class Plan:
     source: tuple[bool, ...]
     sink: tuple[bool, ...]
     even: tuple[bool, ...]
+    outputs: tuple[int, ...]
     chains: Mapping[tuple[str, str], tuple[tuple[int, str], ...]]
+    ends: Mapping[tuple[str, str], tuple[int, ...]]
     notes: tuple[str, ...]
 
 
 def query_names(jobs: Sequence[Job]) -> dict[str, str]:
     """Job id -> query name: the job's name, with its id where several jobs have the same."""
-    names = Counter(job.name for job in jobs)
-    return {
-        job.jid: job.name if names[job.name] == 1 else f"{job.name}#{job.jid[:8]}" for job in jobs
-    }
+    names = {job.jid: job.name[:NAME_LIMIT] for job in jobs}
+    if len(names) < len(jobs):
+        raise EngineError("Flink reports two jobs with one id")
+    count = Counter(names.values())
+    return {jid: name if count[name] == 1 else f"{name}#{jid[:8]}" for jid, name in names.items()}
 
 
 def chain(name: str) -> tuple[list[str], list[tuple[int, int]]]:
@@ -190,51 +197,68 @@ def chain(name: str) -> tuple[list[str], list[tuple[int, int]]]:
     kept as they are.
     """
     name = re.sub(r"^\[vertex-\d+\]", "", name)
+    nesting = _Nesting(name)
     names: list[str] = []
     edges: list[tuple[int, int]] = []
-    work: list[tuple[str, int | None]] = [(name, None)]
+    work: list[tuple[int, int, int | None]] = [(0, len(name), None)]
     while work:
-        text, parent = work.pop()
-        head, arrow, rest = _cut(text, " -> ")
-        names.append(head)
+        start, end, parent = work.pop()
+        arrow = nesting.first(" -> ", start, end)
+        names.append(name[start : end if arrow is None else arrow])
         here = len(names) - 1
         if parent is not None:
             edges.append((parent, here))
-        if not arrow:
+        if arrow is None:
             continue
-        if rest.startswith("(") and rest.endswith(")") and _closes_at_end(rest):
-            branches = []
-            rest = rest[1:-1]
-            while rest:
-                branch, _, rest = _cut(rest, ", ")
-                branches.append(branch)
-            work.extend((branch, here) for branch in reversed(branches))
+        start = arrow + len(" -> ")
+        if nesting.closes.get(start) == end - 1:
+            branches: list[tuple[int, int, int | None]] = []
+            start += 1
+            while start < end - 1:
+                comma = nesting.first(", ", start, end - 1)
+                branches.append((start, end - 1 if comma is None else comma, here))
+                start = end if comma is None else comma + len(", ")
+            work.extend(reversed(branches))
         else:
-            work.append((rest, here))
+            work.append((start, end, here))
     return names, edges
 
 
-def _cut(text: str, separator: str) -> tuple[str, str, str]:
-    """`str.partition`, at the first separator outside parentheses."""
-    depth = 0
-    for i, letter in enumerate(text):
-        if letter == "(":
-            depth += 1
-        elif letter == ")":
-            depth -= 1
-        elif depth == 0 and text.startswith(separator, i):
-            return text[:i], separator, text[i + len(separator) :]
-    return text, "", ""
+class _Nesting:
+    """Where a name's parentheses close, and its separators by how deep they lie.
 
+    In one look: a name is an engine's word, and may nest as deep as it is long.
+    """
 
-def _closes_at_end(text: str) -> bool:
-    """True if the parenthesis that opens the text is closed by its last character only."""
-    depth = 0
-    for i, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return i == len(text) - 1
-    return False
+    def __init__(self, name: str) -> None:
+        self.closes: dict[int, int] = {}
+        self._depth: list[int] = []  # before each character
+        self._places: dict[tuple[str, int], list[int]] = {}
+        opened: list[int] = []
+        depth = 0
+        for i, letter in enumerate(name):
+            self._depth.append(depth)
+            if letter == "(":
+                opened.append(i)
+                depth += 1
+            elif letter == ")":
+                if opened:
+                    self.closes[opened.pop()] = i
+                depth -= 1
+            else:
+                for separator in (" -> ", ", "):
+                    if name.startswith(separator, i):
+                        self._places.setdefault((separator, depth), []).append(i)
+
+    def first(self, separator: str, start: int, end: int) -> int | None:
+        """Where it first stands between start and end, outside of parentheses that open there."""
+        if start >= end:
+            return None
+        places = self._places.get((separator, self._depth[start]), [])
+        found = bisect_left(places, start)
+        if found < len(places) and places[found] + len(separator) <= end:
+            return places[found]
+        return None
 
 
 def plan(jobs: Sequence[Job], details: Mapping[tuple[str, str], VertexDetail]) -> Plan:
@@ -261,22 +285,31 @@ class _Builder:
         self.source: list[bool] = []
         self.sink: list[bool] = []
         self.even: list[bool] = []
+        self.outputs: list[int] = []
         self.chains: dict[tuple[str, str], tuple[tuple[int, str], ...]] = {}
+        self.ends: dict[tuple[str, str], tuple[int, ...]] = {}
         self.notes: list[str] = []
 
     def add(self, job: Job, query: str, details: Mapping[tuple[str, str], VertexDetail]) -> None:
         known = {vertex.id: vertex for vertex in job.vertices}
+        if len(known) < len(job.vertices):
+            raise EngineError(f"Flink reports two vertices of job {job.jid[:40]} with one id")
         inputs = {
             node.id: [source for source in node.inputs if source.id in known]
             for node in job.plan.nodes
         }
-        fed = {source.id for sources in inputs.values() for source in sources}
+        feeds = Counter(source.id for sources in inputs.values() for source in sources)
         labels: Counter[str] = Counter()
         first: dict[str, int] = {}  # vertex -> its first row
         ends: dict[str, tuple[int, list[int]]] = {}  # vertex -> head and leaves among logical
         used: Counter[str] = Counter()
         for vertex in job.vertices:
-            names, links = chain(vertex.name)
+            if len(vertex.name) > NAME_LIMIT:
+                self.notes.append(
+                    f"{query}: {vertex.name[:40]!r}... has a name of {len(vertex.name)} "
+                    f"characters, of which {NAME_LIMIT} are looked at: it is left alone"
+                )
+            names, links = chain(vertex.name[:NAME_LIMIT])
             unique = []
             for name in names:
                 used[name] += 1
@@ -288,12 +321,22 @@ class _Builder:
             )
             self.logical_edges += [Edge(base + a, base + b) for a, b in links]
             leaves = sorted(set(range(len(names))) - {a for a, _ in links})
+            # A sink at the end of a branch delivers, and feeds nobody.
+            feeding = [
+                leaf for leaf in leaves if not names[leaf].endswith((": Writer", "ommitter"))
+            ]
+            leaves = feeding or leaves
+            self.ends[job.jid, vertex.id] = tuple(leaves)
             ends[vertex.id] = (base, [base + leaf for leaf in leaves])
             first[vertex.id] = len(self.rows)
-            subtasks = {s.subtask: s for s in details[job.jid, vertex.id].subtasks}
+            detail = details.get((job.jid, vertex.id))
+            if detail is None:
+                raise EngineError(f"Flink does not say how job {job.jid[:40]} runs")
+            subtasks = {s.subtask: s for s in detail.subtasks}
             labels[vertex.name] += 1
             again = labels[vertex.name]
-            label = vertex.name if again == 1 else f"{vertex.name} [{again}]"
+            label = vertex.name[:NAME_LIMIT]
+            label = label if again == 1 else f"{label} [{again}]"
             for index in range(vertex.parallelism):
                 subtask = subtasks.get(index)
                 self.rows.append(
@@ -314,17 +357,19 @@ class _Builder:
             count = vertex.parallelism
             sources = inputs.get(vertex.id, [])
             self.source += [not sources] * count
-            self.sink += [vertex.id not in fed] * count
+            self.sink += [not feeds[vertex.id]] * count
+            self.outputs += [feeds[vertex.id]] * count
             self.even += [all(s.ship_strategy in EVEN for s in sources)] * count
         for vertex in job.vertices:
             for source in inputs.get(vertex.id, []):
                 producers = known[source.id].parallelism
+                leaves = ends[source.id][1]
                 self._connect(
                     (first[source.id], producers),
                     (first[vertex.id], vertex.parallelism),
                     source.ship_strategy,
+                    1 / min(len(leaves), feeds[source.id]),
                 )
-                leaves = ends[source.id][1]
                 self.logical_edges += [
                     Edge(leaf, ends[vertex.id][0], 1 / len(leaves)) for leaf in leaves
                 ]
@@ -335,9 +380,9 @@ class _Builder:
                     )
 
     def _connect(
-        self, producers: tuple[int, int], consumers: tuple[int, int], strategy: str
+        self, producers: tuple[int, int], consumers: tuple[int, int], strategy: str, part: float
     ) -> None:
-        """Edges from `(first row, count)` to `(first row, count)`."""
+        """Edges from `(first row, count)` to `(first row, count)`. part: of all that is sent."""
         a, m = producers
         b, n = consumers
         if strategy in ("FORWARD", "RESCALE") and min(m, n) > 0:
@@ -346,11 +391,11 @@ class _Builder:
             else:
                 pairs = [(j * m // n, j) for j in range(n)]
             fan_out = Counter(i for i, _ in pairs)
-            self.edges += [Edge(a + i, b + j, 1 / fan_out[i]) for i, j in pairs]
+            self.edges += [Edge(a + i, b + j, part / fan_out[i]) for i, j in pairs]
         else:
             if len(self.edges) + m * n > EDGE_LIMIT:
                 raise EngineError(f"Flink reports more than {EDGE_LIMIT} streams")
-            share = 1.0 if strategy == "BROADCAST" else 1 / max(n, 1)
+            share = part if strategy == "BROADCAST" else part / max(n, 1)
             self.edges += [Edge(a + i, b + j, share) for i in range(m) for j in range(n)]
 
     def done(self) -> Plan:
@@ -362,6 +407,8 @@ class _Builder:
             source=tuple(self.source),
             sink=tuple(self.sink),
             even=tuple(self.even),
+            outputs=tuple(self.outputs),
             chains=self.chains,
-            notes=tuple(self.notes),
+            ends=self.ends,
+            notes=tuple(dict.fromkeys(self.notes)),
         )

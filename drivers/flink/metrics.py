@@ -12,19 +12,21 @@ output, and a chain counts only what crosses its ends.
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.drivers.flink_plan import Plan
+from sched_ctl.drivers.flink import queues
+from sched_ctl.drivers.flink.plan import Plan
+from sched_ctl.drivers.flink.queues import Doubts
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Labels, Page
-from sched_ctl.graph import Array, Graph, Index
+from sched_ctl.model.graph import Array, Graph, Index
 
-__all__ = ["PROVIDES", "HeadAge", "Reading", "page"]
+__all__ = ["DERIVED", "PROVIDES", "HeadAge", "Reading", "RestAge", "page"]
 
 PROVIDES = frozenset(
     {
@@ -37,6 +39,14 @@ PROVIDES = frozenset(
         "head_age_estimate",
     }
 )
+DERIVED = {
+    "tuples_in": "numRecordsIn of the task; of a source, what its first operator sent",
+    "tuples_out": "numRecordsOut of the task; of a sink, what its writer took",
+    "queue_size": "derived: numRecordsOut of the tasks upstream less numRecordsIn; where edges "
+    "cannot be told apart, waiting buffers times the records that a buffer held so far",
+    "head_age_estimate": "derived: queue size over the rate at which it is emptied, and the "
+    "longest such wait upstream",
+}
 
 TASK = (
     "numRecordsIn",
@@ -45,13 +55,16 @@ TASK = (
     "accumulateBackPressuredTimeMs",
     "accumulateIdleTimeMs",
     "Shuffle.Netty.Input.Buffers.inputQueueLength",
+    "Shuffle.Netty.Input.numBuffersInLocal",
+    "Shuffle.Netty.Input.numBuffersInRemote",
 )
-IN, OUT, BUSY, BACKPRESSURED, IDLE, BUFFERS = range(len(TASK))
+IN, OUT, BUSY, BACKPRESSURED, IDLE, BUFFERS, LOCAL, REMOTE = range(len(TASK))
 OPERATOR = ("numRecordsIn", "numRecordsOut", "pendingRecords")
 PENDING = 2
 SCOPE = "flink_taskmanager_job_task_"
 NAME_LIMIT = 80  # characters of an operator's name in metrics, MetricUtils
 
+PLACES_LIMIT = 500_000  # series whose place is remembered; beyond that we start again
 SETTLE_S = 0.05  # from the request that makes the JobManager fetch to the one that reads
 QUERY_LIMIT = 3000  # characters; Flink's server takes 4096 a request line
 
@@ -86,6 +99,8 @@ class Reading:
         logical: list[int] = []
         self._head = np.zeros(n, dtype=np.intp)
         self._end = np.zeros(n, dtype=np.intp)
+        self._only_end = np.full(n, -1, dtype=np.intp)  # cell of the one that feeds others
+        self._doubts = Doubts(n)
         self._delivers = np.array(plan.sink, dtype=np.bool_)
         for place, row in enumerate(plan.rows):
             chain = plan.chains[row.job, row.vertex]
@@ -101,10 +116,14 @@ class Reading:
                     if name.endswith(": Writer"):
                         self._delivers[place] = True
                 logical.append(operator)
+            ends = plan.ends[row.job, row.vertex]
+            if len(ends) == 1 and repeated[_short(chain[ends[0]][1])] == 1:
+                self._only_end[place] = self._head[place] + ends[0]
         self._logical: Index = np.array(logical, dtype=np.intp)
         self._cell = np.full((len(OPERATOR), len(logical)), np.nan)
-        # Series of the Prometheus pages, by the identity of their labels.
-        self._places: dict[tuple[str, int], tuple[Array, int] | None] = {}
+        # Series of the Prometheus pages, by the identity of their labels. With the labels, so that
+        # an id is not used again while it is known here.
+        self._places: dict[tuple[str, int], tuple[Labels, tuple[Array, int] | None]] = {}
 
     def clear(self) -> None:
         """Forget all values: what is not read again is unknown."""
@@ -116,9 +135,12 @@ class Reading:
         for family, labels, value in source.read(timeout_s):
             key = (family, id(labels))
             try:
-                place = self._places[key]
+                _, place = self._places[key]
             except KeyError:
-                place = self._places[key] = self._place(family, labels)
+                if len(self._places) > PLACES_LIMIT:
+                    self._places.clear()
+                place = self._place(family, labels)
+                self._places[key] = (labels, place)
             if place is not None:
                 place[0][place[1]] = value
 
@@ -176,8 +198,11 @@ class Reading:
                         called = re.sub(r"[ .:,]", "_", operator[:NAME_LIMIT])
                         yield f"{row.index}.{called}.{name}", (self._cell[i], cell)
 
-    def columns(self) -> dict[str, Array]:
-        """Metrics over the plan's rows, without the estimate of the head age."""
+    def columns(self, time_s: float = 0.0) -> dict[str, Array]:
+        """Metrics over the plan's rows, without the estimate of the head age.
+
+        time_s: CLOCK_MONOTONIC when they were read.
+        """
         task = _known(self._task)
         cell = _known(self._cell)
         source = np.array(self.plan.source, dtype=np.bool_)
@@ -191,8 +216,19 @@ class Reading:
             "busy_time": task[BUSY] / 1000,
             "backpressured_time": task[BACKPRESSURED] / 1000,
             "idle_time": task[IDLE] / 1000,
-            "queue_size": self._queues(task, cell),
+            "queue_size": self._queues(time_s, task, cell),
         }
+
+    def time_spent(self, vertices: Collection[tuple[str, str]]) -> float:
+        """Busy, idle and back-pressured time (ms) of these: differs when they were read anew."""
+        rows = [(row.job, row.vertex) in vertices for row in self.plan.rows]
+        return float(np.nansum(self._task[[BUSY, IDLE, BACKPRESSURED]][:, rows]))
+
+    @property
+    def doubted(self) -> tuple[str, ...]:
+        """Labels of tasks whose counts do not tell their queue, in words for the user."""
+        rows = [row for row, doubt in zip(self.plan.rows, self._doubts.rows, strict=True) if doubt]
+        return tuple(dict.fromkeys(f"{row.query}/{row.label}" for row in rows))
 
     def logical(self) -> dict[str, Array]:
         """Metrics over the plan's logical operators."""
@@ -208,37 +244,47 @@ class Reading:
             "tuples_out": np.bincount(self._logical, weights=given, minlength=n).astype(float),
         }
 
-    def _queues(self, task: Array, cell: Array) -> Array:
-        """(n,) tuples on their way to each row: what was sent to it less what it took.
-
-        Where producers choose among a vertex's rows by key, only the vertex's total is known; it
-        is divided by the buffers that wait at each row.
-        """
+    def _queues(self, time_s: float, task: Array, cell: Array) -> Array:
+        """(n,) tuples that wait before each row, see `queues`."""
         plan = self.plan
-        n = len(plan.rows)
-        if n == 0:
+        if not plan.rows:
             return np.zeros(0)
-        arrived: Array = np.zeros(n)
-        if plan.edges:
-            source, target, share = _arrays(plan)
-            weights = share * task[OUT][source]
-            arrived = np.bincount(target, weights=weights, minlength=n).astype(np.float64)
-        queue = np.maximum(arrived - task[IN], 0.0)
-        vertices: dict[tuple[str, str], int] = {}
-        vertex = np.array(
-            [vertices.setdefault((row.job, row.vertex), len(vertices)) for row in plan.rows]
-        )
-        total = np.maximum(np.bincount(vertex, weights=arrived - task[IN]), 0.0)[vertex]
-        buffers = np.nan_to_num(task[BUFFERS])
-        waiting = np.bincount(vertex, weights=buffers)[vertex]
-        count = np.bincount(vertex)[vertex]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            part = np.where(waiting > 0, buffers / waiting, 1 / count)
-        queue = np.where(np.array(plan.even, dtype=np.bool_), queue, total * part)
+        end = np.where(self._only_end >= 0, cell[OUT][self._only_end], np.nan)
+        sent = queues.sent_by_edge(plan, task[OUT], end)
+        counted = queues.in_flight(plan, sent, task[IN], task[BUFFERS])
+        doubted = self._doubts.update(time_s, counted, task[IDLE] / 1000, task[IN])
+        received = np.nan_to_num(task[LOCAL]) + np.nan_to_num(task[REMOTE])
+        seen = queues.in_buffers(task[BUFFERS], task[IN], received)
+        queue = np.where(np.isnan(counted) | doubted, seen, counted)
         # What waits before a source is known to the source alone, if at all.
         pending = cell[PENDING][self._head]
-        known: Array = np.where(np.array(plan.source, dtype=np.bool_), pending, queue)
-        return known
+        return np.asarray(np.where(np.array(plan.source, dtype=np.bool_), pending, queue))
+
+
+class RestAge:
+    """How old values get that the JobManager hands on, as seen: they stand still in between."""
+
+    DIFFERS = 1.5  # a new age is told when it is this many times another
+
+    def __init__(self) -> None:
+        self.told_s: float | None = None
+        self._value = float("nan")
+        self._since_s = float("nan")
+
+    def update(self, time_s: float, value: float) -> bool:
+        """value: differs whenever the values are new ones. Returns whether the age is another."""
+        if value == self._value:
+            return False
+        age_s, self._since_s, self._value = time_s - self._since_s, time_s, value
+        told_s = self.told_s or 0.0
+        if not (age_s > self.DIFFERS * told_s or age_s < told_s / self.DIFFERS):
+            return False
+        self.told_s = age_s
+        return True
+
+    @property
+    def words(self) -> str:
+        return "" if self.told_s is None else f", up to {self.told_s:.1f} s old as seen"
 
 
 class HeadAge:
@@ -280,14 +326,6 @@ class HeadAge:
             own[rows] += upstream[rows]
             np.maximum.at(upstream, self._graph.target[edges], own[self._graph.source[edges]])
         return np.where(np.isnan(self._wait), np.nan, np.where(queue > 0, own, 0.0))
-
-
-def _arrays(plan: Plan) -> tuple[Index, Index, Array]:
-    return (
-        np.array([edge.source for edge in plan.edges], dtype=np.intp),
-        np.array([edge.target for edge in plan.edges], dtype=np.intp),
-        np.array([edge.share for edge in plan.edges], dtype=np.float64),
-    )
 
 
 def _known(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -16,19 +16,21 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from sched_ctl.drivers import DriverKind, EngineError, Target
-from sched_ctl.drivers import flink_local as local
-from sched_ctl.drivers.flink_metrics import PROVIDES, HeadAge, Reading, page
-from sched_ctl.drivers.flink_plan import (
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.flink.metrics import DERIVED, PROVIDES, HeadAge, Reading, RestAge, page
+from sched_ctl.drivers.flink.plan import (
     Config,
     Job,
     JobOverview,
     Jobs,
     Plan,
     Row,
+    TaskManager,
     TaskManagers,
     VertexDetail,
     plan,
@@ -36,10 +38,10 @@ from sched_ctl.drivers.flink_plan import (
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.drivers.threadnames import OPERATOR
-from sched_ctl.errors import UserError
-from sched_ctl.kernel import procfs
+from sched_ctl.errors import EngineError, UserError
+from sched_ctl.kernel import identity, procfs
 from sched_ctl.kernel.netns import same_network
-from sched_ctl.model import HelperThread, PhysicalOperator, Snapshot, Thread, Topology
+from sched_ctl.model.topology import HelperThread, PhysicalOperator, Snapshot, Thread, Topology
 
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
 
@@ -52,19 +54,26 @@ LIVE = {"RUNNING", "RESTARTING", "FAILING"}
 FETCH_SETTING = "metrics.fetcher.update-interval"
 FETCH_DEFAULT = "10 s"
 CACHE_SLACK_S = 0.2
+PROBE_AGAIN_S = (10.0, 300.0)  # a missing metrics page is looked for again after so long, at most
+FAILURES = 3  # of a page in a row, before its TaskManager is asked through the JobManager
 ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:@\s/]+):)?(?P<port>\d+)(?:@(?P<pid>\d+))?")
 
 
 def find() -> list[Target]:
     """Clusters whose JobManager runs on this machine, in whatever network namespace."""
-    found = []
-    for pid in local.job_managers():
-        endpoint = local.rest_endpoint(pid)
-        if endpoint is not None:
+    born = {pid: stat.start_time for pid in local.job_managers() if (stat := procfs.stat(pid))}
+    for gone in _found.keys() - born.items():
+        del _found[gone]
+    new = [pid for pid, start_time in born.items() if (pid, start_time) not in _found]
+    for pid, endpoint in local.rest_endpoints(new).items():
+        with suppress(OSError):
             where = endpoint.address if same_network(pid) else f"{endpoint.address}@{pid}"
-            found.append(Target("flink", where, pid))
-            endpoint.close()
-    return found
+            _found[pid, born[pid]] = Target("flink", where, pid)
+        endpoint.close()
+    return list(_found.values())
+
+
+_found: dict[tuple[int, int], Target] = {}  # by process and its start time; asked only once
 
 
 def connect(target: Target) -> "FlinkDriver":
@@ -81,9 +90,25 @@ def connect(target: Target) -> "FlinkDriver":
     host = (match["host"] or "127.0.0.1").strip("[]")
     port = int(match["port"])
     pid = int(match["pid"]) if match["pid"] else target.pid
+    uid = target.uid
     if pid is None:
         pid = local.owner_of(host, port)
-    return FlinkDriver(replace(target, pid=pid), Endpoint(host, port, pid))
+    if pid is None and uid is None:
+        uid = local.listening_user(host, port)
+    return FlinkDriver(replace(target, pid=pid, uid=uid), Endpoint(host, port, pid))
+
+
+@dataclass
+class Retry:
+    """When to look for a page again; how often in a row it failed."""
+
+    at_s: float = 0.0
+    pause_s: float = PROBE_AGAIN_S[0]
+    failures: int = 0
+
+    def later(self) -> None:
+        self.at_s = time.monotonic() + self.pause_s
+        self.pause_s = min(2 * self.pause_s, PROBE_AGAIN_S[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +124,18 @@ class FlinkDriver:
     """One cluster: the JobManager and those of its TaskManagers that run on this machine."""
 
     provides = PROVIDES
+    derived = DERIVED
 
     def __init__(self, target: Target, rest: Endpoint) -> None:
         self.target = target
         self._rest = rest
         self._born = procfs.stat(target.pid) if target.pid is not None else None
+        # Whose TaskManagers it may speak of. None: the administrator named a cluster elsewhere.
+        self._uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self._processes: dict[int, local.Process] = {}
         self._pages: dict[int, Page | None] = {}
+        self._probes: dict[int, Retry] = {}  # of TaskManagers whose page is not to be had
+        self._rest_age = RestAge()
         self._matching: tuple[str, ...] = ()  # notes on processes
         self._listed: tuple[JobOverview, ...] | None = None
         self._known: set[str] = set()  # jobs that were read at least once
@@ -116,6 +146,7 @@ class FlinkDriver:
         self._reading: Reading | None = None
         self._head_age: HeadAge | None = None
         self._topology: Topology | None = None
+        self._doubted: tuple[str, ...] = ()
         self._missing: set[str] = set()  # jobs with a subtask here whose thread was not found
         # The JobManager answers questions about a job from a cache, so what it says right after
         # a change may be from before it, and is read again when the cache has expired.
@@ -152,13 +183,13 @@ class FlinkDriver:
                 one.close()
 
     def _check_alive(self) -> None:
-        if self._born is not None:
-            now = procfs.stat(self._born.tid)
-            if now is None or now.start_time != self._born.start_time or now.state == "Z":
-                raise EngineError(f"{self.target.engine}: its JobManager has ended")
+        born = self._born
+        if born is not None and not identity.runs(born.tid, born.start_time):
+            raise EngineError(f"{self.target.engine}: its JobManager has ended")
         dead = [pid for pid, process in self._processes.items() if not process.alive]
         for pid in dead:
             del self._processes[pid]
+            self._probes.pop(pid, None)
             if (gone := self._pages.pop(pid, None)) is not None:
                 gone.close()
         if dead:
@@ -187,18 +218,48 @@ class FlinkDriver:
 
     def _look_for_processes(self, deadline: float) -> None:
         known: TaskManagers = self._rest.json("/taskmanagers", _left(deadline), TaskManagers)
-        matched, notes = local.match(local.task_managers(), known.taskmanagers)
+        matched, notes = local.match(local.task_managers(self._uid), known.taskmanagers)
         self._matching = tuple(notes)
         for pid, one in matched.items():
             process = self._processes.get(pid)
             if process is None or process.known.id != one.id:
                 born = procfs.stat(pid)
                 if born is not None:
-                    self._processes[pid] = local.Process(pid, born.start_time, one)
-                    endpoint = local.metrics_endpoint(pid, one)
-                    self._pages[pid] = None if endpoint is None else page(endpoint)
+                    self._processes[pid] = local.Process(pid, born.start_time, "flink", known=one)
+                    self._pages[pid] = None
+                    self._probes[pid] = Retry()
                     self._topology = None
+            retry = self._probes.get(pid)
+            if retry is not None and pid in self._processes and time.monotonic() >= retry.at_s:
+                self._look_for_page(pid, one, retry)
         self._next_processes = time.monotonic() + PROCESSES_EVERY_S
+
+    def _look_for_page(self, pid: int, known: TaskManager, retry: Retry) -> None:
+        """Its first answer may have been too slow, or its reporter came up after it."""
+        endpoint = local.metrics_endpoint(pid, known)
+        if endpoint is None:
+            retry.later()
+            return
+        self._pages[pid] = page(endpoint)
+        self._topology = None
+        del self._probes[pid]
+
+    def _scrape(self, pid: int, source: Page, deadline: float) -> None:
+        """Read a page. Raises EngineError; if that goes on, the page is given up for a while."""
+        assert self._reading is not None
+        try:
+            self._reading.scrape(source, _left(deadline))
+        except EngineError:
+            retry = self._probes.setdefault(pid, Retry(at_s=math.inf))
+            retry.failures += 1
+            if retry.failures >= FAILURES:
+                source.close()
+                self._pages[pid] = None
+                self._topology = None
+                retry.failures = 0
+                retry.later()
+            raise
+        self._probes.pop(pid, None)
 
     def _look_at_threads(self, deadline: float) -> bool:
         """Ask virtual machines whose threads changed; whether any answered."""
@@ -255,6 +316,11 @@ class FlinkDriver:
         notes = [*self._matching, *self._plan.notes]
         threads, helpers, told = self._threads(self._plan.rows)
         notes += told
+        if self._reading is not None and (doubted := self._reading.doubted):
+            notes.append(
+                f"{', '.join(doubted)}: idle, and yet with a queue by the counts of records, which "
+                "side outputs spoil; its queue is taken from the buffers that wait"
+            )
         if not all(self._pages.get(pid) for pid in self._processes):
             notes.append(self._about_rest())
         built = Topology(
@@ -340,9 +406,9 @@ class FlinkDriver:
 
     def _about_rest(self) -> str:
         return (
-            "a TaskManager has no Prometheus reporter, so metrics come from the JobManager, which "
-            f"refreshes them every {self._fetch_interval} ({FETCH_SETTING}; a bare number is in "
-            "milliseconds)"
+            "a TaskManager has no Prometheus page that answers, so metrics come from the "
+            f"JobManager{self._rest_age.words}; it refreshes them every {self._fetch_interval} "
+            f"({FETCH_SETTING}; a bare number is in milliseconds)"
         )
 
     def _measure(self, deadline: float) -> Snapshot:
@@ -355,7 +421,7 @@ class FlinkDriver:
         for pid, process in self._processes.items():
             source = self._pages.get(pid)
             if source is not None:
-                reading.scrape(source, _left(deadline))
+                self._scrape(pid, source, deadline)
                 scraped.add(process.known.id)
         end = time.monotonic()
         rest = {
@@ -367,10 +433,15 @@ class FlinkDriver:
             reading.ask(self._rest, sorted(rest), deadline)
             if not scraped:
                 begin = end = time.monotonic()
+            if self._rest_age.update(time.monotonic(), reading.time_spent(rest)):
+                self._build()
         time_s = (begin + end) / 2
-        columns = reading.columns()
+        columns = reading.columns(time_s)
         if self._head_age is None:
             self._head_age = HeadAge(self._topology.graph)
+        if reading.doubted != self._doubted:
+            self._doubted = reading.doubted
+            self._build()
         columns["head_age_estimate"] = self._head_age.update(
             time_s, columns["tuples_in"], columns["queue_size"]
         )
@@ -395,4 +466,7 @@ def _left(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
 
 
-kind = DriverKind("flink", find, connect)
+# A record is on its way only when the flusher has handed on its buffer, and a window closes only
+# when its timer has fired: a query is as slow as these. All else is left as it is, at nice 0, where
+# no operator is above it: the virtual machine and its collector, RPC and heartbeats, network.
+kind = DriverKind("flink", find, connect, helpers={"flusher": "follow", "timer": "follow"})

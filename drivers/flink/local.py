@@ -1,27 +1,30 @@
 """Flink's processes on this machine: which they are, where they listen, what their threads do."""
 
+import math
 import re
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sched_ctl.drivers import EngineError, threadnames
-from sched_ctl.drivers.flink_plan import TaskManager
+from sched_ctl.drivers.flink.plan import TaskManager
+from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.sources.http import Endpoint
-from sched_ctl.drivers.threadnames import ThreadName
-from sched_ctl.kernel import hotspot, procfs
-from sched_ctl.kernel.netns import Listener, listeners, same_network
-from sched_ctl.model import Thread
+from sched_ctl.errors import EngineError
+from sched_ctl.kernel import procfs
+from sched_ctl.kernel.netns import Listener, listeners, listening_uid, same_network
 
 __all__ = [
     "Process",
     "job_managers",
+    "listening_user",
     "match",
     "metrics_endpoint",
     "owner_of",
     "rest_endpoint",
+    "rest_endpoints",
     "task_managers",
 ]
 
@@ -31,19 +34,24 @@ TASK_MANAGER = re.compile(r"org\.apache\.flink\.\S*(TaskManagerRunner|TaskExecut
 REST_PORT = 8081  # Flink's defaults
 METRICS_PORTS = range(9249, 9261)
 PROBE_S = 0.5  # how long a port may take to say what it is
+MOST_PORTS = 12  # asked of one process
+SEARCH_S = 3.0  # for all JobManagers together
+SEARCHERS = 16  # asked at the same time
 PROBE_FAMILY = "flink_taskmanager_Status_JVM_CPU_Load"
-# A dump stops the virtual machine for milliseconds, so a process that keeps starting threads of
-# unknown purpose gets one a second at most.
-DUMP_EVERY_S = 1.0
-RETRY_S = 10.0  # after a dump that failed
 
 
 def job_managers() -> list[int]:
     return _processes(JOB_MANAGER)
 
 
-def task_managers() -> list[int]:
-    return _processes(TASK_MANAGER)
+def task_managers(uid: int | None = None) -> list[int]:
+    """TaskManagers of this user; None: of all.
+
+    A TaskManager is recognised by ports and words that any process may have, so a cluster's word
+    counts only for processes of its own user.
+    """
+    found = _processes(TASK_MANAGER)
+    return found if uid is None else [pid for pid in found if procfs.owner(pid) == uid]
 
 
 def _processes(main: re.Pattern[str]) -> list[int]:
@@ -70,21 +78,41 @@ def _listeners(pid: int) -> tuple[Listener, ...]:
         return ()  # gone, or not ours to look at
 
 
-def rest_endpoint(pid: int) -> Endpoint | None:
+def rest_endpoint(pid: int, end: float = math.inf) -> Endpoint | None:
     """Where the JobManager's REST interface listens, as the process itself sees it.
 
-    None while it is starting. Other ports are asked only if the likely ones are not it.
+    None while it is starting. Other ports are asked only if the likely ones are not it, not more
+    than a few, and until `end` (time.monotonic): a process may listen on any number in silence.
     """
     likely = {_property(pid, "rest.port"), _property(pid, "rest.bind-port"), str(REST_PORT)}
     found = sorted(_listeners(pid), key=lambda listener: str(listener.port) not in likely)
-    for listener in found:
+    for listener in found[:MOST_PORTS]:
+        left = end - time.monotonic()
+        if left <= 0:
+            break
         endpoint = Endpoint(listener.host, listener.port, pid)
         with suppress(EngineError):
-            answer = endpoint.json("/config", PROBE_S)
+            answer = endpoint.json("/config", min(PROBE_S, left))
             if isinstance(answer, dict) and "flink-version" in answer:
                 return endpoint
         endpoint.close()
     return None
+
+
+def rest_endpoints(pids: Iterable[int]) -> dict[int, Endpoint]:
+    """Where these JobManagers listen, as far as it can be told within `SEARCH_S`.
+
+    All are asked at the same time, and each user's first one before anybody's second: who
+    starts many that stay silent delays himself.
+    """
+    of_user: dict[int | None, list[int]] = {}
+    for pid in pids:
+        of_user.setdefault(procfs.owner(pid), []).append(pid)
+    ranked = sorted((rank, pid) for own in of_user.values() for rank, pid in enumerate(own))
+    end = time.monotonic() + SEARCH_S
+    with ThreadPoolExecutor(SEARCHERS, "find flink") as pool:
+        asked = {pid: pool.submit(rest_endpoint, pid, end) for _, pid in ranked}
+    return {pid: found for pid, future in asked.items() if (found := future.result())}
 
 
 def owner_of(host: str, port: int) -> int | None:
@@ -96,10 +124,18 @@ def owner_of(host: str, port: int) -> int | None:
     return None
 
 
+def listening_user(host: str, port: int) -> int | None:
+    """Who listens at this port of our own machine; None where it is another machine's."""
+    if host != "localhost" and not host.startswith("127.") and host != "::1":
+        return None
+    return listening_uid(port)
+
+
 def metrics_endpoint(pid: int, known: TaskManager) -> Endpoint | None:
     """Where the TaskManager's Prometheus reporter listens, or None if it has none."""
     ports = [x for x in _listeners(pid) if x.port not in (known.data_port, known.rpc_port)]
-    for listener in sorted(ports, key=lambda listener: listener.port not in METRICS_PORTS):
+    ports.sort(key=lambda listener: listener.port not in METRICS_PORTS)
+    for listener in ports[:MOST_PORTS]:
         endpoint = Endpoint(listener.host, listener.port, pid)
         with suppress(EngineError):
             if PROBE_FAMILY.encode() in endpoint.get(f"/metrics?name[]={PROBE_FAMILY}", PROBE_S):
@@ -144,62 +180,7 @@ def _has_address(pid: int, address: str) -> bool:
 
 
 @dataclass(eq=False)
-class Process:
+class Process(JavaProcess):
     """A TaskManager of this machine and what is known of its threads."""
 
-    pid: int
-    start_time: int
-    known: TaskManager
-    names: dict[Thread, ThreadName] = field(default_factory=dict)
-    trouble: str = ""
-    _seen: dict[int, str] = field(default_factory=dict)  # tid -> comm at the last look
-    _next_dump: float = 0.0
-    _due: bool = True
-
-    @property
-    def alive(self) -> bool:
-        now = procfs.stat(self.pid)
-        return now is not None and now.start_time == self.start_time and now.state != "Z"
-
-    def changed(self, *, wanted: bool) -> bool:
-        """Look whether threads came or went that may be operators'; some 0.1 ms.
-
-        wanted: some operator's thread is missing, so look again whatever came.
-        """
-        tids = set(procfs.tids(self.pid))
-        went = self._seen.keys() - tids
-        lost = went and any(thread.tid in went for thread in self.names)
-        for tid in went:
-            del self._seen[tid]
-        for tid in tids - self._seen.keys():
-            if (thread := procfs.thread(self.pid, tid)) is not None:
-                self._seen[tid] = thread.name
-                # A thread just born still has its parent's name: that counts as unknown.
-                if not threadnames.certainly_helper("flink", thread.name):
-                    self._due = True
-        if wanted or lost:
-            self._due = True
-        return self._due and time.monotonic() >= self._next_dump
-
-    def look(self, timeout_s: float) -> None:
-        """Ask the virtual machine for the names of its threads. Failures end up in `trouble`."""
-        try:
-            threads = hotspot.threads(self.pid, timeout_s)
-        except hotspot.AttachError as error:
-            self.trouble = error.message + (f" ({error.hint})" if error.hint else "")
-            self._next_dump = time.monotonic() + RETRY_S
-            return
-        self.trouble = ""
-        self._due = False
-        self._next_dump = time.monotonic() + DUMP_EVERY_S
-        before = {thread.tid: thread for thread in self.names}
-        names = {}
-        for java in threads:
-            said = threadnames.read("flink", java.name)
-            start = procfs.thread(self.pid, java.tid) if said else None
-            if said is None or start is None:
-                continue
-            thread = Thread(self.pid, java.tid, start.start_time, java.name)
-            # The same object as before, where it is the same thread.
-            names[before[java.tid] if before.get(java.tid) == thread else thread] = said
-        self.names = names
+    known: TaskManager = field(kw_only=True)

@@ -1,0 +1,1 @@
+"""The lab engine, `labspe`."""

@@ -1,0 +1,1 @@
+"""Liebre 0.1, unmodified."""

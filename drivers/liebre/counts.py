@@ -1,0 +1,133 @@
+"""What Liebre counts: tuples that entered (IN) and left (OUT) each stream.
+
+With file metrics there is a file for each count, a line a second, `EPOCH,COUNT`, written when the
+first tuple of a later second comes: the current second is never in it, and the file of an idle
+stream stands still. With Dropwizard metrics the counters start anew each time that a reporter
+reads them (DropwizardCountMetric), so what is reported are increases.
+
+`A_B` is the stream from A to B, and both names may hold underscores (Liebre numbers replicas
+`NAME_1`), so a stream's name is taken apart by the names that are known.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from sched_ctl.drivers.sources.graphite import Series
+
+__all__ = ["CountFile", "by_prefix", "open_files", "taken_apart"]
+
+FILE = re.compile(r"(?P<id>[^/]+)\.(?P<metric>IN|OUT|EXEC|RATE)\.csv")
+SERIES = re.compile(
+    r"(?:(?P<prefix>.*)\.)?(?P<id>[^.]+)\.(?P<metric>IN|OUT|EXEC|RATE)(?:\.(?P<of>\w+))?"
+)
+FILES_LIMIT = 10_000
+WHOLE_LIMIT = 64 << 20  # bytes; what is longer is read from its end on
+PART = 1 << 20
+LINE_LIMIT = 64
+LATE_S = 2  # a second's line is there when so many have passed, if it comes at all
+
+
+def open_files(pid: int) -> dict[tuple[str, str], int]:
+    """(id, metric) -> descriptor of the process, of the metric files that it has open."""
+    found: dict[tuple[str, str], int] = {}
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with suppress(OSError):  # closed meanwhile
+                name = os.readlink(entry.path).rpartition("/")[2]  # noqa: PTH115  many of them
+                if match := FILE.fullmatch(name):
+                    found[match["id"], match["metric"]] = int(entry.name)
+            if len(found) >= FILES_LIMIT:
+                break
+    return found
+
+
+@dataclass(eq=False)
+class CountFile:
+    """Follows one IN or OUT file. total: tuples in the seconds that are complete by now.
+
+    whole: whether it was read from its beginning.
+    """
+
+    descriptor: int
+    total: int = 0
+    whole: bool = True
+    _offset: int = 0
+    _rest: bytes = b""
+    _early: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, pid: int, descriptor: int) -> "CountFile | None":
+        """The file behind a process's descriptor, by that and not by a path, which may be anyone's.
+
+        None if it is no regular file, or gone.
+        """
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            ours = os.open(f"/proc/{pid}/fd/{descriptor}", flags)
+        except OSError:
+            return None
+        about = os.fstat(ours)
+        if not stat.S_ISREG(about.st_mode):
+            os.close(ours)
+            return None
+        long = about.st_size > WHOLE_LIMIT
+        return cls(ours, whole=not long, _offset=about.st_size if long else 0)
+
+    def read(self, epoch_s: float) -> int:
+        """`total` after what was written by now. epoch_s: time.time()."""
+        part = os.pread(self.descriptor, PART, self._offset)
+        while part:
+            self._offset += len(part)
+            *lines, self._rest = (self._rest + part).split(b"\n")
+            self._rest = self._rest[:LINE_LIMIT]
+            for line in lines:
+                second, comma, count = line[:LINE_LIMIT].partition(b",")
+                if comma and second.isdigit() and count.strip().isdigit():
+                    self._early.append((int(second), int(count)))
+            # A file that grows as fast as it is read must not hold us up.
+            part = os.pread(self.descriptor, PART, self._offset) if len(part) == PART else b""
+        due = int(epoch_s) - LATE_S
+        if self._early and self._early[0][0] <= due:
+            self.total += sum(count for second, count in self._early if second <= due)
+            self._early = [entry for entry in self._early if entry[0] > due]
+        return self.total
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def by_prefix(found: Mapping[str, Series]) -> dict[str, dict[tuple[str, str], Series]]:
+    """Series in Liebre's names, by the prefix that its program chose and by (id, metric)."""
+    prefixes: dict[str, dict[tuple[str, str], Series]] = {}
+    for name, series in found.items():
+        match = SERIES.fullmatch(name)
+        if match is None:
+            continue
+        counts = match["metric"] in ("IN", "OUT")
+        if counts and match["of"] != "count":
+            continue
+        prefixes.setdefault(match["prefix"] or "", {})[match["id"], match["metric"]] = series
+    return prefixes
+
+
+def taken_apart(
+    streams: Iterable[str], names: Collection[str]
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Stream -> (producer, consumer), and the streams that can be read in several ways."""
+    found = {}
+    unclear = []
+    for stream in sorted(streams):
+        ways = [
+            (stream[:at], stream[at + 1 :])
+            for at, letter in enumerate(stream)
+            if letter == "_" and stream[:at] in names and stream[at + 1 :] in names
+        ]
+        if len(ways) == 1:
+            found[stream] = ways[0]
+        elif ways:
+            unclear.append(stream)
+    return found, unclear

@@ -1,0 +1,286 @@
+"""One Java process that runs Liebre queries, found by the metrics that it writes or sends.
+
+Liebre is a library: the main class is the user's. A thread is called exactly as its operator, and
+nothing else marks it, so operators are the names in the metrics, and all other threads are left
+alone. Its own times (EXEC) include the wait for input; costs come from the kernel.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.jvm import JavaProcess
+from sched_ctl.drivers.liebre.counts import CountFile, by_prefix, open_files, taken_apart
+from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series
+from sched_ctl.errors import EngineError, UserError
+from sched_ctl.kernel import hotspot, procfs
+from sched_ctl.model.graph import Array
+from sched_ctl.model.topology import (
+    Edge,
+    HelperThread,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
+
+__all__ = ["LiebreDriver", "connect", "find", "kind"]
+
+PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size"})
+ATTACH_S = 5.0
+LOOK_EVERY_S = 5.0  # for new files and series
+LISTEN_EVERY_S = 10.0
+ENOUGH = 500  # tuples from which the shares of a producer's streams are taken from counts
+LIBRARY = "liebre"
+JAVA = re.compile(r"(?:^|/)java$")
+
+
+def find() -> list[Target]:
+    """Java processes with Liebre on their class path, or with its metric files open."""
+    found = []
+    for pid in procfs.pids():
+        words = procfs.command_line(pid)
+        # By its name first: what else is mapped takes a hundred times as long to see.
+        if not words or not JAVA.search(words[0]) or not hotspot.is_hotspot(pid):
+            continue
+        on_path = any(
+            LIBRARY in jar.rpartition("/")[2].lower()
+            for word in words
+            for jar in word.split(":")
+            if jar.endswith(".jar")
+        )
+        if on_path or open_files(pid):
+            found.append(Target("liebre", str(pid), pid))
+    return found
+
+
+def connect(target: Target) -> "LiebreDriver":
+    """Follow process PID. Raises EngineError if there is none, UserError for another address."""
+    if not target.address.isdecimal():
+        raise UserError(
+            f"{target.address!r} is no address of a Liebre query",
+            "give the id of its process: --engine liebre:PID",
+        )
+    pid = int(target.address)
+    born, uid = procfs.stat(pid), procfs.effective_uid(pid)
+    if born is None or uid is None:
+        raise EngineError(f"{target.engine}: there is no such process")
+    return LiebreDriver(replace(target, pid=pid), born.start_time, uid)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """entered, left: what counts tuples at its two ends, if it is known."""
+
+    producer: str
+    consumer: str
+    entered: "CountFile | Series | None"
+    left: "CountFile | Series | None"
+
+    def counts(self, epoch_s: float) -> tuple[float, float]:
+        return _count(self.entered, epoch_s), _count(self.left, epoch_s)
+
+    @property
+    def whole(self) -> bool:
+        """Whether both ends were counted from the query's start, or from the same moment on."""
+        ends = (self.entered, self.left)
+        return all(isinstance(e, Series) or (e is not None and e.whole) for e in ends)
+
+
+def _count(end: "CountFile | Series | None", epoch_s: float) -> float:
+    if end is None:
+        return float("nan")
+    return end.total if isinstance(end, Series) else float(end.read(epoch_s))
+
+
+class LiebreDriver:
+    """The queries of one process; they are one graph for us."""
+
+    provides = PROVIDES
+
+    def __init__(self, target: Target, start_time: int, uid: int) -> None:
+        assert target.pid is not None
+        self.target = target
+        self._uid = uid
+        self._process = JavaProcess(target.pid, start_time, "liebre")
+        self._files: dict[tuple[str, str], CountFile] = {}
+        self._inbox: Inbox | None = None
+        self._no_inbox = ""
+        self._next_look = self._next_listen = 0.0
+        self._streams: tuple[_Stream, ...] = ()
+        self._operators: tuple[tuple[str, Thread], ...] = ()
+        self._unclear: list[str] = []
+        self._series: Mapping[tuple[str, str], Series] = {}
+        self._shared = False  # whether shares were taken from counts
+        self._topology: Topology | None = None
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        """Read the process's metrics once. Raises EngineError."""
+        deadline = time.monotonic() + timeout_s
+        if not self._process.alive:
+            raise EngineError(f"{self.target.engine}: its process has ended")
+        now_s = time.monotonic()
+        renamed = self._process.changed(wanted=not self._operators)
+        if renamed:
+            self._process.look(min(ATTACH_S, max(0.001, deadline - time.monotonic())))
+        if self._inbox is None and now_s >= self._next_listen:
+            self._listen()
+        if renamed or now_s >= self._next_look or (self._inbox and self._inbox.changed):
+            self._next_look = now_s + LOOK_EVERY_S
+            self._look()
+        entered, left = self._count()
+        if self._topology is None or (not self._shared and self._may_share(entered)):
+            self._build(entered)
+        assert self._topology is not None
+        columns = self._columns(entered, left)
+        return Snapshot(self._topology, time.monotonic(), MappingProxyType(columns))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
+
+    def _listen(self) -> None:
+        self._next_listen = time.monotonic() + LISTEN_EVERY_S
+        try:
+            self._inbox = Inbox(self._uid, DEFAULT_PORT, self._process.pid)
+            self._no_inbox = ""
+        except EngineError as error:
+            self._no_inbox = error.message
+
+    def _look(self) -> None:
+        """Which operators and streams there are."""
+        pid = self._process.pid
+        ids = set()
+        for (name, metric), descriptor in open_files(pid).items():
+            ids.add((name, metric))
+            if metric in ("IN", "OUT") and (name, metric) not in self._files:
+                file = CountFile.of(pid, descriptor)
+                if file is not None:
+                    self._files[name, metric] = file
+        threads = [*self._process.names, *self._process.others]
+        called = Counter(thread.name for thread in threads)
+        series = self._of_ours(called)
+        ids |= series.keys()
+        mine = {name for name, metric in ids if metric in ("EXEC", "RATE") and name in called}
+        counted = {name for name, metric in ids if metric in ("IN", "OUT")}
+        ends, self._unclear = taken_apart(counted, called)
+        mine |= {name for pair in ends.values() for name in pair}
+        operators = tuple(
+            sorted((t.name, t) for t in threads if t.name in mine and called[t.name] == 1)
+        )
+        streams = tuple(
+            _Stream(
+                producer,
+                consumer,
+                *(
+                    self._files.get((stream, metric)) or series.get((stream, metric))
+                    for metric in ("IN", "OUT")
+                ),
+            )
+            for stream, (producer, consumer) in sorted(ends.items())
+        )
+        if (operators, streams) != (self._operators, self._streams):
+            self._operators, self._streams = operators, streams
+            self._topology = None
+            self._shared = False
+
+    def _of_ours(self, called: Mapping[str, int]) -> Mapping[tuple[str, str], Series]:
+        """The series of the prefix whose operators are this process's threads."""
+        if self._inbox is None:
+            return {}
+        fitting = []
+        for series in by_prefix(self._inbox.series()).values():
+            names = {name for name, metric in series if metric in ("EXEC", "RATE")}
+            if names and names <= called.keys():
+                fitting.append(series)
+        return fitting[0] if len(fitting) == 1 else {}
+
+    def _count(self) -> tuple[Array, Array]:
+        epoch_s = time.time()
+        pairs = [stream.counts(epoch_s) for stream in self._streams]
+        entered, left = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        return entered, left
+
+    def _may_share(self, entered: Array) -> bool:
+        return bool(len(entered)) and bool(np.nansum(entered) >= ENOUGH * len(entered))
+
+    def _build(self, entered: Array) -> None:
+        names = [name for name, _ in self._operators]
+        row = {name: place for place, name in enumerate(names)}
+        self._shared = self._may_share(entered)
+        sent = Counter[str]()
+        for stream, count in zip(self._streams, entered.tolist(), strict=True):
+            sent[stream.producer] += int(count) if self._shared and count > 0 else 1
+        edges = []
+        for stream, count in zip(self._streams, entered.tolist(), strict=True):
+            if stream.producer in row and stream.consumer in row:
+                part = count if self._shared and count > 0 else 1.0
+                share = min(1.0, max(1e-6, part / sent[stream.producer]))
+                edges.append(Edge(row[stream.producer], row[stream.consumer], share))
+        query = f"process {self._process.pid}"
+        self._topology = Topology(
+            engine=self.target.engine,
+            operators=tuple(
+                PhysicalOperator(query, name, (name,), threads=(thread,))
+                for name, thread in self._operators
+            ),
+            edges=tuple(edges),
+            logical=tuple(LogicalOperator(query, name) for name in names),
+            logical_edges=tuple(edges),
+            helpers=tuple(
+                HelperThread(thread, said.role)
+                for thread, said in self._process.names.items()
+                if thread.name not in row
+            ),
+            notes=tuple(self._notes()),
+        )
+
+    def _notes(self) -> Sequence[str]:
+        notes = []
+        if self._process.trouble:
+            notes.append(self._process.trouble)
+        if not self._streams:
+            notes.append(
+                "no metrics of this process are known: its program must ask for file metrics, or "
+                "for Dropwizard's with a Graphite reporter; see Liebre in docs/engines.md"
+            )
+            if self._no_inbox:
+                notes.append(self._no_inbox)
+        elif self._files:
+            notes.append("queues are as they were two seconds ago (file metrics)")
+        notes += [
+            f"stream {stream!r} can be read in several ways and is left out: rename its operators"
+            for stream in self._unclear
+        ]
+        return notes
+
+    def _columns(self, entered: Array, left: Array) -> dict[str, Array]:
+        """Columns over the operators. An operator has what its streams have together."""
+        n = len(self._operators)
+        row = {name: place for place, (name, _) in enumerate(self._operators)}
+        taken, given, queue = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+
+        def add(column: Array, name: str, value: float) -> None:
+            if name in row and np.isfinite(value):
+                column[row[name]] = np.nan_to_num(column[row[name]]) + value
+
+        for stream, into, out in zip(self._streams, entered, left, strict=True):
+            add(taken, stream.consumer, out)
+            add(given, stream.producer, into)
+            if stream.whole:
+                add(queue, stream.consumer, max(0.0, into - out))
+        return {"tuples_in": taken, "tuples_out": given, "queue_size": queue}
+
+
+kind = DriverKind("liebre", find, connect)

@@ -1,0 +1,1 @@
+"""Apache Storm 2.x, unmodified."""

@@ -1,0 +1,114 @@
+"""Storm's metrics as columns."""
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.drivers.storm.plan import Executor
+from sched_ctl.drivers.storm.series import QUEUES, Measure, Sampled
+from sched_ctl.model.graph import Array, Index
+
+__all__ = ["PROVIDES", "Reading"]
+
+PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size"})
+STALE_S = 5.0  # and at least this many reports:
+STALE_REPORTS = 5
+LONGEST_PERIOD_S = 60.0
+
+
+class Reading:
+    """The series of one plan's operators, looked up once."""
+
+    def __init__(self, running: Sequence[Executor], measures: Sequence[Measure]) -> None:
+        self._n = len(running)
+        row_of = {task: row for row, executor in enumerate(running) for task in executor.tasks}
+        mine = [(row_of[one.task], one) for one in measures if one.task in row_of]
+        counts = {
+            "tuples_in": [(row, one) for row, one in mine if one.what == "execute"],
+            "tuples_out": [(row, one) for row, one in mine if one.what == "emit"],
+        }
+        self._counters = {name: _Counter(self._n, found) for name, found in counts.items()}
+        queues = [[(row, one) for row, one in mine if one.what == what] for what in QUEUES]
+        self._queues = [_Column(self._n, found) for found in queues]
+        self._last_s = -math.inf
+        self.period_s = math.nan  # between reports
+
+    @property
+    def step(self) -> int:
+        """Counts move in steps of this; 0 if not known yet. (One sampler serves all.)"""
+        steps = [step for counter in self._counters.values() for step in counter.steps if step]
+        return min(steps, default=0)
+
+    @property
+    def newest_s(self) -> float:
+        """When a queue's length came last, time.monotonic()."""
+        return float(self._queues[0].received().max(initial=-np.inf))
+
+    def columns(self) -> dict[str, Array]:
+        """The columns of PROVIDES, now."""
+        now_s = time.monotonic()
+        newest_s = self.newest_s
+        if newest_s > self._last_s:
+            if math.isfinite(self._last_s):
+                passed = newest_s - self._last_s
+                # The shortest of late: we may look less often than reports come.
+                self.period_s = min(passed, 1.1 * self.period_s if self.period_s > 0 else passed)
+            self._last_s = newest_s
+        period_s = min(self.period_s, LONGEST_PERIOD_S) if self.period_s > 0 else LONGEST_PERIOD_S
+        oldest_s = now_s - max(STALE_S, STALE_REPORTS * period_s)
+        # Every task of an executor reports the one queue that they share.
+        waiting, overflow = (column.largest(oldest_s) for column in self._queues)
+        return {
+            "queue_size": waiting + np.nan_to_num(overflow),
+            **{name: counter.read(now_s) for name, counter in self._counters.items()},
+        }
+
+
+class _Column:
+    """Series by rows, as arrays."""
+
+    def __init__(self, n: int, found: Sequence[tuple[int, Measure]]) -> None:
+        self.n = n
+        self.rows: Index = np.array([row for row, _ in found], dtype=np.intp)
+        self.series: list[Series] = [one.series for _, one in found]
+
+    def values(self) -> Array:
+        values = np.array([one.value for one in self.series], dtype=np.float64)
+        return np.where(values >= 0, values, np.nan)
+
+    def received(self) -> Array:
+        return np.array([one.received_s for one in self.series], dtype=np.float64)
+
+    def largest(self, oldest_s: float) -> Array:
+        """(n,) the largest of each row's values; NaN where all are unknown, or too old."""
+        values = np.where(self.received() >= oldest_s, self.values(), np.nan)
+        found: Array = np.full(self.n, np.nan)
+        np.fmax.at(found, self.rows, values)
+        return found
+
+
+class _Counter(_Column):
+    """Sums of sampled counts, made smooth."""
+
+    def __init__(self, n: int, found: Sequence[tuple[int, Measure]]) -> None:
+        super().__init__(n, found)
+        self.steps = [0] * len(self.series)  # what all values were a multiple of
+        self._smooth = Sampled(n)
+        self._has = np.bincount(self.rows, minlength=n) > 0
+
+    def read(self, now_s: float) -> Array:
+        values = np.nan_to_num(self.values())
+        for place, value in enumerate(values.tolist()):
+            if self.steps[place] != 1:
+                self.steps[place] = math.gcd(self.steps[place], int(min(value, 2**53)))
+        count = np.bincount(self.rows, values, self.n).astype(np.float64)
+        slack = np.array([max(0, step - 1) for step in self.steps], dtype=np.float64)
+        band = np.bincount(self.rows, slack, self.n).astype(np.float64)
+        received: Array = np.full(self.n, -np.inf)
+        np.maximum.at(received, self.rows, self.received())
+        # A series comes to be with the first tuple it counts.
+        count = np.where(self._has, count, np.nan)
+        return self._smooth.update(now_s, count, received, band)

@@ -1,0 +1,131 @@
+"""What the names of Storm's metrics say, and what their values add up to.
+
+Storm 2's reporters send, for each task,
+
+    storm.worker.TOPOLOGY.HOST.COMPONENT.TASK.PORT-receive-queue-population
+    storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__execute-count-SOURCE:STREAM.count
+    storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__emit-count-STREAM.count
+
+with dots in the parts replaced by underscores (StormMetricRegistry). A task's number is unique in
+its topology and a thread's name has the numbers of its tasks, so numbers join the two. That
+component C counts what it executed of stream S of component B *is* the edge from B to C: the
+topology needs no second source. Components and streams that begin with two underscores are
+Storm's own.
+
+Counts are sampled: of every 20 tuples (`topology.stats.sample.rate` 0.05) one, chosen at random,
+adds 20. `Sampled` makes them smooth.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.model.graph import Array
+
+__all__ = ["QUEUES", "Measure", "Sampled", "plain", "take_apart"]
+
+PLACE = re.compile(
+    r"[^.]+\.(?P<component>[^.]+)(?:\.(?P<stream>[^.]+))?\.(?P<task>-?\d{1,9})\.\d+-(?P<metric>.+)"
+)
+COUNT = re.compile(r"__(?P<what>execute|emit)-count-(?P<of>.+)\.count")
+# Tuples that wait for an executor: the second holds what other workers sent when the first is full.
+QUEUES = ("receive-queue-population", "receive-queue-overflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One series. what: "execute", "emit" or one of QUEUES. source: of an execute count."""
+
+    what: str
+    task: int
+    series: Series
+    stream: str = ""
+    source: str = ""
+
+    @property
+    def count(self) -> float:
+        """The value, if it can be a count; else 0."""
+        return self.series.value if self.series.value > 0 else 0.0
+
+
+def plain(name: str) -> str:
+    """A component's or stream's name as Storm's metrics have it."""
+    return name.replace(".", "_")
+
+
+def take_apart(topology: str, found: Mapping[str, Series]) -> list[Measure]:
+    """The series of a topology that we read, by names."""
+    prefix = f"storm.worker.{topology}."
+    measures = []
+    for name, series in found.items():
+        if not name.startswith(prefix):
+            continue
+        match = PLACE.fullmatch(name, len(prefix))
+        if match is None:
+            continue
+        task, metric = int(match["task"]), match["metric"]
+        if metric in QUEUES:
+            measures.append(Measure(metric, task, series))
+            continue
+        count = COUNT.fullmatch(metric)
+        if count is None:
+            continue
+        source, _, stream = count["of"].rpartition(":")
+        if count["what"] == "emit":
+            source, stream = "", count["of"]
+        if not (source.startswith("__") or stream.startswith("__")):
+            kind, stream = count["what"], plain(stream)
+            measures.append(Measure(kind, task, series, stream, plain(source)))
+    return measures
+
+
+class Sampled:
+    """Smooth counters from such that move in steps.
+
+    A counter that adds k at a random one of every k events is within k of their number. Between
+    steps, and between reports, ours grows at the rate of late; what the counter says bounds it.
+    So it is never further from the truth than the counter itself, and its growth over a second is
+    not 0 or k for an operator of 10 tuples a second.
+    """
+
+    SMOOTH_S = 1.0  # and at least the time of so many steps:
+    STEPS = 5.0
+    LONGEST_S = 10.0
+    AHEAD_S = 2.0  # longest time to go on at the known rate without news
+
+    def __init__(self, n: int) -> None:
+        self._time_s = math.nan
+        self._news_s: Array = np.full(n, np.nan)
+        self._count: Array = np.full(n, np.nan)
+        self._rate: Array = np.zeros(n)
+        self._value: Array = np.full(n, np.nan)
+
+    def update(self, now_s: float, count: Array, received_s: Array, step: Array) -> Array:
+        """(n,) counters now. count: as reported, at `received_s`; step: how far off a
+        count may be, k - 1; NaN where nothing was reported.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            restarted = ~(count >= self._count)
+            self._value = np.where(restarted, count, self._value)
+            since = np.where(restarted, np.nan, received_s - self._news_s)
+            latest = (count - self._count) / since
+            span = np.clip(self.STEPS * step / self._rate, self.SMOOTH_S, self.LONGEST_S)
+            keep = np.where(self._rate > 0, np.exp(-since / span), 0.0)
+            fresh = since > 0
+            self._rate = np.where(
+                fresh, keep * self._rate + (1 - keep) * latest, np.where(restarted, 0.0, self._rate)
+            )
+            ahead = np.clip(now_s - received_s, 0.0, self.AHEAD_S) * self._rate
+            passed = max(0.0, now_s - self._time_s) if np.isfinite(self._time_s) else 0.0
+            grown = self._value + passed * self._rate
+            grown = np.clip(grown, count - step, count + step + ahead)
+            self._value = np.fmax(grown, np.where(np.isnan(count), np.nan, self._value))
+        moved = fresh | restarted
+        self._count = np.where(moved, count, self._count)
+        self._news_s = np.where(moved, received_s, self._news_s)
+        self._time_s = now_s
+        return self._value
