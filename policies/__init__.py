@@ -1,1 +1,1 @@
-"""Scheduling policies, one a file. `sched_ctl.registry` finds them by entry point."""
+"""Scheduling policies, one a file. `sched_ctl.plugins.registry` finds them by entry point."""

@@ -4,7 +4,8 @@ The sum of HR and BSD: the first term is HR's rate S_x / C_x, the second is BSD'
 S_x / (C_x T_x) * W_x / T_x (Sharaf et al. 2006, equations 4 and 6), scaled by the median T of the
 ideal processing times so that it has no unit. While nobody waits long it is HR, whose mean latency
 is the best; a query whose tuples have waited `patience` times T_x (for a typical query) counts
-twice as much as HR gives it, and so on without end.
+twice as much as HR gives it, and so on without end. Operators that several segments share: see
+`hnr`; in both terms the best set of segments counts, in the second each with its own T.
 
 In the simulator, SYN at 0.97 with 16 seeds, as ratios to a fair scheduler: mean latency .40, l2 of
 slowdowns .39 and maximum slowdown 1.05, where HR has .37, .66, 3.1 and BSD .49, .38, .80.
@@ -12,14 +13,21 @@ slowdowns .39 and maximum slowdown 1.05, where HR has .37, .66, 3.1 and BSD .49,
 
 import numpy as np
 
-from sched_ctl.errors import UserError
-from sched_ctl.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.errors import UserError, near_miss
+from sched_ctl.metrics import sharing as segments
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 
 
-def policy(patience: float = 10.0) -> Policy:
-    """patience: multiples of a typical ideal processing time after which urgency has doubled."""
+def policy(patience: float = 10.0, sharing: str = "pdt") -> Policy:
+    """patience: multiples of a typical ideal processing time after which urgency has doubled.
+
+    sharing: how segments that share an operator add up: "pdt", "max", "sum" or "none".
+    """
+    if sharing not in (*segments.RULES, "none"):
+        near = near_miss(sharing, segments.RULES)
+        raise UserError(f"policy balanced: no sharing {sharing!r}{near}")
     if not patience > 0:
         raise UserError(f"policy balanced: patience {patience!r} must be above 0")
 
@@ -28,14 +36,17 @@ def policy(patience: float = 10.0) -> Policy:
         known = ideal[np.isfinite(ideal) & (ideal > 0)]
         typical = float(np.median(known)) if len(known) else 1.0
         with np.errstate(all="ignore"):
-            rate = frame["global_selectivity"] / frame["global_cost"]
-            growth = rate * typical / (patience * ideal**2)
-        return form(len(frame), static=rate, per_second=growth)
+            growth = typical / (patience * ideal**2)
+        return form(
+            len(frame),
+            static=segments.rate(frame, np.ones(len(frame)), sharing),
+            per_second=segments.rate(frame, growth, sharing),
+        )
 
     return Policy(
         name="balanced",
         urgency=urgency,
-        needs=frozenset({"head_age", "global_selectivity", "global_cost", "ideal_time"}),
+        needs=segments.NEEDS | {"head_age", "ideal_time"},
         goal="mean latency of all results, and nobody starves",
-        options={"patience": patience},
+        options={"patience": patience, "sharing": sharing},
     )

@@ -3,14 +3,15 @@
 Operators that free the most memory per CPU second come first, and with them those that lead there:
 least memory in queues (Babcock et al. 2003; as in Haren, Palyvos-Giannas et al. 2019, the tie goes
 to the older head). How the envelope is extended to forks, joins and shared operators: see
-`sched_ctl.chain`. Needs `tuple_size` only where tuples differ in size; else memory counts tuples.
+`sched_ctl.metrics.envelope`. Needs `tuple_size` only where tuples differ in size; else memory
+counts tuples.
 """
 
 import numpy as np
 
-from sched_ctl.chain import steepness
-from sched_ctl.formulas import memory_freed
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.metrics.envelope import steepness
+from sched_ctl.metrics.formulas import memory_freed
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 

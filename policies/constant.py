@@ -4,13 +4,13 @@ A pattern is a shell pattern over "query/operator", or over the query alone ("et
 first one that matches counts, in the order given; operators that none matches get the default.
 """
 
-from fnmatch import fnmatchcase
 from functools import cache
 
 import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.policy import Level, OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.patterns import first
+from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 
@@ -28,10 +28,8 @@ def policy(
 
     @cache
     def priority(query: str, name: str) -> float:
-        for pattern, value in table.items():
-            if fnmatchcase(f"{query}/{name}", pattern) or fnmatchcase(query, pattern):
-                return value
-        return default
+        found = first(table, f"{query}/{name}", query)
+        return default if found is None else found
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
         values = (priority(operator.query, operator.name) for operator in frame.operators)

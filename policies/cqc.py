@@ -7,12 +7,11 @@ orders operators inside. The simulator's turns are exact, sched_ext and cgroups 
 backend without groups (nice alone) only has HR over all classes.
 """
 
-from fnmatch import fnmatchcase
-
 import numpy as np
 
+from sched_ctl.model.patterns import fits
+from sched_ctl.model.policy import Policy, Spacing
 from sched_ctl.policies import hr
-from sched_ctl.policy import Policy, Spacing
 
 __all__ = ["policy"]
 
@@ -27,7 +26,7 @@ def policy(weights: dict[str, float] | None = None) -> Policy:
         raise ValueError("a weight must be a number above 0")
 
     def groups(query: str) -> tuple[str, float]:
-        return next((c for c in table.items() if fnmatchcase(query, c[0])), ("other", 1.0))
+        return next((entry for entry in table.items() if fits(entry[:1], query)), ("other", 1.0))
 
     return Policy(
         name="cqc",

@@ -4,7 +4,7 @@ The age counts from the tuple's arrival in the system, so downstream operators c
 ones. Least maximum latency (Bender et al. 1998; Lachesis, section 5.1).
 """
 
-from sched_ctl.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 

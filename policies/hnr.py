@@ -2,41 +2,34 @@
 
 Least mean slowdown (Sharaf et al. 2006, equation 3): like HR, but results of cheap queries count
 more, for the wait hurts them more. On a DAG: S and C as in `hr`, T of the costliest path through x.
-For operators that several queries share, `sharing` takes the priority of a set of segments instead
-(section 7 there): "max", "sum" or "pdt", the priority-defining tree, see `sched_ctl.sharing`.
+An operator that several segments share, for it has several branches or serves several queries, has
+the priority of a set of them (section 7 there): by default the priority-defining tree, see
+`sched_ctl.metrics.sharing`. With `sharing` "none" the formula above holds for all operators.
 """
 
 import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
-from sched_ctl.sharing import RULES, shared_rate
+from sched_ctl.metrics import sharing as segments
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 
 
-def policy(sharing: str = "none") -> Policy:
-    """sharing: "none", or how segments that share an operator add up: "max", "sum", "pdt"."""
-    if sharing not in (*RULES, "none"):
-        raise UserError(f"policy hnr: no sharing {sharing!r}{near_miss(sharing, RULES)}")
+def policy(sharing: str = "pdt") -> Policy:
+    """sharing: how segments that share an operator add up: "pdt", "max", "sum" or "none"."""
+    if sharing not in (*segments.RULES, "none"):
+        raise UserError(f"policy hnr: no sharing {sharing!r}{near_miss(sharing, segments.RULES)}")
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
         with np.errstate(all="ignore"):
             weight = 1.0 / frame["ideal_time"]
-            if sharing == "none":
-                static = frame["global_selectivity"] / frame["global_cost"] * weight
-            else:
-                static = shared_rate(
-                    frame.graph, frame["cost"], frame["selectivity"], weight, sharing
-                )
-        return form(len(frame), static=static)
+        return form(len(frame), static=segments.rate(frame, weight, sharing))
 
     return Policy(
         name="hnr",
         urgency=urgency,
-        needs=frozenset({"global_selectivity", "global_cost", "ideal_time"})
-        if sharing == "none"
-        else frozenset({"cost", "selectivity", "ideal_time"}),
+        needs=segments.NEEDS | {"ideal_time"},
         goal="mean slowdown",
         spacing=Spacing.LOGARITHMIC,
     )

@@ -4,14 +4,14 @@ S_x: tuples that leave at the egress per tuple that enters x; C_x: CPU time for 
 al. 2006, equation 4). On a DAG both are sums over the downstream branches, so what forks and joins
 again counts on both ways, and an operator that serves several queries counts the results of all
 of them. `sharing` chooses a subset of the branches instead: "max" or "pdt", see
-`sched_ctl.sharing`.
+`sched_ctl.metrics.sharing`.
 """
 
 import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
-from sched_ctl.sharing import RULES, shared_rate
+from sched_ctl.metrics.sharing import RULES, shared_rate
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["NEEDS", "policy", "urgency"]
 

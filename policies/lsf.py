@@ -7,7 +7,7 @@ through x, at window joins of all inputs.
 
 import numpy as np
 
-from sched_ctl.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 

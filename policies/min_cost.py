@@ -11,7 +11,7 @@ operators. Operators on cycles have no distance: unknown.
 import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 

@@ -8,7 +8,7 @@ forks, joins and shared operators. Operators on cycles have no distance: unknown
 
 import numpy as np
 
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 

@@ -7,8 +7,8 @@ that shared queries hang on need no rule of their own: their branches are copies
 
 import numpy as np
 
-from sched_ctl.formulas import memory_freed
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.metrics.formulas import memory_freed
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 

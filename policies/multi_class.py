@@ -7,25 +7,25 @@ query name patterns, the most important first. The spacing is logarithmic as soo
 class is: min-max on the logarithms keeps the order of the others.
 """
 
-from fnmatch import fnmatchcase
 from functools import cache
 
 import numpy as np
 
-from sched_ctl import registry
-from sched_ctl.frames import subframe
-from sched_ctl.policy import Level, OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.model.frames import subframe
+from sched_ctl.model.patterns import fits
+from sched_ctl.model.policy import Level, OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.plugins import registry
 
 __all__ = ["policy"]
 
-DEFAULT = {"high*": "fcfs", "*": "hr"}
+DEFAULT = {"[Hh][Ii][Gg][Hh]*": "fcfs", "*": "hr"}
 
 
 def policy(
     classes: dict[str, str] | None = None,
     options: dict[str, dict[str, object]] | None = None,
 ) -> Policy:
-    """classes: query name pattern -> policy, most important first; upper and lower case are alike.
+    """classes: query name pattern -> policy, most important first.
 
     options: pattern -> options of that class's policy. Queries that no pattern matches form a
     last class without order.
@@ -42,8 +42,7 @@ def policy(
 
     @cache
     def class_of(query: str) -> int:
-        fits = (i for i, p in enumerate(parts) if fnmatchcase(query.lower(), p.lower()))
-        return next(fits, len(parts))
+        return next((i for i, p in enumerate(parts) if fits((p,), query)), len(parts))
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
         member = np.array([class_of(operator.query) for operator in frame.operators], dtype=np.intp)

@@ -4,7 +4,7 @@ Balances the queues of one pipeline (Fu et al., EdgeWise, 2019; Lachesis, sectio
 queries at once: their queues say nothing about which of them is worth the CPU.
 """
 
-from sched_ctl.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 

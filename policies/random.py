@@ -7,7 +7,7 @@ the same seed draw the same numbers.
 
 import numpy as np
 
-from sched_ctl.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 

@@ -7,8 +7,8 @@ their best operators equally urgent. On a DAG: see `hr`.
 
 import numpy as np
 
-from sched_ctl.graph import Array
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy", "rate_within_query"]
 

@@ -9,8 +9,8 @@ without groups (nice alone) has only the form: there the best operators of all q
 urgent, which is a round robin between those and an approximation for the rest.
 """
 
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 from sched_ctl.policies.rb import rate_within_query
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 

@@ -6,7 +6,7 @@ s = 1 (Sharaf et al. 2006, section 3.5). On a DAG C sums over the downstream bra
 
 import numpy as np
 
-from sched_ctl.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 

@@ -7,7 +7,7 @@ print(result.summary().response_s)
 
 from sched_ctl.sim.node import Node, Stream, of_snapshot, of_workload
 from sched_ctl.sim.result import Result, Summary, interval
-from sched_ctl.sim.run import simulate
+from sched_ctl.sim.run import simulate, simulate_by_name
 from sched_ctl.sim.setting import SCHEDULERS, Setting
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "of_snapshot",
     "of_workload",
     "simulate",
+    "simulate_by_name",
 ]

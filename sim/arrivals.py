@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sched_ctl.graph import Array
-from sched_ctl.workload import Arrivals, load_trace
+from sched_ctl.model.graph import Array
+from sched_ctl.workloads.workload import Arrivals, load_trace
 
 __all__ = ["arrival_times"]
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.graph import Array
-from sched_ctl.policy import UrgencyForm
+from sched_ctl.model.clusters import logarithmic_clusters
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import UrgencyForm
+from sched_ctl.model.unknown import known_form
 
 __all__ = ["Groups", "by_turns", "clustered", "grouped"]
 
@@ -32,17 +34,18 @@ def grouped(form: UrgencyForm) -> Groups:
     """Operators of equal rank and per_second keep their order while time passes: one group.
 
     Without any per_second or per_tuple the order is total: one group of all ranks.
-    Unknown parts count as 0.
     """
-    rank, fixed = np.nan_to_num(form.rank), np.nan_to_num(form.static)
-    per_second, per_tuple = np.nan_to_num(form.per_second), np.nan_to_num(form.per_tuple)
+    form = known_form(form)
+    rank, fixed, per_second, per_tuple = form.rank, form.static, form.per_second, form.per_tuple
     n = len(form)
     if not per_second.any() and not per_tuple.any():
         place, _ = _distinct(rank, fixed)
         one = np.zeros(1, dtype=np.int64)
         none = np.zeros(n, dtype=np.int64)
         return Groups(place.astype(np.float64), np.zeros(n), none, np.zeros(1), one, one + 1)
-    group_of, first = _distinct(-rank, per_second)  # larger ranks first
+    # Larger ranks first. Of those with equal urgency, as at age 0, the kernel takes the first: the
+    # one that becomes more urgent sooner.
+    group_of, first = _distinct(-rank, -per_second)
     _, order = np.unique(-rank[first], return_inverse=True)
     return Groups(
         fixed,
@@ -82,7 +85,8 @@ def clustered(form: UrgencyForm, clusters: int, uniform: bool = False) -> Urgenc
     parts of equal width, with the lower end as pseudo-priority (of the first, which may begin at
     0, its smallest member). Operators whose per_second is 0 stay as they are.
     """
-    slope = np.nan_to_num(form.per_second).copy()
+    form = known_form(form)
+    slope = form.per_second.copy()
     for rank in np.unique(form.rank):
         rows = np.flatnonzero((form.rank == rank) & (slope > 0))
         if not len(rows):
@@ -95,7 +99,6 @@ def clustered(form: UrgencyForm, clusters: int, uniform: bool = False) -> Urgenc
             index = np.minimum(np.floor((slope[rows] - low) / width), clusters - 1)
             slope[rows] = low + index * width
         else:
-            step = np.log(high / low) / clusters
-            index = np.minimum(np.floor(np.log(slope[rows] / low) / step), clusters - 1)
-            slope[rows] = low * np.exp(index * step)
+            index, edges = logarithmic_clusters(slope[rows], clusters)
+            slope[rows] = edges[index]
     return replace(form, per_second=slope)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import sched_ctl
 from sched_ctl.errors import UserError
 
-__all__ = ["BUCKETS", "RESULTS", "TOTALS", "Machine"]
+__all__ = ["BUCKETS", "RESULTS", "TOTALS", "Machine", "library"]
 
 # As the enums of native/sim.h
 MODES = {"operator": 0, "query": 1, "fair": 2, "urgency": 3}
@@ -33,6 +33,8 @@ RESULTS = (
     "occupied",
     "queue_area",
     "queue_max",
+    "sent",
+    "left",
 )
 TOTALS = (
     "now",
@@ -61,6 +63,7 @@ _INTEGERS = [
     "wake_preempt",
     "age",
     "root_reset",
+    "rows_first",
     "record_max",
 ]
 _NUMBERS = [
@@ -69,7 +72,9 @@ _NUMBERS = [
     "decision_s",
     "candidate_s",
     "hop_s",
+    "wake_s",
     "switch_s",
+    "source_s",
     "slice_s",
     "tick_s",
 ]
@@ -112,7 +117,7 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     path = Path(sched_ctl.__file__).with_name("bin") / "libsched_sim.so"
     try:
         library = ctypes.CDLL(str(path))
@@ -151,7 +156,7 @@ class Machine:
     def __init__(self, values: Mapping[str, Any]) -> None:
         if strangers := values.keys() - {*_INTEGERS, "seed", *_NUMBERS, *_ARRAYS}:
             raise ValueError(f"no such setting: {', '.join(sorted(strangers))}")
-        self._library = _library()
+        self._library = library()
         self.arrays: dict[str, npt.NDArray[Any]] = {}
         config = _Config()
         for name, value in values.items():

@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sched_ctl import metrics
-from sched_ctl.demand import cpu_demand, rate_scale
 from sched_ctl.errors import UserError
-from sched_ctl.graph import Array, Index
-from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
-from sched_ctl.policy import OperatorFrame, Policy
-from sched_ctl.workload import Arrivals, OperatorSpec, Workload
+from sched_ctl.metrics import catalogue as metrics
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.policy import OperatorFrame, Policy
+from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
+from sched_ctl.workloads.demand import cpu_demand, rate_scale
+from sched_ctl.workloads.workload import Arrivals, OperatorSpec, Workload
 
 __all__ = ["Node", "Stream", "of_snapshot", "of_workload"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.graph import Array
-from sched_ctl.policy import Policy
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import Policy
 from sched_ctl.sim.library import RESULTS, TOTALS
 from sched_ctl.sim.node import Node
 from sched_ctl.sim.setting import Setting
@@ -144,6 +144,34 @@ class Result:
         if self.windows:
             return float(np.mean([_variation(window) for window in self.windows]))
         return _variation(self.utilisation)
+
+    def unaccounted(self, streams: Sequence[Array]) -> str:
+        """Where tuples were lost or made, in words; empty if nowhere.
+
+        streams: the arrival times of each of the node's. What came to an operator is what streams
+        and edges brought, all of it was processed, and what it emitted went on or left the node.
+        """
+        graph, columns = self.node.topology.graph, self.columns
+        fed = np.zeros(self.node.n)
+        for stream, times in zip(self.node.streams, streams, strict=True):
+            fed[list(stream.rows)] += len(times)
+        came, done = columns["tuples_in"], columns["done"]
+        if (stuck := came != done).any():
+            row = int(np.argmax(stuck))
+            label = self.node.topology.operators[row].label
+            return f"{came.sum() - done.sum():.0f} still wait, the first at {label}"
+        if (fed[graph.ingress] != came[graph.ingress]).any():
+            return f"{fed.sum():.0f} arrived, {came[graph.ingress].sum():.0f} came in"
+        if columns["sent"].sum() != came.sum() - fed.sum():
+            return f"{columns['sent'].sum():.0f} were sent, {came.sum() - fed.sum():.0f} came in"
+        whole = np.ones(self.node.n, dtype=np.bool_)
+        whole[graph.source[graph.share < 1]] = False
+        copies = columns["out"] * np.bincount(graph.source, minlength=self.node.n)
+        if (whole & (copies != columns["sent"])).any():
+            return f"{copies[whole].sum():.0f} emitted, {columns['sent'][whole].sum():.0f} sent"
+        if (columns["left"] != np.where(graph.egress, columns["out"], 0)).any():
+            return f"{columns['out'][graph.egress].sum():.0f} results, of which not all left"
+        return ""
 
     def quantile(self, q: float) -> float:
         """Of the response time, in s, to 1%."""

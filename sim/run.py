@@ -2,22 +2,23 @@
 
 The policy objects are those of `sched_ctl.policies`; they see an operator frame with the true costs
 and selectivities, and what they return is enforced at each scheduling point. Under the OS's fair
-scheduler their nice values are made by `sched_ctl.normalise`, once a period, as the nice backend
-does.
+scheduler their nice values are made by `sched_ctl.model.normalise`, once a period, as the nice
+backend does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.errors import UserError
-from sched_ctl.graph import Array
-from sched_ctl.model import Thread
-from sched_ctl.normalise import NICE_STEP, nice_values
-from sched_ctl.policy import Policy, UrgencyForm
-from sched_ctl.schedule import Schedule
+from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import NICE_STEP, nice_values
+from sched_ctl.model.policy import Policy, UrgencyForm
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+from sched_ctl.plugins import registry
 from sched_ctl.sim import forms
 from sched_ctl.sim.arrivals import arrival_times
 from sched_ctl.sim.library import AGES, BUCKETS, CANDIDATES, MODES, RESULTS, TOTALS, Machine
@@ -25,7 +26,7 @@ from sched_ctl.sim.node import Node
 from sched_ctl.sim.result import Result
 from sched_ctl.sim.setting import Setting
 
-__all__ = ["simulate"]
+__all__ = ["simulate", "simulate_by_name"]
 
 MAX_ARRIVALS = 100_000_000
 BASE_SLICE_S = 0.7e-3  # base_slice_ns of kernel/sched/fair.c on one CPU
@@ -72,9 +73,31 @@ def simulate(
         if weights is not None:
             machine.set_weights(weights)
         windows = _go(machine, node, policy, setting, progress, window_s)
-        return Result.of(node, policy, setting, machine.arrays, count, windows)
+        result = Result.of(node, policy, setting, machine.arrays, count, windows)
     finally:
         machine.close()
+    if wrong := result.unaccounted(streams):
+        raise UserError(
+            f"the simulation of {node.name} lost count of its tuples: {wrong}",
+            "this is a fault of the simulator: please report it with the command and the workload",
+        )
+    return result
+
+
+def simulate_by_name(
+    node: Node,
+    policy: str | None,
+    options: Mapping[str, object],
+    setting: Setting,
+    progress: Progress | None = None,
+) -> Result:
+    """`simulate` with a policy that is made for this run, from its name and options.
+
+    Depends on nothing but its arguments, which can be pickled: the same run in any process, and
+    whatever ran before (a policy that draws, as `random`, keeps where it is).
+    """
+    made = None if policy is None else registry.policy(policy, options)
+    return simulate(node, made, setting, progress=progress)
 
 
 def _go(
@@ -241,6 +264,7 @@ def _values(
         "wake_preempt": wake_preempt if setting.wake_preempt is None else setting.wake_preempt,
         "age": AGES[setting.age],
         "root_reset": setting.age == "inherited",
+        "rows_first": setting.ties == "row",
         "record_max": setting.record,
         "seed": setting.seed,
         "warm_s": setting.warm_s,
@@ -248,7 +272,9 @@ def _values(
         "decision_s": setting.decision_s,
         "candidate_s": setting.candidate_s,
         "hop_s": setting.hop_s,
+        "wake_s": setting.wake_s,
         "switch_s": setting.switch_s,
+        "source_s": setting.source_s,
         "slice_s": slice_s if setting.slice_s is None else setting.slice_s,
         "tick_s": tick_s if setting.tick_s is None else setting.tick_s,
         "cost_s": node.cost_s,
@@ -279,7 +305,7 @@ def _edges(node: Node, form: UrgencyForm | None) -> dict[str, Any]:
     """Edges by producer. At query level a tuple takes the more urgent branches first.
 
     A branch less urgent than the operator it leaves was left out of its priority-defining tree
-    (`sched_ctl.sharing`): it waits for its own turn.
+    (`sched_ctl.metrics.sharing`): it waits for its own turn.
     """
     graph = node.topology.graph
     port = np.zeros(len(graph.source), dtype=np.int64)

@@ -25,10 +25,14 @@ class Setting:
     train: run a whole cluster on the tuple that was chosen (AQSIOS, 6.2.3).
     decision_s: of a scheduling decision; candidate_s: in addition for each candidate, as counted by
     candidates: "none", "operators", "groups" (clusters) or "fagin" (AQSIOS, 6.2.2).
-    hop_s: overhead of each tuple at each operator. switch_s: of a context switch.
+    hop_s: overhead of each tuple at each operator. wake_s: of a wake-up, for whoever wakes.
+    switch_s: of a context switch. source_s: what a thread takes that brings tuples from outside,
+    before all operators, each time it wakes up. See `calibrate` for what they are on a machine.
     slice_s, tick_s: of threads; None: by scheduler. period_s: of the policy, for what is evaluated
     once a period (nice values; random draws).
     age: of threads under "scx": "head", "inherited" or "runnable".
+    ties: who goes first of equally urgent ones: "oldest", as everywhere, or "row", by the order of
+    the operators.
     capacity: bound of the queues between operators; 0: none.
     exponential: costs are drawn, else constant.
     """
@@ -47,12 +51,15 @@ class Setting:
     decision_s: float = 0.0
     candidate_s: float = 0.0
     hop_s: float = 0.0
+    wake_s: float = 0.0
     switch_s: float = 0.0
+    source_s: float = 0.0
     slice_s: float | None = None
     tick_s: float | None = None
     period_s: float = 1.0
     wake_preempt: bool | None = None
     age: str = "inherited"
+    ties: str = "oldest"
     capacity: int = 0
     exponential: bool = False
     nice_best: int = 0
@@ -71,6 +78,8 @@ class Setting:
             raise fail("candidates", "must be none, operators, groups or fagin")
         if self.age not in ("head", "inherited", "runnable"):
             raise fail("age", "must be head, inherited or runnable")
+        if self.ties not in ("oldest", "row"):
+            raise fail("ties", "must be oldest or row")
         if not 1 <= self.cpus <= 1024:
             raise fail("cpus", "must be 1 to 1024")
         if not 0 < self.duration_s <= 1e7:
@@ -81,7 +90,7 @@ class Setting:
             raise fail("batch", "batch, clusters and capacity must not be negative")
         if not 0 <= self.seed < 2**63:
             raise fail("seed", "must be 0 to 2^63 - 1")
-        for name in ("decision_s", "candidate_s", "hop_s", "switch_s"):
+        for name in ("decision_s", "candidate_s", "hop_s", "wake_s", "switch_s", "source_s"):
             if not 0 <= getattr(self, name) <= 1e3:
                 raise fail(name, "must be 0 to 1000 seconds")
         if not 1e-4 <= self.period_s <= 1e6:

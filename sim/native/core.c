@@ -215,6 +215,7 @@ int64_t route(struct sim *s, int64_t op, int64_t *edges)
 		}
 		edges[n++] = e;
 	}
+	result(s, op)[SIM_SENT] += (double)n;
 	return n;
 }
 
@@ -231,6 +232,7 @@ static void count(int64_t *histogram, double value)
 void leave(struct sim *s, int64_t op, struct tuple t, double at)
 {
 	double *r = result(s, op);
+	r[SIM_LEFT]++;
 	if (at >= s->c.warm_s && at < s->c.end_s)
 		r[SIM_THROUGHPUT]++;
 	if (t.arrival < s->c.warm_s)
@@ -269,7 +271,7 @@ EXPORT struct sim *sim_new(const struct sim_config *c)
 	s->ready = calloc((size_t)c->operators + 1, sizeof *s->ready);
 	s->timers = calloc((size_t)c->operators + 1, sizeof *s->timers);
 	s->edges = calloc((size_t)c->out_start[c->operators] + 1, sizeof *s->edges);
-	s->order = order_new(c->operators);
+	s->order = order_new(c->operators, c->rows_first);
 	for (int64_t i = 0; i < c->operators; i++) {
 		struct operator *o = &s->ops[i];
 		o->cost = c->cost_s[i];

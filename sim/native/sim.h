@@ -6,7 +6,7 @@
  *   user.c     a user-level scheduler: workers that never are preempted; at each scheduling point
  *              a free worker takes the most urgent operator (order.c)
  *   threads.c  an operating system: one thread an operator, time slices, wake-ups; the next thread
- *              by weighted fair sharing (EEVDF) or by urgency (as the BPF scheduler does)
+ *              by weighted fair sharing (EEVDF, fair.c) or by urgency (as the BPF scheduler does)
  *
  * Time is in seconds. A tuple stays in its operator's queue until it is processed, so a queue that
  * is being served is not empty. The memory that `struct sim_config` points to belongs to the
@@ -15,6 +15,8 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
+
+#define FAIR_UNIT 1024.0 // weight of nice 0
 
 enum sim_mode { SIM_OPERATOR, SIM_QUERY, SIM_FAIR, SIM_URGENCY };
 enum sim_batch { SIM_ALL = 0, SIM_HALF = -1 };  // else: at most so many tuples a turn
@@ -47,6 +49,8 @@ enum sim_result {
 	SIM_OCCUPIED,	    // time in which the queue was not empty, since sim_new()
 	SIM_QUEUE_AREA,	    // integral of the queue size over time
 	SIM_QUEUE_MAX,
+	SIM_SENT,	    // copies of what was emitted that took an edge
+	SIM_LEFT,	    // tuples that left the node, whenever they had come
 	SIM_RESULTS,
 };
 
@@ -66,9 +70,10 @@ enum { SIM_BUCKETS = 64 * 64 };	 // of a histogram: 64 buckets an octave from 2^
 
 struct sim_config {
 	int64_t operators, streams, arrivals, cpus, mode, batch, candidates, train, rotate, capacity,
-		exponential, wake_preempt, age, root_reset, record_max;
+		exponential, wake_preempt, age, root_reset, rows_first, record_max;
 	uint64_t seed;
-	double warm_s, end_s, decision_s, candidate_s, hop_s, switch_s, slice_s, tick_s;
+	double warm_s, end_s, decision_s, candidate_s, hop_s, wake_s, switch_s, source_s, slice_s,
+		tick_s;
 	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s, *ideal_s;
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
 	const double *out_share;
@@ -123,8 +128,11 @@ struct operator {
 	double drawn;		    // its cost without overheads
 	double origin, ready_since; // for its age
 	double wake_at;		    // while WAITING
+	// fair.c
 	double vruntime, deadline, lag, weight;
-	int64_t ready_at; // index in the list of ready threads
+	double protected_until; // virtual time
+	bool delayed;		// asleep, but still in the list until its lag is paid
+	int64_t ready_at;	// index in the list of ready threads
 	struct pending *pending; // outputs that could not go yet
 	int64_t pending_n, pending_space, pending_next;
 };
@@ -135,6 +143,7 @@ struct worker {
 	int64_t op; // -1: idle
 	int64_t left;
 	double end, drawn;
+	double free_at; // when it has woken up
 	struct pending *pending; // outputs that go when the tuple is done
 	int64_t pending_n, pending_space;
 };
@@ -142,7 +151,10 @@ struct worker {
 struct cpu {
 	int64_t op;   // -1: idle
 	int64_t last; // the thread that it ran last, for the cost of switches
-	double since, accounted, check;
+	double accounted; // until when the operator's time is; later than now: it is kept waiting
+	double check;	  // when its slice is over
+	double debt_s;	  // CPU time of what was done for other threads, paid by the next tuple
+	double free_at;	  // when a source that runs on the idle CPU has gone
 	bool resched;
 };
 
@@ -161,6 +173,7 @@ struct sim {
 	int64_t *ready, ready_n;
 	int64_t *timers, timers_n; // threads that wait for a time, soonest on top of the heap
 	double fair_time;	   // last known average of the virtual times
+	double source_until;	   // when the thread of the sources sleeps again
 	int64_t *edges;		   // scratch of route()
 };
 
@@ -184,7 +197,7 @@ static inline double *result(const struct sim *s, int64_t op)
 double uniform(uint64_t *state);
 
 // order.c
-struct order *order_new(int64_t operators);
+struct order *order_new(int64_t operators, bool rows_first);
 void order_free(struct order *o);
 void order_set(struct order *o, const double *fixed, const double *per_tuple,
 	       const int64_t *group_of, int64_t groups, const double *per_second,
@@ -199,6 +212,17 @@ int64_t order_next(struct order *o, double now); // as order_best, and takes the
 bool order_beats(const struct order *o, int64_t op, int64_t other, double origin, double size,
 		 double now); // does `op`, which is in the order, come before `other`, which is not?
 int64_t order_candidates(const struct order *o, enum sim_candidates what, double now);
+
+// fair.c
+void fair_insert(struct sim *s, int64_t op);
+void fair_remove(struct sim *s, int64_t op);
+void fair_sleep(struct sim *s, int64_t op);
+void fair_wake(struct sim *s, int64_t op);
+void fair_begin(struct sim *s, int64_t op);  // it is put on a CPU
+void fair_update(struct sim *s, int64_t op); // it ran
+bool fair_protected(const struct sim *s, int64_t op);
+// Next on a CPU, where `running` could go on (-1: nobody); -1: nobody at all.
+int64_t fair_pick(struct sim *s, int64_t running, bool protect);
 
 // user.c, threads.c
 void user_start(struct sim *s);

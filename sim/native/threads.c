@@ -6,10 +6,7 @@
  *     WAITING   its tuple blocks, without CPU (a call to something outside)
  * One run queue for all CPUs, as if load balancing were perfect and free.
  *
- * SIM_FAIR is EEVDF as in kernel/sched/fair.c since Linux 6.6: among the threads that have had no
- * more than their share (virtual time at most the weighted average), the one with the earliest
- * virtual deadline; a running thread is protected for a slice (RUN_TO_PARITY), lag is kept over
- * sleep, and negative lag decays meanwhile (delayed dequeue, 6.12).
+ * SIM_FAIR is EEVDF, see fair.c.
  *
  * SIM_URGENCY is the scheduler of bpf/: the most urgent thread (order.c), a running thread is
  * kept at the end of its slice if it still wins, and wake-ups preempt only if so configured (which
@@ -18,86 +15,17 @@
  * a wake-up by an operator the origin of the waker, else now; a thread that was last woken from
  * outside starts anew at each slice end.
  *
- * Costs: hop_s for each tuple an operator handles (queues, wake-up), switch_s for each time that a
- * CPU turns to another thread. Time slices end at ticks, which come every tick_s.
+ * Costs: hop_s for each tuple an operator handles (its queues); wake_s for whoever wakes up a
+ * thread; switch_s for each time that a CPU turns to another thread. Tuples from outside are brought
+ * by a thread of a higher class, as network interrupts are: where it does not run already, it takes
+ * the first CPU for source_s, both switches included. A fair scheduler then decides anew, for nobody
+ * runs whom it would protect; under the BPF scheduler the interrupted thread goes on. Time slices end
+ * at ticks, which come every tick_s.
  */
 #include <math.h>
 #include <string.h>
 
 #include "sim.h"
-
-#define UNIT 1024.0 // weight of nice 0
-
-// --- the fair order ------------------------------------------------------------------------------
-
-static double average(struct sim *s)
-{
-	double weights = 0, sum = 0, base = s->fair_time;
-	for (int64_t i = 0; i < s->ready_n; i++) {
-		const struct operator *o = &s->ops[s->ready[i]];
-		weights += o->weight;
-		sum += o->weight * (o->vruntime - base);
-	}
-	for (int64_t k = 0; k < s->c.cpus; k++)
-		if (s->cpus[k].op >= 0) {
-			const struct operator *o = &s->ops[s->cpus[k].op];
-			weights += o->weight;
-			sum += o->weight * (o->vruntime - base);
-		}
-	if (weights > 0)
-		s->fair_time = base + sum / weights;
-	return s->fair_time;
-}
-
-static double all_weights(const struct sim *s)
-{
-	double weights = 0;
-	for (int64_t i = 0; i < s->ready_n; i++)
-		weights += s->ops[s->ready[i]].weight;
-	for (int64_t k = 0; k < s->c.cpus; k++)
-		if (s->cpus[k].op >= 0)
-			weights += s->ops[s->cpus[k].op].weight;
-	return weights;
-}
-
-static void fair_place(struct sim *s, struct operator *o)
-{
-	double now = average(s), weights = all_weights(s);
-	if (o->lag >= 0) {
-		// Joining moves the average by a part of the lag; make up for it (place_entity()).
-		double lag = weights > 0 ? o->lag * (weights + o->weight) / weights : o->lag;
-		o->vruntime = now - lag;
-	} else if (o->vruntime < now) {
-		o->vruntime = now;
-	}
-	o->deadline = o->vruntime + s->c.slice_s * UNIT / o->weight;
-}
-
-static void fair_sleep(struct sim *s, struct operator *o)
-{
-	double limit = fmax(2 * s->c.slice_s, s->c.tick_s) * UNIT / o->weight;
-	o->lag = fmax(-limit, fmin(limit, average(s) - o->vruntime));
-}
-
-static bool earlier(const struct operator *a, const struct operator *b)
-{
-	return a->deadline < b->deadline;
-}
-
-static int64_t fair_best(struct sim *s)
-{
-	double now = average(s) + 1e-12;
-	int64_t best = -1, least = -1;
-	for (int64_t i = 0; i < s->ready_n; i++) {
-		int64_t op = s->ready[i];
-		const struct operator *o = &s->ops[op];
-		if (o->vruntime <= now && (best < 0 || earlier(o, &s->ops[best])))
-			best = op;
-		if (least < 0 || o->vruntime < s->ops[least].vruntime)
-			least = op;
-	}
-	return best >= 0 ? best : least;
-}
 
 // --- ready threads -------------------------------------------------------------------------------
 
@@ -122,25 +50,23 @@ static void ready_insert(struct sim *s, int64_t op)
 	if (s->c.mode == SIM_URGENCY) {
 		order_insert(s->order, op, origin(s, op), (double)length(o));
 	} else {
-		o->ready_at = s->ready_n;
-		s->ready[s->ready_n++] = op;
+		fair_insert(s, op);
 	}
 }
 
-static void ready_remove(struct sim *s, int64_t op)
+static int64_t ready_take(struct sim *s, int64_t running)
 {
+	int64_t op;
 	if (s->c.mode == SIM_URGENCY) {
-		order_remove(s->order, op);
-		return;
+		op = order_best(s->order, s->now);
+		if (op >= 0)
+			order_remove(s->order, op);
+	} else {
+		op = fair_pick(s, running, true);
+		if (op >= 0 && op != running)
+			fair_remove(s, op);
 	}
-	int64_t last = s->ready[--s->ready_n], at = s->ops[op].ready_at;
-	s->ready[at] = last;
-	s->ops[last].ready_at = at;
-}
-
-static int64_t ready_best(struct sim *s)
-{
-	return s->c.mode == SIM_URGENCY ? order_best(s->order, s->now) : fair_best(s);
+	return op;
 }
 
 // --- timers: a binary heap by wake_at --------------------------------------------------------------
@@ -181,12 +107,13 @@ static int64_t timer_take(struct sim *s)
 static void charge(struct sim *s, struct cpu *c)
 {
 	double ran = s->now - c->accounted;
-	c->accounted = s->now;
 	if (c->op < 0 || ran <= 0)
 		return;
+	c->accounted = s->now;
 	struct operator *o = &s->ops[c->op];
 	o->left -= ran;
-	o->vruntime += ran * UNIT / o->weight;
+	if (s->c.mode == SIM_FAIR)
+		o->vruntime += ran * FAIR_UNIT / o->weight;
 	result(s, c->op)[SIM_CPU] += ran;
 	s->c.totals[SIM_BUSY] += ran;
 }
@@ -196,7 +123,8 @@ static void next_check(struct sim *s, struct cpu *c)
 	double slice = s->c.slice_s;
 	if (s->c.mode == SIM_FAIR) {
 		const struct operator *o = &s->ops[c->op];
-		slice = fmax(0, (o->deadline - o->vruntime) * o->weight / UNIT);
+		double end = s->c.tick_s > 0 ? o->protected_until : o->deadline;
+		slice = fmax(0, (end - o->vruntime) * o->weight / FAIR_UNIT);
 	}
 	c->check = s->now + slice;
 	if (s->c.tick_s > 0 && c->check < INFINITY) {
@@ -216,9 +144,13 @@ static void run(struct sim *s, struct cpu *c, int64_t op)
 {
 	struct operator *o = &s->ops[op];
 	c->op = op;
-	c->since = c->accounted = s->now;
+	c->accounted = fmax(s->now, c->free_at);
 	c->resched = false;
 	o->state = RUNNING;
+	if (s->c.mode == SIM_FAIR)
+		fair_begin(s, op);
+	o->left += c->debt_s;
+	c->debt_s = 0;
 	if (c->last != op) {
 		o->left += s->c.switch_s;
 		s->c.totals[SIM_SWITCHES]++;
@@ -229,20 +161,34 @@ static void run(struct sim *s, struct cpu *c, int64_t op)
 
 static void dispatch(struct sim *s, struct cpu *c)
 {
-	int64_t op = ready_best(s);
+	int64_t op = ready_take(s, -1);
 	s->c.totals[SIM_DECISIONS]++;
 	if (op < 0) {
 		c->op = -1;
 		c->last = -1; // the idle thread
+		c->free_at = fmax(c->free_at, s->now + c->debt_s);
+		c->debt_s = 0;
 		return;
 	}
-	ready_remove(s, op);
 	run(s, c, op);
 }
 
+// The running thread gives way to whoever is next, if that is another.
 static void preempt(struct sim *s, struct cpu *c)
 {
 	int64_t op = c->op;
+	c->resched = false;
+	if (s->c.mode == SIM_FAIR) {
+		int64_t next = ready_take(s, op);
+		s->c.totals[SIM_DECISIONS]++;
+		if (next == op) {
+			next_check(s, c);
+			return;
+		}
+		ready_insert(s, op);
+		run(s, c, next);
+		return;
+	}
 	c->op = -1;
 	s->ops[op].ready_since = s->now;
 	ready_insert(s, op);
@@ -258,19 +204,15 @@ static void consider_preemption(struct sim *s, struct cpu *c, int64_t woken)
 			c->resched = true;
 		return;
 	}
-	if (running->vruntime >= running->deadline) { // its slice is over, which update_curr() sees
-		running->deadline = running->vruntime + s->c.slice_s * UNIT / running->weight;
-		c->resched = true;
-	}
-	if (!s->c.wake_preempt || s->now - c->since < s->c.slice_s)
-		return;
-	int64_t best = fair_best(s);
-	if (best >= 0 &&
-	    (earlier(&s->ops[best], running) || running->vruntime > s->fair_time + 1e-12))
+	fair_update(s, c->op); // as check_preempt_wakeup_fair() of kernel/sched/fair.c
+	if (!fair_protected(s, c->op) ||
+	    (s->c.wake_preempt && fair_pick(s, c->op, true) == woken))
 		c->resched = true;
 }
 
-// waker: the operator, -1 = an arrival or a timer
+// waker: the operator; FROM_TIMER; FROM_SOURCE: the thread that interrupts CPU 0
+enum { FROM_TIMER = -1, FROM_SOURCE = -2 };
+
 static void wake(struct sim *s, int64_t op, int64_t waker)
 {
 	struct operator *o = &s->ops[op];
@@ -280,28 +222,27 @@ static void wake(struct sim *s, int64_t op, int64_t waker)
 	for (int64_t k = 0; k < s->c.cpus; k++)
 		charge(s, &s->cpus[k]);
 	if (s->c.mode == SIM_FAIR)
-		fair_place(s, o);
-	ready_insert(s, op);
-	int64_t at = op % s->c.cpus;
+		fair_wake(s, op);
+	if (s->c.mode == SIM_FAIR && o->ready_at >= 0)
+		o->state = READY; // it had not been taken out of the list
+	else
+		ready_insert(s, op);
+	int64_t at = op % s->c.cpus, idle = -1;
 	for (int64_t k = 0; k < s->c.cpus; k++) {
-		if (s->cpus[k].op < 0) {
-			dispatch(s, &s->cpus[k]);
-			return;
-		}
 		if (waker >= 0 && s->cpus[k].op == waker)
 			at = k;
+		if (idle < 0 && s->cpus[k].op < 0)
+			idle = k;
 	}
-	consider_preemption(s, &s->cpus[at], op);
+	if (waker >= 0 && s->cpus[at].op == waker)
+		s->cpus[at].debt_s += s->c.wake_s;
+	if (idle >= 0)
+		dispatch(s, &s->cpus[idle]);
+	else if (waker != FROM_SOURCE || s->c.mode == SIM_URGENCY)
+		consider_preemption(s, &s->cpus[at], op);
 }
 
 // --- tuples ----------------------------------------------------------------------------------------
-
-static void slept(struct sim *s, int64_t op)
-{
-	struct operator *o = &s->ops[op];
-	if (s->c.mode == SIM_FAIR)
-		fair_sleep(s, o);
-}
 
 // Producers that wait for room in the queue of `op` go on when it is down to half.
 static void release_producers(struct sim *s, int64_t op)
@@ -336,9 +277,11 @@ static bool flush(struct sim *s, int64_t op) // false: a queue is full
 
 static void stop(struct sim *s, struct cpu *c, enum thread_state state)
 {
-	s->ops[c->op].state = state;
-	slept(s, c->op);
+	int64_t op = c->op;
+	s->ops[op].state = state;
 	c->op = -1;
+	if (s->c.mode == SIM_FAIR)
+		fair_sleep(s, op);
 	dispatch(s, c);
 }
 
@@ -351,6 +294,8 @@ static void go_on(struct sim *s, struct cpu *c)
 		return;
 	}
 	load_tuple(s, op);
+	s->ops[op].left += c->debt_s;
+	c->debt_s = 0;
 	if (c->resched)
 		preempt(s, c);
 }
@@ -403,14 +348,11 @@ static void check(struct sim *s, struct cpu *c)
 {
 	struct operator *o = &s->ops[c->op];
 	if (s->c.mode == SIM_FAIR) {
-		if (o->vruntime >= o->deadline - 1e-12) {
-			o->deadline = o->vruntime + s->c.slice_s * UNIT / o->weight;
-			if (s->ready_n) {
-				preempt(s, c);
-				return;
-			}
-		}
-		next_check(s, c);
+		fair_update(s, c->op);
+		if (s->ready_n)
+			preempt(s, c);
+		else
+			next_check(s, c);
 		return;
 	}
 	if (s->c.root_reset && o->outside)
@@ -428,19 +370,52 @@ void threads_start(struct sim *s)
 {
 	for (int64_t k = 0; k < s->c.cpus; k++)
 		s->cpus[k].op = s->cpus[k].last = -1;
+	for (int64_t i = 0; i < s->c.operators; i++)
+		s->ops[i].ready_at = -1;
+}
+
+// The thread of the sources runs for `cost` on this CPU.
+static void interrupt(struct sim *s, struct cpu *c, double cost)
+{
+	double *until = c->op < 0 ? &c->free_at : &c->accounted;
+	*until = fmax(*until, s->now) + cost;
+	s->source_until = *until;
+	s->c.totals[SIM_BUSY] += cost;
 }
 
 static void arrive(struct sim *s)
 {
 	int64_t stream = s->c.order[s->arrived++];
+	struct cpu *c = &s->cpus[0];
+	bool interrupts = s->c.source_s > 0 && s->now >= s->source_until, wakes = false;
 	s->stream_tail[stream]++;
+	for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++)
+		wakes |= s->ops[s->c.feed[f]].state == SLEEPING;
+	if (interrupts) {
+		interrupt(s, c, s->c.source_s);
+		s->c.totals[SIM_SWITCHES] += 1 + (c->op >= 0);
+	}
+	if (wakes && s->c.source_s > 0)
+		interrupt(s, c, s->c.wake_s);
 	for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++) {
 		int64_t op = s->c.feed[f];
 		feed(s, op);
 		if (s->ops[op].state == SLEEPING) {
 			load_tuple(s, op);
-			wake(s, op, -1);
+			wake(s, op, s->c.source_s > 0 ? FROM_SOURCE : FROM_TIMER);
 		}
+	}
+	if (interrupts && s->c.mode == SIM_FAIR && c->op >= 0 && s->ready_n) {
+		int64_t op = c->op; // it was put back: nobody is protected
+		double until = c->accounted;
+		fair_update(s, op);
+		fair_insert(s, op);
+		c->op = -1;
+		int64_t next = ready_take(s, -1);
+		c->last = next; // the switch is the source's
+		s->ops[op].state = READY;
+		run(s, c, next);
+		c->accounted = until;
 	}
 }
 
@@ -476,7 +451,7 @@ bool threads_run(struct sim *s, double until)
 			int64_t op = timer_take(s);
 			s->ops[op].wake_at = -1;
 			s->ops[op].left = 0;
-			wake(s, op, -1);
+			wake(s, op, FROM_TIMER);
 		} else if (done) {
 			s->ops[s->cpus[which].op].left = 0;
 			finish(s, &s->cpus[which]);

@@ -5,22 +5,27 @@
  * queue. At operator level it then decides again; at query level the tuple first goes through all
  * operators downstream, depth first, except over edges that are not inline.
  *
- * A tuple that blocks its operator holds the worker. Queue bounds hold at operator level: an
- * operator is not taken while a queue downstream is full, and may exceed the bound by the outputs
- * of one tuple.
+ * A tuple that blocks its operator holds the worker. Of bounded queues: an operator is not taken
+ * while a queue is full that its tuples may end in, and may exceed the bound by the outputs of one
+ * tuple (for each worker, at query level).
  */
 #include <math.h>
 #include <stddef.h>
 
 #include "sim.h"
 
+// Is a queue full that the next tuple of `op` may end in? At query level: also further down.
 static bool full(const struct sim *s, int64_t op)
 {
 	if (!s->c.capacity)
 		return false;
-	for (int64_t e = s->c.out_start[op]; e < s->c.out_start[op + 1]; e++)
-		if ((int64_t)length(&s->ops[s->c.out_target[e]]) >= s->c.capacity)
+	for (int64_t e = s->c.out_start[op]; e < s->c.out_start[op + 1]; e++) {
+		int64_t to = s->c.out_target[e];
+		if ((int64_t)length(&s->ops[to]) >= s->c.capacity)
 			return true;
+		if (s->c.mode == SIM_QUERY && s->c.out_inline[e] && full(s, to))
+			return true;
+	}
 	return false;
 }
 
@@ -81,6 +86,7 @@ static double through(struct sim *s, struct worker *w, int64_t op, struct tuple 
 		if (last - first == 1 && s->c.out_share[first] >= 1 && s->c.out_inline[first]) {
 			struct tuple u = s->out[i];
 			u.port = s->c.out_port[first];
+			result(s, op)[SIM_SENT]++;
 			at = through(s, w, s->c.out_target[first], u, at);
 			continue;
 		}
@@ -141,8 +147,8 @@ static void finish(struct sim *s, struct worker *w)
 				deliver(s, s->edges[k], s->out[i]);
 		}
 		s->out_n = base;
-		release_producers(s, op);
 	}
+	release_producers(s, op);
 	if (--w->left > 0 && length(&s->ops[op]) && !full(s, op)) {
 		begin(s, w, s->now);
 		return;
@@ -177,7 +183,7 @@ static bool decide(struct sim *s, struct worker *w)
 					   s->c.batch;
 	s->c.totals[SIM_DECISIONS]++;
 	s->c.totals[SIM_BUSY] += cost;
-	begin(s, w, s->now + cost);
+	begin(s, w, fmax(s->now, w->free_at) + cost);
 	return true;
 }
 
@@ -185,6 +191,21 @@ void user_start(struct sim *s)
 {
 	for (int64_t k = 0; k < s->c.cpus; k++)
 		s->workers[k].op = -1;
+}
+
+// A source's thread takes the CPU from a worker, or wakes one up.
+static void interrupt(struct sim *s)
+{
+	if (s->now < s->source_until)
+		return;
+	s->source_until = s->now + s->c.source_s;
+	s->c.totals[SIM_BUSY] += s->c.source_s;
+	for (int64_t k = 0; k < s->c.cpus; k++)
+		if (s->workers[k].op < 0) {
+			s->workers[k].free_at = s->source_until + s->c.wake_s + s->c.switch_s;
+			return;
+		}
+	s->workers[0].end += s->c.source_s;
 }
 
 bool user_run(struct sim *s, double until)
@@ -205,6 +226,7 @@ bool user_run(struct sim *s, double until)
 			return true;
 		if (arrival <= end) {
 			s->now = arrival;
+			interrupt(s);
 			int64_t stream = s->c.order[s->arrived++];
 			s->stream_tail[stream]++;
 			for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++) {
