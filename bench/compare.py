@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sched_ctl import registry, synthetic, workload
+from sched_ctl.plugins import registry
 from sched_ctl.sim import Setting, of_workload, simulate
+from sched_ctl.workloads import synthetic, workload
 
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
 POLICIES = (

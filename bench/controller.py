@@ -26,15 +26,25 @@ from typing import Any
 
 import numpy as np
 
-from sched_ctl import bindings, metrics, scheduling
-from sched_ctl.backends import journal as journals
+from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.ladder import choose
-from sched_ctl.config import Binding, Settings
-from sched_ctl.controller import Controller
+from sched_ctl.backends.undo import journal as journals
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller import rules
+from sched_ctl.controller.loop import Controller
+from sched_ctl.decide import decision as scheduling
 from sched_ctl.drivers import DriverKind, Target
-from sched_ctl.enforcing import Backends
+from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import procfs
-from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
+from sched_ctl.metrics import catalogue as metrics
+from sched_ctl.model.topology import (
+    Edge,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
 
 AIMS = {(100, 10.0): 0.01, (10_000, 1.0): 0.05}
 AIM_RSS = 80e6
@@ -189,18 +199,18 @@ def one(operators: int, policy: str, rate: float, seconds: float, probe: bool) -
 def instrument(stages: Stages, engine: Synthetic) -> None:
     engine.poll = stages.time("poll", engine.poll)  # type: ignore[method-assign]
     scheduling.evaluate = stages.time("metrics", metrics.evaluate)  # type: ignore[attr-defined]
-    bindings.decide = stages.time("schedule", scheduling.decide)  # type: ignore[attr-defined]
-    made = bindings.make_policy
+    rules.decide = stages.time("schedule", scheduling.decide)  # type: ignore[attr-defined]
+    made = rules.make_policy
 
-    def timed(binding: Binding, backend: str, queries: int = 0) -> Any:
+    def timed(section: Section, backend: str, queries: int = 0) -> Any:
         from dataclasses import replace
 
-        policy = made(binding, backend, queries)
+        policy = made(section, backend, queries)
         return replace(policy, urgency=stages.time("policy", policy.urgency))
 
-    import sched_ctl.controller
+    from sched_ctl.controller import loop
 
-    sched_ctl.controller.make_policy = timed  # type: ignore[attr-defined]
+    loop.make_policy = timed  # type: ignore[attr-defined]
     INSTRUMENTED.append(stages)
 
 
@@ -216,7 +226,9 @@ async def measured(
     backend, _ = choose("nice", {}, journal)
     if INSTRUMENTED:
         backend.apply = stages.time("apply", backend.apply)  # type: ignore[method-assign]
-    settings = Settings(policy=(Binding(policy=policy),), period=1 / rate, discover=5.0)
+    settings = Settings(
+        policy=(Section(policy=policy),), period=1 / rate, calm_period=0, discover=5.0
+    )
     kind = DriverKind("synthetic", lambda: [engine.target], lambda _: engine, prompt=True)
     controller = Controller(settings, {"synthetic": kind}, Backends(lambda *_: (backend, []), {}))
     try:
@@ -249,7 +261,7 @@ async def measured(
 
 def topology_of(operators: int, pid: int) -> Topology:
     tids = sorted(tid for tid in procfs.tids(pid) if tid != pid)[-operators:]
-    threads = [procfs.thread(pid, tid) for tid in tids]
+    threads = [thread_of(pid, tid) for tid in tids]
     made = tuple(
         PhysicalOperator(
             f"q{row // CHAIN}",

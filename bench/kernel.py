@@ -176,6 +176,15 @@ def switches(kernel: str) -> list[Job]:
     return found
 
 
+def calibration(kernel: str) -> list[Job]:
+    """What threads cost each other in the guest, for the simulator."""
+    kinds = ("os", "fifo", "scx")
+    found = list(run([{"name": k, "seed": 0, "calibrate": 1, "kind": k} for k in kinds], kernel))
+    for result in found:
+        print(json.dumps(result))
+    return found
+
+
 # column -> figure of a result, and whether it is shown as a ratio to EEVDF
 FIGURES: Mapping[str, Callable[[Job], float]] = {
     "thr": lambda r: r["throughput"],
@@ -233,6 +242,7 @@ def main() -> None:
     parser.add_argument("--variants", default=".*", metavar="RE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
     parser.add_argument("--switches", action="store_true", help="only what a switch costs")
+    parser.add_argument("--calibrate", action="store_true", help="only what a hop costs")
     parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
     arguments = parser.parse_args()
     for case in arguments.cases:
@@ -241,6 +251,10 @@ def main() -> None:
     results: list[Job] = []
     if arguments.switches:
         switches(arguments.kernel)
+        return
+    if arguments.calibrate:
+        subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
+        calibration(arguments.kernel)
         return
     if arguments.show:
         results = [json.loads(line) for line in arguments.json.read_text().splitlines()]

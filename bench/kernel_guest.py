@@ -14,24 +14,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sched_ctl import lab, registry, workload
-from sched_ctl.backends.hints import Limits, hints, merged
-from sched_ctl.backends.live import LiveRows
 from sched_ctl.backends.pool import Pool
-from sched_ctl.drivers import lab as driver
-from sched_ctl.graph import Array
+from sched_ctl.backends.scx.hints import Limits, hints, merged
+from sched_ctl.backends.scx.live import LiveRows
+from sched_ctl.backends.scx.slots import numbers
+from sched_ctl.drivers.lab import driver
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
-from sched_ctl.model import Snapshot, Thread
-from sched_ctl.normalise import nice_values, positions
-from sched_ctl.policy import Policy
-from sched_ctl.schedule import Schedule
-from sched_ctl.sim import Node, of_workload
+from sched_ctl.lab import engine as lab
+from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import nice_values, positions
+from sched_ctl.model.policy import Policy
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Snapshot, Thread
+from sched_ctl.plugins import registry
+from sched_ctl.sim import Node, calibrate, of_workload
+from sched_ctl.workloads import workload
 
 SCHED_EXT = 7
 PREFIX = "@@"
@@ -69,6 +73,8 @@ def schedule_of(node: Node, policy: Policy, snapshot: Snapshot) -> Schedule:
         form=form,
         head_age_s=snapshot.columns["head_age"],
         queue_size=snapshot.columns["queue_size"],
+        queries=tuple(("lab", o.query) for o in operators),
+        depth=node.topology.graph.reversed.height[rows] + 1,
     )
 
 
@@ -123,6 +129,7 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
         slots = scheduler.slots[1 : len(schedule.threads) + 1]
         for name in ("queue", "lead_us", "base", "slope", "per_tuple"):
             slots[name] = getattr(found, name)
+        slots["query"], slots["depth"] = numbers([schedule])
         slots["live"] = indices
         slots["flags"] = (
             flags["SLOT_ACTIVE"]
@@ -283,6 +290,32 @@ def switches(job: Job) -> dict[str, Any]:
     return {"job": job["name"], "seed": 0, **{name: float(ns) for name, ns in costs.items()}}
 
 
+def calibrated(job: Job) -> dict[str, Any]:
+    """What a hop costs under the job's scheduler, see `sim.calibrate`."""
+    with contextlib.ExitStack() as stack:
+        scheduler = None
+        if job["kind"] == "scx":
+            scheduler = stack.enter_context(Scheduler(full=False))
+            scheduler.control["nr_queues"] = 12
+            scheduler.control["queues"]["slope"][:12] = 1 << np.arange(12)
+            scheduler.slots["queue"] = np.arange(len(scheduler.slots)) % 12
+            scheduler.slots["flags"] = scheduler.slot_flags["SLOT_ACTIVE"]
+            scheduler.attach()
+
+        def ready(tids: Sequence[int]) -> None:
+            for slot, tid in enumerate(tids, 1):
+                if scheduler is not None:
+                    fd = thread_pidfd(tid)
+                    scheduler.adopt(fd, slot)
+                    os.close(fd)
+                    os.sched_setscheduler(tid, SCHED_EXT, os.sched_param(0))
+                elif job["kind"] == "fifo":
+                    os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(1))
+
+        costs = calibrate.measure(ready, ["--burn", "nop"])
+    return {"job": job["name"], "seed": 0, **asdict(costs)}
+
+
 def compact(result: dict[str, Any]) -> dict[str, Any]:
     """Without the histograms."""
     for part in [result["total"], *result.get("classes", {}).values()]:
@@ -298,7 +331,10 @@ def main() -> None:
         job = json.loads(line)
         began = time.monotonic()
         try:
-            found = switches(job) if "program" in job else run(job)
+            if job.get("calibrate"):
+                found = calibrated(job)
+            else:
+                found = switches(job) if "program" in job else run(job)
         except Exception as error:
             found = {"job": job["name"], "seed": job["seed"], "error": f"{error!r}"}
         print(PREFIX + json.dumps({**found, "guest_s": time.monotonic() - began}), flush=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sched_ctl import lab
+from sched_ctl.lab import engine as lab
 
 OS = "os"
 SCHED_CTL = str(Path(sys.executable).with_name("sched-ctl"))

@@ -1,7 +1,7 @@
 """Reproduces figures of the papers in the simulator and writes docs/papers.md.
 
-python -m bench.papers            # about ten minutes of CPU time
-python -m bench.papers --quick    # small, to see whether it works
+python -m bench.papers                             # about half an hour of CPU time
+python -m bench.papers --packets 100 --seeds 1     # to see whether it works
 """
 
 import argparse
@@ -14,9 +14,9 @@ import numpy as np
 from rich.progress import Progress
 
 from bench.papers import aqsios, edgewise
-from bench.papers.report import Curve, Data, Figures, write
+from bench.papers.report import Curve, Data, write
 from bench.papers.sweep import POLICIES, run_all, under
-from sched_ctl import registry
+from sched_ctl.plugins import registry
 from sched_ctl.sim import Setting, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,9 @@ TRAFFIC: dict[str, aqsios.Traffic | None] = {
 }
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+
+
+Runs = dict[Any, list[Curve]]  # by key, one a seed
 
 
 def single(job: tuple[aqsios.Traffic | None, float, str, int, int, int]) -> Curve:
@@ -120,7 +123,7 @@ def example() -> dict[str, tuple[float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Reproduce the figures of the papers.")
     parser.add_argument("--packets", type=int, default=1500, help="length of the stream")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each point")
+    parser.add_argument("--seeds", type=int, default=8, help="runs of each point")
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of papers.md")
     arguments = parser.parse_args()
     packets, queries, seeds = arguments.packets, 60, tuple(range(1, arguments.seeds + 1))
@@ -130,15 +133,15 @@ def main() -> None:
 
         def sweep(
             label: str, function: Callable[[Any], Curve], jobs: Iterable[tuple[Any, Any]]
-        ) -> Figures:
-            """jobs: (key, arguments), several with one key for several seeds. Means by key."""
+        ) -> Runs:
+            """jobs: (key, arguments), several with one key for several seeds."""
             todo = list(jobs)
             task = bar.add_task(label, total=len(todo))
             done = run_all(function, [job for _, job in todo], lambda: bar.advance(task))
-            found: dict[Any, list[Curve]] = {}
+            found: Runs = {}
             for (key, _), curve in zip(todo, done, strict=True):
                 found.setdefault(key, []).append(curve)
-            return {key: _mean(curves) for key, curves in found.items()}
+            return found
 
         full: dict[str, object] = {"candidates": "fagin", "train": True}
         ways: dict[tuple[str, float], tuple[str, dict[str, object]]] = {
@@ -151,12 +154,8 @@ def main() -> None:
             ways["log, free", m] = "bsd", {"clusters": m, "train": True}
             ways["uniform", m] = "bsd", {"clusters": m, "uniform": True, **full}
         ways |= {(label, 0): ("bsd", how) for label, how in TECHNIQUES.items()}
-        data = Data(
-            packets=packets,
-            seeds=len(seeds),
-            default=str(DEFAULT),
-            example=example(),
-            main=sweep(
+        runs: dict[str, Runs] = {
+            "main": sweep(
                 "policies",
                 single,
                 (
@@ -166,7 +165,7 @@ def main() -> None:
                     for s in seeds
                 ),
             ),
-            traffic=sweep(
+            "traffic": sweep(
                 "traffic",
                 single,
                 (
@@ -174,10 +173,10 @@ def main() -> None:
                     for label, t in TRAFFIC.items()
                     for u in (0.7, 0.95, 0.97)
                     for p in ("rr", "rr-time", "srpt", "hr", "hnr", "lsf", "bsd")
-                    for s in seeds[:1]
+                    for s in seeds[: max(1, len(seeds) // 2)]
                 ),
             ),
-            joins=sweep(
+            "joins": sweep(
                 "joins",
                 joined,
                 (
@@ -187,12 +186,12 @@ def main() -> None:
                     for s in seeds
                 ),
             ),
-            ways=sweep(
+            "ways": sweep(
                 "clusters",
                 implemented,
                 ((key, (p, how, s, packets)) for key, (p, how) in ways.items() for s in seeds),
             ),
-            sharing=sweep(
+            "sharing": sweep(
                 "sharing",
                 sharing,
                 (
@@ -202,16 +201,32 @@ def main() -> None:
                     for s in one_to_six
                 ),
             ),
-            balance=sweep(
+            "balance": sweep(
                 "balance",
                 edgewise.balance,
                 (((who, u), (who, u, s)) for who in ("os", "pool") for u in RATES for s in seeds),
             ),
-            capacity=sweep(
+            "capacity": sweep(
                 "shares", edgewise.capacity, ((a, (a, s)) for a in ALPHAS for s in seeds)
             ),
-        )
-    write(data, arguments.out)
+        }
+    fixed: dict[str, Any] = {
+        "packets": packets,
+        "seeds": len(seeds),
+        "default": str(DEFAULT),
+        "example": example(),
+    }
+    means: dict[str, Any] = {
+        name: {k: _mean(curves) for k, curves in of.items()} for name, of in runs.items()
+    }
+    each: list[dict[str, Any]] = [
+        {
+            name: {k: curves[i % len(curves)] for k, curves in of.items()}
+            for name, of in runs.items()
+        }
+        for i in range(len(seeds))
+    ]
+    write(Data(**fixed, **means), [Data(**fixed, **one) for one in each], arguments.out)
 
 
 def _mean(curves: list[Curve]) -> Curve:

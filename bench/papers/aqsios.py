@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sched_ctl.graph import Array
-from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Topology
+from sched_ctl.model.graph import Array
+from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Topology
 from sched_ctl.sim import Node, Stream
 
 __all__ = ["Traffic", "classes", "example", "joins", "packets", "queries", "shared"]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sched_ctl import registry, workload
-from sched_ctl.graph import Array
+from sched_ctl.model.graph import Array
+from sched_ctl.plugins import registry
 from sched_ctl.sim import Node, Setting, of_workload, simulate
+from sched_ctl.workloads import workload
 
 __all__ = ["balance", "capacity"]
 

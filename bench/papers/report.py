@@ -52,9 +52,10 @@ def below(data: Figures, load: float, figure: str, one: str, other: str) -> floa
     return 1 - data[load, one][figure] / data[load, other][figure]
 
 
-def write(data: Data, out: Path) -> None:
+def write(data: Data, each: Sequence[Data], out: Path) -> None:
+    """each: the same of one seed alone, for the spreads."""
     _pictures(data, out / "papers")
-    (out / "papers.md").write_text(_text(data))
+    (out / "papers.md").write_text(_text(data, each))
 
 
 def _curves(
@@ -171,16 +172,33 @@ def _pictures(data: Data, folder: Path) -> None:
     plots.save(fig, folder / "edgewise-shares.png")
 
 
-def _text(data: Data) -> str:
+@dataclass(frozen=True)
+class Row:
+    """kind: "points" for parts of 1, else ratios or absolute values."""
+
+    what: str
+    paper: float
+    ours: float
+    kind: str
+
+
+def _shown(row: Row, spread: Sequence[float]) -> str:
+    low, high = min(spread), max(spread)
+    if row.kind == "points":
+        gap = f"{100 * (row.ours - row.paper):+.0f} points"
+        cells = (f"{row.paper:.0%}", f"{row.ours:.0%} ({low:.0%} to {high:.0%})", gap)
+    else:
+        factor = f"{row.ours / row.paper:.2f} times"
+        cells = (f"{row.paper:,.4g}", f"{row.ours:,.4g} ({low:,.4g} to {high:,.4g})", factor)
+    return f"| {row.what} | " + " | ".join(cells) + " |"
+
+
+def _rows(data: Data) -> list[Row]:
     main = data.main
     rows = []
 
     def add(what: str, paper: float, ours: float, kind: str = "points") -> None:
-        if kind == "points":
-            gap = f"{100 * (ours - paper):+.0f} points"
-            rows.append(f"| {what} | {paper:.0%} | {ours:.0%} | {ours / paper:.2f} | {gap} |")
-        else:
-            rows.append(f"| {what} | {paper:g} | {ours:.4g} | {ours / paper:.2f} | |")
+        rows.append(Row(what, paper, ours, kind))
 
     for load, values in ((0.7, (0.74, 0.51, 0.18)), (0.97, (0.75, 0.53, 0.20))):
         rr, srpt, hr = values
@@ -232,9 +250,16 @@ def _text(data: Data) -> str:
     ):
         of = {rule: data.sharing[policy, rule][figure] for rule in ("max", "sum", "pdt")}
         name = f"sharing: {'mean slowdown' if figure == 'slowdown' else 'l2'} of {LABELS[policy]}"
+        add(f"{name}, Max", papers[0], of["max"], "x")
         add(f"{name}, Sum over Max", papers[1] / papers[0], of["sum"] / of["max"], "x")
         add(f"{name}, PDT over Max", papers[2] / papers[0], of["pdt"] / of["max"], "x")
+    return rows
 
+
+def _text(data: Data, each: Sequence[Data]) -> str:
+    of_seeds = [_rows(one) for one in each]
+    rows = [_shown(row, [found[i].ours for found in of_seeds]) for i, row in enumerate(_rows(data))]
+    ideal = data.ways["ideal", 0]["l2"]
     sensitivity = []
     for label in dict.fromkeys(key[0] for key in data.traffic):
         of_label = {key[1:]: curve for key, curve in data.traffic.items() if key[0] == label}

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sched_ctl import registry
-from sched_ctl.policy import Policy
+from sched_ctl.model.policy import Policy
+from sched_ctl.plugins import registry
 from sched_ctl.sim import Node, Result, Setting, Stream, simulate
 
 __all__ = ["POLICIES", "policy", "run_all", "under"]

@@ -1,0 +1,129 @@
+"""Ways of scheduling compared on a running engine, in phases that take turns.
+
+A cycle is `OS a b ... OS ... b a`: each phase of ours has one of the system's own before and one
+after it, and is compared with the mean of these two. A slow drift of the machine so hits both
+alike. What differs between engines is how a phase is measured: that is handed in.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["OS", "Phase", "Way", "above_others", "cpu_seconds", "ratios", "report", "take_turns"]
+
+Figures = Mapping[str, float]  # name -> value, NaN where there is none
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Way:
+    """arguments: of `sched-ctl load`; None = the system's own scheduling."""
+
+    name: str
+    arguments: tuple[str, ...] | None = None
+
+
+OS = Way("OS")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """cpus: how many the engine had on average."""
+
+    way: str
+    figures: Figures
+    cpus: float
+
+
+def take_turns(
+    ways: Sequence[Way],
+    cycles: int,
+    load: Callable[[Way], AbstractContextManager[None]],
+    measure: Callable[[], Figures],
+    pids: Sequence[int],
+    *,
+    settle_s: float,
+    seconds: float,
+) -> Iterator[Phase]:
+    """The phases, one by one. measure: the figures of the `seconds` that it is called after."""
+    one_cycle = [part for way in ways for part in (OS, way)]
+    one_cycle += [part for way in reversed(ways) for part in (OS, way)]
+    for way in [*one_cycle * cycles, OS]:
+        with nullcontext() if way is OS else load(way):
+            time.sleep(settle_s)  # what was queued under the other way has gone
+            began_s, used_s = time.monotonic(), cpu_seconds(pids)
+            time.sleep(seconds)
+            took_s = time.monotonic() - began_s
+            phase = Phase(way.name, measure(), (cpu_seconds(pids) - used_s) / took_s)
+        print(".", end="", file=sys.stderr, flush=True)
+        yield phase
+    print(file=sys.stderr)
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """CPU time of processes so far."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS_PER_S
+
+
+def ratios(phases: Sequence[Phase], least_cpus: float = 0.0) -> dict[str, dict[str, list[float]]]:
+    """way -> figure -> its ratio to the system's own before and after, for each of its phases.
+
+    least_cpus: a phase in which the engine had less was disturbed: it and its ratios are left out.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for before, phase, after in zip(phases, phases[1:], phases[2:], strict=False):
+        if phase.way == OS.name or before.way != OS.name:
+            continue
+        kept = found.setdefault(phase.way, {name: [] for name in phase.figures})
+        if min(before.cpus, phase.cpus, after.cpus) < least_cpus:
+            continue
+        for name, value in phase.figures.items():
+            base = (before.figures[name] + after.figures[name]) / 2
+            if base > 0 and value == value:
+                kept[name].append(value / base)
+    return found
+
+
+def report(title: str, phases: Sequence[Phase], least_cpus: float) -> str:
+    """A table in Markdown: median ratio, with the smallest and the largest, and how many pairs."""
+    figures = list(phases[0].figures)
+    base = [p for p in phases if p.way == OS.name and p.cpus >= least_cpus]
+    known = {name: [p.figures[name] for p in base if p.figures[name] > 0] for name in figures}
+    os_row = [f"{statistics.median(values):.3g}" if values else "-" for values in known.values()]
+    lines = [
+        f"{title}\n",
+        f"| | {' | '.join(figures)} | pairs |",
+        "|---" * (len(figures) + 2) + "|",
+        f"| OS (absolute) | {' | '.join(os_row)} | |",
+    ]
+    for way, row in ratios(phases, least_cpus).items():
+        cells = [
+            f"**{statistics.median(values):.2f}** ({min(values):.2f}-{max(values):.2f})"
+            if values
+            else "-"
+            for values in row.values()
+        ]
+        pairs = max((len(values) for values in row.values()), default=0)
+        of = sum(phase.way == way for phase in phases)
+        lines.append(f"| {way} | {' | '.join(cells)} | {pairs} of {of} |")
+    return "\n".join(lines) + "\n"
+
+
+def above_others() -> None:
+    """Move this session above all others of the machine, as far as autogroup goes.
+
+    What is measured then has its CPU almost to itself, and nothing inside it changes. Engines
+    that are started from here are in the same session.
+    """
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    Path("/proc/self/autogroup").write_text("-15")

@@ -1,0 +1,314 @@
+"""Runs in a guest: a real Flink, in phases under the OS and under the BPF scheduler.
+
+    flink_inside.py SCENARIO    Prints one line "@@ {json}" a phase.
+
+Light queries must not wait for the controller here, nor the controller for them: while a phase is
+measured it sleeps (its period is longer), so what is compared is the order of threads alone.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.flink_scenarios import SCENARIOS, Phase, Scenario
+from engines.cluster import PROMETHEUS, Cluster, patiently, running
+from sched_ctl.controller.socket import request
+from sched_ctl.kernel import schedext
+
+FOLDER = Path("/run/flink")
+RUN_DIR = Path("/run/sched-ctl")
+PROGRAM = [sys.executable, "-c", "from sched_ctl.cli import main; main()"]
+FIRST = (os.SCHED_FIFO, os.sched_param(1))
+NORMAL = (os.SCHED_OTHER, os.sched_param(0))
+SETTLE_S = 1.0
+ROLES = {  # first characters of names, of which the kernel keeps 15
+    "flusher": ("OutputFlusher",),
+    "fetcher": ("Source Data Fet",),
+    "timer": ("Time Trigger", "System Time Tri"),
+    "rpc": ("flink-pekko", "flink-akka", "flink-scheduler"),
+    "network": ("Flink Netty",),
+    "vm": ("VM Thread", "VM Periodic Tas", "GC Thread", "G1 "),
+    "jit": ("C1 Compiler", "C2 Compiler"),
+    "metrics": ("flink-metrics", "Flink-Metric", "prometheus-http"),
+}
+RECORDS = 1 << 16
+began_s = time.monotonic()
+
+
+def say(what: object) -> None:
+    print(f"{time.monotonic() - began_s:7.1f} s  {what}", flush=True)
+
+
+def threads(pid: int) -> Iterator[tuple[int, str]]:
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield int(path.name), (path / "comm").read_text().rstrip("\n")
+
+
+def role_of(comm: str, jobs: Mapping[str, Any]) -> str:
+    job = comm.removeprefix("Source: ").partition("-")[0]
+    if job in jobs and "-" in comm:
+        return f"operators of {job}"
+    found = (role for role, starts in ROLES.items() if comm.startswith(starts))
+    return next(found, "other threads")
+
+
+def sample(pids: Mapping[str, int]) -> dict[tuple[str, int], tuple[str, list[int]]]:
+    """Of each thread: its name, and CPU time, delay (ns) and runs so far."""
+    found = {}
+    for label, pid in pids.items():
+        for tid, comm in threads(pid):
+            with contextlib.suppress(OSError, ValueError):
+                text = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
+                found[label, tid] = comm, [int(word) for word in text.split()]
+    return found
+
+
+def system() -> tuple[int, list[int]]:
+    text = Path("/proc/stat").read_text()
+    switches = int(text.partition("ctxt ")[2].split()[0])
+    return switches, [int(word) for word in text.split("\n", 1)[0].split()[1:9]]
+
+
+class Neighbour:
+    """A process that has nothing to do with the engine: it works a little, ever again."""
+
+    PERIOD_S = 0.01
+
+    def __init__(self, work_s: float) -> None:
+        self._memory = mmap.mmap(-1, 16 * RECORDS)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._live(work_s)
+            finally:
+                os._exit(1)
+
+    def _live(self, work_s: float) -> None:
+        due, at = time.monotonic(), 1
+        while True:
+            due = max(due + self.PERIOD_S, time.monotonic()) if work_s < self.PERIOD_S else due
+            time.sleep(max(0.0, due - time.monotonic()))
+            woken = time.monotonic()
+            until = time.thread_time() + work_s
+            while time.thread_time() < until:
+                pass
+            self._memory[16 * at : 16 * at + 16] = struct.pack("dd", due, woken)
+            at = at % (RECORDS - 1) + 1
+
+    def late_s(self, begin_s: float, end_s: float) -> Any:
+        """How late it woke up, each time within this period."""
+        seen = np.frombuffer(self._memory, dtype=np.float64).reshape(-1, 2).copy()
+        due, woken = seen[(seen[:, 0] >= begin_s) & (seen[:, 0] < end_s)].T
+        return woken - due
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+class Hog:
+    """A process that uses all the CPU it gets."""
+
+    def __init__(self) -> None:
+        self.pid = os.fork()
+        while self.pid == 0:
+            pass
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def put(pids: Mapping[str, int], how: tuple[int, os.sched_param]) -> None:
+    """What the controller asks, first: else loading takes minutes of a saturated guest."""
+    for label, pid in pids.items():
+        for tid, comm in threads(pid):
+            if label == "jm" or comm.startswith(("prometheus-http", "HTTP-Dispatcher")):
+                with contextlib.suppress(OSError):
+                    os.sched_setscheduler(tid, *how)
+
+
+class Load:
+    """`sched-ctl load`, in force."""
+
+    def __init__(self, arguments: tuple[str, ...], expected: int, pids: Mapping[str, int]) -> None:
+        self.arguments = arguments
+        self.asked = {label: pids[label] for label in ("tm", "jm")}
+        put(self.asked, FIRST)
+        self.log = Path(f"/tmp/load-{time.monotonic_ns()}.log")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(*PROGRAM, "load", "--engine", "flink", "--backend", "scx"),
+                    *("--period", "30", "--discover", "600", "--poll-timeout", "30"),
+                    *("--stale-after", "300", "--window", "20", *arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: os.sched_setscheduler(0, *FIRST),
+            )
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            if not (RUN_DIR / "control.sock").exists():
+                return False
+            rows = self.ask("dispatch").get("threads", [])
+            return len(rows) >= expected and sum(r["runs"] > 0 for r in rows) >= 0.7 * expected
+
+        patiently(ready, 60, "the operators' threads run by the scheduler")
+        time.sleep(2.0)
+        say(f"loaded: {' '.join(arguments)}")
+
+    def ask(self, verb: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = request(RUN_DIR, verb, dict(arguments or {}), timeout_s=600)
+        return found
+
+    def set(self, phase: Phase) -> None:
+        self.mine(FIRST)
+        self.ask("policy-set", {"policy": phase.policy, "options": dict(phase.options)})
+        time.sleep(1.5)
+
+    def mine(self, how: tuple[int, os.sched_param]) -> None:
+        put(self.asked, how)
+
+    def end(self) -> None:
+        self.mine(FIRST)
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(600)
+        print(self.log.read_text()[-1500:], flush=True)
+        put(self.asked, NORMAL)
+        patiently(lambda: schedext.state() in (None, "disabled"), 10, "detached")
+
+
+def measure(
+    scenario: Scenario, phase: Phase, pids: Mapping[str, int], neighbour: Neighbour | None
+) -> dict[str, Any]:
+    time.sleep(SETTLE_S)
+    before, (switches, cpu) = sample(pids), system()
+    begin_s = time.monotonic()
+    time.sleep(scenario.seconds)
+    end_s = time.monotonic()
+    after, (switches_now, cpu_now) = sample(pids), system()
+    roles: dict[str, list[int]] = {}
+    for key, (comm, now) in after.items():
+        was = before.get(key, (comm, [0, 0, 0]))[1]
+        role = key[0] if key[0] not in ("tm", "jm") else role_of(comm, scenario.jobs)
+        if key[0] == "jm":
+            role = "JobManager"
+        total = roles.setdefault(role, [0, 0, 0])
+        for i in range(3):
+            total[i] += now[i] - was[i]
+    spent = [b - a for a, b in zip(cpu, cpu_now, strict=True)]
+    found = {
+        "phase": phase.name,
+        "begin": begin_s,
+        "end": end_s,
+        "switches": (switches_now - switches) / (end_s - begin_s),
+        "idle": (spent[3] + spent[4]) / max(1, sum(spent)),
+        "roles": {name: total for name, total in roles.items() if total[2]},
+    }
+    if neighbour is not None:
+        late_ms = neighbour.late_s(begin_s, end_s) * 1e3
+        found["neighbour"] = [
+            len(late_ms),
+            float(late_ms.mean()),
+            float(np.quantile(late_ms, 0.99)),
+        ]
+    say(phase.name)
+    return found
+
+
+def run(cluster: Cluster, scenario: Scenario) -> None:
+    pids = {"tm": cluster.task_managers[0].pid, "jm": cluster.pid}
+    outs = {name: Path(f"/tmp/{name}.txt") for name in scenario.jobs}
+    put(pids, FIRST)
+    for name, arguments in scenario.jobs.items():
+        cluster.submit(name=name, out=outs[name], **{**scenario.all_jobs, **arguments})
+    put(pids, NORMAL)
+    if scenario.real_time_input:
+        for tid, comm in threads(pids["tm"]):
+            if comm.startswith(ROLES["fetcher"]):
+                os.sched_setscheduler(tid, *FIRST)
+    operators = [
+        comm
+        for _, comm in threads(pids["tm"])
+        if role_of(comm, scenario.jobs).startswith("operators of")
+    ]
+    say(f"{len(operators)} operator threads: {sorted(operators)}")
+    neighbour = Neighbour(0.0003)
+    pids["neighbour"] = neighbour.pid
+    hog = Hog() if scenario.hog else None
+    if hog is not None:
+        pids["hog"] = hog.pid
+    time.sleep(3.0)
+    seen: list[dict[str, Any]] = []
+    load: Load | None = None
+    try:
+        for phase in scenario.phases:
+            if load is not None and (phase.load != load.arguments or not phase.policy):
+                load.end()
+                load = None
+            if phase.policy:
+                if load is None:
+                    load = Load(phase.load, len(operators), pids)
+                load.set(phase)
+                before = load.ask("dispatch").get("counters", {})
+                load.mine(NORMAL)
+            seen.append(measure(scenario, phase, pids, neighbour))
+            if load is not None:
+                load.mine(FIRST)
+                counters = load.ask("dispatch").get("counters", {})
+                seen[-1]["counters"] = {
+                    name: value - before.get(name, 0)
+                    for name, value in counters.items()
+                    if value != before.get(name, 0)
+                }
+    finally:
+        if load is not None:
+            load.end()
+        neighbour.end()
+        if hog is not None:
+            hog.end()
+    time.sleep(1.0)
+    report(outs, seen)
+
+
+def report(outs: Mapping[str, Path], seen: list[dict[str, Any]]) -> None:
+    tables = {}
+    for job, out in outs.items():
+        text = out.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1].split()
+        tables[job] = np.array(whole, dtype=np.int64).reshape(-1, 2) / 1e9
+    for phase in seen:
+        phase["queries"] = {}
+        for job, table in tables.items():
+            left, due = table[(table[:, 0] >= phase["begin"]) & (table[:, 0] < phase["end"])].T
+            phase["queries"][job] = [round(float(x) * 1e3, 3) for x in left - due]
+        print("@@ " + json.dumps(phase), flush=True)
+
+
+def main() -> None:
+    # What is started is normal again; but the samples are taken when they are due.
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    socket.sethostname("localhost")  # Flink looks its own name up
+    with running(FOLDER, (PROMETHEUS,)) as cluster:
+        say("Flink is up")
+        run(cluster, SCENARIOS[sys.argv[1]])
+
+
+if __name__ == "__main__":
+    main()
