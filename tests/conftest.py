@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from changed import changed_files, concerned
+
 # capability -> whether this machine has it
 CAPABILITIES = {
     "root": os.geteuid() == 0,
@@ -25,14 +27,37 @@ CAPABILITIES = {
     "cc": shutil.which("cc") is not None,
     "clang": shutil.which("clang-19") is not None or shutil.which("clang") is not None,
     "java": shutil.which("javac") is not None,
+    "maven": shutil.which("mvn") is not None,
     "vagrant": shutil.which("vagrant") is not None,
     "qemu": shutil.which("qemu-system-x86_64") is not None,
 }
 ORDER = ("host", "engine", "spark", "vm")  # fast tests first
 
 
+ROOT = Path(__file__).parents[1]
+CONCERNED = pytest.StashKey[set[Path]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--changed",
+        action="store_true",
+        help="of the unit tests, only those that concern what differs from main",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path.parent != ROOT / "tests" / "unit" or not config.option.changed:
+        return None
+    if CONCERNED not in config.stash:
+        config.stash[CONCERNED] = concerned(ROOT, changed_files(ROOT))
+    return collection_path not in config.stash[CONCERNED] or None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(capability, ...): skipped where one is missing")
+    # Tests run beside each other, and beside a controller of this machine, see controller/lock.py.
+    os.environ.setdefault("SCHED_CTL_MACHINE_LOCK", "no")
     # A background job of a shell ignores it, and so would all that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,15 +7,24 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
-from sched_ctl.drivers import DriverKind, EngineError, Target
-from sched_ctl.enforcing import Backends
-from sched_ctl.graph import Array
-from sched_ctl.kernel import procfs
-from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
-from sched_ctl.schedule import Schedule
+from sched_ctl.backends.in_use import Backends
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.threads import thread_of
+from sched_ctl.errors import EngineError
+from sched_ctl.model.graph import Array
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import (
+    Edge,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
 
 __all__ = ["FakeBackend", "FakeEngine", "backends", "chains", "sleeping_threads"]
 
@@ -98,15 +107,19 @@ class FakeEngine:
 
 
 @dataclass
-class FakeBackend:
+class FakeBackend(Backend):
     """Remembers what it was told; fails when it is told to."""
 
     name: ClassVar[str] = "nice"
     schedules: list[Schedule] = field(default_factory=list)
-    fail: str | None = None
+    fail: str | Exception | None = None
     restored: int = 0
+    tried: int = 0
 
     def apply(self, schedule: Schedule) -> Applied:
+        self.tried += 1
+        if isinstance(self.fail, Exception):
+            raise self.fail
         if self.fail:
             raise OSError(self.fail)
         self.schedules.append(schedule)
@@ -127,7 +140,7 @@ class FakeBackend:
 
 def backends(backend: Backend) -> Backends:
     def choose(
-        name: str, options: Mapping[str, object], failed: Collection[str] = ()
+        name: str, options: Mapping[str, msgspec.Struct], failed: Collection[str] = ()
     ) -> tuple[Backend, list[tuple[str, Probe]]]:
         return backend, [("better", Probe(False, "not here"))]
 
@@ -139,5 +152,5 @@ def sleeping_threads(count: int) -> Callable[[int], tuple[Thread, ...]]:
     started = [threading.Thread(target=threading.Event().wait, daemon=True) for _ in range(count)]
     for thread in started:
         thread.start()
-    found = [procfs.thread(os.getpid(), thread.native_id or 0) for thread in started]
+    found = [thread_of(os.getpid(), thread.native_id or 0) for thread in started]
     return lambda row: tuple(filter(None, [found[row]]))

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sched_ctl.drivers import EngineError, Target, lab
+from sched_ctl.drivers import Target
+from sched_ctl.errors import EngineError
+from sched_ctl.lab import file as lab_file
 from support import wait_until
 
 __all__ = ["CHAIN", "HEAD", "WORKLOADS", "built", "program", "run", "started"]
@@ -68,7 +70,7 @@ def started(workload: Path, *options: object, **popen: Any) -> Iterator[Target]:
     def there() -> bool:
         assert engine.poll() is None, f"labspe ended with {engine.returncode}"
         with contextlib.suppress(EngineError):
-            lab.LabFile(lab.path_of(target.address)).close()
+            lab_file.LabFile(lab_file.path_of(target.address)).close()
             return True
         return False
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from sched_ctl import lab
 from sched_ctl.kernel import procfs
+from sched_ctl.lab import engine as lab
+from sched_ctl.runfolder import RunFolder
 from support import wait_until
 
 __all__ = ["SOON_S", "WORKLOADS", "command", "loaded", "nices", "sched_ctl", "scheduled", "spe"]
@@ -58,6 +59,7 @@ def loaded(
 ) -> Iterator["subprocess.Popen[str]"]:
     """A running `sched-ctl load`; ended with SIGTERM if it still runs after the body."""
     flags = ["--run-dir", str(run_dir), "--discover", "0.2", "--period", "0.1"]
+    flags += ["--calm-period", "0"]  # whatever else runs on this machine
     if engine is not None:
         flags += ["--engine", engine.name]
     log = run_dir.with_suffix(".log")
@@ -87,7 +89,7 @@ def scheduled(run_dir: Path, engine: lab.Engine) -> dict[str, Any]:
     """Wait until the engine is scheduled; the controller's status then."""
 
     def ready() -> dict[str, Any]:
-        if not (run_dir / "control.sock").exists():
+        if not RunFolder(run_dir).socket.exists():
             return {}
         status: dict[str, Any] = msgspec.json.decode(
             sched_ctl("status", "--json", "--run-dir", str(run_dir))

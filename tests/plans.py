@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from sched_ctl.graph import Array, Graph
-from sched_ctl.model import (
+from sched_ctl.model.graph import Array, Graph
+from sched_ctl.model.policy import OperatorFrame
+from sched_ctl.model.topology import (
     Edge,
     HelperThread,
     LogicalOperator,
@@ -14,7 +15,6 @@ from sched_ctl.model import (
     Thread,
     Topology,
 )
-from sched_ctl.policy import OperatorFrame
 
 __all__ = ["array", "frame", "graph", "plan", "snapshot"]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import cgroup, procfs, sched
-from sched_ctl.model import Thread
-from sched_ctl.policy import Spacing, form
-from sched_ctl.schedule import Group, Schedule
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Group, Schedule
+from sched_ctl.model.topology import Thread
 from support import wait_until
 
 __all__ = ["Victim", "plan", "state"]
@@ -39,7 +40,7 @@ class Victim:
         return tuple(self.thread(int(tid)) for tid in self.ask(f"threads {count}").split())
 
     def thread(self, tid: int) -> Thread:
-        found = procfs.thread(procfs.process_of(tid) or 0, tid)
+        found = thread_of(procfs.process_of(tid) or 0, tid)
         assert found is not None
         return found
 

@@ -21,7 +21,7 @@ from engines.cluster import Cluster
 from sched_ctl.kernel import procfs
 from support import wait_until
 
-__all__ = ["Phase", "State", "finished", "loaded", "phases", "states"]
+__all__ = ["Phase", "State", "finished", "following", "loaded", "phases", "states"]
 
 State = dict[tuple[int, int], tuple[int, int, str]]
 SETTLE_S = 1.0
@@ -51,10 +51,19 @@ def loaded(
     Ends it by SIGINT, as a user would, and checks that it ended well.
     """
     pids = [process.pid for process in cluster.task_managers]
+    with following(pids, "flink", folder, arguments, threads):
+        yield
+
+
+@contextmanager
+def following(
+    pids: Sequence[int], engine: str, folder: Path, arguments: Sequence[str], threads: int
+) -> Iterator[None]:
+    """The same for the processes of any engine."""
     before = [states(pid) for pid in pids]
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        *(str(Path(sys.executable).with_name("sched-ctl")), "load", "--engine", "flink"),
+        *(str(Path(sys.executable).with_name("sched-ctl")), "load", "--engine", engine),
         *("--run-dir", str(folder / "run"), "--config", os.devnull, "--poll-timeout", "5"),
         *arguments,
     ]

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from engines.cluster import PROMETHEUS, Cluster, running
-from sched_ctl.drivers import EngineError, Target, flink, flink_local
-from sched_ctl.drivers.flink import FlinkDriver
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.flink import driver as flink
+from sched_ctl.drivers.flink import local as flink_local
+from sched_ctl.drivers.flink.driver import FlinkDriver
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
-from sched_ctl.model import PhysicalOperator, Snapshot
+from sched_ctl.model.topology import PhysicalOperator, Snapshot
 from support import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
@@ -55,6 +58,23 @@ def finished(out: Path) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     text = out.read_text()
     lines = text[: text.rfind("\n")].split("\n")
     return np.array([int(line.split()[0]) for line in lines]) / 1e9
+
+
+def test_a_join_that_is_fed_twice_by_one_task_has_no_phantom_queue(cluster: Cluster) -> None:
+    """Flink counts both of its inputs' records together where they come from."""
+    cluster.submit(name="j", shape="join", chain="true", rate=500)
+    with connected(cluster) as driver:
+        first = polled(driver, complete)
+        join = row(first, "j-join -> j-egress -> j-sink: Writer")
+        sent = [edge.share for edge in first.topology.edges if edge.target == join]
+        assert sent == [0.5, 0.5]
+        last = polled(driver, lambda now: now.columns["tuples_in"][join] > 3000)
+        queue = last.columns["queue_size"][join]
+        print(queue, last.columns["tuples_in"], last.topology.notes)
+        assert queue < 250  # half a second's worth: it idles
+        # What goes in there is what comes out of the only task before it
+        taken, given = last.columns["tuples_in"][join], last.columns["tuples_out"][1 - join]
+        assert taken == pytest.approx(given, rel=0.05)
 
 
 def test_found_without_being_told(cluster: Cluster) -> None:
@@ -189,7 +209,7 @@ def test_both_sources_agree(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -
                 early = scraping.poll(5)
                 asked = asking.poll(5)
         late = scraping.poll(5)
-    assert "no Prometheus reporter" in asked.topology.notes[0]
+    assert "no Prometheus page" in asked.topology.notes[0]
     assert first.topology.notes == ()
     assert asked.columns.keys() == early.columns.keys()
     # REST may lag by the JobManager's fetch interval.

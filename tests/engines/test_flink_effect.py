@@ -10,7 +10,7 @@ import pytest
 from engines.cluster import Cluster
 from engines.compete import finished, loaded, phases, states
 
-pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
+pytestmark = [pytest.mark.engine, pytest.mark.quiet, pytest.mark.needs("root", "java")]
 
 OPERATORS = 5  # threads of a query without replicas
 # More than one CPU can do; every hundredth tuple is written down.
@@ -47,7 +47,7 @@ def test_shares_divide_the_ingestion(one_cpu: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_favoured_query_waits_less(one_cpu: Cluster, tmp_path: Path) -> None:
-    """A light query beside an overloaded one: its p99 in ABBA phases, system against policy."""
+    """A light query beside an overloaded one: its median in ABBA phases, system against policy."""
     out = tmp_path / "light.txt"
     # Buffers are handed on at once: else the wait for Flink's flusher hides that for the CPU.
     rate = 200
@@ -61,18 +61,19 @@ def test_a_favoured_query_waits_less(one_cpu: Cluster, tmp_path: Path) -> None:
         *("--policy", "multi-class", "--backend", "nice"),
         *("--policy-option", 'classes={"light": "constant", "heavy": "constant"}'),
     ]
-    p99: dict[bool, list[float]] = {False: [], True: []}
+    medians: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(2):
         for phase in phases(one_cpu, tmp_path, arguments, 2 * OPERATORS, seconds=3):
             if phase.undisturbed:
                 latency = finished(out, phase.begin, phase.end)
                 assert len(latency) > 0.8 * 3 * rate  # what is measured did run
-                p99[phase.scheduled].append(float(np.quantile(latency, 0.99)))
+                medians[phase.scheduled].append(float(np.median(latency)))
         after = states(pid)
         assert all(after[key] == before[key] for key in before.keys() & after.keys())
-        if min(map(len, p99.values())) >= 2:
+        if min(map(len, medians.values())) >= 2:
             break
-    print({kind: [f"{value * 1e3:.1f} ms" for value in values] for kind, values in p99.items()})
-    if not all(p99.values()):
+    print({kind: [f"{value * 1e3:.1f} ms" for value in values] for kind, values in medians.items()})
+    if not all(medians.values()):
         pytest.skip("needs a CPU without neighbours")
-    assert np.mean(p99[True]) < np.mean(p99[False])
+    # Seen on a quiet machine: a seventh. Pauses of the collector decide over the tail.
+    assert np.median(medians[True]) < 0.7 * np.median(medians[False])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from victims import Victim, state
 
-from sched_ctl.backends.journal import Journal
+from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup
 
 

@@ -14,9 +14,10 @@ from victims import Victim, plan, state
 from sched_ctl.backends import ladder
 from sched_ctl.backends.cgroup1 import Cgroup1, Cgroup1Nice
 from sched_ctl.backends.groups import GroupOptions
-from sched_ctl.backends.journal import Journal, restore
+from sched_ctl.backends.undo.journal import Journal, restore
+from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import cgroup, procfs, sched
-from sched_ctl.model import Thread
+from sched_ctl.model.topology import Thread
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cgroup1_cpu")]
@@ -61,13 +62,19 @@ def test_groups_become_cgroups_and_go_again(victim: Victim, journal: Journal) ->
     assert one.parent == two.parent == base / "sched-ctl"
     shares = [int((folder / "cpu.shares").read_text()) for folder in (one, two)]
     assert shares[1] / shares[0] == pytest.approx(4, rel=0.01)
-    assert [sched.get_nice(thread.tid) for thread in threads[:4]] == [19, 0, 19, 0]
+    assert [sched.get_nice(thread.tid) for thread in threads[:4]] == [10, 0, 10, 0]
     assert backend.applied(threads[0])["cgroup"] == str(one)
+    # The process goes as a whole; who is in no group weighs as much as the heaviest one
+    rest = place(threads[4])
+    assert rest.parent == one.parent and rest not in (one, two)
+    assert place(victim.thread(victim.pid)) == rest
+    assert (rest / "cpu.shares").read_text() == (two / "cpu.shares").read_text()
     again = backend.apply(schedule)
     assert (again.writes, again.problems) == (0, ())
     # Another grouping
     backend.apply(plan(threads, [1, 2, 3, 4, 5], {"q 2": (4.0, (0, 2, 3))}))
     assert place(threads[0]) == two and not one.exists()
+    assert place(threads[1]) == rest
     assert backend.restore() == ()
     assert not (base / "sched-ctl").exists()
 
@@ -118,7 +125,7 @@ def test_the_groups_of_another_controller_stay(
     victim: Victim, journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two controllers with a run directory each, on threads of one cgroup, same scope and names."""
-    caplog.set_level(logging.DEBUG, "sched_ctl.backends.undo")
+    caplog.set_level(logging.DEBUG, "sched_ctl.backends.undo.put_back")
     threads = victim.threads(4)
     base = place(threads[0])
     other = Journal(tmp_path / "other" / "journal")
@@ -129,7 +136,7 @@ def test_the_groups_of_another_controller_stay(
     held = place(threads[2])
     assert ours.restore() == ()
     assert "did not make" in caplog.text
-    assert place(threads[0]) == base and place(threads[2]) == held
+    assert place(threads[0]).parent != held and place(threads[2]) == held
     assert not journal.state.records()
     # The other one is killed: what its journal has is enough to remove all of it
     other.close()
@@ -162,15 +169,14 @@ def test_a_dead_or_reused_thread_is_no_error(victim: Victim, journal: Journal) -
     backend = Cgroup1Nice(journal)
     victim.end(threads[0].tid, 0)
     older = Thread(threads[1].pid, threads[1].tid, threads[1].start_time - 1)
-    base = place(threads[1])
     done = backend.apply(plan((threads[0], older, threads[2]), [1, 2, 3], {"a": (1, (0, 1, 2))}))
     assert done.gone == 2 and not done.problems
-    assert place(threads[1]) == base != place(threads[2])
+    assert place(threads[1]) == place(victim.thread(victim.pid)) != place(threads[2])
     backend.restore()
 
 
 def test_the_ladder_names_what_is_better_and_why_not(journal: Journal) -> None:
-    backend, steps = ladder.choose("auto", {"cgroup1+nice": {"best": 1}}, journal)
+    backend, steps = ladder.choose("auto", {"cgroup1+nice": GroupOptions(best=1)}, journal)
     names = [name for name, _ in ladder.probe_all()]
     assert names.index(backend.name) >= len(steps)
     assert all(not probe.can and probe.because for _, probe in steps)
@@ -186,7 +192,7 @@ def test_shares_of_one_to_four(journal: Journal) -> None:
         try:
             assert process.stdout and process.stdout.readline() == "ready\n"
             pids = procfs.descendants(process.pid)
-            threads = [thread for pid in pids for thread in procfs.threads(pid)]
+            threads = [thread for pid in pids for thread in threads_of(pid)]
             assert len(threads) == 4
             backend.apply(plan(threads, [1, 1, 1, 1], {"a": (1, (0, 1)), "b": (4, (2, 3))}))
             before = [cpu_time(thread) for thread in threads]

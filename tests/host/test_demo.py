@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from labs import SOON_S, command, sched_ctl
 
-from sched_ctl.demo import MEASURES
+from sched_ctl.demo.results import MEASURES
 from sched_ctl.kernel import procfs
 from support import wait_until
 
-pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
+pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("root", "cc")]
 
 SMALL = ("--load", "0.3", "--phases", "2", "--phase", "1", "--backend", "nice")
 

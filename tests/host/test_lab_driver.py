@@ -14,9 +14,14 @@ import numpy as np
 import pytest
 from labengine import WORKLOADS
 
-from sched_ctl.drivers import EngineError, Target, lab
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.lab import driver as lab
+from sched_ctl.drivers.threads import thread_of
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
-from sched_ctl.workload import load
+from sched_ctl.lab import file as lab_file
+from sched_ctl.model.topology import UserThread
+from sched_ctl.workloads.workload import load
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
@@ -34,7 +39,7 @@ def etl() -> Iterator[Target]:
 @pytest.fixture
 def raw(etl: Target) -> bytes:
     """The content of a good file."""
-    return lab.path_of(etl.address).read_bytes()
+    return lab_file.path_of(etl.address).read_bytes()
 
 
 @contextlib.contextmanager
@@ -59,7 +64,7 @@ def test_finds_the_engine_and_its_topology(etl: Target) -> None:
         }
         for op in topology.operators:
             (thread,) = op.threads
-            assert procfs.thread(etl.pid or 0, thread.tid) == thread
+            assert thread_of(etl.pid or 0, thread.tid) == thread
             assert Path(f"/proc/{etl.pid}/task/{thread.tid}/comm").read_text()[:-1] == op.name[:15]
         assert {helper.role for helper in topology.helpers} == {"main", "source"}
         assert topology.notes == ()
@@ -145,7 +150,7 @@ def test_backpressure_is_seen() -> None:
 def test_an_engine_that_dies_is_an_engine_error() -> None:
     with labengine.started(WORKLOADS / "etl.graph", *STEADY) as target:
         driver = lab.connect(target)
-        path = lab.path_of(target.address)
+        path = lab_file.path_of(target.address)
         try:
             os.kill(target.pid or 0, signal.SIGKILL)
 
@@ -172,7 +177,8 @@ def test_a_pool_has_user_level_threads() -> None:
         connected(target) as driver,
     ):
         topology = driver.poll(1).topology
-        rows = [lab.user_thread_row(op.threads[0]) for op in topology.operators]
+        threads = [op.threads[0] for op in topology.operators]
+        rows = [thread.row for thread in threads if isinstance(thread, UserThread)]
         assert rows == list(range(10))
         assert [helper.role for helper in topology.helpers].count("worker") == 2
         assert "idle_time" not in driver.provides
@@ -200,7 +206,7 @@ def test_things_that_are_no_files_are_refused(tmp_path: Path, etl: Target) -> No
     refused(tmp_path / "folder")
     os.mkfifo(tmp_path / "fifo")
     refused(tmp_path / "fifo")
-    (tmp_path / "link").symlink_to(lab.path_of(etl.address))
+    (tmp_path / "link").symlink_to(lab_file.path_of(etl.address))
     refused(tmp_path / "link")
     refused(tmp_path / "missing")
 
@@ -210,7 +216,7 @@ def test_find_passes_what_is_not_an_engine(tmp_path: Path, raw: bytes, etl: Targ
     (tmp_path / "labspe.2").write_bytes(raw)  # names another process than its own name does
     good = tmp_path / f"labspe.{etl.pid}"
     good.write_bytes(raw)
-    assert lab.find(lambda: sorted(tmp_path.iterdir())) == [etl]
+    assert lab_file.pids(lambda: sorted(tmp_path.iterdir())) == [etl.pid]
 
 
 def test_a_cut_off_file_is_refused(tmp_path: Path, raw: bytes) -> None:
@@ -256,7 +262,7 @@ def test_flipped_bytes_never_do_worse_than_an_engine_error(tmp_path: Path, etl: 
     interesting = 20_000  # header, layout, operators, edges: histograms do no harm
     refusals = 0
     for _ in range(300):
-        content = bytearray(lab.path_of(etl.address).read_bytes())
+        content = bytearray(lab_file.path_of(etl.address).read_bytes())
         for at in random.integers(0, min(len(content), interesting), random.integers(1, 20)):
             content[at] = random.integers(256)
         path.write_bytes(content)
@@ -286,7 +292,7 @@ def test_a_thread_of_another_process_is_not_taken(tmp_path: Path, raw: bytes, et
     """A file that names our own threads as its operators' gets none of them."""
     with connected(etl) as driver:
         real = driver.poll(1).topology.operators[0].threads[0]
-    mine = procfs.thread(os.getpid(), os.getpid())
+    mine = thread_of(os.getpid(), os.getpid())
     assert mine is not None
     forged = raw.replace(
         real.tid.to_bytes(8, "little") + real.start_time.to_bytes(8, "little"),
@@ -337,12 +343,12 @@ def test_another_user_s_engine_is_read_and_cannot_fault_us(tmp_path: Path) -> No
 
                 wait_until(flows)
                 os.kill(engine.pid, signal.SIGKILL)
-                os.truncate(lab.path_of(target.address), 4096)
+                os.truncate(lab_file.path_of(target.address), 4096)
                 with pytest.raises(EngineError, match="cut off"):
                     driver.poll(1)
         finally:
             engine.kill()
             engine.wait()
-            lab.path_of(target.address).unlink(missing_ok=True)
+            lab_file.path_of(target.address).unlink(missing_ok=True)
     finally:
         shutil.rmtree(folder)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from labengine import CHAIN, HEAD, WORKLOADS
 
-from sched_ctl.demand import rate_scale, tuple_rates
 from sched_ctl.errors import UserError
-from sched_ctl.workload import load
+from sched_ctl.workloads.demand import rate_scale, tuple_rates
+from sched_ctl.workloads.workload import load
 from support import wait_until
 
-pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
+pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("cc")]
 
 # Light, but many tuples: cheap operators at a high rate.
 BRIEF = ("--duration", 0.5, "--warmup", 0, "--cpus", 1, "--utilisation", 0.15, "--base-cost-us", 5)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from sched_ctl.backends.pool import Pool, PoolOptions, probe
-from sched_ctl.drivers import Target, lab
-from sched_ctl.model import Snapshot
-from sched_ctl.policy import Spacing, UrgencyForm, form
-from sched_ctl.schedule import Schedule
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.lab import driver as lab
+from sched_ctl.model.policy import Spacing, UrgencyForm, form
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Snapshot
 from support import wait_until
 
-pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
+pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("cc")]
 
 # Two queries, each of which would fill the one worker alone, even where work turns out to take a
 # third of what the calibration said, as beside a neighbour that has left since.

@@ -20,10 +20,11 @@ import pytest
 from labengine import WORKLOADS
 from numpy.typing import NDArray
 
-from sched_ctl.backends.live import hand_over
-from sched_ctl.drivers import Target, lab
+from sched_ctl.backends.scx.live import hand_over
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.lab import driver as lab
 from sched_ctl.kernel import netns, procfs
-from sched_ctl.model import LiveOffer
+from sched_ctl.model.topology import LiveOffer
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]

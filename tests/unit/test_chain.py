@@ -7,9 +7,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from plans import array, graph
-from sched_ctl.chain import flow, steepness
-from sched_ctl.formulas import memory_freed
-from sched_ctl.graph import Array, Graph
+from sched_ctl.metrics.envelope import flow, steepness
+from sched_ctl.metrics.formulas import memory_freed
+from sched_ctl.model.graph import Array, Graph
 
 
 def chain_of(n: int) -> Graph:

@@ -5,10 +5,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sched_ctl import config
 from sched_ctl.backends import ladder
-from sched_ctl.bindings import check_bindings
-from sched_ctl.config import Binding, ConfigError, SettingError, Settings
+from sched_ctl.config.dump import dump
+from sched_ctl.config.files import MAX_BYTES, load, origin, parse_pairs
+from sched_ctl.config.settings import (
+    ConfigError,
+    Section,
+    SettingError,
+    Settings,
+    declared,
+    resolve,
+)
+from sched_ctl.controller.rules import check_sections
 from sched_ctl.errors import UserError
 
 BACKENDS = {kind.name: kind.options for kind in ladder.KINDS}
@@ -47,7 +55,7 @@ def test_bad_input_names_file_and_key(
 ) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=f"^{path}: .*({key})") as caught:
-        config.load(path)
+        load(path)
     if hint is not None:
         import re
 
@@ -56,22 +64,22 @@ def test_bad_input_names_file_and_key(
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        config.load(tmp_path / "missing.toml")
+        load(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="directory"):
-        config.load(tmp_path)
+        load(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b"engine = ['\xe9']")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        config.load(tmp_path / "latin.toml")
-    (tmp_path / "huge.toml").write_bytes(b"#" * (config.MAX_BYTES + 1))
+        load(tmp_path / "latin.toml")
+    (tmp_path / "huge.toml").write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
-        config.load(tmp_path / "huge.toml")
+        load(tmp_path / "huge.toml")
 
 
 def test_an_error_in_a_drop_in_names_the_drop_in(tmp_path: Path) -> None:
     path = written(tmp_path, "period = 1.0")
     drop_in = written(tmp_path / "sched-ctl.d", "window = 'x'", "10.toml")
     with pytest.raises(ConfigError, match=f"^{drop_in}: window"):
-        config.load(path)
+        load(path)
 
 
 def test_precedence(tmp_path: Path) -> None:
@@ -88,7 +96,7 @@ def test_precedence(tmp_path: Path) -> None:
         "20.toml",
     )
     written(tmp_path / "sched-ctl.d", "nonsense", "ignored.txt")
-    settings = config.load(path)
+    settings = load(path)
     assert (settings.period, settings.window, settings.stale_after) == (2.0, 30.0, 40.0)
     assert settings.backends == {"nice": {"max": 5, "min": 1}}
     assert [(b.name, b.policy) for b in settings.policy] == [
@@ -96,14 +104,14 @@ def test_precedence(tmp_path: Path) -> None:
         ("a", "fcfs"),
         ("", "hr"),
     ]
-    assert [b.period for b in config.resolve(settings)] == [2.0, 9.0, 2.0]
-    flagged = config.load(path, {"period": 0.5, "window": 7.0})
-    assert [b.period for b in config.resolve(flagged)] == [0.5, 0.5, 0.5]
+    assert [b.period for b in resolve(settings)] == [2.0, 9.0, 2.0]
+    flagged = load(path, {"period": 0.5, "window": 7.0})
+    assert [b.period for b in resolve(flagged)] == [0.5, 0.5, 0.5]
     assert flagged.window == 7.0
-    other = config.load(path, {"policy": [{"policy": "random"}]})
+    other = load(path, {"policy": [{"policy": "random"}]})
     assert [b.policy for b in other.policy] == ["random"]
     with pytest.raises(ConfigError, match=r"^command line: period"):
-        config.load(path, {"period": -1.0})
+        load(path, {"period": -1.0})
 
 
 @pytest.mark.parametrize(
@@ -112,8 +120,8 @@ def test_precedence(tmp_path: Path) -> None:
         Settings(),
         Settings(
             policy=(
-                Binding(name="a", policy="qs", queries=("x*", 'quo"te\\'), shares={"a b": 2.5}),
-                Binding(policy="multi-class", options={"classes": {"high": "fcfs"}, "n": 1}),
+                Section(name="a", policy="qs", queries=("x*", 'quo"te\\'), shares={"a b": 2.5}),
+                Section(policy="multi-class", options={"classes": {"high": "fcfs"}, "n": 1}),
             ),
             engine=("flink:127.0.0.1:8081",),
             backends={
@@ -128,38 +136,38 @@ def test_precedence(tmp_path: Path) -> None:
     ],
 )
 def test_what_config_prints_reads_back_equal(tmp_path: Path, settings: Settings) -> None:
-    assert config.load(written(tmp_path, config.dump(settings))) == settings
-    assert config.load(written(tmp_path, config.dump(settings, BACKENDS))) == settings
+    assert load(written(tmp_path, dump(settings))) == settings
+    assert load(written(tmp_path, dump(settings, BACKENDS))) == settings
 
 
 def test_config_shows_the_options_of_backends(tmp_path: Path) -> None:
     settings = Settings(backends={"cgroup1+nice": {"best": 3}, "nice": {}})
-    text = config.dump(settings, BACKENDS)
-    assert config.load(written(tmp_path, text)) == settings
+    text = dump(settings, BACKENDS)
+    assert load(written(tmp_path, text)) == settings
     assert '\n[backends."cgroup1+nice"]\n' in text and "\nbest = 3\n" in text
     for name, options in BACKENDS.items():
         shown = text.partition(f"backends.{name}]")[2] or text.partition(f'backends."{name}"]')[2]
-        for option in config.declared(options):
+        for option in declared(options):
             assert option.key in shown.partition("[backends.")[0], f"{name}.{option.key}"
     # The comments are the file with all defaults
-    bare = config.dump(Settings(), BACKENDS)
+    bare = dump(Settings(), BACKENDS)
     plain = re.sub(r"^# (\[backends\..*\]|\w+ = .*)$", r"\1", bare, flags=re.MULTILINE)
-    loaded = config.load(written(tmp_path, plain))
+    loaded = load(written(tmp_path, plain))
     assert loaded.backends.keys() == BACKENDS.keys()
     for name, table in loaded.backends.items():
         assert msgspec.convert(table, BACKENDS[name]) == BACKENDS[name]()
 
 
 def test_every_setting_says_what_it_is() -> None:
-    for struct in (Settings, Binding):
-        for setting in config.declared(struct):
+    for struct in (Settings, Section):
+        for setting in declared(struct):
             assert len(setting.description) > 10, setting.key
             if setting.type is float:
                 assert setting.unit == "s", setting.key
 
 
 def test_pairs() -> None:
-    assert config.parse_pairs(["a=1", "b=2.5", "c=text", "d=[1, 2]", "e=x=y", "f="], "--x") == {
+    assert parse_pairs(["a=1", "b=2.5", "c=text", "d=[1, 2]", "e=x=y", "f="], "--x") == {
         "a": 1,
         "b": 2.5,
         "c": "text",
@@ -168,11 +176,11 @@ def test_pairs() -> None:
         "f": "",
     }
     with pytest.raises(UserError, match="--x: expected KEY=VALUE, got 'nothing'"):
-        config.parse_pairs(["nothing"], "--x")
+        parse_pairs(["nothing"], "--x")
 
 
 def test_bounds_are_finite() -> None:
-    for setting in config.declared(Settings):
+    for setting in declared(Settings):
         if isinstance(setting.default, float):
             assert math.isfinite(setting.default)
     msgspec.json.encode(Settings())
@@ -186,7 +194,10 @@ def test_bounds_are_finite() -> None:
         ("[[policy]]\nbackend = 'nic'", r"policy\[0\].backend", "did you mean 'nice'"),
         ("backend = 'nic'", "backend", "did you mean 'nice'"),
         ("backends.nic.best = 1", "backends.nic", "did you mean 'nice'"),
-        ("backends.nice.bst = 1", "backends.nice", "bst"),
+        ("backends.nice.bst = 1", "backends.nice.bst", "did you mean 'best'"),
+        ("backends.nice.best = 'x'", "backends.nice.best", "best: Expected `int`, got `str`"),
+        ("backends.scx.caps = {a = 0}", "backends.scx.caps", "`int` >= 1"),
+        ("backends.nice = {best = 9, worst = 1}", "backends.nice", "must not be above"),
         ("helpers = {net = 'folow'}", "helpers.net", "did you mean 'follow'"),
     ],
 )
@@ -196,13 +207,13 @@ def test_a_word_that_means_nothing_names_the_file_that_has_it(
     path = written(tmp_path, "period = 1.0\n[[policy]]\npolicy = 'hr'")
     drop_in = written(tmp_path / "sched-ctl.d", text, "10.toml")
     with pytest.raises(SettingError, match=message) as caught:
-        check_bindings(config.load(path))
-    assert re.fullmatch(f"{drop_in}: {key}", config.origin(path, {}, caught.value.where))
+        check_sections(load(path))
+    assert re.fullmatch(f"{drop_in}: {key}", origin(path, {}, caught.value.where))
 
 
 def test_a_word_that_means_nothing_names_the_flag(tmp_path: Path) -> None:
     path = written(tmp_path, "backend = 'nice'")
     flags = {"backend": "nic", "policy": [{"policy": "hr"}]}
     with pytest.raises(SettingError) as caught:
-        check_bindings(config.load(path, flags))
-    assert config.origin(path, flags, caught.value.where) == "command line: --backend"
+        check_sections(load(path, flags))
+    assert origin(path, flags, caught.value.where) == "command line: --backend"

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from sched_ctl import control
+from sched_ctl.controller import socket as control
 from sched_ctl.errors import UserError
+from sched_ctl.runfolder import RunFolder
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def serving(folder: Path) -> Iterator[Callable[[bytes], bytes]]:
     def talk(data: bytes) -> bytes:
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(10)
-            peer.connect(str(control.socket_path(folder)))
+            peer.connect(str(RunFolder(folder).socket))
             answer = b""
             with suppress(BrokenPipeError, ConnectionResetError):  # it had heard enough
                 peer.sendall(data)
@@ -100,7 +101,7 @@ def test_a_silent_client_keeps_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(control, "REQUEST_S", 0.3)
     with serving(tmp_path), socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(str(control.socket_path(tmp_path)))
+        silent.connect(str(RunFolder(tmp_path).socket))
         assert control.request(tmp_path, "echo", {"x": 1}) == {"x": 1}
         silent.settimeout(10)
         assert silent.recv(1) == b""  # cut off
@@ -108,7 +109,7 @@ def test_a_silent_client_keeps_nobody_waiting(
 
 def test_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path) as talk:
-        mode = control.socket_path(tmp_path).stat().st_mode
+        mode = RunFolder(tmp_path).socket.stat().st_mode
         assert stat.S_IMODE(mode) == 0o600
 
         # A peer of another user, as the kernel would report it: the socket's mode alone does not
@@ -118,12 +119,12 @@ def test_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert talk(b'{"verb": "echo"}\n') == b""
         monkeypatch.setattr(struct, "unpack", real)
         assert talk(b'{"verb": "echo"}\n') == b'{"ok":true,"result":{}}\n'
-    assert not control.socket_path(tmp_path).exists()
+    assert not RunFolder(tmp_path).socket.exists()
 
 
 def test_a_socket_left_by_a_killed_controller_is_replaced(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
-    left.bind(str(control.socket_path(tmp_path)))
+    left.bind(str(RunFolder(tmp_path).socket))
     left.close()
     with pytest.raises(UserError, match="no controller runs"):
         control.request(tmp_path, "echo")

@@ -11,19 +11,32 @@ import numpy as np
 import pytest
 from fakes import FakeBackend, FakeEngine, backends, chains, sleeping_threads
 
-from sched_ctl import views
-from sched_ctl.config import Binding, Settings
-from sched_ctl.controller import Controller
-from sched_ctl.engines import carry_over
+from sched_ctl.backends import Applied
+from sched_ctl.backends.undo.journal import JournalError
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller import views
+from sched_ctl.controller.engines import carry_over
+from sched_ctl.controller.loop import Controller
 from sched_ctl.errors import UserError
-from sched_ctl.metrics import MissingMetric
-from sched_ctl.model import Snapshot
+from sched_ctl.metrics.catalogue import MissingMetric
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import (
+    Edge,
+    HelperThread,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
 
-QUICK = Settings(period=0.02, poll_timeout=0.1, stale_after=0.6, discover=0.1, window=0.1)
+QUICK = Settings(
+    period=0.02, calm_period=0, poll_timeout=0.1, stale_after=0.6, discover=0.1, window=0.1
+)
 
 
-def settings(*bindings: Binding, **changes: Any) -> Settings:
-    return msgspec.structs.replace(QUICK, policy=bindings or (Binding(policy="hr"),), **changes)
+def settings(*sections: Section, **changes: Any) -> Settings:
+    return msgspec.structs.replace(QUICK, policy=sections or (Section(policy="hr"),), **changes)
 
 
 async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
@@ -68,8 +81,8 @@ def test_first_binding_wins_and_exclusions_always() -> None:
     engine, backend = FakeEngine(queries={"etl": 2, "stats": 2, "secret": 2}), FakeBackend()
     controller = Controller(
         settings(
-            Binding(name="one", policy="qs", queries=("e*", "secret")),
-            Binding(name="all", policy="hr"),
+            Section(name="one", policy="qs", queries=("e*", "secret")),
+            Section(name="all", policy="hr"),
             exclude=("secret", "stats/op1"),
         ),
         FakeEngine.kind(engine),
@@ -91,7 +104,7 @@ def test_first_binding_wins_and_exclusions_always() -> None:
 def test_patterns_may_name_the_engine(pattern: str, picked: set[str]) -> None:
     one, two, backend = FakeEngine("a"), FakeEngine("b"), FakeBackend()
     controller = Controller(
-        settings(Binding(policy="hr", queries=(pattern,))),
+        settings(Section(policy="hr", queries=(pattern,))),
         FakeEngine.kind(one, two),
         backends(backend),
     )
@@ -107,7 +120,7 @@ def test_a_missing_metric_is_an_error_before_anything_is_applied() -> None:
     engine = FakeEngine(provides=frozenset({"tuples_in"}))
     backend = FakeBackend()
     controller = Controller(
-        settings(Binding(policy="qs")), FakeEngine.kind(engine), backends(backend)
+        settings(Section(policy="qs")), FakeEngine.kind(engine), backends(backend)
     )
 
     async def script() -> None: ...
@@ -123,7 +136,7 @@ def test_an_engine_that_joins_without_a_metric_is_a_problem_of_its_own() -> None
     kinds = FakeEngine.kind(good, poor)
     present = [good.target]
     kinds = {"fake": replace(kinds["fake"], find=lambda: list(present))}
-    controller = Controller(settings(Binding(policy="qs")), kinds, backends(backend))
+    controller = Controller(settings(Section(policy="qs")), kinds, backends(backend))
 
     async def script() -> None:
         await until(lambda: backend.schedules)
@@ -196,7 +209,7 @@ def test_an_engine_that_fails_is_asked_less_often_and_comes_back(prompt: bool) -
 def test_a_policy_that_fails_stops_no_other() -> None:
     engine, backend = FakeEngine(queries={"x": 2, "y": 2}), FakeBackend()
     controller = Controller(
-        settings(Binding(name="bad", policy="qs", queries=("x",)), Binding(policy="hr")),
+        settings(Section(name="bad", policy="qs", queries=("x",)), Section(policy="hr")),
         FakeEngine.kind(engine),
         backends(backend),
     )
@@ -208,7 +221,51 @@ def test_a_policy_that_fails_stops_no_other() -> None:
 
     async def script() -> None:
         await until(lambda: len([s for s in backend.schedules if s.scope == "hr"]) > 3)
-        assert controller.rules[0].problem == "ZeroDivisionError: boo"
+        said = controller.rules[0].problem
+        assert said is not None and said.startswith(f"ZeroDivisionError: boo ({__file__}:")
+
+    drive(controller, script)
+
+
+def test_a_named_backend_that_failed_is_not_tried_at_once_again() -> None:
+    """Two policies of one backend: given up once, and the loop serves all others."""
+    engine, backend = FakeEngine(queries={"a": 2, "b": 2}), FakeBackend(fail="no space left")
+    controller = Controller(
+        settings(
+            Section(name="one", policy="hr", queries=("a",), backend="nice"),
+            Section(name="two", policy="hr", queries=("b",), backend="nice"),
+        ),
+        FakeEngine.kind(engine),
+        backends(backend),
+    )
+
+    async def script() -> None:
+        await until(lambda: engine.polls > 20)
+        assert backend.tried <= 2 and backend.restored >= 1
+        assert any("no space left" in problem for problem in views.problems(controller))
+        backend.fail = None
+        assert controller.backends is not None
+        controller.backends._retries["nice"].at_s = 0.0  # as later
+        await until(lambda: {s.scope for s in backend.schedules} == {"one", "two"})
+        assert not views.problems(controller)
+
+    drive(controller, script)
+
+
+def test_without_a_journal_nothing_is_changed_and_nothing_given_up() -> None:
+    engine, backend = FakeEngine(), FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+        backend.fail = JournalError("cannot write the journal: No space left on device")
+        before, polls = backend.tried, engine.polls
+        await until(lambda: engine.polls > polls + 10)
+        assert 0 < backend.tried - before <= engine.polls - polls + 1  # once a pass
+        assert backend.restored == 0
+        assert any("No space left" in problem for problem in views.problems(controller))
+        backend.fail, done = None, len(backend.schedules)
+        await until(lambda: len(backend.schedules) > done)
 
     drive(controller, script)
 
@@ -240,10 +297,46 @@ def test_a_failing_backend_is_put_back_and_the_next_one_taken() -> None:
     assert controller.rules[0].backend == "second"
 
 
+@pytest.mark.parametrize("fair", [True, False])
+def test_helpers_are_left_to_a_backend_that_is_fair_to_all(fair: bool) -> None:
+    engine, backend = FakeEngine(), FakeBackend()
+    backend.fair = fair
+    flusher = Thread(engine.topology.operators[0].threads[0].pid, 77, 1, "flusher")
+    helper = HelperThread(flusher, "flusher", serves=0)
+    engine.topology = replace(engine.topology, helpers=(helper,))
+    kinds = {
+        name: replace(kind, helpers={"flusher": "follow"})
+        for name, kind in FakeEngine.kind(engine).items()
+    }
+    controller = Controller(settings(), kinds, backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+
+    drive(controller, script)
+    assert (flusher in backend.schedules[0].threads) is not fair
+
+
+def test_a_backend_that_is_lost_is_noticed_before_the_next_deadline() -> None:
+    backend = FakeBackend()
+    controller = Controller(
+        settings(period=3600.0), FakeEngine.kind(FakeEngine()), backends(backend)
+    )
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+        tried = backend.tried
+        assert backend.on_lost is not None
+        threading.Thread(target=backend.on_lost, args=("the kernel threw it out",)).start()
+        await until(lambda: backend.tried > tried)
+
+    drive(controller, script)
+
+
 def test_set_policy_changes_all_or_nothing() -> None:
     engine, backend = FakeEngine(provides=frozenset({"queue_size"})), FakeBackend()
     controller = Controller(
-        settings(Binding(policy="qs")), FakeEngine.kind(engine), backends(backend)
+        settings(Section(policy="qs")), FakeEngine.kind(engine), backends(backend)
     )
 
     async def script() -> None:
@@ -253,9 +346,9 @@ def test_set_policy_changes_all_or_nothing() -> None:
             controller.set_policy(rule, "qss", {})
         with pytest.raises(MissingMetric, match="hr"):
             controller.set_policy(rule, "hr", {})
-        assert rule.policy.name == rule.binding.policy == "qs"
+        assert rule.policy.name == rule.section.policy == "qs"
         controller.set_policy(rule, "random", {"seed": 7})
-        await until(lambda: backend.schedules[-1].policy == "random")
+        assert backend.schedules[-1].policy == "random"  # at once: it is acknowledged now
         assert rule.policy.options == {"seed": 7}
 
     drive(controller, script)
@@ -282,6 +375,42 @@ def test_explain_names_metrics_and_what_is_in_force() -> None:
     drive(controller, script)
 
 
+def test_explain_shows_the_metrics_of_logical_operators() -> None:
+    """a+b | c | d twice: what the user wrote has other rows than what the engine runs."""
+    threads = [(Thread(4_000_000, 10 + row, 1),) for row in range(4)]
+    engine, backend = FakeEngine(), FakeBackend()
+    engine.topology = Topology(
+        engine.target.engine,
+        (
+            PhysicalOperator("q", "a+b", ("a", "b"), threads=threads[0]),
+            PhysicalOperator("q", "c", ("c",), threads=threads[1]),
+            PhysicalOperator("q", "d-0", ("d",), 0, 2, threads=threads[2]),
+            PhysicalOperator("q", "d-1", ("d",), 1, 2, threads=threads[3]),
+        ),
+        (Edge(0, 1), Edge(1, 2, 0.5), Edge(1, 3, 0.5)),
+        tuple(LogicalOperator("q", name) for name in "abcd"),
+        tuple(Edge(row, row + 1) for row in range(3)),
+    )
+    engine.queue = np.array([5.0, 70.0, 11.0, 30.0])
+    rule = Section(policy="qs", level="logical")
+    controller = Controller(settings(rule), FakeEngine.kind(engine), backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+
+        def queues(operator: str) -> dict[str, float]:
+            [shown] = views.explain(controller, operator)
+            metrics = shown["metrics"]
+            return {m["operator"]: m["value"] for m in metrics if m["metric"] == "queue_size"}
+
+        assert queues("q/c") == {"q/c": 70.0}
+        assert queues("q/d-0") == queues("q/d-1") == {"q/d": 41.0}
+        fused = queues("q/a+b")
+        assert fused.keys() == {"q/a", "q/b"} and 70.0 not in fused.values()
+
+    drive(controller, script)
+
+
 def test_probes_agree_with_what_a_thread_did() -> None:
     ready, burn, end = threading.Event(), threading.Event(), threading.Event()
     ids: list[int] = []
@@ -298,10 +427,10 @@ def test_probes_agree_with_what_a_thread_did() -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     ready.wait()
-    from sched_ctl.kernel import procfs
-    from sched_ctl.probes import ThreadTimes
+    from sched_ctl.drivers.threads import thread_of
+    from sched_ctl.probes.threads import ThreadTimes
 
-    found = procfs.thread(os.getpid(), ids[0])
+    found = thread_of(os.getpid(), ids[0])
     assert found is not None
     topology = FakeEngine(queries={"q": 1}, threads=lambda _: (found,)).topology
     times = ThreadTimes()
@@ -365,7 +494,7 @@ def test_auto_follows_the_number_of_queries(caplog: pytest.LogCaptureFixture) ->
         kinds["fake"],
         connect=lambda target: next(e for e in present if e.target == target),
     )
-    controller = Controller(settings(Binding()), kinds, backends(backend))
+    controller = Controller(settings(Section()), kinds, backends(backend))
 
     def in_force(policy: str) -> Callable[[], object]:
         return lambda: backend.schedules and backend.schedules[-1].policy == policy
@@ -375,27 +504,27 @@ def test_auto_follows_the_number_of_queries(caplog: pytest.LogCaptureFixture) ->
         [shown] = views.status(controller)["policies"]
         assert (shown["policy"], shown["chosen"]) == ("hr", "a single query")
         engine.topology = chains("fake:a", {"one": 2, "more": 2}, threads)  # a job comes
-        await until(in_force("bsd"))
+        await until(in_force("balanced"))
         [shown] = views.status(controller)["policies"]
-        assert shown["policy"] == "bsd" and shown["chosen"].startswith("2 queries")
+        assert shown["policy"] == "balanced" and shown["chosen"].startswith("2 queries")
         assert "chosen by auto: 2 queries" in views.explain(controller, "more/op0")[0]["why"]
         engine.topology = chains("fake:a", {"more": 2}, threads)  # and one goes
         await until(in_force("hr"))
         present.append(other)  # another engine
-        await until(in_force("bsd"))
+        await until(in_force("balanced"))
         # A job whose operators run elsewhere asks for no CPU here.
         other.topology = chains("fake:b", {"two": 2}, lambda row: ())
         await until(in_force("hr"))
 
     drive(controller, script)
     said = [r.getMessage() for r in caplog.records if "order at each dispatch" in r.getMessage()]
-    assert said[0] == "policy auto: bsd (2 queries, order at each dispatch)"
+    assert said[0] == "policy auto: balanced (2 queries, order at each dispatch)"
 
 
 def test_auto_is_static_where_order_is_written_now_and_then() -> None:
     backend = FakeBackend()
     controller = Controller(
-        settings(Binding()),
+        settings(Section()),
         FakeEngine.kind(FakeEngine(queries={"one": 2, "two": 2})),
         backends(backend),
     )
@@ -412,9 +541,9 @@ def test_auto_counts_the_queries_that_a_policy_rules() -> None:
     backend = DispatchingBackend()
     controller = Controller(
         settings(
-            Binding(name="two", queries=("a*",)),
-            Binding(name="one", queries=("b", "secret")),
-            Binding(name="named", policy="fcfs"),
+            Section(name="two", queries=("a*",)),
+            Section(name="one", queries=("b", "secret")),
+            Section(name="named", policy="fcfs"),
             exclude=("secret",),
         ),
         FakeEngine.kind(FakeEngine(queries={"a1": 2, "a2": 2, "b": 2, "secret": 2, "c": 1})),
@@ -426,13 +555,13 @@ def test_auto_counts_the_queries_that_a_policy_rules() -> None:
 
     drive(controller, script)
     last = {schedule.scope: schedule.policy for schedule in backend.schedules}
-    assert last == {"two": "bsd", "one": "hr", "named": "fcfs"}
+    assert last == {"two": "balanced", "one": "hr", "named": "fcfs"}
     assert controller.rules[2].chosen is None
 
 
 def test_a_plan_is_what_the_expected_backend_would_get() -> None:
     controller = Controller(
-        settings(Binding()),
+        settings(Section()),
         FakeEngine.kind(FakeEngine(queries={"one": 2, "two": 2})),
         None,
         lambda asked: {"auto": "scx"}[asked],
@@ -444,5 +573,34 @@ def test_a_plan_is_what_the_expected_backend_would_get() -> None:
         controller.close()
 
     asyncio.run(script())
-    schedule = controller.rules[0].schedule
-    assert schedule is not None and schedule.policy == "bsd"
+    schedule = controller.rules[0].schedules[""]
+    assert schedule is not None and schedule.policy == "balanced"
+
+
+def test_the_guard_steps_back_from_what_harms() -> None:
+    """Queues are long whenever anything is enforced: first without an order, then not at all."""
+    engine = FakeEngine()
+
+    class Harmful(FakeBackend):
+        def apply(self, schedule: Schedule) -> Applied:
+            engine.queue = np.full(3, 3000.0 if schedule.threads else 30.0)
+            return super().apply(schedule)
+
+    backend = Harmful()
+    controller = Controller(settings(guard=0.4), FakeEngine.kind(engine), backends(backend))
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.policy.name == "constant", 30)
+        assert backend.threads() and "stepped back: tuples wait" in str(views.status(controller))
+        await until(lambda: rule.resting, 30)
+        seen = len(backend.schedules)
+        await until(lambda: not backend.threads())
+        await asyncio.sleep(0.5)
+        assert not any(schedule.threads for schedule in backend.schedules[seen + 1 :])
+        assert "nothing is enforced" in str(views.status(controller)["notes"])
+        controller.set_policy(rule, "hr", {})
+        await until(backend.threads)
+
+    drive(controller, script)
+    assert len({len(schedule.threads) for schedule in backend.schedules}) == 2

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sched_ctl.demo import _signals_raise
+from sched_ctl.demo.run import _signals_raise
 from sched_ctl.errors import UserError
 
 

@@ -7,26 +7,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import msgspec
+import numpy as np
 import pytest
 
-from sched_ctl import machine
 from sched_ctl.backends import Applied, Backend, Probe, ladder
-from sched_ctl.backends.journal import Journal
-from sched_ctl.enforcing import Backends
+from sched_ctl.backends.in_use import Backends
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.controller import machine
+from sched_ctl.controller.session import _choose
 from sched_ctl.errors import UserError
-from sched_ctl.loading import _choose
-from sched_ctl.model import Thread
-from sched_ctl.schedule import Schedule
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Group, Schedule
+from sched_ctl.model.topology import Thread, UserThread
 
 
-class Fake:
+class Fake(Backend):
     name: ClassVar[str] = ""
 
     def __init__(self) -> None:
-        self.on_lost: Callable[[str], None] | None = None
         self.restored = 0
+        self.given: list[Schedule] = []
 
     def apply(self, schedule: Schedule) -> Applied:
+        self.given.append(schedule)
         return Applied()
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
@@ -45,12 +49,17 @@ class Second(Fake):
     name = "second"
 
 
+class OfPools(Fake):
+    name = "pools"
+    user_level = True
+
+
 class Ladder:
     def __init__(self) -> None:
         self.best_works = True
 
     def __call__(
-        self, name: str, options: Mapping[str, object], failed: Collection[str] = ()
+        self, name: str, options: Mapping[str, msgspec.Struct], failed: Collection[str] = ()
     ) -> tuple[Backend, list[tuple[str, Probe]]]:
         if self.best_works and "best" not in failed:
             return Best(), []
@@ -59,7 +68,7 @@ class Ladder:
 
 def test_a_backend_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("sched_ctl.enforcing.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sched_ctl.backends.in_use.time.monotonic", lambda: now[0])
     fake = Ladder()
     backends = Backends(fake, {})
     lost: list[str] = []
@@ -104,7 +113,7 @@ def test_what_was_asked_for_by_name_stays() -> None:
     assert backends.climb() is None
 
 
-EXPLICIT = {"cgroup2", "cgroup1", "pool"}
+EXPLICIT = {"cgroup2", "cgroup1", "slice", "realtime", "quota", "pool"}
 
 
 @pytest.fixture
@@ -150,3 +159,26 @@ def test_check_marks_the_one_that_auto_takes(
     )
     monkeypatch.setattr(ladder, "KINDS", broken)
     assert marked() == []
+
+
+@pytest.mark.parametrize("kind", [Best, OfPools])
+def test_user_level_threads_go_to_a_backend_that_can_order_them_alone(kind: type[Fake]) -> None:
+    """A pool's operators have no thread of the kernel: any other backend would stumble on them."""
+    backend = kind()
+    backends = Backends(lambda *_: (backend, []), {})
+    backends.get("auto")
+    threads = (Thread(9, 10, 1), UserThread(9, 1, row=0), UserThread(9, 1, row=1))
+    columns = np.arange(3.0)
+    labels = ("lab:9: sink", "q/a", "q/b")
+    groups = {"lab:9/q": Group(2.0, (1, 2)), "rest": Group(1.0, (0,))}
+    urgency = form(3, static=columns)
+    whole = Schedule("s", "hr", Spacing.LINEAR, threads, labels, urgency, columns, columns, groups)
+    applied = backends.apply(kind.name, whole)
+    if kind.user_level:
+        assert backend.given == [whole] and applied.problems == ()
+    else:
+        [given] = backend.given
+        assert given.threads == threads[:1] and given.operators == labels[:1]
+        assert dict(given.groups) == {"rest": Group(1.0, (0,))}
+        [problem] = applied.problems
+        assert problem.startswith("q/a and 1 more: ") and "--backend pool" in problem

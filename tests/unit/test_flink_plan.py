@@ -1,13 +1,13 @@
 """Flink's REST answers as rows and edges, and its counters as columns."""
 
+from random import Random
 from typing import cast
 
 import numpy as np
 import pytest
 
-from sched_ctl.drivers import EngineError
-from sched_ctl.drivers.flink_metrics import HeadAge, Reading
-from sched_ctl.drivers.flink_plan import (
+from sched_ctl.drivers.flink.metrics import HeadAge, Reading, RestAge
+from sched_ctl.drivers.flink.plan import (
     Input,
     Job,
     Node,
@@ -19,9 +19,12 @@ from sched_ctl.drivers.flink_plan import (
     chain,
     plan,
 )
+from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
-from sched_ctl.graph import Graph
-from sched_ctl.model import Edge
+from sched_ctl.errors import EngineError
+from sched_ctl.model.graph import Graph
+from sched_ctl.model.topology import Edge
+from support import growth
 
 SCOPE = "flink_taskmanager_job_task_"
 
@@ -66,6 +69,31 @@ def test_chain(name: str, names: list[str], edges: list[tuple[int, int]]) -> Non
 
 def test_a_long_chain_is_no_deep_recursion() -> None:
     assert len(chain(" -> ".join(f"op{i}" for i in range(5000)))[0]) == 5000
+
+
+@pytest.mark.parametrize("seed", ["a -> (", "a -> (b, ", "a, ", "(", ")", "a -> "])
+def test_a_name_is_taken_apart_in_linear_time(seed: str) -> None:
+    def work(text: str) -> None:
+        chain(text + ")" * text.count("("))
+
+    assert growth(work, seed, 5000) < 9
+
+
+def test_answers_that_contradict_themselves_are_refused() -> None:
+    twice = job("q", ("a", "A", 1, {}), ("a", "B", 1, {}))
+    with pytest.raises(EngineError, match="two vertices"):
+        planned(twice)
+    one = job("q", ("a", "A", 1, {}))
+    with pytest.raises(EngineError, match="two jobs"):
+        planned(one, one)
+    with pytest.raises(EngineError, match="does not say"):
+        plan([one], {})
+
+
+def test_very_long_names_are_cut_and_noted() -> None:
+    found = planned(job("j" * 9000, ("a", "A -> " * 2000, 1, {})))
+    assert len(found.rows[0].query) == 4096 and len(found.rows[0].name) == 4096
+    assert "10000 characters" in found.notes[0]
 
 
 def test_replicas_and_streams() -> None:
@@ -189,6 +217,27 @@ def test_gaps_of_the_counters_are_closed() -> None:
     assert logical["tuples_out"].tolist() == [100, 40, 20, 20]
 
 
+def test_values_stay_apart_when_a_page_is_forgotten() -> None:
+    """The labels of a page that starts again are other objects, some at the old addresses."""
+    n = 40
+    made = planned(job("q", ("a", "A", n, {})))
+    reading = Reading(made)
+    source = Page(cast(Endpoint, None), [SCOPE + "numRecordsIn"])
+    lines = [
+        f'{SCOPE}numRecordsIn{{job_id="j1",task_id="a",subtask_index="{i}",'
+        f'task_attempt_num="0"}} {i}'
+        for i in range(n)
+    ]
+    random = Random(1)
+    for _ in range(50):
+        random.shuffle(lines)
+        source._series.clear()  # as beyond the limit
+        source.read = lambda timeout_s: source.samples("\n".join(lines))  # type: ignore[method-assign]
+        reading.clear()
+        reading.scrape(source, 1)
+        assert reading._task[0].tolist() == list(range(n))
+
+
 def test_committers_do_not_count() -> None:
     made = planned(job("q", ("a", "Source: s -> w: Writer -> w: Committer", 1, {})))
     reading = read(
@@ -215,6 +264,124 @@ def test_queues_by_key_follow_the_buffers() -> None:
     assert read(made, values).columns()["queue_size"][1:].tolist() == [30, 10]
 
 
+IN_LOCAL = "Shuffle_Netty_Input_numBuffersInLocal"
+BUFFERS = "Shuffle_Netty_Input_Buffers_inputQueueLength"
+
+
+def edges(*pairs: tuple[str, str]) -> list[Input]:
+    return [Input(*pair) for pair in pairs]
+
+
+def test_an_operator_that_feeds_several_sends_each_of_them_all() -> None:
+    """Flink counts a record once, along however many edges it goes."""
+    made = planned(
+        job(
+            "q",
+            ("a", "Source: s -> split", 1, {}),
+            ("b", "b", 1, {"a": "HASH"}),
+            ("c", "c", 2, {"a": "HASH"}),
+        )
+    )
+    assert [edge.share for edge in made.edges] == [1, 0.5, 0.5]
+    values = {
+        ("numRecordsOut", "a", 0, ""): 1000.0,
+        ("operator_numRecordsOut", "a", 0, "split"): 998.0,  # a moment later
+        ("numRecordsIn", "b", 0, ""): 990.0,
+        ("numRecordsIn", "c", 0, ""): 400.0,
+        ("numRecordsIn", "c", 1, ""): 600.0,
+    }
+    assert read(made, values).columns()["queue_size"][1:].tolist() == [10, 0, 0]
+
+
+def join(parallelism: int = 1) -> Plan:
+    """Nexmark q4 and q5 in short: one task feeds a join twice, by two ends of its chain."""
+    title = "Source: bids -> (Calc[1] -> Local[2], Calc[3])"
+    one = Job(
+        "j1",
+        "q",
+        [Vertex("a", title, 1), Vertex("j", "Join[5] -> Calc[6]", parallelism)],
+        Nodes([Node("a"), Node("j", edges(("a", "HASH"), ("a", "HASH")))]),
+    )
+    return planned(one)
+
+
+def test_two_edges_between_the_same_two_share_the_output() -> None:
+    made = join()
+    assert [edge.share for edge in made.edges] == [0.5, 0.5]
+    assert made.outputs == (2, 0)
+    # With replicas, too: all that leaves the one arrives at the others
+    assert sum(edge.share for edge in join(4).edges) == pytest.approx(1)
+
+
+def test_the_queue_of_such_a_join_is_in_its_buffers_or_unknown() -> None:
+    values = {
+        ("numRecordsOut", "a", 0, ""): 30_000.0,
+        ("operator_numRecordsOut", "a", 0, "Local[2]"): 600.0,
+        ("operator_numRecordsOut", "a", 0, "Calc[3]"): 29_400.0,
+        ("numRecordsIn", "j", 0, ""): 30_000.0,
+    }
+    assert np.isnan(read(join(), values).columns()["queue_size"][1])
+    values |= {(IN_LOCAL, "j", 0, ""): 300.0, (BUFFERS, "j", 0, ""): 0.0}
+    assert read(join(), values).columns()["queue_size"][1] == 0
+    values[BUFFERS, "j", 0, ""] = 3.0
+    assert read(join(), values).columns()["queue_size"][1] == 300
+
+
+def test_a_task_with_another_way_out_is_not_taken_at_its_count() -> None:
+    """Its only end sent less than the task: some operator before it feeds one of the two."""
+    made = planned(
+        job(
+            "q",
+            ("a", "Source: s -> f", 1, {}),
+            ("b", "b", 1, {"a": "HASH"}),
+            ("c", "c", 1, {"a": "HASH"}),
+        )
+    )
+    values = {
+        ("numRecordsOut", "a", 0, ""): 1500.0,
+        ("operator_numRecordsOut", "a", 0, "f"): 500.0,
+        ("numRecordsIn", "b", 0, ""): 500.0,
+        ("numRecordsIn", "c", 0, ""): 1000.0,
+    }
+    assert np.isnan(read(made, values).columns()["queue_size"][1:]).all()
+
+
+def test_a_sink_at_the_end_of_a_branch_feeds_nobody() -> None:
+    made = planned(
+        job("q", ("a", "Source: s -> (f, w: Writer)", 1, {}), ("b", "b", 1, {"a": "HASH"}))
+    )
+    assert [edge.share for edge in made.edges] == [1]
+    assert made.notes == ()
+
+
+def test_who_idles_has_no_queue_whatever_the_counts_say() -> None:
+    """A side output swells the count of what was sent: found out by the consumer's idle time."""
+    made = planned(job("q", ("a", "a", 1, {}), ("b", "b", 1, {"a": "HASH"})))
+    reading = Reading(made)
+
+    def pass_at(second: float, idle: float, sent: float) -> float:
+        values = {
+            ("numRecordsOut", "a", 0, ""): sent,
+            ("numRecordsIn", "b", 0, ""): 100 * second,
+            ("accumulateIdleTimeMs", "b", 0, ""): 1000 * idle * second,
+            (BUFFERS, "b", 0, ""): 0.0,
+            (IN_LOCAL, "b", 0, ""): 50 * second,
+        }
+        reading.scrape(cast(Page, Fake(values)), 1)
+        return float(reading.columns(second)["queue_size"][1])
+
+    # Busy and behind: believed. Idle with a short queue, too.
+    assert [pass_at(t, 0.1, 1000 + 300 * t) for t in range(1, 15)][-1] == 1000 + 200 * 14
+    assert reading.doubted == ()
+    reading = Reading(made)
+    assert [pass_at(t, 0.95, 50 + 100 * t) for t in range(1, 15)][-1] == 50
+    # Idle, and the count grows for ever: the buffers are asked instead, and a remark says so.
+    reading = Reading(made)
+    seen = [pass_at(t, 0.95, 200 + 300 * t) for t in range(1, 15)]
+    assert seen[1] == 600 and seen[-1] == 0
+    assert reading.doubted == ("q/b",)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -5.0])
 def test_odd_values_are_unknown(value: float) -> None:
     made = planned(job("q", ("a", "a", 1, {}), ("b", "b", 1, {"a": "HASH"})))
@@ -231,6 +398,14 @@ def test_odd_values_are_unknown(value: float) -> None:
         assert np.isnan(columns[name][1])
     reading.clear()
     assert np.isnan(reading.columns()["tuples_out"]).all()
+
+
+def test_the_age_of_what_the_job_manager_hands_on_is_seen() -> None:
+    age = RestAge()
+    assert [age.update(float(t), t // 10) for t in range(31)].count(True) == 1
+    assert age.words == ", up to 10.0 s old as seen"
+    assert not age.update(42.0, 99)  # 12 s are not worth another remark
+    assert age.update(43.0, 100) and age.words == ", up to 1.0 s old as seen"
 
 
 def test_no_jobs() -> None:

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from plans import array, graph
-from sched_ctl.formulas import (
+from sched_ctl.metrics.formulas import (
     global_cost,
     global_selectivity,
     ideal_time,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sched_ctl.graph import Graph
+from sched_ctl.model.graph import Graph
 
 
 def graph(n: int, *edges: tuple[int, int], share: float = 1.0) -> Graph:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from sched_ctl.backends.hints import TIE_S, Hints, Limits, hints, merged
-from sched_ctl.graph import Array
-from sched_ctl.model import Thread
-from sched_ctl.policy import Spacing, UrgencyForm, form
-from sched_ctl.schedule import Group, Schedule
+from sched_ctl.backends.scx.hints import TIE_S, Hints, Limits, hints, merged
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import Spacing, UrgencyForm, form
+from sched_ctl.model.schedule import Group, Schedule
+from sched_ctl.model.topology import Thread
 
 LIMITS = Limits(
     queues=64,
@@ -39,6 +39,7 @@ def schedule(
         np.zeros(n),
         np.zeros(n) if sizes is None else sizes,
         groups or {},
+        tuple(("lab:1", queries[i] if queries else "q") for i in range(n)),
     )
 
 
@@ -137,7 +138,7 @@ def test_a_tie_break_needs_no_exact_queue() -> None:
 
 def test_queue_lengths_count_as_they_are_now() -> None:
     given = made(form(3, per_tuple=1.0), sizes=np.array([3.0, np.nan, 30.0]))
-    assert order(urgency(given, np.zeros(3))) == [2, 0, 1]
+    assert order(urgency(given, np.zeros(3))) == [2, 1, 0]
 
 
 def test_queue_lengths_that_an_engine_tells_count_as_they_will_be() -> None:
@@ -194,7 +195,7 @@ def test_a_capped_query_has_groups_of_its_own_and_its_place_in_the_order(ages: s
     """Compared by urgency with the others, which are not capped."""
     values = np.array([3.0, 70.0, 500.0, 9.0, 8000.0, 1.0])
     queries = ("a", "b", "a", "b", "c", "c")
-    given = made(form(6, **{ages: values}), queries=queries, caps={"[ab]": 2, "a": 9})
+    given = made(form(6, **{ages: values}), queries=queries, caps={"lab:[ab]": 2, "a": 9})
     group = given.queue_group[given.queue]
     assert [set(group[list(rows)]) for rows in ((0, 2), (1, 3), (4, 5))] == [{0}, {1}, {2}]
     assert (given.caps, given.shares) == ([2, 2, 0], [0, 0, 0])

@@ -30,6 +30,7 @@ DUMPS = [
         "nid=4711 runnable  [0x0]\n",
         [('say "hi" tid=0x1', 4711)],
     ),
+    ('"x" #1 tid=0x1 nid=08 runnable \n', [("x", 8)]),
     ("", []),
 ]
 

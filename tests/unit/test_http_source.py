@@ -1,6 +1,9 @@
 """The HTTP client, against servers that misbehave."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from sched_ctl.drivers import EngineError
 from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.errors import EngineError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -109,3 +112,28 @@ def test_nobody_listens() -> None:
         port = listening.getsockname()[1]
     with pytest.raises(EngineError, match="cannot be reached"):
         Endpoint("127.0.0.1", port).get("/", 1)
+
+
+def test_the_process_that_is_meant_must_listen_there() -> None:
+    """Another user's may have taken the port when the engine left it."""
+    code = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+    arguments = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        endpoint = Endpoint("127.0.0.1", port, os.getpid())
+        with pytest.raises(EngineError, match="no longer listens"):
+            endpoint.get("/", 5.0)
+        endpoint.close()
+        other.kill()
+    with server(lambda connection: connection.sendall(OK)) as (port, _):
+        endpoint = Endpoint("127.0.0.1", port, os.getpid())
+        assert endpoint.get("/", 5.0) == b"ok"
+        endpoint.close()

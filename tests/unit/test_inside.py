@@ -60,10 +60,12 @@ def test_every_check_has_its_own_outcome(tmp_path: Path) -> None:
     [
         ("gg", 2, 1),
         ("gbgg", 4, 1),
-        ("bggg", 4, 2),
+        ("bggg", 4, 4),
+        ("bggb", None, None),
         ("bbb", None, None),
         ("bbgbb", None, None),
         ("gb" * 6, None, 1),  # wrong half of the time
+        ("bg" * 6, None, None),
     ],
 )
 @pytest.mark.parametrize("exact", [False, True])
@@ -75,13 +77,16 @@ def test_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(inside.EXACT, raising=False)
+    monkeypatch.setattr(inside, "bad_looks", 0)
     if exact:
         monkeypatch.setenv(inside.EXACT, "1")
     taken = taken_where_exact if exact else taken_in_real_time
-    left = iter(looks)
+    left = iter(looks + "b" * 9)
     if taken is None:
         with pytest.raises(AssertionError, match="looks were bad"):
             inside.look_until(lambda: next(left), "g".__eq__)
+        assert inside.bad_looks == 2 * exact
     else:
         assert inside.look_until(lambda: next(left), "g".__eq__) == "g"
-        assert len(list(left)) == len(looks) - taken
+        assert len(list(left)) == len(looks) + 9 - taken
+        assert inside.bad_looks == looks[:taken].count("b") * exact

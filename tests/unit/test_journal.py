@@ -1,13 +1,24 @@
 """The journal survives what happens to files: cut lines, garbage, other boots, growth."""
 
 import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from sched_ctl.backends import journal as journals
-from sched_ctl.backends.journal import Journal, JournalError
-from sched_ctl.backends.records import Adopted, FileChanged, Group, Moved, Process, Record, Released
+from sched_ctl.backends.undo import journal as journals
+from sched_ctl.backends.undo.journal import Journal, JournalError
+from sched_ctl.backends.undo.records import (
+    Adopted,
+    FileChanged,
+    Group,
+    Moved,
+    Process,
+    Record,
+    Released,
+)
 
 
 @pytest.fixture
@@ -16,14 +27,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def adopted(tid: int, nice: int = 0) -> Adopted:
-    return Adopted(pid=1, tid=tid, start=7, nice=nice)
+    return Adopted(pid=1, tid=tid, start_time=7, nice=nice)
 
 
 def test_what_is_written_is_read_again(path: Path) -> None:
     journal = Journal(path)
     records: list[Record] = [
         adopted(2, -3),
-        Moved(pid=1, tid=2, start=7, cgroup="/sys/fs/cgroup/cpu/a b"),
+        Moved(pid=1, tid=2, start_time=7, cgroup="/sys/fs/cgroup/cpu/a b"),
         Process(1, 5, 6, 0, 0, [1, 2], [3]),
         Group(path="/sys/fs/cgroup/cpu/sched-ctl"),
         FileChanged(path="/proc/sys/x", undo="1"),
@@ -109,6 +120,59 @@ def test_a_journal_that_cannot_be_written_is_an_error_before_any_change(tmp_path
     with pytest.raises(JournalError, match="No space left"):
         journal.write([adopted(1)])
     assert not journal.state
+
+
+def test_a_byte_that_is_no_text_in_the_first_line_spoils_nothing(path: Path) -> None:
+    journal = Journal(path)
+    journal.write([adopted(2)])
+    journal.close()
+    content = path.read_bytes()
+    path.write_bytes(b"\xff" + content[1:])
+    again = Journal(path)
+    assert (2, 7) in again.state.adopted and len(again.problems) == 1
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A journal on a file system of 64 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
+    try:
+        yield folder / "journal"
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.needs("root")
+def test_undoing_needs_no_space(small: Path) -> None:
+    journal = Journal(small)
+    with pytest.raises(JournalError, match="No space left"):
+        for first in range(0, 100_000, 100):
+            journal.write([adopted(first + i, nice=3) for i in range(100)])
+    held = set(journal.state.adopted)
+    again = Journal(small)
+    assert set(again.state.adopted) == held and not again.problems  # no half lines
+    assert journals.restore(again) == []  # threads that are not there are done with
+    assert not again.state and small.stat().st_size == 0
+    again.write([adopted(1)])
+    assert not Journal(small).problems
+
+
+@pytest.mark.needs("root")
+def test_a_cut_line_and_a_full_disk_together(small: Path) -> None:
+    journal = Journal(small)
+    journal.write([adopted(2), adopted(3)])
+    os.truncate(small, small.stat().st_size - 5)
+    filler = small.with_name("filler")
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
+    again = Journal(small)
+    assert (2, 7) in again.state.adopted and len(again.problems) == 1
+    filler.unlink()
+    again.write([adopted(4)])
+    assert {(2, 7), (4, 7)} <= set(Journal(small).state.adopted)
 
 
 def test_a_journal_may_not_make_us_write_other_files(path: Path, tmp_path: Path) -> None:

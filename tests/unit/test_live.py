@@ -13,11 +13,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sched_ctl.backends import live
-from sched_ctl.backends.live import LiveRows
+from sched_ctl.backends.scx import live
+from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.kernel.libbpf import InnerArray
 from sched_ctl.kernel.scheduler import Scheduler
-from sched_ctl.model import LiveOffer, Thread
+from sched_ctl.model.topology import LiveOffer, Thread
 
 ROW = np.dtype(
     {
@@ -173,6 +173,14 @@ def test_another_layout_is_not_used(found: LiveRows) -> None:
     with contextlib.closing(Played(3, other)) as engine:
         assert counts(found, engine.thread(1)) == [False]
         assert not engine.take()
+        [told] = found.strangers([engine.thread(1), engine.thread(2)])
+        assert f"process {os.getpid()} " in told
+        assert "queue_tuples <u4 at 8 in 12 bytes" in told
+        assert "queue_tuples <u8 at 8 in 64 bytes" in told
+
+
+def test_the_layout_of_the_scheduler_is_no_problem(found: LiveRows, engine: Played) -> None:
+    assert found.strangers([engine.thread(1), Thread(1, 9, 0)]) == ()
 
 
 def test_memory_of_engines_without_threads_is_taken_back(

@@ -7,9 +7,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from plans import array
-from sched_ctl.graph import Array
-from sched_ctl.model import Thread
-from sched_ctl.normalise import (
+from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import (
     linear,
     logarithmic,
     nice_values,
@@ -17,8 +16,9 @@ from sched_ctl.normalise import (
     scaled_shares,
     weights,
 )
-from sched_ctl.policy import Spacing, form
-from sched_ctl.schedule import Schedule
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
 
 NAN, INF = float("nan"), float("inf")
 SPACINGS = [linear, logarithmic]

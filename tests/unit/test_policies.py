@@ -1,19 +1,19 @@
 """Every policy by its formula, on chains and on DAGs, and the papers' own examples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from plans import array, frame, plan, snapshot
-from sched_ctl import registry
 from sched_ctl.errors import UserError
-from sched_ctl.graph import Array
-from sched_ctl.metrics import evaluate, resolve
-from sched_ctl.model import Topology
-from sched_ctl.policy import OperatorFrame, Spacing, UrgencyForm
-from sched_ctl.window import Window
+from sched_ctl.metrics.catalogue import evaluate, resolve
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.policy import OperatorFrame, Spacing, UrgencyForm
+from sched_ctl.model.topology import Topology
+from sched_ctl.plugins import registry
 
 NAN = float("nan")
 ALL = [
@@ -205,7 +205,7 @@ def test_multi_class_puts_classes_first_and_keeps_their_policies() -> None:
         [1, 2, 3, 4],
         [0.5, 1, 1, 1],
     )
-    form = urgency("multi-class", of, classes={"high*": "fcfs", "low": "min-cost"})
+    form = urgency("multi-class", of, classes={"[Hh]igh*": "fcfs", "low": "min-cost"})
     # HIGH over both ranks of LOW's min-cost over the rest
     assert form.rank.tolist() == [-2, -1, 0, -3]
     assert form.per_second.tolist()[:3] == [0, 0, 1]
@@ -224,23 +224,25 @@ SHARED = plan({"q": ["x", "1", "2", "3"]}, [(0, 1), (0, 2), (0, 3)])
 SHARED_COST, SHARED_SELECTIVITY = [1.0, 1.0, 2.0, 10.0], [1.0, 1.0, 0.9, 0.1]
 
 
-def pdt_by_hand() -> Mapping[str, float]:
-    c, s = SHARED_COST, SHARED_SELECTIVITY
-    segments = sorted(
-        ((s[i] / (c[0] + c[i]), s[i] / (c[0] + c[i]) / (c[0] + c[i]), i) for i in (1, 2, 3)),
-        key=lambda segment: -segment[1],
-    )
+def best_set(
+    cost: Sequence[float], selectivity: Sequence[float], power: int = 1
+) -> Mapping[str, float]:
+    """Priority of x, shared by segments x > i, from the definitions: every subset is tried.
 
-    def together(chosen: list[int]) -> float:
-        # sum(S_i / T_i) / SC with SC = sum(C_i) - (N - 1) c_x; T_i = c_x + c_i here
-        worth = sum(s[i] / (c[0] + c[i]) for i in chosen)
-        return worth / (sum(c[0] + c[i] for i in chosen) - (len(chosen) - 1) * c[0])
+    Of a set: sum(S_i / T_i^power) / SC with SC = sum(C_i) - (N - 1) c_x.
+    """
+    c, s = cost, selectivity
+    rows = range(1, len(c))
 
-    in_order = [i for _, _, i in segments]
-    sets = [in_order[: n + 1] for n in range(3)]
+    def together(chosen: Sequence[int]) -> float:
+        worth = sum(s[0] * s[i] / (c[0] + c[i]) ** power for i in chosen)
+        return worth / (sum(c[0] + s[0] * c[i] for i in chosen) - (len(chosen) - 1) * c[0])
+
+    alone = [s[i] / (c[0] + c[i]) ** power / (c[0] + s[0] * c[i]) for i in rows]
+    sets = [chosen for n in range(len(rows)) for chosen in combinations(rows, n + 1)]
     return {
-        "max": together(sets[0]),
-        "sum": together(sets[2]),
+        "max": together([1 + int(np.argmax(alone))]),
+        "sum": together(rows),
         "pdt": max(map(together, sets)),
     }
 
@@ -249,9 +251,22 @@ def pdt_by_hand() -> Mapping[str, float]:
 def test_shared_operators(rule: str) -> None:
     of = measured(SHARED, SHARED_COST, SHARED_SELECTIVITY)
     form = urgency("hnr", of, sharing=rule)
-    assert form.static[0] == pytest.approx(pdt_by_hand()[rule])
+    assert form.static[0] == pytest.approx(best_set(SHARED_COST, SHARED_SELECTIVITY)[rule])
     # what is behind x runs by its own rate: s / (c T), T = c_x + c
     assert_allclose(form.static[1:], [1 / 1 / 2, 0.9 / 2 / 3, 0.1 / 10 / 11])
+
+
+def test_the_tree_is_the_best_set_of_random_segments() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(300):
+        n = int(random.integers(2, 7))
+        shape = plan({"q": [f"o{i}" for i in range(n + 1)]}, [(0, i) for i in range(1, n + 1)])
+        cost = np.exp(random.normal(0, 1.5, n + 1)).tolist()
+        selectivity = random.uniform(0.01, 1, n + 1).tolist()
+        of = measured(shape, cost, selectivity)
+        hnr, bsd = best_set(cost, selectivity)["pdt"], best_set(cost, selectivity, 2)["pdt"]
+        assert urgency("hnr", of).static[0] == pytest.approx(hnr, rel=1e-9)
+        assert urgency("bsd", of).per_second[0] == pytest.approx(bsd, rel=1e-9)
 
 
 def test_the_tree_is_a_proper_part_where_that_is_best() -> None:
@@ -265,10 +280,28 @@ def test_the_tree_is_a_proper_part_where_that_is_best() -> None:
 
 def test_sharing_changes_nothing_on_chains() -> None:
     of = measured(CHAIN, COST, SELECTIVITY)
-    for name, part in (("hr", "static"), ("hnr", "static"), ("bsd", "per_second")):
-        plain: Array = getattr(urgency(name, of), part)
-        for rule in ("max", "sum", "pdt"):
-            assert_allclose(getattr(urgency(name, of, sharing=rule), part), plain)
+    chosen: dict[str, list[str]] = {
+        "hr": [],
+        "hnr": ["none"],
+        "bsd": ["none"],
+        "balanced": ["none"],
+    }
+    for name, more in {"hr": [], **chosen}.items():
+        plain = urgency(name, of)
+        for rule in ("max", "sum", "pdt", *more):
+            other = urgency(name, of, sharing=rule)
+            assert_allclose(other.static, plain.static)
+            assert_allclose(other.per_second, plain.per_second)
+
+
+def test_a_fork_counts_by_its_best_branches_unless_told_otherwise() -> None:
+    # Of the three, the third adds next to nothing for ten times the cost
+    of = measured(SHARED, [1.0, 0.1, 0.1, 10.0], [1.0, 1.0, 0.9, 0.1])
+    for name, part in (("hnr", "static"), ("bsd", "per_second"), ("balanced", "static")):
+        tree = getattr(urgency(name, of), part)
+        none = getattr(urgency(name, of, sharing="none"), part)
+        assert tree[0] > 2 * none[0]
+        assert_allclose(tree[1:], none[1:])
 
 
 def test_a_shared_operator_of_unknown_branches() -> None:

@@ -3,6 +3,9 @@
 import math
 from typing import cast
 
+import pytest
+
+from sched_ctl.drivers.sources import prometheus
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 
@@ -41,6 +44,24 @@ def test_labels_keep_their_identity() -> None:
     reader = page("m")
     first = [id(labels) for _, labels, _ in reader.samples(TEXT)]
     assert first == [id(labels) for _, labels, _ in reader.samples(TEXT)]
+
+
+def test_what_is_remembered_of_a_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "REMEMBERED", 100_000)
+    reader = page("m")
+    most = 0
+    for scrape in range(50):
+        text = "\n".join(f'm{{a="{scrape}-{i}",b="{"x" * 1000}"}} 1' for i in range(50))
+        assert len(list(reader.samples(text))) == 50
+        most = max(most, sum(map(len, reader._series)))
+    assert most < 200_000
+
+
+def test_endless_lines_are_left_out() -> None:
+    reader = page("m")
+    text = f'm{{a="{"x" * 5000}"}} 1\nm{{a="1"}} 2\nother{{b="{"x" * 5000}"}} 1'
+    assert [value for _, _, value in reader.samples(text)] == [2.0]
+    assert sum(map(len, reader._series)) < 100
 
 
 def test_query_selects_families() -> None:

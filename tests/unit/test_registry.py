@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from sched_ctl import registry
 from sched_ctl.errors import UserError
-from sched_ctl.policy import Policy
+from sched_ctl.model.policy import Policy
+from sched_ctl.plugins import drivers, entries, registry
 
 
 @pytest.fixture
 def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A distribution with one good policy, several broken ones, and one that wants to be our hr."""
     (tmp_path / "stranger.py").write_text(
-        "from sched_ctl.policy import Policy, form\n"
+        "from sched_ctl.model.policy import Policy, form\n"
         "def good(weight: int = 1) -> Policy:\n"
         "    return Policy('good', lambda f: form(len(f), static=weight), frozenset(), 'g')\n"
         "number = 3\n"
@@ -34,12 +34,12 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         "license = exits:policy\n"
         "hr = stranger:good\n"
         "[sched_ctl.drivers]\n"
-        "storm = stranger:good\n"
+        "heron = stranger:good\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._all_entries.cache_clear()
+    entries.all_entries.cache_clear()
     yield
-    registry._all_entries.cache_clear()
+    entries.all_entries.cache_clear()
     for name in ("stranger", "broken", "exits"):
         sys.modules.pop(name, None)
 
@@ -54,12 +54,12 @@ def test_a_broken_plugin_takes_nothing_else_down() -> None:
     found = registry.policies()
     assert {"good", "hr", "qs"} <= found.keys()
     assert not {"gone", "number", "broken", "license"} & found.keys()
-    assert "storm" not in registry.drivers()
-    problems = registry.problems()
+    assert "heron" not in drivers.drivers()
+    problems = {**registry.problems(), **drivers.problems()}
     assert "a_module_that_is_not_there" in problems["policies: broken"]
     assert "stranger" in problems["policies: broken"]
     assert "no license" in problems["policies: license"]
-    assert "drivers: storm" in problems
+    assert "drivers: heron" in problems
 
 
 @pytest.mark.usefixtures("strangers")

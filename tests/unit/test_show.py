@@ -1,8 +1,12 @@
 """Tables on a terminal, in a pipe, and where there is little room."""
 
+import logging
+import sys
+
 import pytest
 
-from sched_ctl.cli import show
+from sched_ctl import show
+from sched_ctl.cli import log
 
 COLUMNS = ("", "engine", ">threads", "remarks")
 ROWS = [("✓", "lab:4711", 12, "a long remark of several words " * 12), ("✗", "flink", None, "")]
@@ -58,3 +62,25 @@ def test_a_table_that_fits_stays_one(
 )
 def test_numbers_are_short(value: float | None, text: str) -> None:
     assert show.number(value) == text
+
+
+def test_names_in_the_log_obey_no_terminal() -> None:
+    hostile = "job\n00:00:00 all is well\x1b[2J\u202e"
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        error = sys.exc_info()
+    for style in ("plain", "terminal", "journal"):
+        record = logging.LogRecord("x", logging.INFO, "", 1, "%s: found", (hostile,), error)
+        said = log.formatter(style).format(record)
+        assert "\x1b" not in said and "\u202e" not in said
+        assert said.count("all is well") == 2
+        assert not any(line.startswith("00:00:00 all") for line in said.splitlines())
+
+
+def test_names_in_tables_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
+    show.text("a\nb\x1b[1m")
+    show.table(("name", "x"), [("a\nb\x1b[1m", 1)])
+    said = capsys.readouterr().out
+    assert "a\N{REPLACEMENT CHARACTER}b" in said and "\x1b" not in said
+    assert not any(line.startswith("b") for line in said.splitlines())

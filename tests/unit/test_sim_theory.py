@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sched_ctl import registry, synthetic
+from sched_ctl.plugins import registry
 from sched_ctl.sim import Node, Result, Setting, interval, of_workload, simulate
-from sched_ctl.workload import OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
+from sched_ctl.workloads import synthetic
+from sched_ctl.workloads.workload import OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
 
 pytestmark = pytest.mark.needs("cc")
 

@@ -1,7 +1,9 @@
 """The simulator's own behaviour: nothing lost, nothing random, clear errors."""
 
 import json
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +12,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sched_ctl import record, registry, synthetic, workload
+from sched_ctl.cli.simulate import app
 from sched_ctl.errors import UserError
-from sched_ctl.model import Edge, LogicalOperator, PhysicalOperator, Topology
-from sched_ctl.policy import form
-from sched_ctl.sim import Node, Result, Setting, of_workload, simulate
+from sched_ctl.model import files as record
+from sched_ctl.model.policy import form
+from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Topology
+from sched_ctl.plugins import registry
+from sched_ctl.sim import Node, Result, Setting, of_workload, simulate, simulate_by_name
 from sched_ctl.sim import Stream as Feed
-from sched_ctl.sim.cli import app
 from sched_ctl.sim.forms import clustered, grouped
 from sched_ctl.sim.result import quantile
+from sched_ctl.workloads import synthetic, workload
 
 pytestmark = pytest.mark.needs("cc")
 WORKLOADS = Path(__file__).parents[2] / "bench" / "workloads"
@@ -139,6 +143,85 @@ def test_policies_meet_the_same_arrivals_and_the_same_fates() -> None:
     assert len({run.summary().tuples for run in runs}) == 1
 
 
+@pytest.mark.parametrize("cpus", [1, 2])
+@pytest.mark.parametrize("batch", [1, 0])
+def test_no_tuple_is_stuck_between_bounded_queues_at_query_level(cpus: int, batch: int) -> None:
+    """A fork one of whose branches the priority-defining tree leaves out queues behind it."""
+    operators = tuple(PhysicalOperator("q", f"o{i}", (f"o{i}",)) for i in range(5))
+    edges = (Edge(0, 1), Edge(1, 2), Edge(1, 3), Edge(3, 4))  # o3 and o4 are left out
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    zeros = np.zeros(5)
+    node = Node(
+        "fork",
+        Topology("sim", operators, edges, logical, edges),
+        np.array([1e-3, 1e-3, 1e-3, 5e-3, 5e-3]),
+        np.array([1.0, 1.0, 1.0, 0.5, 1.0]),
+        zeros,
+        zeros,
+        zeros,
+        (Feed((0,), 130.0),),
+    )
+    result = run(node, "bsd", level="query", capacity=8, cpus=cpus, batch=batch, warm_s=0.0)
+    assert result.columns["done"][2] == result.columns["done"][0] == result.arrivals > 1000
+    assert 0 < result.columns["queue_max"][3] <= 8 + cpus
+
+
+def test_a_lost_tuple_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = of_workload(workload.load(WORKLOADS / "vs.graph"), 0.5)
+    result = run(node, "hr", duration_s=2.0)
+    times = [np.zeros(int(result.columns["tuples_in"][stream.rows[0]])) for stream in node.streams]
+    assert not result.unaccounted(times)
+    assert "arrived" in result.unaccounted([times[0][:-1], *times[1:]])
+    for column, change in (("done", -1), ("sent", 1), ("out", 1), ("left", -1)):
+        changed = result.columns[column].copy()
+        changed[np.flatnonzero(changed)[-1]] += change
+        wrong = replace(result, columns={**result.columns, column: changed})
+        assert wrong.unaccounted(times), column
+    monkeypatch.setattr(Result, "unaccounted", lambda *_: "1 still waits")
+    with pytest.raises(UserError, match="lost count"):
+        run(node, "hr", duration_s=2.0)
+
+
+def of_name(job: tuple[Node, str, dict[str, object], Setting]) -> tuple[float, ...]:
+    summary = simulate_by_name(*job).summary()
+    return summary.response_s, summary.l2, summary.throughput
+
+
+def test_a_run_by_name_is_the_same_in_any_process_and_after_any_other() -> None:
+    node = of_workload(workload.load(WORKLOADS / "etl.graph"), 0.9)
+    jobs = [
+        (node, name, dict(options), Setting(duration_s=3.0, seed=seed, scheduler=scheduler))
+        for name, options in (("random", {"seed": 7}), ("bsd", {"sharing": "sum"}))
+        for scheduler in ("os", "scx")
+        for seed in (1, 2)
+    ]
+    here = [of_name(job) for job in jobs]
+    assert here[1] != here[0]
+    assert of_name(jobs[1]) == here[1]  # alone, or as the second of two
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert list(pool.map(of_name, jobs)) == here
+
+
+@pytest.mark.parametrize("scheduler", ["os", "scx", "fifo", "user"])
+def test_what_wake_ups_and_sources_cost_is_paid(scheduler: str) -> None:
+    node = of_workload(workload.load(WORKLOADS / "etl.graph"), 0.4)
+    policy = None if scheduler == "os" else "hr"
+    free = run(node, policy, scheduler=scheduler)
+    paid = run(node, policy, scheduler=scheduler, wake_s=2e-6, switch_s=3e-6, source_s=8e-6)
+    more = paid.totals["busy"] - free.totals["busy"]
+    sources = 8e-6 * paid.arrivals  # but for those that come while another is brought
+    if scheduler == "user":
+        assert 0.9 * sources < more <= sources * (1 + 1e-9)
+    else:
+        switches = 3e-6 * (paid.totals["switches"] - 2 * paid.arrivals)
+        assert (
+            0.9 * (sources + switches)
+            < more
+            < 2e-6 * paid.totals["events"] + sources + 3e-6 * (paid.totals["switches"])
+        )
+    assert paid.summary().response_s > free.summary().response_s
+
+
 GOALS: dict[str, Callable[[Result], float]] = {
     "hr": lambda r: r.summary().response_s,
     "hnr": lambda r: r.summary().slowdown,
@@ -188,6 +271,13 @@ def test_clusters() -> None:
     assert log == pytest.approx([1, 1, 10, 10, 10, 0])  # [1, 10) and [10, 100]
     uniform = clustered(form(6, per_second=slopes), 2, uniform=True).per_second
     assert uniform == pytest.approx([1, 1, 1, 50.5, 50.5, 0])
+
+
+def test_ties_go_to_who_becomes_more_urgent() -> None:
+    """At age 0 all wait-dependent urgencies are 0: the kernel takes the first group."""
+    made = grouped(form(3, per_second=np.array([1.0, 4.0, 2.0])))
+    assert made.per_second.tolist() == [4, 2, 1]
+    assert made.group_of.tolist() == [2, 0, 1]
 
 
 def test_ranks_go_first_whatever_the_urgency() -> None:

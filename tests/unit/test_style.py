@@ -1,6 +1,7 @@
 """The linters and the type checker are part of the tests."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,22 +27,16 @@ def import_tree() -> Path:
 
     The type checker does not follow the import hook of an editable install.
     """
-    tree = ROOT / "build" / "typecheck"
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for package in setuptools["packages"]:
-        folder = package.removeprefix("sched_ctl").replace(".", "/").lstrip("/")
-        mapped = setuptools["package-dir"].get(package)
-        if mapped is None:  # below a mapped parent
-            parent, _, name = package.rpartition(".")
-            mapped = f"{setuptools['package-dir'][parent]}/{name}"
-        target = tree / "sched_ctl" / folder
-        target.mkdir(parents=True, exist_ok=True)
-        for stale in (p for p in target.iterdir() if p.is_symlink() and not p.exists()):
-            stale.unlink()
-        for source in (*(ROOT / mapped).glob("*.py"), *(ROOT / mapped).glob("py.typed")):
-            if not (target / source.name).is_symlink():
-                (target / source.name).symlink_to(source)
-    return tree
+    tree = ROOT / "build" / "typecheck" / "sched_ctl"
+    shutil.rmtree(tree, ignore_errors=True)
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package, folder in folders["package-dir"].items():
+        below = tree.joinpath(*package.split(".")[1:])
+        for source in sorted((*(ROOT / folder).rglob("*.py"), *(ROOT / folder).glob("py.typed"))):
+            link = below / source.relative_to(ROOT / folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(source)
+    return tree.parent
 
 
 def test_lint() -> None:
@@ -52,10 +47,9 @@ def test_format() -> None:
     run("ruff", "format", "--check", ".")
 
 
-def test_types_of_the_package() -> None:
-    run("mypy", "-p", "sched_ctl", MYPYPATH=str(import_tree()))
-
-
-def test_types_of_tests_and_benchmarks() -> None:
+def test_types() -> None:
+    """All in one run, which reads what they have in common once."""
+    tree = import_tree()
     folders = [name for name in ("tests", "bench", "vagrant") if any((ROOT / name).rglob("*.py"))]
-    run("mypy", *folders, MYPYPATH=f"{import_tree()}:{ROOT / 'tests'}:{ROOT / 'vagrant'}")
+    path = f"{tree}:{ROOT / 'tests'}:{ROOT / 'vagrant'}"
+    run("mypy", str(tree / "sched_ctl"), *folders, MYPYPATH=path)

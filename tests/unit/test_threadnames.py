@@ -3,6 +3,7 @@
 import pytest
 
 from sched_ctl.drivers.threadnames import GRAMMARS, certainly_helper, read
+from support import growth
 
 NAMES = [
     ("flink", "q1-parse (1/1)#0", "operator", {"task": "q1-parse", "attempt": "0"}),
@@ -16,6 +17,9 @@ NAMES = [
     ("flink", "System Time Trigger for q (1/1)#0", "timer", {"task": "q"}),
     ("flink", "Time Trigger for Source: q (1/1)#0", "timer", {"task": "Source: q"}),
     ("flink", "Source Data Fetcher for Source: k (1/1)#0", "fetcher", {"task": "Source: k"}),
+    ("flink", "Source Data Fetcher for Source: k (1/2)#0-3", "fetcher", {"task": "Source: k"}),
+    ("flink", "Source Data Fetcher for k (1/1)#0 [a [b] c]", "fetcher", {"task": "k"}),
+    ("flink", "jobmanager Checkpoint Timer-thread-1", "checkpoint", {}),
     ("flink", "Flink Netty Server (0) Thread 0", "network", {}),
     ("flink", "flink-pekko.actor.default-dispatcher-14", "rpc", {}),
     ("flink", "flink-metrics-pekko.actor.internal-dispatcher-2", "metrics", {}),
@@ -37,7 +41,24 @@ NAMES = [
     ("spark", "Executor task launch worker for task 17", "operator", {"task": "17"}),
     ("spark", "Executor task launch worker-0", "idle", {}),
     ("spark", "stream execution thread for q1 [id = 1-a, runId = 2-b]", "driver", {"query": "q1"}),
-    ("liebre", "filter", "operator", {"task": "filter"}),
+    ("storm", "Thread-15-toll_las-executor[10, 11]", "operator", {"first": "10", "last": "11"}),
+    ("storm", "Thread-14-__system-executor[-1, -1]", "system", {"first": "-1"}),
+    ("storm", "Thread-19-__acker-executor[1, 1]", "acker", {"task": "__acker"}),
+    ("storm", "Thread-3-__eventlogger-executor[2, 2]", "system", {"task": "__eventlogger"}),
+    ("storm", "Netty-server-localhost-6700-worker-1", "network", {}),
+    ("storm", "Netty-ChannelAlive-Timer", "network", {}),
+    ("storm", "refresh-connections-timer", "network", {}),
+    ("storm", "flush-tuple-timer", "flusher", {}),
+    ("storm", "heartbeat-timer", "heartbeat", {}),
+    ("storm", "executor-heartbeat-timer", "heartbeat", {}),
+    ("storm", "metrics-graphite-reporter-1-thread-1", "metrics", {}),
+    ("storm", "metric/stat timer", "metrics", {}),
+    ("storm", "main-SendThread(127.0.0.1:2181)", "rpc", {}),
+    ("storm", "refresh-load-timer", "timer", {}),
+    ("storm", "backpressure-check-timer", "timer", {}),
+    ("storm", "Log4j2-TF-1-AsyncLogger", "io", {}),
+    ("storm", "process reaper", "jvm", {}),
+    ("liebre", "metrics-graphite-reporter-1-thread-1", "metrics", {}),
     ("liebre", "Finalizer", "jvm", {}),
 ]
 
@@ -55,6 +76,26 @@ def test_reads(engine: str, name: str, role: str, parts: dict[str, str]) -> None
 )
 def test_unknown_names_are_nobodys(name: str) -> None:
     assert read("flink", name) is None
+
+
+@pytest.mark.parametrize("first", ["", "Source Data Fetcher for ", "stream execution thread for "])
+@pytest.mark.parametrize(
+    "seed", ["x (1/1) [", "x (1/1)", "checkpoint", "-thread-1", " [id = a, runId = ", "(1", "] ["]
+)
+def test_reading_takes_linear_time(first: str, seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job names its threads as it likes, and matching a pattern holds the interpreter's lock."""
+    monkeypatch.setattr("sched_ctl.drivers.threadnames.LONGEST", 1 << 30)
+
+    def work(text: str) -> None:
+        for engine in ("flink", "storm", "spark"):
+            read(engine, first + text)
+
+    assert growth(work, seed, 10_000) < 9
+
+
+def test_long_names_say_nothing() -> None:
+    assert read("flink", "x" * 4000 + " (1/1)#0") is not None
+    assert read("flink", "x" * 5000 + " (1/1)#0") is None
 
 
 def test_every_row_is_exercised() -> None:

@@ -6,16 +6,17 @@ import sys
 import tomllib
 from pathlib import Path
 
-from sched_ctl import config
 from sched_ctl.backends import ladder
 from sched_ctl.cli import app
+from sched_ctl.config.files import load
+from sched_ctl.config.settings import Section, Settings, declared
 
 TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
 
 
 def test_every_setting_is_described_as_declared() -> None:
-    for struct in (config.Settings, config.Binding):
-        for setting in config.declared(struct):
+    for struct in (Settings, Section):
+        for setting in declared(struct):
             [line] = [
                 line
                 for line in _section(struct).splitlines()
@@ -23,14 +24,14 @@ def test_every_setting_is_described_as_declared() -> None:
             ]
             assert setting.description in line, f"docs/usage.md: {setting.key}"
             assert setting.bounds in line, f"docs/usage.md: {setting.key}"
-            if struct is config.Settings:
+            if struct is Settings:
                 assert f"`{setting.flag}`" in line
 
 
 def test_no_setting_is_described_that_is_not_there() -> None:
-    for struct in (config.Settings, config.Binding):
+    for struct in (Settings, Section):
         described = re.findall(r"^\| `(\w+)` \|", _section(struct), re.MULTILINE)
-        assert described == [setting.key for setting in config.declared(struct)]
+        assert described == [setting.key for setting in declared(struct)]
 
 
 def test_every_option_of_a_backend_is_described_as_declared() -> None:
@@ -43,13 +44,13 @@ def test_every_option_of_a_backend_is_described_as_declared() -> None:
         for key in [key.strip("`")]
         for name in re.findall(r"`([^`]+)`", names)
     }
-    declared = {
+    options = {
         (kind.name, option.key): option
         for kind in ladder.KINDS
-        for option in config.declared(kind.options)
+        for option in declared(kind.options)
     }
-    assert described.keys() == declared.keys()
-    for at, option in declared.items():
+    assert described.keys() == options.keys()
+    for at, option in options.items():
         assert option.description in described[at], at
         assert option.bounds in described[at], at
         default = str(option.default)
@@ -61,7 +62,7 @@ def test_every_option_of_a_backend_is_described_as_declared() -> None:
 
 def _section(struct: type) -> str:
     settings, _, rest = TEXT.partition("### Settings")[2].partition("### `[[policy]]` sections")
-    return settings if struct is config.Settings else rest.partition("### Options of backends")[0]
+    return settings if struct is Settings else rest.partition("### Options of backends")[0]
 
 
 def test_every_command_is_described() -> None:
@@ -74,8 +75,8 @@ def test_the_example_file_is_a_valid_configuration(tmp_path: Path) -> None:
     example = TEXT.partition("all that.")[2].partition("Patterns are")[0]
     path = tmp_path / "example.toml"
     path.write_text(example)
-    settings = config.load(path)
-    assert [binding.policy for binding in settings.policy] == ["qs", "hr"]
+    settings = load(path)
+    assert [section.policy for section in settings.policy] == ["qs", "hr"]
     assert settings.policy[1].shares == {"gold*": 4, "*": 1}
     assert tomllib.loads(example)["backends"] == {"nice": {"worst": 15}}
 

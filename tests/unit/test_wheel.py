@@ -1,33 +1,67 @@
-"""What is in the wheel."""
+"""What is in the source distribution, and in the wheel that is built from it."""
 
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from sched_ctl import __version__
+
 ROOT = Path(__file__).parents[2]
-OTHERS = shutil.ignore_patterns(".*", "build", "bin", "*.egg-info", "__pycache__")
+OTHERS = shutil.ignore_patterns(".*", "*build", "*bin", "*.egg-info", "__pycache__")
+BUILT = ("labspe", "libsched_sim.so", ".o")
+SDIST = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Built from a copy of the sources, so that no earlier build helps."""
-    sources = tmp_path_factory.mktemp("wheel") / "sources"
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from a copy of the sources in which everything was built."""
+    sources = tmp_path_factory.mktemp("sdist") / "sources"
     shutil.copytree(ROOT, sources, ignore=OTHERS)
+    for place in ("ctl/bin/labspe", "ctl/bin/libsched_sim.so", "ctl/bin/sched_ctl.bpf.o"):
+        (sources / place).parent.mkdir(exist_ok=True)
+        (sources / place).write_text("of another machine")
+    for place in ("engine/build/main.o", "bpf/build/vmlinux.h"):
+        (sources / place).parent.mkdir()
+        (sources / place).touch()
+    subprocess.run(
+        [sys.executable, "-c", SDIST, str(sources.parent)],
+        cwd=sources,
+        check=True,
+        capture_output=True,
+    )
+    [path] = sources.parent.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> zipfile.ZipFile:
+    """Built from the source distribution, so that no earlier build helps."""
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", sources.parent, sources],
+        [
+            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q"),
+            *("--no-deps", "--no-build-isolation", "-w", sdist.parent, sdist),
+        ],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    [path] = sources.parent.glob("*.whl")
-    assert path.name.startswith("sched_ctl-") and "-py3-none-linux_" in path.name
+    [path] = sdist.parent.glob("*.whl")
+    assert path.name.startswith(f"sched_ctl-{__version__}-py3-none-linux_")
     assert path.stat().st_size < 2 << 20
     return zipfile.ZipFile(path)
+
+
+def test_nothing_built_is_in_the_source_distribution(sdist: Path) -> None:
+    with tarfile.open(sdist) as packed:
+        names = [name.partition("/")[2] for name in packed.getnames()]
+    assert {"ctl/__init__.py", "engine/main.c", "bpf/sched_ctl.bpf.c", "setup.py"} <= {*names}
+    assert not [name for name in names if name.endswith(BUILT) or "/build/" in name]
 
 
 @pytest.mark.needs("cc")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from labengine import CHAIN, HEAD, WORKLOADS
 
-from sched_ctl.demand import cpu_demand, rate_scale, tuple_rates
 from sched_ctl.errors import UserError
-from sched_ctl.synthetic import multi, syn
-from sched_ctl.workload import Arrivals, dump, load, load_trace, parse
+from sched_ctl.workloads.demand import cpu_demand, rate_scale, tuple_rates
+from sched_ctl.workloads.synthetic import multi, syn
+from sched_ctl.workloads.workload import Arrivals, dump, load, load_trace, parse
 
 
 def test_reads_every_field() -> None:

@@ -12,13 +12,19 @@ checks. A file may set, as plain literals:
     ICOUNT_SHIFT = 0            2**ICOUNT_SHIFT ns an instruction
     TIMEOUT_S = 60              for each check
 
+A check marked `@only_on("7.3")` (`vm.inside`) runs on these kernels of its file alone: where the
+others can add nothing.
+
 For anything else there is the fixture `vm`, which runs one command in one guest.
+
+A check passes at the first look, or is flaky: a bad look was let pass (`vm.inside.look_until`), or
+an attempt failed (`vm.boots`). More flaky checks than `FLAKY` make the whole run fail.
 """
 
 import ast
 import compileall
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,8 +39,9 @@ SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "T
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "ctl", "drivers", "policies", "sim", "tests")
 LINE = pytest.StashKey[Line]()
-SECOND = "second attempt"  # name of a user property: what the first one said
-SHOWN = 12  # lines of it in the summary
+FLAKY_CHECK = "flaky"  # name of a user property: what was seen
+FLAKY = 0.03  # of all checks may be flaky, but two always
+SHOWN = 12  # lines of what was seen in the summary
 
 
 @dataclass(frozen=True)
@@ -93,16 +100,50 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One guest after the other; in real time first: those with exact time can run beside them."""
+    """One guest after the other; in real time first: those with exact time can run beside them.
+
+    Of these the ones with two CPUs first, which take longest.
+    """
     guests: dict[object, int] = {}
 
-    def place(item: pytest.Item) -> tuple[bool, bool, int]:
+    def place(item: pytest.Item) -> tuple[bool, bool, int, int]:
         if not isinstance(item, Check):
-            return False, False, 0
+            return False, False, 0, 0
         new = Boot.of(item.kernel, item.settings)
-        return True, new.options.icount, guests.setdefault((new.kernel, new.options), len(guests))
+        number = guests.setdefault((new.kernel, new.options), len(guests))
+        return True, new.options.icount, -new.options.cpus, number
 
     items.sort(key=place)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let guests run beside the tests that need none, where there are such tests."""
+    checks = [isinstance(item, Check) for item in session.items]
+    if any(checks) and not all(checks) and not session.config.option.collectonly:
+        session.config.pluginmanager.register(Beside(session))
+
+
+class Beside:
+    """Looks after guests between tests. They pause during a test that is marked `quiet`."""
+
+    def __init__(self, session: pytest.Session) -> None:
+        self.session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+        needs_guests = item.get_closest_marker("vm") is not None
+        if needs_guests or guest.missing() is not None:
+            return (yield)
+        line = line_of(self.session)
+        line.turn()
+        quiet = item.get_closest_marker("quiet") is not None
+        if quiet:
+            line.pause(paused=True)
+        try:
+            return (yield)
+        finally:
+            if quiet:
+                line.pause(paused=False)
 
 
 class GuestFile(pytest.File):
@@ -126,8 +167,18 @@ class GuestFile(pytest.File):
         for kernel in settings.get("KERNELS", usable):
             guest_of = {**settings, "KERNEL": kernel}
             for node in checks:
+                if kernel not in kernels_of(node, kernel):
+                    continue
                 name = f"{node.name}[{kernel}]"
                 yield Check.from_parent(self, name=name, node=node, settings=guest_of)
+
+
+def kernels_of(check: ast.FunctionDef, otherwise: str) -> list[str]:
+    """The kernels that its decorator `only_on` names."""
+    for node in check.decorator_list:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "only_on":
+            return [str(ast.literal_eval(name)) for name in node.args]
+    return [otherwise]
 
 
 class Check(pytest.Item):
@@ -154,13 +205,20 @@ class Check(pytest.Item):
         if result.first:
             title = f"first attempt, guest {self.kernel}"
             self.add_report_section("call", title, result.first)
-            self.user_properties.append((SECOND, result.first))
+            self.user_properties.append((FLAKY_CHECK, f"the first attempt said:\n{result.first}"))
+        elif result.bad_looks:
+            seen = f"{result.bad_looks} looks were bad:\n{result.output}"
+            self.user_properties.append((FLAKY_CHECK, seen))
         self.user_properties.append(("guest_s", round(result.seconds, 2)))
         self.user_properties.append(("cpu_s", round(result.cpu_s, 2)))
         if result.outcome == "skipped":
             pytest.skip(result.text)
         if result.outcome != "passed":
             raise CheckFailed(result.text)
+
+    @property
+    def is_flaky(self) -> bool:
+        return any(name == FLAKY_CHECK for name, _ in self.user_properties)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, CheckFailed):
@@ -196,34 +254,51 @@ class CheckFailed(Exception):
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End guests that an interrupted run left."""
+    """End guests that an interrupted run left; too many flaky checks are a failure."""
     if LINE in session.config.stash:
         session.config.stash[LINE].close()
+    checks = [item for item in session.items if isinstance(item, Check)]
+    if sum(item.is_flaky for item in checks) > most_flaky(len(checks)) and not session.exitstatus:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def most_flaky(checks: int) -> int:
+    """So many of these may be flaky."""
+    return max(2, int(FLAKY * checks))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What guests took, and what needed a second attempt, with what the first one said."""
+    """What guests took, and which checks were flaky, with what was seen."""
     stash = terminalreporter.config.stash
-    if LINE in stash:
-        terminalreporter.section("guests: seconds, of those on a CPU of this machine")
-        for job in stash[LINE].jobs:
-            terminalreporter.line(f"{job.took_s:5.0f} {job.cpu_s:5.0f}  {job.name}")
-        emulator = qemu.find()
-        if emulator is not None:
-            terminalreporter.line(f"one CPU on {qemu.installed()}, two on {emulator}")
-            if not emulator.is_good:
-                terminalreporter.line(f"two CPUs in real time only: {emulator.lacking}")
-    texts = {
-        report.nodeid: (report.outcome, text)
+    if LINE not in stash:
+        return
+    terminalreporter.section("guests: seconds, of those on a CPU of this machine")
+    for job in stash[LINE].jobs:
+        terminalreporter.line(f"{job.took_s:5.0f} {job.cpu_s:5.0f}  {job.name}")
+    terminalreporter.line(f"      {sum(job.cpu_s for job in stash[LINE].jobs):5.0f}  all")
+    emulator = qemu.find()
+    if emulator is not None:
+        terminalreporter.line(f"one CPU on {qemu.installed()}, two on {emulator}")
+        if not emulator.is_good:
+            terminalreporter.line(f"two CPUs in real time only: {emulator.lacking}")
+    reports = [
+        report
         for reports in terminalreporter.stats.values()
         for report in reports
         if isinstance(report, pytest.TestReport) and report.when == "call"
-        for name, text in report.user_properties
-        if name == SECOND
-    }
-    terminalreporter.section("second attempts in guests")
-    for name, (outcome, text) in texts.items():
-        terminalreporter.line(f"{name} {outcome} at the second attempt; the first said:")
-        for line in str(text).strip().splitlines()[-SHOWN:]:
-            terminalreporter.line(f"    {line}")
-    terminalreporter.line(f"{len(texts)} checks needed a second attempt" if texts else "none")
+    ]
+    checks = sum(any(name == "guest_s" for name, _ in report.user_properties) for report in reports)
+    flaky = 0
+    terminalreporter.section("flaky checks in guests")
+    for report in reports:
+        for name, text in report.user_properties:
+            if name == FLAKY_CHECK:
+                flaky += 1
+                terminalreporter.line(f"{report.nodeid} {report.outcome}, but")
+                for line in str(text).strip().splitlines()[-SHOWN:]:
+                    terminalreporter.line(f"    {line}")
+    most = most_flaky(checks)
+    terminalreporter.line(
+        f"{flaky} of {checks} checks were flaky"
+        + (f": more than {most} make the tests fail" if flaky > most else "")
+    )

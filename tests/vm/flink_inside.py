@@ -14,8 +14,9 @@ from typing import Any
 
 from engines.cluster import SLOWER, Cluster, patiently, running
 from engines.compete import State, states
-from sched_ctl.control import request
+from sched_ctl.controller.socket import request
 from sched_ctl.kernel import sched, schedext
+from sched_ctl.runfolder import RunFolder
 
 OPERATORS = 5
 SOON_S = 10.0 * SLOWER
@@ -56,12 +57,9 @@ def main() -> None:
 
 
 def schedule(cluster: Cluster, pid: int, before: State) -> None:
-    partial = schedext.server_share() is not None
-    # By itself it would leave partial mode beside compilers and Python.
-    mode = ("--backend-option", "scx.mode=partial") if partial else ()
     with LOG.open("w") as log:
         load = subprocess.Popen(
-            [*PROGRAM, "load", "--engine", "flink", *PATIENT, *mode],
+            [*PROGRAM, "load", "--engine", "flink", *PATIENT],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -72,7 +70,7 @@ def schedule(cluster: Cluster, pid: int, before: State) -> None:
             """The operators' threads, if each was run by us: what `sched-ctl stats` shows."""
             assert load.poll() is None, LOG.read_text()
             assert cluster.job_manager.poll() is None
-            if not (RUN_DIR / "control.sock").exists():
+            if not RunFolder(RUN_DIR).socket.exists():
                 return []
             rows: list[dict[str, Any]] = request(RUN_DIR, "dispatch", timeout_s=SOON_S).get(
                 "threads", []
@@ -84,9 +82,8 @@ def schedule(cluster: Cluster, pid: int, before: State) -> None:
         say("each operator was run by us")
         for row in rows:
             print(row)
-        expected = sched.EXT if partial else sched.OTHER
         found = {row["tid"]: os.sched_getscheduler(row["tid"]) for row in rows}
-        assert set(found.values()) == {expected}, found
+        assert set(found.values()) == {sched.OTHER}, found  # full mode changes no policy
         assert {row["tid"] for row in rows} <= {tid for tid, _ in before}
         others = {key for key in before if key[0] not in found}
         now = states(pid)

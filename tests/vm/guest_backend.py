@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 from operators import against_reference
-from vm.inside import look_until, skip, text_of
+from vm.inside import look_until, only_on, skip, text_of
 from vm.machine import (
     above_all,
     everybody_runs,
@@ -26,15 +26,17 @@ from vm.machine import (
     wait_for,
 )
 
-from sched_ctl import lab
-from sched_ctl.backends import live
-from sched_ctl.backends.scx import Scx, ScxOptions, features, probe
-from sched_ctl.drivers import EngineError
-from sched_ctl.drivers import lab as driver
+from sched_ctl.backends.scx import live
+from sched_ctl.backends.scx.backend import Scx
+from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.backends.scx.probe import features, probe
+from sched_ctl.drivers.lab import driver
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import sched, schedext
 from sched_ctl.kernel.scheduler import Scheduler
-from sched_ctl.model import Thread
-from sched_ctl.schedule import Schedule
+from sched_ctl.lab import engine as lab
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
 from support import wait_until
 
 KERNELS = ("6.16", "7.3")  # other files have 6.18
@@ -53,8 +55,7 @@ def check_probe() -> None:
     found = probe()
     print(found, features())
     assert found.can
-    has_server = schedext.server_share() is not None
-    assert ("partial" if has_server else "full") in found.because
+    assert "full mode" in found.because  # partial only for operators that go first
 
 
 def check_order_and_restore() -> None:
@@ -114,6 +115,7 @@ def check_beside_a_hog() -> None:
         backend.restore()
 
 
+@only_on("7.3")
 def check_partial_mode_gives_way() -> None:
     """Beside a hog partial mode is left for full mode, soon and with all settings; not before."""
     if schedext.server_share() is None:
@@ -122,7 +124,7 @@ def check_partial_mode_gives_way() -> None:
     with spinning(2) as operators, spinning(1) as hogs:
         os.kill(hogs[0].pid, signal.SIGSTOP)
         log = journal()
-        backend = Scx(log, ScxOptions(ttl=TTL_S))
+        backend = Scx(log, ScxOptions(ttl=TTL_S, precedence="engine"))
         wanted = schedule(operators, [2.0, 1.0])
 
         def mode_after(passes: int) -> str:
@@ -151,6 +153,7 @@ def check_partial_mode_gives_way() -> None:
         assert not log.state, log.state
 
 
+@only_on("7.3")
 def check_thousands_of_threads() -> None:
     with native_threads(MANY) as threads:
         backend = Scx(journal(), steady())
@@ -168,6 +171,7 @@ def check_thousands_of_threads() -> None:
         assert all(os.sched_getscheduler(t.tid) == sched.OTHER for t in threads[::100])
 
 
+@only_on("7.3")
 def check_two_schedulers() -> None:
     """A second one is refused in words, whoever comes second."""
     with spinning(1) as threads:
@@ -216,6 +220,7 @@ def check_cgroups_that_come_later() -> None:
             control.write_text("-cpu")
 
 
+@only_on("7.3")
 def check_mixed_form() -> None:
     """Both parts of a form count: the slope wins in the end over a head start."""
     with spinning(2) as threads:
@@ -254,7 +259,7 @@ def told(backend: Scx, wanted: Schedule, by: str) -> bool:
 def traced() -> Scx:
     """A backend whose scheduler keeps the last events."""
     tracing = functools.partial(Scheduler, trace_records=1 << 16)
-    mock.patch("sched_ctl.backends.scx.Scheduler", tracing).start()
+    mock.patch("sched_ctl.backends.scx.backend.Scheduler", tracing).start()
     return Scx(journal(), ScxOptions(mode="partial", ttl=TTL_S))
 
 
@@ -307,6 +312,7 @@ def check_ages_that_an_engine_tells() -> None:
         assert backend.restore() == ()
 
 
+@only_on("7.3")
 def check_queue_lengths_that_an_engine_tells() -> None:
     """QS goes by the lengths of this moment: each choice has the longest of those that wait."""
     backend = traced()
@@ -356,6 +362,7 @@ def check_queue_lengths_that_an_engine_tells() -> None:
         assert backend.restore() == ()
 
 
+@only_on("7.3")
 def check_an_engine_that_stops_telling() -> None:
     """It hangs, or somebody else takes its rows: ages are inherited until it tells again."""
     backend = Scx(journal(), ScxOptions(mode="partial", ttl=TTL_S))

@@ -13,11 +13,12 @@ from victims import Victim, plan
 from vm.inside import look_until
 
 from sched_ctl.backends import BackendFailed, cgroup2
-from sched_ctl.backends import journal as journals
 from sched_ctl.backends.cgroup2 import Cgroup2, Cgroup2Nice, Cgroup2Options
-from sched_ctl.backends.journal import Journal
+from sched_ctl.backends.undo import journal as journals
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import cgroup, procfs, sched
-from sched_ctl.model import Thread
+from sched_ctl.model.topology import Thread
 from support import wait_until
 
 KERNELS = ("6.1", "6.16")
@@ -82,7 +83,7 @@ def check_groups_are_threaded_children_and_go_again() -> None:
         assert (ENGINE / "cgroup.type").read_text() == "domain threaded\n"
         weights = [int((folder / "cpu.weight").read_text()) for folder in (one, two)]
         assert weights == [50, 200], weights
-        assert [sched.get_nice(thread.tid) for thread in threads] == [19, 0, 19, 0]
+        assert [sched.get_nice(thread.tid) for thread in threads] == [10, 0, 10, 0]
         assert backend.apply(schedule).writes == 0
         born = victim.thread(int(victim.ask("from 0")))
         assert place(born) == one
@@ -203,7 +204,7 @@ def check_shares_of_one_to_four() -> None:
             pids = procfs.descendants(process.pid)
             for pid in (process.pid, *pids):
                 cgroup.write(ENGINE / "cgroup.procs", str(pid))
-            threads = [thread for pid in pids for thread in procfs.threads(pid)]
+            threads = [thread for pid in pids for thread in threads_of(pid)]
             backend.apply(plan(threads, [1] * 4, {"a": (1, (0, 1)), "b": (4, (2, 3))}))
 
             def ratio() -> float:

@@ -5,7 +5,8 @@ import os
 from vm.inside import look_until, text_of
 from vm.machine import journal, progress, schedule, spinning
 
-from sched_ctl.backends import ladder, scx
+from sched_ctl.backends import ladder
+from sched_ctl.backends.scx.probe import probe
 from sched_ctl.kernel import schedext
 
 KERNELS = ("6.1", "6.12", "7.2")
@@ -16,7 +17,7 @@ TIMEOUT_S = 90
 
 
 def check_the_reason_is_given() -> None:
-    found = scx.probe()
+    found = probe()
     print(found)
     assert not found.can
     assert found.hint
@@ -33,7 +34,7 @@ def check_the_next_backend_does_the_job() -> None:
         backend, steps = ladder.choose("auto", {}, journal())
         print(backend.name, steps)
         assert backend.name == "cgroup2+nice"
-        assert steps[0] == ("scx", scx.probe())
+        assert steps[0] == ("scx", probe())
         applied = backend.apply(schedule(threads, 0.0, shares=[4, 2, 1, 1]))
         assert not applied.problems, applied
         expected = (0.5, 0.25, 0.125, 0.125)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from operators import start
-from vm.inside import look_until, skip, text_of
+from vm.inside import look_until, only_on, skip, text_of
 from vm.machine import (
     above_all,
     everybody_runs,
@@ -28,11 +28,13 @@ from vm.machine import (
     wait_for,
 )
 
-from sched_ctl.backends.journal import Journal, restore
-from sched_ctl.backends.scx import Ejected, Scx, ScxOptions
+from sched_ctl.backends.scx.backend import Scx
+from sched_ctl.backends.scx.monitor import Ejected
+from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.backends.undo.journal import Journal, restore
 from sched_ctl.kernel import procfs, sched, schedext
 from sched_ctl.kernel.scheduler import LoadError, Scheduler, thread_pidfd
-from sched_ctl.model import Thread
+from sched_ctl.model.topology import Thread
 from support import wait_until
 
 KERNELS = ("6.18", "7.3")
@@ -107,6 +109,7 @@ def check_controller_killed() -> None:
         assert schedext.server_share() in (None, 0.05)
 
 
+@only_on("7.3")
 def check_controller_stopped() -> None:
     """SIGSTOP: the hints expire, then all are equal; SIGCONT: they count again."""
 
@@ -120,7 +123,7 @@ def check_controller_stopped() -> None:
         pid = controller(threads, [4.0, 3.0, 2.0, 1.0], steady(gap=30.0, ttl=2.0))
         look_until(look, in_order)
         os.kill(pid, signal.SIGSTOP)
-        look_until(look, lambda got: min(got) > 0.2, times=6)
+        wait_until(lambda: min(look()) > 0.2, what="all are equal")
         os.kill(pid, signal.SIGCONT)
         look_until(look, in_order)
         os.kill(pid, signal.SIGKILL)
@@ -169,6 +172,7 @@ def check_stall() -> None:
         everybody_runs(threads)
 
 
+@only_on("7.3")
 def check_sysrq() -> None:
     with spinning(3) as threads:
         Path("/proc/sys/kernel/sysrq").write_text("1")
@@ -255,6 +259,7 @@ def check_threads_born_and_dying() -> None:
             os.waitpid(pid, 0)
 
 
+@only_on("7.3")
 def check_reused_tid() -> None:
     """A thread that gets the id of an adopted one that died is not taken for it."""
     last_pid = Path("/proc/sys/kernel/ns_last_pid")
@@ -327,6 +332,7 @@ def check_fork_and_exec() -> None:
         os.waitpid(pid, 0)
 
 
+@only_on("7.3")
 def check_two_controllers() -> None:
     with spinning(3) as threads:
         pid = controller(threads, [3.0, 2.0, 1.0])

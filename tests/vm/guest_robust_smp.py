@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from operators import adopt, busy, cpu_s
-from vm.inside import look_until
+from vm.inside import look_until, only_on
 from vm.machine import (
     above_all,
     alive,
@@ -24,7 +24,7 @@ from vm.machine import (
     wait_for,
 )
 
-from sched_ctl.backends.scx import Scx
+from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
 
@@ -59,6 +59,7 @@ def check_cpu_hotplug() -> None:
         backend.restore()
 
 
+@only_on("7.3")
 def check_affinity_changes() -> None:
     with spinning(6) as threads:
         backend = Scx(journal(), PATIENT)

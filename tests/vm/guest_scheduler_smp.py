@@ -1,12 +1,14 @@
 """The BPF scheduler on two CPUs: shares and caps of groups."""
 
 import time
+from dataclasses import replace
 
 from operators import adopt, busy, shares, start
-from vm.inside import look_until
+from vm.inside import look_until, only_on
 from vm.machine import above_all, journal, schedule, thread_of
 
-from sched_ctl.backends.scx import Scx, ScxOptions
+from sched_ctl.backends.scx.backend import Scx
+from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
 
@@ -42,6 +44,7 @@ def assert_divided(pids: list[int], wanted: list[float], within: float) -> None:
     )
 
 
+@only_on("7.3")
 def check_shares_of_groups() -> None:
     """4:2:1:1 within 3% of the whole; changed while they run; even after detaching."""
     above_all()
@@ -72,6 +75,7 @@ def check_concurrency_cap() -> None:
         )
 
 
+@only_on("7.3")
 def check_cap_of_a_query_that_sleeps() -> None:
     """Woken threads of a capped query leave an idle CPU alone; without the cap they take it."""
     with start(3, burn_and_sleep) as pids:
@@ -79,7 +83,7 @@ def check_cap_of_a_query_that_sleeps() -> None:
         threads = [thread_of(pid) for pid in pids]
         for caps, good in (({}, more_than_one), ({"q": 1}, one_cpu)):
             backend = Scx(journal(), ScxOptions(mode="full", caps=caps))
-            backend.apply(schedule(threads, [1.0, 2.0, 3.0]))
+            backend.apply(replace(schedule(threads, [1.0, 2.0, 3.0]), queries=(("e", "q"),) * 3))
             look_until(lambda: shares(pids, 2), good)
             print(backend.statistics())
             backend.restore()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from operators import adopt, busy, shares, start
-from vm.inside import look_until
+from vm.inside import look_until, only_on
 from vm.machine import above_all, native_threads
 
 from sched_ctl.kernel import schedext
@@ -82,6 +82,7 @@ def check_stealing() -> None:
         look_until(lambda: shares(pids, 2), lambda got: min(got[1:]) > 4 * got[0])
 
 
+@only_on("7.3")
 def check_preemption_is_by_request() -> None:
     """A thread a thousand times as urgent that wakes beside a busy one, on the same CPU."""
     above_all()
@@ -120,6 +121,7 @@ def check_preemption_is_by_request() -> None:
         look_until(look, lambda waits_us: waits_us[1] < waits_us[0] / 2)
 
 
+@only_on("7.3")
 def check_ten_thousand_threads() -> None:
     """All are adopted, woken at once, and run to their end."""
     above_all()

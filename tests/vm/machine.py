@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from vm.inside import look_until
 
-from sched_ctl.backends.journal import Journal
-from sched_ctl.backends.scx import ScxOptions
+from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.drivers import threads
 from sched_ctl.kernel import procfs, schedext
 from sched_ctl.kernel.scheduler import Scheduler
-from sched_ctl.model import Thread
-from sched_ctl.policy import Spacing, form
-from sched_ctl.schedule import Group, Schedule
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Group, Schedule
+from sched_ctl.model.topology import Thread
 
 __all__ = [
     "above_all",
@@ -69,7 +70,7 @@ def spinning(count: int) -> Iterator[list[Thread]]:
 
 
 def thread_of(pid: int, tid: int | None = None) -> Thread:
-    found = procfs.thread(pid, tid if tid is not None else pid)
+    found = threads.thread_of(pid, tid if tid is not None else pid)
     assert found is not None, f"no thread {tid or pid}"
     return found
 
@@ -176,9 +177,10 @@ def steady(**options: Any) -> ScxOptions:
     """Options with which scx stays in the mode that "auto" begins with.
 
     By itself it leaves partial mode when others keep operators from the CPU, and a check that goes
-    before everybody else (`above_all`) does.
+    before everybody else (`above_all`) does. Operators go first unless told otherwise.
     """
-    return ScxOptions(mode="partial" if schedext.server_files() else "full", **options)
+    mode = "partial" if schedext.server_files() else "full"
+    return ScxOptions(**{"mode": mode, "precedence": "engine", **options})
 
 
 def idle_share(seconds: float) -> list[float]:

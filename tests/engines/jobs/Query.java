@@ -25,11 +25,13 @@ import org.apache.flink.connector.datagen.source.DataGeneratorSource;
 import org.apache.flink.connector.datagen.source.GeneratorFunction;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.flink.streaming.api.functions.co.CoMapFunction;
 import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 
 /**
  * A query for tests and benchmarks: src > parse > work (parallel) > egress > sink, or with
- * shape=fork: src > parse > {work, side} > egress > sink.
+ * shape=fork: src > parse > {work, side} > egress > sink, or with shape=join: work and side feed the
+ * two inputs of a join (side one record in ten), by key, as the joins of SQL are fed.
  *
  * <p>A record is the moment (System.nanoTime, CLOCK_MONOTONIC on Linux) at which it was due. The
  * source is open loop: record i is due at start + i / rate whatever back-pressure did to those
@@ -41,9 +43,39 @@ public final class Query {
     /** Start of each job, kept for the whole process: the rate limiter and the generator share it. */
     private static final Map<String, Long> STARTS = new ConcurrentHashMap<>();
 
+    /** Poisson arrivals: offsets in ns of the first records of each job, the same in each run. */
+    private static final Map<String, long[]> ARRIVALS = new ConcurrentHashMap<>();
+    /** The pattern repeats after so many seconds, so that phases of that length see the same. */
+    private static volatile double cycle = 4;
+
     private static long due(String job, double rate, long index) {
         long start = STARTS.computeIfAbsent(job, name -> System.nanoTime());
-        return start + (long) (index / rate * 1e9);
+        if (rate >= 1e5) {
+            return start + (long) (index / rate * 1e9);
+        }
+        long[] offsets =
+                ARRIVALS.computeIfAbsent(
+                        job,
+                        name -> {
+                            java.util.Random random = new java.util.Random(name.hashCode());
+                            int count = (int) Math.max(1, Math.round(rate * cycle));
+                            double[] gaps = new double[count];
+                            double sum = 0;
+                            for (int i = 0; i < count; i++) {
+                                gaps[i] = -Math.log(1 - random.nextDouble());
+                                sum += gaps[i];
+                            }
+                            long[] found = new long[count + 1];
+                            double at = 0;
+                            for (int i = 0; i < count; i++) {
+                                found[i] = (long) at;
+                                at += gaps[i] / sum * cycle * 1e9;
+                            }
+                            found[count] = (long) (cycle * 1e9);
+                            return found;
+                        });
+        int count = offsets.length - 1;
+        return start + offsets[(int) (index % count)] + index / count * offsets[count];
     }
 
     /** Gives the moment each record is due. */
@@ -69,7 +101,7 @@ public final class Query {
 
     /** Holds records back until they are due, and never longer. */
     static final class OpenLoop implements RateLimiterStrategy {
-        private static ScheduledThreadPoolExecutor timer;
+        private transient ScheduledThreadPoolExecutor timer;
         private final String job;
         private final double rate;
 
@@ -78,16 +110,18 @@ public final class Query {
             this.rate = rate;
         }
 
-        private static synchronized ScheduledThreadPoolExecutor timer() {
+        private synchronized ScheduledThreadPoolExecutor timer() {
             if (timer == null) {
+                String name = "Source Data Fetcher for " + Thread.currentThread().getName();
                 timer =
                         new ScheduledThreadPoolExecutor(
                                 1,
                                 task -> {
-                                    Thread thread = new Thread(task, "open-loop-timer");
+                                    Thread thread = new Thread(task, name);
                                     thread.setDaemon(true);
                                     return thread;
                                 });
+                timer.prestartCoreThread();
             }
             return timer;
         }
@@ -136,6 +170,46 @@ public final class Query {
                 } while (THREADS.getCurrentThreadCpuTime() < end);
                 kept = state;
             }
+            return record;
+        }
+    }
+
+    /** Lets a part of the records pass, by the moment they were due. */
+    static final class Select extends RichFilterFunction<Long> {
+        private final Burn burn;
+        private final double part;
+
+        Select(double micros, double part) {
+            burn = new Burn(micros);
+            this.part = part;
+        }
+
+        @Override
+        public boolean filter(Long record) {
+            burn.map(record);
+            long mixed = record * 0x9E3779B97F4A7C15L;
+            return (mixed >>> 11) * 0x1.0p-53 < part;
+        }
+    }
+
+    static final class EveryTenth implements FilterFunction<Long> {
+        private transient long count;
+
+        @Override
+        public boolean filter(Long record) {
+            return count++ % 10 == 0;
+        }
+    }
+
+    /** Passes on what comes from either side. */
+    static final class Either implements CoMapFunction<Long, Long, Long> {
+        @Override
+        public Long map1(Long record) {
+            return record;
+        }
+
+        @Override
+        public Long map2(Long record) {
             return record;
         }
     }
@@ -209,6 +283,7 @@ public final class Query {
         long records = Long.parseLong(given.getOrDefault("records", "1000000000"));
         int parallelism = Integer.parseInt(given.getOrDefault("parallelism", "1"));
         double parseMicros = Double.parseDouble(given.getOrDefault("parse_us", "5"));
+        double part = Double.parseDouble(given.getOrDefault("part", "1"));
         double workMicros = Double.parseDouble(given.getOrDefault("work_us", "20"));
 
         Configuration settings = new Configuration();
@@ -229,14 +304,25 @@ public final class Query {
                                         Types.LONG),
                                 WatermarkStrategy.noWatermarks(),
                                 prefix + "src")
-                        .map(new Burn(parseMicros))
+                        .filter(new Select(parseMicros, part))
                         .name(prefix + "parse");
+        if (given.getOrDefault("shuffle", "false").equals("true")) {
+            parsed = parsed.rebalance();
+        }
         DataStream<Long> worked =
                 parsed.map(new Burn(workMicros))
                         .setParallelism(parallelism)
                         .name(prefix + "work");
         if (given.getOrDefault("shape", "line").equals("fork")) {
             worked = worked.union(parsed.map(new Burn(workMicros)).name(prefix + "side"));
+        }
+        if (given.getOrDefault("shape", "line").equals("join")) {
+            DataStream<Long> side = parsed.filter(new EveryTenth()).name(prefix + "side");
+            worked =
+                    worked.keyBy(record -> record % 8)
+                            .connect(side.keyBy(record -> record % 8))
+                            .map(new Either())
+                            .name(prefix + "join");
         }
         if (given.containsKey("fail")) {
             worked = worked.filter(new Fail(given.get("fail"))).name(prefix + "fail");

@@ -1,0 +1,217 @@
+"""The Storm driver and `load` against a real cluster: /proc and the job's records are the truth.
+
+One cluster and one topology for all; the last test breaks it.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines.compete import following, states
+from engines.storm import Storm, finished, running
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.storm import driver as storm
+from sched_ctl.drivers.storm.driver import StormDriver
+from sched_ctl.errors import EngineError
+from sched_ctl.kernel import procfs
+from sched_ctl.model.topology import Snapshot
+from support import wait_until
+
+pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java", "maven")]
+
+RATE = 200
+# Names so short that the kernel keeps them whole enough: an independent witness.
+GRAPH = """\
+workload fork base_cost_us=100
+query fork
+op in cost=0.1
+op a  cost=1
+op b  cost=2 selectivity=0.5
+op c  cost=1
+op d  cost=1
+op o  cost=0.5
+edge in a
+edge a b
+edge a c
+edge b d
+edge c d
+edge d o
+source in
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
+    folder = tmp_path_factory.mktemp("storm") / "cluster"
+    with running(folder, period_ms=250) as made:
+        (folder / "out").mkdir()
+        (folder / "fork.graph").write_text(GRAPH)
+        made.submit(
+            **{
+                "name": "fork",
+                "graph": folder / "fork.graph",
+                "rate": RATE,
+                "out": folder / "out",
+                "ack": 1,
+                "executors.c": 2,
+                "executors.d": 2,
+                "tasks.d": 3,
+            }
+        )
+        yield made
+
+
+@contextmanager
+def connected(cluster: Storm) -> Iterator[StormDriver]:
+    (pid,) = cluster.workers("fork")
+    target = next(target for target in storm.find() if target.pid == pid)
+    driver = storm.connect(target)
+    yield driver
+    driver.close()
+
+
+def polled(driver: StormDriver, condition: Callable[[Snapshot], bool]) -> Snapshot:
+    """The first snapshot for which the condition holds."""
+
+    def poll() -> Snapshot | None:
+        snapshot = driver.poll(5)
+        return snapshot if condition(snapshot) else None
+
+    return wait_until(poll, 180) or pytest.fail()
+
+
+def complete(snapshot: Snapshot) -> bool:
+    """Every edge is known, and every queue."""
+    return len(snapshot.topology.edges) >= 9 and bool(
+        np.isfinite(snapshot.columns["queue_size"]).all()
+    )
+
+
+def test_topology_and_threads(cluster: Storm) -> None:
+    (pid,) = cluster.workers("fork")
+    with connected(cluster) as driver:
+        assert driver.target.address.startswith("fork-1-")
+        snapshot = polled(driver, complete)
+        names = [operator.name for operator in snapshot.topology.operators]
+        found = {(names[e.source], names[e.target]) for e in snapshot.topology.edges}
+    topology = snapshot.topology
+    assert topology.queries == ("fork",)
+    assert len(topology.operators) == 8
+    assert {o.logical for o in topology.operators} == {(name,) for name in ("in", *"abcdo")}
+    c = [o.name for o in topology.operators if o.logical == ("c",)]
+    d = [o.name for o in topology.operators if o.logical == ("d",)]
+    assert len(c) == len(d) == 2
+    assert found == {
+        ("in", "a"),
+        ("a", "b"),
+        *(("a", one) for one in c),
+        *(("b", one) for one in d),
+        *((one, other) for one in c for other in d),
+        *((one, "o") for one in d),
+    }
+    comms = {
+        tid: Path(f"/proc/{pid}/task/{tid}/comm").read_text().rstrip("\n")
+        for tid in procfs.tids(pid)
+    }
+    for operator in topology.operators:
+        (thread,) = operator.threads
+        stat = procfs.stat(pid, thread.tid)
+        assert thread.pid == pid and stat is not None
+        assert stat.start_time == thread.start_time
+        assert comms[thread.tid] == thread.name[:15]
+        assert f"-{operator.logical[0]}-executor[" in thread.name
+    roles = {helper.role for helper in topology.helpers}
+    assert {"acker", "system", "heartbeat", "network", "flusher", "metrics", "jit"} <= roles
+    operators = {thread for o in topology.operators for thread in o.threads}
+    assert not operators & {helper.thread for helper in topology.helpers}
+    # What starts the worker has the worker's words in its command line.
+    assert sum(target.pid == pid for target in storm.find()) == 1
+    assert all(procfs.stat(t.pid or 0) for t in storm.find())
+
+
+def test_counters_agree_with_the_jobs_own(cluster: Storm) -> None:
+    out = cluster.folder / "out"
+    with connected(cluster) as driver:
+        polled(driver, complete)
+        begin = driver.poll(5)
+        end = polled(driver, lambda s: s.time_s > begin.time_s + 6)
+    row = [operator.name for operator in end.topology.operators].index("o")
+    wait_until(lambda: len(finished(out, end.time_s, np.inf)), what="records flushed")
+    counted = end.columns["tuples_in"][row] - begin.columns["tuples_in"][row]
+    truth = len(finished(out, begin.time_s, end.time_s))
+    # Of each end, a sample's step for each of two streams (d's executors), and a report's age.
+    assert counted == pytest.approx(truth, abs=4 * 20 + 0.5 * 1.5 * RATE)
+    # 1.5 tuples at the sink for each at the source, of which b's filter takes half of one.
+    total = len(finished(out, 0, end.time_s))
+    assert end.columns["tuples_in"][row] == pytest.approx(total, abs=2 * 20 + 0.5 * 1.5 * RATE)
+    # What was sent and not taken waits in the queue, however far behind a busy machine is.
+    sender, taker = ([o.name for o in end.topology.operators].index(name) for name in ("in", "a"))
+    waiting = end.columns["queue_size"][taker]
+    missing = end.columns["tuples_out"][sender] - end.columns["tuples_in"][taker]
+    assert missing == pytest.approx(waiting, abs=2 * 20 + RATE, rel=0.3)
+    assert any("one tuple of 20" in note for note in end.topology.notes)
+
+
+def test_nothing_is_read_anew_while_nothing_changes(cluster: Storm) -> None:
+    with connected(cluster) as driver:
+        polled(driver, complete)
+        # Shares of streams settle with the counts.
+        snapshots = wait_until(lambda: _same([driver.poll(5) for _ in range(10)]), 30)
+        assert snapshots is not None
+        assert {id(s.topology) for s in snapshots} == {id(snapshots[0].topology)}
+
+
+def _same(snapshots: list[Snapshot]) -> list[Snapshot] | None:
+    same = all(s.topology is snapshots[0].topology for s in snapshots)
+    return snapshots if same else None
+
+
+def test_load_and_undo(cluster: Storm, tmp_path: Path) -> None:
+    """Priorities follow the policy while `load` runs, and are as before after it."""
+    (pid,) = cluster.workers("fork")
+    before = states(pid)
+    arguments = ["--policy", "hr", "--backend", "nice", "--period", "0.5"]
+    with following([pid], "storm", tmp_path, arguments, 5):
+        changed = {
+            procfs.stat(pid, tid).name  # type: ignore[union-attr]
+            for (tid, born), state in states(pid).items()
+            if (tid, born) in before and state != before[tid, born]
+        }
+    # Operators alone: the kernel cuts their names behind the component's first letters.
+    assert len(changed) >= 5
+    assert all(name.startswith("Thread-") and "__" not in name for name in changed)
+    after = states(pid)
+    assert {key: after[key] for key in before.keys() & after.keys()} == {
+        key: before[key] for key in before.keys() & after.keys()
+    }
+
+
+def ended(driver: StormDriver) -> bool:
+    """Whether the driver says so: a big process takes a moment to die."""
+    try:
+        driver.poll(5)
+    except EngineError as error:
+        return error.message.endswith("its workers here have ended")
+    return False
+
+
+def test_a_worker_that_dies_is_followed_again(cluster: Storm) -> None:
+    (pid,) = cluster.workers("fork")
+    with connected(cluster) as driver:
+        polled(driver, complete)
+        begin = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: ended(driver), 30, "the end of the worker")
+    (again,) = wait_until(lambda: cluster.workers("fork"), 120, "the supervisor's new worker")
+    assert again != pid
+    with connected(cluster) as driver:
+        polled(driver, complete)
+    print(f"a worker's restart took {time.monotonic() - begin:.1f} s until all edges were known")
+    with pytest.raises(EngineError, match="no topologies of this name"):
+        storm.connect(Target("storm", "nobody"))

@@ -1,0 +1,133 @@
+"""The backends that are taken only by name: real time, slices, quotas. On real threads."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contenders import SHARES, engine, folder
+from victims import Victim, plan
+
+from sched_ctl.backends import BackendFailed, realtime, slices
+from sched_ctl.backends.quota import Quota, QuotaOptions
+from sched_ctl.backends.realtime import RealTime, RealTimeOptions
+from sched_ctl.backends.slices import SliceOptions, Slices
+from sched_ctl.backends.undo import journal as journals
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.kernel import sched
+from sched_ctl.model.topology import Thread
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
+
+needs_slices = pytest.mark.skipif(not slices.probe().can, reason="needs Linux 6.12 or newer")
+
+
+def priorities(threads: tuple[Thread, ...]) -> list[tuple[int, bool, int]]:
+    found = [sched.get_attributes(thread.tid) for thread in threads]
+    return [(one.policy, one.reset_on_fork, one.priority) for one in found]
+
+
+def test_urgency_becomes_a_real_time_priority(victim: Victim, journal: Journal) -> None:
+    assert realtime.probe().can
+    threads = victim.threads(3)
+    sched.set_nice(threads[0].tid, 4)
+    backend = RealTime(journal, RealTimeOptions(highest=9))
+    assert backend.apply(plan(threads, [1, 2, 3])).problems == ()
+    assert priorities(threads) == [(sched.RR, True, 1), (sched.RR, True, 5), (sched.RR, True, 9)]
+    assert backend.applied(threads[2]) == {"priority": 9, "policy": "SCHED_RR"}
+    born = victim.thread(int(victim.ask("from 2")))
+    assert priorities((born,)) == [(sched.OTHER, False, 0)]
+    assert backend.apply(plan(threads, [1, 2, 3])).writes == 0
+    # Nothing to say: nobody is above anybody
+    backend.apply(plan(threads, [1, 1, 1]))
+    assert {one[0] for one in priorities(threads)} == {sched.OTHER}
+    backend.apply(plan(threads, [3, 2, 1]))
+    assert backend.restore() == ()
+    assert priorities(threads) == [(sched.OTHER, False, 0)] * 3
+    assert sched.get_nice(threads[0].tid) == 4
+    sched.set_nice(threads[0].tid, 0)
+
+
+def test_real_time_is_put_back_by_the_journal(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(2)
+    RealTime(journal, RealTimeOptions(policy="fifo")).apply(plan(threads, [1, 2]))
+    assert priorities(threads)[1] == (sched.FIFO, True, 10)
+    assert journals.restore(journal) == []
+    assert priorities(threads) == [(sched.OTHER, False, 0)] * 2
+
+
+def test_a_thread_that_spins_is_no_real_time_thread(journal: Journal) -> None:
+    with engine(1, "with a collector") as (busy, calm):
+        backend = RealTime(journal, RealTimeOptions(bound=0.3))
+        try:
+            schedule = plan((busy, calm), [2, 1])
+
+            def bounded() -> bool:
+                backend.apply(schedule)
+                time.sleep(0.2)
+                return priorities((busy,))[0][0] == sched.OTHER
+
+            wait_until(bounded, 20)
+            assert backend.applied(busy)["bounded"] == "yes"
+        finally:
+            assert backend.restore() == ()
+
+
+@needs_slices
+def test_urgency_becomes_a_slice(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+    usual = sched.get_attributes(threads[0].tid).slice_ns
+    sched.set_nice(threads[0].tid, 4)
+    backend = Slices(journal, SliceOptions(short=0.1, long=10))
+    assert backend.apply(plan(threads, [1, 2, 3])).problems == ()
+    found = [sched.get_attributes(thread.tid).slice_ns / 1e6 for thread in threads]
+    assert found[0] == pytest.approx(10, rel=0.11) and found[2] == pytest.approx(0.1, rel=0.11)
+    assert found[1] == pytest.approx(1, rel=0.11)
+    assert sched.get_nice(threads[0].tid) == 4
+    assert backend.apply(plan(threads, [1, 2, 3])).writes == 0
+    born = victim.thread(int(victim.ask("from 2")))
+    assert sched.get_attributes(born.tid).slice_ns == usual
+    assert backend.restore() == ()
+    assert {sched.get_attributes(thread.tid).slice_ns for thread in threads} == {usual}
+    assert sched.get_nice(threads[0].tid) == 4
+    sched.set_nice(threads[0].tid, 0)
+
+
+@needs_slices
+def test_slices_are_put_back_by_the_journal(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(2)
+    usual = sched.get_attributes(threads[0].tid).slice_ns
+    Slices(journal).apply(plan(threads, [1, 2]))
+    assert sched.get_attributes(threads[1].tid).slice_ns < usual
+    assert journals.restore(journal) == []
+    assert {sched.get_attributes(thread.tid).slice_ns for thread in threads} == {usual}
+
+
+@pytest.mark.needs("cgroup1_cpu")
+def test_a_quota_holds_though_the_cpu_is_idle(journal: Journal) -> None:
+    with engine(4, "with a collector") as threads:
+        *operators, collector = threads
+        backend = Quota(journal, QuotaOptions(cpus=0.5, period=20))
+        with pytest.raises(BackendFailed, match="no shares"):
+            backend.apply(plan(operators, [1, 1, 1, 1]))
+        try:
+            backend.apply(plan(operators, [1, 1, 1, 1], SHARES))
+            small, large = folder(operators[0]), folder(operators[2])
+            assert [(f / "cpu.cfs_quota_us").read_text() for f in (small, large)] == [
+                "2000\n",
+                "8000\n",
+            ]
+            assert (folder(collector) / "cpu.cfs_quota_us").read_text() == "-1\n"
+            assert backend.applied(operators[2])["limit"] == 0.4
+
+            def used() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+                texts = [Path(f"/proc/{t.tid}/schedstat").read_text() for t in operators]
+                return np.array([float(text.split()[0]) / 1e9 for text in texts])
+
+            began_s, before = time.monotonic(), used()
+            wait_until(lambda: (used() - before).sum() > 0.6, 60)
+            cpus = (used() - before).sum() / (time.monotonic() - began_s)
+            assert cpus < 0.6, "two CPUs are here, half of one is theirs"
+        finally:
+            assert backend.restore() == ()

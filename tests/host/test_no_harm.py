@@ -1,0 +1,134 @@
+"""What a schedule may not cost: the share of a neighbour, and the turn of an engine's own threads.
+
+A process with four busy threads, as operators are, and one that is woken every 20 ms for 2 ms, as
+a collector is, competes for one CPU with another process, each in a session of its own. Only
+their proportions count, so whoever else uses that CPU takes from both.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from contenders import SHARES, engine, folder
+from victims import plan
+
+from sched_ctl.backends import Backend
+from sched_ctl.backends.cgroup1 import Cgroup1Nice
+from sched_ctl.backends.neighbours import autogroup_is_on
+from sched_ctl.backends.nice import Nice
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.drivers.threads import threads_of
+from sched_ctl.kernel import cgroup
+from sched_ctl.model.topology import Thread
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cgroup1_cpu")]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What threads had of the CPU (ns), and how long the collector waited a turn (ns)."""
+
+    cpu: Mapping[Thread, int]
+    wait_ns: float
+
+    def of(self, threads: Sequence[Thread]) -> int:
+        return sum(self.cpu[thread] for thread in threads)
+
+
+def schedstat(thread: Thread) -> tuple[int, int, int]:
+    text = Path(f"/proc/{thread.pid}/task/{thread.tid}/schedstat").read_text()
+    run, wait, turns = map(int, text.split())
+    return run, wait, turns
+
+
+def used(threads: Sequence[Thread], collector: Thread, ns: float) -> Use:
+    """What they use while they use so much together."""
+    before = {thread: schedstat(thread) for thread in threads}
+
+    def gained() -> dict[Thread, int]:
+        return {thread: schedstat(thread)[0] - before[thread][0] for thread in threads}
+
+    wait_until(lambda: sum(gained().values()) > ns, 60)
+    _, waited, turns = (b - a for a, b in zip(before[collector], schedstat(collector), strict=True))
+    return Use(gained(), waited / max(turns, 1))
+
+
+@pytest.mark.parametrize("kind", [Cgroup1Nice, Nice])
+@pytest.mark.parametrize("groups", [None, SHARES], ids=["order", "shares"])
+def test_neighbours_and_collectors_lose_nothing(
+    journal: Journal,
+    kind: type[Cgroup1Nice] | type[Nice],
+    groups: Mapping[str, tuple[float, tuple[int, ...]]] | None,
+) -> None:
+    if not autogroup_is_on() and kind is Nice:
+        pytest.skip("nice alone counts against the whole machine without autogroup")
+    with engine(4, "with a collector") as threads, engine(1) as others:
+        *operators, collector = threads
+        everybody = [*threads, *others]
+        backend: Backend = kind(journal)
+        schedule = plan(operators, [1, 2, 3, 4] if groups is None else [1, 1, 1, 1], groups)
+        try:
+            for _ in range(3):  # what is measured is noisy, what is promised is not
+                before = used(everybody, collector, 1e9)
+                backend.apply(schedule)
+                during = used(everybody, collector, 1e9)
+                backend.restore()
+                shares = [use.of(others) / use.of(everybody) for use in (before, during)]
+                print(f"{kind.name}: neighbour {shares}, collector", before.wait_ns, during.wait_ns)
+                if abs(shares[1] - shares[0]) < 0.03 and during.wait_ns < 1.1 * before.wait_ns:
+                    break
+            else:
+                pytest.fail("a neighbour or the collector lost")
+        finally:
+            backend.restore()
+
+
+def test_order_in_one_session_takes_no_cgroup(journal: Journal) -> None:
+    if not autogroup_is_on():
+        pytest.skip("needs autogroup")
+    with engine(2) as threads:
+        base = folder(threads[0])
+        backend = Cgroup1Nice(journal)
+        backend.apply(plan(threads, [1, 2]))
+        assert {folder(thread) for thread in threads_of(threads[0].pid)} == {base}
+        assert [os.getpriority(os.PRIO_PROCESS, t.tid) for t in threads] == [10, 0]
+        assert backend.restore() == ()
+
+
+def test_order_between_sessions_takes_whole_processes(journal: Journal) -> None:
+    """They weigh together what their sessions did, and each is put back with all its threads."""
+    with ExitStack() as running:
+        one, two = (running.enter_context(engine(2)) for _ in range(2))
+        [other] = running.enter_context(engine(1))
+        base = folder(one[0])
+        backend = Cgroup1Nice(journal)
+        backend.apply(plan((*one, *two), [1, 2, 3, 4]))
+        [inside] = {folder(t) for pid in (one[0].pid, two[0].pid) for t in threads_of(pid)}
+        assert inside.parent == base / cgroup.ROOT_NAME
+        assert int((inside.parent / "cpu.shares").read_text()) in (2048, 4096)
+        assert folder(other) == base
+        # The process that has no thread in the schedule any more is let go
+        backend.apply(plan(one, [1, 2]))
+        assert {folder(t) for t in threads_of(two[0].pid)} == {base}
+        backend.restore()
+        assert {folder(t) for t in threads_of(one[0].pid)} == {base}
+
+
+def test_shares_of_four_to_one_are_exact(journal: Journal) -> None:
+    """Within 3%, whatever the helpers beside them do."""
+    with engine(4, "with a collector") as threads:
+        *operators, collector = threads
+        backend = Cgroup1Nice(journal)
+        try:
+            backend.apply(plan(operators, [1, 1, 1, 1], SHARES))
+            used(threads, collector, 0.2e9)  # as it was before
+            use = used(threads, collector, 4e9)
+            ratio = use.of(operators[2:]) / use.of(operators[:2])
+            print(ratio)
+            assert ratio == pytest.approx(4, rel=0.03)
+        finally:
+            backend.restore()

@@ -1,0 +1,214 @@
+"""What plug-ins get wrong is their own problem, told with file and line."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fakes import FakeBackend, FakeEngine, backends
+
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller import views
+from sched_ctl.controller.engines import Engine
+from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.topology import Snapshot
+
+QUICK = Settings(
+    policy=(Section(policy="hr"),),
+    period=0.02,
+    calm_period=0,  # whatever else runs on this machine
+    poll_timeout=1,
+    discover=0.1,
+    window=0.1,
+)
+
+
+def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def both() -> None:
+        try:
+            await controller.start()
+            loop = asyncio.create_task(controller.run())
+            async with asyncio.timeout(20):
+                await script()
+            controller.stop("the script ended")
+            await loop
+        finally:
+            controller.close()
+
+    asyncio.run(both())
+
+
+def wrong_column(engine: FakeEngine) -> Snapshot:
+    right = FakeEngine.poll(engine, 1.0)
+    return replace(right, columns={**right.columns, "queue_size": np.zeros(7)})
+
+
+def text_column(engine: FakeEngine) -> Snapshot:
+    right = FakeEngine.poll(engine, 1.0)
+    return replace(right, columns={**right.columns, "queue_size": np.array(["a", "b", "c"])})
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda engine: None, "returned NoneType, not a Snapshot"),
+        (wrong_column, "'queue_size'] is (7,) for 3 operators"),
+        (text_column, "'queue_size'] is (3,) for 3 operators"),
+        (lambda engine: sys.exit("enough"), "SystemExit: enough"),
+        (lambda engine: 1 / 0, "test_boundary.py:"),
+    ],
+)
+@pytest.mark.parametrize("prompt", [False, True])
+def test_a_drivers_fault_is_one_engines_problem(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[FakeEngine], Any], said: str, prompt: bool
+) -> None:
+    bad, good, backend = FakeEngine("bad"), FakeEngine("good"), FakeBackend()
+    monkeypatch.setattr(bad, "poll", lambda timeout_s: answer(bad))
+    kinds = FakeEngine.kind(bad, good)
+    kinds = {"fake": replace(kinds["fake"], prompt=prompt)}
+    controller = Controller(QUICK, kinds, backends(backend))
+
+    async def script() -> None:
+        while len(backend.schedules) < 3:
+            await asyncio.sleep(0.01)
+        assert said in (controller.engines["fake:bad"].problem or "")
+
+    drive(controller, script)
+    assert {t.pid for t in backend.threads()} == {good.topology.operators[0].threads[0].pid}
+
+
+def short(frame: OperatorFrame) -> UrgencyForm:
+    return replace(form(len(frame)), static=np.zeros(1))
+
+
+def long(frame: OperatorFrame) -> UrgencyForm:
+    return form(len(frame) + 5)
+
+
+def leaves(frame: OperatorFrame) -> UrgencyForm:
+    sys.exit("enough")
+
+
+def nothing(frame: OperatorFrame) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("urgency", "said"),
+    [
+        (short, "static of shape (1,) for 3 operators"),
+        (long, "rank of shape (8,) for 3 operators"),
+        (leaves, "SystemExit: enough"),
+        (nothing, "returned NoneType"),
+    ],
+)
+def test_a_policys_fault_is_its_own_problem(
+    urgency: Callable[[OperatorFrame], UrgencyForm], said: str
+) -> None:
+    engine, backend = FakeEngine(queries={"a": 3, "b": 2}), FakeBackend()
+    sections = (
+        Section(name="bad", policy="hr", queries=("a",)),
+        Section(name="good", policy="hr", queries=("b",)),
+    )
+    settings = msgspec.structs.replace(QUICK, policy=sections)
+    controller = Controller(settings, FakeEngine.kind(engine), backends(backend))
+    controller.rules[0].policy = Policy("bad", urgency, frozenset(), "nothing")
+
+    async def script() -> None:
+        while len(backend.schedules) < 3:
+            await asyncio.sleep(0.01)
+        [problem] = [p for p in views.problems(controller) if "policy bad" in p]
+        assert said in problem
+        if urgency is not leaves:
+            assert "test_boundary.py:" in problem
+
+    drive(controller, script)
+    assert {s.scope for s in backend.schedules} == {"good"}
+
+
+def test_what_is_infinite_is_unknown() -> None:
+    def endless(frame: OperatorFrame) -> UrgencyForm:
+        return replace(form(len(frame)), static=np.array([1.0, np.inf, -np.inf]))
+
+    engine, backend = FakeEngine(), FakeBackend()
+    controller = Controller(QUICK, FakeEngine.kind(engine), backends(backend))
+    controller.rules[0].policy = Policy("endless", endless, frozenset(), "nothing")
+
+    async def script() -> None:
+        while not backend.schedules:
+            await asyncio.sleep(0.01)
+
+    drive(controller, script)
+    static = backend.schedules[-1].form.static
+    assert static[0] == 1.0 and np.isnan(static[1:]).all()
+
+
+def test_a_policy_that_takes_long_delays_itself_alone() -> None:
+    goes_on = threading.Event()
+
+    def slow(frame: OperatorFrame) -> UrgencyForm:
+        goes_on.wait(20)
+        return form(len(frame), static=1.0)
+
+    engine, backend = FakeEngine(queries={"a": 3, "b": 2}), FakeBackend()
+    sections = (
+        Section(name="slow", policy="hr", queries=("a",)),
+        Section(name="quick", policy="hr", queries=("b",)),
+    )
+    settings = msgspec.structs.replace(QUICK, policy=sections)
+    controller = Controller(settings, FakeEngine.kind(engine), backends(backend))
+    controller.rules[0].policy = Policy("slow", slow, frozenset(), "nothing")
+
+    async def script() -> None:
+        while sum(s.scope == "quick" for s in backend.schedules) < 10:
+            await asyncio.sleep(0.01)
+        assert not any(s.scope == "slow" for s in backend.schedules)
+        assert any("still deciding" in problem for problem in views.problems(controller))
+        goes_on.set()
+        while not any(s.scope == "slow" for s in backend.schedules):
+            await asyncio.sleep(0.01)
+
+    drive(controller, script)
+
+
+def test_an_engine_that_died_before_it_was_noted_is_no_ghost() -> None:
+    async def note() -> str | None:
+        target = Target("fake", "gone", 2**22 + 1)
+        engine = Engine(target, DriverKind("fake", lambda: [], lambda _: FakeEngine()), 1.0)
+        change = engine.check(0.0, 1.0, 1.0)
+        engine.close()
+        return change
+
+    assert asyncio.run(note()) == "its process ended"
+
+
+def test_an_engine_that_costs_too_much_is_asked_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeEngine()
+    fake.target = Target("fake", "a", uid=20001)
+
+    async def ask() -> Engine:
+        engine = Engine(fake.target, FakeEngine.kind(fake)["fake"], 1.0)
+        monkeypatch.setattr(engine, "_charge", lambda spent_s, now_s: charge(engine, now_s))
+        question = engine.ask(time.monotonic(), 1.0)
+        assert question is not None
+        await asyncio.wait_for(question, 10)
+        await asyncio.sleep(0)
+        engine.close()
+        return engine
+
+    def charge(engine: Engine, now_s: float) -> None:
+        Engine._charge(engine, 2.0, now_s)  # as if it had taken two seconds
+        assert engine.ask(now_s + 5, 1.0) is None
+        assert engine.costly is not None and "10% of a CPU" in engine.costly
+
+    assert asyncio.run(ask()).costly

@@ -1,0 +1,168 @@
+"""The page for Prometheus against Prometheus' own parser, and the dashboard against the page."""
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeEngine
+from prometheus_client.parser import text_string_to_metric_families
+
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller import bottlenecks, endpoint
+from sched_ctl.controller.loop import Controller
+from sched_ctl.errors import UserError
+from sched_ctl.telemetry.exposition import FAMILIES, MOST_OPERATORS, page
+
+DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana-dashboard.json"
+
+
+def served() -> str:
+    """The page of a controller that has an engine with strange names."""
+    engine = FakeEngine("a", {'q"\\\n{}': 3, "größe": 2})
+
+    async def look() -> str:
+        settings = Settings(policy=(Section(policy="qs"),), period=0.05)
+        controller = Controller(settings, FakeEngine.kind(engine), None)
+        try:
+            await controller.start()
+            await controller.step(controller.rules)
+            return bottlenecks.exposed(controller)
+        finally:
+            controller.close()
+
+    return asyncio.run(look())
+
+
+def test_the_page_is_what_prometheus_reads() -> None:
+    text = served()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name, family in families.items():
+        assert name.startswith("sched_ctl_") and family.documentation
+        total = "_total" if family.type == "counter" else ""
+        assert FAMILIES[name.removeprefix("sched_ctl_") + total] == (
+            family.type,
+            family.documentation,
+        )
+    queues = {
+        sample.labels["operator"]: sample.value
+        for sample in families["sched_ctl_operator_queue_tuples"].samples
+    }
+    assert queues['q"\\\n{}/op2'] == 2.0 and queues["größe/op0"] == 3.0
+    [passes] = families["sched_ctl_passes"].samples
+    assert passes.value == 1 and passes.labels == {"rule": "qs"}
+    assert len(text.splitlines()) == len(set(text.splitlines()))  # no series twice
+
+
+def test_names_of_families_follow_the_conventions() -> None:
+    for name, (kind, meaning) in FAMILIES.items():
+        assert re.fullmatch(r"[a-z][a-z_]*", name) and meaning
+        assert (kind == "counter") == name.endswith("_total")
+        assert not re.search(r"_(ms|us|percent|share)$", name), "base units"
+
+
+def test_the_dashboard_asks_for_what_the_page_has() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [str(v["query"]) for v in dashboard["templating"]["list"]]
+    asked = set(re.findall(r"sched_ctl_(\w+)", " ".join(queries)))
+    assert len(asked) > 10 and asked <= FAMILIES.keys()
+    states = set(re.findall(r'state="(\w+)"', " ".join(queries)))
+    assert states and states <= set(re.findall(r'state="(\w+)"', PAGE_WITH_SHARES))
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def operators(count: int) -> dict[str, Any]:
+    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
+    row: dict[str, Any] = dict.fromkeys(shares, 0.2)
+    row |= {"queue": 1.0, "head_age_s": float("inf"), "place": None, "verdict": "idle"}
+    return {"rows": [row | {"engine": "e", "operator": f"q/{i}"} for i in range(count)]}
+
+
+STATUS: dict[str, Any] = {
+    "uptime_s": 1.0,
+    "cpu_s": 0.1,
+    "rss_bytes": 1,
+    "problems": [],
+    "pressure": {"passes_left_out": 0, "machine": {}, "engines": {}},
+    "policies": [],
+    "engines": [],
+}
+PAGE_WITH_SHARES = page(STATUS, operators(1))
+
+
+def test_a_page_has_an_end_and_no_value_that_is_not_known() -> None:
+    text = page(STATUS, operators(MOST_OPERATORS + 5))
+    assert "sched_ctl_operators_left_out{} 5.0" in text
+    assert text.count("sched_ctl_operator_queue_tuples{") == MOST_OPERATORS
+    assert "inf" not in text and "operator_place{" not in text
+    assert list(text_string_to_metric_families(text))
+
+
+@pytest.mark.parametrize(
+    "address", ["9464", "0.0.0.0:9464", "192.168.1.1:80", "localhost:1", "127.0.0.1:0", ":1", "x"]
+)
+def test_only_this_machine_is_told(address: str) -> None:
+    with pytest.raises(UserError):
+        endpoint.parsed(address)
+    assert endpoint.parsed("[::1]:9464") == ("::1", 9464)
+
+
+def asked(request: bytes, tmp_path: Path) -> bytes:
+    """The answer to a request, from a page at a socket."""
+    path = tmp_path / "metrics.sock"
+
+    async def ask() -> bytes:
+        async with endpoint.serve(str(path), lambda: "page\n"):
+            assert path.stat().st_mode & 0o777 == 0o600
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(request)
+            answer = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            return answer
+
+    answer = asyncio.run(ask())
+    assert not path.exists()
+    return answer
+
+
+def test_the_page_comes_over_http(tmp_path: Path) -> None:
+    told = asked(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n", tmp_path)
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"version=0.0.4" in head and body == b"page\n"
+    assert asked(b"HEAD /metrics HTTP/1.1\r\n\r\n", tmp_path).endswith(b"\r\n\r\n")
+    assert b" 404 " in asked(b"GET / HTTP/1.1\r\n\r\n", tmp_path)
+    assert b" 405 " in asked(b"POST /metrics HTTP/1.1\r\n\r\n", tmp_path)
+    assert asked(b"GET /metrics" + b"x" * 100_000, tmp_path) == b""
+
+
+def test_whoever_says_nothing_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_S", 0.2)
+    path = tmp_path / "metrics.sock"
+
+    async def run(then: Callable[[], Awaitable[bytes]]) -> bytes:
+        async with endpoint.serve(str(path), lambda: "page\n"):
+            silent = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+            for peer in silent:
+                peer.setblocking(False)
+                peer.connect(str(path))
+            answer = await then()
+            for peer in silent:
+                peer.close()
+            return answer
+
+    async def ask() -> bytes:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        return answer
+
+    assert b" 200 " in asyncio.run(run(ask))

@@ -1,0 +1,90 @@
+"""The guard's judgement on synthetic series, and its phases."""
+
+import math
+
+import numpy as np
+import pytest
+
+from plans import plan
+from sched_ctl.decide.guard import Figures, Guard, figures, worse
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.policy import Level
+from sched_ctl.model.topology import Snapshot
+
+TOPOLOGY = plan({"q": ["a", "b"]})
+
+
+def test_noise_alone_is_hardly_ever_worse() -> None:
+    """Of a hundred series with a look at each new comparison, one in twenty may be mistaken."""
+    mistaken = 0
+    for seed in range(100):
+        ratios = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, 30)).tolist()
+        mistaken += any(worse(ratios[:n]) for n in range(1, 31))
+    assert mistaken <= 5
+
+
+@pytest.mark.parametrize(("ratio", "spread"), [(1.3, 0.05), (1.9, 0.2), (1.1, 0.02)])
+def test_what_is_worse_is_found_within_eight(ratio: float, spread: float) -> None:
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        ratios = ratio * np.exp(random.normal(0.0, spread, 8))
+        assert worse(ratios.tolist()), seed
+
+
+def test_a_few_comparisons_say_nothing() -> None:
+    assert not worse([9.0, 9.0, 9.0])
+    assert not worse([math.nan, math.inf, 0.0, 9.0, 9.0, 9.0])
+    assert not worse([1.03] * 8), "within the margin"
+
+
+def snapshot(time_s: float, taken: float, queue: float) -> Snapshot:
+    columns = {
+        "tuples_in": np.array([taken, taken]),
+        "queue_size": np.array([math.nan, queue]),
+    }
+    return Snapshot(TOPOLOGY, time_s, columns)
+
+
+def window(now: Snapshot, then: Snapshot | None = None) -> Window:
+    return Window(now, then, Level.PHYSICAL)
+
+
+def test_wait_is_what_waits_over_what_passes() -> None:
+    both = window(snapshot(10, 1000, 50), snapshot(5, 500, 10))
+    assert figures([both], [20, 40]) == Figures(100, 0.3)
+    assert math.isnan(figures([both], [math.nan]).wait_s)
+    assert math.isnan(figures([window(snapshot(5, 500, 10))], [10]).throughput)
+
+
+def run(guard: Guard, seconds: int, queue_ours: float, queue_own: float) -> list[tuple[int, str]]:
+    """Passes once a second; what it found, and when."""
+    found = []
+    for second in range(seconds):
+        queue = queue_own if guard.own else queue_ours
+        said = guard.look(float(second), {"e": window(snapshot(second, 100 * second, queue))})
+        if said:
+            found.append((second, said))
+    return found
+
+
+def test_phases_take_turns_and_harm_is_found() -> None:
+    guard = Guard(every_s=20, phase_s=5)
+    own = []
+    for second in range(60):
+        guard.look(float(second), {"e": window(snapshot(second, 100 * second, 10))})
+        own.append(guard.own)
+    assert 10 <= sum(own) <= 20 and not own[0]
+    assert guard.ratios["wait"] == [1, 1]
+    guard = Guard(every_s=20, phase_s=5)
+    first, said = run(guard, 140, queue_ours=300, queue_own=100)[0]
+    assert (
+        first < 110 and said == "tuples wait 3.00 times as long as by the system's own scheduling"
+    )
+    assert "wait 3.00" in guard.words
+    guard.forget()
+    assert guard.words == "nothing compared yet"
+
+
+def test_help_and_empty_queues_are_left_alone() -> None:
+    assert run(Guard(20, 5), 300, queue_ours=50, queue_own=100) == []
+    assert run(Guard(20, 5), 300, queue_ours=0.05, queue_own=0.0) == []

@@ -1,0 +1,100 @@
+"""Liebre's formats, written by hand as its classes write them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.liebre.counts import CountFile, by_prefix, open_files, taken_apart
+from sched_ctl.drivers.liebre.driver import connect
+from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.errors import EngineError, UserError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "a_b.IN.csv"
+
+
+def opened(path: Path) -> CountFile:
+    descriptor = os.open(path, os.O_RDONLY)
+    found = CountFile.of(os.getpid(), descriptor)
+    os.close(descriptor)
+    assert found is not None
+    return found
+
+
+def test_a_second_counts_when_it_is_over(file: Path) -> None:
+    file.write_text("100,5\n101,7\n102,1")
+    count = opened(file)
+    assert count.read(103.9) == 12  # the line of 102 has no end yet
+    with file.open("a") as more:
+        more.write("0\n103,4\n")
+    assert count.read(103.9) == 12
+    assert count.read(104.0) == 22
+    assert count.read(105.0) == 26
+    assert count.read(1000.0) == 26  # a stream that is idle writes nothing
+    count.close()
+
+
+def test_garbage_in_files(file: Path) -> None:
+    file.write_bytes(b"\xff\n1,2,3\nx,5\n5,-4\n5,nan\n\n7,3\n" + b"9" * 100_000 + b"\n8,1\r\n")
+    count = opened(file)
+    assert count.read(100) == 4
+    count.close()
+
+
+def test_a_long_file_is_read_from_its_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sched_ctl.drivers.liebre.counts.WHOLE_LIMIT", 10)
+    file.write_text("100,5\n101,7\n")
+    count = opened(file)
+    with file.open("a") as more:
+        more.write("102,9\n")
+    assert (count.read(200), count.whole) == (9, False)
+    count.close()
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    path = tmp_path / "a_b.OUT.csv"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR)
+    assert open_files(os.getpid()) == {("a_b", "OUT"): descriptor}
+    assert CountFile.of(os.getpid(), descriptor) is None
+    os.close(descriptor)
+    assert CountFile.of(os.getpid(), descriptor) is None
+
+
+def test_names_with_underscores() -> None:
+    names = {"source", "map_1", "map", "1_sink", "sink", "a_b", "c"}
+    found, unclear = taken_apart(
+        ["source_map_1", "map_1_sink", "a_b_c", "nobody_sink", "x", "_"], names
+    )
+    assert found == {"source_map_1": ("source", "map_1"), "a_b_c": ("a_b", "c")}
+    assert unclear == ["map_1_sink"]  # from map_1 to sink, or from map to 1_sink
+
+
+def test_names_of_series() -> None:
+    names = [
+        "my.app.a_b.IN.count",
+        "my.app.a_b.OUT.count",
+        "my.app.a_b.IN.m1_rate",
+        "my.app.a.EXEC.p99",
+        "my.app.a.RATE",
+        "a.EXEC.mean",
+        "storm.worker.x",
+        "IN.count",
+        "",
+    ]
+    found = by_prefix({name: Series() for name in names})
+    assert {prefix: set(ids) for prefix, ids in found.items()} == {
+        "my.app": {("a_b", "IN"), ("a_b", "OUT"), ("a", "EXEC"), ("a", "RATE")},
+        "": {("a", "EXEC")},
+    }
+
+
+def test_addresses() -> None:
+    with pytest.raises(UserError, match="is no address"):
+        connect(Target("liebre", "query"))
+    with pytest.raises(EngineError, match="no such process"):
+        connect(Target("liebre", "99999999"))

@@ -1,0 +1,243 @@
+"""One user's word never moves another user's threads."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from fakes import FakeBackend, FakeEngine, backends, sleeping_threads
+
+from sched_ctl.backends import Backend, Probe
+from sched_ctl.backends.in_use import Backends
+from sched_ctl.config.settings import Section, SettingError, Settings
+from sched_ctl.controller import owners, views
+from sched_ctl.controller.engines import Engine
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.owners import Owners, belonging
+from sched_ctl.decide import decision
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.flink import local
+from sched_ctl.kernel import procfs
+from sched_ctl.model.topology import Thread
+from support import wait_until
+
+QUICK = Settings(
+    policy=(Section(policy="hr"),),
+    period=0.02,
+    calm_period=0,  # whatever else runs on this machine
+    poll_timeout=1,
+    discover=0.1,
+    window=0.1,
+)
+ANN, BOB = 20001, 20002
+
+
+class Lifting(FakeBackend):
+    name: ClassVar[str] = "scx"
+    lifts: ClassVar[bool] = True
+
+
+def of(name: str, uid: int, queries: dict[str, int] | None = None) -> FakeEngine:
+    first = 10_000_000 + 100 * uid
+    threads = lambda row: (Thread(first, first + row, 1, f"op{row}"),)  # noqa: E731
+    engine = FakeEngine(name, queries, threads=threads)
+    engine.target = Target("fake", name, uid=uid)
+    return engine
+
+
+def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def both() -> None:
+        try:
+            await controller.start()
+            loop = asyncio.create_task(controller.run())
+            async with asyncio.timeout(20):
+                await script()
+            controller.stop("the script ended")
+            await loop
+        finally:
+            controller.close()
+
+    asyncio.run(both())
+
+
+def test_each_users_engines_are_ordered_among_themselves() -> None:
+    engines = [of("root", 0), of("flink", 101), of("ann", ANN), of("bob", BOB)]
+    backend = FakeBackend()
+    controller = Controller(QUICK, FakeEngine.kind(*engines), backends(backend))
+
+    async def script() -> None:
+        while len({s.scope for s in backend.schedules}) < 3:
+            await asyncio.sleep(0.01)
+        shown = {e["engine"]: e["ordered"] for e in views.engines(controller)}
+        assert "among user 20001's own alone" in shown["fake:ann"]
+        assert shown["fake:flink"] == "with all: a system user's"
+        [row] = views.explain(controller, str(of("bob", BOB).topology.operators[0].threads[0].tid))
+        assert "20002" in row["ordered"]
+
+    drive(controller, script)
+    pids = {s.scope: {t.pid for t in s.threads} for s in backend.schedules if s.threads}
+    first = {e.target.address: e.topology.operators[0].threads[0].pid for e in engines}
+    assert pids == {
+        "hr": {first["root"], first["flink"]},
+        f"hr@{ANN}": {first["ann"]},
+        f"hr@{BOB}": {first["bob"]},
+    }
+
+
+def test_users_that_are_named_are_ordered_with_all() -> None:
+    engines, backend = [of("root", 0), of("ann", ANN)], FakeBackend()
+    settings = msgspec.structs.replace(QUICK, users=(str(ANN),))
+    controller = Controller(settings, FakeEngine.kind(*engines), backends(backend))
+
+    async def script() -> None:
+        while not any(len({t.pid for t in s.threads}) == 2 for s in backend.schedules):
+            await asyncio.sleep(0.01)
+
+    drive(controller, script)
+    assert {s.scope for s in backend.schedules} == {"hr"}
+
+
+def test_a_user_whose_engine_ends_is_released() -> None:
+    ann, backend = of("ann", ANN), FakeBackend()
+    settings = msgspec.structs.replace(QUICK, stale_after=0.1)
+    controller = Controller(settings, FakeEngine.kind(of("root", 0), ann), backends(backend))
+
+    async def script() -> None:
+        while f"hr@{ANN}" not in {s.scope for s in backend.schedules}:
+            await asyncio.sleep(0.01)
+        ann.fail = "no more"
+        while backend.threads(f"hr@{ANN}"):
+            await asyncio.sleep(0.01)
+
+    drive(controller, script)
+
+
+def test_what_spoils_one_users_pass_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(scope: str, *rest: Any) -> Any:
+        if scope == f"hr@{ANN}":
+            raise ValueError("what ann's engine says")
+        return decided(scope, *rest)
+
+    decided = decision.decide
+    monkeypatch.setattr("sched_ctl.controller.rules.decide", decide)
+    backend = FakeBackend()
+    controller = Controller(
+        QUICK, FakeEngine.kind(of("root", 0), of("ann", ANN)), backends(backend)
+    )
+
+    async def script() -> None:
+        while len(backend.schedules) < 3:
+            await asyncio.sleep(0.01)
+        assert any("ann's engine" in problem for problem in views.problems(controller))
+
+    drive(controller, script)
+    assert {s.scope for s in backend.schedules} == {"hr"}
+
+
+def test_one_users_queries_do_not_choose_another_users_policy() -> None:
+    backend = Lifting()
+    settings = msgspec.structs.replace(QUICK, policy=(Section(policy="auto"),))
+    engines = FakeEngine.kind(of("root", 0), of("ann", ANN, {"a": 2, "b": 2}))
+    controller = Controller(settings, engines, backends(backend))
+
+    async def script() -> None:
+        while len(backend.schedules) < 5:
+            await asyncio.sleep(0.01)
+        assert controller.rules[0].queries == {"": 1, str(ANN): 2}
+
+    drive(controller, script)
+    assert {s.policy for s in backend.schedules if s.scope == "auto"} == {"hr"}
+
+
+def test_a_backend_that_puts_threads_first_does_so_for_the_common_ones_alone() -> None:
+    lifting, fair = Lifting(), FakeBackend()
+
+    def choose(
+        name: str, options: Mapping[str, object], failed: Collection[str] = ()
+    ) -> tuple[Backend, list[tuple[str, Probe]]]:
+        return (fair if "scx" in failed else lifting), []
+
+    engines = FakeEngine.kind(of("root", 0), of("ann", ANN))
+    controller = Controller(QUICK, engines, Backends(choose, {}))
+
+    async def script() -> None:
+        while not (lifting.schedules and fair.schedules):
+            await asyncio.sleep(0.01)
+        tid = of("ann", ANN).topology.operators[0].threads[0].tid
+        [row] = views.explain(controller, str(tid))
+        assert row["backend"] == "nice" and row["applied"] == {"nice": 3}
+
+    drive(controller, script)
+    assert {s.scope for s in lifting.schedules} == {"hr"}
+    assert {s.scope for s in fair.schedules} == {f"hr@{ANN}"}
+    assert lifting.restored == fair.restored == 1
+
+
+def test_threads_of_other_users_are_left_out() -> None:
+    engine = FakeEngine(queries={"q": 2}, threads=sleeping_threads(2))
+    whole = engine.topology
+    assert belonging(whole, os.getuid()) is whole
+    foreign = belonging(whole, ANN, lambda pid: 0)
+    assert not any(o.threads for o in foreign.operators)
+    assert "2 threads are left alone" in foreign.notes[0] and "root's" in foreign.notes[0]
+
+
+def test_nobody_names_the_first_process() -> None:
+    init = FakeEngine(queries={"q": 1}, threads=lambda _: (Thread(1, 1, 1),)).topology
+    assert not belonging(init, 0).operators[0].threads
+
+
+def test_an_engine_counts_for_threads_of_its_own_user_alone() -> None:
+    fake = FakeEngine(queries={"q": 2}, threads=sleeping_threads(2))
+    fake.target = Target("fake", "a", uid=os.getuid() + 1)
+
+    async def ask() -> Engine:
+        engine = Engine(fake.target, FakeEngine.kind(fake)["fake"], 1.0)
+        await asyncio.wait_for(engine.ask(0.0, 1.0) or asyncio.sleep(0), 10)
+        engine.close()
+        return engine
+
+    snapshot = asyncio.run(ask()).snapshot
+    assert snapshot is not None
+    assert not any(o.threads for o in snapshot.topology.operators)
+
+
+def test_a_job_manager_speaks_of_its_own_users_task_managers() -> None:
+    name = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", name], stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        wait_until(lambda: process.pid in local.task_managers())
+        assert process.pid in local.task_managers(os.getuid())
+        assert process.pid not in local.task_managers(os.getuid() + 1)
+        process.stdin.close()
+
+
+def test_a_socket_tells_whose_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert local.listening_user("127.0.0.1", port) == os.getuid()
+        assert local.listening_user("192.0.2.1", port) is None
+
+
+def test_owner_is_the_real_user() -> None:
+    assert procfs.owner(os.getpid()) == os.getuid()
+    assert procfs.owner(2**22 + 1) is None
+
+
+def test_users_have_names_and_numbers(tmp_path: Path) -> None:
+    assert Owners(["root", "20001"]).domain(ANN) == owners.COMMON
+    assert Owners().domain(ANN) == str(ANN)
+    with pytest.raises(SettingError, match="no user 'nobody-of-this-name'"):
+        Owners(["nobody-of-this-name"])
+    defs = tmp_path / "login.defs"
+    defs.write_text("# UID_MIN 5\nUID_MIN\t\t  500\nSYS_UID_MIN 101\n")
+    assert owners.first_user(defs) == 500
+    assert owners.first_user(tmp_path / "none") == 1000

@@ -1,0 +1,94 @@
+"""When passes are left out, and when not."""
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+
+from sched_ctl.config.settings import Section
+from sched_ctl.controller.pace import Pace
+from sched_ctl.controller.rules import Rule, make_policy
+from sched_ctl.controller.timers import Timer
+from sched_ctl.probes.pressure import Gauge, Level
+
+
+@dataclass
+class FakeGauge(Gauge):
+    """Pressure as the test wants it. None: no PSI."""
+
+    share: float | None = 0.0
+
+    def read(self) -> Level | None:
+        return None if self.share is None else Level("cpu", self.share, 0.0, 0.0, 0.0)
+
+    def close(self) -> None: ...
+
+
+def passes(
+    share: float | None, seconds: float, *, calm: float = 5.0, pressed: float = 0.0, **more: float
+) -> list[float]:
+    """When a rule with a period of 1 s has its passes, if it is looked at when it asks for it."""
+    gauge = FakeGauge(share)
+    pace = Pace(calm, pressed, gauge)
+    pace.watched_until_s = more.get("watched", 0.0)
+    section = Section(name="r", policy="qs", period=1.0)
+    rule = Rule(section, make_policy(section, "nice"), "nice", Timer(pace.tick_s(1.0), 0.0))
+    rule.urgent = False
+    ran = []
+    late = itertools.cycle((more.get("late", 0.0), 0.0))
+    while (now_s := rule.timer.due_s + next(late)) < seconds:
+        if now_s >= more.get("pressed_from", float("inf")):
+            gauge.share = 1.0
+        if pace.due([rule], now_s):
+            ran.append(now_s)
+            rule.timer.done(now_s)
+    assert rule.timer.missed == 0
+    return ran
+
+
+def test_without_pressure_passes_are_rare_but_do_not_end() -> None:
+    assert passes(0.0, 12) == [0, 5, 10]
+
+
+def test_the_first_look_that_finds_pressure_runs_the_pass() -> None:
+    assert passes(0.0, 12, pressed_from=7) == [0, 5, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("share", [0.05, 1.0, None, float("nan")])
+def test_with_pressure_or_without_knowing_every_pass_is_run(share: float | None) -> None:
+    assert passes(share, 4) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("calm", [0.0, 0.5, 1.0])
+def test_a_calm_period_not_above_the_period_leaves_nothing_out(calm: float) -> None:
+    assert passes(0.0, 4, calm=calm) == [0, 1, 2, 3]
+
+
+def test_pressure_makes_passes_more_frequent_if_that_is_wanted() -> None:
+    assert passes(0.5, 2, pressed=0.25) == pytest.approx([0.25 * i for i in range(8)])
+    assert passes(0.05, 4, pressed=0.25) == [0, 1, 2, 3]
+    assert passes(0.0, 12, pressed=0.25) == [0, 5, 10]
+
+
+@pytest.mark.parametrize("late", [0.002, 0.3, 0.9])
+def test_a_pass_that_came_late_does_not_cost_the_next_one(late: float) -> None:
+    """The loop was busy; its deadlines stay where they were."""
+    for calm, share in ((0.0, 0.0), (5.0, 0.5)):
+        assert len(passes(share, 10, calm=calm, late=late)) == 10
+    assert len(passes(0.0, 30, late=late)) == 6
+
+
+def test_nothing_is_left_out_while_somebody_looks() -> None:
+    assert passes(0.0, 12, watched=3.5) == [0, 1, 2, 3, 8]
+
+
+def test_what_is_urgent_never_waits() -> None:
+    pace = Pace(5.0, 0.0, FakeGauge(0.0))
+    section = Section(name="r", policy="qs", period=1.0)
+    rule = Rule(section, make_policy(section, "nice"), "nice", Timer(1.0, 0.0))
+    for now_s in (0.0, 0.1, 0.2):
+        rule.urgent = True
+        assert pace.due([rule], now_s) == [rule]
+    rule.urgent = False
+    rule.timer.done(0.2)
+    assert pace.due([rule], 1.0) == [] and pace.rested == 1

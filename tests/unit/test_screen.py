@@ -1,0 +1,109 @@
+"""What `sched-ctl top` draws, at the sizes of usual terminals."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sched_ctl.cli.screen import SORTS, View, draw
+
+
+def row(name: str, **more: Any) -> dict[str, Any]:
+    shares = dict.fromkeys(("run", "wait", "backpressured", "blocked", "idle"), 0.2)
+    return {
+        "operator": name,
+        "tid": 4711,
+        "policy": "qs",
+        "queue": 12345.0,
+        "head_age_s": 1.5,
+        "urgency": 12345.0,
+        "place": 0.5,
+        "applied": {"nice": 19, "policy": "SCHED_BATCH"},
+        "verdict": "single-thread-bound",
+        "by": None,
+        "confidence": 0.97,
+        **shares,
+        **more,
+    }
+
+
+def answer(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "policies": [{"name": "qs", "policy": "qs", "backend": "nice"}],
+        "pressure": {"cpu": {"some": 0.42}, "io": {"some": 0.0}},
+        "queries": [
+            {"engine": "lab:1", "query": "q", "verdict": "cpu-starved", "operator": "q/heavy"}
+        ],
+        "rows": list(rows),
+    }
+
+
+def lines(told: dict[str, Any], view: View, width: int, height: int) -> list[str]:
+    console = Console(width=width, height=height, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(draw(told, view, width, height))
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (40, 10)])
+def test_the_picture_fits_the_terminal(width: int, height: int) -> None:
+    many = answer(*(row(f"query-with-a-name/operator-{i}") for i in range(200)))
+    shown = lines(many, View(), width, height)
+    assert len(shown) <= height
+    assert all(len(line) <= width for line in shown)
+    assert "more below" in shown[-1]
+
+
+def test_eighty_columns_have_what_counts() -> None:
+    held = row("q/parse", verdict="backpressured", by="q/AzureInsert", applied={"nice": -20})
+    text = "\n".join(lines(answer(row("q/AzureInsert"), held), View(), 80, 24))
+    for word in ("12.3k", "1.5", "0.50", "nice 19", "nice -20", "20%", "single-thread-bound"):
+        assert word in text, word
+    for word in ("held by AzureInsert", "cpu 42%", "q is held by q/heavy: cpu-starved"):
+        assert word in text, word
+
+
+def test_names_cannot_write_to_the_terminal() -> None:
+    evil = row("q/\x1b[2J\x07[red]evil", by="q/\x1b]0;x")
+    text = "\n".join(lines(answer(evil), View(), 160, 50))
+    assert "\x1b" not in text and "\x07" not in text
+    assert "[red]evil" in text  # no markup either
+
+
+def test_keys_sort_filter_pause_and_end() -> None:
+    told = answer(
+        row("q/a", queue=1.0, wait=None), row("q/b", queue=3.0, wait=0.1), row("q/c", queue=2.0)
+    )
+    view = View(sort="queue")
+
+    def order() -> list[str]:
+        shown = lines(told, view, 80, 24)
+        return [line[:3] for line in shown if line.startswith("q/")]
+
+    assert order() == ["q/b", "q/c", "q/a"]
+    view.sort = "wait"
+    assert order() == ["q/c", "q/b", "q/a"]  # what is unknown comes last
+    for key in "/Bx\x7f\r":
+        assert view.press(key)
+    assert view.only == "B" and order() == ["q/b"]
+    assert view.press("p") and view.paused
+    assert lines(told, view, 80, 24)[0].startswith("PAUSED")
+    assert view.press("\x1b") and view.only == ""
+    seen = []
+    for _ in SORTS:
+        view.press("s")
+        seen.append(view.sort)
+    assert sorted(seen) == sorted(SORTS)
+    assert not view.press("q")
+
+
+def test_long_lists_can_be_moved_through() -> None:
+    told = answer(*(row(f"q/{i:03}") for i in range(100)))
+    view = View(sort="operator")
+    for _ in range(200):
+        view.press("j")
+        lines(told, view, 80, 24)
+    assert any("q/099" in line for line in lines(told, view, 80, 24))
+    for _ in range(200):
+        view.press("k")
+    assert any("q/000" in line for line in lines(told, view, 80, 24))

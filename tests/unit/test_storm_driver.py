@@ -1,0 +1,275 @@
+"""The Storm driver's parts, on metric lines and thread names of a Storm 2.8.3 cluster."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from sched_ctl.drivers import threadnames
+from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.drivers.storm.driver import _addresses, _once
+from sched_ctl.drivers.storm.plan import Executor, executors, plan, same
+from sched_ctl.drivers.storm.reading import Reading
+from sched_ctl.drivers.storm.series import Measure, Sampled, take_apart
+from sched_ctl.drivers.storm.workers import Worker, query_of
+from sched_ctl.model.topology import Thread
+
+TOPOLOGY = "lr-1-1795298020"
+# A topology with acking in two workers; what a worker reports of itself is left out.
+THREADS = """\
+Thread-14-__system-executor[-1, -1]
+Thread-15-source-executor[8, 8]
+Thread-16-last_average_speed-executor[6, 6]
+Thread-18-average_speed-executor[2, 2]
+Thread-19-toll_pos-executor[13, 13]
+Thread-20-toll_las-executor[10, 11]
+Worker-Transfer
+Thread-15-toll_las-executor[12, 12]
+Thread-16-sink-executor[7, 7]
+Thread-17-dispatcher-executor[5, 5]
+Thread-18-average_speed-executor[3, 3]
+Thread-19-__acker-executor[1, 1]
+flush-tuple-timer"""
+# Without their time, and what the names begin with.
+LINES = """\
+source.8.6701-receive-queue-population 0
+source.default.8.6701-__emit-count-default.count 2000
+source.__ack_init.8.6701-__emit-count-__ack_init.count 2000
+source.default.8.6701-__emit-count-default.m1_rate 25.33
+dispatcher.5.6700-receive-queue-population 3
+dispatcher.5.6700-receive-queue-overflow 4
+dispatcher.default.5.6700-__execute-count-source:default.count 1980
+dispatcher.__ack_ack.5.6700-__emit-count-__ack_ack.count 1980
+dispatcher.default.5.6700-__emit-count-default.count 1500
+dispatcher.late.5.6700-__emit-count-late.count 500
+average_speed.default.3.6700-__execute-count-dispatcher:default.count 900
+average_speed.default.2.6701-__execute-count-dispatcher:default.count 600
+average_speed.2.6701-receive-queue-population 11
+toll_pos.default.13.6701-__execute-count-dispatcher:late.count 500
+toll_las.default.10.6701-__execute-count-last_average_speed:default.count 300
+toll_las.default.11.6701-__execute-count-last_average_speed:default.count 300
+toll_las.10.6701-receive-queue-population 7
+toll_las.11.6701-receive-queue-population 7
+__acker.__ack_ack.1.6700-__execute-count-sink:__ack_ack.count 20
+sink.default.7.6700-__execute-count-toll_cv:default.count 5
+sink.default.7.6700-__execute-count-__system:__tick.count 5
+storm.topology.lr-1-1795298020.localhost.__system.-1.6700-memory.heap.used 5
+storm.worker.lr-2-1795298021.localhost.sink.default.7.6700-__execute-count-x:default.count 5"""
+
+
+def running() -> list[Executor]:
+    names = {}
+    for tid, name in enumerate(THREADS.splitlines()):
+        said = threadnames.read("storm", name)
+        assert said is not None
+        names[Thread(1, tid, 0, name)] = said
+    return executors(names)
+
+
+def reported(lines: str = LINES) -> dict[str, Series]:
+    found = {}
+    for line in lines.splitlines():
+        name, value = line.split()
+        if not name.startswith("storm."):
+            name = f"storm.worker.{TOPOLOGY}.localhost.{name}"
+        found[name] = Series()
+        found[name].take(float(value), 100.0)
+    return found
+
+
+def test_the_users_executors_are_operators() -> None:
+    assert [(e.component, e.first, e.last) for e in running()] == [
+        ("source", 8, 8),
+        ("last_average_speed", 6, 6),
+        ("average_speed", 2, 2),
+        ("toll_pos", 13, 13),
+        ("toll_las", 10, 11),
+        ("toll_las", 12, 12),
+        ("sink", 7, 7),
+        ("dispatcher", 5, 5),
+        ("average_speed", 3, 3),
+    ]
+
+
+def test_names_of_series() -> None:
+    measures = take_apart(TOPOLOGY, reported())
+    found = {(m.what, m.task, m.source, m.stream) for m in measures}
+    assert ("emit", 8, "", "default") in found
+    assert ("execute", 5, "source", "default") in found
+    assert ("receive-queue-overflow", 5, "", "") in found
+    # Neither Storm's own streams and components, nor other topologies, nor rates.
+    assert not any("__" in m.source or "__" in m.stream for m in measures)
+    assert len(measures) == 16
+
+
+def test_dots_become_underscores() -> None:
+    text = "storm.worker.t-1-1.h_x.my_bolt.a_b.4.6700-__execute-count-my.spout:a.b.count 20"
+    (measure,) = take_apart("t-1-1", reported(text))
+    assert (measure.task, measure.source, measure.stream) == (4, "my_spout", "a_b")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "h.c.x.6700-__emit-count-s.count", "h.c.5.6700-__emit-count-.count", "h.c.5"]
+)
+def test_odd_names_are_nothing(name: str) -> None:
+    assert take_apart("t-1-1", reported(f"storm.worker.t-1-1.{name} 1")) == []
+
+
+def test_edges_follow_from_the_names() -> None:
+    made = plan("lr", running(), take_apart(TOPOLOGY, reported()))
+    names = [operator.name for operator in made.operators]
+    assert "average_speed[2-2]" in names and "toll_las[10-11]" in names and "sink" in names
+    edges = {(names[e.source], names[e.target]): e.share for e in made.edges}
+    assert edges == {
+        ("source", "dispatcher"): 1,
+        # 1500 of 2000 went to this stream, and 600 of 1500 of them to this executor.
+        ("dispatcher", "average_speed[2-2]"): pytest.approx(0.75 * 0.4),
+        ("dispatcher", "average_speed[3-3]"): pytest.approx(0.75 * 0.6),
+        ("dispatcher", "toll_pos"): 0.25,
+        # The third task has not been sent anything.
+        ("last_average_speed", "toll_las[10-11]"): 1,
+        ("last_average_speed", "toll_las[12-12]"): pytest.approx(1e-6),
+    }
+    of = [operator.name for operator in made.logical]
+    logical = {(of[e.source], of[e.target]): e.share for e in made.logical_edges}
+    assert logical["dispatcher", "average_speed"] == 0.75
+    assert made.away == ("toll_cv",)
+    replicas = [o for o in made.operators if o.logical == ("toll_las",)]
+    assert [(o.replica, o.replicas) for o in replicas] == [(0, 2), (1, 2)]
+
+
+def test_a_plan_has_bounds() -> None:
+    """Names of threads and of metrics that would make billions of edges, and of tasks."""
+    names = {}
+    for tid in range(2000):
+        name = f"Thread-1-{'ab'[tid % 2]}-executor[{100 * tid}, {100 * tid + 99}]"
+        said = threadnames.read("storm", name)
+        assert said is not None
+        names[Thread(1, tid, 0, name)] = said
+    many = executors(names)
+    assert sum(len(executor.tasks) for executor in many) <= 20_000
+    thin = [Executor("ab"[i % 2], i, i, Thread(1, i, 0, "")) for i in range(2000)]
+    series = Series()
+    series.take(20, 1.0)
+    measures = [Measure("execute", 1, series, f"s{i}", "a") for i in range(20_000)]
+    begin = time.process_time()
+    made = plan("q", thin, measures)
+    assert made.cut
+    assert len(made.edges) <= 100_000
+    assert time.process_time() - begin < 10
+
+
+def test_a_plan_is_the_same_while_counts_only_grow() -> None:
+    series = reported()
+    measures = take_apart(TOPOLOGY, series)
+    before = plan("lr", running(), measures)
+    for one in series.values():
+        one.take(one.value * 3 + 20, 101.0)
+    assert same(before, plan("lr", running(), measures))
+    late = next(m for m in measures if (m.what, m.stream) == ("emit", "late"))
+    late.series.take(60_000, 102.0)
+    assert not same(before, plan("lr", running(), measures))
+
+
+def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.5)
+    executors_here = running()
+    made = Reading(executors_here, take_apart(TOPOLOGY, reported()))
+    columns = made.columns()
+    row = {(e.component, e.first): place for place, e in enumerate(executors_here)}
+    queue, taken, given = (columns[n] for n in ("queue_size", "tuples_in", "tuples_out"))
+    assert queue[row["dispatcher", 5]] == 7  # with what other workers sent beyond its queue
+    assert queue[row["toll_las", 10]] == 7  # not 14: two tasks, one queue
+    assert math.isnan(queue[row["sink", 7]])
+    assert taken[row["toll_las", 10]] == 600
+    assert given[row["dispatcher", 5]] == 2000
+    assert math.isnan(taken[row["source", 8]])  # the window takes what it emitted
+    assert made.step == 5
+    # Long after the last report a queue's length is not known any more, counts stay.
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
+    later = made.columns()
+    assert np.isnan(later["queue_size"]).all()
+    assert later["tuples_in"][row["toll_las", 10]] == 600
+
+
+@pytest.mark.parametrize("value", [math.nan, -5.0, 1e300])
+def test_hostile_values(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.5)
+    series = reported()
+    for one in series.values():
+        one.take(value, 100.0)
+    measures = take_apart(TOPOLOGY, series)
+    made = plan("lr", running(), measures)
+    assert all(0 < edge.share <= 1 for edge in made.edges)
+    columns = Reading(running(), measures).columns()
+    assert all(((c >= 0) | np.isnan(c)).all() for c in columns.values())
+
+
+def test_sampled_counts_become_smooth() -> None:
+    """50 tuples a second, of which one in 20 counts 20, reported each second and read ten times."""
+    random = np.random.default_rng(1)
+    smooth = Sampled(1)
+    step = np.array([19.0])
+    errors, raw, values = [], [], []
+    moments = 20 * np.arange(500) + random.integers(0, 20, 500)  # tuples that are sampled
+    for tick in range(1200):
+        now = tick / 10
+        truth = 50 * now
+        reported_at = math.floor(now)
+        count = 20.0 * (moments < 50 * reported_at).sum()
+        (value,) = smooth.update(now, np.array([count]), np.array([float(reported_at)]), step)
+        values.append(value)
+        if tick > 200:
+            errors.append(value - truth)
+            raw.append(count - truth)
+    assert (np.diff(values) >= 0).all()
+    assert np.abs(errors).max() < 60
+    assert np.sqrt(np.mean(np.square(errors))) < 0.5 * np.sqrt(np.mean(np.square(raw)))
+    # The rate over a second: what windows are made of.
+    rates = np.array(values[210:]) - np.array(values[200:-10])
+    assert rates.std() < 10
+    assert rates.mean() == pytest.approx(50, rel=0.02)
+
+
+def test_exact_counts_stay_exact() -> None:
+    smooth = Sampled(2)
+    none = np.zeros(2)
+    for now, count in ((0.0, 10.0), (1.0, 17.0), (2.0, 17.0), (3.0, 40.0)):
+        value = smooth.update(now, np.array([count, np.nan]), np.array([now, -np.inf]), none)
+        assert value[0] == count
+        assert math.isnan(value[1])
+
+
+def test_a_worker_that_was_started_again_counts_from_nothing() -> None:
+    smooth = Sampled(1)
+    step = np.array([19.0])
+    for now in range(10):
+        smooth.update(float(now), np.array([1000.0 * now]), np.array([float(now)]), step)
+    assert smooth.update(10.0, np.array([40.0]), np.array([10.0]), step)[0] == 40
+
+
+def worker(pid: int, uid: int, topology: str) -> Worker:
+    return Worker(pid, pid, "storm", topology=topology, uid=uid)
+
+
+def test_nobody_takes_over_anothers_topology() -> None:
+    theirs = [worker(10, 100, "etl-1-5"), worker(12, 100, "etl-1-5"), worker(13, 7, "lr-1-5")]
+    found = _addresses([worker(11, 666, "etl-1-5"), *theirs])
+    assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 10, "lr-1-5": 13, "etl-1-5@666": 11}
+
+
+def test_a_task_in_two_workers_is_nobodys() -> None:
+    def executor(first: int, last: int, pid: int) -> Executor:
+        return Executor("c", first, last, Thread(pid, first, 0, "n"))
+
+    kept = _once([executor(1, 2, 5), executor(2, 3, 6), executor(4, 4, 6)])
+    assert [e.first for e in kept] == [4]
+
+
+def test_queries_are_called_as_the_user_did() -> None:
+    assert query_of("my-topology-12-1795298020") == "my-topology"
+
+
+def test_measures_count_only_what_can_be_counted() -> None:
+    assert [Measure("emit", 1, one).count for one in (Series(),)] == [0.0]

@@ -1,0 +1,197 @@
+"""Verdicts from made-up shares of time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from plans import array, frame, plan
+from sched_ctl.decide.starved import only_starved
+from sched_ctl.metrics.catalogue import evaluate, resolve
+from sched_ctl.metrics.verdicts import Assessment, Verdict, assess, codes, of_query, worst
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.normalise import positions
+from sched_ctl.model.policy import Level
+from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
+from sched_ctl.plugins import registry
+
+CHAIN = plan({"q": ["a", "b", "c"]})
+S = 4.0  # length of the windows
+REST = (0.01, 0.0, 0.98, 0.0, 50.0)  # run, wait, idle, backpressured, tuples a second
+Shares = tuple[float | None, float | None, float | None, float | None, float | None]
+
+
+def window(*rows: Shares, topology: Topology = CHAIN, seconds: float = S, **now: object) -> Window:
+    """Of operators that spent such shares of the time; None: nobody tells."""
+    names = ("thread_cpu_time", "run_delay", "idle_time", "backpressured_time", "tuples_in")
+    columns = {
+        name: [row[i] for row in rows]
+        for i, name in enumerate(names)
+        if any(row[i] is not None for row in rows)
+    }
+
+    def at(time_s: float) -> Snapshot:
+        made = {
+            name: array(*(np.nan if share is None else 100.0 + share * time_s for share in shares))
+            for name, shares in columns.items()
+        }
+        return Snapshot(topology, time_s, made | {k: array(*v) for k, v in now.items()})  # type: ignore[misc]
+
+    return Window(at(10.0 + seconds), at(10.0))
+
+
+def judged(*rows: Shares, **more: object) -> list[str]:
+    found = assess(window(*rows, **more))  # type: ignore[arg-type]
+    return [Verdict(code).word for code in found.verdict]
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ((0.0, 0.0, 1.0, 0.0, 0.0), "idle"),
+        ((0.0, 0.0, 1.0, 0.0, 5.0), "input-bound"),
+        ((0.60, 0.05, 0.33, 0.0, 600.0), "input-bound"),
+        ((0.10, 0.40, 0.50, 0.0, 100.0), "cpu-starved"),
+        ((0.50, 0.48, 0.01, 0.0, 500.0), "cpu-starved"),
+        ((0.97, 0.02, 0.01, 0.0, 970.0), "single-thread-bound"),
+        ((0.85, 0.14, 0.00, 0.0, 850.0), "single-thread-bound"),
+        ((0.05, 0.02, 0.10, 0.0, 50.0), "io-bound"),
+        ((0.05, 0.02, 0.50, 0.0, 50.0), "io-bound"),
+        ((0.05, 0.02, 0.03, 0.9, 50.0), "backpressured"),
+        ((0.30, 0.15, 0.15, 0.4, 300.0), "backpressured"),
+        ((None, None, None, None, 300.0), "unknown"),
+        # Woken, and waiting for a CPU, it is still idle in its engine's books.
+        ((0.20, 0.50, 0.80, 0.0, 100.0), "cpu-starved"),
+        ((0.00, 0.50, 1.00, 0.0, 0.0), "cpu-starved"),
+    ],
+)
+def test_a_share_of_the_time_decides(row: Shares, word: str) -> None:
+    assert judged(REST, row, REST) == ["input-bound", word, "input-bound"]
+
+
+def test_shares_add_up_to_one() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        rows = [tuple(rng.uniform(0, 1.2, 5)) for _ in range(3)]
+        found = assess(window(*rows))
+        total = found.run + found.wait + found.idle + found.backpressured + found.blocked
+        np.testing.assert_allclose(total, 1.0, atol=1e-9)
+        assert ((found.confidence >= 0) & (found.confidence <= 1)).all()
+
+
+def test_the_end_of_a_line_of_backpressured_operators_holds_them_all() -> None:
+    full = (0.05, 0.0, 0.05, 0.9, 50.0)
+    heavy = (0.98, 0.01, 0.01, 0.0, 50.0)
+    topology = plan({"q": ["a", "b", "heavy", "light", "end"]}, [(0, 1), (1, 2), (1, 3), (2, 4)])
+    found = assess(window(full, full, heavy, REST, REST, topology=topology))
+    assert found.limit.tolist() == [2, 2, -1, -1, -1]
+    assert of_query(found, np.arange(5)) == 2
+    assert of_query(found, np.array([3, 4])) in (3, 4)
+    assert Verdict(found.verdict[2]) is Verdict.SINGLE_THREAD_BOUND
+
+
+def test_a_query_is_held_by_the_operator_that_holds_most_others() -> None:
+    topology = plan({"q": ["a", "b", "heavy", "starved"]}, [(0, 1), (1, 2), (0, 3)])
+    full = (0.05, 0.0, 0.05, 0.9, 50.0)
+    rows = [full, full, (0.90, 0.05, 0.05, 0.0, 9.0), (0.02, 0.92, 0.06, 0.0, 9.0)]
+    found = assess(window(*rows, topology=topology))
+    assert Verdict(found.verdict[3]) is Verdict.CPU_STARVED
+    assert of_query(found, np.arange(4)) == 2  # though the other one waits for longer
+
+
+def test_time_asleep_is_told_from_queues_where_the_engine_tells_nothing() -> None:
+    """As engines do that report counters and queues only."""
+
+    def row(run: float, wait: float = 0.0) -> Shares:
+        return (run, wait, None, None, 100.0)
+
+    short = judged(row(0.2), row(0.2), row(0.2), queue_size=(5.0, 0.0, 0.0))
+    assert short == ["io-bound", *["input-bound"] * 2]
+    found = assess(window(row(0.2), row(0.98), row(0.2), queue_size=(5.0, 900.0, 0.0)))
+    words = [Verdict(code).word for code in found.verdict]
+    assert words == ["backpressured", "single-thread-bound", "input-bound"]
+    assert found.limit.tolist() == [1, -1, -1]
+    assert (found.confidence < 0.7).all()
+    nothing_known = judged(row(0.2), row(0.98), row(0.3, 0.3))
+    assert nothing_known == ["unknown", "single-thread-bound", "cpu-starved"]
+
+
+def test_waiting_for_memory_is_told_by_the_kernel_or_by_pressure() -> None:
+    asleep = (0.05, 0.0, 0.05, 0.0, 50.0)
+    found = assess(window(asleep, REST, REST), memory_pressure=0.6)
+    assert [Verdict(c).word for c in found.verdict] == ["memory-bound", *["input-bound"] * 2]
+    found = assess(window(asleep, REST, REST), memory_pressure=0.05)
+    assert Verdict(found.verdict[0]) is Verdict.IO_BOUND
+    told = window(asleep, REST, REST)
+    assert told.base is not None
+    for delay, word in ((3.0, "memory-bound"), (0.1, "io-bound")):
+        now, before = (
+            Snapshot(CHAIN, old.time_s, {**old.columns, "memory_delay": array(delayed, 0, 0)})
+            for old, delayed in ((told.now, delay), (told.base, 0.0))
+        )
+        found = assess(Window(now, before), memory_pressure=1.0)  # of others, then
+        assert Verdict(found.verdict[0]).word == word
+
+
+def test_a_single_snapshot_or_a_blink_says_nothing() -> None:
+    rows: Sequence[Shares] = [(0.97, 0.02, 0.01, 0.0, 970.0)] * 3
+    assert judged(*rows, seconds=0.1) == ["unknown"] * 3
+    now = window(*rows).now
+    found = assess(Window(now))
+    assert found.verdict.tolist() == [0] * 3 and (found.confidence == 0).all()
+
+
+def test_an_engine_without_operators() -> None:
+    found = assess(window(topology=plan({})))
+    assert len(found.verdict) == 0
+
+
+def replicated() -> Topology:
+    """One logical operator after a source, run by two replicas."""
+    threads = [(Thread(1, tid, 7),) for tid in range(3)]
+    operators = (
+        PhysicalOperator("q", "src", ("src",), threads=threads[0]),
+        PhysicalOperator("q", "map (1/2)", ("map",), 0, 2, threads[1]),
+        PhysicalOperator("q", "map (2/2)", ("map",), 1, 2, threads[2]),
+    )
+    logical = (LogicalOperator("q", "src"), LogicalOperator("q", "map"))
+    return Topology("e", operators, (), logical, ())
+
+
+def test_the_replica_that_is_held_most_speaks_for_all() -> None:
+    rows = [REST, REST, (0.97, 0.02, 0.01, 0.0, 970.0)]
+    made = window(*rows, topology=replicated())
+    found = assess(made)
+    assert worst(found, np.array([1, 2])) == 2
+    logical = Window(made.now, made.then, Level.LOGICAL)
+    assert codes(logical).tolist() == [Verdict.INPUT_BOUND, Verdict.SINGLE_THREAD_BOUND]
+
+
+def test_verdicts_are_a_metric() -> None:
+    made = window(REST, (0.1, 0.4, 0.5, 0.0, 100.0), REST)
+    resolution = resolve({"verdict"}, made.now.columns, policy="p", engine="e")
+    assert evaluate(resolution, made)["verdict"].tolist() == [2, 3, 2]
+    assert isinstance(assess(made), Assessment)
+
+
+def test_only_starved_takes_boosts_from_those_that_would_not_use_them() -> None:
+    topology = plan({"q": ["a", "b", "c", "d"]})
+    columns = frame(
+        topology,
+        queue_size=(900.0, 5.0, 7.0, 6.0),
+        verdict=(Verdict.IO_BOUND, Verdict.CPU_STARVED, Verdict.INPUT_BOUND, Verdict.IDLE),
+    )
+    plain = registry.policy("qs")
+    chosen = only_starved(plain)
+    assert chosen.needs == plain.needs | {"verdict"}
+    form = chosen.urgency(columns)
+    assert form.at(np.zeros(4), columns["queue_size"]).tolist() == [6.0, 5.0, 7.0, 6.0]
+    # The long queue no longer takes up the range: the others are apart as far as can be.
+    places = positions(form, np.zeros(4), columns["queue_size"], chosen.spacing)
+    np.testing.assert_allclose(places, [0.5, 0.0, 1.0, 0.5])
+
+
+def test_only_starved_leaves_all_as_it_is_where_nobody_would_use_a_better_place() -> None:
+    columns = frame(CHAIN, queue_size=(9.0, 5.0, 7.0), verdict=(Verdict.BACKPRESSURED,) * 3)
+    form = only_starved(registry.policy("qs")).urgency(columns)
+    assert form.at(np.zeros(3), columns["queue_size"]).tolist() == [9.0, 5.0, 7.0]

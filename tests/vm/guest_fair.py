@@ -1,0 +1,206 @@
+"""Operators beside others on one CPU, with exact time: nobody is worse off than under the OS.
+
+And inside the engine: who interrupts whom, and what a thread's age is.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from operators import adopt, busy, shares, start
+from vm.inside import look_until
+from vm.machine import above_all
+
+from sched_ctl.kernel import schedext
+from sched_ctl.kernel.scheduler import Scheduler
+
+KERNELS = ("6.18", "7.3")
+CPUS = 1
+ICOUNT = True
+ICOUNT_SHIFT = 1
+TIMEOUT_S = 120
+
+LEAD_US = 300_000_000  # more than any age here
+WAKES = 1 << 12
+
+schedext.kernel_types()  # read once, before the checks are forked
+
+
+@contextlib.contextmanager
+def napping(
+    work_s: float = 0.0003, nap_s: float = 0.01
+) -> Iterator[tuple[int, Callable[[], float]]]:
+    """A process that sleeps and works by turns, and how late it wakes up, mean, s."""
+    memory = mmap.mmap(-1, 8 * WAKES)
+    seen = np.frombuffer(memory, dtype=np.float64)
+    pid = os.fork()
+    while pid == 0:
+        due = time.monotonic() + nap_s
+        time.sleep(nap_s)
+        at = int(seen[0])
+        seen[1 + at % (WAKES - 1)] = time.monotonic() - due
+        seen[0] = at + 1
+        until = time.thread_time() + work_s
+        while time.thread_time() < until:
+            pass
+
+    def late_s() -> float:
+        time.sleep(0.3)
+        first = int(seen[0])
+        time.sleep(2)
+        numbers = np.arange(first, int(seen[0])) % (WAKES - 1) + 1
+        assert len(numbers) > 1  # or it is not run at all
+        return float(seen[numbers].mean())
+
+    try:
+        yield pid, late_s
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def as_queries(scheduler: Scheduler, leads: Sequence[int], queries: Sequence[int]) -> None:
+    """Slots from 1 on: a place in the order, and whose work it is."""
+    slots = scheduler.slots[1 : len(leads) + 1]
+    slots["lead_us"], slots["query"], slots["depth"] = np.array(leads) * LEAD_US, queries, 1
+
+
+def about(wanted: float) -> Callable[[list[float]], bool]:
+    """Whether the last of the shares is that, within 5%."""
+    return lambda found: abs(found[3] / wanted - 1) < 0.05
+
+
+def check_a_neighbour_keeps_its_share() -> None:
+    """Beside three operators, one of them above all, a process has a fourth; less if it is nice."""
+    with Scheduler(full=True) as scheduler, busy(4) as pids:
+        as_queries(scheduler, [3, 0, 0], [1, 2, 3])
+        adopt(scheduler, pids[:3])
+        scheduler.attach()
+        above_all()
+        look_until(lambda: shares(pids, 3), lambda found: abs(found[3] / 0.25 - 1) < 0.05)
+        for nice, weight in ((5, 335), (-5, 3121)):
+            os.setpriority(os.PRIO_PROCESS, pids[3], nice)
+            wanted = weight / (3 * 1024 + weight)
+            look_until(lambda: shares(pids, 3), about(wanted))
+        assert scheduler.exit() is None
+
+
+def check_an_engine_in_a_cgroup_has_its_weight() -> None:
+    """Three operators in a cgroup of weight 100 and a process in one of 200 have 1:2."""
+    root = Path("/sys/fs/cgroup")
+    (root / "cgroup.subtree_control").write_text("+cpu")
+    folders = {root / "engine": "100", root / "neighbour": "200"}
+    with busy(4) as pids, Scheduler(full=True, cgroups=True) as scheduler:
+        above_all()
+        for (folder, weight), members in zip(folders.items(), (pids[:3], pids[3:]), strict=True):
+            folder.mkdir()
+            (folder / "cpu.weight").write_text(weight)
+            for pid in members:
+                (folder / "cgroup.procs").write_text(str(pid))
+        as_queries(scheduler, [3, 0, 0], [1, 2, 3])
+        adopt(scheduler, pids[:3])
+        scheduler.attach()
+        look_until(lambda: shares(pids, 3), lambda found: abs(found[3] / (2 / 3) - 1) < 0.05)
+        assert scheduler.exit() is None
+        for pid in pids:
+            (root / "cgroup.procs").write_text(str(pid))
+        for folder in folders:
+            folder.rmdir()
+        (root / "cgroup.subtree_control").write_text("-cpu")
+
+
+def check_operators_first_by_request() -> None:
+    """With precedence for operators others have the guarantee, and no more."""
+    with Scheduler(full=True, tunables={"operators_first": True}) as scheduler, busy(3) as pids:
+        adopt(scheduler, pids[:2])
+        scheduler.attach()
+        above_all()
+        look_until(lambda: shares(pids, 3), lambda found: 0.04 < found[2] < 0.08)
+
+
+def check_a_neighbour_wakes_up_in_time() -> None:
+    """As soon as under the OS, however many operators want the CPU."""
+    with Scheduler(full=True) as scheduler, busy(3) as pids, napping() as (_, late_s):
+        above_all()
+        usual_s = late_s()
+        as_queries(scheduler, [2, 1, 0], [1, 2, 3])
+        adopt(scheduler, pids)
+        scheduler.attach()
+        mine_s = late_s()
+        print(
+            f"late by {usual_s * 1e3:.3f} ms under the OS, {mine_s * 1e3:.3f} ms", scheduler.stats()
+        )
+        assert mine_s <= 1.05 * usual_s + 0.0001
+
+
+def check_an_operator_wakes_up_in_time_beside_a_hog() -> None:
+    """One that sleeps most of the time interrupts others as the OS would let it."""
+    with Scheduler(full=True) as scheduler, busy(1), napping() as (pid, late_s):
+        above_all()
+        usual_s = late_s()
+        as_queries(scheduler, [1], [1])
+        adopt(scheduler, [pid])
+        scheduler.attach()
+        mine_s = late_s()
+        print(
+            f"late by {usual_s * 1e3:.3f} ms under the OS, {mine_s * 1e3:.3f} ms", scheduler.stats()
+        )
+        assert mine_s <= 1.05 * usual_s + 0.0001
+
+
+def check_who_interrupts_whom() -> None:
+    """The more urgent of another query does, soon; the less urgent, or of the same, does not."""
+    cases = {
+        "more urgent": (1, 2, True),
+        "less urgent": (-1, 2, False),
+        "the same query": (1, 1, False),
+    }
+    for name, (lead, query, soon) in cases.items():
+        with Scheduler(full=True) as scheduler, busy(2) as pids, napping() as (pid, late_s):
+            above_all()
+            as_queries(scheduler, [1, 1, 1 + lead], [1, 1, query])
+            adopt(scheduler, [*pids, pid])
+            scheduler.attach()
+            late = late_s()
+            print(f"{name}: {late * 1e3:.2f} ms,", scheduler.stats())
+            assert (late < 0.001) is soon, (name, late)
+
+
+def check_ages_do_not_grow_under_back_pressure() -> None:
+    """A pipe that is always full: neither who fills it nor who empties it looks ever older."""
+    reader, writer = os.pipe()
+    burn = 20_000
+
+    def work(count: int) -> None:
+        for _ in range(count):
+            pass
+
+    def fill() -> None:
+        os.write(writer, bytes(4096))
+
+    def empty() -> None:
+        os.read(reader, 4096)
+        work(burn)
+
+    with Scheduler(full=True) as scheduler, start(1, fill) as up, start(1, empty) as down:
+        above_all()
+        slots = scheduler.slots[1:3]
+        slots["query"], slots["depth"] = 1, (1, 2)
+        scheduler.attach()
+        adopt(scheduler, [*up, *down])
+        time.sleep(5)
+        now_ns = scheduler.now_ns()
+        ages_ms = (now_ns - scheduler.threads["origin_ns"][1:3].astype(np.int64)) * 1e-6
+        print("ages", ages_ms, scheduler.stats())
+        assert ages_ms.max() < 1000
+        # What the driver knows of the head bounds it, as time passes.
+        scheduler.heads[1:3] = time.monotonic_ns() - 5_000_000
+        time.sleep(0.1)
+        now_ns = scheduler.now_ns()
+        ages_ms = (now_ns - scheduler.threads["origin_ns"][1:3].astype(np.int64)) * 1e-6
+        assert ages_ms.max() < 200, ages_ms
