@@ -2,9 +2,10 @@
 
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
-from setuptools import Distribution, setup
+from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -48,4 +49,19 @@ class AnyPython(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
-setup(distclass=Binary, cmdclass={"build_py": BuildWithMake, "bdist_wheel": AnyPython})
+def packages() -> list[str]:
+    """The packages below each folder that pyproject.toml maps to one."""
+    with (HERE / "pyproject.toml").open("rb") as file:
+        folders = tomllib.load(file)["tool"]["setuptools"]["package-dir"]
+    return [
+        name
+        for package, folder in folders.items()
+        for name in (package, *(f"{package}.{below}" for below in find_packages(HERE / folder)))
+    ]
+
+
+setup(
+    packages=packages(),
+    distclass=Binary,
+    cmdclass={"build_py": BuildWithMake, "bdist_wheel": AnyPython},
+)

@@ -21,6 +21,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -198,6 +199,11 @@ class Guest:
                 ticks += int(stat[11]) + int(stat[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def pause(self, *, paused: bool) -> None:
+        """Stop the emulator, or let it go on. With exact time the guest does not notice."""
+        if self._qemu.poll() is None:
+            self._qemu.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
     def _read_result(self) -> None:
         try:
             text = os.read(self._result, 4096).decode(errors="replace")
@@ -292,7 +298,8 @@ def _write_job(
     (folder / "command").write_text("\n".join(lines) + "\n")
     (folder / "writable").write_text("\n".join(WRITABLE) + "\n")
     mounts = []
-    show = (*options.show, *options.write, cwd, HERE)
+    # The virtual environment may lie elsewhere than the code that it runs.
+    show = (*options.show, *options.write, cwd, HERE, Path(sys.prefix))
     writable = {path.resolve() for path in options.write}
     for path in dict.fromkeys(path.resolve() for path in show):
         if path not in writable and not _below(path, WRITABLE):
