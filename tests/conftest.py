@@ -1,4 +1,8 @@
-"""What all tests share: skips named by the missing capability, and their count at the end."""
+"""What all tests share: skips named by the missing capability, and their count at the end.
+
+A test that fails is tried once more; checks in guests have a rule of their own (`vm.conftest`). The
+summary shows what was seen at first, and the run fails if more than `FLAKY` tests needed this.
+"""
 
 import os
 import shutil
@@ -32,6 +36,7 @@ CAPABILITIES = {
     "qemu": shutil.which("qemu-system-x86_64") is not None,
 }
 ORDER = ("host", "engine", "spark", "vm")  # fast tests first
+FLAKY = 3
 
 
 ROOT = Path(__file__).parents[1]
@@ -71,13 +76,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=cost)
     for item in items:
+        if isinstance(item, pytest.Function):
+            item.add_marker(pytest.mark.flaky(reruns=1))
         for mark in item.iter_markers("needs"):
             for capability in mark.args:
                 if not CAPABILITIES[capability]:
                     item.add_marker(pytest.mark.skip(reason=f"needs {capability}"))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if len(flaky(session.config)) > FLAKY and not session.exitstatus:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def flaky(config: pytest.Config) -> list[pytest.TestReport]:
+    """What was seen of tests that were tried again."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return [] if reporter is None else reporter.stats.get("rerun", [])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    again = flaky(terminalreporter.config)
+    if again:
+        terminalreporter.section("tried again")
+        for report in again:
+            terminalreporter.line(f"{report.nodeid} failed in {report.when} at first:")
+            for line in report.longreprtext.strip().splitlines()[-12:]:
+                terminalreporter.line(f"    {line}")
+        if len(again) > FLAKY:
+            terminalreporter.line(f"{len(again)} of them: more than {FLAKY} make the tests fail")
     skipped = Counter(
         str(report.longrepr[2]).removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])
