@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
-from sched_ctl.backends.parameters import Parameters, Target
+from sched_ctl.backends.parameters import Parameters, Recheck, Target
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
 from sched_ctl.model.graph import Array, Index
@@ -46,15 +46,7 @@ class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             extra={"unit": "nice levels"},
         ),
     ] = 0.6
-    recheck: Annotated[
-        float,
-        msgspec.Meta(
-            description="each thread is re-read, and repaired if somebody else changed it, once in",
-            ge=0.1,
-            le=3600,
-            extra={"unit": "s"},
-        ),
-    ] = 10.0
+    recheck: Recheck = 10.0
 
     def __post_init__(self) -> None:
         if self.best > self.worst:

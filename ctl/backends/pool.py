@@ -21,6 +21,7 @@ import numpy as np
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.errors import EngineError
+from sched_ctl.kernel.identity import runs
 from sched_ctl.lab import file as lab
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import UrgencyForm
@@ -129,7 +130,7 @@ class Pool(Backend):
         except EngineError as error:
             # A process that is gone is no error, all else is.
             self._forget(key)
-            if lab.thread_start_time(key[0], key[0]) != key[1]:
+            if not runs(*key):
                 return Applied(gone=len(rows))
             return Applied(problems=(error.message,))
         except OSError as error:

@@ -17,7 +17,7 @@ import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.nice import may_lower
-from sched_ctl.backends.parameters import Parameters, Target, real_time
+from sched_ctl.backends.parameters import Parameters, Recheck, Target, real_time
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
 from sched_ctl.model.graph import Array
@@ -48,15 +48,7 @@ class RealTimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             le=0.95,
         ),
     ] = 0.5
-    recheck: Annotated[
-        float,
-        msgspec.Meta(
-            description="each thread is re-read, and repaired if somebody else changed it, once in",
-            ge=0.1,
-            le=3600,
-            extra={"unit": "s"},
-        ),
-    ] = 10.0
+    recheck: Recheck = 10.0
 
 
 class RealTime(Backend):

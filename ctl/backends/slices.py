@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
-from sched_ctl.backends.parameters import Parameters, Target, slices
+from sched_ctl.backends.parameters import Parameters, Recheck, Target, slices
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
 from sched_ctl.model.normalise import positions
@@ -36,15 +36,7 @@ class SliceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         msgspec.Meta(description="slice of the least urgent", ge=0.1, le=100, extra={"unit": "ms"}),
     ] = 3.0
-    recheck: Annotated[
-        float,
-        msgspec.Meta(
-            description="each thread is re-read, and repaired if somebody else changed it, once in",
-            ge=0.1,
-            le=3600,
-            extra={"unit": "s"},
-        ),
-    ] = 10.0
+    recheck: Recheck = 10.0
 
     def __post_init__(self) -> None:
         if self.short > self.long:

@@ -13,13 +13,14 @@ from typing import Annotated
 import typer
 
 from sched_ctl import __version__
-from sched_ctl.cli import held, lab, look, stats
+from sched_ctl.cli import held, lab, look, simulate, stats
 from sched_ctl.cli import load as live
+from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError, printable
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = App(
     name="sched-ctl",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -54,6 +55,7 @@ look.add_to(app)
 held.add_to(app)
 live.add_to(app)
 lab.add_to(app)
+simulate.add_to(app)
 stats.add_to(app)
 
 

@@ -1,4 +1,4 @@
-"""Commands around the lab engine and the simulator: demo, simulate."""
+"""Commands around the lab engine: demo."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,6 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     app.command()(demo)
-    # The simulator's own command line, imported when it is called.
-    app.command(
-        "simulate",
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        add_help_option=False,
-    )(simulate)
 
 
 def demo(
@@ -68,11 +62,3 @@ def demo(
         ),
         json=json,
     )
-
-
-def simulate(context: typer.Context) -> None:
-    """Run workloads in the simulator: policies, loads, and what to expect of them."""
-    import importlib
-
-    simulator = importlib.import_module("sched_ctl.cli.simulate")
-    simulator.app(args=context.args, prog_name="sched-ctl simulate", standalone_mode=True)

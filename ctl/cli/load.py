@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, with_settings
+from sched_ctl.cli.plain import App
 from sched_ctl.config.settings import Settings
 from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
 
-policy = typer.Typer(help="Change the policies of the running controller.", no_args_is_help=True)
+policy = App(help="Change the policies of the running controller.", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -30,6 +30,7 @@ from sched_ctl.controller.boundary import checked, words
 from sched_ctl.controller.owners import COMMON, Owners, belonging
 from sched_ctl.drivers import Driver, DriverKind, Target
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.identity import born
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
 from sched_ctl.probes.threads import ThreadTimes
@@ -182,7 +183,7 @@ class Engine:
         self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
         self._times: ThreadTimes | None = None  # likewise
-        self._identity = _start_time(target.pid)
+        self._identity = None if target.pid is None else born(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
         self.costly: str | None = None  # that it is asked less often for what it costs, in words
         self._said: Topology | None = None  # the last one, as the driver made it ...
@@ -249,7 +250,7 @@ class Engine:
             return None
         # It may have ended between being found and being made a note of here: then, too.
         if self.target.pid is not None and (
-            self._identity is None or _start_time(self.target.pid) != self._identity
+            self._identity is None or born(self.target.pid) != self._identity
         ):
             self.state, self.problem = "gone", "its process ended"
             return "its process ended"
@@ -423,9 +424,3 @@ def _take(columns: Mapping[str, Array], rows: Index, known: Mask) -> dict[str, A
         name: np.where(known, column[rows], np.nan) if len(column) else np.full(len(rows), np.nan)
         for name, column in columns.items()
     }
-
-
-def _start_time(pid: int | None) -> int | None:
-    """Of a process, in clock ticks since boot; None if there is none, or it is a zombie."""
-    found = None if pid is None else procfs.stat(pid)
-    return None if found is None or found.state in "ZX" else found.start_time

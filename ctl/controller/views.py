@@ -5,7 +5,6 @@ import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import positions
+from sched_ctl.model.patterns import fits
 from sched_ctl.model.policy import Level
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -209,8 +209,7 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
             for row, (thread, label) in enumerate(
                 zip(schedule.threads, schedule.operators, strict=True)
             )
-            if what == str(thread.tid)
-            or any(fnmatchcase(text, what) for text in _names(thread, label))
+            if what == str(thread.tid) or fits((what,), *_names(thread, label))
         ]
         if matching:
             metrics = {

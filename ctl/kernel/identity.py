@@ -15,7 +15,7 @@ from typing import Protocol
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.procfs import Stat
 
-__all__ = ["UNPINNED", "Identified", "is_alive", "pin", "runs", "same", "unpin"]
+__all__ = ["UNPINNED", "Identified", "born", "is_alive", "pin", "runs", "same", "unpin"]
 
 RESERVE = 64  # descriptors left for everything else, such as reading the pinned thread's stat
 UNPINNED = -1  # no descriptor was to be had: identity is read from the start time each time
@@ -40,10 +40,18 @@ def same(thread: Identified) -> Stat | None:
     return found if found is not None and found.start_time == thread.start_time else None
 
 
+def born(pid: int, tid: int | None = None) -> int | None:
+    """When the thread (or process) started, in clock ticks since boot.
+
+    None if there is none, or if it is dead and only waits to be noticed.
+    """
+    found = procfs.stat(pid, tid)
+    return None if found is None or found.state in "ZX" else found.start_time
+
+
 def runs(pid: int, start_time: int) -> bool:
-    """Whether the process that was born then still runs: a zombie does not."""
-    found = procfs.stat(pid)
-    return found is not None and found.start_time == start_time and found.state not in "ZX"
+    """Whether the process that was born then still runs."""
+    return born(pid) == start_time
 
 
 def pin(thread: Identified) -> tuple[int, Stat] | None:

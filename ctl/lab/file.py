@@ -30,7 +30,6 @@ __all__ = [
     "LabFile",
     "path_of",
     "pids",
-    "thread_start_time",
 ]
 
 FOLDER = Path("/dev/shm")
@@ -246,12 +245,6 @@ class LabFile:
     def close(self) -> None:
         """The rows must not be used any more."""
         os.close(self._fd)  # the mapping goes when the last array over it does
-
-
-def thread_start_time(pid: int, tid: int) -> int | None:
-    """Clock ticks since boot; None if that process has no such thread."""
-    found = procfs.stat(pid, tid)
-    return found.start_time if found else None
 
 
 def _files() -> Sequence[Path]:

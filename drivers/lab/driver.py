@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.errors import EngineError
-from sched_ctl.lab.file import STATES, LabFile, path_of, pids, thread_start_time
+from sched_ctl.kernel.identity import born
+from sched_ctl.lab.file import STATES, LabFile, path_of, pids
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import (
     Edge,
@@ -43,7 +44,7 @@ def _topology(file: LabFile, engine: str) -> Topology:
     def kernel_thread(
         tid: int, start_time: int, name: str, row: int | None = None
     ) -> tuple[Thread, ...]:
-        found = thread_start_time(file.pid, tid)
+        found = born(file.pid, tid)
         if found is None:  # gone: the sources of a run that drains, the operators of one that ends
             return ()
         if found != start_time:

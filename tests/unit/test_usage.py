@@ -6,10 +6,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from sched_ctl.backends import ladder
 from sched_ctl.cli import app
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import Section, Settings, declared
+from sched_ctl.sim.setting import SCHEDULERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
 
@@ -93,3 +96,15 @@ def test_help_is_quick_and_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "explain" in done.stdout
+
+
+def test_help_of_flags_names_no_type() -> None:
+    """As in "--json <bool>" which reads as if a value had to be given."""
+    for arguments in ([], ["simulate"], ["policy"], ["policy", "set"], ["load"]):
+        shown = CliRunner().invoke(app, [*arguments, "--help"]).stdout
+        assert "--help" in shown and "bool" not in shown, shown
+
+
+def test_help_names_every_scheduler_that_can_be_simulated() -> None:
+    shown = CliRunner().invoke(app, ["simulate", "--help"]).stdout
+    assert all(name in shown for name in SCHEDULERS)

@@ -1,0 +1,294 @@
+"""Workloads or a recorded snapshot in the simulator, under several policies and loads."""
+
+import json as json_module
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sched_ctl.errors import UserError
+from sched_ctl.model import files as record
+from sched_ctl.model.policy import Policy
+from sched_ctl.plugins import registry
+from sched_ctl.sim.node import Node, of_snapshot, of_workload
+from sched_ctl.sim.result import Result, interval
+from sched_ctl.sim.run import simulate_by_name
+from sched_ctl.sim.setting import Setting
+from sched_ctl.workloads import workload
+
+__all__ = ["OS", "Row", "batch", "nodes", "run"]
+
+OS = "os"  # as a policy name: the OS's own scheduling
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy at one load, over the seeds: mean and half width of the 95% interval."""
+
+    policy: str
+    load: float
+    stable: bool
+    figures: dict[str, tuple[float, float]]
+    by_class: dict[str, dict[str, float]]
+    results: tuple[Result, ...]
+
+
+def run(
+    source: Path,
+    made: list[tuple[float, Node]],
+    names: list[str],
+    setting: Setting,
+    seeds: int,
+    *,
+    plots: Path | None,
+    json: bool,
+) -> None:
+    """Simulate each policy at each load with each seed, side by side; print or plot what came out.
+
+    made: load and node. names: of policies, and "os".
+    """
+    chosen = {name: None if name == OS else registry.policy(name) for name in names}
+    if plots is not None:
+        from sched_ctl.sim import plots as drawing  # fails early without matplotlib
+    as_os = replace(setting, scheduler=OS)
+    todo = [
+        (at, node, name, replace(as_os if name == OS else setting, seed=number))
+        for at, node in made
+        for name in chosen
+        for number in range(setting.seed, setting.seed + seeds)
+    ]
+    # Nearly all of it is compiled and holds no lock of Python's, so threads fill the CPUs.
+    with _progress(len(todo), not json) as advance, ThreadPoolExecutor(_cpus()) as pool:
+        running = [
+            pool.submit(
+                simulate_by_name, node, None if name == OS else name, {}, now, advance(name, at)
+            )
+            for at, node, name, now in todo
+        ]
+        try:
+            runs = [each.result() for each in running]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    rows = [
+        row(name, at, chosen[name], runs[first : first + seeds])
+        for first, (at, _, name, _) in list(enumerate(todo))[::seeds]
+    ]
+    if json:
+        print(json_module.dumps([_plain(r) for r in rows], allow_nan=False))
+    else:
+        _show(source, rows)
+    if plots is not None:
+        files = drawing.write(rows, plots)
+        Console(stderr=True).print(f"plots: {', '.join(map(str, files))}")
+
+
+def row(name: str, load: float, policy: Policy | None, runs: list[Result]) -> Row:
+    """The figures of one policy at one load over several seeds."""
+    summaries = [result.summary() for result in runs]
+
+    def over(values: Iterator[float] | list[float]) -> tuple[float, float]:
+        return interval(list(values))
+
+    figures = {
+        "throughput": over([s.throughput for s in summaries]),
+        "response_s": over([s.response_s for s in summaries]),
+        "response_p99_s": over([r.quantile(0.99) for r in runs]),
+        "response_max_s": over([s.response_max_s for s in summaries]),
+        "slowdown": over([s.slowdown for s in summaries]),
+        "slowdown_max": over([s.slowdown_max for s in summaries]),
+        "slowdown_l2": over([s.l2 for s in summaries]),
+        "slowdown_rms": over([s.rms for s in summaries]),
+        "memory_tuples": over([r.memory for r in runs]),
+        "imbalance": over([r.imbalance for r in runs]),
+        "switches_per_s": over([r.totals["switches"] / r.seconds for r in runs]),
+        "offered": over([r.offered for r in runs]),
+    }
+    by_class = {
+        klass: {
+            "response_s": float(np.mean([r.by_class()[klass].response_s for r in runs])),
+            "slowdown": float(np.mean([r.by_class()[klass].slowdown for r in runs])),
+            "slowdown_max": float(np.max([r.by_class()[klass].slowdown_max for r in runs])),
+        }
+        for klass in runs[0].by_class()
+    }
+    return Row(name, load, all(r.stable for r in runs), figures, by_class, tuple(runs))
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def batch(text: str) -> int:
+    if text in ("all", "half"):
+        return {"all": 0, "half": -1}[text]
+    if not text.isdecimal() or not 1 <= int(text) <= 10**9:
+        raise UserError(f"--batch {text!r}: a number above 0, or all, or half")
+    return int(text)
+
+
+def nodes(
+    source: Path,
+    loads: list[float] | None,
+    cpus: int,
+    base_cost_us: float | None,
+    common: bool,
+) -> list[tuple[float, Node]]:
+    if base_cost_us is not None and not 1e-6 <= base_cost_us <= 1e9:
+        raise UserError(f"--base-cost-us {base_cost_us:g} is out of range")
+    if _is_json(source):
+        snapshot = _snapshot(source)
+        wanted: list[float | None] = [*loads] if loads else [None]
+        made = [of_snapshot(snapshot, at, cpus) for at in wanted]
+        return [(node.demand / cpus, node) for node in made]
+    spec = workload.load(source)
+    base = None if base_cost_us is None else base_cost_us * 1e-6
+    return [
+        (
+            at,
+            of_workload(spec, at, cpus=cpus, base_cost_s=base, common=common, folder=source.parent),
+        )
+        for at in loads or [0.9]
+    ]
+
+
+def _is_json(source: Path) -> bool:
+    try:
+        with open(source, "rb") as file:
+            return file.read(1) == b"{"
+    except OSError as error:
+        raise UserError(f"cannot read {source}: {error.strerror}") from error
+
+
+def _snapshot(source: Path) -> Any:
+    try:
+        data = msgspec.json.decode(source.read_bytes())
+    except msgspec.DecodeError as error:
+        raise UserError(f"{source}: not a snapshot: {error}") from error
+    try:
+        return record.snapshot_from_json(data)
+    except UserError as error:
+        raise UserError(f"{source}: {error.message}", error.hint) from error
+
+
+@contextmanager
+def _progress(total: int, shown: bool) -> Iterator[Any]:
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not shown,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        done: dict[int, float] = {}  # run -> share of it
+
+        def advance(name: str, load: float) -> Any:
+            number = len(done)
+            done[number] = 0.0
+
+            def update(share: float) -> None:
+                done[number] = share
+                bar.update(
+                    task, description=f"{name} at {load:g}", completed=sum(list(done.values()))
+                )
+
+            return update
+
+        yield advance
+
+
+def _plain(entry: Row) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if np.isfinite(value) else None
+
+    return {
+        "policy": entry.policy,
+        "load": entry.load,
+        "stable": entry.stable,
+        "seeds": len(entry.results),
+        "setting": {k: number(v) if isinstance(v, float) else v for k, v in _setting(entry)},
+        "figures": {
+            name: {"mean": number(mean), "half_width_95": number(half)}
+            for name, (mean, half) in entry.figures.items()
+        },
+        "classes": entry.by_class,
+        "utilisation": {
+            operator.label: float(np.mean([r.utilisation[i] for r in entry.results]))
+            for i, operator in enumerate(entry.results[0].node.topology.operators)
+        },
+    }
+
+
+def _setting(entry: Row) -> Any:
+    return asdict(entry.results[0].setting).items()
+
+
+def _show(source: Path, rows: list[Row]) -> None:
+    table = Table(title=f"{source.name}, simulated", title_justify="left", box=None, padding=(0, 1))
+    for name in ("policy", "load"):
+        table.add_column(name, no_wrap=True)
+    columns = {
+        "out/s": ("throughput", 1.0),
+        "mean ms": ("response_s", 1e3),
+        "p99": ("response_p99_s", 1e3),
+        "max": ("response_max_s", 1e3),
+        "slow": ("slowdown", 1.0),
+        "worst": ("slowdown_max", 1.0),
+        "rms": ("slowdown_rms", 1.0),
+        "queued": ("memory_tuples", 1.0),
+        "CV": ("imbalance", 1.0),
+    }
+    if Console().width < 90:
+        del columns["CV"]
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+        if name == "mean ms":
+            table.add_column("±", justify="right", no_wrap=True)
+    for entry in rows:
+        cells = []
+        for figure, scale in columns.values():
+            mean, half = entry.figures[figure]
+            cells.append(f"{mean * scale:,.4g}")
+            if figure == "response_s":
+                cells.append(f"{half / mean:.0%}" if np.isfinite(half) else "-")
+        table.add_row(entry.policy, f"{entry.load:g}" + ("" if entry.stable else " !"), *cells)
+        for klass, figures in entry.by_class.items():
+            table.add_row(
+                f"  {klass}",
+                "",
+                "",
+                f"{figures['response_s'] * 1e3:,.4g}",
+                "",
+                "",
+                "",
+                f"{figures['slowdown']:,.4g}",
+                f"{figures['slowdown_max']:,.4g}",
+                style="dim",
+            )
+    Console().print(table)
+    seeds = len(rows[0].results)
+    Console().print(
+        f"Means over {seeds} seeds; ±: half of the mean's 95% interval; times in ms.\n"
+        "Slow: slowdown, response time over own CPU time; worst, rms: of the slowdowns.\n"
+        "Queued: tuples in all queues; CV: variation of the operators' utilisation.",
+        style="dim",
+        highlight=False,
+    )
+    if any(not entry.stable for entry in rows):
+        Console().print(
+            "! more work than CPU: queues grow for as long as tuples come, so these figures "
+            "depend on --duration",
+            style="yellow",
+        )
