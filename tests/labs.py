@@ -19,6 +19,8 @@ from support import wait_until
 __all__ = ["SOON_S", "WORKLOADS", "command", "loaded", "nices", "sched_ctl", "scheduled", "spe"]
 
 WORKLOADS = Path(__file__).parents[1] / "bench" / "workloads"
+# Makes standard input the controlling terminal of what follows, and that the leader of its session
+CONTROLLED = ("setsid", "--ctty")
 # What a test asks of a loaded machine before it gives up
 SOON_S = 30.0
 
@@ -55,9 +57,15 @@ def sched_ctl(*arguments: str, code: int = 0) -> str:
 
 @contextmanager
 def loaded(
-    run_dir: Path, *arguments: str, engine: lab.Engine | None = None
+    run_dir: Path,
+    *arguments: str,
+    engine: lab.Engine | None = None,
+    terminal: int | None = None,
 ) -> Iterator["subprocess.Popen[str]"]:
-    """A running `sched-ctl load`; ended with SIGTERM if it still runs after the body."""
+    """A running `sched-ctl load`; ended with SIGTERM if it still runs after the body.
+
+    terminal: descriptor of what is to be its controlling terminal.
+    """
     flags = ["--run-dir", str(run_dir), "--discover", "0.2", "--period", "0.1"]
     flags += ["--calm-period", "0"]  # whatever else runs on this machine
     if engine is not None:
@@ -65,8 +73,8 @@ def loaded(
     log = run_dir.with_suffix(".log")
     with log.open("w") as stream:
         process = subprocess.Popen(
-            command("load", *flags, *arguments),
-            stdin=subprocess.DEVNULL,
+            [*(() if terminal is None else CONTROLLED), *command("load", *flags, *arguments)],
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
             stdout=stream,
             stderr=subprocess.STDOUT,
             text=True,

@@ -87,6 +87,18 @@ class Backends:
             self._asked[asked] = backend.name
         return self._made[self._asked[asked]]
 
+    def use_options(self, options: Mapping[str, Struct]) -> tuple[str, ...]:
+        """Other options from now on. Returns what could not be put back, in words.
+
+        A backend in use whose options differ is put back, and made anew when it is asked for.
+        """
+        before, self._options = self._options, options
+        problems: tuple[str, ...] = ()
+        for name in self.names:
+            if before.get(name) != options.get(name):
+                problems += self._drop(name)
+        return problems
+
     def fair(self, name: str) -> Backend:
         """The backend for threads whose owner must not gain by it, where `name` is in force.
 
@@ -137,6 +149,10 @@ class Backends:
             retry.pause_s = min(2 * retry.pause_s, LONGEST_PAUSE_S)
         retry.at_s = now_s + retry.pause_s
         self._retries[name] = retry
+        return self._drop(name)
+
+    def _drop(self, name: str) -> tuple[str, ...]:
+        """Put back what a backend did, and forget it."""
         self._asked = {asked: used for asked, used in self._asked.items() if used != name}
         if name not in self._made:
             return ()

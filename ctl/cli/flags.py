@@ -5,7 +5,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ from sched_ctl.config.settings import (
 
 __all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "with_settings"]
 
+T = TypeVar("T")
 DEFAULT_RUN_DIR = Path(Settings().run_dir)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
@@ -48,7 +49,10 @@ PANEL = "Settings (each is also a key of the configuration file)"
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each setting; it is called with the `settings` in force."""
+    """Give a command a flag for each setting; it is called with the `settings` in force.
+
+    One with a parameter `read_again` gets what reads them anew, see `controller.reload.ReadAgain`.
+    """
     settings = [
         *declared(Settings),
         *(s for s in declared(Section) if s.key == "options"),
@@ -71,15 +75,22 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 )
             for section in flags["policy"]:
                 section["options"] = options
-        in_force = load(file, flags)
-        try:
-            command(settings=in_force, **arguments)
-        except SettingError as error:
-            place = origin(file, flags, error.where)
-            raise ConfigError(f"{place}: {error.message}", error.hint) from error
+
+        def read(use: Callable[[Settings], T]) -> T:
+            """What comes of the settings as they are now. A wrong one is told with its place."""
+            settings = load(file, flags)
+            try:
+                return use(settings)
+            except SettingError as error:
+                place = origin(file, flags, error.where)
+                raise ConfigError(f"{place}: {error.message}", error.hint) from error
+
+        if "read_again" in own.parameters:
+            arguments["read_again"] = read
+        read(lambda settings: command(settings=settings, **arguments))
 
     own = inspect.signature(command)
-    parameters = [p for p in own.parameters.values() if p.name != "settings"]
+    parameters = [p for p in own.parameters.values() if p.name not in ("settings", "read_again")]
     parameters.append(_keyword("config", CONFIG))
     parameters += [_keyword(setting.key, _option(setting)) for setting in settings]
     run.__signature__ = own.replace(  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Commands that run, steer and end the controller: load, policy set, unload, restore."""
+"""Commands that run, steer and end the controller: load, reload, policy set, unload, restore."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ policy = App(help="Change the policies of the running controller.", no_args_is_h
 
 def add_to(app: typer.Typer) -> None:
     app.command()(load)
+    app.command()(reload)
     app.add_typer(policy, name="policy")
     app.command()(unload)
     app.command()(restore)
@@ -24,6 +25,7 @@ def add_to(app: typer.Typer) -> None:
 @with_settings
 def load(
     settings: Settings,
+    read_again: Any,
     duration: Annotated[
         float | None,
         typer.Option(
@@ -51,6 +53,7 @@ def load(
         drivers.drivers(),
         duration_s=float("inf") if duration is None else duration,
         once=once,
+        read_again=read_again,
     )
     if problems:
         raise UserError(
@@ -58,6 +61,22 @@ def load(
             "sched-ctl restore tries again",
         )
     print("everything is as it was before", file=sys.stderr)
+
+
+def reload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
+    """Have the running controller read its configuration again; a bad one changes nothing.
+
+    It reads the files that it was started with; the flags of its command line still go before
+    them. SIGHUP does the same.
+    """
+    from sched_ctl import show
+    from sched_ctl.controller.socket import request
+
+    answer = request(run_dir, "reload")
+    if json:
+        show.emit_json(answer)
+    else:
+        print(f"reloaded: {', '.join(answer['changed']) or 'nothing has changed'}")
 
 
 @policy.command("set")

@@ -171,8 +171,8 @@ class Engine:
         self.poll_s = 0.0  # how long the last answer took
         self.late = False  # it exceeded the loop's patience when it was last asked
         self._kind = kind
-        self._owners = owners or Owners()
-        self._window_s = window_s
+        self.owners = owners or Owners()
+        self.window_s = window_s
         self._history: deque[Snapshot] = deque()
         self._latest: Snapshot | None = None
         self._asked: asyncio.Future[Snapshot] | None = None
@@ -196,12 +196,12 @@ class Engine:
     @property
     def domain(self) -> str:
         """Which engines it is ordered with, see `owners`."""
-        return self._owners.domain(self.uid)
+        return self.owners.domain(self.uid)
 
     @property
     def ordered(self) -> str:
         """The same and why, in words."""
-        return self._owners.why(self.uid)
+        return self.owners.why(self.uid)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -223,7 +223,7 @@ class Engine:
         if now is None:
             return None
         old = [s for s in self._history if s is not now]
-        far = [s for s in old if now.time_s - s.time_s >= self._window_s]
+        far = [s for s in old if now.time_s - s.time_s >= self.window_s]
         return far[-1] if far else old[0] if old else None
 
     def ask(self, now_s: float, timeout_s: float) -> "asyncio.Future[Snapshot] | None":
@@ -382,12 +382,10 @@ class Engine:
         # Not every snapshot is kept: at 10 Hz and 10,000 operators they would take all the memory.
         if (
             not self._history
-            or snapshot.time_s - self._history[-1].time_s >= self._window_s / HISTORY
+            or snapshot.time_s - self._history[-1].time_s >= self.window_s / HISTORY
         ):
             self._history.append(snapshot)
-        while (
-            len(self._history) > 2 and snapshot.time_s - self._history[1].time_s >= self._window_s
-        ):
+        while len(self._history) > 2 and snapshot.time_s - self._history[1].time_s >= self.window_s:
             self._history.popleft()
 
 

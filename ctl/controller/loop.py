@@ -35,7 +35,7 @@ from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "claims_of"]
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +59,12 @@ class Controller:
         assumed: Callable[[str], str] = lambda _: "none",
     ) -> None:
         self.settings = settings
+        self.all_kinds = kinds
         self.kinds = wanted_kinds(settings, kinds)
         self.backends = backends
         self._assumed = assumed
         sections = resolve(settings)
-        usual = {
-            f"{name}:{role}": rule
-            for name, kind in self.kinds.items()
-            for role, rule in kind.helpers.items()
-        }
-        self.claims = Claims(sections, settings.exclude, settings.helpers, usual)
+        self.claims = claims_of(settings, self.kinds)
         self.owners = Owners(settings.users)
         self.remarks = Remarks()
         self.roster = Roster(settings, self.kinds, self.owners, self.remarks, self._arrived)
@@ -80,15 +76,15 @@ class Controller:
         self.started_s = time.monotonic()
         self.started_cpu_s = time.process_time()
         self.stopping: str | None = None  # why, once it is
+        self.not_reloaded: str | None = None  # why a new configuration is not in force
         self.restored: tuple[str, ...] | None = None  # what could not be, once all is put back
         self._thinkers: dict[str, Worker[Schedule]] = {}  # policies of others, by rule
         self._deciding: dict[tuple[str, str], asyncio.Future[Schedule]] = {}
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
-        calm_s = min(settings.calm_period, settings.stale_after / 2)  # else rest looks like silence
-        self.pace = Pace(calm_s, settings.pressed_period)
+        self.pace = pace_of(settings)
         for section in sections:
-            self.rules.append(self._rule(section))
+            self.rules.append(self.rule(section))
 
     # --- what the outside may ask for ---
 
@@ -112,7 +108,7 @@ class Controller:
         rule.policy, rule.variants = trial.policy, trial.variants
         rule.problem = None
         rule.urgent = True
-        rule.stepped_back, rule.resting, rule.guard = (), False, self._guard(rule.timer.period_s)
+        rule.stepped_back, rule.resting, rule.guard = (), False, self.guard(rule.timer.period_s)
         for engine in self.engines.values():
             engine.refused.pop(rule.name, None)
         if rule.schedules:
@@ -135,6 +131,20 @@ class Controller:
         self._probe_until_s = max(self._probe_until_s, time.monotonic() + seconds)
         for engine in self.engines.values():
             engine.probing = True
+
+    def use(
+        self, settings: Settings, kinds: Mapping[str, DriverKind], rules: Sequence[Rule]
+    ) -> None:
+        """Other settings and rules from now on, see `reload`, which has tried them."""
+        self.settings, self.kinds = settings, dict(kinds)
+        self.claims, self.owners = claims_of(settings, kinds), Owners(settings.users)
+        self.rules[:] = rules
+        self._deciding.clear()  # what was begun under the old ones
+        self.roster.follow(settings, kinds, self.owners)
+        self.pace.close()
+        self.pace = pace_of(settings)
+        self._watch_pressure()
+        self._wake.set()
 
     # --- the loop ---
 
@@ -200,6 +210,8 @@ class Controller:
         for rule in rules:
             if self.stopping is not None:
                 return
+            if all(rule is not known for known in self.rules):
+                continue  # the configuration was read again meanwhile
             rule.urgent = False
             rule.stage_s = {"ask": asked_s}
             self._pass(rule)
@@ -358,7 +370,8 @@ class Controller:
             rule.urgent = True
         self._wake.set()
 
-    def _rule(self, section: Section) -> Rule:
+    def rule(self, section: Section) -> Rule:
+        """A rule for a section. Raises UserError if its backend cannot be had."""
         asked = section.backend or "auto"
         backend = self._assumed(asked) if self.backends is None else self.backends.get(asked).name
         period_s = section.period or 1.0
@@ -367,10 +380,10 @@ class Controller:
             make_policy(section, backend),
             backend,
             Timer(self.pace.tick_s(period_s), time.monotonic()),
-            guard=self._guard(period_s),
+            guard=self.guard(period_s),
         )
 
-    def _guard(self, period_s: float) -> Guard | None:
+    def guard(self, period_s: float) -> Guard | None:
         """A phase of the system's own is long enough for a few passes, and short for the user."""
         every_s = self.settings.guard
         if not every_s:
@@ -429,6 +442,21 @@ class Controller:
                     log.error("%s", error.message)
             watched = time.monotonic() < self._probe_until_s
             engine.probing = watched or any(rule.uses_probes(engine) for rule in self.rules)
+
+
+def claims_of(settings: Settings, kinds: Mapping[str, DriverKind]) -> Claims:
+    """Who rules what, by these settings and what the drivers say of their helper threads."""
+    usual = {
+        f"{name}:{role}": rule
+        for name, kind in kinds.items()
+        for role, rule in kind.helpers.items()
+    }
+    return Claims(resolve(settings), settings.exclude, settings.helpers, usual)
+
+
+def pace_of(settings: Settings) -> Pace:
+    calm_s = min(settings.calm_period, settings.stale_after / 2)  # else rest looks like silence
+    return Pace(calm_s, settings.pressed_period)
 
 
 def _on_time(engine: Engine, patience_s: float, _: object) -> None:

@@ -42,6 +42,18 @@ class Roster:
         self._finding: dict[str, asyncio.Future[Sequence[Target]]] = {}
         self._finders: dict[str, Worker[Sequence[Target]]] = {}
 
+    def follow(self, settings: Settings, kinds: Mapping[str, DriverKind], owners: Owners) -> None:
+        """Other settings from now on: let go of the engines that they do not want any more."""
+        self.timer = Timer(settings.discover, time.monotonic())
+        self._settings, self._kinds, self._owners = settings, kinds, owners
+        for engine in [e for e in self.engines.values() if not self._is_wanted(e.target)]:
+            log.info("%s: not wanted any more", engine.name)
+            engine.close()
+            del self.engines[engine.name]
+        for engine in self.engines.values():
+            engine.owners, engine.window_s = owners, settings.window
+            engine.refused.clear()
+
     async def discover(self, patience_s: float) -> None:
         """Look for engines that came and went; wait for the answer at most so long."""
         for name, kind in self._kinds.items():
@@ -80,7 +92,7 @@ class Roster:
 
     def _found(self, name: str, future: "asyncio.Future[Sequence[Target]]") -> None:
         self._finding.pop(name, None)
-        if future.cancelled():
+        if future.cancelled() or name not in self._kinds:  # not wanted any more
             return
         error = future.exception()
         if error is not None:

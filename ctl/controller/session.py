@@ -1,15 +1,17 @@
 """The life of one controller process: lock, what a killed one left, the loop, the way out.
 
-SIGINT, SIGTERM and SIGHUP, `sched-ctl unload`, an error and the end of `--duration` all leave by
-the same way: every change to the machine is put back, then the lock is released. What SIGKILL or a
-power cut leaves behind stands in the journal and is put back at the next start.
+SIGINT, SIGTERM, a terminal that goes away, `sched-ctl unload`, an error and the end of `--duration`
+all leave by the same way: every change to the machine is put back, then the lock is released. What
+SIGKILL or a power cut leaves behind stands in the journal and is put back at the next start.
+SIGHUP in any other case, and `sched-ctl reload`, have the configuration read again.
 """
 
 import asyncio
 import functools
 import logging
+import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from sched_ctl.controller import socket as control
 from sched_ctl.controller.dispatch import dispatch
 from sched_ctl.controller.lock import hold
 from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.reload import ReadAgain, reloaded
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
 from sched_ctl.runfolder import RunFolder
@@ -43,11 +46,13 @@ def run(
     duration_s: float = float("inf"),
     once: bool = False,
     started: Callable[[Controller], None] | None = None,
+    read_again: ReadAgain | None = None,
 ) -> tuple[str, ...]:
     """Schedule until told to stop. Returns what could not be put back, in words.
 
     once: one pass, then put back. started: called when the first pass is done. From then on
     SIGINT, SIGTERM and SIGHUP do nothing: a second one must not cut the last words short.
+    read_again: what `reload` and SIGHUP take the settings from; None: they are refused.
     """
     run_dir = Path(settings.run_dir)
     with hold(run_dir):
@@ -57,7 +62,9 @@ def run(
         options = ladder.read_options(settings.backends)
         backends = Backends(functools.partial(_choose, journal=journal), options)
         try:
-            return asyncio.run(_run(settings, kinds, backends, duration_s, once, started))
+            return asyncio.run(
+                _run(settings, kinds, backends, duration_s, once, started, read_again)
+            )
         finally:
             for number in SIGNALS:  # at its own end the interpreter puts other handlers back
                 signal.signal(number, signal.SIG_IGN)
@@ -122,14 +129,16 @@ async def _run(
     duration_s: float,
     once: bool,
     started: Callable[[Controller], None] | None,
+    read_again: ReadAgain | None,
 ) -> tuple[str, ...]:
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[tuple[str, ...]] = loop.create_future()
     try:
         controller = Controller(settings, kinds, backends)
-        _stop_by_signals(controller, loop)
+        reload = functools.partial(reloaded, controller, read_again)
+        _obey_signals(controller, loop, reload)
         async with (
-            control.serve(Path(settings.run_dir), _handlers(controller, stopped)),
+            control.serve(Path(settings.run_dir), _handlers(controller, stopped, reload)),
             endpoint.serve(settings.metrics, lambda: bottlenecks.exposed(controller)),
         ):
             try:
@@ -156,19 +165,45 @@ async def _run(
     return (*stopped.result(), *problems)
 
 
-def _stop_by_signals(controller: Controller, loop: asyncio.AbstractEventLoop) -> None:
+def _obey_signals(
+    controller: Controller, loop: asyncio.AbstractEventLoop, reload: Callable[[], Sequence[str]]
+) -> None:
+    # Under nohup(1) it does not mind that the terminal goes.
+    terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
     # Not loop.add_signal_handler: a closed loop puts the default back, by which one that comes
     # late kills the process on its way out.
     def stop(number: int, _: object) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(controller.stop, signal.Signals(number).name)
 
+    def hang_up(number: int, frame: object) -> None:
+        if terminal and not _has_terminal():
+            stop(number, frame)
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(reload_and_tell)
+
+    def reload_and_tell() -> None:
+        with suppress(UserError):  # it is in the log, and in the status
+            reload()
+
     for number in SIGNALS:
-        signal.signal(number, stop)
+        signal.signal(number, hang_up if number == signal.SIGHUP else stop)
+
+
+def _has_terminal() -> bool:
+    """Whether there is a controlling terminal. The kernel takes it away before it sends SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _handlers(
-    controller: Controller, stopped: "asyncio.Future[tuple[str, ...]]"
+    controller: Controller,
+    stopped: "asyncio.Future[tuple[str, ...]]",
+    reload: Callable[[], Sequence[str]],
 ) -> dict[str, control.Handler]:
     async def status(_: Mapping[str, Any]) -> object:
         return views.status(controller)
@@ -199,6 +234,9 @@ def _handlers(
         log.info("policy %s: %s instead of %s", rule.name, rule.policy.name, before)
         return {"rule": rule.name, "policy": rule.policy.name, "before": before}
 
+    async def read(_: Mapping[str, Any]) -> object:
+        return {"changed": list(reload())}
+
     async def unload(_: Mapping[str, Any]) -> object:
         controller.stop("unload")
         return {"not_put_back": list(await asyncio.shield(stopped))}
@@ -210,6 +248,7 @@ def _handlers(
         "bottlenecks": held,
         "top": top,
         "policy-set": policy_set,
+        "reload": read,
         "unload": unload,
     }
 

@@ -184,6 +184,8 @@ def plans(controller: Controller) -> list[dict[str, Any]]:
 def problems(controller: Controller) -> list[str]:
     """Whatever does not work as it should, in words."""
     found = []
+    if controller.not_reloaded is not None:
+        found.append(f"the old configuration stays in force: {controller.not_reloaded}")
     for engine in controller.engines.values():
         if engine.problem is not None:
             found.append(f"{engine.name}: {engine.state}: {engine.problem}")

@@ -165,12 +165,46 @@ def test_excluded_queries_are_never_touched(run_dir: Path) -> None:
             }
 
 
-def test_sighup_ends_it_in_order_too(run_dir: Path) -> None:
+def test_sighup_and_reload_read_the_configuration_again(run_dir: Path) -> None:
+    file = run_dir.with_suffix(".toml")
+    file.write_text('[[policy]]\npolicy = "hr"\n')
+    with (
+        spe() as engine,
+        loaded(run_dir, "--config", str(file), *BACKEND, engine=engine) as load,
+    ):
+        scheduled(run_dir, engine)
+        before = nices(engine)
+
+        def policy() -> str:
+            answer = sched_ctl("status", "--json", "--run-dir", str(run_dir))
+            return str(msgspec.json.decode(answer)["policies"][0]["policy"])
+
+        assert policy() == "hr"
+        file.write_text('[[policy]]\npolicy = "random"\n')
+        load.send_signal(signal.SIGHUP)
+        wait_until(lambda: policy() == "random", SOON_S)
+        wait_until(lambda: nices(engine) != before, SOON_S)
+        file.write_text('[[policy]]\npolicy = "radnom"\n')
+        error = sched_ctl("reload", "--run-dir", str(run_dir), code=1)
+        assert f"{file}: policy[0].policy" in error and "did you mean 'random'" in error
+        assert policy() == "random"
+        file.write_text('[[policy]]\npolicy = "qs"\n')
+        assert "policy" in sched_ctl("reload", "--run-dir", str(run_dir))
+        assert policy() == "qs" and load.poll() is None
+
+
+def test_a_terminal_that_goes_away_ends_it_in_order(run_dir: Path) -> None:
     with spe() as engine:
         before = nices(engine)
-        with loaded(run_dir, *BACKEND, engine=engine) as load:
+        ours, its = os.openpty()
+        with loaded(run_dir, *BACKEND, engine=engine, terminal=its) as load:
+            os.close(its)
             scheduled(run_dir, engine)
-            load.send_signal(signal.SIGHUP)
+            load.send_signal(signal.SIGHUP)  # its terminal is there: this is no end
+            log = run_dir.with_suffix(".log")
+            wait_until(lambda: "configuration read again" in log.read_text(), SOON_S)
+            assert load.poll() is None
+            os.close(ours)
 
             def ended() -> bool:
                 load.send_signal(signal.SIGINT)  # more of them change nothing, up to the end

@@ -1,0 +1,229 @@
+"""Another configuration for a controller that runs: all of it, or none."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from fakes import FakeBackend, FakeEngine, backends
+
+from sched_ctl.backends.nice import NiceOptions
+from sched_ctl.config.settings import Section, SettingError, Settings
+from sched_ctl.controller import views
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.reload import ReadAgain, reload, reloaded
+from sched_ctl.errors import UserError
+from sched_ctl.metrics.catalogue import MissingMetric
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
+
+QUICK = Settings(
+    policy=(Section(policy="hr"),),
+    period=0.02,
+    calm_period=0,
+    poll_timeout=0.1,
+    discover=0.1,
+    window=0.1,
+)
+
+
+def but(settings: Settings, **changes: Any) -> Settings:
+    return msgspec.structs.replace(settings, **changes)
+
+
+def use(settings: Settings) -> ReadAgain:
+    return lambda apply: apply(settings)
+
+
+@dataclass
+class Case:
+    """A controller over fake engines, and what its backend was last told, by scope."""
+
+    engines: tuple[FakeEngine, ...]
+    backend: FakeBackend = field(default_factory=FakeBackend)
+    settings: Settings = QUICK
+
+    def run(self, script: Callable[[Controller], Coroutine[Any, Any, None]]) -> Controller:
+        controller = Controller(
+            self.settings, FakeEngine.kind(*self.engines), backends(self.backend)
+        )
+
+        async def both() -> None:
+            try:
+                await controller.start()
+                loop = asyncio.create_task(controller.run())
+                try:
+                    await script(controller)
+                finally:
+                    controller.stop("the script ended")
+                    await loop
+            finally:
+                controller.close()
+
+        asyncio.run(both())
+        return controller
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    def last(self) -> dict[str, tuple[str, set[str]]]:
+        """Scope -> policy and operators of the last schedule."""
+        return {s.scope: (s.policy, set(s.operators)) for s in self.backend.schedules}
+
+
+def test_other_policies_rules_and_exclusions_are_in_force() -> None:
+    case = Case((FakeEngine(queries={"etl": 1, "stats": 1, "secret": 1}),))
+    new = but(
+        QUICK,
+        policy=(Section(name="one", policy="qs", queries=("etl",)), Section(policy="hr")),
+        exclude=("secret",),
+        period=0.03,
+    )
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: case.backend.schedules)
+        assert case.last() == {"hr": ("hr", {"etl/op0", "stats/op0", "secret/op0"})}
+        at = len(case.backend.schedules)
+        assert reloaded(controller, use(new)) == ["policy", "exclude", "period"]
+        # Nobody's threads are left from before, and what follows is by the new one alone.
+        assert not case.backend.schedules[at].threads
+        await case.until(lambda: {"one", "hr"} <= {s.scope for s in case.backend.schedules[at:]})
+
+    controller = case.run(script)
+    assert case.last() == {"one": ("qs", {"etl/op0"}), "hr": ("hr", {"stats/op0"})}
+    assert [rule.timer.period_s for rule in controller.rules] == [0.03, 0.03]
+
+
+def test_a_rule_that_stays_keeps_its_threads() -> None:
+    case = Case((FakeEngine(),))
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: len(case.backend.schedules) > 2)
+        passes = controller.rules[0].passes
+        new = Section(name="hr", policy="qs")
+        reload(controller, but(QUICK, policy=(new,), window=0.2))
+        await case.until(lambda: controller.rules[0].passes > passes)
+        assert case.backend.schedules[-1].policy == "qs"
+
+    case.run(script)
+    assert all(schedule.threads for schedule in case.backend.schedules)
+
+
+@pytest.mark.parametrize(
+    ("new", "error"),
+    [
+        (but(QUICK, policy=(Section(policy="nonsense"),)), SettingError),
+        (but(QUICK, policy=(Section(policy="hr", options={"none": 1}),)), SettingError),
+        (but(QUICK, users=("nobody-of-that-name",)), SettingError),
+        (but(QUICK, backends={"nice": {"worst": 99}}), SettingError),
+        (but(QUICK, engine=("nonsense:1",)), UserError),
+        (but(QUICK, run_dir="/nowhere"), UserError),
+        (but(QUICK, metrics="127.0.0.1:1"), UserError),
+        (QUICK, MissingMetric),
+    ],
+)
+def test_a_bad_one_changes_nothing(new: Settings, error: type[UserError]) -> None:
+    old = but(QUICK, policy=(Section(policy="qs"),))
+    case = Case((FakeEngine(provides=frozenset({"queue_size"})),), settings=old)
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: case.backend.schedules)
+        rules, claims = list(controller.rules), controller.claims
+        with pytest.raises(error) as caught:
+            reloaded(controller, use(new))
+        assert controller.settings is old and controller.claims is claims
+        assert all(a is b for a, b in zip(controller.rules, rules, strict=True))
+        assert caught.value.message in "".join(views.problems(controller))
+        at = len(case.backend.schedules)
+        await case.until(lambda: len(case.backend.schedules) > at + 2)
+        assert case.backend.schedules[-1].policy == "qs"
+        assert reloaded(controller, use(old)) == []
+        assert not views.problems(controller)
+
+    case.run(script)
+    assert all(schedule.threads for schedule in case.backend.schedules)
+
+
+def test_a_file_that_cannot_be_read_changes_nothing() -> None:
+    case = Case((FakeEngine(),))
+
+    def unreadable(use: Callable[[Settings], Any]) -> Any:
+        raise UserError("sched-ctl.toml: not UTF-8 at byte 3")
+
+    async def script(controller: Controller) -> None:
+        with pytest.raises(UserError, match="byte 3"):
+            reloaded(controller, unreadable)
+        with pytest.raises(UserError, match="not started from a configuration"):
+            reloaded(controller, None)
+        assert controller.settings is QUICK
+
+    case.run(script)
+
+
+def test_engines_come_and_go_with_the_setting() -> None:
+    one, two = FakeEngine("one"), FakeEngine("two")
+    case = Case((one, two))
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: case.backend.schedules)
+        reload(controller, but(QUICK, engine=("fake:two",)))
+        assert list(controller.engines) == ["fake:two"]
+        await case.until(
+            lambda: (
+                {t.pid for t in case.backend.schedules[-1].threads}
+                == {t.pid for o in two.topology.operators for t in o.threads}
+            )
+        )
+        await case.until(lambda: one.closed)
+        reload(controller, QUICK)
+        await case.until(lambda: len(controller.rules[0].windows) == 2)
+
+    case.run(script)
+
+
+def test_what_is_being_decided_by_the_old_rules_is_dropped() -> None:
+    """A policy of somebody else decides beside the loop: its late answer has excluded threads."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(frame: OperatorFrame) -> UrgencyForm:
+        asked.set()
+        answer.wait(10)
+        return form(len(frame), static=1.0)
+
+    case = Case((FakeEngine(queries={"etl": 1, "secret": 1}),))
+
+    async def script(controller: Controller) -> None:
+        controller.rules[0].policy = Policy("slow", slow, frozenset(), "nothing")
+        await case.until(asked.is_set)
+        reload(controller, but(QUICK, exclude=("secret",)))
+        at = len(case.backend.schedules)
+        answer.set()
+        await case.until(lambda: len(case.backend.schedules) > at + 3)
+        later = [set(s.operators) for s in case.backend.schedules[at:]]
+        assert {"etl/op0"} in later and {"etl/op0", "secret/op0"} not in later
+
+    case.run(script)
+
+
+class OtherOptions(FakeBackend):
+    name: ClassVar[str] = "nice"
+
+
+def test_a_backend_with_other_options_is_made_anew() -> None:
+    backend = OtherOptions()
+    case = Case((FakeEngine(),), backend)
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: backend.schedules)
+        reload(controller, but(QUICK, backends={"nice": {"worst": 5}}))
+        assert backend.restored == 1
+        at = len(backend.schedules)
+        await case.until(lambda: len(backend.schedules) > at)
+        assert controller.backends is not None
+        assert controller.backends._options == {"nice": NiceOptions(worst=5)}
+
+    case.run(script)
