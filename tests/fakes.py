@@ -29,6 +29,9 @@ from sched_ctl.model.topology import (
 __all__ = ["FakeBackend", "FakeEngine", "backends", "chains", "sleeping_threads"]
 
 
+FIRST_IDS: dict[str, int] = {}  # by engine
+
+
 def chains(
     engine: str, queries: Mapping[str, int], threads: Callable[[int], tuple[Thread, ...]]
 ) -> Topology:
@@ -65,7 +68,8 @@ class FakeEngine:
         self.hold = threading.Event()  # cleared: polls hang
         self.hold.set()
         self.queue: Array | None = None
-        first = 1_000_000 + 10_000 * (hash(name) % 50)
+        # Its threads' ids: of another engine others, of the same engine made again the same.
+        first = FIRST_IDS.setdefault(name, 1_000_000 + 10_000 * len(FIRST_IDS))
         self.topology = chains(
             self.target.engine,
             queries or {"q": 3},
