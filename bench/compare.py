@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from sched_ctl.plugins import registry
-from sched_ctl.sim import Setting, of_workload, simulate
+from sched_ctl.sim import Costs, Setting, of_workload, simulate
 from sched_ctl.workloads import synthetic, workload
 
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
@@ -73,8 +73,7 @@ def run(job: Run) -> Figures:
             duration_s=6.0,
             warm_s=1.0,
             seed=job.seed,
-            hop_s=0.0 if job.free else 2e-6,
-            switch_s=0.0 if job.free else 5e-6,
+            costs=Costs() if job.free else Costs(hop_s=2e-6, switch_s=5e-6),
         ),
     ).summary()
     return Figures(result.response_s, result.slowdown_max, result.l2)

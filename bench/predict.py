@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bench.kernel import CASES, VARIANTS
 from sched_ctl.lab import engine as lab
-from sched_ctl.sim import Node, Setting, of_workload, simulate_by_name
+from sched_ctl.sim import Costs, Node, Setting, Threads, of_workload, simulate_by_name
 from sched_ctl.workloads import workload
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,25 +163,20 @@ def measured() -> tuple[Measured, dict[str, int], dict[str, float]]:
 SECONDS = 6.0
 
 
-def setting(kind: str, job: Mapping[str, Any], seed: int, costs: Mapping[str, Any]) -> Setting:
+def setting(kind: str, job: Mapping[str, Any], seed: int, costs: Mapping[str, Costs]) -> Setting:
     basic = Setting(duration_s=SECONDS, warm_s=1.0, seed=seed)
     of = {"os": "os", "batch": "os", "nice": "os", "fifo": "fifo", "scx": "scx", "pool": "user"}
-    cost = costs[{"os": "os", "fifo": "fifo", "scx": "scx", "user": "os"}[of[kind]]]
     return replace(
         basic,
         scheduler=of[kind],
         clusters=12 if kind == "scx" else 0,
-        ties="row" if kind == "pool" else "oldest",
-        wake_preempt=False if kind == "batch" else None,
-        hop_s=cost["hop_s"],
-        wake_s=cost["wake_s"],
-        switch_s=cost["switch_s"],
-        source_s=cost["source_s"],
+        threads=Threads(wake_preempt=False if kind == "batch" else None),
+        costs=costs[{"os": "os", "fifo": "fifo", "scx": "scx", "user": "os"}[of[kind]]],
     )
 
 
 def one(
-    case: str, variant: str, seed: int, costs: Mapping[str, Any], base_cost_s: float | None = None
+    case: str, variant: str, seed: int, costs: Mapping[str, Costs], base_cost_s: float | None = None
 ) -> dict[str, float]:
     """The figures of one run. base_cost_s: CPU time of a cost of 1; else the workload's."""
     c, job = CASES[case], VARIANTS[variant]
@@ -219,7 +214,7 @@ def ratios(runs: list[dict[str, float]], base: list[dict[str, float]]) -> dict[s
 BASES_US = (40, 100, 200, 400)
 
 
-def by_work(costs: Mapping[str, Any], seeds: int) -> None:
+def by_work(costs: Mapping[str, Costs], seeds: int) -> None:
     """Mean latency over EEVDF's, for work of several sizes: what is order, and what saved hops."""
     cases = ("lr-0.95", "etl-1.0", "stats-0.95", "vs-0.95", "pred-0.95", "syn-0.97", "multi-0.95")
     print("| B, us | " + " | ".join(f"{c} HR, BSD" for c in cases) + " |")
@@ -245,9 +240,8 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help="gains over the size of the work")
     parser.add_argument("--seeds", type=int, default=5, help="of --work")
     arguments = parser.parse_args()
-    costs = {
-        entry["job"]: entry for entry in map(json.loads, arguments.costs.read_text().splitlines())
-    }
+    lines = map(json.loads, arguments.costs.read_text().splitlines())
+    costs = {entry.pop("job"): Costs(**entry) for entry in lines}
     if arguments.work:
         by_work(costs, arguments.seeds)
         return

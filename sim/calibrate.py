@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -18,8 +18,9 @@ import msgspec
 from sched_ctl.errors import UserError
 from sched_ctl.lab import engine
 from sched_ctl.sim.library import library
+from sched_ctl.sim.setting import Costs
 
-__all__ = ["Costs", "load", "measure", "of_engine", "of_threads"]
+__all__ = ["as_json", "load", "measure", "of_engine", "of_threads"]
 
 Ready = Callable[[Sequence[int]], None]
 
@@ -36,20 +37,6 @@ edge b c
 edge c d
 source a
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """CPU seconds: of a tuple at an operator (queues, clocks), of a wake-up for the waker, of a
-    switch to another thread, and of what brings tuples from outside, each time it wakes up."""
-
-    hop_s: float
-    wake_s: float
-    switch_s: float
-    source_s: float
-
-    def json(self) -> str:
-        return json.dumps({name: round(value, 12) for name, value in asdict(self).items()})
 
 
 def of_threads(ready: Ready | None = None) -> tuple[float, float, float]:
@@ -97,8 +84,12 @@ def measure(ready: Ready | None = None, arguments: Sequence[str] = ()) -> Costs:
     return Costs(hop, *of_threads(ready))
 
 
+def as_json(costs: Costs) -> str:
+    return json.dumps({name: round(value, 12) for name, value in asdict(costs).items()})
+
+
 def load(path: Path) -> Costs:
-    """What `Costs.json` wrote. Raises UserError."""
+    """What `as_json` wrote. Raises UserError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Costs)
     except OSError as error:

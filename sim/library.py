@@ -63,7 +63,6 @@ _INTEGERS = [
     "wake_preempt",
     "age",
     "root_reset",
-    "rows_first",
     "record_max",
 ]
 _NUMBERS = [

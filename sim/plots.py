@@ -19,7 +19,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 if TYPE_CHECKING:
-    from sched_ctl.cli.sweep import Row
+    from sched_ctl.sim.sweep import Row
 
 __all__ = ["COLOURS", "figure", "save", "write"]
 

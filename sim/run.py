@@ -146,7 +146,7 @@ def _enforce(
     if setting.scheduler == "os":
         machine.set_weights(_nice_weights(node, policy, form, setting, machine))
         return
-    if setting.scheduler == "user" and setting.level == "query":
+    if setting.scheduler == "user" and setting.user.level == "query":
         form = _of_starts(node, form)
     if setting.clusters:
         form = forms.clustered(form, setting.clusters, setting.uniform)
@@ -189,7 +189,7 @@ def _nice_weights(
         head_age_s=age,
         queue_size=size,
     )
-    nice = nice_values(schedule, setting.nice_best, setting.nice_worst)
+    nice = nice_values(schedule, setting.threads.nice_best, setting.threads.nice_worst)
     return np.asarray(UNIT * NICE_STEP ** -nice.astype(np.float64))
 
 
@@ -235,9 +235,9 @@ def _values(
     streams: Sequence[Array],
     rotate: bool,
 ) -> dict[str, Any]:
-    threads = setting.threads
-    if not threads:
-        mode = setting.level
+    user, threads, costs = setting.user, setting.threads, setting.costs
+    if not setting.threaded:
+        mode = user.level
         slice_s, tick_s, wake_preempt = 0.0, 0.0, False
     elif setting.scheduler == "os":
         mode = "fair"
@@ -255,28 +255,27 @@ def _values(
         "arrivals": len(arrival_s),
         "cpus": setting.cpus,
         "mode": MODES[mode],
-        "batch": setting.batch,
-        "candidates": CANDIDATES[setting.candidates],
-        "train": setting.train,
+        "batch": user.batch,
+        "candidates": CANDIDATES[user.candidates],
+        "train": user.train,
         "rotate": rotate,
         "capacity": setting.capacity,
         "exponential": setting.exponential,
-        "wake_preempt": wake_preempt if setting.wake_preempt is None else setting.wake_preempt,
-        "age": AGES[setting.age],
-        "root_reset": setting.age == "inherited",
-        "rows_first": setting.ties == "row",
+        "wake_preempt": wake_preempt if threads.wake_preempt is None else threads.wake_preempt,
+        "age": AGES[threads.age],
+        "root_reset": threads.age == "inherited",
         "record_max": setting.record,
         "seed": setting.seed,
         "warm_s": setting.warm_s,
         "end_s": setting.duration_s,
-        "decision_s": setting.decision_s,
-        "candidate_s": setting.candidate_s,
-        "hop_s": setting.hop_s,
-        "wake_s": setting.wake_s,
-        "switch_s": setting.switch_s,
-        "source_s": setting.source_s,
-        "slice_s": slice_s if setting.slice_s is None else setting.slice_s,
-        "tick_s": tick_s if setting.tick_s is None else setting.tick_s,
+        "decision_s": user.decision_s,
+        "candidate_s": user.candidate_s,
+        "hop_s": costs.hop_s,
+        "wake_s": costs.wake_s,
+        "switch_s": costs.switch_s,
+        "source_s": costs.source_s,
+        "slice_s": slice_s if threads.slice_s is None else threads.slice_s,
+        "tick_s": tick_s if threads.tick_s is None else threads.tick_s,
         "cost_s": node.cost_s,
         "selectivity": node.selectivity,
         "block_probability": node.block_probability,

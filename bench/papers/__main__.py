@@ -7,6 +7,7 @@ python -m bench.papers --packets 100 --seeds 1     # to see whether it works
 import argparse
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,29 @@ from bench.papers import aqsios, edgewise
 from bench.papers.report import Curve, Data, write
 from bench.papers.sweep import POLICIES, run_all, under
 from sched_ctl.plugins import registry
-from sched_ctl.sim import Setting, simulate
+from sched_ctl.sim import Setting, User, simulate
 
 ROOT = Path(__file__).parents[2]
 LOADS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.97)
 CLUSTERS = (2, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128)
-TECHNIQUES: dict[str, dict[str, object]] = {  # figure 14, added one by one
-    "naive": {"candidates": "operators"},
-    "clusters": {"clusters": 12, "candidates": "groups"},
-    "and pruning": {"clusters": 12, "candidates": "fagin"},
-    "and clustered processing": {"clusters": 12, "candidates": "fagin", "train": True},
+
+
+@dataclass(frozen=True)
+class Way:
+    """How BSD is implemented. operations: that a look at one candidate takes."""
+
+    clusters: int = 0
+    uniform: bool = False
+    candidates: str = "none"
+    train: bool = False
+    operations: int = 2
+
+
+TECHNIQUES = {  # figure 14, added one by one
+    "naive": Way(candidates="operators"),
+    "clusters": Way(12, candidates="groups"),
+    "and pruning": Way(12, candidates="fagin"),
+    "and clustered processing": Way(12, candidates="fagin", train=True),
 }
 DEFAULT = aqsios.Traffic()
 # How far the ratios depend on the stand-in for the trace
@@ -83,22 +97,19 @@ def joined(job: tuple[float, str, int, int]) -> Curve:
     result = simulate(
         node,
         registry.policy(name),
-        Setting(level="query", duration_s=120.0, warm_s=12.0, seed=seed),
+        Setting(user=User(level="query"), duration_s=120.0, warm_s=12.0, seed=seed),
     )
     return {"l2": result.summary().l2}
 
 
-def implemented(job: tuple[str, dict[str, object], int, int]) -> Curve:
-    """Figures 13 and 14: BSD with a price for its decisions, in costs of the cheapest operator.
-
-    Each candidate costs two operations (compute, compare) unless `how` says otherwise.
-    """
-    name, how, seed, packets = job
+def implemented(job: tuple[str, Way, int, int]) -> Curve:
+    """Figures 13 and 14: BSD with a price for its decisions, in costs of the cheapest operator."""
+    name, way, seed, packets = job
     node = aqsios.queries(seed, 0.95, aqsios.packets(seed, packets, DEFAULT))
-    setting = dict(how)
-    operations = float(str(setting.pop("operations", 2 if "candidates" in how else 0)))
-    price = operations * float(node.cost_s.min())
-    return {"l2": under(node, name, None, candidate_s=price, **setting).summary().l2}
+    price = way.operations * float(node.cost_s.min())
+    user = User(train=way.train, candidates=way.candidates, candidate_s=price)
+    result = under(node, name, None, user, clusters=way.clusters, uniform=way.uniform)
+    return {"l2": result.summary().l2}
 
 
 def sharing(job: tuple[str, str, int, int]) -> Curve:
@@ -114,7 +125,7 @@ def example() -> dict[str, tuple[float, float]]:
     found = {}
     for name in ("hr", "hnr"):
         s = simulate(
-            aqsios.example(), registry.policy(name), Setting(level="query", warm_s=0)
+            aqsios.example(), registry.policy(name), Setting(user=User(level="query"), warm_s=0)
         ).summary()
         found[name] = (s.response_s * 1e3, s.slowdown)
     return found
@@ -143,16 +154,14 @@ def main() -> None:
                 found.setdefault(key, []).append(curve)
             return found
 
-        full: dict[str, object] = {"candidates": "fagin", "train": True}
-        ways: dict[tuple[str, float], tuple[str, dict[str, object]]] = {
-            ("hnr", 0): ("hnr", {}),
-            ("ideal", 0): ("bsd", {}),
-        }
+        full = Way(candidates="fagin", train=True)
+        ways = {("hnr", 0): ("hnr", Way()), ("ideal", 0): ("bsd", Way())}
         for m in CLUSTERS:
-            ways["log", m] = "bsd", {"clusters": m, **full}
-            ways["log, one operation", m] = "bsd", {"clusters": m, "operations": 1, **full}
-            ways["log, free", m] = "bsd", {"clusters": m, "train": True}
-            ways["uniform", m] = "bsd", {"clusters": m, "uniform": True, **full}
+            clustered = replace(full, clusters=m)
+            ways["log", m] = "bsd", clustered
+            ways["log, one operation", m] = "bsd", replace(clustered, operations=1)
+            ways["log, free", m] = "bsd", replace(clustered, candidates="none")
+            ways["uniform", m] = "bsd", replace(clustered, uniform=True)
         ways |= {(label, 0): ("bsd", how) for label, how in TECHNIQUES.items()}
         runs: dict[str, Runs] = {
             "main": sweep(

@@ -9,7 +9,7 @@ import numpy as np
 
 from sched_ctl.model.graph import Array
 from sched_ctl.plugins import registry
-from sched_ctl.sim import Node, Setting, of_workload, simulate
+from sched_ctl.sim import Costs, Node, Setting, User, of_workload, simulate
 from sched_ctl.workloads import workload
 
 __all__ = ["balance", "capacity"]
@@ -31,14 +31,14 @@ def balance(job: tuple[str, float, int]) -> dict[str, float]:
         result = simulate(
             node,
             None,
-            replace(setting, scheduler="os", hop_s=HOP_S, switch_s=SWITCH_S),
+            replace(setting, scheduler="os", costs=Costs(hop_s=HOP_S, switch_s=SWITCH_S)),
             window_s=1.0,
         )
     else:  # the longest queue first, all that waits, as in EdgeWise
         result = simulate(
             node,
             registry.policy("qs"),
-            replace(setting, batch=0, hop_s=HOP_S),
+            replace(setting, user=User(batch=0), costs=Costs(hop_s=HOP_S)),
             window_s=1.0,
         )
     return {"variation": result.imbalance, "response": result.summary().response_s}

@@ -10,7 +10,7 @@ import numpy as np
 
 from sched_ctl.model.policy import Policy
 from sched_ctl.plugins import registry
-from sched_ctl.sim import Node, Result, Setting, Stream, simulate
+from sched_ctl.sim import Node, Result, Setting, Stream, User, simulate
 
 __all__ = ["POLICIES", "policy", "run_all", "under"]
 
@@ -35,13 +35,17 @@ def policy(name: str, node: Node, options: dict[str, object] | None = None) -> P
 
 
 def under(
-    node: Node, name: str, options: dict[str, object] | None = None, **changes: Any
+    node: Node,
+    name: str,
+    options: dict[str, object] | None = None,
+    user: User | None = None,
+    **changes: Any,
 ) -> Result:
     """The node under a policy at query level, until its trace ends; "rr-time" at operator level."""
     stream: Stream = node.streams[0]
     assert stream.times is not None
     basic = Setting(
-        level="operator" if name == "rr-time" else "query",
+        user=replace(user or User(), level="operator" if name == "rr-time" else "query"),
         warm_s=0.0,
         duration_s=float(stream.times[-1]) + 1.0,
     )

@@ -4,6 +4,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,7 +20,7 @@ from sched_ctl.config.settings import (
     declared,
 )
 
-__all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "with_settings"]
+__all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "with_sections", "with_settings"]
 
 T = TypeVar("T")
 DEFAULT_RUN_DIR = Path(Settings().run_dir)
@@ -98,6 +99,47 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     )
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     del run.__wrapped__  # its signature would be taken instead
+    return run
+
+
+def with_sections(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for each field of its parameters that are dataclasses (sections).
+
+    A field's annotation is a typer option or argument; the section's docstring heads its flags.
+    """
+    own = inspect.signature(command)
+    kinds: dict[str, Any] = {p.name: p.annotation for p in own.parameters.values()}
+    sections = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
+
+    def run(**arguments: Any) -> None:
+        made: dict[str, Any] = {
+            name: kinds[name](**{f.name: arguments.pop(f.name) for f in fields(kind)})
+            for name, kind in sections.items()
+        }
+        command(**made, **arguments)
+
+    parameters = []
+    for parameter in own.parameters.values():
+        if parameter.name not in sections:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        kind = sections[parameter.name]
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for f in fields(kind):
+            about = hints[f.name].__metadata__[0]
+            if isinstance(about, typer.models.OptionInfo):
+                about.rich_help_panel = about.rich_help_panel or inspect.getdoc(kind)
+            parameters.append(
+                inspect.Parameter(
+                    f.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=f.default,
+                    annotation=hints[f.name],
+                )
+            )
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return run
 
 

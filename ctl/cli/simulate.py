@@ -1,12 +1,16 @@
 """sched-ctl simulate: what its options are. What is done with them is in `sweep`."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sched_ctl.cli.flags import Json
+from sched_ctl.cli.flags import Json, with_sections
 from sched_ctl.errors import UserError
+
+if TYPE_CHECKING:
+    from sched_ctl.sim.setting import Costs, Setting
 
 __all__ = ["add_to"]
 
@@ -15,71 +19,108 @@ def add_to(app: typer.Typer) -> None:
     app.command()(simulate)
 
 
-def simulate(
+@dataclass(frozen=True)
+class What:
+    """What is simulated"""
+
     source: Annotated[
         Path | None,
         typer.Argument(
             help="A workload file (bench/workloads/*.graph), or a snapshot (plan --save).",
             metavar="FILE",
         ),
-    ] = None,
+    ] = None
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", "-p", help="May be repeated; 'os' is the OS's own scheduling."),
-    ] = None,
+    ] = None
     load: Annotated[
         list[float] | None,
         typer.Option("--load", "-l", help="CPU demand over CPUs; may be repeated.", min=1e-3),
-    ] = None,
-    scheduler: Annotated[
-        str, typer.Option(help="Who chooses what runs: user, os, scx, fifo.")
-    ] = "user",
-    level: Annotated[str, typer.Option(help="user: decide by operator, or by query.")] = "operator",
-    batch: Annotated[
-        str, typer.Option(help="user: tuples a turn: a number (at most), all, or half.")
-    ] = "1",
-    cpus: Annotated[int, typer.Option(min=1, max=1024)] = 1,
-    duration: Annotated[
-        float, typer.Option(help="Of the arrivals.", metavar="SECONDS", min=1e-3)
-    ] = 60.0,
-    warm_up: Annotated[
-        float | None, typer.Option(help="Tuples before are not counted (default: a tenth of it).")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs with different arrivals.", min=1, max=1000)] = 3,
-    seed: Annotated[int, typer.Option(help="The first of them.", min=0)] = 1,
-    clusters: Annotated[
-        int, typer.Option(help="Clusters of wait-dependent policies; 0: exact.", min=0)
-    ] = 0,
+    ] = None
+    cpus: Annotated[int, typer.Option(min=1, max=1024)] = 1
     capacity: Annotated[
         int, typer.Option(help="Bound of the queues between operators; 0: none.", min=0)
-    ] = 0,
+    ] = 0
     base_cost_us: Annotated[
         float | None, typer.Option(help="CPU time of a cost of 1 (default: the workload's).")
-    ] = None,
-    decision_us: Annotated[float, typer.Option(help="Cost of a scheduling decision.", min=0)] = 0.0,
-    hop_us: Annotated[
-        float | None, typer.Option(help="Overhead of each tuple at each operator.", min=0)
-    ] = None,
-    wake_us: Annotated[
-        float | None, typer.Option(help="Cost of a wake-up, for whoever wakes.", min=0)
-    ] = None,
-    switch_us: Annotated[
-        float | None, typer.Option(help="Cost of a context switch.", min=0)
-    ] = None,
-    source_us: Annotated[
-        float | None,
-        typer.Option(help="What bringing tuples takes, each time it interrupts.", min=0),
-    ] = None,
+    ] = None
+    common_stream: Annotated[
+        bool, typer.Option("--common-stream", help="All queries see the same tuples.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Length:
+    """For how long, and how often"""
+
+    duration: Annotated[
+        float, typer.Option(help="Of the arrivals.", metavar="SECONDS", min=1e-3)
+    ] = 60.0
+    warm_up: Annotated[
+        float | None, typer.Option(help="Tuples before are not counted (default: a tenth of it).")
+    ] = None
+    seeds: Annotated[int, typer.Option(help="Runs with different arrivals.", min=1, max=1000)] = 3
+    seed: Annotated[int, typer.Option(help="The first of them.", min=0)] = 1
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """Who chooses what runs"""
+
+    scheduler: Annotated[str, typer.Option(help="user, os, scx, fifo.")] = "user"
+    level: Annotated[str, typer.Option(help="user: decide by operator, or by query.")] = "operator"
+    batch: Annotated[
+        str, typer.Option(help="user: tuples a turn: a number (at most), all, or half.")
+    ] = "1"
+    clusters: Annotated[
+        int, typer.Option(help="Clusters of wait-dependent policies; 0: exact.", min=0)
+    ] = 0
+    decision_us: Annotated[float, typer.Option(help="user: cost of a decision.", min=0)] = 0.0
+
+
+@dataclass(frozen=True)
+class PerHop:
+    """Costs of threads"""
+
     costs: Annotated[
         Path | None,
         typer.Option(help="These four from a file that --calibrate wrote.", metavar="FILE"),
-    ] = None,
+    ] = None
+    hop_us: Annotated[
+        float | None, typer.Option(help="Overhead of each tuple at each operator.", min=0)
+    ] = None
+    wake_us: Annotated[
+        float | None, typer.Option(help="Cost of a wake-up, for whoever wakes.", min=0)
+    ] = None
+    switch_us: Annotated[float | None, typer.Option(help="Cost of a context switch.", min=0)] = None
+    source_us: Annotated[
+        float | None,
+        typer.Option(help="What bringing tuples takes, each time it interrupts.", min=0),
+    ] = None
+
+    def read(self) -> "Costs":
+        from sched_ctl.sim import calibrate as calibration
+        from sched_ctl.sim.setting import Costs
+
+        machine = calibration.load(self.costs) if self.costs else Costs()
+        given = {
+            name: value * 1e-6
+            for name in Costs.__slots__
+            if (value := getattr(self, name.removesuffix("_s") + "_us")) is not None
+        }
+        return replace(machine, **given)
+
+
+@with_sections
+def simulate(
+    what: What,
+    length: Length,
+    scheduling: Scheduling,
+    per_hop: PerHop,
     calibrate: Annotated[
         bool,
         typer.Option("--calibrate", help="Measure what a hop costs on this machine, print it."),
-    ] = False,
-    common_stream: Annotated[
-        bool, typer.Option("--common-stream", help="All queries see the same tuples.")
     ] = False,
     plots: Annotated[
         Path | None, typer.Option(help="Folder for plots (PNG).", metavar="DIR")
@@ -93,30 +134,34 @@ def simulate(
     """
     from sched_ctl.cli import sweep
     from sched_ctl.sim import calibrate as calibration
-    from sched_ctl.sim.setting import Setting
 
     if calibrate:
-        print(calibration.measure().json())
+        print(calibration.as_json(calibration.measure()))
         return
-    if source is None:
+    if what.source is None:
         raise UserError("what is to be simulated?", "name a workload file, or a snapshot")
-    names = policy or ([sweep.OS, "hr"] if scheduler == "os" else ["fcfs", "hr"])
-    machine = calibration.load(costs) if costs else calibration.Costs(0.0, 0.0, 0.0, 0.0)
-    setting = Setting(
-        scheduler=scheduler,
-        level=level,
-        batch=sweep.batch(batch),
-        cpus=cpus,
-        duration_s=duration,
-        warm_s=duration / 10 if warm_up is None else warm_up,
-        seed=seed,
-        clusters=clusters,
-        capacity=capacity,
-        decision_s=decision_us * 1e-6,
-        hop_s=machine.hop_s if hop_us is None else hop_us * 1e-6,
-        wake_s=machine.wake_s if wake_us is None else wake_us * 1e-6,
-        switch_s=machine.switch_s if switch_us is None else switch_us * 1e-6,
-        source_s=machine.source_s if source_us is None else source_us * 1e-6,
+    names = what.policy or [sweep.OS if scheduling.scheduler == sweep.OS else "fcfs", "hr"]
+    setting = _setting(what, length, scheduling, per_hop)
+    made = sweep.nodes(what.source, what.load, what.cpus, what.base_cost_us, what.common_stream)
+    sweep.run(what.source, made, names, setting, length.seeds, plots=plots, json=json)
+
+
+def _setting(what: What, length: Length, scheduling: Scheduling, per_hop: PerHop) -> "Setting":
+    from sched_ctl.cli import sweep
+    from sched_ctl.sim.setting import Setting, User
+
+    return Setting(
+        scheduler=scheduling.scheduler,
+        cpus=what.cpus,
+        duration_s=length.duration,
+        warm_s=length.duration / 10 if length.warm_up is None else length.warm_up,
+        seed=length.seed,
+        clusters=scheduling.clusters,
+        capacity=what.capacity,
+        costs=per_hop.read(),
+        user=User(
+            level=scheduling.level,
+            batch=sweep.batch(scheduling.batch),
+            decision_s=scheduling.decision_us * 1e-6,
+        ),
     )
-    made = sweep.nodes(source, load, cpus, base_cost_us, common_stream)
-    sweep.run(source, made, names, setting, seeds, plots=plots, json=json)

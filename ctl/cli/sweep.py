@@ -1,11 +1,10 @@
 """Workloads or a recorded snapshot in the simulator, under several policies and loads."""
 
 import json as json_module
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,15 @@ from rich.table import Table
 
 from sched_ctl.errors import UserError
 from sched_ctl.model import files as record
-from sched_ctl.model.policy import Policy
 from sched_ctl.plugins import registry
 from sched_ctl.sim.node import Node, of_snapshot, of_workload
-from sched_ctl.sim.result import Result, interval
-from sched_ctl.sim.run import simulate_by_name
 from sched_ctl.sim.setting import Setting
+from sched_ctl.sim.sweep import Job, Row, row, run_all
 from sched_ctl.workloads import workload
 
-__all__ = ["OS", "Row", "batch", "nodes", "run"]
+__all__ = ["OS", "batch", "nodes", "run"]
 
 OS = "os"  # as a policy name: the OS's own scheduling
-
-
-@dataclass(frozen=True)
-class Row:
-    """One policy at one load, over the seeds: mean and half width of the 95% interval."""
-
-    policy: str
-    load: float
-    stable: bool
-    figures: dict[str, tuple[float, float]]
-    by_class: dict[str, dict[str, float]]
-    results: tuple[Result, ...]
 
 
 def run(
@@ -56,32 +41,24 @@ def run(
 
     made: load and node. names: of policies, and "os".
     """
-    chosen = {name: None if name == OS else registry.policy(name) for name in names}
+    names = list(dict.fromkeys(names))
+    for name in names:
+        if name != OS:
+            registry.policy(name)  # refused before anything runs
     if plots is not None:
         from sched_ctl.sim import plots as drawing  # fails early without matplotlib
     as_os = replace(setting, scheduler=OS)
+    points = [(at, node, name) for at, node in made for name in names]
     todo = [
-        (at, node, name, replace(as_os if name == OS else setting, seed=number))
-        for at, node in made
-        for name in chosen
+        Job(node, None, replace(as_os, seed=number))
+        if name == OS
+        else Job(node, name, replace(setting, seed=number))
+        for _, node, name in points
         for number in range(setting.seed, setting.seed + seeds)
     ]
-    # Nearly all of it is compiled and holds no lock of Python's, so threads fill the CPUs.
-    with _progress(len(todo), not json) as advance, ThreadPoolExecutor(_cpus()) as pool:
-        running = [
-            pool.submit(
-                simulate_by_name, node, None if name == OS else name, {}, now, advance(name, at)
-            )
-            for at, node, name, now in todo
-        ]
-        try:
-            runs = [each.result() for each in running]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    rows = [
-        row(name, at, chosen[name], runs[first : first + seeds])
-        for first, (at, _, name, _) in list(enumerate(todo))[::seeds]
-    ]
+    with _progress(len(todo), not json) as advance:
+        runs = iter(run_all(todo, advance))
+    rows = [row(name, at, list(islice(runs, seeds))) for at, _, name in points]
     if json:
         print(json_module.dumps([_plain(r) for r in rows], allow_nan=False))
     else:
@@ -89,42 +66,6 @@ def run(
     if plots is not None:
         files = drawing.write(rows, plots)
         Console(stderr=True).print(f"plots: {', '.join(map(str, files))}")
-
-
-def row(name: str, load: float, policy: Policy | None, runs: list[Result]) -> Row:
-    """The figures of one policy at one load over several seeds."""
-    summaries = [result.summary() for result in runs]
-
-    def over(values: Iterator[float] | list[float]) -> tuple[float, float]:
-        return interval(list(values))
-
-    figures = {
-        "throughput": over([s.throughput for s in summaries]),
-        "response_s": over([s.response_s for s in summaries]),
-        "response_p99_s": over([r.quantile(0.99) for r in runs]),
-        "response_max_s": over([s.response_max_s for s in summaries]),
-        "slowdown": over([s.slowdown for s in summaries]),
-        "slowdown_max": over([s.slowdown_max for s in summaries]),
-        "slowdown_l2": over([s.l2 for s in summaries]),
-        "slowdown_rms": over([s.rms for s in summaries]),
-        "memory_tuples": over([r.memory for r in runs]),
-        "imbalance": over([r.imbalance for r in runs]),
-        "switches_per_s": over([r.totals["switches"] / r.seconds for r in runs]),
-        "offered": over([r.offered for r in runs]),
-    }
-    by_class = {
-        klass: {
-            "response_s": float(np.mean([r.by_class()[klass].response_s for r in runs])),
-            "slowdown": float(np.mean([r.by_class()[klass].slowdown for r in runs])),
-            "slowdown_max": float(np.max([r.by_class()[klass].slowdown_max for r in runs])),
-        }
-        for klass in runs[0].by_class()
-    }
-    return Row(name, load, all(r.stable for r in runs), figures, by_class, tuple(runs))
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def batch(text: str) -> int:
@@ -194,15 +135,14 @@ def _progress(total: int, shown: bool) -> Iterator[Any]:
         task = bar.add_task("", total=total)
         done: dict[int, float] = {}  # run -> share of it
 
-        def advance(name: str, load: float) -> Any:
+        def advance(job: Job) -> Any:
             number = len(done)
             done[number] = 0.0
+            label = f"{job.policy or OS} at {job.node.demand / job.setting.cpus:.3g}"
 
             def update(share: float) -> None:
                 done[number] = share
-                bar.update(
-                    task, description=f"{name} at {load:g}", completed=sum(list(done.values()))
-                )
+                bar.update(task, description=label, completed=sum(list(done.values())))
 
             return update
 
@@ -218,7 +158,7 @@ def _plain(entry: Row) -> dict[str, Any]:
         "load": entry.load,
         "stable": entry.stable,
         "seeds": len(entry.results),
-        "setting": {k: number(v) if isinstance(v, float) else v for k, v in _setting(entry)},
+        "setting": asdict(entry.results[0].setting),
         "figures": {
             name: {"mean": number(mean), "half_width_95": number(half)}
             for name, (mean, half) in entry.figures.items()
@@ -229,10 +169,6 @@ def _plain(entry: Row) -> dict[str, Any]:
             for i, operator in enumerate(entry.results[0].node.topology.operators)
         },
     }
-
-
-def _setting(entry: Row) -> Any:
-    return asdict(entry.results[0].setting).items()
 
 
 def _show(source: Path, rows: list[Row]) -> None:

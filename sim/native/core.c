@@ -271,7 +271,7 @@ EXPORT struct sim *sim_new(const struct sim_config *c)
 	s->ready = calloc((size_t)c->operators + 1, sizeof *s->ready);
 	s->timers = calloc((size_t)c->operators + 1, sizeof *s->timers);
 	s->edges = calloc((size_t)c->out_start[c->operators] + 1, sizeof *s->edges);
-	s->order = order_new(c->operators, c->rows_first);
+	s->order = order_new(c->operators);
 	for (int64_t i = 0; i < c->operators; i++) {
 		struct operator *o = &s->ops[i];
 		o->cost = c->cost_s[i];

@@ -27,16 +27,15 @@ struct order {
 	double *top, *slope; // by group: key of the best, per_second
 	int64_t *rank_of, *rank_start;
 	int64_t waiting;
-	bool rotate, sized, rows_first;
+	bool rotate, sized;
 	int64_t turn, left;
 	int64_t *turns;
 };
 
-struct order *order_new(int64_t n, bool rows_first)
+struct order *order_new(int64_t n)
 {
 	struct order *o = calloc(1, sizeof *o);
 	o->n = n;
-	o->rows_first = rows_first;
 	size_t k = (size_t)n + 1;
 	o->fixed = calloc(k, sizeof(double));
 	o->per_tuple = calloc(k, sizeof(double));
@@ -72,7 +71,7 @@ static inline bool before(const struct order *o, int64_t a, int64_t b)
 {
 	if (o->key[a] != o->key[b])
 		return o->key[a] > o->key[b];
-	if (!o->rows_first && o->origin[a] != o->origin[b]) // among equals, the oldest
+	if (o->origin[a] != o->origin[b]) // among equals, the oldest
 		return o->origin[a] < o->origin[b];
 	return a < b;
 }

@@ -70,7 +70,7 @@ enum { SIM_BUCKETS = 64 * 64 };	 // of a histogram: 64 buckets an octave from 2^
 
 struct sim_config {
 	int64_t operators, streams, arrivals, cpus, mode, batch, candidates, train, rotate, capacity,
-		exponential, wake_preempt, age, root_reset, rows_first, record_max;
+		exponential, wake_preempt, age, root_reset, record_max;
 	uint64_t seed;
 	double warm_s, end_s, decision_s, candidate_s, hop_s, wake_s, switch_s, source_s, slice_s,
 		tick_s;
@@ -197,7 +197,7 @@ static inline double *result(const struct sim *s, int64_t op)
 double uniform(uint64_t *state);
 
 // order.c
-struct order *order_new(int64_t operators, bool rows_first);
+struct order *order_new(int64_t operators);
 void order_free(struct order *o);
 void order_set(struct order *o, const double *fixed, const double *per_tuple,
 	       const int64_t *group_of, int64_t groups, const double *per_second,

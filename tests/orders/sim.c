@@ -5,7 +5,7 @@ void sim_order(int64_t n, const double *fixed, const double *per_tuple, const in
 	       int64_t groups, const double *per_second, const int64_t *rank, const int64_t *turns,
 	       const double *origin, const double *size, double now, int64_t *order)
 {
-	struct order *o = order_new(n, false);
+	struct order *o = order_new(n);
 
 	order_set(o, fixed, per_tuple, group_of, groups, per_second, rank, turns, false);
 	for (int64_t i = 0; i < n; i++)

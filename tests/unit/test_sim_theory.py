@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sched_ctl.plugins import registry
-from sched_ctl.sim import Node, Result, Setting, interval, of_workload, simulate
+from sched_ctl.sim import Costs, Node, Result, Setting, Threads, interval, of_workload, simulate
 from sched_ctl.workloads import synthetic
 from sched_ctl.workloads.workload import OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
 
@@ -50,10 +50,10 @@ def test_mm1(load: float) -> None:
 def test_mg1_with_processor_sharing() -> None:
     """T(x) = x / (1 - load), whatever the distribution (Kleinrock 1976)."""
     n, load = 100, 0.7
+    exact = Threads(slice_s=5e-5, tick_s=0.0)
     node = of_workload(chains(*[[(1.0 if q % 2 else 4.0, 1.0)] for q in range(n)]), load)
     found = [
-        run(node, None, scheduler="os", slice_s=5e-5, tick_s=0.0, duration_s=60.0, seed=s)
-        for s in range(1, 7)
+        run(node, None, scheduler="os", threads=exact, duration_s=60.0, seed=s) for s in range(1, 7)
     ]
     small = np.arange(n) % 2 == 1
     for rows, cost in ((small, 1e-3), (~small, 4e-3)):
@@ -129,15 +129,15 @@ SYN_LOADS = {
 
 def test_predicts_what_a_kernel_was_measured_to_do() -> None:
     """Within a quarter: seeds, arrivals and generator differ from those of the measurement."""
-    costs = {"hop_s": 2e-6, "switch_s": 5e-6}
+    costs = Costs(hop_s=2e-6, switch_s=5e-6)
     seeds = range(1, 7)
     nodes = {s: of_workload(synthetic.syn(s), 0.9) for s in seeds}
 
     def measure(scheduler: str, policy: str | None) -> tuple[list[float], list[float]]:
-        more = costs if scheduler != "user" else {"hop_s": 2e-6}
+        more = costs if scheduler != "user" else replace(costs, switch_s=0.0)
         runs = [
-            run(nodes[s], policy, scheduler=scheduler, seed=s, nice_best=-20,
-                clusters=12 if policy == "bsd" and scheduler == "scx" else 0, **more)
+            run(nodes[s], policy, scheduler=scheduler, seed=s, threads=Threads(nice_best=-20),
+                clusters=12 if policy == "bsd" and scheduler == "scx" else 0, costs=more)
             for s in seeds
         ]  # fmt: skip
         return [r.summary().response_s for r in runs], [r.summary().slowdown for r in runs]

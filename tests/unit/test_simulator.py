@@ -18,7 +18,17 @@ from sched_ctl.model import files as record
 from sched_ctl.model.policy import form
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Topology
 from sched_ctl.plugins import registry
-from sched_ctl.sim import Node, Result, Setting, of_workload, simulate, simulate_by_name
+from sched_ctl.sim import (
+    Costs,
+    Node,
+    Result,
+    Setting,
+    Threads,
+    User,
+    of_workload,
+    simulate,
+    simulate_by_name,
+)
 from sched_ctl.sim import Stream as Feed
 from sched_ctl.sim.forms import clustered, grouped
 from sched_ctl.sim.result import quantile
@@ -77,23 +87,23 @@ def test_example_1_of_aqsios() -> None:
     )
     for policy, response_ms, slowdown in (("hr", 12.25, 3.875), ("hnr", 13.0, 2.9)):
         for level in ("query", "operator"):
-            found = run(node, policy, level=level, warm_s=0.0).summary()
+            found = run(node, policy, user=User(level=level), warm_s=0.0).summary()
             assert found.response_s * 1e3 == pytest.approx(response_ms, rel=1e-12)
             assert found.slowdown == pytest.approx(slowdown, rel=1e-12)
 
 
 MACHINES: list[dict[str, object]] = [
     {},
-    {"level": "query"},
-    {"level": "query", "cpus": 3},
-    {"batch": 0},
-    {"batch": -1, "cpus": 2},
-    {"batch": 50, "capacity": 8, "cpus": 2},
+    {"user": User(level="query")},
+    {"user": User(level="query"), "cpus": 3},
+    {"user": User(batch=0)},
+    {"user": User(batch=-1), "cpus": 2},
+    {"user": User(batch=50), "capacity": 8, "cpus": 2},
     {"scheduler": "os"},
     {"scheduler": "os", "cpus": 2, "capacity": 8},
     {"scheduler": "scx", "clusters": 12},
-    {"scheduler": "scx", "cpus": 3, "age": "head", "capacity": 4},
-    {"scheduler": "scx", "age": "runnable"},
+    {"scheduler": "scx", "cpus": 3, "threads": Threads(age="head"), "capacity": 4},
+    {"scheduler": "scx", "threads": Threads(age="runnable")},
     {"scheduler": "fifo"},
 ]
 
@@ -107,7 +117,8 @@ def test_no_tuple_is_lost_or_made(name: str, machine: dict[str, object]) -> None
     operators = (spec.queries[0].operators[0], blocking, *spec.queries[0].operators[2:])
     spec = replace(spec, queries=(replace(spec.queries[0], operators=operators), *spec.queries[1:]))
     node = of_workload(spec, 0.9, cpus=float(str(machine.get("cpus", 1))))
-    result = run(node, "bsd", duration_s=2.0, warm_s=0.0, hop_s=1e-6, switch_s=2e-6, **machine)
+    costs = Costs(hop_s=1e-6, switch_s=2e-6)
+    result = run(node, "bsd", duration_s=2.0, warm_s=0.0, costs=costs, **machine)
     graph, columns = node.topology.graph, result.columns
     assert result.arrivals == columns["tuples_in"][graph.ingress].sum()
     assert (columns["tuples_in"] == columns["done"]).all()
@@ -161,7 +172,7 @@ def test_no_tuple_is_stuck_between_bounded_queues_at_query_level(cpus: int, batc
         zeros,
         (Feed((0,), 130.0),),
     )
-    result = run(node, "bsd", level="query", capacity=8, cpus=cpus, batch=batch, warm_s=0.0)
+    result = run(node, "bsd", user=User("query", batch), capacity=8, cpus=cpus, warm_s=0.0)
     assert result.columns["done"][2] == result.columns["done"][0] == result.arrivals > 1000
     assert 0 < result.columns["queue_max"][3] <= 8 + cpus
 
@@ -207,7 +218,8 @@ def test_what_wake_ups_and_sources_cost_is_paid(scheduler: str) -> None:
     node = of_workload(workload.load(WORKLOADS / "etl.graph"), 0.4)
     policy = None if scheduler == "os" else "hr"
     free = run(node, policy, scheduler=scheduler)
-    paid = run(node, policy, scheduler=scheduler, wake_s=2e-6, switch_s=3e-6, source_s=8e-6)
+    costs = Costs(wake_s=2e-6, switch_s=3e-6, source_s=8e-6)
+    paid = run(node, policy, scheduler=scheduler, costs=costs)
     more = paid.totals["busy"] - free.totals["busy"]
     sources = 8e-6 * paid.arrivals  # but for those that come while another is brought
     if scheduler == "user":
@@ -247,7 +259,7 @@ def test_a_policy_is_best_at_its_own_goal(name: str) -> None:
             node, setting = of_workload(synthetic.syn(seed), 0.9), Setting(seed=seed)
         else:
             node = aqsios(seed, 0.9)
-            setting = Setting(seed=seed, duration_s=400.0, warm_s=0.0, level="query")
+            setting = Setting(seed=seed, duration_s=400.0, warm_s=0.0, user=User("query"))
         for policy, runs in found.items():
             runs.append(simulate(node, registry.policy(policy), setting))
     for policy, goal in GOALS.items():
