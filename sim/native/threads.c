@@ -16,7 +16,9 @@
  * outside starts anew at each slice end.
  *
  * Costs: hop_s for each tuple an operator handles (its queues); wake_s for whoever wakes up a
- * thread; switch_s for each time that a CPU turns to another thread. Tuples from outside are brought
+ * thread; switch_s for each time that a CPU turns to another thread. A thread that wakes up another
+ * and is preempted by it has to run once more: to emit what is left, or only to go to sleep. Tuples
+ * from outside are brought
  * by a thread of a higher class, as network interrupts are: where it does not run already, it takes
  * the first CPU for source_s, both switches included. A fair scheduler then decides anew, for nobody
  * runs whom it would protect; under the BPF scheduler the interrupted thread goes on. Time slices end
@@ -256,23 +258,28 @@ static void release_producers(struct sim *s, int64_t op)
 	}
 }
 
-static bool flush(struct sim *s, int64_t op) // false: a queue is full
+enum flushed { FLUSHED, FULL, PREEMPTED };
+
+static enum flushed flush(struct sim *s, struct cpu *c)
 {
+	int64_t op = c->op;
 	struct operator *o = &s->ops[op];
 	while (o->pending_next < o->pending_n) {
 		int64_t e = o->pending[o->pending_next].edge, to = s->c.out_target[e];
 		if (s->c.capacity && (int64_t)length(&s->ops[to]) >= s->c.capacity)
-			return false;
+			return FULL;
 		struct tuple t = o->pending[o->pending_next++].tuple;
 		t.port = s->c.out_port[e];
 		push(s, to, t);
 		if (s->ops[to].state == SLEEPING) {
 			load_tuple(s, to);
 			wake(s, to, op);
+			if (c->resched)
+				return PREEMPTED;
 		}
 	}
 	o->pending_n = o->pending_next = 0;
-	return true;
+	return FLUSHED;
 }
 
 static void stop(struct sim *s, struct cpu *c, enum thread_state state)
@@ -300,16 +307,29 @@ static void go_on(struct sim *s, struct cpu *c)
 		preempt(s, c);
 }
 
+static void emit(struct sim *s, struct cpu *c)
+{
+	switch (flush(s, c)) {
+	case FLUSHED:
+		go_on(s, c);
+		break;
+	case FULL:
+		stop(s, c, BLOCKED);
+		break;
+	case PREEMPTED:
+		s->ops[c->op].left = c->debt_s;
+		c->debt_s = 0;
+		preempt(s, c);
+	}
+}
+
 static void finish(struct sim *s, struct cpu *c)
 {
 	int64_t op = c->op;
 	struct operator *o = &s->ops[op];
-	if (o->pending_n) { // it was blocked with outputs, or waited before it could emit them
+	if (o->pending_n) { // it was blocked or preempted with outputs, or waited before it emitted
 		o->wake_at = 0;
-		if (flush(s, op))
-			go_on(s, c);
-		else
-			stop(s, c, BLOCKED);
+		emit(s, c);
 		return;
 	}
 	if (o->wake_at < 0) { // back from a wait of a tuple without outputs
@@ -337,10 +357,8 @@ static void finish(struct sim *s, struct cpu *c)
 		o->wake_at = s->now + block;
 		timer_add(s, op);
 		stop(s, c, WAITING);
-	} else if (flush(s, op)) {
-		go_on(s, c);
 	} else {
-		stop(s, c, BLOCKED);
+		emit(s, c);
 	}
 }
 
