@@ -11,7 +11,9 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,24 +22,11 @@ from sched_ctl.lab import engine
 from sched_ctl.sim.library import library
 from sched_ctl.sim.setting import Costs
 
-__all__ = ["as_json", "load", "measure", "of_engine", "of_threads"]
+__all__ = ["as_json", "load", "measure", "of_engine", "of_pool", "of_threads"]
 
 Ready = Callable[[Sequence[int]], None]
 
-# One tuple a few milliseconds makes a thousand of the second operator's, and each operator after
-# that takes twice as long for one: so no queue is ever empty, no thread sleeps, and what brings
-# tuples from outside hardly ever runs. What counts is all but the first.
-_CHAIN = """workload hop base_cost_us=1
-query q
-op a cost=2000 selectivity=1000
-op b cost=2
-op c cost=4
-op d cost=8
-edge a b
-edge b c
-edge c d
-source a
-"""
+SHORT, LONG = 3, 12  # operators of the chains that are timed
 
 
 def of_threads(ready: Ready | None = None) -> tuple[float, float, float]:
@@ -66,23 +55,74 @@ def of_threads(ready: Ready | None = None) -> tuple[float, float, float]:
 
 def of_engine(arguments: Sequence[str] = ()) -> float:
     """hop_s of the lab engine. arguments: more of its command line."""
-    with tempfile.TemporaryDirectory(prefix="sched-ctl-") as folder:
-        path = Path(folder, "hop.graph")
-        path.write_text(_CHAIN)
-        run = ["--utilisation", "3", "--cpus", "1", "--duration", "1.2", "--delay", "0.3"]
-        with engine.running(path, [*run, "--drain", "0.01", *arguments], [_cpu()]) as child:
-            operators = json.loads(child.results())["operators"][1:]
-    used = sum(operator["cpu_s"] for operator in operators)
+    operators = _run(SHORT, 2.0, arguments)["operators"][1:]
     work = sum(operator["in"] * operator["cost_s"] for operator in operators)
+    used = sum(operator["cpu_s"] for operator in operators)
     return max(0.0, float((used - work) / sum(operator["in"] for operator in operators)))
 
 
+def of_pool(arguments: Sequence[str] = ()) -> tuple[float, float]:
+    """hop_s and decision_s together, and candidate_s, of the lab engine's pool with one worker.
+
+    By queue length, so that all queues stay equally long and each decision looks at all operators.
+    """
+    pool = ["--threads", "pool:1", "--pool-policy", "qs", *arguments]
+    costs = []
+    for length in (SHORT, LONG):
+        found = _run(length, 1.0, pool)
+        work = sum(operator["in"] * operator["cost_s"] for operator in found["operators"])
+        tuples = sum(operator["in"] for operator in found["operators"])
+        costs.append((found["cpu"] * found["seconds"] - work) / tuples)
+    each = max(0.0, float(costs[1] - costs[0]) / (LONG - SHORT))
+    return max(0.0, float(costs[0] - (SHORT + 1) * each)), each
+
+
 def measure(ready: Ready | None = None, arguments: Sequence[str] = ()) -> Costs:
-    """All of them. hop_s is 0 where the lab engine is not built."""
-    hop = 0.0
+    """All of them. What is the lab engine's is 0 where it is not built."""
+    hop = both = candidate = 0.0
     if engine.PROGRAM.exists():
         hop = of_engine(arguments)
-    return Costs(hop, *of_threads(ready))
+        both, candidate = of_pool(arguments)
+    return Costs(hop, *of_threads(ready), decision_s=max(0.0, both - hop), candidate_s=candidate)
+
+
+def _chain(length: int, growth: float) -> str:
+    """One tuple a few milliseconds makes a thousand of the second operator's, so what brings tuples
+    from outside hardly ever runs. Where each operator takes longer than the one before, no queue of
+    a thread is ever empty and none sleeps.
+    """
+    names = [f"o{i}" for i in range(length)]
+    return "\n".join(
+        [
+            "workload hop base_cost_us=1",
+            "query q",
+            "op first cost=2000 selectivity=1000",
+            *(f"op {name} cost={2 * growth**i:g}" for i, name in enumerate(names)),
+            *(f"edge {a} {b}" for a, b in pairwise(["first", *names])),
+            "source first",
+            "",
+        ]
+    )
+
+
+def _run(length: int, growth: float, arguments: Sequence[str]) -> Any:
+    with tempfile.TemporaryDirectory(prefix="sched-ctl-") as folder:
+        path = Path(folder, "hop.graph")
+        path.write_text(_chain(length, growth))
+        run = [
+            "--utilisation",
+            "3",
+            "--cpus",
+            "1",
+            "--duration",
+            "1.2",
+            "--delay",
+            "0.3",
+            "--warmup",
+            "0",
+        ]
+        with engine.running(path, [*run, "--drain", "0.01", *arguments], [_cpu()]) as child:
+            return json.loads(child.results())
 
 
 def as_json(costs: Costs) -> str:

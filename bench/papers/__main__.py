@@ -18,7 +18,7 @@ from bench.papers import aqsios, edgewise
 from bench.papers.report import Curve, Data, write
 from bench.papers.sweep import POLICIES, run_all, under
 from sched_ctl.plugins import registry
-from sched_ctl.sim import Setting, User, simulate
+from sched_ctl.sim import Costs, Setting, User, simulate
 
 ROOT = Path(__file__).parents[2]
 LOADS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.97)
@@ -107,8 +107,8 @@ def implemented(job: tuple[str, Way, int, int]) -> Curve:
     name, way, seed, packets = job
     node = aqsios.queries(seed, 0.95, aqsios.packets(seed, packets, DEFAULT))
     price = way.operations * float(node.cost_s.min())
-    user = User(train=way.train, candidates=way.candidates, candidate_s=price)
-    result = under(node, name, None, user, clusters=way.clusters, uniform=way.uniform)
+    user, costs = User(train=way.train, candidates=way.candidates), Costs(candidate_s=price)
+    result = under(node, name, None, user, clusters=way.clusters, uniform=way.uniform, costs=costs)
     return {"l2": result.summary().l2}
 
 

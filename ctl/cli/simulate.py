@@ -76,16 +76,15 @@ class Scheduling:
     clusters: Annotated[
         int, typer.Option(help="Clusters of wait-dependent policies; 0: exact.", min=0)
     ] = 0
-    decision_us: Annotated[float, typer.Option(help="user: cost of a decision.", min=0)] = 0.0
 
 
 @dataclass(frozen=True)
 class PerHop:
-    """Costs of threads"""
+    """What a hop costs"""
 
     costs: Annotated[
         Path | None,
-        typer.Option(help="These four from a file that --calibrate wrote.", metavar="FILE"),
+        typer.Option(help="These from a file that --calibrate wrote.", metavar="FILE"),
     ] = None
     hop_us: Annotated[
         float | None, typer.Option(help="Overhead of each tuple at each operator.", min=0)
@@ -97,6 +96,12 @@ class PerHop:
     source_us: Annotated[
         float | None,
         typer.Option(help="What bringing tuples takes, each time it interrupts.", min=0),
+    ] = None
+    decision_us: Annotated[float | None, typer.Option(help="user: cost of a decision.", min=0)] = (
+        None
+    )
+    candidate_us: Annotated[
+        float | None, typer.Option(help="user: for each operator that it looks at.", min=0)
     ] = None
 
     def read(self) -> "Costs":
@@ -150,6 +155,8 @@ def _setting(what: What, length: Length, scheduling: Scheduling, per_hop: PerHop
     from sched_ctl.cli import sweep
     from sched_ctl.sim.setting import Setting, User
 
+    costs = per_hop.read()
+    looks = "groups" if scheduling.clusters else "operators"
     return Setting(
         scheduler=scheduling.scheduler,
         cpus=what.cpus,
@@ -158,10 +165,10 @@ def _setting(what: What, length: Length, scheduling: Scheduling, per_hop: PerHop
         seed=length.seed,
         clusters=scheduling.clusters,
         capacity=what.capacity,
-        costs=per_hop.read(),
+        costs=costs,
         user=User(
             level=scheduling.level,
             batch=sweep.batch(scheduling.batch),
-            decision_s=scheduling.decision_us * 1e-6,
+            candidates=looks if costs.candidate_s else "none",
         ),
     )
