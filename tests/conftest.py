@@ -1,7 +1,8 @@
 """What all tests share: skips named by the missing capability, and their count at the end.
 
-A test that fails is tried once more; checks in guests have a rule of their own (`vm.conftest`). The
-summary shows what was seen at first, and the run fails if more than `FLAKY` tests needed this.
+A test that fails is tried once more, unless `--changed` is given; checks in guests have a rule of
+their own (`vm.conftest`). The summary shows what was seen at first, and the run fails if more than
+`FLAKY` tests needed this.
 """
 
 import os
@@ -68,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def cost(item: pytest.Item) -> int:
         return max(
             (ORDER.index(m.name) + 1 for m in item.iter_markers() if m.name in ORDER), default=0
@@ -76,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=cost)
     for item in items:
-        if isinstance(item, pytest.Function):
+        if isinstance(item, pytest.Function) and not config.option.changed:
             item.add_marker(pytest.mark.flaky(reruns=1))
         for mark in item.iter_markers("needs"):
             for capability in mark.args:

@@ -111,7 +111,7 @@ def run(case: Case, folder: Path, cycles: int, seconds: float) -> list[Phase]:
             _drain(out, rate, offered)
 
         return list(
-            take_turns(case.ways, cycles, load, measure, [pid], settle_s=2.0, seconds=seconds)
+            take_turns(case.ways, cycles, load, measure, [pid], settle_s=5.0, seconds=seconds)
         )
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from sched_ctl.decide.idle import without_input_last
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics.catalogue import Resolution, evaluate
 from sched_ctl.metrics.levels import most_urgent
@@ -78,7 +79,7 @@ def decide(
         tuple(helpers.items()),
     )
     frame, age, queue = _frame(policy, layout, windows, resolutions)
-    form = _checked(policy, frame)
+    form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
     place = layout.only_place
     if place is None:
         at_present = form.at(age, queue)
@@ -104,7 +105,8 @@ def decide(
 class _Layout:
     """All of a schedule that changes only with the topology.
 
-    rows: per engine, the rows of its columns that are in the frame.
+    rows: per engine, the rows of its columns that are in the frame. spins: (n,) of the frame,
+    see `Topology.idle_spins`.
     owner, row: who may decide for whom: one entry for each pair of a thread and an operator of
     the frame whose urgency it may get. labels, groups (engine, query), depth (see `Schedule`): of
     the pairs.
@@ -112,6 +114,7 @@ class _Layout:
     """
 
     rows: tuple[Index, ...]
+    spins: Mask
     operators: tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]
     graph: Graph
     threads: tuple[Thread, ...]
@@ -255,6 +258,9 @@ def _layout(
     helping = np.isin(owner, [threads[thread] for thread, _ in helpers])
     return _Layout(
         rows=tuple(rows),
+        spins=np.repeat(
+            [topology.idle_spins for topology in key.topologies], [len(part) for part in rows]
+        ).astype(bool),
         operators=tuple(operators),  # type: ignore[arg-type]
         graph=graph,
         threads=tuple(threads),

@@ -78,6 +78,7 @@ class _SnapshotFile(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"
     notes: list[str]
     columns: dict[str, Column]
     logical_columns: dict[str, Column]
+    idle_spins: bool = False
 
 
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -108,6 +109,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
             notes=list(topology.notes),
             columns={name: _out(column) for name, column in snapshot.columns.items()},
             logical_columns={name: _out(column) for name, column in snapshot.logical.items()},
+            idle_spins=topology.idle_spins,
         )
     )
     return data
@@ -150,6 +152,7 @@ def snapshot_from_json(data: object) -> Snapshot:
         logical_edges=tuple(Edge(e.source, e.target, e.share) for e in file.logical_edges),
         helpers=tuple(HelperThread(_thread_in(h.thread), h.role, h.serves) for h in file.helpers),
         notes=tuple(file.notes),
+        idle_spins=file.idle_spins,
     )
     return Snapshot(
         topology,

@@ -148,6 +148,7 @@ class Topology:
     logical_edges: tuple[Edge, ...]
     helpers: tuple[HelperThread, ...] = ()
     notes: tuple[str, ...] = ()  # what could not be told, in words, for the user
+    idle_spins: bool = False  # threads of operators use a CPU while they wait for input
 
     @cached_property
     def graph(self) -> Graph:

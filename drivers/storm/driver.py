@@ -201,6 +201,7 @@ class StormDriver:
                 if said.role != OPERATOR
             ),
             notes=notes,
+            idle_spins=True,  # WaitStrategyProgressive: a thousand looks before it sleeps
         )
 
     def _notes(self, made: Plan) -> Iterable[str]:

@@ -345,3 +345,28 @@ def test_an_unknown_urgency_loses_even_from_a_higher_rank() -> None:
     policy = Policy("p", urgency, frozenset(), "g", level=Level.LOGICAL)
     schedule = scheduled(policy, snapshot(FUSED))
     assert (schedule.form.rank[0], schedule.form.static[0]) == (0, 9)
+
+
+def test_who_spins_without_input_is_below_all_who_have_some() -> None:
+    spinning = replace(plan({"q": ["a", "b", "c"], "r": ["d"]}), idle_spins=True)
+
+    def levels(policy: Policy, topology: Topology) -> list[float]:
+        now = snapshot(topology, queue_size=[0, 5, NAN, 3])
+        return [float(level) for level in nice_values(scheduled(policy, now))]
+
+    hr_like = constant(q_a=9, q_b=2, q_c=1, r_d=3)  # unknown stays where it is
+    a, b, c, d = levels(hr_like, spinning)
+    assert d < b < c < a
+    assert np.argmin(levels(hr_like, replace(spinning, idle_spins=False))) == 0
+    ranks = replace(hr_like, urgency=lambda frame: form(len(frame), rank=array(2, 1, 0, 0)))
+    a, b, c, d = levels(ranks, spinning)
+    assert b < c == d < a
+    # A policy that knows the queues says it itself.
+    by_queue = replace(hr_like, needs=frozenset({"queue_size"}))
+    assert levels(by_queue, spinning) == levels(by_queue, replace(spinning, idle_spins=False))
+
+
+def test_where_all_spin_without_input_nothing_changes() -> None:
+    spinning = replace(plan({"q": ["a", "b"]}), idle_spins=True)
+    schedule = scheduled(constant(q_a=1, q_b=2), snapshot(spinning, queue_size=[0, 0]))
+    assert by_label(schedule) == {"q/a": 1, "q/b": 2}
