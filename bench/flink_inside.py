@@ -1,6 +1,6 @@
 """Runs in a guest: a real Flink, in phases under the OS and under the BPF scheduler.
 
-    flink_inside.py SCENARIO    Prints one line "@@ {json}" a phase.
+    flink_inside.py SCENARIO ...    Prints one line "@@ {json}" a phase.
 
 Light queries must not wait for the controller here, nor the controller for them: while a phase is
 measured it sleeps (its period is longer), so what is compared is the order of threads alone.
@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.flink_scenarios import SCENARIOS, Phase, Scenario
+from bench import wakers
+from bench.flink_scenarios import SCENARIOS, SECONDS, Phase, Scenario
 from engines.cluster import PROMETHEUS, Cluster, patiently, running
 from sched_ctl.controller.socket import request
 from sched_ctl.kernel import schedext
@@ -33,6 +34,9 @@ PROGRAM = [sys.executable, "-c", "from sched_ctl.cli import main; main()"]
 FIRST = (os.SCHED_FIFO, os.sched_param(1))
 NORMAL = (os.SCHED_OTHER, os.sched_param(0))
 SETTLE_S = 1.0
+WARM_S = 1.5
+TRACE_S = 2.0
+FLUSH_S = 0.3  # the jobs write down what left with a delay of 0.1 s
 ROLES = {  # first characters of names, of which the kernel keeps 15
     "flusher": ("OutputFlusher",),
     "fetcher": ("Source Data Fet",),
@@ -200,7 +204,7 @@ def measure(
     time.sleep(SETTLE_S)
     before, (switches, cpu) = sample(pids), system()
     begin_s = time.monotonic()
-    time.sleep(scenario.seconds)
+    time.sleep(SECONDS)
     end_s = time.monotonic()
     after, (switches_now, cpu_now) = sample(pids), system()
     roles: dict[str, list[int]] = {}
@@ -228,16 +232,37 @@ def measure(
             float(late_ms.mean()),
             float(np.quantile(late_ms, 0.99)),
         ]
+    if scenario.trace:
+        found["waits"] = trace(pids["tm"], scenario.jobs)
     say(phase.name)
     return found
 
 
-def run(cluster: Cluster, scenario: Scenario) -> None:
+def trace(pid: int, jobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each query's operators: who ended their waits, how often, and what that took, s."""
+    roles = {tid: role_of(comm, jobs) for tid, comm in threads(pid)}
+
+    def kind(tid: int, waker: int) -> str | None:
+        woken, by = roles.get(tid, ""), roles.get(waker, "no thread of the engine")
+        if not woken.startswith("operators of"):
+            return None
+        return f"{woken}, woken by " + ("their own" if by == woken else by)
+
+    with wakers.tracing():
+        time.sleep(TRACE_S)
+    with (wakers.TRACEFS / "trace").open(errors="replace") as lines:
+        found = wakers.sums(wakers.read(lines), kind)
+    return {name: [w.count, w.length_s, w.held_up_s] for name, w in sorted(found.items())}
+
+
+def run(cluster: Cluster, name: str) -> None:
+    """Run the jobs of a scenario and measure its phases; leaves the cluster without jobs."""
+    scenario = SCENARIOS[name]
     pids = {"tm": cluster.task_managers[0].pid, "jm": cluster.pid}
-    outs = {name: Path(f"/tmp/{name}.txt") for name in scenario.jobs}
+    outs = {job: Path(f"/tmp/{name}-{time.monotonic_ns()}-{job}.txt") for job in scenario.jobs}
     put(pids, FIRST)
-    for name, arguments in scenario.jobs.items():
-        cluster.submit(name=name, out=outs[name], **{**scenario.all_jobs, **arguments})
+    for job, arguments in scenario.jobs.items():
+        cluster.submit(name=job, out=outs[job], **{**scenario.all_jobs, **arguments})
     put(pids, NORMAL)
     if scenario.real_time_input:
         for tid, comm in threads(pids["tm"]):
@@ -255,7 +280,6 @@ def run(cluster: Cluster, scenario: Scenario) -> None:
     if hog is not None:
         pids["hog"] = hog.pid
     time.sleep(3.0)
-    seen: list[dict[str, Any]] = []
     load: Load | None = None
     try:
         for phase in scenario.phases:
@@ -266,39 +290,44 @@ def run(cluster: Cluster, scenario: Scenario) -> None:
                 if load is None:
                     load = Load(phase.load, len(operators), pids)
                 load.set(phase)
+                if not phase.measured:
+                    load.mine(NORMAL)
+                    time.sleep(WARM_S)
+                    continue
                 before = load.ask("dispatch").get("counters", {})
                 load.mine(NORMAL)
-            seen.append(measure(scenario, phase, pids, neighbour))
+            found = {"scenario": name, **measure(scenario, phase, pids, neighbour)}
             if load is not None:
                 load.mine(FIRST)
                 counters = load.ask("dispatch").get("counters", {})
-                seen[-1]["counters"] = {
+                found["counters"] = {
                     name: value - before.get(name, 0)
                     for name, value in counters.items()
                     if value != before.get(name, 0)
                 }
+            report(found, outs)
     finally:
         if load is not None:
             load.end()
         neighbour.end()
         if hog is not None:
             hog.end()
-    time.sleep(1.0)
-    report(outs, seen)
+    put(pids, FIRST)
+    cluster.cancel_all()
+    put(pids, NORMAL)
 
 
-def report(outs: Mapping[str, Path], seen: list[dict[str, Any]]) -> None:
-    tables = {}
+def report(phase: dict[str, Any], outs: Mapping[str, Path]) -> None:
+    """Print what was seen in the phase, with the latencies (ms) of what left in it."""
+    time.sleep(FLUSH_S)
+    phase["queries"] = {}
     for job, out in outs.items():
         text = out.read_bytes()
         whole = text[: text.rfind(b"\n") + 1].split()
-        tables[job] = np.array(whole, dtype=np.int64).reshape(-1, 2) / 1e9
-    for phase in seen:
-        phase["queries"] = {}
-        for job, table in tables.items():
-            left, due = table[(table[:, 0] >= phase["begin"]) & (table[:, 0] < phase["end"])].T
-            phase["queries"][job] = [round(float(x) * 1e3, 3) for x in left - due]
-        print("@@ " + json.dumps(phase), flush=True)
+        table = np.array(whole, dtype=np.int64).reshape(-1, 2) / 1e9
+        left, due = table[(table[:, 0] >= phase["begin"]) & (table[:, 0] < phase["end"])].T
+        phase["queries"][job] = [round(float(x) * 1e3, 3) for x in left - due]
+    print("@@ " + json.dumps(phase), flush=True)
 
 
 def main() -> None:
@@ -307,7 +336,8 @@ def main() -> None:
     socket.sethostname("localhost")  # Flink looks its own name up
     with running(FOLDER, (PROMETHEUS,)) as cluster:
         say("Flink is up")
-        run(cluster, SCENARIOS[sys.argv[1]])
+        for name in sys.argv[1:]:
+            run(cluster, name)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,51 @@
 """What bench/flink_kernel.py runs: jobs of tests/engines/jobs/Query.java, and phases."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["SCENARIOS", "Phase", "Scenario"]
+__all__ = ["SCENARIOS", "SECONDS", "Phase", "Scenario"]
 
+SECONDS = 4.0  # a phase: the period of the arrivals, which are then the same in each
 CHAINED = {"chain": "true", "shuffle": "true"}  # two threads a query; without it five
 LIGHT_FIRST = {"classes": {"light": "hr", "heavy": "hr"}}
 
 
 @dataclass(frozen=True)
 class Phase:
-    """policy: "" = the OS alone. load: arguments of `sched-ctl load`."""
+    """policy: "" = the OS alone. load: arguments of `sched-ctl load`. measured: or to warm up."""
 
     name: str = "os"
     policy: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     load: tuple[str, ...] = ("--policy", "hr")
+    measured: bool = True
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """real_time_input: arrivals come through SCHED_FIFO threads, as from network interrupts."""
+    """One guest: these jobs under the OS, and under each of `ours`.
+
+    real_time_input: arrivals come through SCHED_FIFO threads, as from network interrupts.
+    trace: after each phase it is traced who wakes whom.
+    """
 
     jobs: Mapping[str, Mapping[str, Any]]
-    phases: tuple[Phase, ...]
+    ours: tuple[Phase, ...]
     all_jobs: Mapping[str, Any] = field(default_factory=lambda: {"buffer_timeout": "0 ms"})
-    seconds: float = 2.5
     real_time_input: bool = True
     hog: bool = False
+    trace: bool = False
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The OS first and last, and ours in both directions, so that drift cancels.
+
+        The first moments of each policy are not measured: the controller starts in them, and Java
+        compiles what answers it.
+        """
+        warm = tuple(replace(phase, measured=False) for phase in self.ours)
+        return (OS, *warm, *self.ours, *reversed(self.ours), OS)
 
 
 OS = Phase()
@@ -62,11 +78,15 @@ def at(timeout_ms: int, **more: Any) -> dict[str, Any]:
 
 
 SCENARIOS = {
-    "light": Scenario(PAIR, (OS, HR, MULTI, BALANCED, BSD, OS)),
-    "light-10": Scenario(PAIR, (OS, HR, MULTI, *FOLLOWED, OS), at(10), real_time_input=False),
-    "light-100": Scenario(PAIR, (OS, HR, MULTI, BALANCED, OS), at(100), real_time_input=False),
-    "light-chained": Scenario(PAIR, (OS, HR, MULTI, BALANCED, OS), at(0, **CHAINED)),
-    "light-hog": Scenario(PAIR, (OS, HR, MULTI, OS), at(10), real_time_input=False, hog=True),
-    "five": Scenario(FIVE, (OS, HR, BALANCED, BSD, OS), at(0, **CHAINED), seconds=4.0),
-    "one": Scenario({"heavy": PAIR["heavy"]}, (OS, HR, BALANCED, OS), at(10)),
+    "light": Scenario(PAIR, (HR, MULTI, BALANCED)),
+    "light-bsd": Scenario(PAIR, (BSD, FCFS)),
+    "light-10": Scenario(PAIR, (HR, MULTI, BALANCED), at(10), real_time_input=False),
+    "light-10-follow": Scenario(PAIR, FOLLOWED, at(10), real_time_input=False),
+    "light-10-trace": Scenario(PAIR, (MULTI,), at(10), real_time_input=False, trace=True),
+    "light-100": Scenario(PAIR, (HR, MULTI, BALANCED), at(100), real_time_input=False),
+    "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED), at(0, **CHAINED)),
+    "light-default": Scenario(PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False),
+    "light-hog": Scenario(PAIR, (MULTI, BALANCED), at(10), real_time_input=False, hog=True),
+    "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED)),
+    "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }

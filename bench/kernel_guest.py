@@ -130,6 +130,10 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
         for name in ("queue", "lead_us", "base", "slope", "per_tuple"):
             slots[name] = getattr(found, name)
         slots["query"], slots["depth"] = numbers([schedule])
+        if not options.get("whose", True):
+            slots["query"] = 0
+        if not options.get("depth", True):
+            slots["depth"] = 0
         slots["live"] = indices
         slots["flags"] = (
             flags["SLOT_ACTIVE"]

@@ -221,7 +221,7 @@ class Cluster:
 
     def cancel(self, job: str) -> None:
         self.call_without_answer("PATCH", f"/jobs/{job}?mode=cancel")
-        wait_until(
+        patiently(
             lambda: self.call("GET", f"/jobs/{job}")["state"] in ("CANCELED", "FINISHED"), 30, job
         )
 
