@@ -38,18 +38,17 @@ __all__ = ["Claims", "Rule", "automatic", "check_sections", "make_policy"]
 def automatic(backend: str, queries: int) -> tuple[str, str]:
     """What the policy "auto" stands for, and why, in words.
 
-    It is what measured best. Where the kernel decides at each dispatch: for several queries one
-    that weighs how long each has waited, but never by that alone: what has waited for long beside a
-    saturated query is that query's own backlog (`bsd` was seen to make a light one wait 3 to 55
-    times as long). For a single query the shortest mean latency. Where nice
-    values or cgroup weights are written now and then, ages have changed before they count.
+    It is what measured best. Where the kernel decides at each dispatch: one that weighs how long
+    each has waited, but never by that alone: what has waited for long beside a saturated query is
+    that query's own backlog (`bsd` was seen to make a light one wait 3 to 55 times as long), and an
+    order that never moves (`hr`) switches more often inside a query. Where nice values or cgroup
+    weights are written now and then, ages have changed before they count.
     queries: how many the policy rules that have threads here.
     """
     if backend != "scx":
         return "hr", f"{backend} cannot follow waiting times"
-    if queries > 1:
-        return "balanced", f"{queries} queries, order at each dispatch"
-    return "hr", "a single query" if queries else "no query yet"
+    count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
+    return "balanced", f"{count}, order at each dispatch"
 
 
 def make_policy(section: Section, backend: str, queries: int = 0) -> Policy:

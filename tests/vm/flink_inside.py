@@ -93,7 +93,7 @@ def schedule(cluster: Cluster, pid: int, before: State) -> None:
         more = sum(row["runs"] for row in ours())
         say(f"{records() - done} records, {more - runs} runs of operators")
         assert more > runs
-        assert "policy auto: hr (a single query)" in LOG.read_text()
+        assert "policy auto: balanced (a single query" in LOG.read_text()
         load.send_signal(signal.SIGINT)
         assert load.wait(SOON_S) == 0
         assert "everything is as it was before" in LOG.read_text()
