@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from sched_ctl import __version__
-from sched_ctl.cli import held, lab, look, simulate, stats
+from sched_ctl.cli import held, lab, look, replay, simulate, stats
 from sched_ctl.cli import load as live
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError, printable
@@ -57,6 +57,7 @@ live.add_to(app)
 lab.add_to(app)
 simulate.add_to(app)
 stats.add_to(app)
+replay.add_to(app)
 
 
 def main() -> None:

@@ -154,7 +154,7 @@ def _option(setting: Setting) -> Any:
     kind: Any = list[str] if many else str
     metavar = setting.metavar
     if setting.type is float:
-        kind, metavar = float, "SECONDS"
+        kind, metavar = float, setting.metavar or "SECONDS"
     elif setting.type is bool:
         return Annotated[
             bool | None,

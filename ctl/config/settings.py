@@ -241,6 +241,45 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"metavar": "ADDRESS"},
         ),
     ] = ""
+    record: Annotated[
+        str,
+        Meta(
+            description="folder to record into what was seen of the engines, for replay and fleet; "
+            "empty: nothing is recorded",
+            extra={"metavar": "DIR"},
+        ),
+    ] = ""
+    record_period: Annotated[
+        float,
+        Meta(
+            description="time that one record is over; its sums are of all passes in it",
+            ge=0.1,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 5.0
+    record_limit: Annotated[
+        float,
+        Meta(
+            description="size of all that is recorded; beyond it the oldest files go",
+            ge=1,
+            le=1e6,
+            extra={"unit": "MB", "metavar": "MB"},
+        ),
+    ] = 500.0
+    record_rotate: Annotated[
+        float,
+        Meta(
+            description="age at which a recorded file is closed, and can be fetched",
+            ge=1,
+            le=604800,
+            extra={"unit": "s"},
+        ),
+    ] = 3600.0
+    node: Annotated[
+        str,
+        Meta(description="name of this machine in what is recorded; empty: the host's name"),
+    ] = ""
     run_dir: Annotated[
         str,
         Meta(

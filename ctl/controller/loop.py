@@ -73,6 +73,7 @@ class Controller:
         self.enforcement = (
             None if backends is None else Enforcement(backends, self.rules, self.remarks)
         )
+        self.noted: Callable[[], None] | None = None  # called when the passes of a step are done
         self.started_s = time.monotonic()
         self.started_cpu_s = time.process_time()
         self.stopping: str | None = None  # why, once it is
@@ -219,6 +220,8 @@ class Controller:
             rule.passes += 1
             if len(rules) > 1:  # a slow one keeps neither socket nor signals waiting
                 await asyncio.sleep(0)
+        if self.noted is not None:
+            self.noted()
 
     def close(self) -> tuple[str, ...]:
         """Put everything back and let go of the engines. Returns what could not be, in words."""

@@ -22,7 +22,7 @@ from sched_ctl.backends import Backend, Probe, ladder
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller import bottlenecks, endpoint, views
+from sched_ctl.controller import bottlenecks, endpoint, recording, views
 from sched_ctl.controller import socket as control
 from sched_ctl.controller.dispatch import dispatch
 from sched_ctl.controller.lock import hold
@@ -135,6 +135,9 @@ async def _run(
     stopped: asyncio.Future[tuple[str, ...]] = loop.create_future()
     try:
         controller = Controller(settings, kinds, backends)
+        recorded = recording.start(controller)
+        if recorded is not None:
+            controller.noted = recorded.note
         reload = functools.partial(reloaded, controller, read_again)
         _obey_signals(controller, loop, reload)
         async with (
@@ -158,6 +161,8 @@ async def _run(
                 log.info("stopping: %s", controller.stopping or "done")
                 problems = controller.close()
                 stopped.set_result(problems)
+                if recorded is not None:
+                    recorded.close()
     finally:
         problems = backends.restore()  # nothing is left to do unless the way here was cut short
     for problem in await stopped:

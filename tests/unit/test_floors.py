@@ -18,8 +18,8 @@ FLOORS = (
     ("metrics", "probes", "lab"),
     ("drivers",),
     ("plugins",),
-    ("decide", "policies", "telemetry", "config"),
-    ("backends", "sim"),
+    ("decide", "policies", "config"),
+    ("backends", "sim", "telemetry"),
     ("controller",),
     ("demo",),
     ("cli",),
@@ -34,6 +34,7 @@ NEVER = {
     "policies": {"backends", "kernel", "drivers", "show"},
     "drivers": {"backends", "metrics", "show"},
     "backends": {"drivers", "plugins", "decide", "policies", "config", "show"},
+    "telemetry": {"backends", "kernel", "show"},
     "sim": {"backends", "kernel", "drivers", "probes", "config", "show"},
 }
 FOLDERS = {

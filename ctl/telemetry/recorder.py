@@ -1,0 +1,190 @@
+"""Writes lines in a thread of its own, so that no disk ever keeps the control loop waiting.
+
+What cannot be written is kept for a while and tried again; if even that is too much, the oldest
+goes, and its number with it: the gap shows, and an event tells how many were lost.
+"""
+
+import logging
+import os
+import platform
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import sched_ctl
+from sched_ctl.telemetry import records
+from sched_ctl.telemetry.store import Store, prepare
+
+__all__ = ["Recorder", "machine"]
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 256  # lines: at 5 s and one engine 20 minutes of a full disk
+LOOK_S = 30.0  # how often the age of the open file is looked at while nothing comes
+
+
+def machine() -> str:
+    """The kind of this machine, the same on like ones."""
+    model = ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "Hardware"):
+                model = " ".join(value.split())
+                break
+    except OSError:
+        pass
+    return " ".join(filter(None, [platform.machine(), model]))
+
+
+class Recorder:
+    """`put` may be called from one other thread, and never waits.
+
+    rotate_s: age at which a file is closed. clock: Unix time in seconds.
+    Raises UserError if the folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        *,
+        limit_bytes: int,
+        rotate_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        prepare(folder)
+        self.node = records.node_name(node)
+        self.problem: str | None = None  # why nothing can be written now
+        self.written = self.lost = 0
+        self._store = Store(folder, self.node, limit_bytes)
+        self._rotate_ms = round(rotate_s * 1e3)
+        self._clock = clock
+        self._machine = machine()
+        self._topologies: dict[str, records.Topology] = {}
+        self._waiting: deque[records.Line] = deque()
+        self._unsaid = 0  # lost lines that no event has told of
+        self._missed = 0  # lines that `put` threw away; written by its thread alone
+        self._counted = 0  # of those
+        self._queue: queue.SimpleQueue[records.Line | None] = queue.SimpleQueue()
+        self._seq = self._run = 0
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def put(self, line: records.Line) -> None:
+        """Have it written, soon. Throws it away if the writer is far behind."""
+        if self._queue.qsize() >= MOST_WAITING:
+            self._missed += 1
+            return
+        self._queue.put(line)
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Write what waits and close the file; a disk that hangs is not waited for."""
+        self._queue.put(None)
+        self._thread.join(patience_s)
+
+    # --- in the writer's thread ---
+
+    def _work(self) -> None:
+        try:
+            self._seq = self._run = max(self._store.recover() + 1, round(self._clock() * 1e3))
+            while True:
+                try:
+                    line = self._queue.get(timeout=LOOK_S)
+                except queue.Empty:
+                    self._rotate()
+                    continue
+                if line is None:
+                    break
+                self._take(line)
+            self._flush()
+            self._store.close()
+        except Exception as error:  # a fault here must not look like a controller that records
+            self.problem = f"{type(error).__name__}: {error}"
+            log.exception("recording has ended")
+
+    def _take(self, line: records.Line) -> None:
+        missed = self._missed
+        self._lose(missed - self._counted)
+        self._counted = missed
+        self._waiting.append(line)
+        self._flush()
+        if len(self._waiting) > MOST_WAITING:
+            self._drop()
+
+    def _flush(self) -> None:
+        """Write all that waits, or as much as can be."""
+        try:
+            while self._waiting:
+                self._rotate()
+                first = [] if self._store.is_open else self._opened()
+                lines = [*first, *self._told(), self._waiting[0]]
+                for place, line in enumerate(lines):
+                    line.seq, line.node = self._seq + place, self.node
+                self._store.append(map(records.encode, lines))
+                self._seq += len(lines)
+                self.written += len(lines)
+                self._unsaid = 0
+                line = self._waiting.popleft()
+                if isinstance(line, records.Topology):
+                    self._topologies[line.engine] = line
+                elif isinstance(line, records.Event) and line.value == "gone":
+                    self._topologies.pop(line.engine, None)
+        except OSError as error:
+            self._say(f"cannot record into {self._store.folder}: {os.strerror(error.errno or 0)}")
+        else:
+            self._say(None)
+
+    def _rotate(self) -> None:
+        age_ms = self._clock() * 1e3 - self._store.opened_ms
+        # The clock may have been set back: such a file is closed, too.
+        if self._store.is_open and (self._store.is_large or not 0 <= age_ms < self._rotate_ms):
+            self._store.close()
+
+    def _opened(self) -> list[records.Line]:
+        """Open a file. Returns the lines that it begins with, so that it explains itself."""
+        now_ms = round(self._clock() * 1e3)
+        self._store.open(now_ms, self._seq)
+        start = records.Start(
+            node=self.node,
+            t=now_ms,
+            run=self._run,
+            program=sched_ctl.__version__,
+            cpus=os.cpu_count() or 0,
+            machine=self._machine,
+        )
+        again = self._waiting[0].engine if isinstance(self._waiting[0], records.Topology) else None
+        known = [line for engine, line in self._topologies.items() if engine != again]
+        return [start, *known]
+
+    def _told(self) -> list[records.Line]:
+        if not self._unsaid:
+            return []
+        now_ms = round(self._clock() * 1e3)
+        return [records.Event(node=self.node, t=now_ms, what="lost", count=self._unsaid)]
+
+    def _drop(self) -> None:
+        """The oldest that can be spared: without their topology line records would mean nothing."""
+        for place, line in enumerate(self._waiting):
+            if not isinstance(line, records.Topology):
+                del self._waiting[place]
+                break
+        else:
+            self._waiting.popleft()
+        self._lose(1)
+
+    def _lose(self, lines: int) -> None:
+        self._seq += lines
+        self.lost += lines
+        self._unsaid += lines
+
+    def _say(self, problem: str | None) -> None:
+        if problem != self.problem:
+            if problem is None:
+                log.info("recording again; %d lines were lost", self.lost)
+            else:
+                log.warning("%s; it is tried again", problem)
+            self.problem = problem

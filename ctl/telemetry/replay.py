@@ -1,0 +1,203 @@
+"""A recorded time once more through metrics, policy and schedule: what would another policy set?
+
+Nothing is applied, and nothing is simulated: the load is what it was, whatever the policy would
+have made of it (for that there is `sched-ctl simulate`).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sched_ctl.decide.decision import decide
+from sched_ctl.metrics.catalogue import Resolution, resolve
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import nice_levels, positions
+from sched_ctl.model.policy import Policy
+from sched_ctl.model.topology import (
+    Edge,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
+from sched_ctl.telemetry import records
+
+__all__ = ["Engine", "Step", "agreement", "replay", "topology_of", "windows"]
+
+# counter of a snapshot -> field of a record, and the size of its unit
+COUNTERS: Mapping[str, tuple[str, float]] = {
+    "tuples_in": ("tuples_in", 1.0),
+    "tuples_out": ("tuples_out", 1.0),
+    "thread_cpu_time": ("cpu", 1e-6),
+    "run_delay": ("wait", 1e-6),
+    "busy_time": ("busy", 1e-3),
+    "idle_time": ("idle", 1e-3),
+    "backpressured_time": ("full", 1e-3),
+}
+GAUGES: Mapping[str, tuple[str, float]] = {
+    "queue_size": ("q", 1.0),
+    "head_age": ("age", 1e-3),
+    "latency": ("lat", 1e-6),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What the policies would have set at the end of one record.
+
+    labels: n operators with threads. place, nice: policy -> (n,) position, 1 = most urgent and NaN
+    where there is no order, and nice level. ruled: the policies that were in force.
+    """
+
+    engine: str
+    t_ms: int
+    labels: tuple[str, ...]
+    place: Mapping[str, Array]
+    nice: Mapping[str, Array]
+    ruled: tuple[str, ...]
+
+
+class Engine:
+    """Snapshots of one engine, rebuilt from its records. window_s: as the setting `window`."""
+
+    def __init__(self, line: records.Topology, window_s: float) -> None:
+        self.topology, self.epoch = topology_of(line), line.epoch
+        self._window_s = window_s
+        n = len(line.ops)
+        self._totals = {name: np.zeros(n) for name in COUNTERS}
+        self._history: deque[Snapshot] = deque(maxlen=64)
+
+    def add(self, record: records.Record) -> Window | None:
+        """The window at the end of the record; None if it does not fit the topology."""
+        n = len(self.topology.operators)
+        columns: dict[str, Array] = {}
+        for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
+            values = getattr(record, field)
+            if values is None:
+                continue
+            if len(values) != n:
+                return None
+            column = np.array([np.nan if v is None else v for v in values]) * unit
+            if name in COUNTERS:
+                self._totals[name] = self._totals[name] + np.nan_to_num(column)
+                column = np.where(np.isnan(column), np.nan, self._totals[name])
+            columns[name] = column
+        now_s = (record.t + record.d) * 1e-3
+        if not self._history:  # the counters at the begin of the first record
+            nothing = {name: np.zeros(n) for name in columns if name in COUNTERS}
+            self._history.append(Snapshot(self.topology, record.t * 1e-3, nothing))
+        now = Snapshot(self.topology, now_s, columns)
+        far = [s for s in self._history if now_s - s.time_s >= 0.99 * self._window_s]
+        then = far[-1] if far else self._history[0]
+        self._history.append(now)
+        return Window(now, then)
+
+
+def topology_of(line: records.Topology) -> Topology:
+    """The topology that a line describes, with stand-ins for the threads.
+
+    Raises ValueError if it contradicts itself.
+    """
+    n = len(line.ops)
+    replica, replicas = line.replica or [0] * n, line.replicas or [1] * n
+    threads = line.threads or [1] * n
+    logical_of = line.logical_of or [[i] for i in range(n)]
+    if {len(column) for column in (line.query_of, replica, replicas, threads, logical_of)} != {n}:
+        raise ValueError("arrays of different lengths")
+    logical = line.logical or list(zip(line.query_of, line.ops, strict=True))
+    try:
+        operators = tuple(
+            PhysicalOperator(
+                line.queries[line.query_of[i]],
+                line.ops[i],
+                tuple(logical[row][1] for row in logical_of[i]),
+                replica[i],
+                replicas[i],
+                tuple(Thread(0, 1000 * i + k + 1, 0, line.ops[i]) for k in range(threads[i])),
+            )
+            for i in range(n)
+        )
+        edges = tuple(Edge(*edge) for edge in line.edges)
+        above = tuple(Edge(*edge) for edge in line.logical_edges) if line.logical else edges
+        made = Topology(
+            line.engine,
+            operators,
+            edges,
+            tuple(LogicalOperator(line.queries[query], name) for query, name in logical),
+            above,
+        )
+        _ = made.graph, made.logical_graph
+    except IndexError:
+        raise ValueError("an index points nowhere") from None
+    return made
+
+
+def windows(
+    lines: Iterable[records.Line], window_s: float
+) -> Iterator[tuple[records.Record, Window]]:
+    """Each record with the window at its end. Records without their topology are left out."""
+    engines: dict[str, Engine] = {}
+    for line in lines:
+        if isinstance(line, records.Topology):
+            known = engines.get(line.engine)
+            # Each file repeats the topologies: those say nothing new.
+            if known is None or known.epoch != line.epoch or known.topology != topology_of(line):
+                engines[line.engine] = Engine(line, window_s)
+        elif isinstance(line, records.Record):
+            engine = engines.get(line.engine)
+            if engine is not None and engine.epoch == line.epoch:
+                window = engine.add(line)
+                if window is not None:
+                    yield line, window
+
+
+def replay(
+    lines: Iterable[records.Line], policies: Sequence[Policy], window_s: float = 5.0
+) -> Iterator[Step]:
+    """Each record under each of the policies. Raises MissingMetric where one needs more."""
+    resolutions: dict[tuple[str, frozenset[str]], Resolution] = {}
+    for record, window in windows(lines, window_s):
+        place: dict[str, Array] = {}
+        nice: dict[str, Array] = {}
+        labels: tuple[str, ...] = ()
+        provides = frozenset(window.now.columns)
+        for policy in policies:
+            key = (policy.name, provides)
+            if key not in resolutions:
+                resolutions[key] = resolve(
+                    policy.needs, provides, policy=policy.name, engine="the recording"
+                )
+            name = record.engine
+            schedule = decide("replay", policy, {name: window}, {name: resolutions[key]})
+            first = np.unique(np.array(schedule.operators), return_index=True)[1]
+            first.sort()  # threads of one operator are alike
+            labels = tuple(schedule.operators[row] for row in first)
+            ages, queues = schedule.head_age_s, schedule.queue_size
+            place[policy.name] = positions(schedule.form, ages, queues, policy.spacing)[first]
+            nice[policy.name] = nice_levels(schedule, 0, 10)[first]
+        yield Step(
+            record.engine,
+            record.t + record.d,
+            labels,
+            place,
+            nice,
+            tuple(dict.fromkeys(record.policy)),
+        )
+
+
+def agreement(one: Array, other: Array) -> float:
+    """Share of the pairs of operators that two orders put alike; NaN if either orders none.
+
+    A pair that only one of them puts equal counts half.
+    """
+    known = ~(np.isnan(one) | np.isnan(other))
+    a, b = one[known], other[known]
+    if len(a) < 2:
+        return float("nan")
+    rows, columns = np.triu_indices(len(a), 1)
+    left, right = np.sign(a[rows] - a[columns]), np.sign(b[rows] - b[columns])
+    return float(np.mean(1.0 - np.abs(left - right) / 2))
