@@ -22,7 +22,10 @@ __all__ = ["ReadAgain", "reload", "reloaded"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FIXED = ("run_dir", "metrics")  # what is open while the controller runs
+# What is open while the controller runs
+FIXED = (
+    *("run_dir", "metrics", "record", "record_period", "record_limit", "record_rotate", "node"),
+)
 
 
 class ReadAgain(Protocol):

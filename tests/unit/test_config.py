@@ -163,7 +163,8 @@ def test_every_setting_says_what_it_is() -> None:
         for setting in declared(struct):
             assert len(setting.description) > 10, setting.key
             if setting.type is float:
-                assert setting.unit == "s", setting.key
+                assert setting.unit in ("s", "MB"), setting.key
+                assert setting.metavar == {"s": None, "MB": "MB"}[setting.unit]
 
 
 def test_pairs() -> None:
