@@ -15,6 +15,7 @@ started them, even if that is killed.
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import select
 import shlex
@@ -72,6 +73,7 @@ class Options:
     write: folders of the host that the guest may write to; everything else is read-only.
     show: folders of the host that stay visible below one of the guest's own tmpfs (`WRITABLE`).
     kvm: None = where it works.
+    nice: by how much it gives way to whatever else this machine does.
     """
 
     cpus: int = 2
@@ -84,6 +86,7 @@ class Options:
     show: tuple[Path, ...] = ()
     kvm: bool | None = None
     append: str = ""
+    nice: int = 0
 
 
 def missing() -> str | None:
@@ -110,6 +113,7 @@ class Guest:
         self.up = False
         self._deadline = time.monotonic() + options.timeout_s
         self._children: list[subprocess.Popen[bytes]] = []
+        self._nice = options.nice
         try:
             self._start(kernel, command, options, env)
         except BaseException:
@@ -152,7 +156,7 @@ class Guest:
                 stderr=stderr,
                 # In a session of its own, so that Ctrl-C reaches only us and we end it in order.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=functools.partial(_prepare, self._nice),
             )
         self._children.append(child)
         return child
@@ -380,6 +384,16 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
         *("-chardev", f"file,id=result,path={folder}/result"),
         *("-device", "virtserialport,chardev=result,name=result"),
     ]
+
+
+def _prepare(nice: int) -> None:
+    """What a child does before it is another program."""
+    _die_with_parent()
+    if nice:
+        os.nice(nice)
+        # Where sessions share the CPU first, and then their processes. sched(7)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def _die_with_parent() -> None:

@@ -12,7 +12,7 @@ from sched_ctl.demo.results import MEASURES
 from sched_ctl.kernel import procfs
 from support import wait_until
 
-pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("root", "cc")]
+pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
 
 SMALL = ("--load", "0.3", "--phases", "2", "--phase", "1", "--backend", "nice")
 
@@ -21,6 +21,7 @@ def places(folder: Path) -> tuple[str, ...]:
     return ("--out", str(folder / "plots"), "--run-dir", str(folder / "run"))
 
 
+@pytest.mark.quiet
 def test_measures_both_and_draws(tmp_path: Path) -> None:
     answer = msgspec.json.decode(sched_ctl("demo", *SMALL, "--json", *places(tmp_path)))
     assert [row["measure"] for row in answer["measures"]] == [m.name for m in MEASURES]

@@ -17,7 +17,7 @@ from sched_ctl.workloads.demand import rate_scale, tuple_rates
 from sched_ctl.workloads.workload import load
 from support import wait_until
 
-pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("cc")]
+pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
 
 # Light, but many tuples: cheap operators at a high rate.
 BRIEF = ("--duration", 0.5, "--warmup", 0, "--cpus", 1, "--utilisation", 0.15, "--base-cost-us", 5)
@@ -112,6 +112,7 @@ def test_sanitizers_find_nothing(sanitizer: str, join: Path) -> None:
             assert results["left"] == 0
 
 
+@pytest.mark.quiet
 def test_burns_the_cpu_time_it_says(tmp_path: Path) -> None:
     path = tmp_path / "two.graph"
     path.write_text(

@@ -15,7 +15,7 @@ from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot
 from support import wait_until
 
-pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("cc")]
+pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
 
 # Two queries, each of which would fill the one worker alone, even where work turns out to take a
 # third of what the calibration said, as beside a neighbour that has left since.
@@ -77,6 +77,7 @@ def served(driver: lab.LabDriver, tuples: int = 300) -> Mapping[str, float]:
     return wait_until(both, 30)
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(
     "urgency",
     [
@@ -145,6 +146,7 @@ def test_two_scopes_and_their_release(crowded: tuple[Target, lab.LabDriver]) -> 
     assert driver.file["urgency_epoch"] == 0
 
 
+@pytest.mark.quiet
 def test_a_killed_controller_is_forgotten(crowded: tuple[Target, lab.LabDriver]) -> None:
     """Not renewed, the urgencies lapse and the engine's own policy serves the longest queue."""
     _, driver = crowded

@@ -3,12 +3,14 @@
 Tried with processes of this machine in place of guests.
 """
 
+import functools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import guest
 import pytest
 
 TESTS = Path(__file__).parents[1]
@@ -23,6 +25,7 @@ from vm.conftest import *
 class Guest:
     log = "what the console said"
     def __init__(self, image, command, options, env):
+        assert options.nice == (boots.GIVES_WAY if options.icount else 0)
         env = os.environ | env | {"KERNEL": image.name}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
         self.returncode = None
@@ -309,3 +312,19 @@ def test_an_interrupted_run_leaves_no_guest(tmp_path: Path) -> None:
     done = run(tmp_path, guest_some=INTERRUPT)
     assert "KeyboardInterrupt" in done.stdout
     assert [note.partition(" ")[0] for note in notes(tmp_path)] == ["start", "start", "end", "end"]
+
+
+def test_a_guest_gives_way_as_a_process_and_as_a_session() -> None:
+    with subprocess.Popen(
+        ["cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=functools.partial(guest._prepare, 7),
+    ) as child:
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 7
+        group = Path(f"/proc/{child.pid}/autogroup")
+        if os.geteuid() == 0 and group.exists():
+            assert group.read_text().split()[-1] == "7"
+        assert child.stdin is not None
+        child.stdin.close()

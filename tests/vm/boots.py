@@ -8,8 +8,8 @@ has to pass three times in a row (once if its guest had died). What the first at
 
 Guests stand in one line, in the order in which their results are asked for, and start as soon as
 they fit (`Line.fits`): who asks may find that all has been done. Those with exact time do not mind
-what runs beside them, so they begin while tests without guests run, on all CPUs but one
-(`Line.turn`).
+what runs beside them, so they begin while tests without guests run (`Line.turn`), and take what CPU
+time these leave: they give way to everybody (`GIVES_WAY`).
 """
 
 import json
@@ -34,6 +34,7 @@ CHECK_S = 420.0  # for a check; each has a shorter limit in the guest, by its cl
 STARVED = 4  # times as long for a guest that gets less than a third of a CPU
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
 SECOND_ATTEMPTS = 3  # of a file on one kernel; what fails more often is no accident
+GIVES_WAY = 19  # nice value of guests with exact time
 AGAIN = 3  # passes in a row that a check needs that has failed
 Check = tuple[Path, str]  # file and function
 
@@ -95,7 +96,12 @@ class Job:
         raise NotImplementedError
 
     def start(self, image: Path) -> None:
-        options = replace(self.options, kvm=not self.options.icount and guest.kvm_works(image))
+        exact = self.options.icount
+        options = replace(
+            self.options,
+            kvm=not exact and guest.kvm_works(image),
+            nice=GIVES_WAY if exact else 0,
+        )
         command, environment = self.command()
         self.started, self.heard_cpu_s = time.monotonic(), 0.0
         self.heard = self.started
@@ -307,7 +313,7 @@ class Line:
         cpus = len(os.sched_getaffinity(0))
         running = self.running()
         if beside_tests:
-            return job.options.icount and len(running) < cpus - 1
+            return job.options.icount and len(running) < cpus
         real = sum(other.options.cpus for other in running if not other.options.icount)
         return len(running) < cpus and (job.options.icount or real + job.options.cpus <= cpus)
 
