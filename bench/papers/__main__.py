@@ -5,6 +5,7 @@ python -m bench.papers --packets 100 --seeds 1     # to see whether it works
 """
 
 import argparse
+import ast
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -135,11 +136,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Reproduce the figures of the papers.")
     parser.add_argument("--packets", type=int, default=1500, help="length of the stream")
     parser.add_argument("--seeds", type=int, default=8, help="runs of each point")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep what was found")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="only write it out, from --save")
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of papers.md")
     arguments = parser.parse_args()
-    packets, queries, seeds = arguments.packets, 60, tuple(range(1, arguments.seeds + 1))
+    if arguments.load:
+        packets, seeds, runs = ast.literal_eval(arguments.load.read_text())
+    else:
+        packets, seeds = arguments.packets, arguments.seeds
+        runs = found(packets, tuple(range(1, seeds + 1)))
+    if arguments.save:
+        arguments.save.write_text(repr((packets, seeds, runs)))
+    fixed: dict[str, Any] = {
+        "packets": packets,
+        "seeds": seeds,
+        "traffic_seeds": max(1, seeds // 2),
+        "default": str(DEFAULT),
+        "example": example(),
+    }
+    means: dict[str, Any] = {
+        name: {k: _mean(curves) for k, curves in of.items()} for name, of in runs.items()
+    }
+    each: list[dict[str, Any]] = [
+        {
+            name: {k: curves[i % len(curves)] for k, curves in of.items()}
+            for name, of in runs.items()
+        }
+        for i in range(seeds)
+    ]
+    write(Data(**fixed, **means), [Data(**fixed, **one) for one in each], arguments.out)
 
-    one_to_six = tuple(range(1, 2 * len(seeds) + 1))
+
+def found(packets: int, seeds: tuple[int, ...]) -> dict[str, Runs]:
+    """What each sweep found, by its name."""
+    queries = 60
     with Progress() as bar:
 
         def sweep(
@@ -149,10 +179,10 @@ def main() -> None:
             todo = list(jobs)
             task = bar.add_task(label, total=len(todo))
             done = run_all(function, [job for _, job in todo], lambda: bar.advance(task))
-            found: Runs = {}
+            by_key: Runs = {}
             for (key, _), curve in zip(todo, done, strict=True):
-                found.setdefault(key, []).append(curve)
-            return found
+                by_key.setdefault(key, []).append(curve)
+            return by_key
 
         full = Way(candidates="fagin", train=True)
         ways = {("hnr", 0): ("hnr", Way()), ("ideal", 0): ("bsd", Way())}
@@ -207,7 +237,7 @@ def main() -> None:
                     ((p, r), (p, r, s, packets))
                     for p in ("hnr", "bsd")
                     for r in ("max", "sum", "pdt")
-                    for s in one_to_six
+                    for s in seeds
                 ),
             ),
             "balance": sweep(
@@ -219,23 +249,7 @@ def main() -> None:
                 "shares", edgewise.capacity, ((a, (a, s)) for a in ALPHAS for s in seeds)
             ),
         }
-    fixed: dict[str, Any] = {
-        "packets": packets,
-        "seeds": len(seeds),
-        "default": str(DEFAULT),
-        "example": example(),
-    }
-    means: dict[str, Any] = {
-        name: {k: _mean(curves) for k, curves in of.items()} for name, of in runs.items()
-    }
-    each: list[dict[str, Any]] = [
-        {
-            name: {k: curves[i % len(curves)] for k, curves in of.items()}
-            for name, of in runs.items()
-        }
-        for i in range(len(seeds))
-    ]
-    write(Data(**fixed, **means), [Data(**fixed, **one) for one in each], arguments.out)
+    return runs
 
 
 def _mean(curves: list[Curve]) -> Curve:

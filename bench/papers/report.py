@@ -1,11 +1,11 @@
 """docs/papers.md and its pictures, from what the sweeps found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sched_ctl.sim import plots
+from sched_ctl.sim import interval, plots
 
 __all__ = ["Curve", "Data", "Figures", "write"]
 
@@ -36,6 +36,7 @@ class Data:
 
     packets: int
     seeds: int
+    traffic_seeds: int
     default: str
     example: Mapping[str, tuple[float, float]]
     main: Figures
@@ -182,15 +183,23 @@ class Row:
     kind: str
 
 
-def _shown(row: Row, spread: Sequence[float]) -> str:
-    low, high = min(spread), max(spread)
+def _shown(row: Row, seeds: Sequence[float]) -> str:
+    low, high, half = min(seeds), max(seeds), interval(seeds)[1]
     if row.kind == "points":
         gap = f"{100 * (row.ours - row.paper):+.0f} points"
-        cells = (f"{row.paper:.0%}", f"{row.ours:.0%} ({low:.0%} to {high:.0%})", gap)
+        ours = f"{row.ours:.0%} ± {100 * half:.0f} ({low:.0%} to {high:.0%})"
+        cells = (f"{row.paper:.0%}", ours, gap)
     else:
         factor = f"{row.ours / row.paper:.2f} times"
-        cells = (f"{row.paper:,.4g}", f"{row.ours:,.4g} ({low:,.4g} to {high:,.4g})", factor)
+        ours = f"{row.ours:,.4g} ± {half:,.2g} ({low:,.4g} to {high:,.4g})"
+        cells = (f"{row.paper:,.4g}", ours, factor)
     return f"| {row.what} | " + " | ".join(cells) + " |"
+
+
+def _spread(data: Data, each: Sequence[Data], figure: Callable[[Data], float], form: str) -> str:
+    """The figure of the means, and half of the 95% interval over single seeds."""
+    half = interval([figure(one) for one in each])[1]
+    return f"{figure(data):{form}} ± {half:{form}}"
 
 
 def _rows(data: Data) -> list[Row]:
@@ -259,42 +268,61 @@ def _rows(data: Data) -> list[Row]:
 def _text(data: Data, each: Sequence[Data]) -> str:
     of_seeds = [_rows(one) for one in each]
     rows = [_shown(row, [found[i].ours for found in of_seeds]) for i, row in enumerate(_rows(data))]
-    ideal = data.ways["ideal", 0]["l2"]
+    columns: tuple[tuple[float, str, str, str], ...] = (
+        *((u, "slowdown", "hnr", p) for u in (0.7, 0.97) for p in ("rr-time", "rr", "srpt", "hr")),
+        (0.97, "slowdown_max", "lsf", "hnr"),
+        (0.95, "slowdown_max", "bsd", "hnr"),
+        (0.95, "slowdown", "bsd", "lsf"),
+        (0.95, "l2", "bsd", "lsf"),
+        (0.95, "l2", "bsd", "hnr"),
+    )
+    fewer = each[: data.traffic_seeds]
+
+    def traffic(label: str, column: tuple[float, str, str, str]) -> str:
+        load, figure, one, other = column
+
+        def found(of: Data) -> float:
+            curves = of.traffic
+            return 1 - curves[label, load, one][figure] / curves[label, load, other][figure]
+
+        return _spread(data, fewer, found, ".2f")
+
     sensitivity = []
     for label in dict.fromkeys(key[0] for key in data.traffic):
-        of_label = {key[1:]: curve for key, curve in data.traffic.items() if key[0] == label}
-        cells = [
-            f"{below(of_label, load, 'slowdown', 'hnr', other):.2f}"
-            for load in (0.7, 0.97)
-            for other in ("rr-time", "rr", "srpt", "hr")
-        ]
-        cells += [
-            f"{below(of_label, 0.97, 'slowdown_max', 'lsf', 'hnr'):.2f}",
-            f"{below(of_label, 0.95, 'slowdown_max', 'bsd', 'hnr'):.2f}",
-            f"{below(of_label, 0.95, 'slowdown', 'bsd', 'lsf'):.2f}",
-            f"{below(of_label, 0.95, 'l2', 'bsd', 'lsf'):.2f}",
-            f"{below(of_label, 0.95, 'l2', 'bsd', 'hnr'):.2f}",
-        ]
         mark = " (used above)" if label == data.default else ""
-        sensitivity.append(f"| {label}{mark} | " + " | ".join(cells) + " |")
+        cells = " | ".join(traffic(label, column) for column in columns)
+        sensitivity.append(f"| {label}{mark} | {cells} |")
+
+    def balanced(who: str, load: float, figure: str, scale: float, form: str) -> str:
+        return _spread(data, each, lambda of: of.balance[who, load][figure] * scale, form)
 
     balance = [
-        f"| {load:g} | {data.balance['os', load]['variation']:.2f} | "
-        f"{data.balance['pool', load]['variation']:.2f} | "
-        f"{data.balance['os', load]['response'] * 1e3:.3g} | "
-        f"{data.balance['pool', load]['response'] * 1e3:.3g} |"
+        f"| {load:g} | "
+        + " | ".join(balanced(who, load, "variation", 1, ".2f") for who in ("os", "pool"))
+        + " | "
+        + " | ".join(balanced(who, load, "response", 1e3, ".3g") for who in ("os", "pool"))
+        + " |"
         for load in sorted({load for _, load in data.balance})
     ]
-    shares = [f"| {a:g} | {curve['rate']:.3f} |" for a, curve in data.capacity.items()]
+
+    def let_through(a: float) -> Callable[[Data], float]:
+        return lambda of: of.capacity[a]["rate"]
+
+    shares = [f"| {a:g} | {_spread(data, each, let_through(a), '.3f')} |" for a in data.capacity]
+
+    def over_ideal(way: str, m: int) -> Callable[[Data], float]:
+        return lambda of: of.ways[way, m]["l2"] / of.ways["ideal", 0]["l2"]
+
     ways = [
         f"| {m} | "
         + " | ".join(
-            f"{data.ways[way, m]['l2'] / ideal:.3f}"
+            _spread(data, each, over_ideal(way, m), ".3f")
             for way in ("log, free", "log, one operation", "log", "uniform")
         )
         + " |"
         for m in sorted(m for way, m in data.ways if way == "log")
     ]
+    uniform = min(over_ideal("uniform", m)(data) for way, m in data.ways if way == "uniform")
     of_hr, of_hnr = data.example["hr"], data.example["hnr"]
     texts: dict[str, object] = {
         "packets": data.packets,
@@ -309,7 +337,9 @@ def _text(data: Data, each: Sequence[Data]) -> str:
         "balance": "\n".join(balance),
         "shares": "\n".join(shares),
         "ways": "\n".join(ways),
-        "hnr_ratio": f"{data.ways['hnr', 0]['l2'] / ideal:.2f}",
+        "hnr_ratio": _spread(data, each, over_ideal("hnr", 0), ".2f"),
+        "uniform": f"{uniform:.1f}",
+        "traffic_seeds": data.traffic_seeds,
     }
     template = (Path(__file__).parent / "papers.md.in").read_text()
     for word, value in texts.items():
