@@ -48,7 +48,10 @@ CASES = {
     **{f"syn-{u}": Case("syn", u) for u in (0.7, 0.9, 0.97, 1.1)},
     **{f"etl-{u}": Case("etl", u) for u in (0.9, 1.0, 1.2)},
     **{f"etl-{u}-bounded": Case("etl", u, ("--bounded", "64")) for u in (1.0, 1.2)},
-    **{f"{name}-0.95": Case(name, 0.95) for name in ("vs", "lr", "stats", "pred", "train")},
+    **{
+        f"{name}-0.95": Case(name, 0.95)
+        for name in ("vs", "lr", "stats", "pred", "train", "shared")
+    },
     "multi-0.95": Case("multi", 0.95),
     "syn-0.8-hog": Case("syn", 0.8, (), {"hogs": 1}),
     "syn-0.8": Case("syn", 0.8),
@@ -72,6 +75,11 @@ VARIANTS: Mapping[str, Job] = {
     "scx-balanced": scx("balanced"),
     "scx-balanced-30": scx("balanced", options={"patience": 30.0}),
     "scx-bsd": scx("bsd"),
+    **{
+        f"scx-{name}-none": scx(name, options={"sharing": "none"})
+        for name in ("hnr", "bsd", "balanced")
+    },
+    "scx-hnr": scx("hnr"),
     "scx-fcfs": scx("fcfs"),
     "scx-qs": scx("qs", period_s=1.0),
     "scx-qs-live": scx("qs", live=True),
