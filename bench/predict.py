@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bench.kernel import CASES, VARIANTS
 from sched_ctl.lab import engine as lab
-from sched_ctl.sim import Costs, Node, Setting, Threads, of_workload, simulate_by_name
+from sched_ctl.sim import Costs, Node, Setting, Threads, User, of_workload, simulate_by_name
 from sched_ctl.workloads import workload
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,7 +170,10 @@ def setting(kind: str, job: Mapping[str, Any], seed: int, costs: Mapping[str, Co
         basic,
         scheduler=of[kind],
         clusters=12 if kind == "scx" else 0,
-        threads=Threads(wake_preempt=False if kind == "batch" else None),
+        user=User(candidates="operators"),
+        threads=Threads(
+            wake_preempt=False if kind == "batch" else None, live=job.get("live", False)
+        ),
         costs=costs[{"os": "os", "fifo": "fifo", "scx": "scx", "user": "os"}[of[kind]]],
     )
 

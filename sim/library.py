@@ -83,7 +83,6 @@ _ARRAYS: Mapping[str, type[np.generic]] = {
     "block_probability": np.float64,
     "block_max_s": np.float64,
     "window_s": np.float64,
-    "ideal_s": np.float64,
     "out_start": np.int64,
     "out_target": np.int64,
     "out_port": np.int64,

@@ -130,15 +130,6 @@ class Node:
         return OperatorFrame(self.topology.operators, self.topology.graph, columns)
 
     @cached_property
-    def ideal_s(self) -> Array:
-        """(n,) ideal processing time T, as the policies see it."""
-        snapshot = self.snapshot(0.0, np.zeros(self.n), np.zeros(self.n))
-        resolution = metrics.resolve(
-            ["ideal_time"], snapshot.columns, policy="-", engine="the simulator"
-        )
-        return metrics.evaluate(resolution, metrics.Window(snapshot))["ideal_time"]
-
-    @cached_property
     def query_of(self) -> Index:
         """(n,) index into `topology.queries`."""
         index = {query: i for i, query in enumerate(self.topology.queries)}

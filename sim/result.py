@@ -21,8 +21,8 @@ class Summary:
     """Of some of the tuples that left: those of a query, of a class, or all.
 
     Response times in s, from the arrival in the system to the egress. Slowdown: response time over
-    ideal processing time. l2: root of the sum of squared slowdowns (grows with the number of
-    tuples), rms: root of their mean.
+    the CPU time of the way that the tuple took. l2: root of the sum of squared slowdowns (grows
+    with the number of tuples), rms: root of their mean.
     """
 
     tuples: int

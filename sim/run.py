@@ -7,6 +7,7 @@ backend does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,11 @@ def _go(
     progress: Progress | None,
     window_s: float | None,
 ) -> list[Array]:
-    repeat = policy is not None and (setting.scheduler == "os" or policy.name == "random")
+    repeat = policy is not None and (
+        setting.scheduler == "os"
+        or policy.name == "random"
+        or ("queue_size" in policy.needs and _reads_once(setting))
+    )
     step = setting.period_s if repeat else setting.duration_s / 50 if progress else np.inf
     occupied = machine.arrays["results"][:, RESULTS.index("occupied")]
     windows: list[Array] = []
@@ -148,6 +153,10 @@ def _enforce(
         return
     if setting.scheduler == "user" and setting.user.level == "query":
         form = _of_starts(node, form)
+    if _reads_once(setting) and form.per_tuple.any():
+        size, _ = machine.observe()
+        static = form.static + form.per_tuple * size
+        form = replace(form, static=static, per_tuple=np.zeros(len(form)))
     if setting.clusters:
         form = forms.clustered(form, setting.clusters, setting.uniform)
     groups = forms.by_turns(form, *turns) if turns else forms.grouped(form)
@@ -159,6 +168,11 @@ def _enforce(
         groups.rank,
         groups.turns,
     )
+
+
+def _reads_once(setting: Setting) -> bool:
+    """Whether queue lengths are read once a period, rather than at each decision."""
+    return setting.threaded and not (setting.scheduler == "scx" and setting.threads.live)
 
 
 def _of_starts(node: Node, form: UrgencyForm) -> UrgencyForm:
@@ -281,7 +295,6 @@ def _values(
         "block_probability": node.block_probability,
         "block_max_s": node.block_max_s,
         "window_s": node.window_s,
-        "ideal_s": node.ideal_s,
         "feed_start": _starts(len(stream.rows) for stream in node.streams),
         "feed": np.array([row for stream in node.streams for row in stream.rows], dtype=np.int64),
         "stream_start": _starts(map(len, streams)),

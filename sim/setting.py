@@ -67,6 +67,8 @@ class Threads:
 
     slice_s, tick_s, wake_preempt: None: as the scheduler has it.
     age: under "scx": "head", "inherited" or "runnable".
+    live: under "scx": queue lengths are read at each decision, as from an engine that writes them
+    for the scheduler; else once a period, as nice values and real-time priorities always are.
     nice_best, nice_worst: of what a policy sets under "os".
     """
 
@@ -74,6 +76,7 @@ class Threads:
     tick_s: float | None = None
     wake_preempt: bool | None = None
     age: str = "inherited"
+    live: bool = False
     nice_best: int = 0
     nice_worst: int = 19
 
@@ -92,7 +95,8 @@ class Threads:
 class Setting:
     """One run; with a node and a policy it is all that decides what comes out.
 
-    period_s: of the policy, for what is evaluated once a period (nice values; random draws).
+    period_s: of the policy, for what is evaluated once a period (nice values, queue lengths of
+    threads, random draws).
     clusters: > 0 quantises the wait-dependent part of the policy; uniform: not logarithmically.
     capacity: bound of the queues between operators; 0: none.
     exponential: costs are drawn, else constant. record: so many departures are kept one by one.

@@ -91,7 +91,7 @@ struct tuple front(const struct sim *s, int64_t op)
 {
 	const struct queue *q = &s->ops[op].queue;
 	if (q->times)
-		return (struct tuple){ q->times[q->head], q->times[q->head], 0 };
+		return (struct tuple){ q->times[q->head], q->times[q->head], 0, 0 };
 	return q->ring[q->head & q->mask];
 }
 
@@ -160,7 +160,8 @@ static void join(struct sim *s, struct operator *o, struct tuple t)
 		struct tuple u = other->tuples[other->first + i];
 		if (u.arrival > t.arrival + o->window_s)
 			break;
-		emit(s, (struct tuple){ fmax(t.arrival, u.arrival), fmax(t.ideal, u.ideal), 0 });
+		emit(s, (struct tuple){ fmax(t.arrival, u.arrival), fmax(t.ideal, u.ideal),
+					t.work + u.work, 0 });
 	}
 	if (own->first + own->n == own->space) {
 		if (own->first > own->space / 2) {
@@ -180,6 +181,7 @@ int64_t process(struct sim *s, int64_t op, struct tuple t, double cost)
 	struct operator *o = &s->ops[op];
 	int64_t base = s->out_n;
 	t.ideal += cost;
+	t.work += o->cost;
 	if (o->window) {
 		join(s, o, t);
 	} else {
@@ -237,7 +239,7 @@ void leave(struct sim *s, int64_t op, struct tuple t, double at)
 		r[SIM_THROUGHPUT]++;
 	if (t.arrival < s->c.warm_s)
 		return;
-	double response = at - t.arrival, slowdown = 1 + (at - t.ideal) / s->ops[op].ideal;
+	double response = at - t.arrival, slowdown = 1 + (at - t.ideal) / t.work;
 	r[SIM_DEPARTED]++;
 	r[SIM_RESPONSE] += response;
 	r[SIM_SLOWDOWN] += slowdown;
@@ -276,7 +278,6 @@ EXPORT struct sim *sim_new(const struct sim_config *c)
 		struct operator *o = &s->ops[i];
 		o->cost = c->cost_s[i];
 		o->selectivity = c->selectivity[i];
-		o->ideal = c->ideal_s[i];
 		o->weight = 1024;
 		o->window_s = c->window_s[i];
 		if (o->window_s > 0)

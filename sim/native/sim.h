@@ -74,7 +74,7 @@ struct sim_config {
 	uint64_t seed;
 	double warm_s, end_s, decision_s, candidate_s, hop_s, wake_s, switch_s, source_s, slice_s,
 		tick_s;
-	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s, *ideal_s;
+	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s;
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
 	const double *out_share;
 	const int64_t *feed_start, *feed;      // operators that each stream feeds
@@ -93,6 +93,7 @@ struct sim_config {
 struct tuple {
 	double arrival; // in the system; of a joined tuple, the later of the two
 	double ideal;	// when it would be here if there were no queueing
+	double work;	// mean cost of all that made it: T of the way it took, of both inputs of a join
 	int64_t port;	// which input of a join
 };
 
@@ -115,7 +116,7 @@ struct window { // one side of a join: the tuples that came in, oldest first
 enum thread_state { SLEEPING, READY, RUNNING, BLOCKED, WAITING };
 
 struct operator {
-	double cost, selectivity, ideal, window_s;
+	double cost, selectivity, window_s;
 	struct queue queue;
 	uint64_t draws, costs; // random states
 	double changed, occupied; // when the queue last changed, and since when it is not empty

@@ -234,6 +234,64 @@ def test_what_wake_ups_and_sources_cost_is_paid(scheduler: str) -> None:
     assert paid.summary().response_s > free.summary().response_s
 
 
+def chain(cost_s: float) -> Node:
+    """Two operators; a tuple every 10 ms."""
+    operators = tuple(PhysicalOperator("q", name, (name,)) for name in "ab")
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    edges = (Edge(0, 1),)
+    zeros = np.zeros(2)
+    return Node(
+        "chain",
+        Topology("sim", operators, edges, logical, edges),
+        np.full(2, cost_s),
+        np.ones(2),
+        zeros,
+        zeros,
+        zeros,
+        (Feed((0,), 100.0, times=np.arange(100) / 100),),
+    )
+
+
+def test_whom_its_wake_up_preempted_is_switched_to_again() -> None:
+    """Under SCHED_FIFO with the consumer before the producer: two switches more to go to sleep."""
+    found = {}
+    for policy, options in (("min-cost", {}), ("min-cost", {"order": "upstream"})):
+        made = registry.policy(policy, options)
+        setting = Setting(scheduler="fifo", duration_s=1.1, warm_s=0.0)
+        found[str(options)] = simulate(chain(1e-3), made, setting).totals["switches"]
+    downstream, upstream = found.values()
+    assert (downstream, upstream) == (300, 200)
+
+
+def test_slowdown_is_over_the_way_that_a_tuple_took() -> None:
+    """Not over the costliest way to the same egress."""
+    operators = tuple(PhysicalOperator("q", f"o{i}", (f"o{i}",)) for i in range(3))
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    edges = (Edge(0, 2), Edge(1, 2))
+    zeros = np.zeros(3)
+    apart = (Feed((0,), 1.0, times=np.arange(4.0)), Feed((1,), 1.0, times=np.arange(4.0) + 0.5))
+    costs = np.array([1e-3, 100e-3, 1e-3])
+    topology = Topology("sim", operators, edges, logical, edges)
+    node = Node("two ways", topology, costs, np.ones(3), zeros, zeros, zeros, apart)
+    found = run(node, "fcfs", warm_s=0.0).summary()
+    assert (found.slowdown, found.slowdown_max) == pytest.approx((1, 1))
+
+
+def test_lengths_are_read_once_a_period_or_at_each_decision() -> None:
+    """By threads: whoever writes them into memory for the scheduler is live."""
+    node = of_workload(workload.load(WORKLOADS / "etl.graph"), 0.95)
+
+    def mean(live: bool, period_s: float) -> float:
+        threads = Threads(live=live)
+        setting = Setting(scheduler="scx", threads=threads, period_s=period_s, duration_s=4.0)
+        return simulate(node, registry.policy("qs"), setting).summary().response_s
+
+    live, often, seldom = mean(True, 1.0), mean(False, 1e-3), mean(False, 1.0)
+    assert live == mean(True, 0.5)
+    assert abs(np.log(often / live)) < abs(np.log(seldom / live))
+    assert seldom != often
+
+
 GOALS: dict[str, Callable[[Result], float]] = {
     "hr": lambda r: r.summary().response_s,
     "hnr": lambda r: r.summary().slowdown,
