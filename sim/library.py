@@ -19,6 +19,14 @@ MODES = {"operator": 0, "query": 1, "fair": 2, "urgency": 3}
 AGES = {"head": 0, "inherited": 1, "runnable": 2}
 CANDIDATES = {"none": 0, "operators": 1, "groups": 2, "fagin": 3}
 RESULTS = (
+    "tuples_in",
+    "done",
+    "out",
+    "sent",
+    "cpu",
+    "occupied",
+    "queue_area",
+    "queue_max",
     "departed",
     "response",
     "response_max",
@@ -26,14 +34,6 @@ RESULTS = (
     "slowdown_max",
     "slowdown_squares",
     "throughput",
-    "tuples_in",
-    "done",
-    "out",
-    "cpu",
-    "occupied",
-    "queue_area",
-    "queue_max",
-    "sent",
     "left",
 )
 TOTALS = (

@@ -300,7 +300,7 @@ def _values(
         "stream_start": _starts(map(len, streams)),
         "arrival_s": arrival_s,
         "order": owner[np.argsort(arrival_s, kind="stable")],
-        "results": np.zeros((node.n, len(RESULTS))),
+        "results": _lines(node.n),
         "totals": np.zeros(len(TOTALS)),
         "response_histogram": np.zeros(BUCKETS, dtype=np.int64),
         "slowdown_histogram": np.zeros(BUCKETS, dtype=np.int64),
@@ -311,6 +311,14 @@ def _values(
         values["forced_start"] = _starts(len(node.forced.get(i, ())) for i in range(node.n))
         values["forced"] = [out for i in range(node.n) for out in node.forced.get(i, ())]
     return values
+
+
+def _lines(n: int) -> Array:
+    """(n, RESULTS) zeros, each row at the start of a cache line."""
+    width = len(RESULTS)
+    space = np.zeros(n * width + 8)
+    first = -space.ctypes.data % 64 // 8
+    return space[first : first + n * width].reshape(n, width)
 
 
 def _edges(node: Node, form: UrgencyForm | None) -> dict[str, Any]:

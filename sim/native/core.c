@@ -63,15 +63,17 @@ static void pushed(struct sim *s, int64_t op)
 
 void push(struct sim *s, int64_t op, struct tuple t)
 {
-	struct queue *q = &s->ops[op].queue;
-	if (!q->ring || q->tail - q->head > q->mask) {
-		uint64_t space = q->ring ? 2 * (q->mask + 1) : 8;
+	struct operator *o = &s->ops[op];
+	struct queue *q = &o->queue;
+	if (q->tail - q->head > q->mask) {
+		uint64_t space = 4 * (q->mask + 1);
 		struct tuple *ring = malloc(space * sizeof *ring);
 		if (!ring)
 			abort();
 		for (uint64_t i = q->head; i != q->tail; i++)
 			ring[i & (space - 1)] = q->ring[i & q->mask];
-		free(q->ring);
+		if (q->ring != o->near)
+			free(q->ring);
 		q->ring = ring;
 		q->mask = space - 1;
 	}
@@ -128,8 +130,10 @@ double draw_cost(struct sim *s, int64_t op)
 double draw_block(struct sim *s, int64_t op)
 {
 	struct operator *o = &s->ops[op];
+	if (!o->blocks)
+		return 0;
 	double p = s->c.block_probability[op];
-	if (p <= 0 || uniform(&o->costs) >= p)
+	if (uniform(&o->costs) >= p)
 		return 0;
 	return uniform(&o->costs) * s->c.block_max_s[op];
 }
@@ -200,12 +204,13 @@ int64_t process(struct sim *s, int64_t op, struct tuple t, double cost)
 	return base;
 }
 
-int64_t route(struct sim *s, int64_t op, int64_t *edges)
+int64_t route(struct sim *s, int64_t op, int64_t *taken)
 {
+	const struct operator *o = &s->ops[op];
 	int64_t n = 0;
 	double draw = -1, from = 0;
-	for (int64_t e = s->c.out_start[op]; e < s->c.out_start[op + 1]; e++) {
-		double share = s->c.out_share[e];
+	for (int64_t e = o->first; e < o->first + o->edges; e++) {
+		double share = s->edge[e].share;
 		if (share < 1) {
 			if (draw < 0)
 				draw = uniform(&s->ops[op].draws);
@@ -215,7 +220,7 @@ int64_t route(struct sim *s, int64_t op, int64_t *edges)
 			if (at >= share)
 				continue;
 		}
-		edges[n++] = e;
+		taken[n++] = e;
 	}
 	result(s, op)[SIM_SENT] += (double)n;
 	return n;
@@ -266,16 +271,25 @@ EXPORT struct sim *sim_new(const struct sim_config *c)
 {
 	struct sim *s = calloc(1, sizeof *s);
 	s->c = *c;
-	s->ops = calloc((size_t)c->operators + 1, sizeof *s->ops);
+	s->ops = table(c->operators, sizeof *s->ops);
 	s->stream_tail = calloc((size_t)c->streams + 1, sizeof *s->stream_tail);
 	s->workers = calloc((size_t)c->cpus, sizeof *s->workers);
 	s->cpus = calloc((size_t)c->cpus, sizeof *s->cpus);
 	s->ready = calloc((size_t)c->operators + 1, sizeof *s->ready);
 	s->timers = calloc((size_t)c->operators + 1, sizeof *s->timers);
-	s->edges = calloc((size_t)c->out_start[c->operators] + 1, sizeof *s->edges);
+	s->taken = calloc((size_t)c->out_start[c->operators] + 1, sizeof *s->taken);
+	s->edge = table(c->out_start[c->operators], sizeof *s->edge);
+	for (int64_t e = 0; e < c->out_start[c->operators]; e++)
+		s->edge[e] = (struct edge){ c->out_share[e], (int32_t)c->out_target[e],
+					    (int16_t)c->out_port[e], c->out_inline[e] != 0 };
 	s->order = order_new(c->operators);
 	for (int64_t i = 0; i < c->operators; i++) {
 		struct operator *o = &s->ops[i];
+		o->queue.ring = o->near;
+		o->queue.mask = sizeof o->near / sizeof *o->near - 1;
+		o->first = (int32_t)c->out_start[i];
+		o->edges = (int32_t)(c->out_start[i + 1] - c->out_start[i]);
+		o->blocks = c->block_probability[i] > 0;
 		o->cost = c->cost_s[i];
 		o->selectivity = c->selectivity[i];
 		o->weight = 1024;
@@ -305,7 +319,8 @@ EXPORT void sim_free(struct sim *s)
 			free(o->window[1].tuples);
 			free(o->window);
 		}
-		free(o->queue.ring);
+		if (o->queue.ring != o->near)
+			free(o->queue.ring);
 		free(o->pending);
 	}
 	for (int64_t k = 0; k < s->c.cpus; k++)
@@ -314,7 +329,8 @@ EXPORT void sim_free(struct sim *s)
 	free(s->cpus);
 	free(s->ready);
 	free(s->timers);
-	free(s->edges);
+	free(s->taken);
+	free(s->edge);
 	free(s->stream_tail);
 	free(s->out);
 	free(s->ops);

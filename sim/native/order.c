@@ -19,10 +19,15 @@
 
 #define NONE (-1e300) // urgency of an empty group; finite, so that 0 * t keeps it
 
+struct place { // of an operator: one cache line
+	double fixed, per_tuple, key, origin;
+	int64_t group;
+	int64_t at; // place in the heap of its group, -1: not waiting
+} __attribute__((aligned(64)));
+
 struct order {
 	int64_t n, groups, ranks;
-	double *fixed, *per_tuple, *key, *origin;
-	int64_t *group_of, *at; // at: place in the heap of the group, -1 = not waiting
+	struct place *op;
 	int64_t *heap, *start, *size;
 	double *top, *slope; // by group: key of the best, per_second
 	int64_t *rank_of, *rank_start;
@@ -37,13 +42,9 @@ struct order *order_new(int64_t n)
 	struct order *o = calloc(1, sizeof *o);
 	o->n = n;
 	size_t k = (size_t)n + 1;
-	o->fixed = calloc(k, sizeof(double));
-	o->per_tuple = calloc(k, sizeof(double));
-	o->key = calloc(k, sizeof(double));
-	o->origin = calloc(k, sizeof(double));
-	o->group_of = calloc(k, sizeof(int64_t));
-	o->at = malloc(k * sizeof(int64_t));
-	memset(o->at, -1, k * sizeof(int64_t));
+	o->op = table(n, sizeof *o->op);
+	for (int64_t i = 0; i < n; i++)
+		o->op[i].at = -1;
 	o->heap = calloc(k, sizeof(int64_t));
 	o->start = calloc(k + 1, sizeof(int64_t));
 	o->size = calloc(k, sizeof(int64_t));
@@ -57,22 +58,22 @@ struct order *order_new(int64_t n)
 
 void order_free(struct order *o)
 {
-	void *parts[] = { o->fixed, o->per_tuple, o->key,  o->origin,  o->group_of,   o->at,	o->heap,
-			  o->start, o->size,	  o->top,  o->slope,   o->rank_of, o->rank_start, o->turns };
+	void *parts[] = { o->op,  o->heap,    o->start,	     o->size, o->top,
+			  o->slope, o->rank_of, o->rank_start, o->turns };
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
 		free(parts[i]);
 	free(o);
 }
 
-bool order_has(const struct order *o, int64_t op) { return o->at[op] >= 0; }
-bool order_counts(const struct order *o, int64_t op) { return o->sized && o->per_tuple[op] != 0; }
+bool order_has(const struct order *o, int64_t op) { return o->op[op].at >= 0; }
+bool order_counts(const struct order *o, int64_t op) { return o->sized && o->op[op].per_tuple != 0; }
 
 static inline bool before(const struct order *o, int64_t a, int64_t b)
 {
-	if (o->key[a] != o->key[b])
-		return o->key[a] > o->key[b];
-	if (o->origin[a] != o->origin[b]) // among equals, the oldest
-		return o->origin[a] < o->origin[b];
+	if (o->op[a].key != o->op[b].key)
+		return o->op[a].key > o->op[b].key;
+	if (o->op[a].origin != o->op[b].origin) // among equals, the oldest
+		return o->op[a].origin < o->op[b].origin;
 	return a < b;
 }
 
@@ -83,10 +84,10 @@ static void up(struct order *o, int64_t *h, int64_t i, int64_t op)
 		if (!before(o, op, parent))
 			break;
 		h[i] = parent;
-		o->at[parent] = i;
+		o->op[parent].at = i;
 	}
 	h[i] = op;
-	o->at[op] = i;
+	o->op[op].at = i;
 }
 
 static void down(struct order *o, int64_t *h, int64_t size, int64_t i, int64_t op)
@@ -100,25 +101,25 @@ static void down(struct order *o, int64_t *h, int64_t size, int64_t i, int64_t o
 		if (!before(o, h[child], op))
 			break;
 		h[i] = h[child];
-		o->at[h[i]] = i;
+		o->op[h[i]].at = i;
 		i = child;
 	}
 	h[i] = op;
-	o->at[op] = i;
+	o->op[op].at = i;
 }
 
 static void retop(struct order *o, int64_t g)
 {
-	o->top[g] = o->size[g] ? o->key[o->heap[o->start[g]]] : NONE;
+	o->top[g] = o->size[g] ? o->op[o->heap[o->start[g]]].key : NONE;
 }
 
 void order_insert(struct order *o, int64_t op, double origin, double queue_size)
 {
-	int64_t g = o->group_of[op], *h = o->heap + o->start[g];
-	o->key[op] = o->fixed[op] + o->per_tuple[op] * queue_size - o->slope[g] * origin;
-	o->origin[op] = origin;
-	if (o->at[op] >= 0) { // its key changed
-		int64_t i = o->at[op];
+	int64_t g = o->op[op].group, *h = o->heap + o->start[g];
+	o->op[op].key = o->op[op].fixed + o->op[op].per_tuple * queue_size - o->slope[g] * origin;
+	o->op[op].origin = origin;
+	if (o->op[op].at >= 0) { // its key changed
+		int64_t i = o->op[op].at;
 		if (i > 0 && before(o, op, h[(i - 1) / 2]))
 			up(o, h, i, op);
 		else
@@ -132,9 +133,9 @@ void order_insert(struct order *o, int64_t op, double origin, double queue_size)
 
 void order_remove(struct order *o, int64_t op)
 {
-	int64_t g = o->group_of[op], *h = o->heap + o->start[g], i = o->at[op];
+	int64_t g = o->op[op].group, *h = o->heap + o->start[g], i = o->op[op].at;
 	int64_t last = h[--o->size[g]];
-	o->at[op] = -1;
+	o->op[op].at = -1;
 	o->waiting--;
 	if (last != op) {
 		if (i > 0 && before(o, last, h[(i - 1) / 2]))
@@ -149,10 +150,8 @@ void order_set(struct order *o, const double *fixed, const double *per_tuple,
 	       const int64_t *group_of, int64_t groups, const double *per_second,
 	       const int64_t *rank_of_group, const int64_t *turns, bool rotate)
 {
-	memset(o->at, -1, (size_t)o->n * sizeof(int64_t));
-	memcpy(o->fixed, fixed, (size_t)o->n * sizeof(double));
-	memcpy(o->per_tuple, per_tuple, (size_t)o->n * sizeof(double));
-	memcpy(o->group_of, group_of, (size_t)o->n * sizeof(int64_t));
+	for (int64_t i = 0; i < o->n; i++)
+		o->op[i] = (struct place){ fixed[i], per_tuple[i], 0, 0, group_of[i], -1 };
 	memcpy(o->slope, per_second, (size_t)groups * sizeof(double));
 	memcpy(o->rank_of, rank_of_group, (size_t)groups * sizeof(int64_t));
 	memcpy(o->turns, turns, (size_t)groups * sizeof(int64_t));
@@ -248,21 +247,21 @@ int64_t order_next(struct order *o, double now)
 // Another operator of the group that waits with a tuple of the same age, the next in its order.
 int64_t order_peer(const struct order *o, int64_t op, double origin)
 {
-	int64_t g = o->group_of[op];
+	int64_t g = o->op[op].group;
 	if (!o->size[g])
 		return -1;
 	int64_t top = o->heap[o->start[g]];
-	return o->origin[top] == origin ? top : -1;
+	return o->op[top].origin == origin ? top : -1;
 }
 
 bool order_beats(const struct order *o, int64_t op, int64_t other, double origin, double size,
 		 double now)
 {
-	int64_t g = o->group_of[op], k = o->group_of[other];
+	int64_t g = o->op[op].group, k = o->op[other].group;
 	if (o->rank_of[g] != o->rank_of[k])
 		return o->rank_of[g] < o->rank_of[k];
-	double u = o->fixed[other] + o->per_tuple[other] * size + o->slope[k] * (now - origin);
-	return o->key[op] + o->slope[g] * now > u;
+	double u = o->op[other].fixed + o->op[other].per_tuple * size + o->slope[k] * (now - origin);
+	return o->op[op].key + o->slope[g] * now > u;
 }
 
 static int64_t fagin(const struct order *o, double now)
@@ -280,8 +279,8 @@ static int64_t fagin(const struct order *o, double now)
 				int64_t t = by_slope[j];
 				by_slope[j] = by_slope[j - 1], by_slope[j - 1] = t;
 			}
-			if (o->origin[o->heap[o->start[by_age[j]]]] <
-			    o->origin[o->heap[o->start[by_age[j - 1]]]]) {
+			if (o->op[o->heap[o->start[by_age[j]]]].origin <
+			    o->op[o->heap[o->start[by_age[j - 1]]]].origin) {
 				int64_t t = by_age[j];
 				by_age[j] = by_age[j - 1], by_age[j - 1] = t;
 			}

@@ -14,6 +14,7 @@
  */
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define FAIR_UNIT 1024.0 // weight of nice 0
@@ -32,9 +33,17 @@ enum sim_candidates {  // what a scheduling decision has to look at, each at the
 	SIM_COUNT_FAGIN,     // the clusters that Fagin's algorithm visits (AQSIOS, 6.2.2)
 };
 
-// The columns of `results`, one row an operator; the times and sizes of all but the first seven
-// are for the operator, those seven for the tuples that leave the node from it.
+// The columns of `results`, one row an operator; the first eight are one cache line, for they change
+// with each tuple. From SIM_DEPARTED on: of the tuples that leave the node from it.
 enum sim_result {
+	SIM_IN,		    // tuples that came into the queue
+	SIM_DONE,	    // tuples that were processed
+	SIM_OUT,	    // tuples that were emitted, each once
+	SIM_SENT,	    // copies of what was emitted that took an edge
+	SIM_CPU,	    // CPU time, overheads included
+	SIM_OCCUPIED,	    // time in which the queue was not empty, since sim_new()
+	SIM_QUEUE_AREA,	    // integral of the queue size over time
+	SIM_QUEUE_MAX,
 	SIM_DEPARTED,	    // tuples that left and had come after warm_s
 	SIM_RESPONSE,	    // sum of their response times
 	SIM_RESPONSE_MAX,
@@ -42,14 +51,6 @@ enum sim_result {
 	SIM_SLOWDOWN_MAX,
 	SIM_SLOWDOWN_SQUARES,
 	SIM_THROUGHPUT,	    // tuples that left in warm_s..end_s
-	SIM_IN,		    // tuples that came into the queue
-	SIM_DONE,	    // tuples that were processed
-	SIM_OUT,	    // tuples that were emitted, each once
-	SIM_CPU,	    // CPU time, overheads included
-	SIM_OCCUPIED,	    // time in which the queue was not empty, since sim_new()
-	SIM_QUEUE_AREA,	    // integral of the queue size over time
-	SIM_QUEUE_MAX,
-	SIM_SENT,	    // copies of what was emitted that took an edge
 	SIM_LEFT,	    // tuples that left the node, whenever they had come
 	SIM_RESULTS,
 };
@@ -108,6 +109,13 @@ struct queue {
 	uint64_t head, tail, mask;
 };
 
+struct edge {
+	double share;
+	int32_t target;
+	int16_t port;
+	bool in_line; // at query level a tuple goes on over it
+};
+
 struct window { // one side of a join: the tuples that came in, oldest first
 	struct tuple *tuples;
 	uint64_t first, n, space;
@@ -115,28 +123,34 @@ struct window { // one side of a join: the tuples that came in, oldest first
 
 enum thread_state { SLEEPING, READY, RUNNING, BLOCKED, WAITING };
 
+// What each tuple needs comes first: two cache lines of 64 bytes, and one for a short queue.
 struct operator {
-	double cost, selectivity, window_s;
 	struct queue queue;
-	uint64_t draws, costs; // random states
+	double cost, selectivity;
+	uint64_t draws; // random state
 	double changed, occupied; // when the queue last changed, and since when it is not empty
+	int32_t first, edges; // its edges in sim.edge
 	struct window *window; // two, or NULL
-	bool busy;	       // a worker is at it (user.c)
-	// threads.c
+	uint64_t costs; // random state
+	bool busy;	// a worker is at it (user.c)
+	bool blocks;	// now and then
+	bool outside;	// last woken by an arrival
+	bool delayed;	// fair.c: asleep, but still in the list until its lag is paid
 	enum thread_state state;
-	bool outside;		    // last woken by an arrival
+	double window_s;
+	struct tuple near[2]; // the queue's memory until it gets longer
+	// threads.c
 	double left;		    // of the tuple at the head: CPU time to go
 	double drawn;		    // its cost without overheads
 	double origin, ready_since; // for its age
 	double wake_at;		    // while WAITING
+	struct pending *pending; // outputs that could not go yet
+	int64_t pending_n, pending_space, pending_next;
 	// fair.c
 	double vruntime, deadline, lag, weight;
 	double protected_until; // virtual time
-	bool delayed;		// asleep, but still in the list until its lag is paid
 	int64_t ready_at;	// index in the list of ready threads
-	struct pending *pending; // outputs that could not go yet
-	int64_t pending_n, pending_space, pending_next;
-};
+} __attribute__((aligned(64)));
 
 struct order; // of the operators that wait for a CPU, see order.c
 
@@ -162,6 +176,7 @@ struct cpu {
 struct sim {
 	struct sim_config c;
 	struct operator *ops;
+	struct edge *edge; // by producer
 	struct order *order;
 	double now;
 	int64_t arrived; // arrivals so far
@@ -175,7 +190,7 @@ struct sim {
 	int64_t *timers, timers_n; // threads that wait for a time, soonest on top of the heap
 	double fair_time;	   // last known average of the virtual times
 	double source_until;	   // when the thread of the sources sleeps again
-	int64_t *edges;		   // scratch of route()
+	int64_t *taken;		   // scratch of route()
 };
 
 // core.c
@@ -196,6 +211,9 @@ static inline double *result(const struct sim *s, int64_t op)
 	return s->c.results + op * SIM_RESULTS;
 }
 double uniform(uint64_t *state);
+
+// table.c
+void *table(int64_t n, uint64_t size); // zeroed, for free(); at the start of a cache line
 
 // order.c
 struct order *order_new(int64_t operators);

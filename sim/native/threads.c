@@ -253,7 +253,7 @@ static void release_producers(struct sim *s, int64_t op)
 		return;
 	for (int64_t u = 0; u < s->c.operators; u++) {
 		struct operator *o = &s->ops[u];
-		if (o->state == BLOCKED && s->c.out_target[o->pending[o->pending_next].edge] == op)
+		if (o->state == BLOCKED && s->edge[o->pending[o->pending_next].edge].target == op)
 			wake(s, u, op);
 	}
 }
@@ -265,11 +265,11 @@ static enum flushed flush(struct sim *s, struct cpu *c)
 	int64_t op = c->op;
 	struct operator *o = &s->ops[op];
 	while (o->pending_next < o->pending_n) {
-		int64_t e = o->pending[o->pending_next].edge, to = s->c.out_target[e];
+		int64_t e = o->pending[o->pending_next].edge, to = s->edge[e].target;
 		if (s->c.capacity && (int64_t)length(&s->ops[to]) >= s->c.capacity)
 			return FULL;
 		struct tuple t = o->pending[o->pending_next++].tuple;
-		t.port = s->c.out_port[e];
+		t.port = s->edge[e].port;
 		push(s, to, t);
 		if (s->ops[to].state == SLEEPING) {
 			load_tuple(s, to);
@@ -339,17 +339,17 @@ static void finish(struct sim *s, struct cpu *c)
 	}
 	struct tuple t = pop(s, op);
 	int64_t base = process(s, op, t, o->drawn);
-	bool egress = s->c.out_start[op] == s->c.out_start[op + 1];
+	bool egress = !o->edges;
 	double block = draw_block(s, op);
 	for (int64_t i = base; i < s->out_n; i++) {
 		if (egress) {
 			leave(s, op, s->out[i], s->now + block);
 			continue;
 		}
-		int64_t n = route(s, op, s->edges);
+		int64_t n = route(s, op, s->taken);
 		o->pending = grow(o->pending, &o->pending_space, o->pending_n + n, sizeof *o->pending);
 		for (int64_t k = 0; k < n; k++)
-			o->pending[o->pending_n++] = (struct pending){ s->out[i], s->edges[k] };
+			o->pending[o->pending_n++] = (struct pending){ s->out[i], s->taken[k] };
 	}
 	s->out_n = base;
 	release_producers(s, op);

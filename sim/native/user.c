@@ -19,11 +19,11 @@ static bool full(const struct sim *s, int64_t op)
 {
 	if (!s->c.capacity)
 		return false;
-	for (int64_t e = s->c.out_start[op]; e < s->c.out_start[op + 1]; e++) {
-		int64_t to = s->c.out_target[e];
+	for (const struct edge *e = s->edge + s->ops[op].first, *end = e + s->ops[op].edges; e < end; e++) {
+		int64_t to = e->target;
 		if ((int64_t)length(&s->ops[to]) >= s->c.capacity)
 			return true;
-		if (s->c.mode == SIM_QUERY && s->c.out_inline[e] && full(s, to))
+		if (s->c.mode == SIM_QUERY && e->in_line && full(s, to))
 			return true;
 	}
 	return false;
@@ -51,8 +51,8 @@ static void arrived(struct sim *s, int64_t op, bool was_empty)
 
 static void deliver(struct sim *s, int64_t edge, struct tuple t)
 {
-	int64_t op = s->c.out_target[edge];
-	t.port = s->c.out_port[edge];
+	int64_t op = s->edge[edge].target;
+	t.port = s->edge[edge].port;
 	push(s, op, t);
 	arrived(s, op, length(&s->ops[op]) == 1);
 }
@@ -77,26 +77,28 @@ static double through(struct sim *s, struct worker *w, int64_t op, struct tuple 
 	int64_t base = process(s, op, t, cost);
 	if (leaf)
 		result(s, op)[SIM_DONE]--;
-	int64_t end = s->out_n, first = s->c.out_start[op], last = s->c.out_start[op + 1];
+	int64_t end = s->out_n, count = s->ops[op].edges;
+	const struct edge *first = s->edge + s->ops[op].first;
 	for (int64_t i = base; i < end; i++) {
-		if (first == last) {
+		if (!count) {
 			leave(s, op, s->out[i], at);
 			continue;
 		}
-		if (last - first == 1 && s->c.out_share[first] >= 1 && s->c.out_inline[first]) {
+		if (count == 1 && first->share >= 1 && first->in_line) {
 			struct tuple u = s->out[i];
-			u.port = s->c.out_port[first];
+			u.port = first->port;
 			result(s, op)[SIM_SENT]++;
-			at = through(s, w, s->c.out_target[first], u, at);
+			at = through(s, w, first->target, u, at);
 			continue;
 		}
-		int64_t edges[last - first]; // on the stack: this function calls itself
+		int64_t edges[count]; // on the stack: this function calls itself
 		int64_t n = route(s, op, edges);
 		for (int64_t k = 0; k < n; k++) {
 			struct tuple u = s->out[i];
-			u.port = s->c.out_port[edges[k]];
-			if (s->c.out_inline[edges[k]])
-				at = through(s, w, s->c.out_target[edges[k]], u, at);
+			const struct edge *e = &s->edge[edges[k]];
+			u.port = e->port;
+			if (e->in_line)
+				at = through(s, w, e->target, u, at);
 			else
 				later(w, edges[k], u);
 		}
@@ -136,15 +138,15 @@ static void finish(struct sim *s, struct worker *w)
 		w->pending_n = 0;
 	} else {
 		int64_t base = process(s, op, t, w->drawn);
-		bool egress = s->c.out_start[op] == s->c.out_start[op + 1];
+		bool egress = !s->ops[op].edges;
 		for (int64_t i = base; i < s->out_n; i++) {
 			if (egress) {
 				leave(s, op, s->out[i], s->now);
 				continue;
 			}
-			int64_t n = route(s, op, s->edges);
+			int64_t n = route(s, op, s->taken);
 			for (int64_t k = 0; k < n; k++)
-				deliver(s, s->edges[k], s->out[i]);
+				deliver(s, s->taken[k], s->out[i]);
 		}
 		s->out_n = base;
 	}

@@ -1,4 +1,5 @@
 /* The order in which the simulator takes operators that wait. */
+#include "../../sim/native/table.c"
 #include "../../sim/native/order.c"
 
 void sim_order(int64_t n, const double *fixed, const double *per_tuple, const int64_t *group_of,
