@@ -148,6 +148,9 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "backpressured": _known(found.backpressured[row]),
         "blocked": _known(found.blocked[row]),
         "idle": _known(found.idle[row]),
+        "io": _known(found.io[row]),
+        "memory": _known(found.memory[row]),
+        "backlog": _known(found.backlog[row]),
         "queue": _known(found.queue[row]),
         "queue_before": _known(found.queue_before[row]),
         "seconds": _known(found.seconds),
@@ -180,7 +183,7 @@ def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
 
 def _nothing() -> dict[str, Any]:
     """The verdict of a thread that runs no operator, such as a helper."""
-    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
+    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence", "backlog")
     return dict.fromkeys(shares) | {"engine": None, "verdict": "unknown", "by": None}
 
 
@@ -227,11 +230,20 @@ def words(operator: dict[str, Any]) -> str:
         "waited for a CPU": operator["wait"],
         "held by a full queue": operator["backpressured"],
         "asleep with work in hand": operator["blocked"],
+        "of that for block I/O": operator["io"],
+        "for memory": operator["memory"],
         "without input": operator["idle"],
     }
-    told = ", ".join(f"{word} {share:.0%}" for word, share in shares.items() if share is not None)
+    hidden = ("of that for block I/O", "for memory")  # unless they have taken some
+    told = ", ".join(
+        f"{word} {share:.0%}"
+        for word, share in shares.items()
+        if share is not None and (share >= 0.005 or word not in hidden)
+    )
     queue, before = operator["queue"], operator["queue_before"]
     moved = "" if queue is None or before is None else f"; queue {before:g} -> {queue:g}"
+    waiting = operator["backlog"]
+    moved += f"; {waiting / 1024:.0f} KiB wait in its sockets" if waiting else ""
     by = f" by {operator['by']}" if operator["by"] else ""
     over = "" if operator["seconds"] is None else f" of {operator['seconds']:.1f} s"
     return f"{operator['verdict']}{by} ({operator['confidence']:.0%} sure): {told}{over}{moved}"

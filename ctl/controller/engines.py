@@ -33,7 +33,7 @@ from sched_ctl.kernel import procfs
 from sched_ctl.kernel.identity import born
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
-from sched_ctl.probes.threads import ThreadTimes
+from sched_ctl.probes.every import Probes
 
 __all__ = ["Engine", "Worker", "carry_over"]
 
@@ -182,7 +182,7 @@ class Engine:
         own = kind.prompt and self.uid in (None, os.geteuid())
         self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
-        self._times: ThreadTimes | None = None  # likewise
+        self._probes: Probes | None = None  # likewise
         self._identity = None if target.pid is None else born(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
         self.costly: str | None = None  # that it is asked less often for what it costs, in words
@@ -286,9 +286,10 @@ class Engine:
         snapshot = self._owned(self._driver, answer)
         self._spent_s = time.thread_time() - began_s
         if probing:
-            if self._times is None:
-                self._times = ThreadTimes()
-            columns = {**self._times.read(snapshot.topology), **snapshot.columns}
+            if self._probes is None:
+                self._probes = Probes()
+            read = self._probes.read(snapshot.topology, snapshot.time_s)
+            columns = {**read, **snapshot.columns}
             snapshot = replace(snapshot, columns=columns)
         return snapshot
 
@@ -315,13 +316,13 @@ class Engine:
 
     def _disconnect(self) -> None:
         driver, self._driver = self._driver, None
-        times, self._times = self._times, None
+        probes, self._probes = self._probes, None
         try:
             if driver is not None:
                 driver.close()
         finally:
-            if times is not None:
-                times.close()
+            if probes is not None:
+                probes.close()
 
     # --- in the loop ---
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sched_ctl.controller.owners import first_user
-from sched_ctl.kernel import cgroup, procfs, psi
+from sched_ctl.kernel import cgroup, procfs, psi, sockdiag, taskstats
 from sched_ctl.probes import threads as probes
 
 __all__ = ["Finding", "check"]
@@ -157,6 +157,33 @@ def _schedstat() -> Iterator[Finding]:
         )
 
 
+def _taskstats() -> Iterator[Finding]:
+    obstacle = taskstats.obstacle()
+    if obstacle is not None:
+        todo = "pip install 'sched-ctl[probes]'" if "pyroute2" in obstacle else None
+        what = f"memory-bound is told from PSI, disks from nothing: {obstacle}"
+        yield Finding("taskstats", None, what, todo)
+    elif taskstats.accounting() is False:
+        yield Finding(
+            "taskstats",
+            None,
+            "delay accounting is off: threads do not tell waits for disks and memory",
+            "sysctl kernel.task_delayacct=1, then start the engines anew",
+        )
+    else:
+        words = "how long threads waited for disks and memory, of engines started since it is on"
+        yield Finding("taskstats", True, words)
+
+
+def _sockets() -> Iterator[Finding]:
+    try:
+        count = len(sockdiag.connections(os.getpid()))
+    except OSError as error:
+        yield Finding("sockets", False, f"cannot tell what waits before sources: {error}")
+        return
+    yield Finding("sockets", True, f"what waits before sources, among {count} TCP connections")
+
+
 def _privileges() -> Iterator[Finding]:
     missing = [name for name in CAPABILITIES if not _capable(name)]
     if os.geteuid() == 0 and not missing:
@@ -218,6 +245,8 @@ TOPICS: dict[str, Callable[[], Iterator[Finding]]] = {
     "autogroup": _autogroup,
     "PSI": _psi,
     "schedstat": _schedstat,
+    "taskstats": _taskstats,
+    "sockets": _sockets,
     "privileges": _privileges,
     "users": _users,
     "other tools": _meddlers,

@@ -1,14 +1,26 @@
-"""Who is at the other end of a TCP connection on this machine: sock_diag(7).
+"""TCP connections: who is at the other end, and what waits to be read; sock_diag(7).
 
 TCP has no SO_PEERCRED, but the kernel knows every socket's owner and answers for a single one by
-its addresses (inet_diag, linux/inet_diag.h), some 20 us a question.
+its addresses (inet_diag, linux/inet_diag.h), some 20 us a question. All connections of a network
+namespace come through pyroute2 where it is installed, else from /proc/PID/net.
 """
 
+import os
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["SocketOwners"]
+from sched_ctl.kernel import netns
+
+__all__ = ["Connection", "SocketOwners", "connections", "inodes"]
+
+Address = tuple[str, int]
+# Data can wait to be read in these: net/tcp_states.h
+ESTABLISHED, CLOSE_WAIT = 1, 8
+TABLE_LIMIT = 1 << 24  # bytes of /proc/PID/net/tcp that are read
 
 NETLINK_SOCK_DIAG = 4  # linux/netlink.h
 SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
@@ -68,3 +80,78 @@ class SocketOwners:
 
     def close(self) -> None:
         self._socket.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One end of a TCP connection. waiting: bytes that have come and that nobody has read yet."""
+
+    inode: int
+    here: Address
+    there: Address
+    waiting: int
+
+
+def inodes(pid: int) -> set[int]:
+    """The sockets that a process holds open. Raises OSError if that may not be read."""
+    found = set()
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with suppress(OSError, ValueError):  # closed meanwhile
+                target = os.readlink(entry.path)  # noqa: PTH115  many of them
+                if target.startswith("socket:["):
+                    found.add(int(target[8:-1]))
+    return found
+
+
+def connections(pid: int) -> list[Connection]:
+    """All in the network namespace of a process. Raises OSError if it is gone or closed to us.
+
+    Use it in a thread without a running event loop: pyroute2 has one of its own.
+    """
+    found: list[Connection] = []
+    with suppress(ImportError), netns.entered(pid):
+        found = list(_asked())
+    # Without the module tcp_diag the kernel's answer is none.
+    return found or list(_tabled(pid))
+
+
+def _asked() -> Iterator[Connection]:
+    from pyroute2 import DiagSocket
+
+    with DiagSocket() as diag:
+        diag.bind()
+        for family in (socket.AF_INET, socket.AF_INET6):
+            states = 1 << ESTABLISHED | 1 << CLOSE_WAIT
+            answers: tuple[Any, ...] = diag.get_sock_stats(family=family, states=states)
+            for answer in answers:
+                yield Connection(
+                    answer["idiag_inode"],
+                    (_plain(answer["idiag_src"]), answer["idiag_sport"]),
+                    (_plain(answer["idiag_dst"]), answer["idiag_dport"]),
+                    answer["idiag_rqueue"],
+                )
+
+
+def _tabled(pid: int) -> Iterator[Connection]:
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError), open(f"/proc/{pid}/net/{table}") as lines:
+            for line in lines.read(TABLE_LIMIT).splitlines()[1:]:
+                fields = line.split()
+                if len(fields) > 9 and int(fields[3], 16) in (ESTABLISHED, CLOSE_WAIT):
+                    waiting = int(fields[4].split(":")[1], 16)
+                    here, there = (_address(field) for field in fields[1:3])
+                    yield Connection(int(fields[9]), here, there, waiting)
+
+
+def _address(text: str) -> Address:
+    """The kernel prints an address as 32-bit words, each in the machine's byte order."""
+    digits, port = text.split(":")
+    words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
+    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+    return _plain(socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))), int(port, 16)
+
+
+def _plain(host: str) -> str:
+    """An IPv4 address without IPv6's clothes, as Java makes them."""
+    return host.removeprefix("::ffff:") if "." in host else host

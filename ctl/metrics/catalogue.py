@@ -62,6 +62,8 @@ PRIMITIVES = _table(
     Metric("run_delay", "s", "time its threads waited for a CPU, schedstat (counter)"),
     Metric("io_delay", "s", "time its threads waited for block I/O, taskstats (counter)"),
     Metric("memory_delay", "s", "time its threads waited for memory, taskstats (counter)"),
+    Metric("irq_delay", "s", "time that interrupts took from its threads, taskstats (counter)"),
+    Metric("backlog", "bytes", "bytes waiting in the sockets of an ingress now, sock_diag"),
     Metric("queue_size", "tuples", "tuples waiting in the input queues now"),
     Metric("head_age", "s", "age in the system of the oldest waiting tuple now; 0 if none waits"),
     Metric("head_age_estimate", "s", "the same, estimated by the driver"),

@@ -76,7 +76,9 @@ class Assessment:
     times how much was measured rather than guessed. limit: (n,) row of the operator that holds a
     backpressured one, -1 for all others. run .. idle: (n,) shares of the time of the operator's
     threads, which add up to 1 where all are known; NaN = unknown. queue, queue_before: (n,) tuples
-    at the end and at the begin of the window. seconds: its length.
+    at the end and at the begin of the window. io, memory: (n,) shares of the time asleep that the
+    kernel says went to block I/O and to memory; the first may hold the second. backlog: (n,) bytes
+    in the sockets of an ingress. seconds: the window's length.
     """
 
     verdict: npt.NDArray[np.int8]
@@ -89,6 +91,9 @@ class Assessment:
     idle: Array
     queue: Array
     queue_before: Array
+    io: Array
+    memory: Array
+    backlog: Array
     seconds: float
 
     @cached_property
@@ -126,16 +131,26 @@ def assess(
         queue_now = window.value("queue_size") if queue is None else queue
     before = _queue_before(window)
     asleep = 1.0 - run - np.nan_to_num(wait)
-    idle, full, told = _asleep(window, asleep, queue_now, before)
+    with np.errstate(all="ignore"):
+        io, memory = (
+            np.clip(window.rate(name) / each, 0.0, asleep) for name in ("io_delay", "memory_delay")
+        )
+    # What the kernel counted was neither idle nor held by a queue, whatever the engine says.
+    counted = np.fmax(io, memory)
+    known = np.nan_to_num(counted)
+    idle, full, told = _asleep(window, asleep - known, asleep, queue_now, before)
     # Where nobody counts the wait for a CPU, what is left over may be that.
     blocked = np.where(np.isnan(wait), np.nan, np.clip(asleep - idle - full, 0.0, 1.0))
+    blocked = np.where(np.isnan(blocked), counted, blocked)
     taken = window.gain("tuples_in")
     verdict = _judge(run, wait, full, blocked, idle, taken)
-    memory = _memory(window, blocked, memory_pressure)
-    verdict[(verdict == Verdict.IO_BOUND) & memory] = Verdict.MEMORY_BOUND
+    for_memory = _for_memory(memory, blocked, memory_pressure)
+    verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
     if not window.seconds >= LEAST_WINDOW_S:
         verdict[:] = Verdict.UNKNOWN
-    quality = np.where(told, 1.0, 0.6) * np.where(np.isnan(wait), 0.5, 1.0)
+    asleep_at_work = (verdict == Verdict.IO_BOUND) | (verdict == Verdict.MEMORY_BOUND)
+    sure = told | (asleep_at_work & (known >= np.nan_to_num(blocked) / 2))
+    quality = np.where(sure, 1.0, 0.6) * np.where(np.isnan(wait), 0.5, 1.0)
     return Assessment(
         verdict=verdict,
         confidence=quality * _margin(verdict, run, wait, full, blocked, idle),
@@ -147,6 +162,9 @@ def assess(
         idle=idle,
         queue=queue_now,
         queue_before=before,
+        io=io,
+        memory=memory,
+        backlog=window.value("backlog"),
         seconds=window.seconds if n else float("nan"),
     )
 
@@ -200,9 +218,11 @@ def of_query(found: Assessment, rows: Index) -> int:
 
 
 def _asleep(
-    window: Window, asleep: Array, queue: Array, before: Array
+    window: Window, unknown: Array, asleep: Array, queue: Array, before: Array
 ) -> tuple[Array, Array, Mask]:
     """(n,) shares without input and held by a full queue, and whether the engine told them.
+
+    unknown: of the time asleep, what nobody but the engine can tell the reason of.
 
     A thread that was woken and waits for a CPU is still idle, or blocked, in the engine's books:
     what it says is cut down to the time that the thread slept.
@@ -212,22 +232,31 @@ def _asleep(
     full = np.where(told, np.nan_to_num(full), 0.0)
     with np.errstate(all="ignore"):
         said = idle + full
-        fits = np.where(said > asleep, asleep / said, 1.0)
+        fits = np.where(said > unknown, unknown / said, 1.0)
     works = (queue > 0) & (before > 0)  # at both ends; what was between, nobody saw
     known = ~np.isnan(queue) & ~np.isnan(before)
-    guessed = np.where(works, 0.0, np.where(known, asleep, np.nan))
+    works |= ~known & _has_backlog(window)
+    guessed = np.where(works, 0.0, np.where(known, unknown, np.nan))
     idle = np.where(told, idle * fits, guessed)
     # A producer that sleeps on its work, before a consumer that is never out of work
     busy = 1.0 - asleep >= SATURATED
     before_busy = np.zeros(len(asleep), dtype=np.bool_)
     np.logical_or.at(before_busy, window.graph.source, (busy & works)[window.graph.target])
-    return idle, np.where(told, full * fits, np.where(works & before_busy, asleep, 0.0)), told
+    return idle, np.where(told, full * fits, np.where(works & before_busy, unknown, 0.0)), told
 
 
 def _queue_before(window: Window) -> Array:
     if window.base is None:
         return np.full(len(window.operators), np.nan)
     return Window(window.base).value("queue_size")
+
+
+def _has_backlog(window: Window) -> Mask:
+    """(n,) whether something waited in an ingress's sockets at both ends."""
+    then = np.zeros(len(window.operators))
+    if window.base is not None:
+        then = Window(window.base).value("backlog")
+    return (window.value("backlog") > 0) & (then > 0)
 
 
 def _judge(
@@ -256,18 +285,15 @@ def _judge(
     return verdict
 
 
-def _memory(window: Window, blocked: Array, pressure: float) -> Mask:
+def _for_memory(memory: Array, blocked: Array, pressure: float) -> Mask:
     """Whether the time asleep with work in hand was spent on memory.
 
     By the kernel's own account of the thread where there is one, else by the pressure on memory,
     if that lasted for at least half as long.
     """
     with np.errstate(all="ignore"):
-        delay = window.rate("memory_delay")
-        own = delay >= blocked / 2
-        return np.where(
-            np.isnan(delay), bool(pressure >= LEAST_SHARE) & (pressure >= blocked / 2), own
-        )
+        pressed = bool(pressure >= LEAST_SHARE) & (pressure >= blocked / 2)
+        return np.where(np.isnan(memory), pressed, memory >= blocked / 2)
 
 
 def _margin(

@@ -34,6 +34,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "pressure_seconds_total": ("counter", "time in which some task waited (PSI, some)"),
         "operator_queue_tuples": ("gauge", "tuples waiting in the input queues"),
         "operator_head_age_seconds": ("gauge", "age in the system of the oldest waiting tuple"),
+        "operator_backlog_bytes": ("gauge", "bytes waiting in the sockets of an ingress"),
         "operator_place": ("gauge", "place among the others: 0 least, 1 most urgent"),
         "operator_time_ratio": ("gauge", "shares of the time of the operator's threads, by state"),
         "operator_verdict": ("gauge", "1 for what holds the operator back"),
@@ -103,6 +104,8 @@ def _operators(rows: list[dict[str, Any]]) -> Iterator[Sample]:
         labels = {"engine": engine, "operator": operator}
         yield "operator_queue_tuples", labels, row["queue"]
         yield "operator_head_age_seconds", labels, row["head_age_s"]
+        if row.get("backlog") is not None:
+            yield "operator_backlog_bytes", labels, row["backlog"]
         yield "operator_place", labels, row["place"]
         for state in STATES:
             yield "operator_time_ratio", labels | {"state": state}, row[state]

@@ -133,6 +133,42 @@ def test_waiting_for_memory_is_told_by_the_kernel_or_by_pressure() -> None:
         assert Verdict(found.verdict[0]).word == word
 
 
+def lost(run: float, io: float, memory: float = 0.0, **columns: object) -> Assessment:
+    """Of an operator whose engine tells nothing, and the kernel so many shares of its time."""
+    row = (run, 0.0, None, None, None)
+    made = window(row, row, row)
+    assert made.base is not None
+
+    def with_delays(snapshot: Snapshot, factor: float) -> Snapshot:
+        delays = {
+            "io_delay": array(io * factor, 0, 0),
+            "memory_delay": array(memory * factor, 0, 0),
+        }
+        return Snapshot(CHAIN, snapshot.time_s, {**snapshot.columns, **delays, **columns})  # type: ignore[dict-item]
+
+    return assess(Window(with_delays(made.now, S), with_delays(made.base, 0.0)))
+
+
+def test_time_lost_to_disks_and_memory_needs_no_word_of_the_engine() -> None:
+    """What the kernel counted stands, whether the engine says idle or nothing at all."""
+    for shares, word in (((0.1, 0.6), "io-bound"), ((0.1, 0.6, 0.5), "memory-bound")):
+        found = lost(*shares)
+        assert Verdict(found.verdict[0]).word == word
+        assert found.blocked[0] == pytest.approx(0.6) and found.confidence[0] > 0.9
+    assert Verdict(lost(0.1, 0.02).verdict[0]) is Verdict.UNKNOWN  # asleep, and nobody says why
+    quiet = np.full(3, np.nan)
+    found = lost(0.1, 0.6, queue_size=np.zeros(3), idle_time=quiet)
+    assert found.idle[0] == pytest.approx(0.3)  # the rest: nothing waits for it
+
+
+def test_what_waits_in_sockets_is_work_in_hand() -> None:
+    found = lost(0.1, 0.0, backlog=array(4096, np.nan, np.nan))
+    assert Verdict(found.verdict[0]) is Verdict.IO_BOUND and found.confidence[0] <= 0.6
+    assert found.backlog[0] == 4096
+    found = lost(0.1, 0.0, backlog=array(0, np.nan, np.nan))
+    assert Verdict(found.verdict[0]) is Verdict.UNKNOWN
+
+
 def test_a_single_snapshot_or_a_blink_says_nothing() -> None:
     rows: Sequence[Shares] = [(0.97, 0.02, 0.01, 0.0, 970.0)] * 3
     assert judged(*rows, seconds=0.1) == ["unknown"] * 3
