@@ -35,6 +35,7 @@ class ThreadTimes:
         self._fds: dict[Thread, int] = {}
         self._row: Index = np.empty(0, dtype=np.intp)
         self._order: list[int] = []
+        self.turns: Array = np.empty(0)  # (n,) on a CPU, at the last reading; NaN where unknown
         _raise_file_limit()
 
     def read(self, topology: Topology) -> dict[str, Array]:
@@ -53,9 +54,10 @@ class ThreadTimes:
                 parts.append(UNKNOWN)
         n = len(topology.operators)
         if not parts:
+            self.turns = np.full(n, np.nan)
             return {name: np.full(n, np.nan) for name in sorted(PROVIDES)}
         numbers = np.fromstring(b"".join(parts).decode("ascii"), dtype=np.int64, sep=" ")
-        times = numbers.reshape(-1, 3)[:, :2].astype(np.float64) * 1e-9
+        times = numbers.reshape(-1, 3) * (1e-9, 1e-9, 1.0)
         times[times < 0] = np.nan
         threads = np.bincount(self._row, minlength=n)
 
@@ -63,6 +65,7 @@ class ThreadTimes:
             total = np.bincount(self._row, weights=times[:, index], minlength=n)
             return np.where(threads > 0, total, np.nan)
 
+        self.turns = column(2)
         return {"thread_cpu_time": column(0), "run_delay": column(1)}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Delay accounting, on kernels with several versions of taskstats: memory-bound by the thread."""
+"""Delay accounting, on kernels with several versions of taskstats: what a thread lost to memory."""
 
 import mmap
 import os
@@ -6,15 +6,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from plans import plan
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import cgroup, taskstats
-from sched_ctl.metrics.verdicts import Verdict, assess
+from sched_ctl.metrics.verdicts import Assessment, assess
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
+from sched_ctl.model.topology import Snapshot, Topology
 from sched_ctl.probes.every import Probes
+from support import wait_until
 
 KERNELS = ("6.16", "7.3")
 CPUS = 1
@@ -64,16 +68,10 @@ def topology_of(pid: int, tid: int) -> Topology:
     thread = thread_of(pid, tid)
     assert thread is not None
     made = plan({"q": ["read"]})
-    return Topology(
-        "e", (PhysicalOperator("q", "read", ("read",), threads=(thread,)),), *parts(made)
-    )
+    return replace(made, operators=(replace(made.operators[0], threads=(thread,)),))
 
 
-def parts(made: Topology) -> tuple[object, ...]:
-    return made.edges, made.logical, made.logical_edges
-
-
-def check_who_reads_pages_back_is_memory_bound() -> None:
+def check_the_kernel_counts_what_a_thread_lost_to_memory() -> None:
     taskstats.SWITCH.write_text("1")
     cgroup.write(MOUNT / "cgroup.subtree_control", "+memory")
     GROUP.mkdir()
@@ -82,20 +80,17 @@ def check_who_reads_pages_back_is_memory_bound() -> None:
     try:
         with reader(GROUP) as (pid, tid):
             topology = topology_of(pid, tid)
-            seen = []
-            end_s = time.monotonic() + 60
-            while time.monotonic() < end_s:
+            seen: list[Snapshot] = []
+
+            def lost() -> Assessment | None:
+                """Once some time was lost in a window that has delays at both ends."""
                 now_s = time.monotonic()
                 seen.append(Snapshot(topology, now_s, probes.read(topology, now_s)))
-                far = [
-                    s
-                    for s in seen
-                    if now_s - s.time_s >= 2 and s.columns.get("io_delay", [0])[0] > 0
-                ]
-                found = assess(Window(seen[-1], far[-1])) if far else None
-                if found is not None and found.verdict[0] == Verdict.MEMORY_BOUND:
-                    break
-                time.sleep(0.2)
+                known = [s for s in seen if not np.isnan(s.columns["io_delay"]).any()]
+                found = assess(Window(seen[-1], known[0])) if known else None
+                return found if found is not None and (found.memory > 0).all() else None
+
+            found = wait_until(lost, 20)
             with taskstats.TaskStats() as stats:
                 delays = stats.of(tid)
             schedstat = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()
@@ -103,10 +98,11 @@ def check_who_reads_pages_back_is_memory_bound() -> None:
         probes.close()
         GROUP.rmdir()
     print(found, delays)
-    assert found is not None and Verdict(found.verdict[0]) is Verdict.MEMORY_BOUND
-    assert delays is not None and delays.pid == pid  # from version 12's part of the structure
+    assert found is not None and (found.io > 0).all()
+    assert delays is not None and delays.memory_s > 0 and delays.io_s > 0
+    assert delays.pid == pid  # from version 12's part of the structure
     assert delays.version > 15 and delays.irq_s == delays.irq_s  # version 14's part was there
-    assert abs(delays.cpu_s - int(schedstat[1]) * 1e-9) < 0.5
+    assert abs(delays.cpu_s - int(schedstat[1]) * 1e-9) < 2.0
 
 
 def check_before_the_switch_nothing_is_known() -> None:

@@ -1,0 +1,188 @@
+"""The driver for programs of which nothing is known, against a program whose threads we know."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sched_ctl.drivers import Target, kernel
+from sched_ctl.drivers.kernel import connect, operators_of
+from sched_ctl.errors import EngineError
+from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.topology import Thread
+from sched_ctl.plugins import registry
+from support import wait_until
+
+# Threads that work for so many milliseconds of CPU time a turn, and one more on request.
+PROGRAM = """
+import ctypes, sys, threading, time
+libc = ctypes.CDLL(None)
+ready = threading.Barrier(4)
+def run(name, ms):
+    libc.prctl(15, name.encode(), 0, 0, 0)
+    if name != "late": ready.wait()
+    while True:
+        end = time.thread_time() + ms / 1e3
+        while time.thread_time() < end: pass
+        time.sleep(0.03)
+for name, ms in (("cheap 1/2", 1), ("cheap 2/2", 1), ("dear", 6)):
+    threading.Thread(target=run, args=(name, ms), daemon=True).start()
+ready.wait()
+print("runs", flush=True)
+for line in sys.stdin:
+    threading.Thread(target=run, args=("late", 1), daemon=True).start()
+"""
+
+
+@pytest.fixture
+def program() -> Iterator["subprocess.Popen[str]"]:
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "runs\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def target(pid: int) -> Target:
+    return Target("kernel", str(pid))
+
+
+def test_threads_are_operators_and_numbers_in_names_make_replicas() -> None:
+    names = ("main", "map (1/2)", "map (2/2)", "sink", "sink")
+    operators = operators_of("q", [Thread(1, 10 + i, i, name) for i, name in enumerate(names)])
+    assert [o.logical[0] for o in operators] == ["main", "map (#/#)", "map (#/#)", "sink", "sink"]
+    assert [(o.replica, o.replicas) for o in operators] == [(0, 1), (0, 2), (1, 2), (0, 2), (1, 2)]
+    assert [o.name for o in operators][3:] == ["sink.13", "sink.14"]
+    assert len({o.name for o in operators}) == len(names)
+
+
+def test_a_thread_that_takes_anothers_name_keeps_its_own_identity() -> None:
+    operators = operators_of(
+        "q", [Thread(1, 5, 1, "a.6"), Thread(1, 6, 2, "a"), Thread(1, 7, 3, "a")]
+    )
+    assert len({operator.name for operator in operators}) == 3
+
+
+def test_cost_is_the_cpu_time_of_a_turn(program: "subprocess.Popen[str]") -> None:
+    driver = connect(target(program.pid))
+    try:
+        then = driver.poll(1.0)
+
+        def cost() -> dict[str, float]:
+            now = driver.poll(1.0)
+            # That there are 20 turns of each to look at, however busy this machine is.
+            if (
+                now.topology is not then.topology
+                or np.nanmin((now.columns["tuples_in"] - then.columns["tuples_in"])[1:]) < 20
+            ):
+                return {}
+            steps = resolve(["cost"], driver.provides, policy="p", engine="e")
+            values = evaluate(steps, Window(now, then))["cost"]
+            return {o.name: c for o, c in zip(now.topology.operators, values, strict=True)}
+
+        costs = wait_until(cost, 30)
+        assert costs["dear"] > 2 * max(costs["cheap 1/2"], costs["cheap 2/2"])
+        logical = {o.logical for o in driver.poll(1.0).topology.operators}
+        assert ("cheap #/#",) in logical
+    finally:
+        driver.close()
+
+
+def test_policies_that_need_queues_or_selectivities_say_so(
+    program: "subprocess.Popen[str]",
+) -> None:
+    driver = connect(target(program.pid))
+    driver.close()
+    for policy, missing in (("qs", "queue_size"), ("hr", "global_cost"), ("fcfs", "head_age")):
+        needs = registry.policy(policy, {}).needs
+        with pytest.raises(MissingMetric, match=missing) as caught:
+            resolve(needs, driver.provides, policy=policy, engine="kernel:1")
+        assert caught.value.hint is not None and "less" in caught.value.hint
+    for policy in ("min-cost", "constant", "random"):
+        resolve(registry.policy(policy, {}).needs, driver.provides, policy=policy, engine="e")
+
+
+def test_threads_that_come_and_a_program_that_ends(program: "subprocess.Popen[str]") -> None:
+    driver = connect(target(program.pid))
+    try:
+        before = driver.poll(1.0).topology
+        assert driver.poll(1.0).topology is before
+        assert program.stdin is not None
+        program.stdin.write("one more\n")
+        program.stdin.flush()
+        wait_until(lambda: len(driver.poll(1.0).topology.operators) == len(before.operators) + 1)
+        program.kill()
+        program.wait()
+        with pytest.raises(EngineError, match="ended"):
+            driver.poll(1.0)
+    finally:
+        driver.close()
+    with pytest.raises(EngineError, match="no program"):
+        connect(target(program.pid))
+
+
+def test_a_late_name_is_seen(
+    program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "RENAMED_S", 0.0)
+    driver = connect(target(program.pid))
+    try:
+        assert program.stdin is not None
+        program.stdin.write("one more\n")
+        program.stdin.flush()
+        wait_until(lambda: "late" in {o.name for o in driver.poll(1.0).topology.operators})
+    finally:
+        driver.close()
+
+
+def test_an_id_that_is_used_again_is_not_what_was_named(
+    program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "_known", {program.pid: 1})
+    with pytest.raises(EngineError, match="another process"):
+        connect(target(program.pid))
+
+
+@pytest.mark.parametrize("address", ["0", "1", "no such program", "", "../1", "4194305"])
+def test_what_is_no_program_is_refused(address: str) -> None:
+    with pytest.raises(EngineError):
+        connect(Target("kernel", address))
+
+
+def test_a_name_must_mean_one_process(program: "subprocess.Popen[str]") -> None:
+    del program
+    name = "python-twice"
+    code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0); time.sleep(60)"
+    children = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(2)]
+    try:
+        deadline = time.monotonic() + 20
+
+        def complaint() -> str:
+            assert time.monotonic() < deadline
+            try:
+                connect(Target("kernel", name)).close()
+            except EngineError as error:
+                return error.message
+            return ""
+
+        wait_until(lambda: complaint().startswith("2 processes"), 20)
+        children[0].kill()
+        children[0].wait()
+        driver = connect(Target("kernel", name))
+        assert driver.target.pid == children[1].pid
+        driver.close()
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
