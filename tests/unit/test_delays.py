@@ -210,7 +210,7 @@ def column(of: Topology, found: Callable[[], dict[int, int]]) -> list[float]:
         running = probe._aside._running
         assert running is not None
         running.result(5)
-        return probe.read(of, time.monotonic())["backlog"].tolist()
+        return list(map(float, probe.read(of, time.monotonic())["backlog"]))
     finally:
         probe.close()
 
