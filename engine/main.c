@@ -56,8 +56,9 @@ static void dash(char *name)
 static void help(void)
 {
 	puts("usage: labspe [OPTION ...] WORKLOAD\n\n"
-	     "Runs the queries of a workload file, one thread an operator, and reports throughput,\n"
-	     "latency and slowdown. SIGINT and SIGTERM end it early and in order.\n");
+	     "Runs the queries of a workload, one thread an operator, and reports throughput,\n"
+	     "latency and slowdown. SIGINT and SIGTERM end it early and in order. Workload files are\n"
+	     "run by 'sched-ctl lab FILE [OPTION ...]', which hands them over resolved.\n");
 #define HELP(name, value, help) \
 	{ \
 		char shown[64] = "--" #name; \

@@ -1,4 +1,4 @@
-/* Workload files: the format is described in ctl/workloads/workload.py. */
+/* What ctl/workloads/resolved.py makes of a workload file. */
 #ifndef LABSPE_WORKLOAD_H
 #define LABSPE_WORKLOAD_H
 
@@ -34,12 +34,12 @@ struct workload {
 	double base_cost_us;
 	struct query_spec *queries;
 	struct operator_spec *operators; /* of a query one after the other */
-	struct edge_spec *edges;         /* sorted by target, otherwise in the file's order */
+	struct edge_spec *edges;         /* sorted by target */
 	size_t query_count, operator_count, edge_count;
 	size_t *order;                   /* operators, upstream first */
 };
 
-/* Ends the program with a message that names file and line when the file is not right. */
+/* Ends the program with a message when the file is not right. */
 struct workload workload_read(const char *path);
 
 /* Input tuples/s of each operator when each source emits scale * rate; returns the base costs a

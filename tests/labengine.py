@@ -12,6 +12,8 @@ from typing import Any
 from sched_ctl.drivers import Target
 from sched_ctl.errors import EngineError
 from sched_ctl.lab import file as lab_file
+from sched_ctl.lab.engine import handed
+from sched_ctl.workloads.resolved import resolved_file
 from support import wait_until
 
 __all__ = ["CHAIN", "HEAD", "WORKLOADS", "built", "program", "run", "started"]
@@ -46,13 +48,15 @@ def program(sanitizer: str = "") -> Path:
 
 def run(workload: Path, *options: object, sanitizer: str = "") -> dict[str, Any]:
     """Run the engine to its end; its results. Fails on any other exit code than 0."""
-    done = subprocess.run(
-        [program(sanitizer), *SAFE, "--results", "-", *map(str, options), workload],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    with handed(resolved_file(workload)) as (fd, path):
+        done = subprocess.run(
+            [program(sanitizer), *SAFE, "--results", "-", *map(str, options), path],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            pass_fds=[fd],
+        )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -60,11 +64,13 @@ def run(workload: Path, *options: object, sanitizer: str = "") -> dict[str, Any]
 @contextlib.contextmanager
 def started(workload: Path, *options: object, **popen: Any) -> Iterator[Target]:
     """An engine that runs until the block ends, or for a minute."""
-    engine = subprocess.Popen(
-        [program(), *SAFE, "--duration", "60", "--drain", "0", *map(str, options), workload],
-        stderr=subprocess.DEVNULL,
-        **popen,
-    )
+    with handed(resolved_file(workload)) as (fd, path):
+        engine = subprocess.Popen(
+            [program(), *SAFE, "--duration", "60", "--drain", "0", *map(str, options), path],
+            stderr=subprocess.DEVNULL,
+            pass_fds=[fd],
+            **popen,
+        )
     target = Target("lab", str(engine.pid), engine.pid)
 
     def there() -> bool:

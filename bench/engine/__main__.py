@@ -15,7 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).parents[2] / "ctl" / "bin" / "labspe"
+from sched_ctl.lab.engine import PROGRAM, handed
+from sched_ctl.workloads.resolved import resolved_file
+
 LENGTH = 10
 RATE = 3000  # tuples/s into the chain
 KINDS = {
@@ -49,9 +51,14 @@ def overhead_us(results: dict[str, Any]) -> float:
 def measure(workload: Path, duration_s: float, *options: str) -> dict[str, Any]:
     command = [str(PROGRAM), "--results", "-", "--warmup", "0", "--duration", str(duration_s)]
     load = ("--cpus", "1", "--utilisation", str(RATE * LENGTH * 0.05e-6))
-    done = subprocess.run(
-        [*command, *load, *options, str(workload)], capture_output=True, text=True, check=True
-    )
+    with handed(resolved_file(workload)) as (fd, path):
+        done = subprocess.run(
+            [*command, *load, *options, path],
+            capture_output=True,
+            text=True,
+            check=True,
+            pass_fds=[fd],
+        )
     return dict(json.loads(done.stdout))
 
 

@@ -64,7 +64,7 @@ def probe() -> Probe:
         False,
         "no lab engine on this machine runs its operators in a pool of workers"
         + (f" ({len(engines)} run one thread an operator)" if engines else ""),
-        "start one: labspe --threads pool:1 WORKLOAD",
+        "start one: sched-ctl lab WORKLOAD --threads pool:1",
     )
 
 

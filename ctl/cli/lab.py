@@ -1,4 +1,4 @@
-"""Commands around the lab engine: demo."""
+"""Commands around the lab engine: demo, lab."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
+from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
 
 
 def add_to(app: typer.Typer) -> None:
     app.command()(demo)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab)
 
 
 def demo(
@@ -62,3 +64,24 @@ def demo(
         ),
         json=json,
     )
+
+
+def lab(
+    context: typer.Context,
+    workload: Annotated[
+        str, typer.Argument(help="Workload: syn, etl, ..., or a graph file.", metavar="NAME|FILE")
+    ],
+) -> None:
+    """Run the lab engine: queries as threads that burn CPU time, until it ends or Ctrl-C.
+
+    What follows the workload are labspe's own options, such as --utilisation 0.9 --cpus 1, or
+    --threads pool:2; docs/lab-engine.md is about them.
+    """
+    from sched_ctl.lab import engine
+    from sched_ctl.workloads.resolved import resolved_file
+
+    if workload.startswith("-"):
+        raise UserError(f"no workload before {workload}", "sched-ctl lab WORKLOAD [OPTION ...]")
+    with engine.workload_file(workload) as path:
+        resolved = resolved_file(path)
+    engine.become(resolved, context.args)

@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import sched_ctl
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.lab.file import LabFile
 from sched_ctl.workloads import synthetic, workload
+from sched_ctl.workloads.resolved import resolved_file
 
-__all__ = ["PROGRAM", "Engine", "running", "workload_file"]
+__all__ = ["PROGRAM", "Engine", "become", "handed", "running", "workload_file"]
 
 HERE = Path(sched_ctl.__file__).parent
 PROGRAM = HERE / "bin" / "labspe"
@@ -52,6 +54,34 @@ class Engine:
 
 
 @contextmanager
+def handed(workload: bytes) -> Iterator[tuple[int, str]]:
+    """A resolved workload for labspe: a descriptor to be inherited, and its path in the child."""
+    fd = os.memfd_create("workload")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(workload)
+        yield fd, f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _built() -> None:
+    if not PROGRAM.exists():
+        raise UserError(
+            "the lab engine is not built",
+            "make -C engine builds it, with a C compiler; ./dev setup demo does both",
+        )
+
+
+def become(workload: bytes, arguments: Sequence[str]) -> NoReturn:
+    """Run labspe in place of this process. workload: resolved."""
+    _built()
+    with handed(workload) as (fd, path):
+        os.set_inheritable(fd, True)
+        os.execv(PROGRAM, ["labspe", *arguments, path])
+
+
+@contextmanager
 def running(
     workload_path: Path, arguments: Sequence[str] = (), cpus: Sequence[int] | None = None
 ) -> Iterator[Engine]:
@@ -59,14 +89,13 @@ def running(
 
     arguments: more of its command line, see `labspe --help`. cpus: those it may run on.
     """
-    if not PROGRAM.exists():
-        raise UserError(
-            "the lab engine is not built",
-            "make -C engine builds it, with a C compiler; ./dev setup demo does both",
-        )
-    with tempfile.TemporaryDirectory(prefix="sched-ctl-") as folder:
+    _built()
+    with (
+        handed(resolved_file(workload_path)) as (fd, path),
+        tempfile.TemporaryDirectory(prefix="sched-ctl-") as folder,
+    ):
         results = Path(folder, "results.json")
-        command = [str(PROGRAM), "--results", str(results), *arguments, str(workload_path)]
+        command = [str(PROGRAM), "--results", str(results), *arguments, path]
         if cpus is not None:
             taskset = shutil.which("taskset")
             if taskset is None:
@@ -81,6 +110,7 @@ def running(
             env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"},
             # Ctrl-C is for us: we then end it in order.
             process_group=0,
+            pass_fds=[fd],
         )
         engine = Engine(process, results)
         try:

@@ -1,7 +1,7 @@
 """What a workload asks for: tuple rates of its operators, CPU time, the rate for a utilisation."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from sched_ctl.errors import UserError
@@ -9,7 +9,26 @@ from sched_ctl.errors import UserError
 if TYPE_CHECKING:  # `workload` checks with `cpu_demand` what it has read
     from sched_ctl.workloads.workload import QuerySpec, Stream, Workload
 
-__all__ = ["cpu_demand", "rate_scale", "tuple_rates"]
+__all__ = ["cpu_demand", "rate_scale", "tuple_rates", "upstream_first"]
+
+
+def upstream_first(names: Iterable[str], streams: Iterable[tuple[str, str]]) -> list[str]:
+    """The operators in an order in which each comes after all that feed it.
+
+    streams: producer and consumer. Who is on a cycle, or below one, is left out.
+    """
+    missing = dict.fromkeys(names, 0)
+    downstream: dict[str, list[str]] = {name: [] for name in missing}
+    for producer, consumer in streams:
+        missing[consumer] += 1
+        downstream[producer].append(consumer)
+    ready = [name for name, count in missing.items() if not count]
+    for name in ready:  # which grows meanwhile
+        for consumer in downstream[name]:
+            missing[consumer] -= 1
+            if not missing[consumer]:
+                ready.append(consumer)
+    return ready
 
 
 def tuple_rates(query: "QuerySpec", scale: float) -> dict[str, float]:
@@ -20,25 +39,18 @@ def tuple_rates(query: "QuerySpec", scale: float) -> dict[str, float]:
     """
     downstream: dict[str, list[Stream]] = {op.name: [] for op in query.operators}
     inputs: dict[str, list[float]] = {op.name: [] for op in query.operators}
-    missing = dict.fromkeys(inputs, 0)
     for stream in query.streams:
         downstream[stream.source].append(stream)
-        missing[stream.target] += 1
     for source in query.sources:
         inputs[source.operator].append(scale * source.rate)
     by_name = {op.name: op for op in query.operators}
-    ready = [name for name, count in missing.items() if not count]
-    while ready:
-        name = ready.pop()
+    for name in upstream_first(inputs, ((s.source, s.target) for s in query.streams)):
         op = by_name[name]
         rate = sum(inputs[name])
         if op.window_s > 0:
             rate = 2 * op.window_s * math.prod(inputs[name])
         for stream in downstream[name]:
             inputs[stream.target].append(rate * op.selectivity * stream.share)
-            missing[stream.target] -= 1
-            if not missing[stream.target]:
-                ready.append(stream.target)
     return {name: sum(rates) for name, rates in inputs.items()}
 
 

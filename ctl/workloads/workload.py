@@ -11,8 +11,8 @@ busy all the time, so one file serves every load. One statement a line:
                                            # trace (trace=FILE, seconds, one arrival a line)
 
 `op`, `edge` and `source` belong to the last `query`; edges and sources follow their operators.
-A query is a DAG, each of its operators without upstream has one source. The lab engine reads the
-same format (`engine/workload.c`).
+A query is a DAG, each of its operators without upstream has one source. The lab engine is handed
+what `workloads.resolved` makes of it.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sched_ctl.errors import UserError
-from sched_ctl.workloads.demand import cpu_demand
+from sched_ctl.workloads.demand import cpu_demand, upstream_first
 
 __all__ = [
     "Arrivals",
@@ -385,20 +385,9 @@ def _no_cycle(
     operators: Mapping[str, OperatorSpec],
     streams: Mapping[tuple[str, str], tuple[_Line, Stream]],
 ) -> None:
-    """Take away operators without upstream until none is left; what stays is on a cycle."""
-    missing = dict.fromkeys(operators, 0)
-    downstream: dict[str, list[str]] = {name: [] for name in operators}
-    for producer, consumer in streams:
-        missing[consumer] += 1
-        downstream[producer].append(consumer)
-    ready = [name for name, count in missing.items() if not count]
-    while ready:
-        for consumer in downstream[ready.pop()]:
-            missing[consumer] -= 1
-            if not missing[consumer]:
-                ready.append(consumer)
+    done = set(upstream_first(operators, streams))
     for (producer, consumer), (line, _) in streams.items():
-        if missing[producer] and missing[consumer]:
+        if producer not in done and consumer not in done:
             raise line.error(
                 f"query {head.names[0]} has a cycle through or above edge {producer} {consumer}"
             )

@@ -21,6 +21,7 @@ from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
 from sched_ctl.lab import file as lab_file
 from sched_ctl.model.topology import UserThread
+from sched_ctl.workloads.resolved import resolved_file
 from sched_ctl.workloads.workload import load
 from support import wait_until
 
@@ -322,9 +323,9 @@ def test_another_user_s_engine_is_read_and_cannot_fault_us(tmp_path: Path) -> No
     folder.mkdir(mode=0o755)
     try:
         shutil.copy(labengine.program(), folder / "labspe")
-        shutil.copy(WORKLOADS / "etl.graph", folder)
+        (folder / "etl").write_bytes(resolved_file(WORKLOADS / "etl.graph"))
         engine = subprocess.Popen(
-            [folder / "labspe", *labengine.SAFE, "--duration", "30", folder / "etl.graph"],
+            [folder / "labspe", *labengine.SAFE, "--duration", "30", folder / "etl"],
             user=NOBODY,
             group=NOBODY,
             extra_groups=(),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import labengine
 import numpy as np
 import pytest
-from labengine import CHAIN, HEAD, WORKLOADS
+from labengine import CHAIN, WORKLOADS
+from labs import command, sched_ctl
 
-from sched_ctl.errors import UserError
 from sched_ctl.workloads.demand import rate_scale, tuple_rates
+from sched_ctl.workloads.resolved import resolved_file
 from sched_ctl.workloads.workload import load
 from support import wait_until
 
@@ -132,7 +134,7 @@ def test_utilisation_means_the_same_to_the_simulator(join: Path) -> None:
     for path in (*ALL, join):
         described = json.loads(
             subprocess.run(
-                [labengine.program(), "--describe", "--utilisation", "0.7", "--cpus", "3", path],
+                command("lab", str(path), "--describe", "--utilisation", "0.7", "--cpus", "3"),
                 capture_output=True,
                 check=True,
             ).stdout
@@ -173,34 +175,28 @@ def test_histograms_agree_with_the_departures(tmp_path: Path) -> None:
     assert results["total"]["slowdown_l2"] == pytest.approx(squares**0.5, rel=1e-6)
 
 
-def test_c_and_python_refuse_the_same_files(tmp_path: Path) -> None:
+def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.graph"
-    for text in (
-        "query q\n",
-        HEAD,
-        HEAD + "op a cost=nan\n",
-        HEAD + "op a cost=1 selectivity=-1\n",
-        HEAD + "op a cost=1 selectivty=1\n",
-        HEAD + "op a cost=1 cost=1\n",
-        HEAD + "op ../a cost=1\n",
-        CHAIN + "edge a c\n",
-        CHAIN + "edge a b\n",
-        CHAIN + "op c cost=1\n",
-        CHAIN + "op c cost=1\nop d cost=1\nedge c d\nedge d c\nedge b c\n",
-        CHAIN + "op c cost=1 window_ms=5\nedge b c\n",
-        CHAIN + "source b\n",
-        CHAIN + "query q\n",
-        HEAD + "op a cost=0\nsource a\n",
-        HEAD + "op a cost=1\nsource a arrivals=trace trace=none\n",
-    ):
-        path.write_text(text)
-        with pytest.raises(UserError):
-            load(path)
+    path.write_text(CHAIN + "edge a c\n")
+    assert "bad.graph:7: query q has no operator c" in sched_ctl("lab", str(path), code=1)
+
+
+def test_only_resolved_workloads_are_run(tmp_path: Path) -> None:
+    path = tmp_path / "workload"
+    path.write_text(CHAIN)
+    words = resolved_file(path).split()
+    refused = [CHAIN.encode(), b"", b"\0" * 100, b" ".join([*words[:2], b"x" * 1000])]
+    refused += [b" ".join(words[:count]) for count in range(len(words))]
+    for i, number in enumerate(words):
+        if re.fullmatch(rb"[0-9.e+-]+", number):
+            for other in (b"nan", b"1e300", b"-7", b"x"):
+                refused.append(b" ".join([*words[:i], other, *words[i + 1 :]]))
+    for text in refused:
+        path.write_bytes(text)
         done = subprocess.run(
-            [labengine.program(), "--describe", path], capture_output=True, text=True, check=False
+            [labengine.program("address"), "--describe", path], capture_output=True, check=False
         )
-        assert done.returncode == 1, text
-        assert "bad.graph" in done.stderr, text
+        assert done.returncode == 1 and b"no resolved workload" in done.stderr, (text, done)
 
 
 @pytest.mark.parametrize(
@@ -221,11 +217,12 @@ def test_bad_arguments_are_explained(arguments: list[str]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_in_order(number: signal.Signals, mode: str, tmp_path: Path) -> None:
-    results = tmp_path / "results"
+    results, workload = tmp_path / "results", tmp_path / "etl"
+    workload.write_bytes(resolved_file(WORKLOADS / "etl.graph"))
     # Overloaded, so that there is something in every queue and producers wait for room.
     options = ("--forever", "--utilisation", 3, "--results", results, *MODES[mode])
     engine = subprocess.Popen(
-        list(map(str, (labengine.program(), *labengine.SAFE, *options, WORKLOADS / "etl.graph"))),
+        list(map(str, (labengine.program(), *labengine.SAFE, *options, workload))),
         stderr=subprocess.DEVNULL,
     )
     shm = Path(f"/dev/shm/labspe.{engine.pid}")
@@ -244,10 +241,12 @@ def test_a_signal_ends_it_in_order(number: signal.Signals, mode: str, tmp_path: 
 def test_the_next_start_removes_what_a_killed_engine_left(tmp_path: Path) -> None:
     workload = tmp_path / "chain.graph"
     workload.write_text(CHAIN)
+    resolved = tmp_path / "chain"
+    resolved.write_bytes(resolved_file(workload))
     with labengine.started(workload, "--utilisation", 0.1) as runs:
         alive = Path(f"/dev/shm/labspe.{runs.pid}")
         killed = subprocess.Popen(
-            [labengine.program(), *labengine.SAFE, "--duration", "60", workload],
+            [labengine.program(), *labengine.SAFE, "--duration", "60", resolved],
             stderr=subprocess.DEVNULL,
         )
         left = Path(f"/dev/shm/labspe.{killed.pid}")
