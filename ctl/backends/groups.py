@@ -31,6 +31,7 @@ from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.records import Moved
 from sched_ctl.kernel import cgroup
+from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.cgroup import ROOT_NAME
 from sched_ctl.model.normalise import positions, scaled_shares, weights
 from sched_ctl.model.schedule import Group as Shared
@@ -88,6 +89,7 @@ class Groups(Places, Backend):
         self._weights: dict[Path, int] = {}  # as we wrote them
         self._demand: dict[Path, neighbours.Demand] = {}  # by base
         self._looked_at = time.monotonic()
+        self._births = Births()
 
     @classmethod
     def default_options(cls) -> GroupOptions:
@@ -117,7 +119,8 @@ class Groups(Places, Backend):
         except OSError as error:
             raise BackendFailed(f"{error.filename}: {error.strerror}") from error
         now = time.monotonic()
-        if now - self._looked_at >= self.options.recheck:
+        stirred = self._births.changed(self._pids)
+        if stirred or now - self._looked_at >= self.options.recheck:
             self._looked_at = now
             repaired = self._repair()
         placed = Applied(
@@ -346,6 +349,9 @@ class Groups(Places, Backend):
             for pid, base in scope.whole.items():
                 repaired += self._take_along(pid, base, [])
         return repaired
+
+    def _pids(self) -> set[int]:
+        return {thread.pid for scope in self._scopes.values() for thread in scope.threads}
 
     def _tidy(self) -> list[str]:
         """Remove what no scope needs any more."""

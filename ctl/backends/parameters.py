@@ -23,6 +23,7 @@ from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.records import Adopted, Process, Set
 from sched_ctl.kernel import identity, procfs, sched
+from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.identity import UNPINNED
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Thread
@@ -157,6 +158,7 @@ class Parameters:
         self._used: Counter[Thread] = Counter()  # how many scopes have it
         self._free: list[int] = []
         self._swept_at = time.monotonic()
+        self._births = Births()
 
     def apply(self, target: Target) -> Applied:
         """Make it so. Raises JournalError before anything is changed."""
@@ -370,13 +372,16 @@ class Parameters:
         return True
 
     def _sweep(self) -> None:
-        """Now and then, put back what threads that are not ours inherited from ours."""
+        """Put back what new threads inherited from ours; now and then look at all."""
         now = time.monotonic()
-        if now - self._swept_at < self._recheck_s:
+        found = self._births.changed(lambda: {thread.pid for thread in self._cell})
+        if now - self._swept_at >= self._recheck_s:
+            self._swept_at = now
+            found = {thread.pid for thread in self._cell}
+        if not found:
             return
-        self._swept_at = now
         held = {thread.tid for thread in self._cell}
-        for pid in {thread.pid for thread in self._cell}:
+        for pid in found:
             if process := self._journal.state.processes.get(pid):
                 undo.passed_on(process, held, below=False)
 

@@ -209,6 +209,13 @@ class Engine:
         return self._latest if self.state in ("ok", "silent") else None
 
     @property
+    def pids(self) -> frozenset[int]:
+        """The processes that are known to be its."""
+        if self._latest is not None:
+            return self._latest.topology.pids
+        return frozenset() if self.target.pid is None else frozenset({self.target.pid})
+
+    @property
     def busy(self) -> bool:
         return self._asked is not None
 

@@ -178,11 +178,14 @@ class Controller:
             if self.enforcement is not None:
                 self.enforcement.climb()
             now_s = time.monotonic()
+            for engine in self.roster.stirring():
+                for rule in self.rules:
+                    if self.claims.covers(rule.section, engine.name):
+                        self.pace.stir(rule)
             due = self.pace.due(self.rules, now_s)
             if due:
                 await self.step(due)
-            if self.roster.timer.is_due(time.monotonic()):
-                self.roster.timer.done(time.monotonic())
+            if self.roster.is_due(time.monotonic()):
                 await self.roster.discover(patience_s=0.0)
             self._check_engines()
             timers = [self.roster.timer, *(rule.timer for rule in self.rules)]

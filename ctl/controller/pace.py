@@ -72,6 +72,10 @@ class Pace:
                 rule.timer.done(now_s)
         return due
 
+    def stir(self, rule: Rule) -> None:
+        """Its engines' threads have changed: do not leave out its next pass."""
+        self._ran_s.pop(rule.name, None)
+
     def watch(self, wake: Callable[[], None]) -> None:
         """Call `wake` when pressure begins. Raises OSError: then looks must do.
 

@@ -14,6 +14,7 @@ from sched_ctl.controller.timers import Timer
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.births import Births, Young
 
 __all__ = ["Roster", "wanted_kinds"]
 
@@ -37,6 +38,8 @@ class Roster:
     ) -> None:
         self.engines: dict[str, Engine] = {}
         self.timer = Timer(settings.discover, time.monotonic())
+        self._young = Young()
+        self._births = Births()
         self._settings, self._kinds, self._owners = settings, kinds, owners
         self._remarks, self._arrived = remarks, arrived
         self._finding: dict[str, asyncio.Future[Sequence[Target]]] = {}
@@ -68,6 +71,20 @@ class Roster:
         if patience_s and self._finding:
             await asyncio.wait(list(self._finding.values()), timeout=patience_s)
             await asyncio.sleep(0)  # the callbacks
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to look for engines: it is time, or a new process may be one."""
+        timely = self.timer.is_due(now_s)
+        if timely:
+            self.timer.done(now_s)
+        return self._young.due() or timely
+
+    def stirring(self) -> list[Engine]:
+        """Engines in whose processes threads came or went since they were last looked at."""
+        changed = self._births.changed(
+            lambda: {pid for engine in self.engines.values() for pid in engine.pids}
+        )
+        return [engine for engine in self.engines.values() if engine.pids & changed]
 
     def check(self) -> Iterator[Engine]:
         """Notice silence and death. Gives the engines whose threads are to be released."""

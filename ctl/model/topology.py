@@ -176,6 +176,12 @@ class Topology:
         return physical, logical, position, length
 
     @cached_property
+    def pids(self) -> frozenset[int]:
+        """Processes of the operators' and helper threads that are known."""
+        operators = {thread.pid for operator in self.operators for thread in operator.threads}
+        return frozenset(operators | {helper.thread.pid for helper in self.helpers})
+
+    @cached_property
     def queries(self) -> tuple[str, ...]:
         """Names of the queries, in order of first appearance."""
         return tuple(dict.fromkeys(operator.query for operator in self.operators))

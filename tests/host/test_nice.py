@@ -254,9 +254,12 @@ def test_children_get_back_what_they_inherited(victim: Victim, journal: Journal)
     assert {found[:2] for found in victim.everything().values()} == {(0, (sched.OTHER, False))}
 
 
-def test_strangers_that_inherited_are_put_back_meanwhile(victim: Victim, journal: Journal) -> None:
+@pytest.mark.parametrize("recheck", [0.1, 3600])  # what is new is noticed without it
+def test_strangers_that_inherited_are_put_back_meanwhile(
+    victim: Victim, journal: Journal, recheck: float
+) -> None:
     threads = victim.threads(2)
-    backend = Nice(journal, NiceOptions(recheck=0.1))
+    backend = Nice(journal, NiceOptions(recheck=recheck))
     schedule = plan(threads, [1, 2])
     backend.apply(schedule)
     born = int(victim.ask("from 0"))

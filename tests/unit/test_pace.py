@@ -39,6 +39,9 @@ def passes(
     while (now_s := rule.timer.due_s + next(late)) < seconds:
         if now_s >= more.get("pressed_from", float("inf")):
             gauge.share = 1.0
+        if now_s >= more.get("stirred", float("inf")):
+            pace.stir(rule)
+            more["stirred"] = float("inf")
         if pace.due([rule], now_s):
             ran.append(now_s)
             rule.timer.done(now_s)
@@ -52,6 +55,10 @@ def test_without_pressure_passes_are_rare_but_do_not_end() -> None:
 
 def test_the_first_look_that_finds_pressure_runs_the_pass() -> None:
     assert passes(0.0, 12, pressed_from=7) == [0, 5, 7, 8, 9, 10, 11]
+
+
+def test_threads_that_came_or_went_are_seen_to_at_the_next_tick() -> None:
+    assert passes(0.0, 12, stirred=2) == [0, 2, 7]
 
 
 @pytest.mark.parametrize("share", [0.05, 1.0, None, float("nan")])

@@ -1,0 +1,127 @@
+"""Threads and processes that came or went, noticed by a few cheap looks.
+
+Most looks find nothing, so what tells that nothing was born comes first: the last field of
+/proc/loadavg is the process or thread id that was given last (proc(5)), 10 us; the link count of
+/proc/PID/task counts the threads of a process (fs/proc/base.c: proc_task_getattr), 3 us. Folders
+are listed only where one of these moved, and at most once a second.
+
+The kernel's proc events (connector) would tell at once, but only in the machine's own namespaces,
+and on a machine that compiles they would wake us thousands of times a second.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from sched_ctl.kernel import procfs
+
+__all__ = ["Births", "Young", "thread_count"]
+
+LOOK_S = 1.0
+SEVERAL = 4  # threads: what compiles or runs a script beside an engine has fewer
+AGES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)  # an engine that starts may take so long to be one
+YOUNG_S = 60.0  # after which a process that has few threads is taken for none
+MOST_YOUNG = 1000  # processes watched: on a machine that starts more, the regular search must do
+
+
+def thread_count(pid: int) -> int:
+    """Threads of a process; 0 if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/task").stat().st_nlink - 2
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def last_id() -> bytes:
+    """The process or thread id that was given last, as text; b"" where that cannot be told."""
+    try:
+        with open("/proc/loadavg", "rb", buffering=0) as file:
+            return file.read(200).rpartition(b" ")[2]
+    except OSError:
+        return b""
+
+
+class Births:
+    """Notices births and deaths of threads in given processes."""
+
+    def __init__(self, every_s: float = LOOK_S) -> None:
+        self._every_s = every_s
+        self._next_s = 0.0
+        self._last_id: bytes | None = None
+        self._tids: dict[int, frozenset[int]] = {}
+
+    def changed(self, pids: Callable[[], Collection[int]]) -> set[int]:
+        """Those of the processes whose threads are others than at the last look.
+
+        Processes that were not asked about then are among them. Nothing, without asking for
+        `pids`, if the last look was less than a second ago.
+        """
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return set()
+        self._next_s = now_s + self._every_s
+        last = last_id()
+        born = last != self._last_id or not last
+        self._last_id = last
+        found: set[int] = set()
+        tids: dict[int, frozenset[int]] = {}
+        for pid in pids():
+            before = self._tids.get(pid)
+            if before is not None and not born and thread_count(pid) == len(before):
+                tids[pid] = before
+                continue
+            tids[pid] = frozenset(procfs.tids(pid))
+            if tids[pid] != before:
+                found.add(pid)
+        self._tids = tids
+        return found
+
+
+@dataclass
+class _Process:
+    born_s: float
+    many_s: float | None = None  # since when it has several threads
+    told: int = 0
+
+
+class Young:
+    """Tells of new processes that have several threads, as every engine has.
+
+    Each is told of several times: it may not be ready at first.
+    """
+
+    def __init__(self, every_s: float = LOOK_S) -> None:
+        self._every_s = every_s
+        self._next_s = 0.0
+        self._last_id: bytes | None = None
+        self._known: set[int] | None = None
+        self._young: dict[int, _Process] = {}
+
+    def due(self) -> bool:
+        """Whether it is time to look what some new process is."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._every_s
+        last = last_id()
+        if last != self._last_id or not last:
+            pids = set(procfs.pids())
+            if self._known is not None:
+                new = list(pids - self._known)[: MOST_YOUNG - len(self._young)]
+                self._young |= {pid: _Process(now_s) for pid in new}
+            self._last_id, self._known = last, pids
+        due = False
+        for pid, process in list(self._young.items()):
+            count = thread_count(pid)
+            if process.many_s is None and count >= SEVERAL:
+                process.many_s = now_s
+            if process.many_s is not None:
+                for age_s in AGES_S[process.told :]:
+                    if now_s - process.many_s < age_s:
+                        break
+                    process.told, due = process.told + 1, True
+            grown = process.many_s is None and now_s - process.born_s > YOUNG_S
+            if not count or grown or process.told == len(AGES_S):
+                del self._young[pid]
+        return due

@@ -1,0 +1,114 @@
+"""Births and deaths of threads and processes, of real ones."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sched_ctl.kernel import births, procfs
+from sched_ctl.kernel.births import Births, Young, thread_count
+from support import wait_until
+
+
+@contextmanager
+def process(threads: int) -> Iterator["subprocess.Popen[str]"]:
+    """A child with so many threads besides its first; one more for each line it is sent."""
+    code = (
+        "import sys, threading, time\n"
+        "def one(): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        f"for _ in range({threads}): one()\n"
+        "print('ready', flush=True)\n"
+        "for line in sys.stdin: one(); print('ready', flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_threads_that_come_and_go_are_noticed() -> None:
+    look = Births(every_s=0)
+    with process(2) as one, process(2) as other:
+        assert one.stdin and one.stdout
+        pids = {one.pid, other.pid}
+        assert thread_count(one.pid) == 3
+        assert look.changed(lambda: pids) == pids
+        assert look.changed(lambda: pids) == set()
+        one.stdin.write("\n")
+        one.stdin.flush()
+        one.stdout.readline()
+        assert look.changed(lambda: pids) == {one.pid}
+        other.kill()
+        other.wait()
+        assert look.changed(lambda: pids) == {other.pid}
+        assert look.changed(lambda: pids) == set()
+
+
+def test_a_death_and_a_birth_between_two_looks_are_noticed() -> None:
+    """As many threads as before, but others."""
+    look, own = Births(every_s=0), os.getpid()
+
+    def waiting() -> tuple[threading.Thread, threading.Event]:
+        end = threading.Event()
+        thread = threading.Thread(target=end.wait, daemon=True)
+        thread.start()
+        return thread, end
+
+    old, end = waiting()
+    look.changed(lambda: {own})
+    count = thread_count(own)
+    end.set()
+    old.join()
+    wait_until(lambda: thread_count(own) == count - 1, 10)
+    new, end = waiting()
+    assert thread_count(own) == count
+    assert look.changed(lambda: {own}) == {own}
+    end.set()
+    new.join()
+
+
+def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    look = Births(every_s=1)
+    assert look.changed(lambda: {os.getpid()})
+
+    def never() -> set[int]:
+        raise AssertionError("asked too early")
+
+    now[0] += 0.9
+    assert not look.changed(never)
+    now[0] += 0.2
+    with pytest.raises(AssertionError, match="too early"):
+        look.changed(never)
+
+
+def test_a_new_process_with_several_threads_is_told_of_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    here: list[int] = [os.getpid()]
+    monkeypatch.setattr(procfs, "pids", lambda: list(here))  # whatever else starts here
+    young = Young(every_s=0.5)
+    assert not young.due()
+    with process(0) as few, process(5) as many:
+        here.append(few.pid)
+        now[0] += 1
+        assert not young.due()  # one thread: no engine
+        here.append(many.pid)
+        told = []
+        for _ in range(60):
+            with process(0):  # the last id moves on
+                now[0] += 0.5
+                told.append(young.due())
+        assert [i * 0.5 for i, due in enumerate(told) if due] == list(births.AGES_S)
