@@ -73,9 +73,15 @@ def _inline(value: Any) -> Any:
     """The value as TOML in one line, so that no table ends the one that it is in."""
     import tomlkit
 
+    if isinstance(value, list | tuple):
+        array = tomlkit.array()
+        for part in value:
+            array.append(_inline(part))
+        return array
     if not isinstance(value, Mapping):
         return tomlkit.item(value)
     table = tomlkit.inline_table()
     for key, part in value.items():
-        table.append(key, _inline(part))
+        if part is not None:
+            table.append(key, _inline(part))
     return table

@@ -23,6 +23,7 @@ __all__ = [
     "Setting",
     "SettingError",
     "Settings",
+    "Switch",
     "declared",
     "resolve",
 ]
@@ -76,6 +77,47 @@ PolicyOptions = Annotated[
 ]
 
 
+class Switch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `[[policy.switch]]` table: another policy for as long as a metric is beyond a threshold."""
+
+    policy: Annotated[str, Meta(description="the policy that takes over", min_length=1)]
+    metric: Annotated[
+        str,
+        Meta(
+            description="what is looked at: a metric of the operators that the rule has, or "
+            "pressure, the share of time in which some thread waited for a CPU",
+            min_length=1,
+        ),
+    ]
+    options: PolicyOptions = {}
+    of: Annotated[
+        Literal["max", "mean", "sum"],
+        Meta(description="what is made of the values of all operators; unknown ones do not count"),
+    ] = "max"
+    above: Annotated[
+        float | None, Meta(description="the policy takes over when the metric is above this")
+    ] = None
+    below: Annotated[
+        float | None, Meta(description="or below this; one of the two is to be given")
+    ] = None
+    back: Annotated[
+        float | None,
+        Meta(
+            description="the other policy comes back when the metric is on the other side of this; "
+            "default: a fifth below `above`, a quarter above `below`"
+        ),
+    ] = None
+    lasting: Annotated[
+        float,
+        Meta(
+            description="for how long it has to be so, either way",
+            ge=0,
+            le=86400,
+            extra={"unit": "s"},
+        ),
+    ] = 5.0
+
+
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[policy]]` section: which policy rules which operators, and how it is enforced.
 
@@ -103,6 +145,13 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: LevelName | None = None
     shares: Shares | None = None
     only_starved: OnlyStarved | None = None
+    switch: Annotated[
+        tuple[Switch, ...],
+        Meta(
+            description="other policies for as long as a metric is beyond a threshold; the first "
+            "that applies counts"
+        ),
+    ] = ()
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

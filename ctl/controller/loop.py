@@ -99,13 +99,15 @@ class Controller:
 
         It is in force on return, by what is known of the engines; a pass that asks them follows.
         """
-        section = msgspec.structs.replace(rule.section, policy=name, options=dict(options))
-        trial = replace(rule, section=section)
+        section = msgspec.structs.replace(
+            rule.section, policy=name, options=dict(options), switch=()
+        )
+        trial = replace(rule, section=section, switched=None)
         trial.enforce_by(rule.backend)
         for engine in self.engines.values():
             if engine.snapshot is not None and self.claims.covers(section, engine.name):
                 trial.resolve(engine)
-        rule.section, rule.resolutions = section, trial.resolutions
+        rule.section, rule.resolutions, rule.switched = section, trial.resolutions, None
         rule.policy, rule.variants = trial.policy, trial.variants
         rule.problem = None
         rule.urgent = True
@@ -287,6 +289,7 @@ class Controller:
         began_s = time.perf_counter()
         before = rule.schedules
         self._guard_looks(rule)
+        self._switch(rule)
         rule.schedules = {
             domain: self._guarded(rule, schedule) for domain, schedule in schedules.items()
         }
@@ -312,6 +315,17 @@ class Controller:
             found = rule.guard.look(time.monotonic(), common or rule.windows)
             if found:
                 log.warning("policy %s: %s: %s", rule.name, found, rule.step_back(found))
+
+    def _switch(self, rule: Rule) -> None:
+        """Let another policy take over from the next pass on, if a switch of the rule says so."""
+        if not rule.section.switch or rule.resting:
+            return
+        resolutions = {name: known[1] for name, known in rule.resolutions.items()}
+        change = rule.look(time.monotonic(), resolutions, self.claims, self.pace.some_share)
+        if change is not None:
+            log.warning("policy %s: %s", rule.name, change)
+            for engine in self.engines.values():
+                engine.refused.pop(rule.name, None)
 
     def _guarded(self, rule: Rule, schedule: Schedule) -> Schedule:
         """The schedule, or one of nobody while the system's own scheduling is looked at."""

@@ -12,16 +12,17 @@ from types import MappingProxyType
 import msgspec
 
 from sched_ctl.backends import Applied
-from sched_ctl.config.settings import Section, SettingError, Settings
+from sched_ctl.config.settings import Section, SettingError, Settings, Switch
 from sched_ctl.config.settings import resolve as resolve_settings
 from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.owners import COMMON, Owners, scope
+from sched_ctl.controller.switches import PRESSURE, Watch, fault, joined
 from sched_ctl.controller.timers import Timer
 from sched_ctl.decide.decision import HELPER_RULES, decide
 from sched_ctl.decide.guard import Guard
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.metrics.catalogue import Resolution, resolve
+from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.model.policy import Level, Policy
@@ -57,6 +58,13 @@ def make_policy(section: Section, backend: str, queries: int = 0) -> Policy:
     if name == "auto":
         name, _ = automatic(backend, queries)
     policy = registry.policy(name, section.options)
+    # All that may be needed, so that what is missing is an error at once and not at a switch.
+    needs = policy.needs.union(
+        *(registry.policy(s.policy, s.options).needs for s in section.switch)
+    )
+    needs |= {switch.metric for switch in section.switch} - {PRESSURE}
+    if needs != policy.needs:
+        policy = replace(policy, needs=needs)
     if section.only_starved:
         policy = only_starved(policy)
     if section.level in (None, "auto"):
@@ -88,14 +96,26 @@ class Rule:
     guard: Guard | None = None
     stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
     resting: bool = False  # nothing is enforced: the guard found that all of it harms
+    watches: tuple[Watch, ...] = ()  # of the section's switches
+    switched: Watch | None = None  # the one whose policy is in force
 
     @property
     def name(self) -> str:
         return self.section.name
 
     @property
+    def acting(self) -> Section:
+        """The section, with the policy of the switch that is on."""
+        if self.switched is None:
+            return self.section
+        switch = self.switched.switch
+        return msgspec.structs.replace(self.section, policy=switch.policy, options=switch.options)
+
+    @property
     def chosen(self) -> str | None:
-        """Why the policy "auto" stands for the one in force; None where it was named."""
+        """Why the policy in force is, for "auto" or by a switch; None where it was named."""
+        if self.switched is not None:
+            return self.switched.why
         if self.section.policy != "auto":
             return None
         return automatic(self.backend, self.queries.get(self._first, 0))[1]
@@ -123,7 +143,7 @@ class Rule:
         if queries == self.queries:
             return False
         self.queries = dict(queries)
-        if self.section.policy != "auto":
+        if self.acting.policy != "auto":
             return False
         before = {domain: self.policy_of(domain).name for domain in queries}
         self.enforce_by(self.backend)
@@ -133,13 +153,41 @@ class Rule:
         """Another backend from now on, and the policy that suits it."""
         self.backend = backend
         self.variants = {}
-        self.policy = make_policy(self.section, backend, self.queries.get(self._first, 0))
-        if self.section.policy == "auto":
+        self.policy = make_policy(self.acting, backend, self.queries.get(self._first, 0))
+        if self.acting.policy == "auto":
             self.variants = {
-                domain: make_policy(self.section, self.backend_of(domain), queries)
+                domain: make_policy(self.acting, self.backend_of(domain), queries)
                 for domain, queries in self.queries.items()
             }
         self.resolutions = {}
+
+    def look(
+        self, now_s: float, resolutions: Mapping[str, Resolution], claims: "Claims", pressure: float
+    ) -> str | None:
+        """See whether another policy is to take over, by what the engines told in this pass.
+
+        Returns what changed, in words. pressure: share of time in which threads waited for a CPU.
+        """
+        if tuple(watch.switch for watch in self.watches) != self.section.switch:
+            self.watches = tuple(map(Watch, self.section.switch))
+        for watch in self.watches:
+            parts = []
+            for engine, window in self.windows.items():
+                queries = claims.of(self, engine, window.now.topology)
+                if watch.switch.metric != PRESSURE and engine in resolutions:
+                    column = evaluate(resolutions[engine], window)[watch.switch.metric]
+                    parts.append(column[[o.query in queries for o in window.operators]])
+            watch.look(pressure if watch.switch.metric == PRESSURE else joined(watch, parts), now_s)
+        wanted = next((watch for watch in self.watches if watch.on), None)
+        if wanted is self.switched:
+            return None
+        before, self.switched = self.policy.name, wanted
+        self.enforce_by(self.backend)
+        if self.guard is not None:
+            self.guard.forget()
+        self.urgent = True
+        why = "what called for it is over" if wanted is None else wanted.why
+        return f"{self.policy.name} instead of {before}: {why}"
 
     def step_back(self, why: str) -> str:
         """The guard found harm: a policy that orders nothing, then nothing at all. In words."""
@@ -148,7 +196,10 @@ class Rule:
         self.guard.forget()
         self.urgent = True
         if self.policy.name != NO_ORDER and not self.resting:
-            self.section = msgspec.structs.replace(self.section, policy=NO_ORDER, options={})
+            self.section = msgspec.structs.replace(
+                self.section, policy=NO_ORDER, options={}, switch=()
+            )
+            self.switched = None
             self.enforce_by(self.backend)
             return f"{NO_ORDER} instead, which orders nothing"
         self.resting, self.guard = True, None
@@ -332,6 +383,8 @@ def check_sections(settings: Settings) -> None:
                 error.message,
                 error.hint,
             ) from error
+        for switch in section.switch:
+            _check_switch(section, switch)
     for role, rule in settings.helpers.items():
         if rule not in HELPER_RULES:
             raise SettingError(
@@ -341,6 +394,18 @@ def check_sections(settings: Settings) -> None:
             )
     Owners(settings.users)
     _check_backends(settings)
+
+
+def _check_switch(section: Section, switch: Switch) -> None:
+    known = [PRESSURE, *METRICS]
+    if switch.metric not in known:
+        raise SettingError(
+            ("policy", section.name, "switch"),
+            f"there is no metric {switch.metric!r}{near_miss(switch.metric, known)}",
+            f"one of: {', '.join(sorted(known))}",
+        )
+    if (wrong := fault(switch)) is not None:
+        raise SettingError(("policy", section.name, "switch"), wrong)
 
 
 def _check_backends(settings: Settings) -> None:

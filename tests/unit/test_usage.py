@@ -6,19 +6,21 @@ import sys
 import tomllib
 from pathlib import Path
 
+from msgspec import Struct
 from typer.testing import CliRunner
 
 from sched_ctl.backends import ladder
 from sched_ctl.cli import app
 from sched_ctl.config.files import load
-from sched_ctl.config.settings import Section, Settings, declared
+from sched_ctl.config.settings import Section, Settings, Switch, declared
 from sched_ctl.sim.setting import SCHEDULERS
 
+STRUCTS: tuple[type[Struct], ...] = (Settings, Section, Switch)
 TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
 
 
 def test_every_setting_is_described_as_declared() -> None:
-    for struct in (Settings, Section):
+    for struct in STRUCTS:
         for setting in declared(struct):
             [line] = [
                 line
@@ -32,7 +34,7 @@ def test_every_setting_is_described_as_declared() -> None:
 
 
 def test_no_setting_is_described_that_is_not_there() -> None:
-    for struct in (Settings, Section):
+    for struct in STRUCTS:
         described = re.findall(r"^\| `(\w+)` \|", _section(struct), re.MULTILINE)
         assert described == [setting.key for setting in declared(struct)]
 
@@ -63,9 +65,13 @@ def test_every_option_of_a_backend_is_described_as_declared() -> None:
         assert f"| `{default}` |" in described[at], at
 
 
-def _section(struct: type) -> str:
-    settings, _, rest = TEXT.partition("### Settings")[2].partition("### `[[policy]]` sections")
-    return settings if struct is Settings else rest.partition("### Options of backends")[0]
+def _section(struct: type[Struct]) -> str:
+    titles: dict[type[Struct], str] = {
+        Settings: "### Settings",
+        Section: "### `[[policy]]` sections",
+        Switch: "### `[[policy.switch]]` tables",
+    }
+    return TEXT.partition(titles[struct])[2].partition("\n### ")[0]
 
 
 def test_every_command_is_described() -> None:
