@@ -30,6 +30,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.reload import ReadAgain, reloaded
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
+from sched_ctl.kernel.notify import notify, reloading, watchdog_s
 from sched_ctl.runfolder import RunFolder
 
 __all__ = ["look", "plan", "put_back", "run"]
@@ -144,6 +145,7 @@ async def _run(
             control.serve(Path(settings.run_dir), _handlers(controller, stopped, reload)),
             endpoint.serve(settings.metrics, lambda: bottlenecks.exposed(controller)),
         ):
+            alive = asyncio.create_task(_sign_of_life())
             try:
                 await controller.start()
                 if not controller.engines:
@@ -153,12 +155,15 @@ async def _run(
                     log.warning("%s; looking again every %g s", missing, settings.discover)
                 if controller.stopping is None:
                     await controller.step(controller.rules)
+                    notify("READY=1")
                     if started is not None:
                         started(controller)
                 if not once:
                     await controller.run(duration_s)
             finally:
                 log.info("stopping: %s", controller.stopping or "done")
+                notify("STOPPING=1")
+                alive.cancel()
                 problems = controller.close()
                 stopped.set_result(problems)
                 if recorded is not None:
@@ -168,6 +173,14 @@ async def _run(
     for problem in await stopped:
         log.error("not put back: %s", problem)
     return (*stopped.result(), *problems)
+
+
+async def _sign_of_life() -> None:
+    """Feed the service manager's watchdog from the loop: one that stands still is ended."""
+    every_s = watchdog_s()
+    while every_s is not None:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(every_s / 3)
 
 
 def _obey_signals(
@@ -189,8 +202,10 @@ def _obey_signals(
             loop.call_soon_threadsafe(reload_and_tell)
 
     def reload_and_tell() -> None:
+        reloading()
         with suppress(UserError):  # it is in the log, and in the status
             reload()
+        notify("READY=1")
 
     for number in SIGNALS:
         signal.signal(number, hang_up if number == signal.SIGHUP else stop)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -191,6 +193,41 @@ def test_sighup_and_reload_read_the_configuration_again(run_dir: Path) -> None:
         file.write_text('[[policy]]\npolicy = "qs"\n')
         assert "policy" in sched_ctl("reload", "--run-dir", str(run_dir))
         assert policy() == "qs" and load.poll() is None
+
+
+def test_the_service_manager_is_told(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ready after the first pass; alive for as long as the loop goes round, and no longer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "150000")
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        manager.settimeout(SOON_S)
+
+        def told(message: bytes) -> None:
+            while manager.recv(1000) != message:
+                pass
+
+        with spe() as engine, loaded(run_dir, *BACKEND, engine=engine) as load:
+            told(b"READY=1")
+            scheduled(run_dir, engine)
+            for _ in range(3):
+                told(b"WATCHDOG=1")
+            load.send_signal(signal.SIGSTOP)
+            manager.setblocking(False)
+            with suppress(BlockingIOError):
+                while manager.recv(1000):
+                    pass
+            manager.settimeout(1)
+            with pytest.raises(TimeoutError):
+                manager.recv(1000)
+            load.send_signal(signal.SIGCONT)
+            manager.settimeout(SOON_S)
+            told(b"WATCHDOG=1")
+            load.send_signal(signal.SIGTERM)
+            told(b"STOPPING=1")
 
 
 def test_a_terminal_that_goes_away_ends_it_in_order(run_dir: Path) -> None:

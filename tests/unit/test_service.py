@@ -4,12 +4,14 @@ import configparser
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from sched_ctl import cli
+from sched_ctl.kernel.notify import notify, watchdog_s
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "packaging" / "sched-ctl.service"
@@ -37,7 +39,7 @@ def readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("setting", ["ExecStartPre", "ExecStart", "ExecStopPost"])
+@pytest.mark.parametrize("setting", ["ExecStartPre", "ExecStart", "ExecReload", "ExecStopPost"])
 def test_its_commands_are_understood(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, *words = commands()[setting]
     with pytest.raises(SystemExit) as end:
@@ -56,3 +58,37 @@ def test_systemd_has_no_complaint(tmp_path: Path) -> None:
     )
     said = (done.stdout + done.stderr).splitlines()
     assert not [line for line in said if UNIT.name in line]  # it may speak of other units too
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_service_may_do_no_more_than_it_did() -> None:
+    """What systemd counts as exposure, 10 at most; without any of the limits it is 9.6."""
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=40", str(UNIT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("needs systemd 250")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_manager_is_told_when_it_listens(tmp_path: Path) -> None:
+    notify("READY=1", environment={})
+    notify("READY=1", environment={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        path = tmp_path / "manager"
+        manager.bind(str(path))
+        notify("READY=1", "STATUS=x", environment={"NOTIFY_SOCKET": str(path)})
+        assert manager.recv(100) == b"READY=1\nSTATUS=x"
+
+
+@pytest.mark.parametrize(
+    ("environment", "every_s"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "3000000"}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+    ],
+)
+def test_how_often_the_watchdog_is_fed(environment: dict[str, str], every_s: float | None) -> None:
+    assert watchdog_s(environment) == every_s
