@@ -8,8 +8,8 @@ has to pass three times in a row (once if its guest had died). What the first at
 
 Guests stand in one line, in the order in which their results are asked for, and start as soon as
 they fit (`Line.fits`): who asks may find that all has been done. Those with exact time do not mind
-what runs beside them, so they begin while tests without guests run (`Line.turn`), and take what CPU
-time these leave: they give way to everybody (`GIVES_WAY`).
+what runs beside them, so they begin while tests without guests run (`Line.turn`). Until a result is
+asked for they give way to everybody (`GIVES_WAY`) and take what CPU time those tests leave.
 """
 
 import json
@@ -34,7 +34,7 @@ CHECK_S = 420.0  # for a check; each has a shorter limit in the guest, by its cl
 STARVED = 4  # times as long for a guest that gets less than a third of a CPU
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
 SECOND_ATTEMPTS = 3  # of a file on one kernel; what fails more often is no accident
-GIVES_WAY = 19  # nice value of guests with exact time
+GIVES_WAY = 19  # nice value of guests beside other tests
 AGAIN = 3  # passes in a row that a check needs that has failed
 Check = tuple[Path, str]  # file and function
 
@@ -95,13 +95,9 @@ class Job:
         """The guest ended, or was stopped because its time was over."""
         raise NotImplementedError
 
-    def start(self, image: Path) -> None:
-        exact = self.options.icount
-        options = replace(
-            self.options,
-            kvm=not exact and guest.kvm_works(image),
-            nice=GIVES_WAY if exact else 0,
-        )
+    def start(self, image: Path, nice: int = 0) -> None:
+        kvm = not self.options.icount and guest.kvm_works(image)
+        options = replace(self.options, kvm=kvm, nice=nice)
         command, environment = self.command()
         self.started, self.heard_cpu_s = time.monotonic(), 0.0
         self.heard = self.started
@@ -280,23 +276,30 @@ class Line:
 
     def __init__(self, jobs: Sequence[Job] = ()) -> None:
         self.jobs = list(jobs)
+        self.gives_way = False  # that guests which run do so
 
     def wait(self, job: Job, enough: Callable[[], bool]) -> None:
         """Let guests run until there is enough of this one."""
         if job not in self.jobs:
             self.jobs.append(job)
         job.asked = job.asked or time.monotonic()
+        if self.gives_way:
+            self.gives_way = False
+            for other in self.running():
+                assert other.machine is not None
+                other.machine.give_way(os.getpriority(os.PRIO_PROCESS, 0))
         while not enough():
             self.turn(job)
 
     def turn(self, asked: Job | None = None) -> None:
         """Start what fits, and read what guests say; wait for that if a result was asked for."""
+        self.gives_way = asked is None
         for job in self.jobs if asked is None else (asked, *self.jobs):
             if job.wanted and job.machine is None:
                 if job is asked:
                     job.start(kernels.find(job.kernel))
                 elif (image := kernels.at_hand(job.kernel)) and self.fits(job, asked is None):
-                    job.start(image)
+                    job.start(image, GIVES_WAY if self.gives_way else 0)
         machines = [job.machine for job in self.running() if job.machine is not None]
         ready = select.select(machines, [], [], 0.0 if asked is None else 1.0)[0]
         for job in self.running():
