@@ -169,6 +169,6 @@ def holder(folder: Path) -> Holder | None:
     """Who wrote the lock file last, if that process still runs."""
     try:
         found = msgspec.json.decode(RunFolder(folder).lock.read_bytes()[:65536], type=Holder)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found if Path(f"/proc/{found.pid}").exists() else None

@@ -104,7 +104,7 @@ async def _answer(reader: asyncio.StreamReader, handlers: Mapping[str, Handler])
         return msgspec.json.encode({"ok": True, "result": await handler(request.arguments)})
     except asyncio.LimitOverrunError:
         return _refusal(f"the request is longer than {REQUEST_BYTES} bytes")
-    except msgspec.DecodeError as error:  # and its subclass ValidationError
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _refusal(f"this is no request: {error}")
     except UserError as error:
         return _refusal(error.message, error.hint)
