@@ -42,12 +42,13 @@ def _by(policy: tuple[str, ...], *names: str) -> tuple[Way, ...]:
 HEAVY: dict[str, dict[str, object]] = {"light": LIGHT, "heavy": {**BUSY, "parallelism": 4}}
 EQUAL: dict[str, dict[str, object]] = {"small": BUSY, "large": BUSY}
 AUTO = Way("auto, no option", ())
+HR = Way("hr by nice", ("--policy", "hr", "--backend", "nice"))
 
 CASES = {
     "light": Case(
         "A light query (300/s) beside a saturated one, buffer timeout 1 ms",
         HEAVY,
-        (*_by(FAVOUR, "nice", "cgroup1+nice"), AUTO),
+        (*_by(FAVOUR, "nice", "cgroup1+nice"), AUTO, HR),
         "light",
         settings={"buffer_timeout": "1 ms"},
     ),

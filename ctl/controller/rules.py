@@ -43,13 +43,14 @@ def automatic(backend: str, queries: int) -> tuple[str, str]:
     each has waited, but never by that alone: what has waited for long beside a saturated query is
     that query's own backlog (`bsd` was seen to make a light one wait 3 to 55 times as long), and an
     order that never moves (`hr`) switches more often inside a query. Where nice values or cgroup
-    weights are written now and then, ages have changed before they count.
+    weights are written now and then, ages have changed before they count: there light queries go
+    first, for `hr` alone was seen to make their worst waits 1.6 times as long.
     queries: how many the policy rules that have threads here.
     """
-    if backend != "scx":
-        return "hr", f"{backend} cannot follow waiting times"
     count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
-    return "balanced", f"{count}, order at each dispatch"
+    if backend == "scx":
+        return "balanced", f"{count}, order at each dispatch"
+    return "light-first" if queries > 1 else "hr", f"{count}, {backend} cannot follow waiting times"
 
 
 def make_policy(section: Section, backend: str, queries: int = 0) -> Policy:

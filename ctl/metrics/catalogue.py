@@ -318,6 +318,12 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
         "cpu_use": (
             Derivation(("thread_cpu_time",), "growth of thread_cpu_time", _rate("thread_cpu_time")),
             Derivation(("cpu_time",), "growth of cpu_time", _rate("cpu_time")),
+            Derivation(
+                ("input_rate", "cost"),
+                "input rate times cost",
+                lambda _, v: v["input_rate"] * v["cost"],
+                estimate=True,
+            ),
         ),
         "verdict": (
             Derivation(

@@ -534,8 +534,8 @@ def test_auto_is_static_where_order_is_written_now_and_then() -> None:
         await until(lambda: len(backend.schedules) > 3)
 
     drive(controller, script)
-    assert {schedule.policy for schedule in backend.schedules} == {"hr"}
-    assert controller.rules[0].chosen == "nice cannot follow waiting times"
+    assert {schedule.policy for schedule in backend.schedules} == {"light-first"}
+    assert controller.rules[0].chosen == "2 queries, nice cannot follow waiting times"
 
 
 def test_auto_counts_the_queries_that_a_policy_rules() -> None:

@@ -18,7 +18,17 @@ from sched_ctl.plugins import registry
 NAN = float("nan")
 ALL = [
     *("balanced", "bsd", "chain", "constant", "cqc", "fcfs", "hnr", "hr", "lsf", "min-cost"),
-    *("min-latency", "min-memory", "multi-class", "qs", "random", "rb", "rr", "srpt"),
+    *(
+        "light-first",
+        "min-latency",
+        "min-memory",
+        "multi-class",
+        "qs",
+        "random",
+        "rb",
+        "rr",
+        "srpt",
+    ),
 ]
 
 
@@ -31,6 +41,7 @@ def measured(
         topology,
         cost=cost,
         selectivity=selectivity,
+        input_rate=[100.0] * n,
         queue_size=[5.0] * n,
         head_age=[head_age] * n,
     )
@@ -327,3 +338,20 @@ def test_a_shared_operator_of_unknown_branches() -> None:
 def test_bad_options(name: str, options: Mapping[str, object], text: str) -> None:
     with pytest.raises(UserError, match=text):
         registry.policy(name, options)
+
+
+def test_light_first_places_every_operator_of_a_light_query_above_those_of_a_heavy_one() -> None:
+    both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
+
+    def rank(*cpu_use: float) -> list[float]:
+        of = urgency("light-first", frame(both, cpu_use=cpu_use))
+        assert len(set(of.at(np.zeros(4), np.zeros(4)))) == 1
+        return [float(value) for value in of.rank]
+
+    assert rank(0.02, 0.02, 0.5, 0.4) == [1, 1, 0, 0]
+    # .36 and .6 of a CPU: the heavy one is at 1.25 of the mean; a little more, and it is above.
+    assert rank(0.18, 0.18, 0.3, 0.29) == [1, 1, 1, 1]
+    assert rank(0.18, 0.18, 0.3, 0.31) == [1, 1, 0, 0]
+    assert rank(NAN, NAN, NAN, NAN) == [1, 1, 1, 1]
+    with pytest.raises(UserError, match="must be above 1"):
+        registry.policy("light-first", {"heavy": 1})

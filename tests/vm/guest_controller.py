@@ -283,7 +283,7 @@ def check_ejected_and_back_and_restore_after_kill_9() -> None:
             load.wait(lambda: load.is_scheduling("cgroup2+nice"), "the next backend")
             now, status = state(engine), load.seen  # it goes back in five seconds
             [rule] = status["policies"]
-            assert rule["policy"] == "hr", rule  # what "auto" means there
+            assert rule["policy"] == "light-first", rule  # what "auto" means there
             assert len({group for name, (_, _, group) in now.items() if name in OPERATORS}) == 2
             assert len({nice for name, (_, nice, _) in now.items() if name in OPERATORS}) > 1, now
             assert all(now[name][0] == sched.OTHER for name in OPERATORS), now
