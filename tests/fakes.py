@@ -1,17 +1,19 @@
 """Engines and backends that do what a test tells them, for the controller."""
 
+import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.in_use import Backends
+from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.errors import EngineError
@@ -26,7 +28,7 @@ from sched_ctl.model.topology import (
     Topology,
 )
 
-__all__ = ["FakeBackend", "FakeEngine", "backends", "chains", "sleeping_threads"]
+__all__ = ["FakeBackend", "FakeEngine", "backends", "chains", "drive", "sleeping_threads"]
 
 
 FIRST_IDS: dict[str, int] = {}  # by engine
@@ -158,3 +160,20 @@ def sleeping_threads(count: int) -> Callable[[int], tuple[Thread, ...]]:
         thread.start()
     found = [thread_of(os.getpid(), thread.native_id or 0) for thread in started]
     return lambda row: tuple(filter(None, [found[row]]))
+
+
+def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Let it run until the script is over, which may take 20 s."""
+
+    async def both() -> None:
+        try:
+            await controller.start()
+            loop = asyncio.create_task(controller.run())
+            async with asyncio.timeout(20):
+                await script()
+            controller.stop("the script ended")
+            await loop
+        finally:
+            controller.close()
+
+    asyncio.run(both())

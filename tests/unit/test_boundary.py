@@ -4,14 +4,14 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from fakes import FakeBackend, FakeEngine, backends
+from fakes import FakeBackend, FakeEngine, backends, drive
 
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller import views
@@ -29,21 +29,6 @@ QUICK = Settings(
     discover=0.1,
     window=0.1,
 )
-
-
-def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def both() -> None:
-        try:
-            await controller.start()
-            loop = asyncio.create_task(controller.run())
-            async with asyncio.timeout(20):
-                await script()
-            controller.stop("the script ended")
-            await loop
-        finally:
-            controller.close()
-
-    asyncio.run(both())
 
 
 def wrong_column(engine: FakeEngine) -> Snapshot:

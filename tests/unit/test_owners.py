@@ -5,13 +5,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from fakes import FakeBackend, FakeEngine, backends, sleeping_threads
+from fakes import FakeBackend, FakeEngine, backends, drive, sleeping_threads
 
 from sched_ctl.backends import Backend, Probe
 from sched_ctl.backends.in_use import Backends
@@ -49,21 +49,6 @@ def of(name: str, uid: int, queries: dict[str, int] | None = None) -> FakeEngine
     engine = FakeEngine(name, queries, threads=threads)
     engine.target = Target("fake", name, uid=uid)
     return engine
-
-
-def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def both() -> None:
-        try:
-            await controller.start()
-            loop = asyncio.create_task(controller.run())
-            async with asyncio.timeout(20):
-                await script()
-            controller.stop("the script ended")
-            await loop
-        finally:
-            controller.close()
-
-    asyncio.run(both())
 
 
 def test_each_users_engines_are_ordered_among_themselves() -> None:
