@@ -195,6 +195,11 @@ class Boot(Job):
         )
         return cls(kernel, options)
 
+    @property
+    def key(self) -> tuple[str, guest.Options]:
+        """Checks with the same one share a guest."""
+        return self.kernel, self.options
+
     def expect(self, check: Check, timeout_s: float) -> None:
         """This check is one of those to run."""
         # While an exact guest waits for its files its clock leaps ahead, from timer to timer.

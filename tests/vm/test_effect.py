@@ -7,39 +7,47 @@ runs are those of bench/kernel.py. bench/lab.py repeats them on the machine itse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bench.kernel import BASE, FIGURES, HERE, MARK, ROOT, jobs
 
-pytestmark = [pytest.mark.vm, pytest.mark.needs("root", "qemu", "cc"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vm, pytest.mark.needs("root", "qemu", "cc"), pytest.mark.timeout(1800)]
 
 KERNEL = "6.18"
 SEEDS = (1, 2)
 Ratios = dict[str, list[dict[str, float]]]  # variant -> for each seed, the ratios to EEVDF
-Measure = Callable[[str, list[str], float], Ratios]
+CASES = {  # variants beside EEVDF, and seconds of a run
+    "syn-0.9": (["nice-hr", "nice-random"], 5.0),
+    "etl-1.0": (["nice-qs", "nice-random"], 5.0),
+    "lr-0.95": (["scx-bsd"], 4.0),
+}
 
 
-@pytest.fixture
-def measure(vm: Callable[..., Any]) -> Iterator[Measure]:
-    """Runs jobs in a guest; other guests may run beside it."""
+@pytest.fixture(scope="module")
+def measured(vm: Callable[..., Any]) -> dict[str, Ratios]:
+    """What all cases give, from one guest; others may run beside it."""
     (ROOT / "build").mkdir(exist_ok=True)
+    todo = [
+        job
+        for case, (variants, seconds) in CASES.items()
+        for job in jobs(case, [BASE, *variants], SEEDS, seconds)
+    ]
     with tempfile.NamedTemporaryFile("w", prefix="effect-", dir=ROOT / "build") as file:
-
-        def run(case: str, variants: list[str], seconds: float) -> Ratios:
-            todo = jobs(case, [BASE, *variants], SEEDS, seconds)
-            file.writelines(json.dumps(job) + "\n" for job in todo)
-            file.flush()
-            command = [sys.executable, str(HERE / "kernel_guest.py"), file.name]
-            options = {"cpus": 1, "icount": True, "icount_shift": 0, "memory": "2G"}
-            done = vm(KERNEL, *command, **options, timeout_s=60 + 120 * len(todo))
-            lines = [line for line in done.output.splitlines() if line.startswith(MARK)]
-            assert len(lines) == len(todo), done
-            return ratios(case, variants, [json.loads(line.removeprefix(MARK)) for line in lines])
-
-        yield run
+        file.writelines(json.dumps(job) + "\n" for job in todo)
+        file.flush()
+        command = [sys.executable, str(HERE / "kernel_guest.py"), file.name]
+        options = {"cpus": 1, "icount": True, "icount_shift": 0, "memory": "2G"}
+        done = vm(KERNEL, *command, **options, timeout_s=60 + 120 * len(todo))
+    lines = [line for line in done.output.splitlines() if line.startswith(MARK)]
+    assert len(lines) == len(todo), done
+    results = [json.loads(line.removeprefix(MARK)) for line in lines]
+    return {
+        case: ratios(case, variants, [r for r in results if r["job"].startswith(f"{case}/")])
+        for case, (variants, _) in CASES.items()
+    }
 
 
 def ratios(case: str, variants: list[str], results: list[dict[str, Any]]) -> Ratios:
@@ -55,18 +63,18 @@ def ratios(case: str, variants: list[str], results: list[dict[str, Any]]) -> Rat
     return found
 
 
-def test_hr_cuts_the_mean_latency_of_many_queries_by_a_third(measure: Measure) -> None:
+def test_hr_cuts_the_mean_latency_of_many_queries_by_a_third(measured: dict[str, Ratios]) -> None:
     """Lachesis, section 6: by nice values, on SYN at 0.9. RANDOM shows that it is the order."""
-    found = measure("syn-0.9", ["nice-hr", "nice-random"], 5.0)
+    found = measured["syn-0.9"]
     for hr, random in zip(found["nice-hr"], found["nice-random"], strict=True):
         assert hr["mean"] <= 2 / 3
         assert hr["mean"] < 0.8 * random["mean"]
         assert hr["thr"] > 0.97
 
 
-def test_qs_balances_the_queues_of_a_saturated_pipeline(measure: Measure) -> None:
+def test_qs_balances_the_queues_of_a_saturated_pipeline(measured: dict[str, Ratios]) -> None:
     """Lachesis, section 6, by nice values each second, on ETL at 1.0."""
-    found = measure("etl-1.0", ["nice-qs", "nice-random"], 5.0)
+    found = measured["etl-1.0"]
     for qs, random in zip(found["nice-qs"], found["nice-random"], strict=True):
         assert qs["mean"] < 0.9
         assert qs["mean"] < 0.9 * random["mean"]
@@ -74,11 +82,11 @@ def test_qs_balances_the_queues_of_a_saturated_pipeline(measure: Measure) -> Non
         assert qs["qvar"] < random["qvar"]
 
 
-def test_an_interrupted_operator_drains_its_batch(measure: Measure) -> None:
+def test_an_interrupted_operator_drains_its_batch(measured: dict[str, Ratios]) -> None:
     """The source is a real-time thread: were each of its wake-ups a new decision of ours, LR would
     be worse than under EEVDF, with four fifths of its switches.
     """
-    found = measure("lr-0.95", ["scx-bsd"], 4.0)["scx-bsd"]
+    found = measured["lr-0.95"]["scx-bsd"]
     assert max(bsd["cs"] for bsd in found) < 0.7
     # A guest's clock may leap while the engine starts, which lengthens latencies, not in every run.
     assert min(bsd["mean"] for bsd in found) < 0.8
