@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from operators import adopt, busy, shares, start
-from vm.inside import look_until
+from vm.inside import look_until, only_on
 from vm.machine import above_all
 
 from sched_ctl.kernel import schedext
@@ -114,6 +114,7 @@ def check_an_engine_in_a_cgroup_has_its_weight() -> None:
         (root / "cgroup.subtree_control").write_text("-cpu")
 
 
+@only_on("6.18")
 def check_operators_first_by_request() -> None:
     """With precedence for operators others have the guarantee, and no more."""
     with Scheduler(full=True, tunables={"operators_first": True}) as scheduler, busy(3) as pids:
@@ -138,6 +139,7 @@ def check_a_neighbour_wakes_up_in_time() -> None:
         assert mine_s <= 1.05 * usual_s + 0.0001
 
 
+@only_on("6.18")
 def check_an_operator_wakes_up_in_time_beside_a_hog() -> None:
     """One that sleeps most of the time interrupts others as the OS would let it."""
     with Scheduler(full=True) as scheduler, busy(1), napping() as (pid, late_s):
@@ -153,6 +155,7 @@ def check_an_operator_wakes_up_in_time_beside_a_hog() -> None:
         assert mine_s <= 1.05 * usual_s + 0.0001
 
 
+@only_on("6.18")
 def check_who_interrupts_whom() -> None:
     """The more urgent of another query does, soon; the less urgent, or of the same, does not."""
     cases = {
@@ -171,6 +174,7 @@ def check_who_interrupts_whom() -> None:
             assert (late < 0.001) is soon, (name, late)
 
 
+@only_on("6.18")
 def check_ages_do_not_grow_under_back_pressure() -> None:
     """A pipe that is always full: neither who fills it nor who empties it looks ever older."""
     reader, writer = os.pipe()
