@@ -61,7 +61,7 @@ static struct operator *pick(uint64_t now)
 {
 	struct header *header = engine->shared.header;
 	uint64_t epoch = atomic_load(&header->urgency_epoch);
-	struct urgency best = {0, 0};
+	struct urgency best = {0};
 	struct operator *found = NULL;
 
 	/* A controller that died is not obeyed for ever. */
@@ -78,8 +78,9 @@ static struct operator *pick(uint64_t now)
 				continue;
 			u = urgency(op, epoch, now);
 			more = found ? compare_urgency(&u, &best) : 1;
-			if (more > 0 || (more == 0 && is_older(operator_head_due(op),
-							       operator_head_due(found)))) {
+			if (more > 0 ||
+			    (more == 0 && wins_tie(&u, operator_head_due(op), &best,
+						   operator_head_due(found)))) {
 				found = op;
 				best = u;
 			}

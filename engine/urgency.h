@@ -2,7 +2,8 @@
  *
  *     u = static + per_second * head age + per_tuple * queue size,
  *
- * and among equals the one whose oldest tuple came first. tests/orders.c compares them all.
+ * among equals the one whose oldest tuple came first, and if that is the same (tuples of one age, as
+ * those that came just now) the one that gains most by waiting. tests/orders compares them all.
  */
 #ifndef URGENCY_H
 #define URGENCY_H
@@ -16,7 +17,7 @@ struct form {
 };
 
 struct urgency {
-	double rank, value;
+	double rank, value, per_second;
 };
 
 static inline double or_zero(double x) { return isfinite(x) ? x : 0; }
@@ -25,7 +26,7 @@ static inline double or_zero(double x) { return isfinite(x) ? x : 0; }
 static inline struct urgency urgency_at(const struct form *form, uint64_t queue, uint64_t due,
 					uint64_t now)
 {
-	struct urgency u = {form->rank, form->fixed};
+	struct urgency u = {form->rank, form->fixed, form->per_second};
 
 	if (form->per_tuple != 0)
 		u.value += form->per_tuple * (double)queue;
@@ -43,5 +44,12 @@ static inline int compare_urgency(const struct urgency *one, const struct urgenc
 }
 
 static inline bool is_older(uint64_t due, uint64_t other) { return due && (!other || due < other); }
+
+/* Of two that are as urgent. */
+static inline bool wins_tie(const struct urgency *one, uint64_t due, const struct urgency *other,
+			    uint64_t other_due)
+{
+	return due == other_due ? one->per_second > other->per_second : is_older(due, other_due);
+}
 
 #endif

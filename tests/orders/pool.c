@@ -9,7 +9,7 @@ void pool_order(int64_t n, const double *columns, const uint64_t *queue, const u
 	bool *taken = calloc(n, sizeof *taken);
 
 	for (int64_t place = 0; place < n; place++) {
-		struct urgency best = {0, 0};
+		struct urgency best = {0};
 
 		order[place] = -1;
 		for (int64_t i = 0; i < n; i++) {
@@ -19,7 +19,8 @@ void pool_order(int64_t n, const double *columns, const uint64_t *queue, const u
 			int more = order[place] < 0 ? 1 : compare_urgency(&u, &best);
 
 			if (!taken[i] &&
-			    (more > 0 || (more == 0 && is_older(due[i], due[order[place]])))) {
+			    (more > 0 ||
+			     (more == 0 && wins_tie(&u, due[i], &best, due[order[place]])))) {
 				order[place] = i;
 				best = u;
 			}

@@ -317,6 +317,19 @@ def test_all_follow_the_table(
         assert (values[0] < values[-1]) == told_apart, "nice"
 
 
+def test_at_one_age_a_tie_goes_to_who_gains_most(by_pool: Orderer, by_simulator: Orderer) -> None:
+    """Tuples that came just now have urgency 0 under a policy of ages, whatever they are worth.
+
+    Queues of the BPF program are not held to it.
+    """
+    tied = tuple(Op(f"{slope}", per_second=slope) for slope in (9.0, 4.0, 1.0))
+    for operators in shuffles((Op("first", 5, per_second=2), *tied)):
+        form, age, queue = columns_of(operators)
+        for follower in (by_pool, by_simulator):
+            found = [operators[row].name for row in follower(form, age, queue)]
+            assert found == ["first", "9.0", "4.0", "1.0"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_all_agree_on_random_forms(
     seed: int, by_bpf: Orderer, by_pool: Orderer, by_simulator: Orderer
