@@ -93,6 +93,7 @@ _ARRAYS: Mapping[str, type[np.generic]] = {
     "stream_start": np.int64,
     "arrival_s": np.float64,
     "order": np.int32,
+    "due_s": np.float64,
     "forced_start": np.int64,
     "forced": np.int8,
     "results": np.float64,

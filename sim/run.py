@@ -263,6 +263,7 @@ def _values(
         slice_s, tick_s, wake_preempt = np.inf if fifo else SCX_SLICE_S, 1 / HZ, fifo
     arrival_s = np.concatenate([*streams, np.empty(0)])
     owner = np.repeat(np.arange(len(streams)), [len(times) for times in streams])
+    by_time = np.argsort(arrival_s, kind="stable")
     values: dict[str, Any] = {
         "operators": node.n,
         "streams": len(streams),
@@ -299,7 +300,8 @@ def _values(
         "feed": np.array([row for stream in node.streams for row in stream.rows], dtype=np.int64),
         "stream_start": _starts(map(len, streams)),
         "arrival_s": arrival_s,
-        "order": owner[np.argsort(arrival_s, kind="stable")],
+        "order": owner[by_time],
+        "due_s": arrival_s[by_time],
         "results": _lines(node.n),
         "totals": np.zeros(len(TOTALS)),
         "response_histogram": np.zeros(BUCKETS, dtype=np.int64),

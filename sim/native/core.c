@@ -113,10 +113,7 @@ struct tuple pop(struct sim *s, int64_t op)
 
 double next_arrival(const struct sim *s)
 {
-	if (s->arrived >= s->c.arrivals)
-		return INFINITY;
-	int64_t stream = s->c.order[s->arrived];
-	return s->c.arrival_s[s->c.stream_start[stream] + (int64_t)s->stream_tail[stream]];
+	return s->arrived < s->c.arrivals ? s->c.due_s[s->arrived] : INFINITY;
 }
 
 // --- operators -----------------------------------------------------------------------------------

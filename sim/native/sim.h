@@ -82,6 +82,7 @@ struct sim_config {
 	const int64_t *stream_start;	       // where each stream begins in `arrival_s`
 	const double *arrival_s;	       // by stream, ascending
 	const int32_t *order;		       // streams of all arrivals, by time
+	const double *due_s;		       // those times
 	const int64_t *forced_start;	       // NULL, or where each operator begins in `forced`
 	const int8_t *forced;		       // outputs of its 1st, 2nd, ... input, instead of draws
 	double *results;		       // (operators, SIM_RESULTS)
