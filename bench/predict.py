@@ -1,6 +1,6 @@
 """What the simulator predicts for the published tables of the guest, beside what was measured.
 
-    ./dev run python -m bench.predict [--costs FILE] [--cases RE]
+    ./dev run python -m bench.predict [--costs FILE] [--cases RE] [--write]
     ./dev run python -m bench.predict --work      # gains over the ratio of work to hop cost
 
 Reads the measured ratios to EEVDF from docs/benchmarks.md and docs/kernel-benchmarks.md, and
@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -236,10 +236,94 @@ def by_work(costs: Mapping[str, Costs], seeds: int) -> None:
         print(f"| {base} | " + " | ".join(cells) + " |", flush=True)
 
 
+Found = dict[tuple[str, str], dict[str, float]]  # (case, variant) -> figures over EEVDF's
+FAMILIES = {"sched_ext": "scx-", "nice values": "nice-", "the pool": "pool-"}
+FACTOR = 1.25
+
+
+def within(predicted: float, real: float) -> bool:
+    return abs(math.log(predicted / max(real, 1e-3))) <= math.log(FACTOR)
+
+
+def shares(predicted: Found, real: Measured, group: Callable[[str, str], str]) -> str:
+    """How many ratios of each group of (case, variant) are within 25%."""
+    good: dict[str, list[bool]] = {}
+    for at, figures in predicted.items():
+        for figure in FIGURES:
+            good.setdefault(group(*at), []).append(within(figures[figure], real[at][figure]))
+    return ", ".join(f"{name} {sum(of)} of {len(of)}".strip() for name, of in good.items())
+
+
+def regrets(predicted: Found, real: Measured) -> list[tuple[str, str, str, str, str, float]]:
+    """Family, figure, case, the variant of the family that is predicted best, the one that is, and
+    how much worse the former was measured to be, as a part of the latter."""
+    found = []
+    for family, prefix in FAMILIES.items():
+        for case in dict.fromkeys(case for case, _ in predicted):
+            names = [v for c, v in predicted if c == case and v.startswith(prefix)]
+            if len(names) < 2:
+                continue
+            for figure in FIGURES:
+                chosen = min(names, key=lambda v: predicted[case, v][figure])
+                best = min(names, key=lambda v: real[case, v][figure])
+                regret = real[case, chosen][figure] / real[case, best][figure] - 1
+                found.append((family, figure, case, chosen, best, regret))
+    return found
+
+
+def report(predicted: Found, real: Measured, own: Mapping[str, tuple[float, float]]) -> str:
+    """Markdown. own: case -> EEVDF's mean as predicted and as measured, in s."""
+    cases = dict.fromkeys(case for case, _ in predicted)
+
+    def kind(_: str, variant: str) -> str:
+        return variant.split("-")[0]
+
+    def held_out(case: str, _: str) -> str:
+        return "of " + ", ".join(HELD_OUT) if case.startswith(HELD_OUT) else "of the others"
+
+    lines = [
+        f"**{shares(predicted, real, lambda *_: '')} ratios are within 25%**: "
+        f"{shares(predicted, real, held_out)}. By variant: {shares(predicted, real, kind)}. "
+        f"By workload: {shares(predicted, real, lambda case, _: case)}.",
+        "",
+        "Choosing by it: how often the variant that is predicted best was measured to be less than "
+        "5% worse than the best, and where it was not.",
+        "",
+        "| | mean | p99 | l2 |",
+        "|---|---|---|---|",
+    ]
+    for family in FAMILIES:
+        cells = []
+        for figure in FIGURES:
+            of = [r for r in regrets(predicted, real) if r[:2] == (family, figure)]
+            bad = [
+                f"{case} {regret:.0%} ({chosen} for {best})"
+                for _, _, case, chosen, best, regret in of
+                if regret >= 0.05
+            ]
+            cells.append("; ".join([f"{len(of) - len(bad)} of {len(of)}", *bad]))
+        lines.append(f"| {family} | " + " | ".join(cells) + " |")
+    lines += ["", "| | mean | p99 | l2 |", "|---|---|---|---|"]
+    for case in cases:
+        ours, theirs = own[case]
+        lines.append(f"| **{case}**, EEVDF | {ours * 1e3:.4g} ms, {theirs * 1e3:.4g} ms | | |")
+        for variant in (v for c, v in predicted if c == case):
+            cells = []
+            for figure in FIGURES:
+                p, m = predicted[case, variant][figure], real[case, variant][figure]
+                cells.append(f"{p:.2f}, {m:.2f}" + ("" if within(p, m) else " !"))
+            lines.append(f"| {variant} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+MARK = "<!-- from here on written by: python -m bench.predict --write -->\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--costs", type=Path, default=ROOT / "bench" / "guest-costs.json")
     parser.add_argument("--cases", default=".*", metavar="RE")
+    parser.add_argument("--write", action="store_true", help="into docs/simulator.md")
     parser.add_argument("--work", action="store_true", help="gains over the size of the work")
     parser.add_argument("--seeds", type=int, default=5, help="of --work")
     arguments = parser.parse_args()
@@ -249,11 +333,11 @@ def main() -> None:
         by_work(costs, arguments.seeds)
         return
     known, seeds, base = measured()
-    cases = [
-        case for case in dict.fromkeys(c for c, _ in known) if re.fullmatch(arguments.cases, case)
-    ]
-    within = total = 0
-    for case in cases:
+    predicted: Found = {}
+    own: dict[str, tuple[float, float]] = {}
+    for case in dict.fromkeys(c for c, _ in known):
+        if not re.fullmatch(arguments.cases, case):
+            continue
         variants = [v for c, v in known if c == case and v in VARIANTS]
         with ThreadPoolExecutor() as pool:
             runs = {
@@ -261,24 +345,15 @@ def main() -> None:
                 for v in ["eevdf", *variants]
             }
             figures = {v: [r.result() for r in found] for v, found in runs.items()}
-        own = sum(r["mean"] for r in figures["eevdf"]) / seeds[case]
-        cs = sum(r["cs"] for r in figures["eevdf"]) / seeds[case]
-        print(
-            f"\n### {case}: EEVDF's mean {own * 1e3:.4g} ms, measured {base[case] * 1e3:.4g}; "
-            f"{cs:.0f} switches/s"
-        )
-        for variant in variants:
-            predicted = ratios(figures[variant], figures["eevdf"])
-            row = []
-            for figure in FIGURES:
-                p, m = predicted[figure], known[case, variant][figure]
-                good = abs(math.log(p / max(m, 1e-3))) <= math.log(1.25)
-                within += good
-                total += 1
-                row.append(f"{p:5.2f} {m:5.2f}{' ' if good else '*'}")
-            cs_m = known[case, variant].get("cs", float("nan"))
-            print(f"{variant:16} " + "  ".join(row) + f"   cs {predicted['cs']:.2f} {cs_m:.2f}")
-    print(f"\n{within} of {total} within 25% ({within / total:.0%})")
+        own[case] = sum(r["mean"] for r in figures["eevdf"]) / seeds[case], base[case]
+        predicted |= {(case, v): ratios(figures[v], figures["eevdf"]) for v in variants}
+    text = report(predicted, known, own)
+    if arguments.write:
+        page = ROOT / "docs" / "simulator.md"
+        head, mark, _ = page.read_text().partition(MARK)
+        page.write_text(head + (mark or MARK) + "\n" + text)
+    else:
+        print(text)
 
 
 if __name__ == "__main__":
