@@ -2,26 +2,41 @@
 
 Named as `--engine kernel:PID` or `kernel:NAME`, never found by itself: whoever names a program
 says that its threads may be ordered. Each thread is an operator, and threads of one name but for a
-number are replicas of one logical operator. What a thread takes in is not tuples but turns on a
-CPU, so cost is CPU time a turn. Who wakes whom nobody tells without tracing, so there are no edges,
-no selectivity and no queues: policies that need them refuse, and say what is missing.
+number are replicas of one logical operator.
+
+Where the tracing program can be loaded, a thread takes in wake-ups and gives wake-ups to others:
+that makes the edges, the selectivity, and cost, CPU time a wake-up. Elsewhere all that is known is
+turns on a CPU, so there is cost and nothing else. Queues nobody tells. Policies that need more than
+there is refuse, and say what is missing.
 """
 
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.errors import EngineError
-from sched_ctl.kernel import procfs
-from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
+from sched_ctl.kernel import procfs, tracing
+from sched_ctl.model.graph import Array
+from sched_ctl.model.topology import (
+    Edge,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
 from sched_ctl.probes.threads import ThreadTimes
+from sched_ctl.probes.wakegraph import LEAST, wake_graph
 
 __all__ = ["KernelDriver", "connect", "kind", "operators_of"]
 
+WOKEN_S = 1.0  # so often it is looked who wakes whom
 RENAMED_S = 5.0  # so often a thread is looked at again, which may have got its name late
 MOST_THREADS = 10_000
 _known: dict[int, int] = {}  # process id that was named -> start time of the process that had it
@@ -61,14 +76,27 @@ def operators_of(query: str, threads: Iterable[Thread]) -> tuple[PhysicalOperato
 class KernelDriver:
     """One program; see `sched_ctl.drivers.Driver`."""
 
-    provides = frozenset({"tuples_in", "thread_cpu_time", "run_delay"})
-
     def __init__(self, target: Target, pid: int) -> None:
         found = procfs.stat(pid)
         if found is None:
             raise EngineError(f"there is no process {pid}")
         self.target = Target(target.kind, target.address, pid)
+        self._untraced = ""  # why, in words
+        self._tracer: tracing.Tracer | None = None
+        try:
+            self._tracer = tracing.Tracer(pid)
+        except tracing.Unavailable as error:
+            self._untraced = str(error)
+        self.provides = frozenset({"tuples_in", "thread_cpu_time", "run_delay"})
         self.derived = {"tuples_in": "turns of its thread on a CPU, as schedstat counts them"}
+        if self._tracer is not None:
+            self.provides |= {"tuples_out"}
+            self.derived = {
+                "tuples_in": "wake-ups of its thread, traced",
+                "tuples_out": "threads that its thread woke, traced",
+            }
+        self._wakes: dict[tuple[int, int], float] = {}  # edges by thread ids, with their shares
+        self._woken_s = float("-inf")
         self.start_time = found.start_time
         self._threads: dict[int, Thread] = {}
         self._named_s = time.monotonic()
@@ -82,14 +110,36 @@ class KernelDriver:
         found = procfs.stat(pid)
         if found is None or found.start_time != self.start_time or found.state in "ZX":
             raise EngineError("it has ended")
-        if self._changed(pid):
+        if self._changed(pid) or self._rewired():
             self._topology = self._made()
         columns = self._times.read(self._topology)
         columns["tuples_in"] = self._times.turns
+        if self._tracer is not None:
+            columns |= self._traced(self._tracer)
         return Snapshot(self._topology, time.monotonic(), columns)
 
     def close(self) -> None:
         self._times.close()
+        if self._tracer is not None:
+            self._tracer.close()
+
+    def _traced(self, tracer: tracing.Tracer) -> dict[str, Array]:
+        """Wake-ups of each operator's thread, and those that it gave."""
+        seen = tracer.threads()
+        tids = [operator.threads[0].tid for operator in self._topology.operators]
+        rows = [(seen[t]["wakeups"], seen[t]["wakes"]) if t in seen else (0, 0) for t in tids]
+        into, out = np.array(rows, dtype=np.float64).reshape(-1, 2).T
+        return {"tuples_in": into, "tuples_out": out}
+
+    def _rewired(self) -> bool:
+        """Whether threads wake others than they did, by what was seen since the beginning."""
+        now_s = time.monotonic()
+        if self._tracer is None or now_s - self._woken_s < WOKEN_S:
+            return False
+        self._woken_s = now_s
+        counts = self._tracer.wakings()
+        before, self._wakes = self._wakes, wake_graph(counts, self._threads, self._wakes)
+        return before.keys() != self._wakes.keys()
 
     def _changed(self, pid: int) -> bool:
         """Whether threads came, went, or were given another name."""
@@ -114,17 +164,40 @@ class KernelDriver:
         query = next((thread.name for thread in found if thread.tid == pid), self.target.address)
         operators = operators_of(query, found)
         patterns = dict.fromkeys(name for operator in operators for name in operator.logical)
-        notes = ["its threads are its operators; nothing is known of streams between them"]
+        row = {operator.threads[0].tid: row for row, operator in enumerate(operators)}
+        edges = tuple(
+            Edge(row[a], row[b], share)
+            for (a, b), share in self._wakes.items()
+            if a in row and b in row
+        )
+        notes = ["its threads are its operators, and who wakes another feeds it"]
+        if self._untraced:
+            notes = [
+                f"its threads are its operators; nobody tells what they hand on: {self._untraced}"
+            ]
         if len(tids) > MOST_THREADS:
             notes.append(f"{len(tids) - MOST_THREADS} threads beyond {MOST_THREADS} are left alone")
         return Topology(
             engine=self.target.engine,
             operators=operators,
-            edges=(),
+            edges=edges,
             logical=tuple(LogicalOperator(query, name) for name in patterns),
-            logical_edges=(),
+            logical_edges=_between(patterns, operators, edges),
             notes=tuple(notes),
         )
+
+
+def _between(
+    patterns: Iterable[str], operators: Sequence[PhysicalOperator], edges: Iterable[Edge]
+) -> tuple[Edge, ...]:
+    """Edges between logical operators; one that would close a cycle is left out."""
+    place = {pattern: number for number, pattern in enumerate(patterns)}
+    weight: Counter[tuple[int, int]] = Counter()
+    for edge in edges:
+        a, b = (place[operators[row].logical[0]] for row in (edge.source, edge.target))
+        weight[a, b] += max(1, round(1000 * edge.share))
+    shares = wake_graph({pair: LEAST * n for pair, n in weight.items()}, range(len(place)))
+    return tuple(Edge(a, b, share) for (a, b), share in shares.items())
 
 
 def find() -> list[Target]:

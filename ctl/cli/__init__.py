@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from sched_ctl import __version__
-from sched_ctl.cli import held, lab, look, replay, simulate, stats
+from sched_ctl.cli import held, lab, look, replay, simulate, stats, waits
 from sched_ctl.cli import load as live
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError, printable
@@ -58,6 +58,7 @@ lab.add_to(app)
 simulate.add_to(app)
 stats.add_to(app)
 replay.add_to(app)
+waits.add_to(app)
 
 
 def main() -> None:

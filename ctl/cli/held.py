@@ -9,6 +9,8 @@ from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
 
+PATIENCE_S = 5.0  # for a controller that is being started at the same time
+
 
 def add_to(app: typer.Typer) -> None:
     app.command()(bottlenecks)
@@ -76,12 +78,14 @@ def top(
 
     if sort not in screen.SORTS:
         raise UserError(f"cannot sort by {sort!r}", f"one of: {', '.join(screen.SORTS)}")
+
+    first = request(run_dir, "top", patience_s=PATIENCE_S)
     if json:
-        show.emit_json(request(run_dir, "top"))
+        show.emit_json(first)
         return
     view = screen.View(sort=sort, only=only)
     if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        screen.print_once(request(run_dir, "top"), view)
+        screen.print_once(first, view)
     else:
         screen.live(lambda: request(run_dir, "top"), view, interval)
 

@@ -214,7 +214,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["poll", "trigger"],
         Meta(
             description="how the end of calm is noticed: by a look once a period, or by a PSI "
-            "trigger, which wakes up the controller about as soon as threads have waited for 0.1 s",
+            "trigger, which wakes up the controller within 0.1 s of the first waits",
         ),
     ] = "poll"
     backend: BackendName = "auto"

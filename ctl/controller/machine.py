@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sched_ctl.controller.owners import first_user
-from sched_ctl.kernel import cgroup, procfs, psi, sockdiag, taskstats
+from sched_ctl.kernel import cgroup, procfs, psi, sockdiag, taskstats, tracing
 from sched_ctl.probes import threads as probes
 
 __all__ = ["Finding", "check"]
@@ -175,6 +175,14 @@ def _taskstats() -> Iterator[Finding]:
         yield Finding("taskstats", True, words)
 
 
+def _tracing() -> Iterator[Finding]:
+    obstacle = tracing.obstacle()
+    if obstacle is None:
+        yield Finding("tracing", True, "exact waits, and who wakes whom (sched-ctl waits)")
+    else:
+        yield Finding("tracing", None, f"no exact waits, no graph of wake-ups: {obstacle}")
+
+
 def _sockets() -> Iterator[Finding]:
     try:
         count = len(sockdiag.connections(os.getpid()))
@@ -247,6 +255,7 @@ TOPICS: dict[str, Callable[[], Iterator[Finding]]] = {
     "schedstat": _schedstat,
     "taskstats": _taskstats,
     "sockets": _sockets,
+    "tracing": _tracing,
     "privileges": _privileges,
     "users": _users,
     "other tools": _meddlers,

@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 CALM_SHARE = 0.01  # of the time since the last look: less is no pressure
 PRESSED_SHARE = 0.10  # so much is
-TRIGGER_WINDOW_S = 1.0
+# The kernel looks ten times a window, and allows none below half a second.
+TRIGGER_WINDOW_S = 0.5
+TRIGGER_SHARE = 0.02  # what is stalled for so much of a window is no calm any more
 
 
 class Pace:
@@ -92,7 +94,7 @@ class Pace:
                 wake()
 
         self._trigger = psi.Trigger(
-            psi.path_of("cpu"), fired, share=PRESSED_SHARE, window_s=TRIGGER_WINDOW_S
+            psi.path_of("cpu"), fired, share=TRIGGER_SHARE, window_s=TRIGGER_WINDOW_S
         )
         self.source = "trigger"
         log.info("PSI trigger on the CPUs: windows of %g s", self._trigger.window_s)

@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ REQUEST_BYTES = 1 << 16
 ANSWER_BYTES = 1 << 26
 REQUEST_S = 5.0  # to send the request, and to take the answer
 CLIENTS = 16
+RETRY_S = 0.1
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
@@ -119,15 +121,39 @@ def _refusal(message: str, hint: str | None = None) -> bytes:
     return msgspec.json.encode({"ok": False, "error": message, "hint": hint})
 
 
-def request(
-    run_dir: Path, verb: str, arguments: Mapping[str, Any] | None = None, timeout_s: float = 30.0
-) -> Any:
-    """Ask the running controller. Raises UserError if there is none, or with what it refused."""
-    path = RunFolder(run_dir).socket
-    try:
-        with socket.socket(socket.AF_UNIX) as peer:
+def _connected(path: Path, timeout_s: float, end_s: float) -> socket.socket:
+    """A connection; tried until CLOCK_MONOTONIC is `end_s`, then raises OSError."""
+    while True:
+        peer = socket.socket(socket.AF_UNIX)
+        try:
             peer.settimeout(timeout_s)
             peer.connect(str(path))
+            return peer
+        except (FileNotFoundError, ConnectionRefusedError):
+            peer.close()
+            if time.monotonic() >= end_s:
+                raise
+            time.sleep(RETRY_S)
+        except BaseException:
+            peer.close()
+            raise
+
+
+def request(
+    run_dir: Path,
+    verb: str,
+    arguments: Mapping[str, Any] | None = None,
+    timeout_s: float = 30.0,
+    patience_s: float = 0.0,
+) -> Any:
+    """Ask the running controller. Raises UserError if there is none, or with what it refused.
+
+    patience_s: wait so long for one that is about to start.
+    """
+    path = RunFolder(run_dir).socket
+    end_s = time.monotonic() + patience_s
+    try:
+        with _connected(path, timeout_s, end_s) as peer:
             peer.sendall(msgspec.json.encode({"verb": verb, "arguments": arguments or {}}) + b"\n")
             answer = bytearray()
             while part := peer.recv(1 << 18):

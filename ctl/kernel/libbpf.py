@@ -57,7 +57,10 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_object__btf": (_P, (_P,)),
     "bpf_object__find_map_by_name": (_P, (_P, _S)),
     "bpf_object__next_program": (_P, (_P, _P)),
+    "bpf_object__find_program_by_name": (_P, (_P, _S)),
+    "bpf_program__attach": (_P, (_P,)),
     "bpf_map__fd": (_I, (_P,)),
+    "bpf_map__key_size": (_U32, (_P,)),
     "bpf_map__value_size": (_U32, (_P,)),
     "bpf_map__max_entries": (_U32, (_P,)),
     "bpf_map__set_max_entries": (_I, (_P, _U32)),
@@ -68,6 +71,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_map_create": (_I, (_I, _S, _U32, _U32, _U32, _P)),
     "bpf_map_update_elem": (_I, (_I, _P, _P, _U64)),
     "bpf_map_lookup_elem": (_I, (_I, _P, _P)),
+    "bpf_map_lookup_batch": (_I, (_I, _P, _P, _P, _P, ctypes.POINTER(_U32), _P)),
     "bpf_map_delete_elem": (_I, (_I, _P)),
     "libbpf_set_print": (_P, (_P,)),
 }
@@ -324,6 +328,14 @@ class Object:
         link = lib.pointer(lib.bpf_map__attach_struct_ops(self._map(name)), f"attach {name}")
         return self._keep(link)
 
+    def attach(self, program: str) -> "Link":
+        """A tracing program, to what its section says."""
+        lib = self.library
+        lib.messages.clear()
+        found = lib.bpf_object__find_program_by_name(self._handle, program.encode())
+        found = lib.pointer(found, f"{self.path}: program {program}")
+        return self._keep(lib.pointer(lib.bpf_program__attach(found), f"attach {program}"))
+
     def _keep(self, handle: int) -> "Link":
         link = Link(handle, self.library)
         self._links.append(link)
@@ -342,6 +354,25 @@ class Object:
                 return None
             raise self.library.error(ctypes.get_errno(), f"lookup in map {name}")
         return buffer.raw
+
+    def table(self, name: str, struct: str | None) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """All elements of a hash map: keys as (n, size) bytes, values as structs, or as u64.
+
+        In one system call, while others write: an element that moves may be missed.
+        """
+        found = self._map(name)
+        entries = self.library.bpf_map__max_entries(found)
+        dtype = np.dtype("<u8") if struct is None else self.btf.dtype(struct)
+        keys = np.zeros((entries, self.library.bpf_map__key_size(found)), dtype=np.uint8)
+        values = np.zeros(entries, dtype=dtype)
+        count, place = _U32(entries), ctypes.create_string_buffer(16)
+        address = (keys.ctypes.data, values.ctypes.data)
+        result = self.library.bpf_map_lookup_batch(
+            self.fd(name), None, place, *address, ctypes.byref(count), None
+        )
+        if result < 0 and -result != errno.ENOENT:  # which says that these were all
+            raise self.library.error(-result, f"reading of map {name}")
+        return keys[: count.value], values[: count.value]
 
     def delete(self, name: str, key: bytes) -> bool:
         """Whether there was such an element."""

@@ -130,3 +130,22 @@ def test_a_socket_left_by_a_killed_controller_is_replaced(tmp_path: Path) -> Non
         control.request(tmp_path, "echo")
     with serving(tmp_path):
         assert control.request(tmp_path, "echo") == {}
+
+
+def test_who_is_patient_meets_a_controller_that_is_about_to_start(tmp_path: Path) -> None:
+    answers: list[object] = []
+    asked = threading.Event()
+
+    def ask() -> None:
+        asked.set()
+        answers.append(control.request(tmp_path, "echo", {"x": 1}, patience_s=30))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert asked.wait(10)
+    with pytest.raises(UserError, match="no controller runs"):
+        control.request(tmp_path, "echo", patience_s=3 * control.RETRY_S)  # nobody came
+    assert asking.is_alive() and not answers
+    with serving(tmp_path):
+        asking.join(20)
+        assert answers == [{"x": 1}]

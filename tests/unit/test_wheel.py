@@ -69,7 +69,7 @@ def test_all_parts_are_in(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {"sched_ctl/py.typed", "sched_ctl/bin/labspe", "sched_ctl/bin/libsched_sim.so"} <= names
     if shutil.which("clang-19") or shutil.which("clang"):
-        assert "sched_ctl/bin/sched_ctl.bpf.o" in names
+        assert {"sched_ctl/bin/sched_ctl.bpf.o", "sched_ctl/bin/trace.bpf.o"} <= names
     for graph in (ROOT / "bench" / "workloads").glob("*.graph"):
         assert f"sched_ctl/bin/workloads/{graph.name}" in names
     for folder, package in (("ctl", ""), ("policies", "policies/"), ("drivers", "drivers/")):

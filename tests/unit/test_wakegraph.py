@@ -1,0 +1,72 @@
+"""Graphs of wake-ups, and what is made of histograms of waits."""
+
+import math
+import random
+
+import pytest
+
+from sched_ctl.probes.waits import quantile_s, waits_of
+from sched_ctl.probes.wakegraph import LEAST, wake_graph
+
+CHAIN = {(1, 2): 500, (2, 3): 400}
+
+
+def test_a_chain_is_a_chain_and_shares_are_of_the_waker() -> None:
+    assert wake_graph(CHAIN, range(1, 4)) == {(1, 2): 1.0, (2, 3): 1.0}
+    split = wake_graph({(1, 2): 300, (1, 3): 100}, range(1, 4))
+    assert split == {(1, 2): 0.75, (1, 3): 0.25}
+
+
+def test_noise_and_strangers_are_no_edges() -> None:
+    noise = {(3, 2): 30, (9, 1): 10_000, (0, 2): 10_000, (2, 2): 10_000, (3, 1): LEAST - 1}
+    assert wake_graph(CHAIN | noise, range(1, 4)).keys() == CHAIN.keys()
+
+
+def test_the_heavier_direction_and_the_lightest_edge_of_a_circle() -> None:
+    assert wake_graph({(1, 2): 500, (2, 1): 400}, {1, 2}).keys() == {(1, 2)}
+    circle = {(1, 2): 500, (2, 3): 400, (3, 1): 300}
+    assert wake_graph(circle, range(1, 4)).keys() == CHAIN.keys()
+
+
+def test_an_edge_stays_for_half_of_what_it_takes_to_become_one() -> None:
+    counts = {(1, 3): 930, (2, 3): 70}
+    assert (2, 3) not in wake_graph(counts, range(1, 4))
+    assert (2, 3) in wake_graph(counts, range(1, 4), before=[(2, 3)])
+
+
+def test_no_graph_has_a_circle() -> None:
+    rng = random.Random(1)
+    for _ in range(100):
+        counts = {(rng.randrange(9), rng.randrange(9)): rng.randrange(1000) for _ in range(40)}
+        below: dict[int, set[int]] = {}
+        for a, b in wake_graph(counts, range(9)):
+            below.setdefault(a, set()).add(b)
+        for start in range(9):
+            seen: set[int] = set()
+            todo = [start]
+            while todo:
+                for one in below.get(todo.pop(), set()) - seen:
+                    seen.add(one)
+                    todo.append(one)
+            assert start not in seen
+
+
+def test_quantiles_of_a_histogram() -> None:
+    assert math.isnan(quantile_s([0, 0], 0.5))
+    slots = [0, 0, 0, 90, 0, 0, 0, 0, 9, 0, 0, 1]  # 90 below 8 us, 9 below 256 us, one below 2 ms
+    assert quantile_s(slots, 0.5) == pytest.approx(8e-6)
+    assert quantile_s(slots, 0.99) == pytest.approx(256e-6)
+    assert quantile_s(slots, 1.0) == pytest.approx(2048e-6)
+
+
+def test_who_held_a_thread_up_and_who_woke_it() -> None:
+    found = waits_of(
+        5,
+        [0, 2, 1],
+        1_000_000,
+        {(7, 5): 700_000, (8, 5): 200_000, (7, 6): 9_000_000},
+        {(7, 5): 3, (0, 5): 9, (5, 7): 4},
+    )
+    assert found.waits == 3 and found.wait_s == pytest.approx(1e-3)
+    assert found.behind == ((7, 0.7), (8, 0.2))
+    assert found.woken_by == ((0, 9), (7, 3))

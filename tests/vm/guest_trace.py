@@ -1,0 +1,192 @@
+"""The tracing program: waits against schedstat, who ran meanwhile, and the graph of wake-ups."""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.kernel import connect
+from sched_ctl.kernel import tracing
+from sched_ctl.metrics.catalogue import evaluate, resolve
+from sched_ctl.metrics.window import Window
+from sched_ctl.plugins import registry
+from support import wait_until
+
+KERNELS = ("6.16", "7.3")
+CPUS = 1
+TIMEOUT_S = 180
+
+TURNS = 100
+
+
+def named(name: str, work: Callable[[], None], ids: dict[str, int]) -> threading.Thread:
+    def run() -> None:
+        Path("/proc/thread-self/comm").write_text(name)
+        ids[name] = threading.get_native_id()
+        work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+@contextlib.contextmanager
+def hog() -> Iterator[int]:
+    pid = os.fork()
+    if pid == 0:
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            pass
+        os._exit(0)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def delay_of(tid: int) -> float:
+    """Run-queue wait of one of our threads by schedstat, s."""
+    return int(Path(f"/proc/self/task/{tid}/schedstat").read_text().split()[1]) * 1e-9
+
+
+def check_waits_agree_with_schedstat() -> None:
+    ids: dict[str, int] = {}
+    go, stop, leave = threading.Event(), threading.Event(), threading.Event()
+    idle: list[str] = []
+
+    def work() -> None:
+        go.wait()
+        while not stop.is_set():
+            end = time.thread_time() + 0.005
+            while time.thread_time() < end:
+                pass
+            time.sleep(0.01)
+        idle.append("worker")
+        leave.wait()
+
+    thread = named("worker", work, ids)
+    wait_until(lambda: "worker" in ids)
+    with hog() as pid, tracing.Tracer(os.getpid()) as tracer:
+        before = delay_of(ids["worker"])
+        go.set()
+        wait_until(lambda: delay_of(ids["worker"]) - before > 0.5, 20)
+        stop.set()
+        wait_until(lambda: "worker" in idle)  # it sleeps, so that no wait is under way
+        told_s = delay_of(ids["worker"]) - before
+        waits = tracer.threads()[ids["worker"]]
+        occupants = tracer.occupants()
+    leave.set()
+    thread.join()
+    traced_s = waits["wait_ns"] * 1e-9
+    print(f"schedstat {told_s:.4f} s, traced {traced_s:.4f} s", waits["slots"].tolist())
+    assert abs(traced_s - told_s) < 0.05 * told_s
+    assert int(waits["slots"].sum()) == int(waits["turns"]) > 20
+    behind = {who: ns for (who, of), ns in occupants.items() if of == ids["worker"]}
+    print("behind", {who: f"{ns * 1e-9:.3f} s" for who, ns in behind.items()}, "hog", pid)
+    assert max(behind, key=behind.__getitem__) == pid  # who held it up is known
+    assert sum(behind.values()) <= waits["wait_ns"]
+
+
+def check_a_chain_of_threads_is_a_graph() -> None:
+    ids: dict[str, int] = {}
+    first: queue.SimpleQueue[int] = queue.SimpleQueue()
+    second: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def source() -> None:
+        while True:
+            first.put(1)
+            time.sleep(0.02)
+
+    def middle() -> None:
+        while True:
+            second.put(first.get())
+
+    def sink() -> None:
+        while True:
+            second.get()
+
+    pid = os.fork()
+    if pid == 0:
+        for name, work in (("sink", sink), ("middle", middle), ("source", source)):
+            named(name, work, ids)
+        time.sleep(150)
+        os._exit(0)
+    try:
+        driver = connect(Target("kernel", str(pid)))
+        try:
+            assert "tuples_out" in driver.provides
+            then = driver.poll(1.0)
+
+            def edges() -> set[tuple[str, str]]:
+                topology = driver.poll(1.0).topology
+                names = [operator.name for operator in topology.operators]
+                return {(names[e.source], names[e.target]) for e in topology.edges}
+
+            wait_until(lambda: edges() == {("source", "middle"), ("middle", "sink")}, 20)
+            then = driver.poll(1.0)
+            time.sleep(3)
+            now = driver.poll(1.0)
+            assert now.topology is then.topology  # it stays
+            policy = registry.policy("hr", {})
+            steps = resolve(policy.needs, driver.provides, policy="hr", engine="kernel")
+            values = evaluate(steps, Window(now, then))
+            made = resolve(["selectivity"], driver.provides, policy="hr", engine="kernel")
+            selectivity = evaluate(made, Window(now, then))["selectivity"]
+            names = [operator.name for operator in now.topology.operators]
+            middle_row = names.index("middle")
+            print(dict(zip(names, selectivity, strict=True)), values["global_cost"])
+            assert 0.3 < selectivity[middle_row] < 3
+        finally:
+            driver.close()
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def pings(count: int) -> float:
+    """CPU seconds of so many turns of two processes over pipes."""
+    there, back = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(count):
+            os.read(there[0], 1)
+            os.write(back[1], b"x")
+        os._exit(0)
+    began = time.monotonic()
+    for _ in range(count):
+        os.write(there[1], b"x")
+        os.read(back[0], 1)
+    took = time.monotonic() - began
+    os.waitpid(pid, 0)
+    for fd in (*there, *back):
+        os.close(fd)
+    return took
+
+
+def check_what_tracing_costs() -> None:
+    """Printed, not judged: an emulated CPU says little of a real one."""
+    pings(500)
+    off = min(pings(2000) for _ in range(3))
+    with tracing.Tracer(1):
+        elsewhere = min(pings(2000) for _ in range(3))
+    with tracing.Tracer(os.getpid()) as tracer:
+        on = min(pings(2000) for _ in range(3))
+        assert tracer.threads()[os.getpid()]["turns"] > 2000
+    print(f"2000 round trips: {off:.3f} s, traced others {elsewhere:.3f} s, traced {on:.3f} s")
+
+
+def check_where_it_is_switched_off_it_says_so() -> None:
+    os.environ[tracing.SWITCH] = "0"
+    try:
+        assert tracing.obstacle() == "SCHED_CTL_TRACING=0 is set"
+        driver = connect(Target("kernel", str(os.getppid())))  # the one that runs the checks
+        assert "tuples_out" not in driver.provides
+        assert any("SCHED_CTL_TRACING" in note for note in driver.poll(1.0).topology.notes)
+        driver.close()
+    finally:
+        del os.environ[tracing.SWITCH]
