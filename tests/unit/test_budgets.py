@@ -1,0 +1,142 @@
+"""What one user's processes may take of everybody's time and places."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from fakes import FakeEngine
+
+from bench import fuzz
+from sched_ctl.config.settings import Settings
+from sched_ctl.controller import roster
+from sched_ctl.controller.engines import Engine
+from sched_ctl.controller.owners import Owners
+from sched_ctl.controller.remarks import Remarks
+from sched_ctl.controller.roster import Roster
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.errors import EngineError
+from sched_ctl.kernel import procfs
+from sched_ctl.kernel.netns import listeners
+from sched_ctl.lab import file as lab_file
+
+ONE, OTHER = 20001, 20002
+
+
+def found(targets: list[Target]) -> tuple[list[str], Remarks]:
+    """Names of the engines that have a place, of all that are there."""
+    kind = DriverKind("fake", lambda: targets, lambda target: FakeEngine(), prompt=True)
+    remarks = Remarks()
+
+    async def look() -> list[str]:
+        arrived: list[Engine] = []
+        engines = Roster(Settings(), {"fake": kind}, Owners(), remarks, arrived.append)
+        await engines.discover(patience_s=10)
+        engines.close()
+        return [engine.name for engine in arrived]
+
+    return asyncio.run(look()), remarks
+
+
+def of(uid: int, count: int) -> list[Target]:
+    return [Target("fake", f"{uid}-{number}", uid=uid) for number in range(count)]
+
+
+def test_a_user_has_so_many_engines_and_no_more() -> None:
+    """And leaves the places of others alone, root's and those of other users."""
+    names, remarks = found([*of(ONE, 40), *of(OTHER, 3), *of(0, 5)])
+    assert [sum(name.startswith(f"fake:{uid}-") for name in names) for uid in (ONE, OTHER, 0)] == [
+        roster.MOST_OF_USER,
+        3,
+        5,
+    ]
+    assert any(f"more than {roster.MOST_OF_USER} engines of user" in t for t in remarks._said)
+
+
+def test_all_users_together_leave_places_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert roster.MOST_OF_USERS < roster.MOST_ENGINES
+    monkeypatch.setattr(roster, "MOST_OF_USER", 4)
+    monkeypatch.setattr(roster, "MOST_OF_USERS", 10)
+    crowd = [target for uid in range(ONE, ONE + 8) for target in of(uid, 4)]
+    names, _ = found([*crowd, *of(0, 3)])
+    assert len(names) == 10 + 3
+
+
+@contextmanager
+def silent(count: int) -> Iterator[None]:
+    """Ports of this process at which nobody answers."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        yield
+
+
+class Rest(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        answer = b'{"flink-version": "2.0"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_silent_ports_do_not_hide_an_honest_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they would take longer than all of them together may."""
+    with silent(8), HTTPServer(("127.0.0.1", 0), Rest) as honest:
+        Thread(target=honest.serve_forever, daemon=True).start()
+        own = listeners(os.getpid())
+        port = honest.server_address[1]
+        dumb = tuple(listener for listener in own if listener.port != port)[:8]
+        good = tuple(listener for listener in own if listener.port == port)
+        assert len(dumb) == 8 and len(good) == 1
+        # Ten JobManagers of one user that never answer, and then somebody else's that does.
+        pids = list(range(10**7, 10**7 + 11))
+        monkeypatch.setattr(local, "_listeners", lambda pid: good if pid == pids[-1] else dumb)
+        monkeypatch.setattr(local, "_property", lambda pid, name: None)
+        monkeypatch.setattr(procfs, "owner", lambda pid: ONE if pid < pids[-1] else OTHER)
+        monkeypatch.setattr(local, "Endpoint", lambda host, port, pid: Endpoint(host, port))
+        assert 10 * len(dumb) * local.PROBE_S > local.SEARCH_S
+        answers = local.rest_endpoints(pids)
+        honest.shutdown()
+    assert list(answers) == [pids[-1]]
+    answers[pids[-1]].close()
+
+
+def test_so_many_files_of_a_user_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(lab_file.MOST_FILES + 20):
+        (tmp_path / f"{lab_file.PREFIX}{number}").write_bytes(b"nothing")
+    looked = []
+
+    class Counted:
+        def __init__(self, path: Path) -> None:
+            looked.append(path)
+            raise OSError
+
+    monkeypatch.setattr(lab_file, "LabFile", Counted)
+    assert lab_file.pids(lambda: sorted(tmp_path.iterdir())) == []
+    assert len(looked) == lab_file.MOST_FILES
+
+
+@pytest.mark.parametrize("place", [b'"subtask": 0', b'"parallelism": 2', b'"attempt": 0'])
+@pytest.mark.parametrize("number", [-1, 2**31, 2**63, 2**64, 10**40])
+def test_numbers_that_no_machine_word_holds(
+    place: bytes, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a JobManager's answers they are its own problem, in words, or none."""
+    monkeypatch.setattr(local, "task_managers", lambda uid=None: [])
+    name, _, _ = place.partition(b":")
+    answers = fuzz.FLINK.replace(place, b"%s: %d" % (name, number))
+    assert answers != fuzz.FLINK
+    with suppress(EngineError):
+        fuzz.flink_answers(answers)
