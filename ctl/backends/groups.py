@@ -30,7 +30,7 @@ from sched_ctl.backends.places import Places
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.records import Moved
-from sched_ctl.kernel import cgroup
+from sched_ctl.kernel import cgroup, identity
 from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.cgroup import ROOT_NAME
 from sched_ctl.model.normalise import positions, scaled_shares, weights
@@ -200,6 +200,7 @@ class Groups(Places, Backend):
         bases = [self._base(thread) for thread in schedule.threads]
         where = list(zip(schedule.threads, bases, wanted.keys, strict=True))
         pooled = self._pooled((thread.pid, base) for thread, base, _ in where if base)
+        hidden = {t.pid for t, base, _ in where if base is None and identity.same(t) is not None}
         gone = bases.count(None)
         fit: dict[Path, BackendFailed | None] = {}
         target: dict[Thread, Path] = {}
@@ -219,7 +220,10 @@ class Groups(Places, Backend):
         if unfit and not whole and not any(other.whole for other in others):
             raise unfit[0]
         only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
-        scope.unfit = tuple(f"{error.message}: {only}" for error in unfit)
+        scope.unfit = tuple(f"{error.message}: {only}" for error in unfit) + tuple(
+            f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
+            for pid in sorted(hidden)
+        )
         scope.tried_s = time.monotonic()
         for folder in dict.fromkeys([*map(self._rest, whole.values()), *target.values()]):
             self._make(folder)

@@ -208,3 +208,27 @@ def test_shares_of_one_to_four(journal: Journal) -> None:
             for pid in procfs.descendants(process.pid):
                 os.kill(pid, signal.SIGKILL)
             process.kill()
+
+
+def test_a_cgroup_whose_name_is_no_text_makes_its_engine_step_down(
+    victim: Victim, journal: Journal
+) -> None:
+    """Whoever has a cgroup of his own may call those in it anything."""
+    threads = victim.threads(2)
+    base = place(threads[0])
+    strange = base / os.fsdecode(b"x\xff%d" % os.getpid())
+    strange.mkdir()
+    try:
+        for tid in procfs.tids(victim.pid):
+            (strange / "tasks").write_text(str(tid))
+        backend = Cgroup1Nice(journal)
+        done = backend.apply(plan(threads, [1, 2], {"q": (1.0, (0,)), "p": (4.0, (1,))}))
+        assert any("no text" in problem for problem in done.problems)  # and no error of the backend
+        assert sched.get_nice(threads[0].tid) > sched.get_nice(threads[1].tid)
+        assert backend.restore() == ()
+        assert [sched.get_nice(thread.tid) for thread in threads] == [0, 0]
+        assert not [path for path in strange.iterdir() if path.is_dir()]
+    finally:
+        for tid in procfs.tids(victim.pid):
+            (base / "tasks").write_text(str(tid))
+        strange.rmdir()
