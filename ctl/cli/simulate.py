@@ -26,7 +26,8 @@ class What:
     source: Annotated[
         Path | None,
         typer.Argument(
-            help="A workload file (bench/workloads/*.graph), or a snapshot (plan --save).",
+            help="A workload file (bench/workloads/*.graph), a snapshot (plan --save), "
+            "or a profile (fleet profile).",
             metavar="FILE",
         ),
     ] = None

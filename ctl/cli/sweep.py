@@ -20,6 +20,7 @@ from sched_ctl.plugins import registry
 from sched_ctl.sim.node import Node, of_snapshot, of_workload
 from sched_ctl.sim.setting import Setting
 from sched_ctl.sim.sweep import Job, Row, row, run_all
+from sched_ctl.telemetry import profiles
 from sched_ctl.workloads import workload
 
 __all__ = ["OS", "batch", "nodes", "run"]
@@ -114,6 +115,8 @@ def _snapshot(source: Path) -> Any:
         data = msgspec.json.decode(source.read_bytes())
     except msgspec.DecodeError as error:
         raise UserError(f"{source}: not a snapshot: {error}") from error
+    if isinstance(data, dict) and data.get("kind") == "profile":
+        return profiles.snapshot(profiles.read(source))
     try:
         return record.snapshot_from_json(data)
     except UserError as error:

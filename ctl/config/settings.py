@@ -325,6 +325,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"unit": "s"},
         ),
     ] = 3600.0
+    profiles: Annotated[
+        str,
+        Meta(
+            description="file of operator profiles (fleet profile): costs and selectivities to "
+            "start from, until an operator's own are measured; empty: none",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ""
     node: Annotated[
         str,
         Meta(description="name of this machine in what is recorded; empty: the host's name"),

@@ -164,6 +164,7 @@ class Engine:
         self.derived: Mapping[str, str] = {}  # metrics that the driver works out, and how
         # Whose it is; None: not known (yet).
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
+        self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
         self.probing = False  # whether some policy needs what our own probes read
         self.polls = 0
         self.failures = 0  # since it answered last
@@ -188,6 +189,7 @@ class Engine:
         self.costly: str | None = None  # that it is asked less often for what it costs, in words
         self._said: Topology | None = None  # the last one, as the driver made it ...
         self._own: Topology | None = None  # ... and what of it is the owner's
+        self._expected: tuple[Topology, Mapping[str, Array]] | None = None  # by the priors
 
     @property
     def name(self) -> str:
@@ -298,6 +300,10 @@ class Engine:
             read = self._probes.read(snapshot.topology, snapshot.time_s)
             columns = {**read, **snapshot.columns}
             snapshot = replace(snapshot, columns=columns)
+        if self.priors is not None:
+            if self._expected is None or self._expected[0] is not snapshot.topology:
+                self._expected = (snapshot.topology, self.priors(snapshot.topology))
+            snapshot = replace(snapshot, priors=self._expected[1])
         return snapshot
 
     def _owned(self, driver: Driver, snapshot: Snapshot) -> Snapshot:

@@ -34,6 +34,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Snapshot
+from sched_ctl.telemetry import profiles
 
 __all__ = ["Controller", "claims_of"]
 
@@ -73,6 +74,7 @@ class Controller:
         self.enforcement = (
             None if backends is None else Enforcement(backends, self.rules, self.remarks)
         )
+        self._priors = profiles.of_file(settings.profiles)
         self.noted: Callable[[], None] | None = None  # called when the passes of a step are done
         self.started_s = time.monotonic()
         self.started_cpu_s = time.process_time()
@@ -413,6 +415,7 @@ class Controller:
     # --- engines ---
 
     def _arrived(self, engine: Engine) -> None:
+        engine.priors = self._priors
         for rule in self.rules:
             rule.urgent = rule.urgent or self.claims.covers(rule.section, engine.name)
         self._wake.set()

@@ -55,6 +55,7 @@ class Recording:
         self._topologies: dict[str, tuple[Topology, records.Topology]] = {}
         self._epochs: dict[str, int] = {}
         self._told: dict[tuple[str, str, str], str] = {}  # events: what was said last
+        self._verdicts: dict[tuple[str, str], str] = {}  # of the last record, by engine and query
         self._failed = False
 
     def note(self) -> None:
@@ -144,8 +145,11 @@ class Recording:
         for place, rows in verdicts.rows_by(group, len(number)):
             row = verdicts.of_query(found, rows)
             word = verdicts.Verdict(found.verdict[row]).word
-            value = f"{word} {topology.operators[row].name}"
-            self._tell("verdict", name, topology.queries[place], value)
+            value, query = f"{word} {topology.operators[row].name}", topology.queries[place]
+            # One that lasts for a single record is noise.
+            if self._verdicts.get((name, query)) == value:
+                self._tell("verdict", name, query, value)
+            self._verdicts[name, query] = value
 
     def _memory(self, name: str) -> float:
         engine = self._controller.engines.get(name)

@@ -24,7 +24,16 @@ T = TypeVar("T")
 
 # What is open while the controller runs
 FIXED = (
-    *("run_dir", "metrics", "record", "record_period", "record_limit", "record_rotate", "node"),
+    *(
+        "run_dir",
+        "metrics",
+        "record",
+        "record_period",
+        "record_limit",
+        "record_rotate",
+        "node",
+        "profiles",
+    ),
 )
 
 

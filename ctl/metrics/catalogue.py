@@ -382,9 +382,10 @@ def evaluate(resolution: Resolution, window: Window) -> Mapping[str, Array]:
     with np.errstate(all="ignore"):
         for step in resolution.steps:
             if step.derivation is None:
-                columns[step.metric] = window.value(step.metric)
+                column = window.value(step.metric)
             else:
-                columns[step.metric] = clean(step.derivation.compute(window, columns))
+                column = clean(step.derivation.compute(window, columns))
+            columns[step.metric] = window.or_prior(step.metric, column)
     return columns
 
 

@@ -69,6 +69,15 @@ class Window:
         """(n,) what the engine says now, cleaned; NaN where it says nothing."""
         return self._column(self.now, metric)
 
+    def or_prior(self, metric: str, column: Array) -> Array:
+        """(n,) the column, with what is taken to be true where it is unknown."""
+        prior = self.now.priors.get(metric)
+        if prior is None or not np.isnan(column).any():
+            return column
+        if self.level is not Level.PHYSICAL:
+            prior = to_logical(self.now.topology, metric, {metric: prior})
+        return np.where(np.isnan(column), prior, column)
+
     def gain(self, counter: str) -> Array:
         """(n,) growth over the window; NaN where unknown.
 

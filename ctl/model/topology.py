@@ -195,12 +195,15 @@ class Snapshot:
     columns: raw metric name -> (n,) array over `topology.operators`, NaN = unknown. Counters are
     cumulative since the operator started; see `metrics.catalogue.PRIMITIVES` for names and units.
     logical: the same over `topology.logical`, for engines that report by logical operator.
+    priors: metric name -> (n,) array over `topology.operators`: what is taken to be true of an
+    operator until it is measured, see `telemetry.profiles`; NaN = nothing.
     """
 
     topology: Topology
     time_s: float
     columns: Mapping[str, Array]
     logical: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    priors: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
     def cleaned(self) -> dict[object, Array]:

@@ -18,7 +18,7 @@ import sched_ctl
 from sched_ctl.telemetry import records
 from sched_ctl.telemetry.store import Store, prepare
 
-__all__ = ["Recorder", "machine"]
+__all__ = ["Recorder", "kind_of_machine", "machine"]
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,11 @@ def machine() -> str:
     except OSError:
         pass
     return " ".join(filter(None, [platform.machine(), model]))
+
+
+def kind_of_machine(name: str, cpus: int) -> str:
+    """What is measured on one machine holds for those that are called the same."""
+    return f"{name}, {cpus} CPUs"
 
 
 class Recorder:

@@ -151,18 +151,24 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
     cpu: Annotated[
         Column,
         Meta(
-            description="CPU time used, as the engine says, else of the threads",
+            description="CPU time used, as the engine says, else of the threads; three digits",
             extra={"unit": "us"},
         ),
     ] = None
     wait: Annotated[
-        Column, Meta(description="time its threads waited for a CPU", extra={"unit": "us"})
+        Column,
+        Meta(description="time its threads waited for a CPU; three digits", extra={"unit": "us"}),
     ] = None
     busy: Annotated[
         Column, Meta(description="time busy, as the engine says", extra={"unit": "ms"})
     ] = None
     idle: Annotated[
-        Column, Meta(description="time without input, as the engine says", extra={"unit": "ms"})
+        Column,
+        Meta(
+            description="time without input, as the engine says; absent where `busy` and `full` "
+            "are told: it is what they leave of `d`",
+            extra={"unit": "ms"},
+        ),
     ] = None
     full: Annotated[
         Column,
@@ -177,14 +183,15 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
     age: Annotated[
         Column,
         Meta(
-            description="age of the oldest waiting tuple, largest of the passes",
+            description="age of the oldest waiting tuple, largest of the passes; three digits",
             extra={"unit": "ms"},
         ),
     ] = None
     lat: Annotated[
         Column,
         Meta(
-            description="end-to-end latency as the engine reports it, mean of the passes",
+            description="end-to-end latency as the engine reports it, mean of the passes; three "
+            "digits",
             extra={"unit": "us"},
         ),
     ] = None

@@ -76,7 +76,7 @@ class Engine:
         n = len(self.topology.operators)
         columns: dict[str, Array] = {}
         for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
-            values = getattr(record, field)
+            values = _idle(record) if field == "idle" else getattr(record, field)
             if values is None:
                 continue
             if len(values) != n:
@@ -95,6 +95,16 @@ class Engine:
         then = far[-1] if far else self._history[0]
         self._history.append(now)
         return Window(now, then)
+
+
+def _idle(record: records.Record) -> records.Column:
+    """Time without input; what is left of the record's, where that is how it was told."""
+    if record.idle is not None or record.busy is None or record.full is None:
+        return record.idle
+    return [
+        None if busy is None or full is None else max(0, record.d - busy - full)
+        for busy, full in zip(record.busy, record.full, strict=False)
+    ]
 
 
 def topology_of(line: records.Topology) -> Topology:

@@ -30,6 +30,9 @@ SUMS: Mapping[str, tuple[tuple[str, ...], float]] = {
     "idle": (("idle_time",), 1e-3),
     "full": (("backpressured_time",), 1e-3),
 }
+# Times have three digits that count: what is below is noise, and noise takes most of the space.
+DIGITS = 3
+ROUNDED = ("cpu", "wait")
 STALLS = ("cpu", "io", "memory")
 GAUGED = ("queue_size", "head_age", "latency")
 
@@ -120,7 +123,11 @@ class Span:
         window = Window(now, self._first)
         queues = self._gauged.get("queue_size", [])
         found = verdicts.assess(window, queues[-1] if queues else None, memory)
-        sums: dict[str, Any] = {field: _sum(window, *way) for field, way in SUMS.items()}
+        sums: dict[str, Any] = {
+            field: _sum(window, *way, rounded=field in ROUNDED) for field, way in SUMS.items()
+        }
+        if sums["busy"] is not None and sums["full"] is not None:
+            sums["idle"] = None  # it is what is left of the time
         record = records.Record(
             node=node,
             t=round(self._wall_s * 1e3),
@@ -134,8 +141,8 @@ class Span:
             **sums,
             q=_whole(_over(np.nanmean, queues)),
             qmax=_whole(_over(np.nanmax, queues)),
-            age=_whole(_over(np.nanmax, self._gauged.get("head_age", [])), 1e-3),
-            lat=_whole(_over(np.nanmean, self._gauged.get("latency", [])), 1e-6),
+            age=_whole(_over(np.nanmax, self._gauged.get("head_age", [])), 1e-3, rounded=True),
+            lat=_whole(_over(np.nanmean, self._gauged.get("latency", [])), 1e-6, rounded=True),
             verdict=found.verdict.tolist() if found.verdict.any() else None,
             by=found.limit.tolist() if (found.limit >= 0).any() else None,
         )
@@ -169,14 +176,14 @@ def _resolved(provides: frozenset[str], engine: str) -> Resolution | None:
     return resolve(wanted, provides, policy="recording", engine=engine) if wanted else None
 
 
-def _sum(window: Window, counters: Sequence[str], unit: float) -> records.Column:
+def _sum(window: Window, counters: Sequence[str], unit: float, *, rounded: bool) -> records.Column:
     total = window.gain(counters[0])
     for other in counters[1:]:
         missing = np.isnan(total)
         if not missing.any():
             break
         total = np.where(missing, window.gain(other), total)
-    return _whole(total, unit)
+    return _whole(total, unit, rounded=rounded)
 
 
 def _over(function: object, columns: Sequence[Array]) -> Array | None:
@@ -193,7 +200,7 @@ def _over(function: object, columns: Sequence[Array]) -> Array | None:
         return np.where(count > 0, np.where(known, stack, 0.0).sum(axis=0) / count, np.nan)
 
 
-def _whole(column: Array | None, unit: float = 1.0) -> records.Column:
+def _whole(column: Array | None, unit: float = 1.0, *, rounded: bool = False) -> records.Column:
     """As integers of a unit, None = unknown; None if all are."""
     if column is None:
         return None
@@ -201,6 +208,9 @@ def _whole(column: Array | None, unit: float = 1.0) -> records.Column:
     if not known.any():
         return None
     scaled = np.where(known, column, 0.0) / unit
+    if rounded:
+        size = 10.0 ** np.maximum(np.floor(np.log10(np.maximum(scaled, 1.0))) + 1 - DIGITS, 0)
+        scaled = np.rint(scaled / size) * size
     whole: list[int | None] = np.rint(np.minimum(scaled, records.LARGEST)).astype(np.int64).tolist()
     if not known.all():
         whole = [value if ok else None for value, ok in zip(whole, known.tolist(), strict=True)]

@@ -378,6 +378,27 @@ def test_sums_means_and_maxima() -> None:
     assert Verdict(others[0].verdict[2] or 0) is Verdict.CPU_STARVED  # type: ignore[index]
 
 
+def test_what_can_be_worked_out_is_left_out_and_noise_is() -> None:
+    def at(t: float) -> Snapshot:
+        columns = {
+            "busy_time": array(0.2 * t, 0, 0.5 * t),
+            "backpressured_time": array(0, 0.25 * t, 0),
+            "idle_time": array(0.8 * t, 0.75 * t, 0.5 * t),
+            "cpu_time": array(0.0123456 * t, 0.000999 * t, 1.2345 * t),
+        }
+        return Snapshot(TOPOLOGY, 100.0 + t, columns)
+
+    made = span.Span(at(0), 1e9, (("hr", "hr"), ("", "")))
+    made.add(at(4.0))
+    record, _ = made.close("n", 1, (("hr", "hr"), ("", "")), 0.0)
+    made.end()
+    assert record.idle is None
+    assert record.cpu == [49_400, 4000, 4_940_000]
+    lines: list[records.Line] = [span.described(TOPOLOGY, "n", 1, 1), record]
+    [(_, window)] = replay.windows(lines, 5.0)
+    assert window.value("idle_time").tolist() == pytest.approx([3.2, 3.0, 2.0])
+
+
 def test_a_topology_comes_back() -> None:
     line = span.described(TOPOLOGY, "n", 1, 1)
     back = replay.topology_of(records.decode(records.encode(line)))  # type: ignore[arg-type]

@@ -1,0 +1,189 @@
+"""What operators are like, as a fleet has measured them: to start from before anything is measured.
+
+`sched-ctl fleet profile` writes such a file. `load --profiles` takes costs and selectivities from
+it for operators of which nothing is known yet, and `simulate` runs it.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from sched_ctl.errors import UserError
+from sched_ctl.model.graph import Array
+from sched_ctl.model.topology import (
+    Edge,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Topology,
+)
+from sched_ctl.telemetry.recorder import kind_of_machine, machine
+
+__all__ = [
+    "Operator",
+    "Profile",
+    "Query",
+    "machines",
+    "of_file",
+    "priors",
+    "read",
+    "snapshot",
+    "write",
+]
+
+VERSION = 1
+MOST_BYTES = 64 << 20
+STARTED = ("cost", "selectivity")  # what is started from
+
+Known = Annotated[float, Meta(ge=0, le=1e15)] | None
+Quantiles = tuple[Known, Known, Known]  # 10%, 50%, 90%
+
+
+class Operator(Struct, kw_only=True):
+    """One operator on one kind of machine; times in seconds, rates a second and node.
+
+    Quantiles are over nodes and hours. cost_error: half of the 95% interval of the mean cost, as a
+    share of it. drift_a_day: growth of the cost in a day, as a share.
+    """
+
+    name: str
+    cost: Known = None
+    cost_quantiles: Quantiles = (None, None, None)
+    cost_error: Known = None
+    drift_a_day: float | None = None
+    selectivity: Known = None
+    input_rate: Known = None
+    rate_quantiles: Quantiles = (None, None, None)
+    wait: Known = None  # share of the time that it waited for a CPU
+    queue: Known = None
+    nodes: int = 0
+    hours: float = 0.0
+
+
+class Query(Struct, kw_only=True):
+    """One query of one kind of engine on one kind of machine. edges: rows of its operators."""
+
+    engine: str
+    machine: str
+    name: str
+    operators: list[Operator]
+    edges: list[tuple[int, int, float]] = []
+
+
+class Profile(Struct, kw_only=True, tag_field="kind", tag="profile"):
+    """The file."""
+
+    version: int = VERSION
+    made: str = ""
+    queries: list[Query]
+
+
+def write(path: Path, profile: Profile) -> None:
+    """Raises UserError."""
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=1)
+    try:
+        path.write_bytes(text + b"\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read(path: Path) -> Profile:
+    """Raises UserError for what is no profile, naming the place."""
+    hint = "sched-ctl fleet profile writes one"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        profile = msgspec.json.decode(data, type=Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: no profile: {error}", hint) from None
+    if profile.version != VERSION:
+        raise UserError(f"{path}: version {profile.version}; this program reads {VERSION}", hint)
+    for query in profile.queries:
+        n = len(query.operators)
+        if not all(0 <= a < n and 0 <= b < n and share >= 0 for a, b, share in query.edges):
+            raise UserError(f"{path}: query {query.name}: an edge of no operator", hint)
+    return profile
+
+
+def priors(profile: Profile, topology: Topology, here: str) -> Mapping[str, Array]:
+    """Metric -> (n,) what the profile says of an engine's operators; NaN where it says nothing.
+
+    here: the kind of this machine. What was measured on like machines goes before the median of
+    all others, of which the order of the operators is likely to be right and their costs are not.
+    """
+    kind = topology.engine.partition(":")[0]
+    like: dict[tuple[str, str], Operator] = {}
+    others: dict[tuple[str, str], list[Operator]] = {}
+    for query in profile.queries:
+        if query.engine != kind:
+            continue
+        for operator in query.operators:
+            key = (query.name, operator.name)
+            if query.machine == here:
+                like[key] = operator
+            others.setdefault(key, []).append(operator)
+    columns = {metric: np.full(len(topology.operators), np.nan) for metric in STARTED}
+    for row, at in enumerate(topology.operators):
+        key = (at.query, at.name)
+        found = [like[key]] if key in like else others.get(key, [])
+        for metric in STARTED:
+            known = [getattr(o, metric) for o in found if getattr(o, metric) is not None]
+            if known:
+                columns[metric][row] = float(np.median(known))
+    return columns
+
+
+def of_file(path: str) -> Callable[[Topology], Mapping[str, Array]] | None:
+    """`priors` on this machine by a file; None for no path. Raises UserError."""
+    if not path:
+        return None
+    profile = read(Path(path))
+    here = kind_of_machine(machine(), os.cpu_count() or 0)
+    return lambda topology: priors(profile, topology, here)
+
+
+def machines(profile: Profile) -> list[str]:
+    return sorted({query.machine for query in profile.queries})
+
+
+def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
+    """What runs on a machine of a kind, for the simulator. Raises UserError for an unknown one.
+
+    where: None = on such as this one if it is known, else on the first.
+    """
+    if where is None:
+        here, known = kind_of_machine(machine(), os.cpu_count() or 0), machines(profile)
+        where = here if here in known else next(iter(known), here)
+    queries = [query for query in profile.queries if query.machine == where]
+    if not queries:
+        raise UserError(
+            f"the profile knows no machine {where!r}", f"it knows: {'; '.join(machines(profile))}"
+        )
+    operators: list[PhysicalOperator] = []
+    edges: list[Edge] = []
+    figures: dict[str, list[float]] = {"cost": [], "selectivity": [], "input_rate": []}
+    for query in queries:
+        first = len(operators)
+        for operator in query.operators:
+            operators.append(PhysicalOperator(query.name, operator.name, (operator.name,)))
+            for metric, column in figures.items():
+                value = getattr(operator, metric)
+                column.append(math.nan if value is None else value)
+        edges += [Edge(first + a, first + b, share) for a, b, share in query.edges]
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    name = _name([query.engine for query in queries])
+    topology = Topology(f"{name}:profile", tuple(operators), tuple(edges), logical, tuple(edges))
+    return Snapshot(topology, 0.0, {k: np.array(v) for k, v in figures.items()})
+
+
+def _name(kinds: Sequence[str]) -> str:
+    return "+".join(dict.fromkeys(kinds))
