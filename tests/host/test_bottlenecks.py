@@ -1,30 +1,23 @@
 """Verdicts on lab engines with a cause in them that is known."""
 
-import asyncio
 import contextlib
 import os
 import statistics
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import labengine
 import pytest
+from watching import observed, share
 
-from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller import bottlenecks
-from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab.driver import kind
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
 
 CAUSES = Path(__file__).with_name("causes.graph")
-SETTLE_S = 3.0
 WINDOWS = 20
 MOST_WAIT = 0.1  # of the heavy operator, or it is not its own doing that holds it
 # CPU seconds a second that the sources of each query ask for, as the file has them
@@ -63,48 +56,11 @@ def hogs(count: int, cpu: int) -> Iterator[None]:
             hog.wait()
 
 
-def observed(target: Target, windows: int = WINDOWS) -> dict[str, list[dict[str, Any]]]:
-    """Operator -> its verdicts in so many windows, by a controller that applies nothing."""
-    settings = Settings(
-        policy=(Section(policy="constant"),), engine=(target.engine,), period=0.25, calm_period=0
-    )
-    seen: dict[str, list[dict[str, Any]]] = {}
-
-    async def watch() -> None:
-        controller = Controller(settings, {"lab": kind}, None)
-        try:
-            await controller.start()
-            running = asyncio.create_task(controller.run())
-            controller.watch(SETTLE_S + 1)
-            await asyncio.sleep(SETTLE_S)
-            for _ in range(windows):
-                began_s = time.monotonic()
-                for query in bottlenecks.bottlenecks(await bottlenecks.look(controller)):
-                    seen.setdefault(query["query"], []).append(query)
-                    for operator in query["operators"]:
-                        seen.setdefault(operator["operator"], []).append(operator)
-                await asyncio.sleep(max(0.0, began_s + 0.4 - time.monotonic()))
-            controller.stop("seen enough")
-            await running
-        finally:
-            controller.close()
-
-    asyncio.run(watch())
-    return seen
-
-
-def share(seen: dict[str, list[dict[str, Any]]], name: str, *words: str) -> float:
-    """Of the windows, those in which the verdict was one of these."""
-    said = [f"{o['verdict']} by {o['by']}" if o.get("by") else o["verdict"] for o in seen[name]]
-    print(name, Counter(said))
-    return sum(word in words for word in said) / len(said)
-
-
 @pytest.mark.needs("two_cpus")  # one for the heavy operator, one for all others
 def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
     for _ in range(3):
         with causes(nice=-20) as target:
-            seen = observed(target)
+            seen = observed(target, kind, WINDOWS)
         if statistics.median(o["wait"] for o in seen["heavy/crunch"]) < MOST_WAIT:
             break
     else:
@@ -126,7 +82,7 @@ def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
 def test_operators_beside_hogs_are_starved() -> None:
     cpu = max(os.sched_getaffinity(0))
     with causes(nice=0, cpu=cpu) as target, hogs(4, cpu):
-        seen = observed(target)
+        seen = observed(target, kind, WINDOWS)
     for starved in ("heavy/crunch", "light/work"):
         assert share(seen, starved, "cpu-starved") >= 0.95
     assert share(seen, "quiet", "idle") == 1.0

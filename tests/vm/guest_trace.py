@@ -148,38 +148,6 @@ def check_a_chain_of_threads_is_a_graph() -> None:
         os.waitpid(pid, 0)
 
 
-def pings(count: int) -> float:
-    """CPU seconds of so many turns of two processes over pipes."""
-    there, back = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        for _ in range(count):
-            os.read(there[0], 1)
-            os.write(back[1], b"x")
-        os._exit(0)
-    began = time.monotonic()
-    for _ in range(count):
-        os.write(there[1], b"x")
-        os.read(back[0], 1)
-    took = time.monotonic() - began
-    os.waitpid(pid, 0)
-    for fd in (*there, *back):
-        os.close(fd)
-    return took
-
-
-def check_what_tracing_costs() -> None:
-    """Printed, not judged: an emulated CPU says little of a real one."""
-    pings(500)
-    off = min(pings(2000) for _ in range(3))
-    with tracing.Tracer(1):
-        elsewhere = min(pings(2000) for _ in range(3))
-    with tracing.Tracer(os.getpid()) as tracer:
-        on = min(pings(2000) for _ in range(3))
-        assert tracer.threads()[os.getpid()]["turns"] > 2000
-    print(f"2000 round trips: {off:.3f} s, traced others {elsewhere:.3f} s, traced {on:.3f} s")
-
-
 def check_where_it_is_switched_off_it_says_so() -> None:
     os.environ[tracing.SWITCH] = "0"
     try:

@@ -232,17 +232,22 @@ public final class Query {
         }
     }
 
-    /** Writes a line "finished due" (both nanoseconds) for every n-th record; lets all pass. */
+    /**
+     * Writes a line "finished due" (both nanoseconds) for every n-th record; lets all pass. May
+     * sleep for each, as one does that waits for an answer from elsewhere.
+     */
     static final class Egress extends RichFilterFunction<Long> {
         private final String file;
         private final int every;
+        private final long blockMillis;
         private transient PrintWriter lines;
         private transient long count;
         private transient long flushed;
 
-        Egress(String file, int every) {
+        Egress(String file, int every, long blockMillis) {
             this.file = file;
             this.every = every;
+            this.blockMillis = blockMillis;
         }
 
         @Override
@@ -251,7 +256,10 @@ public final class Query {
         }
 
         @Override
-        public boolean filter(Long record) {
+        public boolean filter(Long record) throws InterruptedException {
+            if (blockMillis > 0) {
+                Thread.sleep(blockMillis);
+            }
             if (count++ % every == 0 && lines != null) {
                 long now = System.nanoTime();
                 lines.append(Long.toString(now)).append(' ').append(record.toString()).append('\n');
@@ -285,6 +293,7 @@ public final class Query {
         double parseMicros = Double.parseDouble(given.getOrDefault("parse_us", "5"));
         double part = Double.parseDouble(given.getOrDefault("part", "1"));
         double workMicros = Double.parseDouble(given.getOrDefault("work_us", "20"));
+        long blockMillis = Long.parseLong(given.getOrDefault("block_ms", "0"));
 
         Configuration settings = new Configuration();
         settings.setString(
@@ -330,7 +339,8 @@ public final class Query {
         worked.filter(
                         new Egress(
                                 given.getOrDefault("out", ""),
-                                Integer.parseInt(given.getOrDefault("every", "1"))))
+                                Integer.parseInt(given.getOrDefault("every", "1")),
+                                blockMillis))
                 .name(prefix + "egress")
                 .sinkTo(new DiscardingSink<>())
                 .name(prefix + "sink");
