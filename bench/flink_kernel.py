@@ -11,6 +11,7 @@ boot takes three to six minutes, a scenario two to four; more on a busy machine.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -48,16 +49,19 @@ def run(scenarios: Sequence[str], kernel: str, cpus: int) -> Iterator[dict[str, 
         show=(cluster.CACHE,),
         append=kernels.append(kernel),
     )
-    rest = b""
+    rest, begun = b"", ""
     with guest.boot(kernels.find(kernel), command, options) as machine:
         for piece in machine.output():
             *whole, rest = (rest + piece).split(b"\n")
             for line in whole:
                 text = line.decode(errors="replace")
-                if text.startswith(MARK):
-                    yield json.loads(text.removeprefix(MARK))
-                else:
+                if not text.startswith(MARK):
                     print(text, file=sys.stderr, flush=True)
+                    continue
+                begun += text.removeprefix(MARK)
+                with contextlib.suppress(json.JSONDecodeError):
+                    yield json.loads(begun)
+                    begun = ""
 
 
 def figures(phase: dict[str, Any]) -> dict[str, float]:
@@ -77,7 +81,7 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
         found["queries' mean"] = float(np.mean(means))
     for role, (ran_ns, delay_ns, runs) in sorted(phase["roles"].items()):
         found[f"delay: {role}"] = delay_ns / 1e6 / max(1, runs)
-        found[f"CPU: {role}"] = ran_ns / 1e9 / seconds
+        found[f"CPU: {role}"] = ran_ns / 1e9 / phase.get("span", seconds)
     if "neighbour" in phase:
         count, mean_ms, p99_ms = phase["neighbour"]
         found["neighbour /s"] = count / seconds

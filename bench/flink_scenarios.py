@@ -28,6 +28,7 @@ class Scenario:
 
     real_time_input: arrivals come through SCHED_FIFO threads, as from network interrupts.
     trace: after each phase it is traced who wakes whom.
+    saturated: the jobs take all the CPU that they get; else a phase begins when none has a backlog.
     """
 
     jobs: Mapping[str, Mapping[str, Any]]
@@ -36,6 +37,7 @@ class Scenario:
     real_time_input: bool = True
     hog: bool = False
     trace: bool = False
+    saturated: bool = True
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -87,6 +89,6 @@ SCENARIOS = {
     "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED), at(0, **CHAINED)),
     "light-default": Scenario(PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False),
     "light-hog": Scenario(PAIR, (MULTI, BALANCED), at(10), real_time_input=False, hog=True),
-    "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED)),
+    "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),
     "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }
