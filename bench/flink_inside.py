@@ -359,9 +359,9 @@ def report(phase: dict[str, Any], outs: Mapping[str, Path]) -> None:
         table = np.array(whole, dtype=np.int64).reshape(-1, 2) / 1e9
         left, due = table[(table[:, 0] >= phase["begin"]) & (table[:, 0] < phase["end"])].T
         phase["queries"][job] = [round(float(x) * 1e3, 3) for x in left - due]
-    text = json.dumps(phase)
-    for at in range(0, len(text), LONGEST_LINE):  # a console cuts lines of more than 32 KiB
-        print("@@ " + text[at : at + LONGEST_LINE], flush=True)
+    shown = json.dumps(phase)
+    for at in range(0, len(shown), LONGEST_LINE):  # a console cuts lines of more than 32 KiB
+        print("@@ " + shown[at : at + LONGEST_LINE], flush=True)
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ s32 queued[MAX_LLCS][MAX_QUEUES];	/* threads in each queue, or more */
 u64 groups_now_ns;			/* virtual time that groups have reached */
 u32 others_waiting[MAX_LLCS];		/* 0: the queue of the others was seen empty */
 #define GROUP_CREDIT (10 * MS)
+#define STANDING (100 * MS)		/* a queue that is not empty for so long is never empty */
 
 /* Sets of queues are masks. */
 const volatile u8 de_bruijn[64] = {
@@ -163,6 +164,7 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
 	stats[cpu].wakeups++;
 	t->wakeups++;
 	t->woken_run_ns = t->run_ns;
+	t->woken_ns = now_ns;
 	if (waker && s->query && w->query) {
 		if (s->query != w->query) {
 			waker = 0;
@@ -188,27 +190,29 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
 
 /*
  * An operator that ran and has not slept went through its queue, and what is first there came in
- * later. An ingress takes in what comes now. How far the others got nobody tells us: where no head
- * age bounds it, an age shrinks by what the operator ran, so that one that gets less than half a CPU
- * looks older, as its queue grows, and one that has the CPU does not.
+ * later. An ingress takes in what comes now. How far the others got nobody tells us: an age shrinks
+ * by what the operator ran, so that one that gets less than half a CPU looks older, as its queue
+ * grows, and one that has the CPU does not.
+ *
+ * Who has not slept for STANDING has a queue that stands, as that of a saturated query does: how
+ * long tuples wait there says how much room there is, not that the operator was kept from the CPU,
+ * and no order makes it shorter. So its age is the time that it has waited for the CPU since it ran
+ * last; with the age of its tuples it would hold up every query that is not saturated.
  */
 static __always_inline void renew_age(u32 slot, u64 now_ns, u64 ran_ns)
 {
 	struct thread *t = &threads[slot];
 
-	if (t->outside) {
+	if (t->outside || (slots[slot].depth && (s64)(now_ns - t->woken_ns - STANDING) > 0)) {
 		t->origin_ns = now_ns;
 		return;
 	}
-	if (heads[slot]) {
-		bound_age(slot, now_ns);
-		return;
+	if (slots[slot].depth) {
+		t->origin_ns += 2 * ran_ns;
+		if ((s64)(t->origin_ns - now_ns) > 0)
+			t->origin_ns = now_ns;
 	}
-	if (!slots[slot].depth)
-		return;
-	t->origin_ns += 2 * ran_ns;
-	if ((s64)(t->origin_ns - now_ns) > 0)
-		t->origin_ns = now_ns;
+	bound_age(slot, now_ns);
 }
 
 static __always_inline u64 slice_ns(u32 slot)

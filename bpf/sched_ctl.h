@@ -143,6 +143,7 @@ struct thread {
 	__u32 weight;			/* as counted while it wants a CPU, 1024 = nice 0; 0 = it does not */
 	__u32 burst_ns;			/* CPU time from a wake-up until it sleeps, moving average */
 	__u64 woken_run_ns;		/* run_ns when it was woken last */
+	__u64 woken_ns;			/* when that was */
 };
 
 struct queue_state {			/* one a last-level cache */
