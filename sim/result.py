@@ -13,7 +13,13 @@ from sched_ctl.sim.library import RESULTS, TOTALS
 from sched_ctl.sim.node import Node
 from sched_ctl.sim.setting import Setting
 
-__all__ = ["Result", "Summary", "interval", "quantile"]
+__all__ = [
+    "Result",
+    "Summary",
+    "interval",
+    "quantile",
+    "student",
+]
 
 
 @dataclass(frozen=True)
@@ -199,10 +205,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     mean = float(np.mean(values))
     if n < 2:
         return mean, float("nan")
-    return mean, _student(n - 1) * float(np.std(values, ddof=1)) / float(np.sqrt(n))
+    return mean, student(n - 1) * float(np.std(values, ddof=1)) / float(np.sqrt(n))
 
 
-def _student(degrees: int) -> float:
+def student(degrees: int) -> float:
     """97.5% quantile of Student's t; Cornish-Fisher expansion, 1% off at 3 degrees."""
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
     if degrees in table:

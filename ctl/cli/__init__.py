@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from sched_ctl import __version__
-from sched_ctl.cli import held, lab, look, replay, simulate, stats, waits
+from sched_ctl.cli import fleet, held, lab, look, replay, simulate, stats, waits
 from sched_ctl.cli import load as live
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError, printable
@@ -59,6 +59,7 @@ simulate.add_to(app)
 stats.add_to(app)
 replay.add_to(app)
 waits.add_to(app)
+fleet.add_to(app)
 
 
 def main() -> None:

@@ -1,0 +1,399 @@
+"""sched-ctl fleet: what many nodes recorded, by Spark."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sched_ctl.cli.flags import Json
+from sched_ctl.cli.plain import App
+from sched_ctl.errors import UserError
+
+if TYPE_CHECKING:
+    from sched_ctl.pipeline.ingest import Done
+
+__all__ = ["add_to"]
+
+fleet = App(
+    help="Put together what many nodes recorded, with Spark (the extra \\[fleet]).",
+    no_args_is_help=True,
+)
+
+Fleet = Annotated[str, typer.Argument(help="Folder that ingest made.", metavar="FLEET")]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help="Spark's master: local[2], spark://HOST:PORT, yarn. Default: its own, or local[*].",
+        metavar="URL",
+        show_default=False,
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A setting of Spark; may be repeated.", metavar="KEY=VALUE", show_default=False
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(fleet, name="fleet")
+
+
+@fleet.command()
+def ingest(
+    source: Annotated[
+        str, typer.Argument(help="Folder of recorded files, of any depth.", metavar="IN")
+    ],
+    out: Annotated[str, typer.Argument(help="Folder of the fleet; made if needed.", metavar="OUT")],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay, and take in files as they come, until Ctrl-C.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="With --follow: folder of the stream's checkpoint. Default: OUT/checkpoint.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Take the closed files of many nodes into Parquet, each good record exactly once.
+
+    Both folders may be on any file system that Spark knows. Run it again for what is new; killed at
+    any moment, run it again.
+
+    Example: sched-ctl fleet ingest /srv/telemetry /srv/fleet --master 'local[2]'
+    """
+    from sched_ctl import show
+
+    _check()
+    from sched_ctl.pipeline import ingest as ingesting
+
+    def told(done: "Done") -> None:
+        if not json:
+            show.text(f"{done.files} files, {show.number(done.rows)} rows of operators")
+
+    with _spark("ingest", master, conf) as spark:
+        if follow:
+            done = ingesting.follow(
+                spark, source, out, checkpoint or f"{out}/checkpoint", told=told
+            )
+        else:
+            done = ingesting.ingest(spark, source, out, told=told)
+    if json:
+        from dataclasses import asdict
+
+        show.emit_json(asdict(done))
+        return
+    show.text(
+        f"new: {done.files} files with {done.lines} lines, {done.rows} rows of operators in "
+        f"{done.batches} batches; known before: {done.known} files; "
+        f"bad lines: {done.bad}; lines that were there already: {done.repeated}; "
+        f"files set aside: {done.set_aside}"
+    )
+    for line in done.named[:20]:
+        show.text(f"  {line}")
+
+
+@fleet.command()
+def profile(
+    source: Fleet,
+    out: Annotated[Path, typer.Argument(help="File to write.", metavar="FILE")],
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Tell what each operator is like on each kind of machine, and write it as a profile.
+
+    `sched-ctl load --profiles FILE` starts from it, `sched-ctl simulate FILE` runs it.
+    """
+    from sched_ctl import show
+
+    _check()
+    from sched_ctl.pipeline import profile as profiling
+    from sched_ctl.pipeline.store import Fleet as Folder
+    from sched_ctl.telemetry import profiles
+
+    with _spark("profile", master, conf) as spark:
+        made = profiling.profile(Folder(spark, source))
+    profiles.write(out, made)
+    if json:
+        show.emit_json(made)
+        return
+    show.table(
+        (
+            "machine",
+            "operator",
+            ">cost us",
+            ">sure",
+            ">drift/day",
+            ">selectivity",
+            ">in/s",
+            ">nodes",
+        ),
+        (
+            (
+                query.machine,
+                f"{query.engine} {query.name}/{operator.name}",
+                show.number(None if operator.cost is None else operator.cost * 1e6),
+                _percent(operator.cost_error, "+-"),
+                _percent(operator.drift_a_day),
+                show.number(operator.selectivity),
+                show.number(operator.input_rate),
+                operator.nodes,
+            )
+            for query in made.queries
+            for operator in query.operators
+        ),
+    )
+
+
+@fleet.command()
+def bottlenecks(
+    source: Fleet, master: Master = None, conf: Conf = None, json: Json = False
+) -> None:
+    """Tell which operators hold their queries, how long, on how many nodes, and what would help."""
+    from dataclasses import asdict
+
+    from sched_ctl import show
+
+    _check()
+    from sched_ctl.pipeline import bottlenecks as finding
+    from sched_ctl.pipeline.store import Fleet as Folder
+
+    with _spark("bottlenecks", master, conf) as spark:
+        found = finding.held(Folder(spark, source))
+    if json:
+        show.emit_json([asdict(h) | {"verdict": h.verdict.word, "advice": h.advice} for h in found])
+        return
+    if not found:
+        show.text("no operator was held")
+        return
+    show.table(
+        ("operator", "held by", ">lost h", ">of its time", ">spans", ">longest s", ">nodes", "do"),
+        (
+            (
+                f"{h.engine} {h.query}/{h.operator}",
+                h.verdict.word,
+                f"{h.lost_s / 3600:.2f}",
+                f"{h.share:.1%}",
+                h.spans,
+                f"{h.longest_s:.0f}",
+                h.nodes,
+                h.advice,
+            )
+            for h in found[:50]
+        ),
+    )
+
+
+@fleet.command()
+def compare(
+    source: Fleet,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Policy to compare with. Default: os, if it ran.", show_default=False),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Compare the policies that ran, at equal load, with intervals over the nodes."""
+    from dataclasses import asdict
+
+    from sched_ctl import show
+
+    _check()
+    from sched_ctl.pipeline import compare as comparing
+    from sched_ctl.pipeline.store import Fleet as Folder
+
+    with _spark("compare", master, conf) as spark:
+        found = comparing.compare(Folder(spark, source), base)
+    if json:
+        show.emit_json([asdict(c) | {"tells": c.tells} for c in found])
+        return
+    show.table(
+        ("policy", "against", "figure", ">value", ">95% interval", ">nodes", "what it says"),
+        (
+            (
+                c.policy,
+                c.base,
+                c.figure,
+                f"{c.value:.3g}",
+                "-" if c.low != c.low else f"{c.low:.3g} to {c.high:.3g}",
+                c.nodes,
+                "differs" if c.tells else "the data do not tell",
+            )
+            for c in found
+        ),
+    )
+    show.text("latency, age, queue, throughput: ratios; fairness (Jain's index): difference")
+
+
+@fleet.command()
+def report(
+    source: Fleet,
+    out: Annotated[Path, typer.Argument(help="HTML file to write.", metavar="FILE")],
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Put the fleet on one HTML page that needs nothing else."""
+    from sched_ctl import show
+
+    _check()
+    from sched_ctl.pipeline import report as reporting
+    from sched_ctl.pipeline.store import Fleet as Folder
+
+    with _spark("report", master, conf) as spark:
+        text = reporting.report(Folder(spark, source))
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    show.text(f"{out}: {len(text.encode()) / 1e3:.0f} kB")
+
+
+@fleet.command()
+def sweep(
+    profile_file: Annotated[
+        Path, typer.Argument(help="What fleet profile wrote.", metavar="PROFILE")
+    ],
+    out: Annotated[
+        str, typer.Argument(help="Folder for the results; what is there is not run again.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", help="May be repeated.", show_default="os, hr, qs, fcfs"),
+    ] = None,
+    load: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--load", "-l", help="May be repeated.", min=0.05, max=2, show_default="0.8, 0.9"
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000)] = 3,
+    duration: Annotated[
+        float, typer.Option(help="Of the arrivals.", metavar="SECONDS", min=1)
+    ] = 60.0,
+    goal: Annotated[str, typer.Option(help="latency, tail, slowdown or memory.")] = "latency",
+    drop_ins: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for a configuration drop-in for each kind of machine.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Try policies in the simulator, spread over the cluster: the best one for each machine."""
+    from dataclasses import asdict
+
+    from sched_ctl import show
+
+    _check()
+    from sched_ctl.pipeline import sweep as sweeping
+    from sched_ctl.telemetry import profiles
+
+    if goal not in sweeping.GOALS:
+        raise UserError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
+    measured = profiles.read(profile_file)
+    with _spark("sweep", master, conf) as spark:
+        rows = sweeping.sweep(
+            spark,
+            measured,
+            out,
+            policy or ["os", "hr", "qs", "fcfs"],
+            load or [0.8, 0.9],
+            seeds,
+            duration,
+        )
+    choices = sweeping.best(rows)
+    written = [] if drop_ins is None else sweeping.write_drop_ins(drop_ins, choices, goal)
+    if json:
+        show.emit_json([asdict(choice) for choice in choices])
+        return
+    show.table(
+        ("machine", "goal", "best", ">before", "next", ">below os", "sure"),
+        (
+            (
+                c.machine,
+                c.goal,
+                c.policy,
+                f"{c.margin:.1%}",
+                c.next_policy,
+                _percent(c.gain),
+                c.sure,
+            )
+            for c in choices
+        ),
+    )
+    for path in written:
+        show.text(f"wrote {path}")
+
+
+@fleet.command()
+def generate(
+    out: Annotated[Path, typer.Argument(help="Folder for the files.", metavar="OUT")],
+    nodes: Annotated[int, typer.Option(min=1, max=100_000)] = 4,
+    hours: Annotated[float, typer.Option(min=0.01, max=10_000)] = 1.0,
+    queries: Annotated[int, typer.Option(min=1, max=2000)] = 4,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    bad_lines: Annotated[int, typer.Option(help="In each file.", min=0)] = 0,
+    skew: Annotated[
+        int, typer.Option(help="The first node has so many times the queries.", min=1, max=1000)
+    ] = 1,
+) -> None:
+    """Write telemetry of nodes that do not exist, to try the other commands.
+
+    Queries are chains of five operators; policies os and hr take turns, and one operator is a
+    bottleneck for a while on a quarter of the nodes.
+    """
+    from sched_ctl import show
+    from sched_ctl.pipeline.generate import Plan
+    from sched_ctl.pipeline.generate import generate as made
+
+    seconds = round(hours * 3600)
+    plan = Plan(
+        nodes=nodes,
+        seconds=seconds,
+        queries=queries,
+        seed=seed,
+        bad_lines=bad_lines,
+        skew=skew,
+        fault=(seconds // 4, seconds // 2),
+        fault_nodes=max(1, nodes // 4),
+        drift_a_day=0.5,
+    )
+    truth = made(out, plan)
+    show.text(
+        f"{len(truth.files)} files, {truth.lines} lines, {truth.operator_rows} rows of operators"
+    )
+
+
+def _percent(share: float | None, sign: str = "") -> str:
+    return "-" if share is None or share != share else f"{sign}{share:.1%}"
+
+
+def _check() -> None:
+    from sched_ctl.pipeline.spark import check
+
+    check()
+
+
+def _spark(name: str, master: str | None, conf: list[str] | None) -> Any:
+    from sched_ctl.pipeline.spark import spark
+
+    settings = {}
+    for text in conf or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise UserError(f"--conf {text!r}: a setting of Spark is spark.KEY=VALUE")
+        settings[key] = value
+    return spark(name, master, settings)

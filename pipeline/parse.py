@@ -1,0 +1,257 @@
+"""Recorded files to rows, in Spark's Python workers: bytes in, Arrow batches out.
+
+A task holds one file at a time, and rows go on by the ten thousand. Nothing in a file makes it
+fail: what is no line of ours becomes a row of the table `bad` with file, line and reason.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sched_ctl.pipeline.tables import COLUMNS
+from sched_ctl.telemetry import reading, records
+from sched_ctl.telemetry.recorder import kind_of_machine
+
+__all__ = ["SCHEMA", "of_file", "rows"]
+
+ROWS = 20_000  # of a batch, about
+MOST_BAD = 1000  # lines named of each file; the others are counted
+LATEST_MS = 4_102_444_800_000  # 2100: a later time is a broken clock
+TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
+SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
+
+# field of a record -> column
+ARRAYS = {
+    "tuples_in": "tuples_in",
+    "tuples_out": "tuples_out",
+    "cpu": "cpu_us",
+    "wait": "wait_us",
+    "busy": "busy_ms",
+    "idle": "idle_ms",
+    "full": "full_ms",
+    "q": "queue",
+    "qmax": "queue_max",
+    "age": "age_ms",
+    "lat": "latency_us",
+    "verdict": "verdict",
+}
+
+
+def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: (path, content) of files to rows of the wide schema."""
+    for batch in batches:
+        for path, content in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            yield from of_file(path.rpartition("/")[2], content.as_buffer().to_pybytes())
+
+
+class _Rows:
+    """Rows of one file, gathered by column; a record gives as many as it has operators."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._clear()
+
+    def _clear(self) -> None:
+        self.size = 0
+        self._single: list[dict[str, Any]] = []
+        self._records: list[tuple[records.Record, int, str, dict[str, Any]]] = []
+
+    def add(self, **row: Any) -> None:
+        self._single.append(row)
+        self.size += 1
+
+    def add_record(
+        self, record: records.Record, n: int, machine: str, made: dict[str, Any]
+    ) -> None:
+        self._records.append((record, n, machine, made))
+        self.size += n
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        if self._single:
+            columns = {
+                name: pa.array([row.get(name) for row in self._single], SCHEMA.field(name).type)
+                for name in SCHEMA.names
+            }
+            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA)
+        if self._records:
+            yield self._operators()
+        self._clear()
+
+    def _operators(self) -> pa.RecordBatch:
+        found = self._records
+        sizes = np.array([n for _, n, _, _ in found])
+        total = int(sizes.sum())
+        columns: dict[str, pa.Array] = {}
+
+        def each(name: str, values: list[Any]) -> None:
+            """One value a record."""
+            kind = SCHEMA.field(name).type
+            if len(set(values)) == 1:
+                columns[name] = pa.repeat(pa.scalar(values[0], kind), total)
+            else:
+                columns[name] = pa.array(values, kind).take(
+                    pa.array(np.repeat(np.arange(len(sizes)), sizes))
+                )
+
+        each("kind", ["operator"] * len(found))
+        each("file", [self.file] * len(found))
+        each("date", [_date(r.t) for r, _, _, _ in found])
+        for name in ("node", "seq", "t", "d", "engine", "epoch"):
+            each(name, [getattr(r, name) for r, _, _, _ in found])
+        each("machine", [machine for _, _, machine, _ in found])
+        for place, name in enumerate(("psi_cpu", "psi_io", "psi_memory")):
+            each(name, [r.psi[place] if len(r.psi) > place else None for r, _, _, _ in found])
+        for field, name in ARRAYS.items():
+            if all(getattr(r, field) is None for r, _, _, _ in found):
+                columns[name] = pa.nulls(total, SCHEMA.field(name).type)
+                continue
+            flat: list[int | None] = []
+            for r, n, _, _ in found:
+                flat += getattr(r, field) or [None] * n
+            columns[name] = pa.array(flat, SCHEMA.field(name).type)
+        for name in ("query", "operator", "replica"):
+            columns[name] = pa.concat_arrays([made[name] for _, _, _, made in found])
+        for name in ("policy", "backend"):
+            flat_text: list[str | None] = []
+            for r, n, _, made in found:
+                by_query = getattr(r, name)
+                known = len(by_query) == made["queries"]
+                flat_text += [by_query[q] for q in made["query_of"]] if known else [None] * n
+            columns[name] = pa.array(flat_text, pa.string())
+        held: list[str | None] = []
+        for r, n, _, made in found:
+            names = made["names"]
+            held += [names[at] if 0 <= at < n else None for at in r.by] if r.by else [None] * n
+        columns["held_by"] = pa.array(held, pa.string())
+        for name in SCHEMA.names:
+            if name not in columns:
+                columns[name] = pa.nulls(total, SCHEMA.field(name).type)
+        return pa.RecordBatch.from_arrays([columns[n] for n in SCHEMA.names], schema=SCHEMA)
+
+
+def of_file(file: str, data: bytes) -> Iterator[pa.RecordBatch]:
+    """All rows of one file, the last of which counts them (table `file`)."""
+    gathered = _Rows(file)
+    named = records.FileName.parse(file)
+    node = named.node if named else "unknown"
+    day = f"{named.start[:4]}-{named.start[4:6]}-{named.start[6:8]}" if named else "unknown"
+    machine, first_line = "", True
+    topologies: dict[str, tuple[int, dict[str, Any]]] = {}
+    seen: set[int] = set()
+    good = bad = repeated = 0
+
+    def set_aside(line: int, why: str, text: str = "") -> None:
+        nonlocal bad
+        bad += 1
+        if bad <= MOST_BAD:
+            gathered.add(kind="bad", date=day, node=node, file=file, line=line, why=why, text=text)
+
+    for found in reading.lines_of(data):
+        if isinstance(found, reading.Bad):
+            set_aside(found.line, found.why, found.text)
+            continue
+        number, line = found
+        if first_line:
+            node, first_line = line.node, False
+        why = _wrong(line, node, topologies)
+        if why:
+            set_aside(number, why)
+            continue
+        if line.seq in seen:
+            repeated += 1
+            continue
+        seen.add(line.seq)
+        good += 1
+        common = {"date": _date(line.t), "node": node, "seq": line.seq, "t": line.t, "file": file}
+        if isinstance(line, records.Start):
+            machine = kind_of_machine(line.machine, line.cpus)
+        elif isinstance(line, records.Topology):
+            topologies[line.engine] = (line.epoch, _made(line))
+            text = msgspec.json.encode(line).decode()
+            gathered.add(
+                kind="topology",
+                machine=machine,
+                engine=line.engine,
+                epoch=line.epoch,
+                text=text,
+                **common,
+            )
+        elif isinstance(line, records.Event):
+            gathered.add(
+                kind="event",
+                engine=line.engine,
+                what=line.what,
+                about=line.about,
+                value=line.value,
+                count=line.count,
+                **common,
+            )
+        else:
+            made = topologies[line.engine][1]
+            gathered.add_record(line, len(made["names"]), machine, made)
+        if gathered.size >= ROWS:
+            yield from gathered.batches()
+    gathered.add(
+        kind="file",
+        date=day,
+        node=node,
+        file=file,
+        seq=min(seen, default=None),
+        last_seq=max(seen, default=None),
+        good=good,
+        bad=bad,
+        repeated=repeated,
+    )
+    yield from gathered.batches()
+
+
+def _wrong(
+    line: records.Line, node: str, topologies: dict[str, tuple[int, dict[str, Any]]]
+) -> str | None:
+    """Why a line that can be read cannot be used."""
+    if line.node != node:
+        return f"of another node than the file: {line.node!r}"
+    if not line.node or line.t > LATEST_MS:
+        return "no node" if not line.node else f"time {line.t} is none"
+    if isinstance(line, records.Topology):
+        sizes = {len(line.ops), len(line.query_of)}
+        sizes |= {len(line.replica)} if line.replica else set()
+        if len(sizes) > 1:
+            return "arrays of different lengths"
+        if not all(0 <= query < len(line.queries) for query in line.query_of):
+            return "an operator of no query"
+        n = len(line.ops)
+        if not all(0 <= a < n and 0 <= b < n for a, b, _ in line.edges):
+            return "an edge of no operator"
+    if isinstance(line, records.Record):
+        known = topologies.get(line.engine)
+        if known is None or known[0] != line.epoch:
+            return "the topology line that it belongs to is not in this file"
+        n = len(known[1]["names"])
+        for field in (*ARRAYS, "by"):
+            values = getattr(line, field)
+            if values is not None and len(values) != n:
+                return f"{field} has {len(values)} entries for {n} operators"
+        if line.d > 86_400_000:
+            return "longer than a day"
+    return None
+
+
+def _made(line: records.Topology) -> dict[str, Any]:
+    """What all records of a topology have in common, as columns."""
+    return {
+        "names": line.ops,
+        "query_of": line.query_of,
+        "queries": len(line.queries),
+        "query": pa.array([line.queries[q] for q in line.query_of], pa.string()),
+        "operator": pa.array(line.ops, pa.string()),
+        "replica": pa.array(line.replica or [0] * len(line.ops), pa.int32()),
+    }
+
+
+def _date(t_ms: int) -> str:
+    return datetime.fromtimestamp(t_ms / 1e3, UTC).strftime("%Y-%m-%d")

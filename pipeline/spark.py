@@ -1,0 +1,146 @@
+"""A Spark of our own, or a cluster's; what is missing is said in words."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sched_ctl.errors import UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check", "spark", "told"]
+
+LEAST_JAVA = 17  # of Spark 4
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.compression.codec": "zstd",
+    # A file is a row here: more of them in a batch would all be in memory at once.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
+    # A task writes to the folders of many nodes: open that many files rather than sort all rows.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "200",
+    "spark.sql.legacy.castComplexTypesToString.enabled": "false",
+}
+LOCAL = {
+    "spark.driver.memory": "2g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+def check() -> None:
+    """Raises UserError where something is missing, and says what to do."""
+    hint = "pip install 'sched-ctl[fleet]', on the machine that analyses; gateways do not need it"
+    try:
+        import pandas
+        import pyarrow
+        import pyspark
+    except ImportError as error:
+        raise UserError(
+            f"the fleet commands need {error.name}, which is not installed", hint
+        ) from None
+    del pyarrow
+    if int(pyspark.__version__.split(".")[0]) < 4:
+        raise UserError(f"pyspark {pyspark.__version__} is too old: 4.0 or newer is needed", hint)
+    if int(pandas.__version__.split(".")[0]) >= 3:
+        raise UserError(
+            f"pandas {pandas.__version__} does not go with this Spark", "pip install 'pandas<3'"
+        )
+    _check_java()
+
+
+def _check_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")  # noqa: PTH118
+    what = f"Spark needs Java {LEAST_JAVA} or newer"
+    do = "apt-get install default-jre-headless; JAVA_HOME chooses among several"
+    try:
+        done = subprocess.run(
+            [java or "java", "-version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError:
+        raise UserError(
+            f"{what}, and there is none" + (f" at {java}" if java else ""), do
+        ) from None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    if match is None:
+        raise UserError(f"{what}; {java} says {done.stderr.strip()[:200]!r}", do)
+    if int(match[1]) < LEAST_JAVA:
+        raise UserError(f"{what}; {java} is Java {match[1]}", do)
+
+
+@contextmanager
+def spark(
+    name: str, master: str | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator["SparkSession"]:
+    """A Spark for one command; ends with the body.
+
+    master: None = that of spark-submit or the configuration, else local[*]. settings: Spark's own,
+    which win over ours.
+    """
+    check()
+    from pyspark import SparkConf
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # Its workers must have what we have, whatever `python3` in PATH is.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    given = SparkConf()
+    where = master or given.get("spark.master") or "local[*]"
+    conf = {**DEFAULTS, **(LOCAL if where.startswith("local") else {})}
+    conf["spark.ui.showConsoleProgress"] = str(sys.stderr.isatty()).lower()
+    builder = SparkSession.builder.appName(f"sched-ctl {name}").master(where)
+    for key, value in conf.items():
+        if not given.contains(key):
+            builder = builder.config(key, value)
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, str(value))
+    try:
+        made: SparkSession = builder.getOrCreate()
+    except (PySparkRuntimeError, OSError) as error:
+        raise UserError(
+            f"Spark does not start: {error}", "the lines above are Spark's own"
+        ) from error
+    made.sparkContext.setLogLevel("ERROR")
+    try:
+        yield made
+    except Exception as error:
+        words = told(error)
+        if words is None:
+            raise
+        raise words from error
+    finally:
+        made.stop()
+
+
+def told(error: BaseException) -> UserError | None:
+    """An error of Spark's that the user can mend, in words; None for others."""
+    text = str(error)
+    if "No space left on device" in text or "DiskFull" in text:
+        return UserError(
+            "no space left on a disk that Spark writes to",
+            "the output, or its scratch folder: --conf spark.local.dir=DIR",
+        )
+    if "OutOfMemoryError" in text:
+        return UserError("Spark ran out of memory", "--conf spark.driver.memory=4g")
+    if "No module named 'sched_ctl" in text:
+        return UserError(
+            "the workers of the cluster have no sched-ctl",
+            "install the same version there, or name its Python: PYSPARK_PYTHON",
+        )
+    match = re.search(r"(PATH_NOT_FOUND|No FileSystem for scheme|UnknownHost)[^\n]*", text)
+    return None if match is None else UserError(match[0][:300])

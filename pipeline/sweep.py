@@ -1,0 +1,216 @@
+"""Policies in the simulator, over what a fleet measured: which suits which kind of machine.
+
+A task is one machine, policy, load and seed. They are spread over Spark's workers by
+`mapInPandas`, one row each; results go to a folder a portion at a time, and a sweep that is
+started again leaves out what is there. No shuffle but the one that spreads the tasks.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sched_ctl.errors import UserError
+from sched_ctl.plugins import registry
+from sched_ctl.sim.result import interval
+from sched_ctl.telemetry import profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import SparkSession
+
+__all__ = ["GOALS", "Choice", "best", "drop_in", "sweep", "task", "write_drop_ins"]
+
+TASKS = "machine STRING, policy STRING, load DOUBLE, seed BIGINT, duration DOUBLE"
+SCHEMA = f"{TASKS}, mean DOUBLE, p99 DOUBLE, slowdown DOUBLE, memory DOUBLE, stable BOOLEAN"
+KEY = ("machine", "policy", "load", "seed", "duration")
+# goal -> column that is to be small
+GOALS = {"latency": "mean", "tail": "p99", "slowdown": "slowdown", "memory": "memory"}
+OS = "os"
+PORTION = 64  # tasks that are written together
+
+Task = tuple[str, str, float, int, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best policy for a goal on a kind of machine. margin: of the next one, as a share.
+
+    sure: its interval over seeds and loads does not reach that of the next one.
+    """
+
+    machine: str
+    goal: str
+    policy: str
+    next_policy: str
+    margin: float
+    gain: float  # against the system's own scheduling, as a share; NaN if that was not tried
+    sure: bool
+
+
+def task(profile: profiles.Profile, of: Task) -> dict[str, Any]:
+    """Run one. In a worker, or anywhere."""
+    from sched_ctl.sim import Setting, of_snapshot, simulate_by_name
+
+    machine, policy, load, seed, duration_s = of
+    cpus = cpus_of(machine)
+    node = of_snapshot(profiles.snapshot(profile, machine), load, cpus)
+    # What orders by the kernel is compared with what the kernel does by itself.
+    setting = Setting(
+        scheduler=OS if policy == OS else "scx",
+        cpus=cpus,
+        duration_s=duration_s,
+        warm_s=duration_s / 10,
+        seed=seed,
+    )
+    result = simulate_by_name(node, None if policy == OS else policy, {}, setting)
+    summary = result.summary()
+    return {
+        **dict(zip(KEY, of, strict=True)),
+        "mean": summary.response_s,
+        "p99": result.quantile(0.99),
+        "slowdown": summary.slowdown,
+        "memory": result.memory,
+        "stable": result.stable,
+    }
+
+
+def cpus_of(machine: str) -> int:
+    """As it stands at the end of a kind of machine's name; else 1."""
+    words = machine.rsplit(", ", 1)[-1].split()
+    return max(1, int(words[0])) if len(words) == 2 and words[0].isdecimal() else 1
+
+
+def sweep(
+    spark: "SparkSession",
+    profile: profiles.Profile,
+    out: str,
+    policies: Sequence[str],
+    loads: Sequence[float],
+    seeds: int,
+    duration_s: float,
+) -> list[dict[str, Any]]:
+    """All results of these tasks; those that are in `out` already are not run again."""
+    for name in policies:
+        if name != OS:
+            registry.policy(name)  # raises UserError here, not in a worker
+    wanted: list[Task] = list(
+        itertools.product(
+            profiles.machines(profile), policies, loads, range(1, seeds + 1), (duration_s,)
+        )
+    )
+    there = _there(spark, out)
+    done = {tuple(row[key] for key in KEY): row for row in there}
+    left = [each for each in wanted if each not in done]
+    for first in range(0, len(left), PORTION):
+        portion = left[first : first + PORTION]
+        frame = spark.createDataFrame(portion, TASKS)
+        ran = frame.repartition(len(portion)).mapInPandas(_runner(profile), SCHEMA)
+        ran.coalesce(max(1, min(len(portion), spark.sparkContext.defaultParallelism))).write.mode(
+            "append"
+        ).parquet(out)
+    done = {tuple(row[key] for key in KEY): row for row in _there(spark, out)}
+    return [done[each] for each in wanted if each in done]
+
+
+def _runner(profile: profiles.Profile) -> Any:
+    def run(frames: Iterable["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
+        import pandas as pd
+
+        for frame in frames:
+            tasks = frame[list(KEY)].itertuples(index=False, name=None)
+            yield pd.DataFrame([task(profile, each) for each in tasks])
+
+    return run
+
+
+def _there(spark: "SparkSession", out: str) -> list[dict[str, Any]]:
+    from pyspark.errors import AnalysisException
+
+    try:
+        frame = spark.read.schema(SCHEMA).parquet(out)
+    except AnalysisException as error:
+        if "PATH_NOT_FOUND" in str(error):
+            return []
+        raise
+    return [row.asDict() for row in frame.dropDuplicates(list(KEY)).collect()]
+
+
+def best(rows: Sequence[dict[str, Any]], goals: Iterable[str] = GOALS) -> list[Choice]:
+    """Who is best where, by the geometric mean over loads and seeds. Unstable ones do not count."""
+    found = []
+    for machine in dict.fromkeys(row["machine"] for row in rows):
+        mine = [row for row in rows if row["machine"] == machine and row["stable"]]
+        for goal in goals:
+            scores = _scores(mine, GOALS[goal])
+            if len(scores) < 2:
+                continue
+            (first, (value, half)), (second, (other, other_half)) = sorted(
+                scores.items(), key=lambda item: item[1][0]
+            )[:2]
+            os = scores.get(OS, (math.nan, 0.0))[0]
+            found.append(
+                Choice(
+                    machine,
+                    goal,
+                    first,
+                    second,
+                    math.expm1(other - value),
+                    1.0 - math.exp(value - os),
+                    value + half < other - other_half,
+                )
+            )
+    return found
+
+
+def _scores(rows: Sequence[dict[str, Any]], column: str) -> dict[str, tuple[float, float]]:
+    """Policy -> mean log of the figure, and half of its interval, relative to each task's mean.
+
+    Only tasks (load and seed) that all policies ran count, so that a heavy load weighs on all.
+    """
+    by_task: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        if row[column] > 0:
+            at = (row["load"], row["seed"], row["duration"])
+            by_task.setdefault(at, {})[row["policy"]] = math.log(row[column])
+    policies = {row["policy"] for row in rows}
+    whole = [task for task in by_task.values() if task.keys() == policies]
+    centred = [
+        {name: value - sum(task.values()) / len(task) for name, value in task.items()}
+        for task in whole
+    ]
+    if not centred:
+        return {}
+    return {name: interval([task[name] for task in centred]) for name in sorted(policies)}
+
+
+def drop_in(choices: Sequence[Choice], machine: str, goal: str) -> str:
+    """The choice as a file for sched-ctl.d. Raises UserError if there is none."""
+    for choice in choices:
+        if (choice.machine, choice.goal) == (machine, goal):
+            gain = "" if math.isnan(choice.gain) else f", {choice.gain:.0%} below the system's own"
+            sure = "" if choice.sure else "; the two are too close to tell apart"
+            policy = "constant" if choice.policy == OS else choice.policy
+            return (
+                f"# For {machine}: best for {goal}{gain}, {choice.margin:.1%} before "
+                f'{choice.next_policy}{sure}.\n[[policy]]\nname = "auto"\npolicy = "{policy}"\n'
+            )
+    raise UserError(f"no choice for {machine!r} and {goal!r}")
+
+
+def write_drop_ins(folder: Path, choices: Sequence[Choice], goal: str) -> list[Path]:
+    """A file for each kind of machine. Raises UserError."""
+    written = []
+    for choice in choices:
+        if choice.goal == goal:
+            name = "".join(c if c.isalnum() else "-" for c in choice.machine).strip("-")
+            path = folder / f"50-fleet-{name}.toml"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(drop_in(choices, choice.machine, goal))
+            except OSError as error:
+                raise UserError(f"cannot write {path}: {error.strerror}") from error
+            written.append(path)
+    return written

@@ -1,0 +1,83 @@
+"""The tables of the fleet: explicit schemas, one Parquet folder, told apart by the column `kind`.
+
+All rows of a commit are written in one pass over the files. So they share one wide schema, whose
+unused columns are null and cost next to nothing in Parquet; each table is read with its own part.
+"""
+
+from types import MappingProxyType
+
+__all__ = ["COLUMNS", "KINDS", "WIDE", "ddl"]
+
+# column -> type; the first three are the partitions
+COLUMNS = MappingProxyType(
+    {
+        "kind": "STRING",
+        "date": "STRING",  # of the row's time, UTC
+        "node": "STRING",
+        "seq": "BIGINT",
+        "t": "BIGINT",  # Unix time, ms; of a record its begin
+        "d": "BIGINT",  # ms
+        "machine": "STRING",  # kind of machine, with its CPUs: the node type
+        "engine": "STRING",
+        "epoch": "BIGINT",
+        "query": "STRING",
+        "operator": "STRING",
+        "replica": "INT",
+        "policy": "STRING",
+        "backend": "STRING",
+        "tuples_in": "BIGINT",
+        "tuples_out": "BIGINT",
+        "cpu_us": "BIGINT",
+        "wait_us": "BIGINT",
+        "busy_ms": "BIGINT",
+        "idle_ms": "BIGINT",
+        "full_ms": "BIGINT",
+        "queue": "BIGINT",
+        "queue_max": "BIGINT",
+        "age_ms": "BIGINT",
+        "latency_us": "BIGINT",
+        "verdict": "INT",
+        "held_by": "STRING",
+        "psi_cpu": "INT",  # 0.01%
+        "psi_io": "INT",
+        "psi_memory": "INT",
+        "what": "STRING",
+        "about": "STRING",
+        "value": "STRING",
+        "count": "BIGINT",
+        "file": "STRING",
+        "line": "INT",
+        "why": "STRING",
+        "text": "STRING",
+        "last_seq": "BIGINT",
+        "good": "BIGINT",
+        "bad": "BIGINT",
+        "repeated": "BIGINT",
+    }
+)
+
+_ROW = ("date", "node", "seq", "t", "file")
+# table -> its columns
+KINDS = MappingProxyType(
+    {
+        "operator": (
+            *_ROW,
+            *("d", "machine", "engine", "epoch", "query", "operator", "replica"),
+            *("policy", "backend", "tuples_in", "tuples_out", "cpu_us", "wait_us"),
+            *("busy_ms", "idle_ms", "full_ms", "queue", "queue_max", "age_ms", "latency_us"),
+            *("verdict", "held_by", "psi_cpu", "psi_io", "psi_memory"),
+        ),
+        "event": (*_ROW, "engine", "what", "about", "value", "count"),
+        "topology": (*_ROW, "machine", "engine", "epoch", "text"),  # text: the line itself
+        "bad": ("date", "node", "file", "line", "why", "text"),
+        "file": ("date", "node", "file", "seq", "last_seq", "good", "bad", "repeated"),
+    }
+)
+
+
+def ddl(columns: "tuple[str, ...] | list[str]") -> str:
+    """A schema as Spark reads it."""
+    return ", ".join(f"`{name}` {COLUMNS[name]}" for name in columns)
+
+
+WIDE = ddl([*COLUMNS])

@@ -1,0 +1,21 @@
+"""One small Spark for all tests here."""
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+if importlib.util.find_spec("pyspark") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[object]:
+    if shutil.which("java") is None:
+        pytest.skip("needs java")
+    from sched_ctl.pipeline.spark import spark as started
+
+    settings = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "1"}
+    with started("tests", "local[1]", settings) as made:
+        yield made

@@ -1,0 +1,195 @@
+"""The fleet's pipeline, by telemetry whose truth is known."""
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sched_ctl.errors import UserError
+from sched_ctl.pipeline import generate, ingest
+from sched_ctl.pipeline.profile import profile
+from sched_ctl.pipeline.store import Batch, Fleet, Taken
+from sched_ctl.telemetry import profiles, records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.needs("java")]
+
+PLAN = generate.Plan(
+    nodes=3, seconds=600, file_s=300, queries=2, bad_lines=2, torn=1, repeated=1, skew=2, level=1
+)
+
+SMALL = generate.Plan(nodes=2, seconds=60, file_s=60, queries=1, repeated=1, level=1)
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL: nothing after it is done."""
+
+
+def lines_in(fleet: Fleet) -> tuple[int, int]:
+    """Operator rows, and how many of them differ."""
+    frame = fleet.read("operator")
+    key = ["node", "seq", "query", "operator"]
+    [row] = frame.selectExpr("count(*) AS n", f"count(DISTINCT {', '.join(key)}) AS k").collect()
+    return row["n"], row["k"]
+
+
+def test_each_good_record_once_whatever_lies_there(spark: "SparkSession", tmp_path: Path) -> None:
+    truth = generate.generate(tmp_path / "in" / "some" / "where", PLAN)
+    (tmp_path / "in" / "notes.txt").write_text("hello")
+    (tmp_path / "in" / "gw-9-20261122T061500Z-5.jsonl.gz").write_bytes(b"")
+    (tmp_path / "in" / "gw-9-20261122T061500Z-6.jsonl.gz").write_bytes(b"no gzip, no JSON\n")
+    (tmp_path / "in" / "gw-9-20261122T061500Z-7.jsonl.gz.part").write_bytes(b"grows")
+    done = ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"), batch_bytes=60_000)
+    assert done.batches > 1
+    fleet = Fleet(spark, str(tmp_path / "out"))
+    assert lines_in(fleet) == (truth.operator_rows, truth.operator_rows)
+    assert done.rows == truth.operator_rows
+    # The repeated file has its bad lines, and was torn, again.
+    assert done.bad == truth.bad + PLAN.bad_lines + 1 + 1
+    assert sorted(name.partition(": ")[2] for name in done.named) == [
+        "empty",
+        "not called as a recorded file is",
+    ]
+    bad = fleet.read("bad").collect()
+    assert len(bad) == done.bad
+    [noise] = [row for row in bad if row["node"] == "gw-9"]
+    assert (noise["file"], noise["line"]) == ("gw-9-20261122T061500Z-6.jsonl.gz", 1)
+    assert noise["text"].startswith("no gzip")
+    assert {row["why"] for row in bad if row["node"] != "gw-9"} >= {"torn: the line has no end"}
+    # What was read is what was written.
+    [sums] = fleet.read("operator").selectExpr("sum(tuples_in) AS i", "sum(cpu_us) AS c").collect()
+    expected = {"i": 0, "c": 0}
+    from sched_ctl.telemetry import reading
+
+    for path in truth.files:
+        for line in reading.read(path):
+            if not isinstance(line, reading.Bad) and isinstance(line[1], records.Record):
+                expected["i"] += sum(filter(None, line[1].tuples_in or []))
+                expected["c"] += sum(filter(None, line[1].cpu or []))
+    assert sums.asDict() == expected
+    # Once more adds nothing; neither does a copy under another name, which is a file of its own.
+    again = ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    assert (again.files, again.batches) == (0, 0)
+    first = truth.files[-1]
+    name = records.FileName.parse(first.name)
+    assert name is not None
+    shutil.copy(first, first.with_name(str(records.FileName(name.node, name.start, 77))))
+    again = ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    assert (again.files, again.rows) == (1, 0)
+    assert again.repeated > 0
+    assert lines_in(Fleet(spark, str(tmp_path / "out")))[0] == truth.operator_rows
+
+
+def test_killed_at_each_step(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after each write, before, in and after each entry."""
+    truth = generate.generate(tmp_path / "in", SMALL)
+    steps = {"left": 0}
+    real = {name: getattr(Fleet, name) for name in ("commit", "_put", "remove")}
+    write = ingest._write
+
+    def step() -> None:
+        if steps["left"] == 0:
+            raise Killed
+        steps["left"] -= 1
+
+    def around(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            step()
+            result = function(*arguments)
+            step()
+            return result
+
+        return call
+
+    for name, function in real.items():
+        monkeypatch.setattr(Fleet, name, around(function))
+    monkeypatch.setattr(ingest, "_write", around(write))
+    kills = 0
+    for left in itertools.count():
+        steps["left"] = left
+        try:
+            ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+        except Killed:
+            kills += 1
+            assert kills < 20
+            continue
+        break
+    assert kills >= 8  # two writes, as lines are there twice; a removal; an entry
+    steps["left"] = 10**9
+    fleet = Fleet(spark, str(tmp_path / "out"))
+    assert lines_in(fleet) == (truth.operator_rows, truth.operator_rows)
+    folders = {path.name for path in (tmp_path / "out" / "data").iterdir()}
+    assert folders == {
+        f"batch={batch.folder}" for batch in fleet.batches
+    }  # nothing is left of the killed
+
+
+def test_of_two_at_once_one_gets_the_number(spark: "SparkSession", tmp_path: Path) -> None:
+    one, other = (Fleet(spark, str(tmp_path)) for _ in range(2))
+    one.commit(Batch(folder=one.new_folder(), files=[]))
+    with pytest.raises(Taken):
+        other.commit(Batch(folder=other.new_folder(), files=[]))
+    other.refresh()
+    other.commit(Batch(folder=other.new_folder(), files=[]))
+    assert len(Fleet(spark, str(tmp_path)).batches) == 2
+
+
+def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Path) -> None:
+    truth = generate.generate(tmp_path / "in", PLAN)
+    held = tmp_path / "held"
+    held.mkdir()
+    late = [Path(shutil.move(path, held)) for path in truth.files[2:4]]
+    source, out, checkpoint = (str(tmp_path / name) for name in ("in", "out", "checkpoint"))
+    ingest.ingest(spark, source, out)
+    for path in late:
+        shutil.move(path, tmp_path / "in")
+    done = ingest.follow(spark, source, out, checkpoint, once=True)
+    assert done.files == 2  # what the batch job took in is known to the stream
+    assert lines_in(Fleet(spark, out))[0] == truth.operator_rows
+    assert ingest.ingest(spark, source, out).files == 0
+
+
+def test_nothing_there(spark: "SparkSession", tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no"):
+        ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    (tmp_path / "in").mkdir()
+    with pytest.raises(UserError, match="no recorded files"):
+        ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+
+
+def test_a_profile_is_the_truth(spark: "SparkSession", tmp_path: Path) -> None:
+    plan = generate.Plan(
+        nodes=4, seconds=4 * 3600, file_s=4 * 3600, queries=2, drift_a_day=2.0, level=1
+    )
+    truth = generate.generate(tmp_path / "in", plan)
+    ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    made = profile(Fleet(spark, str(tmp_path / "out")))
+    assert {query.machine for query in made.queries} == {f"{m}, 2 CPUs" for m in generate.MACHINES}
+    for query in made.queries:
+        factor = plan.slow_factor if "slow" in query.machine else 1.0
+        assert [o.name for o in query.operators] == [f"o{k}" for k in range(5)]
+        assert query.edges == [(k, k + 1, 1.0) for k in range(4)]
+        for operator in query.operators:
+            label = f"{query.name}/{operator.name}"
+            assert (operator.nodes, operator.hours) == (2, 8.0)
+            assert operator.selectivity == pytest.approx(truth.selectivity[label], rel=0.02)
+            assert operator.cost is not None
+            drifts = label == "q0/o1"
+            expected = truth.cost_us[label] * 1e-6 * factor * (1 + 2.0 * (2 / 24) * drifts)
+            assert operator.cost == pytest.approx(expected, rel=0.05)
+            assert operator.drift_a_day is not None
+            if drifts:
+                assert operator.drift_a_day > 1.0
+            else:
+                assert abs(operator.drift_a_day) < 0.3
+            low, middle, high = operator.cost_quantiles
+            assert low <= middle <= high  # type: ignore[operator]
+    path = tmp_path / "profile.json"
+    profiles.write(path, made)
+    assert profiles.read(path) == made

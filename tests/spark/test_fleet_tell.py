@@ -1,0 +1,111 @@
+"""What the fleet's tables tell, against the truth of generated telemetry."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sched_ctl.errors import UserError
+from sched_ctl.metrics.verdicts import Verdict
+from sched_ctl.pipeline import compare, generate, ingest, sweep
+from sched_ctl.pipeline.bottlenecks import held
+from sched_ctl.pipeline.report import report
+from sched_ctl.pipeline.store import Fleet
+from sched_ctl.telemetry import profiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.needs("java")]
+
+PLAN = generate.Plan(
+    nodes=4,
+    seconds=3600,
+    queries=2,
+    policies=(("os", 1.0), ("hr", 0.6), ("fcfs", 1.0)),
+    policy_s=120,
+    fault=(600, 1200),
+    fault_nodes=2,
+    level=1,
+)
+
+
+@pytest.fixture(scope="module")
+def fleet(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    folder = tmp_path_factory.mktemp("fleet")
+    generate.generate(folder / "in", PLAN)
+    ingest.ingest(spark, str(folder / "in"), str(folder / "out"))
+    return Fleet(spark, str(folder / "out"))
+
+
+def test_the_bottleneck_is_the_one_that_was_made(fleet: Fleet) -> None:
+    [found] = held(fleet)
+    assert (found.query, found.operator) == ("q0", "o2")
+    assert found.verdict is Verdict.SINGLE_THREAD_BOUND
+    assert "replicas" in found.advice
+    assert (found.nodes, found.spans) == (2, 2)
+    assert found.held_s == 2 * 600
+    assert found.longest_s == 600
+    assert found.lost_s == 2 * 2 * 600  # and as long of the one that it held
+    assert found.share == pytest.approx(600 / 3600 / 2)
+
+
+def test_policies_at_equal_load(fleet: Fleet) -> None:
+    found = {(c.policy, c.figure): c for c in compare.compare(fleet)}
+    assert {c.base for c in found.values()} == {"os"}
+    faster = found["hr", "latency"]
+    assert faster.value == pytest.approx(0.6, rel=0.08)
+    assert faster.low < 0.63
+    assert faster.tells
+    assert faster.nodes == 4
+    alike = found["fcfs", "latency"]
+    assert alike.low < 1.0 < alike.high or abs(alike.value - 1) < 0.05
+    assert found["hr", "throughput"].value == pytest.approx(1.0, rel=0.1)
+    other = {(c.policy, c.figure): c for c in compare.compare(fleet, "hr")}
+    assert other["os", "latency"].value == pytest.approx(1 / faster.value, rel=0.05)
+    with pytest.raises(UserError, match="no record is of policy qs"):
+        compare.compare(fleet, "qs")
+
+
+def test_the_page_is_whole_and_alone(fleet: Fleet) -> None:
+    text = report(fleet)
+    assert "4 nodes, 2 queries" in text
+    assert text.count("<figure>") == 5
+    assert text.count("<svg") == 5
+    assert "q0/o2" in text
+    assert "single-thread-bound" in text
+    assert not re.search(r"(src|href)=|https?://|nan|None", text)
+    assert len(text) < 200_000
+    assert "prefers-color-scheme" in text
+
+
+def test_a_sweep_is_gone_on_with(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operators = [
+        profiles.Operator(name="a", cost=1e-3, selectivity=0.1, input_rate=100.0),
+        profiles.Operator(name="b", cost=1e-2, selectivity=1.0, input_rate=10.0),
+    ]
+    made = profiles.Profile(
+        queries=[
+            profiles.Query(
+                engine="lab",
+                machine="m, 1 CPUs",
+                name="q",
+                operators=operators,
+                edges=[(0, 1, 1.0)],
+            )
+        ]
+    )
+    out = str(tmp_path / "sweep")
+    first = sweep.sweep(spark, made, out, ["os", "hr"], [0.5], 1, 5.0)
+    assert len(first) == 2
+    direct = sweep.task(made, ("m, 1 CPUs", "hr", 0.5, 1, 5.0))
+    assert direct in first  # a worker finds what we find
+    ran: list[int] = []
+    monkeypatch.setattr(sweep, "_runner", lambda _: ran.append(1))
+    assert sweep.sweep(spark, made, out, ["os", "hr"], [0.5], 1, 5.0) == first
+    assert not ran
+    with pytest.raises(UserError, match="nosuch"):
+        sweep.sweep(spark, made, out, ["nosuch"], [0.5], 1, 5.0)

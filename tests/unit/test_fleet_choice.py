@@ -1,0 +1,105 @@
+"""What is made of the fleet's figures without Spark: the sweep's choice, drop-ins, drawings."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sched_ctl.config.files import load
+from sched_ctl.pipeline import page, sweep
+from sched_ctl.telemetry import profiles
+
+
+def rows(**by_policy: float) -> list[dict[str, Any]]:
+    """Figures that are the same at each load but for a factor that all share."""
+    return [
+        {
+            "machine": "fast, 2 CPUs",
+            "policy": policy,
+            "load": at,
+            "seed": seed,
+            "duration": 1.0,
+            "mean": value * at * (1 + 0.01 * ((seed * 7 + len(policy)) % 3)),
+            "p99": value,
+            "slowdown": 2.0,
+            "memory": 1.0,
+            "stable": True,
+        }
+        for policy, value in by_policy.items()
+        for at in (0.5, 1.0)
+        for seed in range(4)
+    ]
+
+
+def test_the_best_policy_with_its_margin() -> None:
+    choices = {c.goal: c for c in sweep.best(rows(os=4.0, hr=1.0, qs=2.0))}
+    assert (choices["latency"].policy, choices["latency"].next_policy) == ("hr", "qs")
+    assert choices["latency"].margin == pytest.approx(1.0, rel=0.05)
+    assert choices["latency"].gain == pytest.approx(0.75, rel=0.05)
+    assert choices["latency"].sure
+    assert not choices["slowdown"].sure  # all alike
+    # A task that one policy has not run counts for none.
+    partly = [r for r in rows(hr=1.0, qs=2.0) if (r["policy"], r["load"]) != ("qs", 1.0)]
+    assert {c.goal: c for c in sweep.best(partly)}["tail"].margin == pytest.approx(1.0)
+    assert sweep.best(rows(hr=1.0)) == []
+
+
+def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
+    choices = sweep.best(rows(os=4.0, hr=1.0, qs=2.0))
+    folder = tmp_path / "sched-ctl.d"
+    [path] = sweep.write_drop_ins(folder, choices, "latency")
+    assert "75% below the system's own" in path.read_text()
+    (tmp_path / "sched-ctl.toml").write_text("")
+    settings = load(tmp_path / "sched-ctl.toml")
+    assert [section.policy for section in settings.policy] == ["hr"]
+
+
+def test_a_task_runs_in_the_simulator() -> None:
+    operators = [
+        profiles.Operator(name="a", cost=1e-4, selectivity=0.5, input_rate=1000.0),
+        profiles.Operator(name="b", cost=1e-3, selectivity=1.0, input_rate=500.0),
+    ]
+    query = profiles.Query(
+        engine="lab", machine="m, 2 CPUs", name="q", operators=operators, edges=[(0, 1, 1.0)]
+    )
+    assert sweep.cpus_of("m, 2 CPUs") == 2
+    assert sweep.cpus_of("m") == 1
+    made = profiles.Profile(queries=[query])
+    light, heavy = (sweep.task(made, ("m, 2 CPUs", "hr", at, 1, 5.0)) for at in (0.3, 0.9))
+    assert heavy["stable"]
+    assert 0.0011 / 2 < light["mean"] < heavy["mean"]
+
+
+def drawings() -> list[str]:
+    nan = math.nan
+    return [
+        page.bars([("gw-1 <&>", 0.5, "50%"), ("x", 0.0, "0%")], "w"),
+        page.bars([], "w"),
+        page.lines([(f"n{i}", [(0.0, 1.0), (60.0, 2.0)]) for i in range(8)], "%", "w"),
+        page.lines([("n", [])], "%", "w"),
+        page.heat(["a", "b"], ["o1", "o2"], [[0.0, 1.0], [nan, 0.5]], "w"),
+        page.heat([], [], [], "w"),
+        page.letter_values([("hr", [1.0, 2.0, 4.0, 8.0, 16.0]), ("os", [2.0] * 5)], "ms", "w"),
+        page.letter_values([], "ms", "w"),
+        page.forest([("hr", 0.5, 0.4, 0.6), ("qs", 1.1, nan, nan)], "w"),
+    ]
+
+
+def test_drawings_are_whole_and_inside_their_frame() -> None:
+    for drawn in drawings():
+        root = ET.fromstring(drawn)
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        assert "nan" not in drawn and "inf" not in drawn
+        for shape in root.iter():
+            for key, limit in (("x", width), ("cx", width), ("y", height), ("cy", height)):
+                value = float(shape.attrib.get(key, 0))
+                assert -0.1 <= value <= limit + 0.1, (drawn, shape.tag, shape.attrib)
+            if "width" in shape.attrib:
+                right = float(shape.attrib["x"]) + float(shape.attrib["width"])
+                assert right <= width + 0.1
+    text = page.table(("a", ">b"), [("<script>", 1)])
+    assert "<script>" not in text
+    assert re.search(r"<td class=r>1</td>", text)
