@@ -1,5 +1,6 @@
 """A Spark of our own, or a cluster's; what is missing is said in words."""
 
+import logging
 import os
 import re
 import shutil
@@ -96,6 +97,7 @@ def spark(
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each end
     # Its workers must have what we have, whatever `python3` in PATH is.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
