@@ -52,6 +52,7 @@ class Scenario:
 
 OS = Phase()
 HR, BSD, BALANCED, FCFS = (Phase(name, name) for name in ("hr", "bsd", "balanced", "fcfs"))
+AUTO = Phase("auto", "light-first", {"within": "balanced"})  # of several queries
 MULTI = Phase("multi-class", "multi-class", LIGHT_FIRST)
 FOLLOWING = ("--policy", "hr", *(f"--helper={role}=follow" for role in ("fetcher", "flusher")))
 FOLLOWED = tuple(
@@ -80,13 +81,13 @@ def at(timeout_ms: int, **more: Any) -> dict[str, Any]:
 
 
 SCENARIOS = {
-    "light": Scenario(PAIR, (HR, MULTI, BALANCED)),
+    "light": Scenario(PAIR, (HR, MULTI, BALANCED, AUTO)),
     "light-bsd": Scenario(PAIR, (BSD, FCFS)),
-    "light-10": Scenario(PAIR, (HR, MULTI, BALANCED), at(10), real_time_input=False),
+    "light-10": Scenario(PAIR, (HR, MULTI, BALANCED, AUTO), at(10), real_time_input=False),
     "light-10-follow": Scenario(PAIR, FOLLOWED, at(10), real_time_input=False),
     "light-10-trace": Scenario(PAIR, (MULTI,), at(10), real_time_input=False, trace=True),
-    "light-100": Scenario(PAIR, (HR, MULTI, BALANCED), at(100), real_time_input=False),
-    "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED), at(0, **CHAINED)),
+    "light-100": Scenario(PAIR, (HR, MULTI, BALANCED, AUTO), at(100), real_time_input=False),
+    "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED, AUTO), at(0, **CHAINED)),
     "light-default": Scenario(PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False),
     "light-hog": Scenario(PAIR, (MULTI, BALANCED), at(10), real_time_input=False, hog=True),
     "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),

@@ -343,8 +343,8 @@ def test_bad_options(name: str, options: Mapping[str, object], text: str) -> Non
 def test_light_first_places_every_operator_of_a_light_query_above_those_of_a_heavy_one() -> None:
     both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
 
-    def rank(*cpu_use: float) -> list[float]:
-        of = urgency("light-first", frame(both, cpu_use=cpu_use))
+    def rank(*cpu_use: float, utilisation: Sequence[float] = (0.1, 0.1, 1.0, 0.3)) -> list[float]:
+        of = urgency("light-first", frame(both, cpu_use=cpu_use, utilisation=utilisation))
         assert len(set(of.at(np.zeros(4), np.zeros(4)))) == 1
         return [float(value) for value in of.rank]
 
@@ -353,5 +353,25 @@ def test_light_first_places_every_operator_of_a_light_query_above_those_of_a_hea
     assert rank(0.18, 0.18, 0.3, 0.29) == [1, 1, 1, 1]
     assert rank(0.18, 0.18, 0.3, 0.31) == [1, 1, 0, 0]
     assert rank(NAN, NAN, NAN, NAN) == [1, 1, 1, 1]
+    # One that uses much but keeps up is not heavy, nor one that is saturated and uses little.
+    assert rank(0.02, 0.02, 0.5, 0.4, utilisation=(0.1, 0.1, 0.9, NAN)) == [1, 1, 1, 1]
+    assert rank(0.02, 0.02, 0.5, 0.4, utilisation=(1.0, 1.0, 0.9, 0.9)) == [1, 1, 1, 1]
     with pytest.raises(UserError, match="must be above 1"):
         registry.policy("light-first", {"heavy": 1})
+
+
+def test_light_first_orders_each_of_its_ranks_by_another_policy() -> None:
+    both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
+    of = measured(both, [1e-3, 2e-3, 4e-3, 1e-6], [1, 1, 1, 1])
+    use = {"cpu_use": array(0.02, 0.02, 0.5, 0.4), "utilisation": array(0, 0, 1, 1)}
+    of = OperatorFrame(of.operators, of.graph, {**of.columns, **use})
+    ranks, within = urgency("light-first", of, within="balanced"), urgency("balanced", of)
+    assert ranks.rank.tolist() == [1, 1, 0, 0]
+    assert_allclose(ranks.per_second, within.per_second)
+    assert_allclose(ranks.static, within.static)
+    # Two ranks of its own stay apart, and inside those of light and heavy.
+    order = urgency("light-first", of, within="min-latency").rank
+    assert order[2] < order[3] < order[0] < order[1]
+    for inner in ("light-first", "no-such"):
+        with pytest.raises(UserError):
+            registry.policy("light-first", {"within": inner})
