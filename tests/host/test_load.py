@@ -133,7 +133,11 @@ def test_a_stopped_engine_holds_up_no_other(run_dir: Path) -> None:
     with (
         spe() as stopped,
         spe("stats") as other,
-        loaded(run_dir, "--engine", stopped.name, "--stale-after", "1", *BACKEND, engine=other),
+        loaded(
+            run_dir,
+            *("--policy", "hr", "--engine", stopped.name, "--stale-after", "1", *BACKEND),
+            engine=other,
+        ),
     ):
         scheduled(run_dir, other)
         scheduled(run_dir, stopped)
