@@ -276,14 +276,14 @@ def check_ejected_and_back_and_restore_after_kill_9() -> None:
     Path("/proc/sys/kernel/sysrq").write_text("1")
     with labspe() as engine:
         before = state(engine)
-        with loaded(engine, "--share", "one=4") as load:
+        with loaded(engine, "--policy", "hr", "--share", "one=4") as load:
             load.wait(lambda: load.is_scheduling("scx"), "scheduled by scx")
             Path("/proc/sysrq-trigger").write_text("S")
             began_s = time.monotonic()
             load.wait(lambda: load.is_scheduling("cgroup2+nice"), "the next backend")
             now, status = state(engine), load.seen  # it goes back in five seconds
             [rule] = status["policies"]
-            assert rule["policy"] == "light-first", rule  # what "auto" means there
+            assert rule["policy"] == "hr", rule
             assert len({group for name, (_, _, group) in now.items() if name in OPERATORS}) == 2
             assert len({nice for name, (_, nice, _) in now.items() if name in OPERATORS}) > 1, now
             assert all(now[name][0] == sched.OTHER for name in OPERATORS), now
@@ -303,7 +303,7 @@ def check_ejected_and_back_and_restore_after_kill_9() -> None:
                 name: x[1:] for name, x in before.items()
             }
             [rule] = load.status()["policies"]
-            assert rule["policy"] == "light-first"
+            assert rule["policy"] == "hr"
 
             load.process.kill()
             load.process.wait()
