@@ -125,6 +125,8 @@ def _asked() -> Iterator[Connection]:
             states = 1 << ESTABLISHED | 1 << CLOSE_WAIT
             answers: tuple[Any, ...] = diag.get_sock_stats(family=family, states=states)
             for answer in answers:
+                if answer.get("idiag_inode") is None:  # an error, where the kernel has no tcp_diag
+                    continue
                 yield Connection(
                     answer["idiag_inode"],
                     (_plain(answer["idiag_src"]), answer["idiag_sport"]),

@@ -221,3 +221,10 @@ def test_a_backlog_is_that_of_the_only_ingress() -> None:
     np.testing.assert_equal(column(chain, dict), [np.nan] * 3)
     two = replace(chain, edges=chain.edges[1:])  # the first and the second are ingresses
     np.testing.assert_equal(column(two, lambda: {PID: 77}), [np.nan] * 3)
+
+
+def test_an_answer_that_is_no_socket_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyroute2 = pytest.importorskip("pyroute2")
+    # What the kernel says where it lacks tcp_diag: a message without a socket's fields.
+    monkeypatch.setattr(pyroute2.DiagSocket, "get_sock_stats", lambda *_, **__: ({"header": {}},))
+    assert list(sockdiag._asked()) == []
