@@ -74,6 +74,9 @@ VARIANTS: Mapping[str, Job] = {
     "scx-hr-aging": scx("hr", hints={"gap_s": 0.05}),
     "scx-balanced": scx("balanced"),
     "scx-balanced-30": scx("balanced", options={"patience": 30.0}),
+    # With the use of the CPU that is seen, each second; and the same without heavy queries.
+    "scx-balanced-seen": scx("balanced", period_s=1.0, measured=True),
+    "scx-balanced-equal": scx("balanced", options={"heavy": 0}, period_s=1.0, measured=True),
     "scx-bsd": scx("bsd"),
     **{
         f"scx-{name}-none": scx(name, options={"sharing": "none"})

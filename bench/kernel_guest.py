@@ -13,8 +13,9 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from sched_ctl.backends.pool import Pool
 from sched_ctl.backends.scx.hints import Limits, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
-from sched_ctl.backends.scx.slots import numbers
+from sched_ctl.backends.scx.slots import numbers, rivals
 from sched_ctl.drivers.lab import driver
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 from sched_ctl.lab import engine as lab
@@ -39,6 +40,7 @@ from sched_ctl.workloads import workload
 
 SCHED_EXT = 7
 PREFIX = "@@"
+WINDOW = 3  # periods over which is measured what a policy does not get true
 Job = Mapping[str, Any]
 
 
@@ -53,8 +55,13 @@ def node_of(path: Path, job: Job) -> Node:
     return node
 
 
-def schedule_of(node: Node, policy: Policy, snapshot: Snapshot) -> Schedule:
-    """What the policy decides now for the engine's threads, in the order of its operators."""
+def schedule_of(
+    node: Node, policy: Policy, snapshot: Snapshot, since: Snapshot | None = None
+) -> Schedule:
+    """What the policy decides now for the engine's threads, in the order of its operators.
+
+    since: use of the CPU and utilisation are what was seen from then on, not the true ones.
+    """
     mine = {(o.query, o.name): row for row, o in enumerate(node.topology.operators)}
     operators = snapshot.topology.operators
     rows = np.array([mine[o.query, o.name] for o in operators], dtype=np.intp)
@@ -63,7 +70,14 @@ def schedule_of(node: Node, policy: Policy, snapshot: Snapshot) -> Schedule:
     size[rows] = snapshot.columns["queue_size"]
     age[rows] = snapshot.columns["head_age"]
     observed: tuple[Array, Array] = size, age
-    form = policy.urgency(node.frame(policy, 0.0, observed)).take(rows)
+    frame = node.frame(policy, 0.0, observed)
+    if since is not None:
+        seen = {"cpu_use": np.zeros(node.n), "utilisation": np.zeros(node.n)}
+        seconds = snapshot.time_s - since.time_s
+        cpu, idle = (snapshot.columns[c] - since.columns[c] for c in ("cpu_time", "idle_time"))
+        seen["cpu_use"][rows], seen["utilisation"][rows] = cpu / seconds, 1.0 - idle / seconds
+        frame = replace(frame, columns={**frame.columns, **seen})
+    form = policy.urgency(frame).take(rows)
     return Schedule(
         scope="bench",
         policy=policy.name,
@@ -139,6 +153,7 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
             flags["SLOT_ACTIVE"]
             | (told & found.by_age) * flags["SLOT_LIVE_AGE"]
             | (told & (found.per_tuple > 0)) * flags["SLOT_LIVE_LENGTH"]
+            | rivals([schedule]) * flags["SLOT_RIVALS"]
             | options.get("slot_flags", 0)
         )
         for slot, thread in enumerate(schedule.threads, 1):
@@ -237,14 +252,17 @@ def run(job: Job) -> dict[str, Any]:
             policy = policy or registry.policy("fcfs")
             node = node_of(path, job)
             view = driver.connect(next(t for t in driver.find() if t.pid == engine.pid))
-            enforce(schedule_of(node, policy, view.poll(1.0)))
+            seen = deque([view.poll(1.0)], maxlen=WINDOW)
+            enforce(schedule_of(node, policy, seen[0]))
             if period_s := job.get("period_s"):
                 deadline = time.monotonic()
                 while engine.process.poll() is None:
                     deadline += period_s
                     time.sleep(max(0.0, deadline - time.monotonic()))
                     with contextlib.suppress(Exception):  # it ends meanwhile
-                        enforce(schedule_of(node, policy, view.poll(1.0)))
+                        since = seen[0] if job.get("measured") else None
+                        seen.append(view.poll(1.0))
+                        enforce(schedule_of(node, policy, seen[-1], since))
         result: dict[str, Any] = json.loads(engine.results())
         took = time.monotonic() - began
         result["others"] = [(cpu_s(p) - u) / took for p, u in zip(others, used, strict=True)]

@@ -194,16 +194,21 @@ subprogram u64 cgroup_charge(u64 group, u64 weight, u64 ran_ns)
 subprogram int charge_limit(u32 cgroup, u64 quota_ns, u64 period_ns, u64 ran_ns, u64 now_ns)
 {
 	struct cgroup_state *s = state_of(cgroup);
-	u64 periods;
+	u64 began_ns = s->period_ns, periods = 0;
+	s64 paid_ns;
 
 	if (period_ns < MS)
 		period_ns = MS;
-	periods = (now_ns - s->period_ns) / period_ns;
-	if (periods) {
-		s->period_ns += periods * period_ns;
-		s->used_ns = periods > 1000 ? 0 : s->used_ns - (s64)(quota_ns * periods);
-		if (s->used_ns < 0)
-			s->used_ns = 0;
+	/* Clocks of CPUs differ a little: this one may be behind that of who began the period. */
+	if ((s64)(now_ns - began_ns) > 0)
+		periods = (now_ns - began_ns) / period_ns;
+	/* One CPU takes the quotas off; what others charge meanwhile stays. */
+	if (periods && __sync_bool_compare_and_swap(&s->period_ns, began_ns,
+						    began_ns + periods * period_ns)) {
+		paid_ns = s->used_ns;
+		if (periods <= 1000 && paid_ns > (s64)(quota_ns * periods))
+			paid_ns = quota_ns * periods;
+		__sync_fetch_and_add(&s->used_ns, -paid_ns);
 	}
 	if (ran_ns)
 		__sync_fetch_and_add(&s->used_ns, ran_ns);

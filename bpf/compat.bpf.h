@@ -25,6 +25,8 @@ extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 extern u32 scx_bpf_nr_cpu_ids(void) __ksym;
 extern void scx_bpf_error_bstr(char *fmt, unsigned long long *data, u32 size) __ksym;
 extern void scx_bpf_dump_bstr(char *fmt, unsigned long long *data, u32 size) __ksym;
+extern struct task_struct *bpf_task_from_pid(s32 pid) __ksym;
+extern void bpf_task_release(struct task_struct *p) __ksym;
 extern void bpf_rcu_read_lock(void) __ksym;
 extern void bpf_rcu_read_unlock(void) __ksym;
 extern bool bpf_cpumask_test_cpu(u32 cpu, const struct cpumask *mask) __ksym;

@@ -71,7 +71,12 @@ struct rq {
 	u64 clock;
 };
 
+struct scx_dispatch_q {
+	u64 id;
+};
+
 struct sched_ext_entity {
+	struct scx_dispatch_q *dsq;	/* which it waits in */
 	u32 flags;
 	u32 weight;
 	unsigned long runnable_at;	/* jiffies; since when it could run and did not */

@@ -197,13 +197,16 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
  * Who has not slept for STANDING has a queue that stands, as that of a saturated query does: how
  * long tuples wait there says how much room there is, not that the operator was kept from the CPU,
  * and no order makes it shorter. So its age is the time that it has waited for the CPU since it ran
- * last; with the age of its tuples it would hold up every query that is not saturated.
+ * last; with the age of its tuples it would hold up every query that is not saturated. Where only
+ * operators of its own query are compared with it nobody is held up, and the age of tuples keeps
+ * the batches that a saturated query lives on.
  */
 static __always_inline void renew_age(u32 slot, u64 now_ns, u64 ran_ns)
 {
 	struct thread *t = &threads[slot];
 
-	if (t->outside || (slots[slot].depth && (s64)(now_ns - t->woken_ns - STANDING) > 0)) {
+	if (t->outside || ((slots[slot].flags & SLOT_RIVALS) && slots[slot].depth &&
+			   (s64)(now_ns - t->woken_ns - STANDING) > 0)) {
 		t->origin_ns = now_ns;
 		return;
 	}
@@ -347,7 +350,8 @@ subprogram u64 exact_best(u64 dsq, s32 cpu, u64 now_ns, u64 *best_urgency)
 		slot = packed_slot(p->scx.dsq_vtime);
 		u = exact_urgency(slot, now_ns);
 		record(TRACE_COMPARE, slot, now_ns, u);
-		if (!best || u > best_u) {
+		if (!best || u > best_u ||
+		    (u == best_u && slots[slot].slope > slots[packed_slot(best)].slope)) {
 			best = p->scx.dsq_vtime;
 			best_u = u;
 		}
@@ -361,7 +365,8 @@ subprogram u64 exact_best(u64 dsq, s32 cpu, u64 now_ns, u64 *best_urgency)
 /*
  * Move the thread with this packed vtime from the DSQ to this CPU. Its affinity may have changed
  * since it was chosen, and moving it to a forbidden CPU would be the end of us; if it changes
- * after it was found here, the thread is queued anew and the kernel does not move it.
+ * after it was looked at here, the thread is queued anew and the kernel does not move it. The
+ * iterator is not advanced: it says which queue is meant, and what was queued by now.
  */
 subprogram int move_exactly(u64 dsq, u64 packed, s32 cpu)
 {
@@ -369,14 +374,13 @@ subprogram int move_exactly(u64 dsq, u64 packed, s32 cpu)
 	struct task_struct *p;
 	bool moved = false;
 
+	p = bpf_task_from_pid(threads[packed_slot(packed)].tid);
+	if (!p)
+		return 0;
 	bpf_iter_scx_dsq_new(&it, dsq, 0);
-	while ((p = bpf_iter_scx_dsq_next(&it))) {
-		if (p->scx.dsq_vtime != packed)
-			continue;
-		moved = may_run(p, cpu) && dsq_move(&it, p);
-		break;
-	}
+	moved = p->scx.dsq_vtime == packed && may_run(p, cpu) && dsq_move(&it, p);
 	bpf_iter_scx_dsq_destroy(&it);
+	bpf_task_release(p);
 	return moved;
 }
 
@@ -496,7 +500,10 @@ subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candida
 			/* A queue that the controller no longer uses is drained first. */
 			u = i < n ? urgency(i, queues[llc].head_key[i], now_ns) : ~0ULL;
 		}
-		if (best->queue < 0 || u > best->urgency) {
+		/* Of those of no age, the one that will be the most urgent. */
+		if (best->queue < 0 || u > best->urgency ||
+		    (u == best->urgency && control.queues[i].slope >
+					   control.queues[best->queue & (MAX_QUEUES - 1)].slope)) {
 			best->urgency = u;
 			best->exact = exact;
 			best->queue = i;

@@ -49,7 +49,7 @@
  *
  * 6. TRUST. Hints count while the heartbeat is young; after that every thread is "other". Leads
  *    are bounded, and an operator that waits longer than control.starvation_ms runs whatever the
- *    hints say, one in control.rescue_ms. All indices from shared memory are masked. If the
+ *    hints say, in its turn (starve.bpf.h). All indices from shared memory are masked. If the
  *    controller dies, the link closes and the kernel takes all threads back to the fair class.
  */
 #include "kernel.bpf.h"
@@ -63,8 +63,7 @@
 #include "cgroups.bpf.h"
 #include "fair.bpf.h"
 #include "others.bpf.h"
-
-enum { RESCUE_DEPTH = 128 };
+#include "starve.bpf.h"
 
 #define LEAST_LOSS (MS / 2)	/* the fair class takes more than this; interrupts and drivers less */
 
@@ -131,7 +130,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	now_ns = clock_ns();
 	inherit(slot, now_ns, here());
 	enter_operator(slot, p);
-	threads[slot].queued_ns = now_ns;
+	wait_for_cpu(&threads[slot], now_ns);
 	p->scx.dsq_vtime = key_of(slot, now_ns);
 	dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), 0);
 	return cpu;
@@ -198,7 +197,6 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	now_ns = clock_ns();
 	if ((enq_flags & SCX_ENQ_WAKEUP) || !t->origin_ns)
 		inherit(slot, now_ns, here());
-	t->queued_ns = now_ns;
 	key = key_of(slot, now_ns);
 	queue = slots[slot].queue & (MAX_QUEUES - 1);
 	record(TRACE_ENQUEUE, slot, now_ns, key);
@@ -206,6 +204,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	if (control.preempt_times && (enq_flags & SCX_ENQ_WAKEUP) &&
 	    preempts(queue, key, cpu, now_ns)) {
 		count(preempts);
+		wait_for_cpu(t, now_ns);
 		p->scx.dsq_vtime = key;
 		dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), enq_flags | SCX_ENQ_PREEMPT);
 		return;
@@ -221,6 +220,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		}
 		t->left_ns = 0;
 	}
+	wait_in(t, p, slot, llc, now_ns);
 	mark_waiting(llc, queue, key);
 	dsq_insert_vtime(p, dsq_of(llc, queue), slice, key, enq_flags);
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
@@ -233,54 +233,6 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	else if (kick_idle(p))
 		return;
 	claim_for_operator(slot, key, cpu, now_ns);
-}
-
-/*
- * The thread that waits longest in a queue, beyond `bound_ns`: its packed vtime, or 0. In a queue
- * ordered by lead that is not the head, so look from the tail, but not at more than RESCUE_DEPTH.
- */
-subprogram u64 longest_waiting(u64 dsq, s32 cpu, u64 now_ns, u64 bound_ns)
-{
-	struct bpf_iter_scx_dsq it;
-	struct task_struct *p;
-	u64 found = 0, waited_ns;
-	u32 slot, i;
-
-	bpf_iter_scx_dsq_new(&it, dsq, SCX_DSQ_ITER_REV);
-	for (i = 0; i < RESCUE_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
-		slot = packed_slot(p->scx.dsq_vtime);
-		waited_ns = now_ns - threads[slot].queued_ns;
-		if (!threads[slot].queued_ns || (s64)(waited_ns - bound_ns) <= 0 || !may_run(p, cpu))
-			continue;
-		found = p->scx.dsq_vtime;
-		bound_ns = waited_ns;
-	}
-	bpf_iter_scx_dsq_destroy(&it);
-	return found;
-}
-
-/* An operator that waits beyond the bound runs next, whatever the hints say. */
-subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
-{
-	u64 waiting, starved;
-	u32 i, slot;
-
-	llc &= MAX_LLCS - 1;
-	waiting = queues[llc].waiting;
-	for_each_queue(i, waiting) {
-		starved = longest_waiting(dsq_of(llc, i), cpu, now_ns, control.starvation_ms * MS);
-		if (!starved)
-			continue;
-		count(starved);
-		slot = packed_slot(starved);
-		if (move_exactly(dsq_of(llc, i), starved, cpu)) {
-			threads[slot].rescues++;
-			record(TRACE_RESCUE, slot, now_ns, now_ns - threads[slot].queued_ns);
-			mark_taken(llc, i & (MAX_QUEUES - 1));
-			return 1;
-		}
-	}
-	return 0;
 }
 
 /* Let the operator go on that a higher class preempted on this CPU, if no other CPU has it. */
@@ -332,6 +284,8 @@ static __always_inline void keep_operator(struct cpu *c, struct task_struct *pre
 {
 	u64 slice = slice_ns(slot);
 
+	if (c->hurried && slice > HURRIED_SLICE)
+		slice = HURRIED_SLICE;
 	if (now_ns - c->turn_ns >= slice)
 		c->turn_ns = now_ns;
 	keep(prev, slice);
@@ -406,6 +360,8 @@ subprogram int others_lag(u64 mine, u32 llc, s32 cpu)
 /* What is done now and then instead of at each decision. Returns whether a thread was taken. */
 subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 {
+	int taken = 0;
+
 	if (!c)
 		return 0;
 	llc &= MAX_LLCS - 1;
@@ -423,16 +379,13 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 			return 1;
 		}
 	}
-	if (queues[llc].waiting && (s64)(now_ns - c->next_rescue_ns) >= 0) {
-		c->next_rescue_ns = now_ns + control.rescue_ms * MS;
-		if (rescue(llc, cpu, now_ns)) {
-			count(rescues);
-			return 1;
-		}
+	if (queues[llc].waiting && (s64)(now_ns - c->next_rescue_ns) >= 0 && rescue(llc, cpu, now_ns)) {
+		count(rescues);
+		taken = 1;
 	}
-	if (before(now_ns, c->next_rescue_ns) && before(c->next_rescue_ns, c->next_chores_ns))
+	if (queues[llc].waiting && before(c->next_rescue_ns, c->next_chores_ns))
 		c->next_chores_ns = c->next_rescue_ns;
-	return 0;
+	return taken;
 }
 
 SEC("struct_ops/sched_ctl_dispatch")
@@ -568,11 +521,15 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		u64 waited_ns = t->queued_ns ? now_ns - t->queued_ns : 0;
 		u64 lost_ns = now_ns - c->stopped_ns;
 
+		if ((s64)waited_ns < 0)
+			waited_ns = 0;	/* this CPU's clock is behind that of who queued it */
 		/* Without queued_ns a higher class preempted it, and it waited here all the time. */
 		if (t->queued_ns && lost_ns > waited_ns)
 			lost_ns = waited_ns;
 		if ((s64)lost_ns > LEAST_LOSS && c->stopped_ns)
 			stats[cpu].lost_ns += lost_ns;
+		if (c->hurried && p->scx.slice > HURRIED_SLICE)
+			p->scx.slice = HURRIED_SLICE;
 		c->tier = TIER_OPERATOR;
 		stats[cpu].operator_runs++;
 		t->queued_ns = 0;
@@ -697,7 +654,11 @@ void BPF_PROG(sched_ctl_enable, struct task_struct *p)
 SEC("struct_ops/sched_ctl_disable")
 void BPF_PROG(sched_ctl_disable, struct task_struct *p)
 {
-	leave_operator(packed_slot(p->scx.dsq_vtime));
+	u32 slot = packed_slot(p->scx.dsq_vtime);
+
+	leave_operator(slot);
+	if (threads[slot].tid == p->pid)
+		threads[slot].queued_ns = 0;	/* the kernel took it out of its queue */
 }
 
 SEC("struct_ops/sched_ctl_dump")

@@ -71,6 +71,7 @@ enum slot_flags {
 	SLOT_UNTIL_BLOCK = 2,		/* slice: until it blocks (at most until_block_ms) */
 	SLOT_LIVE_AGE = 4,		/* origin is the live row's head_ns, not inherited */
 	SLOT_LIVE_LENGTH = 8,		/* the live row's queue_tuples count in its exact urgency */
+	SLOT_RIVALS = 16,		/* its age is compared with those of other queries */
 };
 
 enum queue_flags {
@@ -117,8 +118,8 @@ struct control {
 	__u32 slice_us;			/* default slice */
 	__u32 until_block_ms;		/* longest slice of SLOT_UNTIL_BLOCK */
 	__u32 preempt_times;		/* a wake-up preempts what is this many times less urgent; 0 = never */
-	__u32 starvation_ms;		/* an operator that waits longer runs next ... */
-	__u32 rescue_ms;		/* ... one in this time on each CPU */
+	__u32 starvation_ms;		/* operators that wait longer run, in their turn ... */
+	__u32 rescue_ms;		/* ... one in this time on each CPU, or more (starve.bpf.h) */
 	__u32 fault;			/* tests only: 1 = scx_bpf_error(), 2 = lose every thread */
 	__u32 least_us;			/* an operator runs so long before a more urgent one of
 					 * another query that wakes up preempts it; 0 = never */
@@ -136,11 +137,14 @@ struct thread {
 	__u32 runs;			/* times it got a CPU */
 	__u32 wakeups;			/* times it was woken */
 	__u32 rescues;			/* times it ran by the starvation bound */
-	__u16 outside;			/* 1: last woken by a thread that is not adopted (an ingress) */
+	__u8 outside;			/* 1: last woken by a thread that is not adopted (an ingress) */
+	__u8 set;			/* in whose queues it waits, + 1; 0 = in nobody's */
 	__u16 cpu;			/* where it ran last */
 	__u32 left_ns;			/* rest of the slice that a higher class interrupted; 0 = none */
 	__u32 tid;			/* whose slot this was seen to be */
 	__u32 weight;			/* as counted while it wants a CPU, 1024 = nice 0; 0 = it does not */
+	__u16 only_cpu;			/* the one CPU that it may use, + 1; 0 = several */
+	__u16 reserved;
 	__u32 burst_ns;			/* CPU time from a wake-up until it sleeps, moving average */
 	__u64 woken_run_ns;		/* run_ns when it was woken last */
 	__u64 woken_ns;			/* when that was */

@@ -117,6 +117,9 @@ struct cpu {
 	u64 turn_ns;			/* when it was chosen, without times of a higher class since */
 	u32 resting;			/* slot of the operator that a higher class interrupted here */
 	u32 wanted_us;			/* it is to give way when its turn took so long; 0 = it is not */
+	u64 tried_ns;			/* who waits since then or longer could not be moved; 0 = nobody */
+	u32 hand;			/* the first row of `threads` that it looks at next */
+	u8 hurried;			/* 1: somebody waits so long that turns are short */
 };
 struct cpu cpus[MAX_CPUS];
 
@@ -191,17 +194,21 @@ static __always_inline void record(u32 event, u32 slot, u64 now_ns, u64 key)
  */
 static __always_inline void check_heartbeat(u64 now_ns)
 {
-	u64 monotonic_ns;
+	u64 monotonic_ns, offset_ns;
 	u32 valid;
 
 	monotonic_ns = bpf_ktime_get_ns();
-	monotonic_offset_ns = monotonic_ns - now_ns;
+	offset_ns = monotonic_ns - now_ns;
+	/* All CPUs read these: write what has changed only. */
+	if (offset_ns - monotonic_offset_ns + US > 2 * US)
+		monotonic_offset_ns = offset_ns;
 	valid = !control.ttl_ms || (s64)(monotonic_ns - control.heartbeat_ns) < control.ttl_ms * MS;
 	if (!valid && hints_valid)
 		count(expired);
 	if (valid && !hints_valid)
 		others_first_until_ns = now_ns + 100 * MS;
-	hints_valid = valid;
+	if (valid != hints_valid)
+		hints_valid = valid;
 }
 
 #endif

@@ -132,8 +132,8 @@ def usable_types(kernel: Btf) -> Obstacle | None:
     """What in this kernel's BTF makes every scheduler unloadable, if anything.
 
     Kernel functions with implicit arguments must appear twice, without them and as NAME_impl. In
-    some builds (Debian's 7.2.12) only a form with the argument is there, and the verifier refuses
-    each call, whatever the program declares. 7.3.4 has it right.
+    some builds (Debian's 7.1.13, 7.2.9, 7.2.12) only a form with the argument is there, and the
+    verifier refuses each call, whatever the program declares. 7.2.13 and 7.3.4 have it right.
     """
     if kernel.find("sched_ext_ops", Kind.STRUCT) is None:
         return Obstacle("the kernel's types have no struct sched_ext_ops")
@@ -144,7 +144,7 @@ def usable_types(kernel: Btf) -> Obstacle | None:
         return Obstacle(
             f"the types that kernel {os.uname().release} publishes (BTF) are defective: it refuses "
             "every sched_ext program (scx_bpf_create_dsq has an argument that no program can give)",
-            "boot another kernel: 6.16, 6.18 and 7.3 are known to work",
+            "boot another kernel: 6.16, 6.18, 7.2.13 and 7.3 are known to work",
         )
     return None
 

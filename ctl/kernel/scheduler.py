@@ -24,6 +24,7 @@ __all__ = ["OBJECT", "Exit", "LoadError", "Scheduler", "last_level_caches", "thr
 
 OBJECT = Path(__file__).resolve().parents[1] / "bin" / "sched_ctl.bpf.o"
 NAME = "sched_ctl"
+CPUS = Path("/sys/devices/system/cpu")
 _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, since Linux 6.9
 
 
@@ -116,7 +117,7 @@ class Scheduler:
         limits = opened.btf.enum("limits")
         if max(caches, default=0) < limits["MAX_LLCS"] and len(caches) <= limits["MAX_CPUS"]:
             of_cpu = np.zeros(limits["MAX_CPUS"], dtype=np.uint8)
-            of_cpu[: len(caches)] = caches
+            of_cpu[: len(caches)] = np.maximum(caches, 0)  # of those that are offline: any
             opened.set("llc_of_cpu", of_cpu)
             opened.set("nr_llcs", max(caches, default=0) + 1)
         if possible := possible_cpus():
@@ -282,26 +283,37 @@ def base_slice_us(cpus: int) -> int:
     return 700 * (1 + (min(cpus, 8).bit_length() - 1))
 
 
-def possible_cpus() -> int:
+def possible_cpus(root: Path = CPUS) -> int:
     """How many CPUs there can be, as the kernel numbers them; 0 where unknown."""
     try:
-        text = Path("/sys/devices/system/cpu/possible").read_text()
+        text = (root / "possible").read_text()
         return int(text.strip().rpartition(",")[2].rpartition("-")[2]) + 1
     except (OSError, ValueError):
         return 0
 
 
-def last_level_caches() -> list[int]:
-    """Index of each CPU's last-level cache, in the order of the CPUs; [] where unknown."""
+def last_level_caches(root: Path = CPUS) -> list[int]:
+    """Index of each CPU's last-level cache, by the kernel's numbers; -1 = it is offline."""
     groups: dict[str, int] = {}
-    found = []
-    count = os.cpu_count() or 1
-    for cpu in range(count):
+    found = [-1] * possible_cpus(root)
+    for cpu in _online(root):
+        if cpu >= len(found):
+            break
         shared = "all"
         with contextlib.suppress(OSError, ValueError):
-            folders = Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*")
+            folders = (root / f"cpu{cpu}" / "cache").glob("index*")
             by_level = {int((f / "level").read_text()): f for f in folders}
             if by_level:
                 shared = (by_level[max(by_level)] / "shared_cpu_list").read_text().strip()
-        found.append(groups.setdefault(shared, len(groups)))
+        found[cpu] = groups.setdefault(shared, len(groups))
     return found
+
+
+def _online(root: Path) -> list[int]:
+    """The kernel's numbers of all CPUs that are online, such as 0,2-3."""
+    numbers: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        for part in (root / "online").read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers

@@ -1,10 +1,12 @@
 """What slots of the BPF scheduler say of threads besides a policy's order."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from sched_ctl.backends.scx.slots import heads_ns, numbers
+from sched_ctl.backends.scx.slots import heads_ns, numbers, rivals
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -39,6 +41,23 @@ def test_a_query_has_one_number_in_all_schedules() -> None:
 def test_without_queries_and_depths_all_is_unknown() -> None:
     query, depth = numbers([schedule([0, 0], ())])
     assert query.tolist() == depth.tolist() == [0, 0]
+
+
+def test_rivals_are_in_one_rank_and_of_two_queries() -> None:
+    a, b = ("e", "a"), ("e", "b")
+
+    def found(queries: tuple[Query | None, ...], rank: Sequence[float]) -> list[bool]:
+        ranks = np.array(rank, dtype=np.float64)
+        aging = form(len(queries), rank=ranks, per_second=1.0)
+        of = replace(schedule([0.0] * len(queries), queries), form=aging)
+        return [bool(shared) for shared in rivals([of])]
+
+    assert found((a, a, b, None), (0, 0, 0, 0)) == [True, True, True, False]
+    assert found((a, a, b, b), (1, 0, 0, 0)) == [False, True, True, True]
+    assert found((a, a, b), (1, 1, 0)) == [False, False, False]
+    assert found((a, a, None), (0, 0, 0)) == [False, False, False]
+    # Ages count for nothing.
+    assert not rivals([schedule([0, 0], (a, b)), schedule([0], ())]).any()
 
 
 def test_head_ages_are_moments_and_unknown_ones_none() -> None:

@@ -232,6 +232,7 @@ def check_a_queue_that_stands_does_not_hold_up_another_query() -> None:
         slots["query"], slots["depth"] = (1, 1, 2), (1, 2, 1)
         scheduler.attach()
         adopt(scheduler, [*pids, pid])
+        slots["flags"] |= scheduler.slot_flags["SLOT_RIVALS"]
         begin()
         time.sleep(1)
         # What a driver said once: with each second tuples from then on would look older.

@@ -29,7 +29,7 @@ from sched_ctl.backends.scx.losses import Losses
 from sched_ctl.backends.scx.monitor import Ejected, Monitor, at_once, save_dump
 from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import mode_of
-from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, write
+from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, write
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup, sched
 from sched_ctl.kernel.scheduler import Exit, LoadError, Scheduler
@@ -339,16 +339,19 @@ class Scx(Backend):
         if self._wanted is None or len(self._wanted) != total:
             self._wanted = np.zeros(total, dtype=table.dtype)
         fresh = self._wanted
-        fresh["lead_us"], fresh["queue"], fresh["flags"] = made.lead_us, made.queue, always
+        schedules = [scope.schedule for scope in scopes]
+        flags = np.full(total, always, dtype=np.uint16)
+        flags[rivals(schedules)] |= names["SLOT_RIVALS"]
+        fresh["lead_us"], fresh["queue"] = made.lead_us, made.queue
         fresh["slope"], fresh["base"] = made.slope, made.base
-        fresh["query"], fresh["depth"] = numbers([scope.schedule for scope in scopes])
-        self.scheduler.heads[slots] = heads_ns([scope.schedule for scope in scopes])
+        fresh["query"], fresh["depth"] = numbers(schedules)
+        self.scheduler.heads[slots] = heads_ns(schedules)
         if (told := self._live.counting(live)).any():
-            flags = np.full(total, always, dtype=np.uint16)
             flags[told & made.by_age] |= names["SLOT_LIVE_AGE"]
             flags[told & (made.per_tuple > 0)] |= names["SLOT_LIVE_LENGTH"]
             # Without these flags nobody reads the other two, so they need not be put back.
-            fresh["flags"], fresh["per_tuple"], fresh["live"] = flags, made.per_tuple, live
+            fresh["per_tuple"], fresh["live"] = made.per_tuple, live
+        fresh["flags"] = flags
         return write(self.scheduler, slots, fresh)
 
 

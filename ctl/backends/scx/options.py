@@ -48,9 +48,9 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     starvation: Annotated[
         float,
         msgspec.Meta(
-            description="an operator that waits longer for a CPU runs next, whatever the policy",
+            description="operators that wait longer for a CPU run in turn, whatever the policy",
             ge=1,
-            le=60_000,
+            le=10_000,  # a third of the kernel's patience: `timeout_ms` in bpf/sched_ctl.bpf.c
             extra={"unit": "ms"},
         ),
     ] = 500.0

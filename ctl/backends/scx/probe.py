@@ -46,6 +46,15 @@ def features() -> list[tuple[str, str]]:
             else f"{share:.0%} of each CPU: partial mode, in which only operators are ours",
         )
     ]
+    found.append(
+        (
+            "real-time threads",
+            "in full mode one that never sleeps stops all ordinary threads of its CPU, until, "
+            "after 30 s, the kernel ends the scheduler; in partial mode it stops operators alone"
+            if share is None
+            else f"one that never sleeps leaves {share:.0%} of its CPU to ours",
+        )
+    )
     held = "hold" if cgroup.in_use() else "would hold; none has the cpu controller now"
     found.append(("cgroups", f"in full mode, weights and limits of cgroups {held}"))
     kernel = schedext.kernel_types()

@@ -16,7 +16,7 @@ from sched_ctl.model.graph import Index
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["Adopted", "Slots", "heads_ns", "numbers", "write"]
+__all__ = ["Adopted", "Slots", "heads_ns", "numbers", "rivals", "write"]
 
 _NUMBERS = 1 << 16  # of queries that a slot can name, and of depths
 _OLDEST_S = 1e6
@@ -133,6 +133,27 @@ def numbers(schedules: Sequence[Schedule]) -> tuple[Index, Index]:
         queries += [known.setdefault(query, len(known) % _NUMBERS) for query in of]
         depths.append(schedule.depth if len(schedule.depth) == n else np.zeros(n, dtype=np.intp))
     return np.array(queries, dtype=np.intp), np.minimum(np.concatenate(depths), _NUMBERS - 1)
+
+
+def rivals(schedules: Sequence[Schedule]) -> NDArray[np.bool_]:
+    """(n,) whether another query of the schedule is in the thread's rank.
+
+    Then ages are compared between the two, and not only inside a query.
+    """
+    return np.concatenate([_rivals(schedule) for schedule in schedules])
+
+
+def _rivals(schedule: Schedule) -> NDArray[np.bool_]:
+    known = dict.fromkeys(query for query in schedule.queries if query is not None)
+    if len(known) < 2 or not schedule.form.per_second.any():
+        return np.zeros(len(schedule.threads), dtype=np.bool_)
+    number: dict[tuple[str, str] | None, int] = {query: i for i, query in enumerate(known)}
+    query = np.array([number.get(query, -1) for query in schedule.queries], dtype=np.intp)
+    rank = np.unique(schedule.form.rank, return_inverse=True)[1].reshape(-1)
+    pairs = np.unique((rank * len(known) + query)[query >= 0])
+    several = np.bincount(pairs // len(known), minlength=int(rank.max()) + 1) > 1
+    found: NDArray[np.bool_] = several[rank] & (query >= 0)
+    return found
 
 
 def heads_ns(schedules: Sequence[Schedule]) -> NDArray[np.uint64]:
