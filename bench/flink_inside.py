@@ -171,7 +171,7 @@ class Load:
                 [
                     *(*PROGRAM, "load", "--engine", "flink", "--backend", "scx"),
                     *("--period", "30", "--discover", "600", "--poll-timeout", "30"),
-                    *("--stale-after", "300", "--window", "20", *arguments),
+                    *("--stale-after", "300", *arguments),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -195,9 +195,24 @@ class Load:
         return found
 
     def set(self, phase: Phase) -> None:
+        """Have this policy in force, by what was seen of the engine in the last seconds.
+
+        Each change makes the controller ask the engine, which its period would make it do only in
+        30 s, and rates need two answers.
+        """
         self.mine(FIRST)
-        self.ask("policy-set", {"policy": phase.policy, "options": dict(phase.options)})
-        time.sleep(1.5)
+        for _ in range(2):
+            self.ask("policy-set", {"policy": phase.policy, "options": dict(phase.options)})
+            time.sleep(1.5)
+
+    def in_force(self) -> dict[str, dict[str, float | None]]:
+        """Of each operator: its urgency, and what the policy knows of it."""
+        found: dict[str, dict[str, float | None]] = {}
+        rows: Any = self.ask("explain", {"what": "*"})
+        for row in rows:
+            known = {entry["metric"]: entry["value"] for entry in row["metrics"]}
+            found[row["operator"]] = {**row["urgency"], **known}
+        return found
 
     def mine(self, how: tuple[int, os.sched_param]) -> None:
         put(self.asked, how)
@@ -315,11 +330,13 @@ def run(cluster: Cluster, name: str) -> None:
                     time.sleep(WARM_S)
                     continue
                 before = load.ask("dispatch").get("counters", {})
+                in_force = load.in_force()
                 load.mine(NORMAL)
             if not scenario.saturated:
                 patiently(lambda: caught_up(outs), 1, "no backlog")
             found = {"scenario": name, **measure(scenario, phase, pids, neighbour)}
             if load is not None:
+                found["in_force"] = in_force
                 load.mine(FIRST)
                 counters = load.ask("dispatch").get("counters", {})
                 found["counters"] = {

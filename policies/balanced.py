@@ -15,15 +15,18 @@ import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics import sharing as segments
+from sched_ctl.metrics.backlog import HEAVY, last
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 
 
-def policy(patience: float = 10.0, sharing: str = "pdt") -> Policy:
+def policy(patience: float = 10.0, sharing: str = "pdt", heavy: float = HEAVY) -> Policy:
     """patience: multiples of a typical ideal processing time after which urgency has doubled.
 
     sharing: how segments that share an operator add up: "pdt", "max", "sum" or "none".
+    heavy: saturated queries go last that use more than so many times the queries' mean CPU use; 0 =
+    they go by their results like all others, see `metrics.backlog`.
     """
     if sharing not in (*segments.RULES, "none"):
         near = near_miss(sharing, segments.RULES)
@@ -43,10 +46,11 @@ def policy(patience: float = 10.0, sharing: str = "pdt") -> Policy:
             per_second=segments.rate(frame, growth, sharing),
         )
 
-    return Policy(
+    made = Policy(
         name="balanced",
         urgency=urgency,
         needs=segments.NEEDS | {"head_age", "ideal_time"},
         goal="mean latency of all results, and nobody starves",
-        options={"patience": patience, "sharing": sharing},
+        options={"patience": patience, "sharing": sharing, "heavy": heavy},
     )
+    return last(made, heavy)

@@ -10,13 +10,18 @@ import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics import sharing as segments
+from sched_ctl.metrics.backlog import HEAVY, last
 from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
 
 
-def policy(sharing: str = "pdt") -> Policy:
-    """sharing: how segments that share an operator add up: "pdt", "max", "sum" or "none"."""
+def policy(sharing: str = "pdt", heavy: float = HEAVY) -> Policy:
+    """sharing: how segments that share an operator add up: "pdt", "max", "sum" or "none".
+
+    heavy: saturated queries go last that use more than so many times the queries' mean CPU use; 0 =
+    they go by their results like all others, see `metrics.backlog`.
+    """
     if sharing not in (*segments.RULES, "none"):
         raise UserError(f"policy bsd: no sharing {sharing!r}{near_miss(sharing, segments.RULES)}")
 
@@ -26,10 +31,11 @@ def policy(sharing: str = "pdt") -> Policy:
         slope = segments.rate(frame, weight, sharing)
         return form(len(frame), static=slope * 0.0, per_second=slope)
 
-    return Policy(
+    made = Policy(
         name="bsd",
         urgency=urgency,
         needs=segments.NEEDS | {"head_age", "ideal_time"},
         goal="mean and worst slowdown together (l2 norm)",
         spacing=Spacing.LOGARITHMIC,
     )
+    return last(made, heavy)

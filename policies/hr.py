@@ -10,6 +10,7 @@ of them. `sharing` chooses a subset of the branches instead: "max" or "pdt", see
 import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
+from sched_ctl.metrics.backlog import HEAVY, last
 from sched_ctl.metrics.sharing import RULES, shared_rate
 from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
@@ -23,8 +24,12 @@ def urgency(frame: OperatorFrame) -> UrgencyForm:
         return form(len(frame), static=frame["global_selectivity"] / frame["global_cost"])
 
 
-def policy(sharing: str = "sum") -> Policy:
-    """sharing: how branches of a shared operator add up: "sum", "max" or "pdt"."""
+def policy(sharing: str = "sum", heavy: float = HEAVY) -> Policy:
+    """sharing: how branches of a shared operator add up: "sum", "max" or "pdt".
+
+    heavy: saturated queries go last that use more than so many times the queries' mean CPU use; 0 =
+    they go by their results like all others, see `metrics.backlog`.
+    """
     if sharing not in RULES:
         raise UserError(f"policy hr: no sharing {sharing!r}{near_miss(sharing, RULES)}")
 
@@ -33,10 +38,12 @@ def policy(sharing: str = "sum") -> Policy:
         rate = shared_rate(frame.graph, frame["cost"], frame["selectivity"], one, sharing)
         return form(len(frame), static=rate)
 
-    return Policy(
+    rates = Policy(
         name="hr",
         urgency=urgency if sharing == "sum" else chosen,
         needs=NEEDS if sharing == "sum" else frozenset({"cost", "selectivity"}),
         goal="mean latency of all results",
         spacing=Spacing.LOGARITHMIC,
+        options={"sharing": sharing, "heavy": heavy},
     )
+    return last(rates, heavy)

@@ -65,6 +65,7 @@ def policy(
         name="multi-class",
         urgency=urgency,
         needs=frozenset[str]().union(*(part.needs for part in parts.values())),
+        wants=frozenset[str]().union(*(part.wants for part in parts.values())),
         goal="important queries first, each class with its own goal",
         spacing=Spacing.LOGARITHMIC if logarithmic else Spacing.LINEAR,
     )

@@ -18,15 +18,9 @@ def rate_within_query(frame: OperatorFrame) -> Array:
     with np.errstate(all="ignore"):
         rate = frame["global_selectivity"] / frame["global_cost"]
         known = np.where(np.isfinite(rate), rate, 0.0)
-        row: dict[str, int] = {}
-        query = np.fromiter(
-            (row.setdefault(operator.query, len(row)) for operator in frame.operators),
-            dtype=np.intp,
-            count=len(frame),
-        )
-        largest = np.zeros(len(row))
-        np.maximum.at(largest, query, known)
-        return np.asarray(rate / largest[query])
+        largest = np.zeros(len(frame))
+        np.maximum.at(largest, frame.query, known)
+        return np.asarray(rate / largest[frame.query])
 
 
 def urgency(frame: OperatorFrame) -> UrgencyForm:

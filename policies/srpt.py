@@ -6,6 +6,7 @@ s = 1 (Sharaf et al. 2006, section 3.5). On a DAG C sums over the downstream bra
 
 import numpy as np
 
+from sched_ctl.metrics.backlog import last
 from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["policy"]
@@ -16,10 +17,12 @@ def urgency(frame: OperatorFrame) -> UrgencyForm:
         return form(len(frame), static=1.0 / frame["global_cost"])
 
 
-policy = Policy(
-    name="srpt",
-    urgency=urgency,
-    needs=frozenset({"global_cost"}),
-    goal="mean latency where no tuple is filtered out",
-    spacing=Spacing.LOGARITHMIC,
+policy = last(
+    Policy(
+        name="srpt",
+        urgency=urgency,
+        needs=frozenset({"global_cost"}),
+        goal="mean latency where no tuple is filtered out",
+        spacing=Spacing.LOGARITHMIC,
+    )
 )

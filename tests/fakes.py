@@ -17,6 +17,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.errors import EngineError
+from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import (
@@ -66,6 +67,7 @@ class FakeEngine:
         self.provides = provides
         self.polls = 0
         self.closed = 0
+        self.reached: list[Access | None] = []  # with what, each time that we connected
         self.fail: str | None = None
         self.hold = threading.Event()  # cleared: polls hang
         self.hold.set()
@@ -103,11 +105,15 @@ class FakeEngine:
     def kind(*engines: "FakeEngine") -> dict[str, DriverKind]:
         """A driver kind that finds these engines; the list may change later."""
         present = {engine.target.engine: engine for engine in engines}
+
+        def connect(target: Target) -> FakeEngine:
+            engine = present[target.engine]
+            engine.reached.append(target.access)
+            return engine
+
         return {
             "fake": DriverKind(
-                "fake",
-                lambda: [engine.target for engine in present.values()],
-                lambda target: present[target.engine],
+                "fake", lambda: [engine.target for engine in present.values()], connect
             )
         }
 

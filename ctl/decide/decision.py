@@ -84,6 +84,20 @@ def decide(
     if place is None:
         at_present = form.at(age, queue)
         place = most_urgent(form, at_present, layout.owner, layout.row, len(layout.threads))
+    if layout.straight:
+        return Schedule(
+            scope=scope,
+            policy=policy.name,
+            spacing=policy.spacing,
+            threads=layout.threads,
+            operators=layout.only_labels,
+            queries=layout.only_queries,
+            form=form,
+            head_age_s=age,
+            queue_size=queue,
+            groups=_groups(layout, place, _grouping(policy, shares)),
+            depth=layout.depth,
+        )
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
     return Schedule(
@@ -105,8 +119,8 @@ def decide(
 class _Layout:
     """All of a schedule that changes only with the topology.
 
-    rows: per engine, the rows of its columns that are in the frame. spins: (n,) of the frame,
-    see `Topology.idle_spins`.
+    rows: per engine, the rows of its columns that are in the frame. engine: (n,) see
+    `OperatorFrame`. spins: (n,) of the frame, see `Topology.idle_spins`.
     owner, row: who may decide for whom: one entry for each pair of a thread and an operator of
     the frame whose urgency it may get. labels, groups (engine, query), depth (see `Schedule`): of
     the pairs.
@@ -114,6 +128,7 @@ class _Layout:
     """
 
     rows: tuple[Index, ...]
+    engine: Index
     spins: Mask
     operators: tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]
     graph: Graph
@@ -134,6 +149,16 @@ class _Layout:
         place = np.full(len(self.threads), -1, dtype=np.intp)
         place[self.owner] = np.arange(len(self.owner))
         return place
+
+    @cached_property
+    def straight(self) -> bool:
+        """Whether thread i has operator i to decide for it, for all of them."""
+        rows = np.arange(len(self.operators))
+        return (
+            len(rows) > 0
+            and len(self.threads) == len(rows)
+            and all(np.array_equal(column, rows) for column in (self.owner, self.row))
+        )
 
     @cached_property
     def only_labels(self) -> tuple[str, ...]:
@@ -256,11 +281,11 @@ def _layout(
     graph = join_graphs(graphs)
     # A helper hands work on to the operator that it serves: it is nowhere on the data's way.
     helping = np.isin(owner, [threads[thread] for thread, _ in helpers])
+    engine = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
     return _Layout(
         rows=tuple(rows),
-        spins=np.repeat(
-            [topology.idle_spins for topology in key.topologies], [len(part) for part in rows]
-        ).astype(bool),
+        engine=engine,
+        spins=np.array([topology.idle_spins for topology in key.topologies], dtype=bool)[engine],
         operators=tuple(operators),  # type: ignore[arg-type]
         graph=graph,
         threads=tuple(threads),
@@ -281,17 +306,25 @@ def _frame(
     resolutions: Mapping[str, Resolution],
 ) -> tuple[OperatorFrame, Array, Array]:
     """The frame, and its operators' head ages and queue sizes (NaN where unknown)."""
-    wanted = policy.needs | {"head_age", "queue_size"}
-    parts: dict[str, list[Array]] = {metric: [np.empty(0)] for metric in wanted}
+    wanted = policy.needs | policy.wants | {"head_age", "queue_size"}
+    parts: dict[str, list[Array]] = {metric: [] for metric in wanted}
     for (engine, window), rows in zip(windows.items(), layout.rows, strict=True):
         columns = evaluate(resolutions[engine], window)
         for metric in wanted:
             # Not every policy needs ages and queues, but who reads the schedule wants to see them.
+            # What a policy wants and the engine does not have is unknown.
             column = columns[metric] if metric in columns else window.value(metric)
-            parts[metric].append(column[rows])
-    joined = {metric: np.concatenate(columns) for metric, columns in parts.items()}
-    frame = OperatorFrame(layout.operators, layout.graph, joined)
+            # All rows, in their order, are what is wanted of most engines.
+            parts[metric].append(column if len(rows) == len(column) else column[rows])
+    joined = {metric: _concatenated(columns) for metric, columns in parts.items()}
+    frame = OperatorFrame(layout.operators, layout.graph, joined, layout.engine)
     return frame, joined["head_age"], joined["queue_size"]
+
+
+def _concatenated(columns: Sequence[Array]) -> Array:
+    if len(columns) == 1:
+        return columns[0].copy()  # it is kept with the snapshot, and a policy may write to its own
+    return np.concatenate(columns) if columns else np.empty(0)
 
 
 def _checked(policy: Policy, frame: OperatorFrame) -> UrgencyForm:
@@ -313,9 +346,10 @@ def _checked(policy: Policy, frame: OperatorFrame) -> UrgencyForm:
                 f"{len(frame)} operators{where}"
             )
         columns.append(column)
-    if not any(np.isinf(column).any() for column in columns):
+    table = np.array(columns, dtype=np.float64)
+    if not np.isinf(table).any():
         return form
-    known = np.isfinite(np.stack(columns)).all(axis=0)
+    known = np.isfinite(table).all(axis=0)
     rank, static, per_second, per_tuple = (np.where(known, column, 0.0) for column in columns)
     return UrgencyForm(rank, np.where(known, static, np.nan), per_second, per_tuple)
 
@@ -340,7 +374,8 @@ def _of_threads(form: UrgencyForm, row: Index, decided: Mask, top: Mask) -> Urge
 def _pick(column: Array, row: Index, decided: Mask) -> Array:
     if not len(column):
         return np.full(len(row), np.nan)
-    return np.where(decided, column[row], np.nan)
+    picked = column[row]
+    return picked if decided.all() else np.where(decided, picked, np.nan)
 
 
 Grouping = Callable[[str, str], tuple[str, float]]

@@ -349,11 +349,12 @@ def resolve(
     policy: str,
     engine: str,
     derived: Mapping[str, str] = MappingProxyType({}),
+    wants: Iterable[str] = (),
 ) -> Resolution:
     """Decide how each metric is got: from the engine, else by the best derivation that works.
 
-    derived: see `Resolution`. Raises MissingMetric, naming for each metric every way to get it and
-    what each way lacks.
+    derived: see `Resolution`. wants: metrics that are left out where they cannot be had. Raises
+    MissingMetric, naming for each metric every way to get it and what each way lacks.
     """
     wanted, provided = frozenset(needs), frozenset(provides)
     if unknown := wanted - METRICS.keys():
@@ -370,7 +371,8 @@ def resolve(
                 f"and which cannot be derived",
                 f"to get {ways}; or choose a policy that needs less (sched-ctl policies)",
             )
-    return Resolution(policy, engine, wanted, tuple(steps.values()), derived)
+    had = {metric for metric in sorted(set(wants)) if not _find(metric, provided, steps)}
+    return Resolution(policy, engine, wanted | had, tuple(steps.values()), derived)
 
 
 def evaluate(resolution: Resolution, window: Window) -> Mapping[str, Array]:

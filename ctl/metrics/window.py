@@ -16,10 +16,16 @@ from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot
 
 __all__ = ["Window", "clean", "divide"]
 
+INFINITY_BITS = np.uint64(0x7FF0_0000_0000_0000)  # IEEE 754, binary64
+
 
 def clean(column: npt.ArrayLike) -> Array:
     """As float, with NaN for whatever cannot be a count, a time or a size."""
     values = np.asarray(column, dtype=np.float64)
+    # The bits of floats are in the order of the floats, from 0 on; those of all below 0, of
+    # infinity and of NaN lie above. So one look is enough where all is well.
+    if values.size == 0 or np.maximum.reduce(values.view(np.uint64), axis=None) < INFINITY_BITS:
+        return values
     return np.where(np.isfinite(values) & (values >= 0), values, np.nan)
 
 
@@ -110,7 +116,7 @@ class Window:
 
     def _column(self, snapshot: Snapshot, metric: str) -> Array:
         # Kept with the snapshot: it is one end of many windows, of all policies
-        key = (metric, self.level)
+        key = (metric, self.level is Level.PHYSICAL)  # hashing an Enum runs Python code
         column = snapshot.cleaned.get(key)
         if column is None:
             column = snapshot.cleaned[key] = self._corrected(snapshot, metric)
@@ -128,11 +134,14 @@ class Window:
     def _unless_counted(
         self, snapshot: Snapshot, metric: str, instead: str, rows: npt.NDArray[np.bool_]
     ) -> Array:
-        column, other = self._raw(snapshot, metric), self._raw(snapshot, instead)
+        column = self._raw(snapshot, metric)
+        if (column[rows] > 0).all():
+            return column
+        other = self._raw(snapshot, instead)
         return np.where(rows & ~(column > 0) & (other > 0), other, column)
 
     def _raw(self, snapshot: Snapshot, metric: str) -> Array:
-        key = (metric, self.level, "raw")
+        key = (metric, self.level is Level.PHYSICAL, "raw")
         column = snapshot.cleaned.get(key)
         if column is None:
             column = snapshot.cleaned[key] = self._converted(snapshot, metric)

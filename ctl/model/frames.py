@@ -25,6 +25,7 @@ def subframe(frame: OperatorFrame, rows: Index) -> OperatorFrame:
         tuple(frame.operators[row] for row in rows),
         subgraph(frame.graph, rows),
         {name: column[rows] for name, column in frame.columns.items()},
+        None if frame.engine is None else frame.engine[rows],
     )
 
 

@@ -38,6 +38,8 @@ GAP = 0.5  # between two ranks, of the width of a rank: 4 nice levels in 0..19 f
 def linear(values: Array) -> Array:
     """(n,) positions by min-max normalisation. Infinite values take the ends."""
     known = np.isfinite(values)
+    if len(values) and known.all():
+        return _spread(values)
     low = values[known].min(initial=np.inf)
     high = values[known].max(initial=-np.inf)
     if high > low:
@@ -52,6 +54,17 @@ def linear(values: Array) -> Array:
     if not len(sure) or sure.min() == sure.max():
         return np.full(len(values), np.nan)
     return np.where(unknown, 0.5, place)
+
+
+def _spread(values: Array) -> Array:
+    """`linear` of finite values."""
+    low, high = values.min(), values.max()
+    size = max(abs(low), abs(high))
+    if low < high:
+        place = np.clip((values / size - low / size) / (high / size - low / size), 0.0, 1.0)
+        if place.min() < place.max():
+            return np.asarray(place, dtype=np.float64)
+    return np.full(len(values), np.nan)
 
 
 def logarithmic(values: Array) -> Array:
@@ -79,6 +92,8 @@ def positions(form: UrgencyForm, head_age_s: Array, queue_size: Array, spacing: 
 
 def _ranks(form: UrgencyForm) -> list[float]:
     """The ranks that occur, lowest first. (np.unique would load all of numpy.ma.)"""
+    if len(form) and (form.rank == form.rank[0]).all():
+        return [float(form.rank[0])]
     return sorted(set(form.rank[~np.isnan(form.rank)].tolist()))
 
 
@@ -161,7 +176,10 @@ def scaled_shares(
 
 def _logs(values: Array) -> Array | None:
     """Logarithms, see `logarithmic`; None if no value is finite and positive."""
-    positive = values[np.isfinite(values) & (values > 0)]
+    fit = np.isfinite(values) & (values > 0)
+    if fit.all():
+        return np.log(values) if len(values) else None
+    positive = values[fit]
     if not len(positive):
         return None
     floor = np.log(positive.min()) - np.log(NICE_STEP)

@@ -15,11 +15,12 @@ pick. So a policy is written once and the same object runs everywhere.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
 
-from sched_ctl.model.graph import Array, Graph
+from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator
 
 __all__ = ["Level", "OperatorFrame", "Policy", "Spacing", "UrgencyForm", "form"]
@@ -45,17 +46,28 @@ class OperatorFrame:
 
     operators: n physical (or, for `Level.LOGICAL`, n logical) operators.
     columns: metric name -> (n,) array, NaN = unknown. Only what the policy `needs` is promised.
+    engine: (n,) a number for the engine of each; None: all are of one.
     """
 
     operators: tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]
     graph: Graph
     columns: Mapping[str, Array]
+    engine: Index | None = None
 
     def __getitem__(self, metric: str) -> Array:
         return self.columns[metric]
 
     def __len__(self) -> int:
         return len(self.operators)
+
+    @cached_property
+    def query(self) -> Index:
+        """(n,) a number from 0 for the query of each; those of two engines are two."""
+        number: dict[tuple[int, str], int] = {}
+        engine = [0] * len(self) if self.engine is None else self.engine.tolist()
+        names = (operator.query for operator in self.operators)
+        found = [number.setdefault(key, len(number)) for key in zip(engine, names, strict=True)]
+        return np.array(found, dtype=np.intp)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +84,11 @@ class UrgencyForm:
 
     def at(self, head_age_s: Array, queue_size: Array) -> Array:
         """(n,) urgency inside each rank. An unknown W or Q counts only where it has a weight."""
-        return (
-            self.static
-            + np.where(self.per_second == 0, 0.0, self.per_second * head_age_s)
-            + np.where(self.per_tuple == 0, 0.0, self.per_tuple * queue_size)
-        )
+        urgency = self.static
+        for weight, value in ((self.per_second, head_age_s), (self.per_tuple, queue_size)):
+            if weight.any():
+                urgency = urgency + np.where(weight == 0, 0.0, weight * value)
+        return urgency
 
     def take(self, rows: "np.typing.NDArray[np.intp]") -> "UrgencyForm":
         return UrgencyForm(
@@ -95,6 +107,8 @@ def form(
     """An urgency form over n operators from the parts that a policy uses; the others are 0."""
 
     def column(part: Array | float) -> Array:
+        if isinstance(part, float) and part == 0:
+            return np.zeros(n)
         return np.full(n, part, dtype=np.float64)
 
     return UrgencyForm(column(rank), column(static), column(per_second), column(per_tuple))
@@ -106,6 +120,7 @@ class Policy:
 
     urgency: pure function of the frame.
     needs: metrics whose columns it reads; resolved before anything is applied.
+    wants: metrics that it reads where there are any: their columns may be absent, or unknown.
     goal: what it is best at, in a few words, for `sched-ctl policies`.
     options: what the user set, for `config` and `explain`.
     groups: query name -> (group, share), for a policy that divides the CPU among groups of queries
@@ -121,3 +136,4 @@ class Policy:
     level: Level = Level.PHYSICAL
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     groups: Callable[[str], tuple[str, float]] | None = None
+    wants: frozenset[str] = frozenset()

@@ -55,6 +55,8 @@ class Schedule:
 
 def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:
     """The schedule without some threads."""
+    if not spared:
+        return schedule
     keep = [row for row, thread in enumerate(schedule.threads) if thread not in spared]
     if len(keep) == len(schedule.threads):
         return schedule

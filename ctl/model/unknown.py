@@ -50,7 +50,7 @@ def known(form: UrgencyForm, head_age_s: Array, queue_size: Array) -> Known:
 def known_form(form: UrgencyForm) -> UrgencyForm:
     """The form with the middle in place of what is unknown, and no infinities."""
     parts = (form.static, form.per_second, form.per_tuple)
-    if all(np.isfinite(column).all() for column in (form.rank, *parts)):
+    if np.isfinite((form.rank, *parts)).all():
         return form
     rank = _finite(_filled(form.rank, np.zeros(len(form))))
     unknown = np.isnan(parts).any(axis=0)

@@ -348,16 +348,54 @@ def test_light_first_places_every_operator_of_a_light_query_above_those_of_a_hea
         assert len(set(of.at(np.zeros(4), np.zeros(4)))) == 1
         return [float(value) for value in of.rank]
 
+    none = [0, 0, 0, 0]
     assert rank(0.02, 0.02, 0.5, 0.4) == [1, 1, 0, 0]
     # .36 and .6 of a CPU: the heavy one is at 1.25 of the mean; a little more, and it is above.
-    assert rank(0.18, 0.18, 0.3, 0.29) == [1, 1, 1, 1]
+    assert rank(0.18, 0.18, 0.3, 0.29) == none
     assert rank(0.18, 0.18, 0.3, 0.31) == [1, 1, 0, 0]
-    assert rank(NAN, NAN, NAN, NAN) == [1, 1, 1, 1]
+    assert rank(NAN, NAN, NAN, NAN) == none
     # One that uses much but keeps up is not heavy, nor one that is saturated and uses little.
-    assert rank(0.02, 0.02, 0.5, 0.4, utilisation=(0.1, 0.1, 0.9, NAN)) == [1, 1, 1, 1]
-    assert rank(0.02, 0.02, 0.5, 0.4, utilisation=(1.0, 1.0, 0.9, 0.9)) == [1, 1, 1, 1]
+    assert rank(0.02, 0.02, 0.5, 0.4, utilisation=(0.1, 0.1, 0.9, NAN)) == none
+    assert rank(0.02, 0.02, 0.5, 0.4, utilisation=(1.0, 1.0, 0.9, 0.9)) == none
     with pytest.raises(UserError, match="must be above 1"):
         registry.policy("light-first", {"heavy": 1})
+
+
+@pytest.mark.parametrize("name", ["hr", "hnr", "srpt", "bsd", "balanced"])
+def test_a_heavy_query_goes_last_whatever_its_results_cost(name: str) -> None:
+    both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
+    # The last operator of the heavy query is the cheapest of all.
+    of = measured(both, [1e-3, 2e-3, 4e-3, 1e-6], [1, 1, 1, 1])
+    apart = urgency(name, of)
+    assert apart.rank.tolist() == [0, 0, 0, 0]
+    use = {"cpu_use": array(0.02, 0.02, 0.5, 0.4), "utilisation": array(0, 0, 1, 1)}
+    seen = OperatorFrame(of.operators, of.graph, {**of.columns, **use})
+    beside = urgency(name, seen)
+    assert beside.rank.tolist() == [1, 1, 0, 0]
+    assert_allclose(beside.static, apart.static)
+    assert_allclose(beside.per_second, apart.per_second)
+    if name != "srpt":  # which has no options
+        assert urgency(name, seen, heavy=0).rank.tolist() == [0, 0, 0, 0]
+        with pytest.raises(UserError, match="must be above 1"):
+            registry.policy(name, {"heavy": 0.5})
+    # Alone, it is nobody's burden: nothing changes.
+    alone = OperatorFrame(of.operators, of.graph, {**seen.columns, "cpu_use": array(0, 0, 0, 0)})
+    assert urgency(name, alone).rank.tolist() == [0, 0, 0, 0]
+    inside = urgency("multi-class", seen, classes={"*": name})
+    assert len(set(inside.rank)) == 2
+
+
+def test_what_a_policy_wants_is_left_out_where_the_engine_has_it_not() -> None:
+    policy = registry.policy("hr")
+    assert policy.wants == {"cpu_use", "utilisation"}
+
+    def found(*provides: str) -> frozenset[str]:
+        return resolve(policy.needs, provides, policy="hr", engine="e", wants=policy.wants).needs
+
+    told = ("global_selectivity", "global_cost")
+    assert found(*told) == policy.needs
+    assert found(*told, "cpu_time") == policy.needs | {"cpu_use"}
+    assert found(*told, "cpu_time", "idle_time") == policy.needs | policy.wants
 
 
 def test_light_first_orders_each_of_its_ranks_by_another_policy() -> None:

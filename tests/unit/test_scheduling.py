@@ -370,3 +370,14 @@ def test_where_all_spin_without_input_nothing_changes() -> None:
     spinning = replace(plan({"q": ["a", "b"]}), idle_spins=True)
     schedule = scheduled(constant(q_a=1, q_b=2), snapshot(spinning, queue_size=[0, 0]))
     assert by_label(schedule) == {"q/a": 1, "q/b": 2}
+
+
+def test_queries_of_the_same_name_in_two_engines_are_two() -> None:
+    first = plan({"etl": ["a", "b"]})
+    second = plan({"etl": ["a", "b"]}, engine="lab:2", first_tid=200)
+    same = {"selectivity": [1.0, 1.0], "input_rate": [1.0, 1.0]}
+    light = snapshot(first, **same, cost=[1, 2], cpu_use=[0.01, 0.02], utilisation=[0.1, 0.1])
+    heavy = snapshot(second, **same, cost=[9, 9], cpu_use=[0.6, 0.2], utilisation=[1.0, 0.3])
+    assert scheduled("light-first", light, heavy).form.rank.tolist() == [1, 1, 0, 0]
+    rates = scheduled("rb", light, heavy).form.static
+    assert [rates[:2].max(), rates[2:].max()] == [1, 1]

@@ -13,9 +13,10 @@ from sched_ctl.backends import ladder
 from sched_ctl.cli import app
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import Section, Settings, Switch, declared
+from sched_ctl.model.access import Access
 from sched_ctl.sim.setting import SCHEDULERS
 
-STRUCTS: tuple[type[Struct], ...] = (Settings, Section, Switch)
+STRUCTS: tuple[type[Struct], ...] = (Settings, Section, Switch, Access)
 TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
 
 
@@ -70,6 +71,7 @@ def _section(struct: type[Struct]) -> str:
         Settings: "### Settings",
         Section: "### `[[policy]]` sections",
         Switch: "### `[[policy.switch]]` tables",
+        Access: "### `[access.ENGINE]` tables",
     }
     return TEXT.partition(titles[struct])[2].partition("\n### ")[0]
 

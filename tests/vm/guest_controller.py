@@ -216,9 +216,9 @@ def check_what_load_shows_and_that_ctrl_c_restores() -> None:
 
             shown = sched_ctl("status")
             print(shown)
-            assert "light-first (2 queries, order at each dispatch)" in shown and "scx" in shown
+            assert "balanced (2 queries, order at each dispatch)" in shown and "scx" in shown
             assert engine.name in shown and "one, two" in shown
-            assert "light-first (2 queries" in load.said  # in the log as well
+            assert "balanced (2 queries" in load.said  # in the log as well
             assert f"attached in {'partial' if partial else 'full'} mode" in load.said
 
             def counted() -> bool:
@@ -248,7 +248,7 @@ def check_what_load_shows_and_that_ctrl_c_restores() -> None:
 
             shown = sched_ctl("explain", "two/two1")
             print(shown)
-            assert "policy light-first" in shown and "chosen by auto: 2 queries" in shown
+            assert "policy balanced" in shown and "chosen by auto: 2 queries" in shown
             assert re.search(r"in force +mode \w+, queue \d+, .*age_ms .*waits_ms", shown), shown
             assert "starved" in shown and "(scx)" in shown
 
