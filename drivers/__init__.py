@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from sched_ctl.errors import EngineError
+from sched_ctl.model.access import Access
 from sched_ctl.model.topology import Snapshot
 
 __all__ = ["Driver", "DriverKind", "EngineError", "Target"]
@@ -17,13 +18,15 @@ class Target:
 
     kind: the driver's name. address: what the driver needs to reach it ("4711", "127.0.0.1:8081").
     pid: its main process, or None if it was named and not found. uid: whose it is, where that is
-    known without a process: threads of other users do not count as its own.
+    known without a process: threads of other users do not count as its own. access: what the
+    configuration says of reaching it; never set by `find`.
     """
 
     kind: str
     address: str
     pid: int | None = None
     uid: int | None = None
+    access: Access | None = None
 
     @property
     def engine(self) -> str:

@@ -186,15 +186,18 @@ def _option(setting: Setting) -> Any:
 def _value(setting: Setting, given: Any) -> Any:
     if setting.key == "policy":
         return [_section(text) for text in given]
-    if setting.key == "backends":
+    if setting.key in ("backends", "access"):
         tables: dict[str, dict[str, Any]] = {}
         for key, value in parse_pairs(given, setting.flag).items():
-            backend, _, option = key.partition(".")
-            if not option:
+            # An engine's name has dots, an option's key has none; it is the other way round with
+            # a backend's and its options' (caps by query).
+            split = str.partition if setting.key == "backends" else str.rpartition
+            name, _, option = split(key, ".")
+            if not (name and option):
                 raise ConfigError(
-                    f"command line: {setting.flag}: expected BACKEND.KEY=VALUE, got '{key}'"
+                    f"command line: {setting.flag}: expected {setting.metavar}, got '{key}'"
                 )
-            tables.setdefault(backend, {})[option] = value
+            tables.setdefault(name, {})[option] = value
         return tables
     if typing.get_origin(setting.type) is dict:
         return parse_pairs(given, setting.flag)

@@ -22,6 +22,7 @@ from sched_ctl.config.settings import ConfigError, Section, Settings, declared
 __all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs"]
 
 DEFAULT_FILE = Path("/etc/sched-ctl/sched-ctl.toml")
+TABLES = ("backends", "access")  # tables of tables, amended key by key
 MAX_BYTES = 1 << 20  # of one file: more is no configuration of ours
 
 
@@ -188,10 +189,11 @@ def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:
     for key, value in table.items():
         if key == "policy":
             into["policy"] = _merge_sections(into.get("policy", []), value)
-        elif key == "backends":
-            mine = into.setdefault("backends", {})
-            for backend, options in value.items():
-                mine[backend] = {**mine.get(backend, {}), **options}
+        elif key in TABLES:
+            mine = into.get(key, {})
+            amended = {name: {**mine.get(name, {}), **options} for name, options in value.items()}
+            # Before the others: of access, the first whose pattern fits counts.
+            into[key] = amended | {n: table for n, table in mine.items() if n not in amended}
         else:
             into[key] = value
 
@@ -210,8 +212,8 @@ def _override(merged: dict[str, Any], flags: Mapping[str, Any]) -> None:
     """Flags win over everything: also over the same key in each [[policy]] section."""
     of_sections = {setting.key for setting in declared(Section)} - {"name", "policy"}
     for key, value in flags.items():
-        if key == "backends":
-            _merge(merged, {"backends": value})
+        if key in TABLES:
+            _merge(merged, {key: value})
         elif key == "policy":
             merged["policy"] = value
         else:

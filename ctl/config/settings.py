@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sched_ctl.errors import UserError
+from sched_ctl.model.access import Access
 from sched_ctl.runfolder import RunFolder
 
 __all__ = [
@@ -173,6 +174,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"metavar": "KIND[:ADDRESS]"},
         ),
     ] = ()
+    access: Annotated[
+        dict[str, Access],
+        Meta(
+            description="TLS, certificates and passwords for engines whose web interface asks for "
+            "them: a table for each pattern of an engine; the first that fits counts",
+            extra={"flag": "--access", "metavar": "ENGINE.KEY=FILE"},
+        ),
+    ] = {}
     exclude: Annotated[
         tuple[str, ...],
         Meta(
@@ -348,6 +357,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class ConfigError(UserError):
     """A setting that cannot be used, with the file (or flag) and the key."""
+
+    code = 2
 
 
 class SettingError(UserError):

@@ -12,12 +12,10 @@ and `Topology.notes` says so.
 """
 
 import math
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind, Target
@@ -35,12 +33,12 @@ from sched_ctl.drivers.flink.plan import (
     VertexDetail,
     plan,
 )
+from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.drivers.threadnames import OPERATOR
-from sched_ctl.errors import EngineError, UserError
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import identity, procfs
-from sched_ctl.kernel.netns import same_network
 from sched_ctl.model.topology import HelperThread, PhysicalOperator, Snapshot, Thread, Topology
 
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
@@ -56,21 +54,11 @@ FETCH_DEFAULT = "10 s"
 CACHE_SLACK_S = 0.2
 PROBE_AGAIN_S = (10.0, 300.0)  # a missing metrics page is looked for again after so long, at most
 FAILURES = 3  # of a page in a row, before its TaskManager is asked through the JobManager
-ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:@\s/]+):)?(?P<port>\d+)(?:@(?P<pid>\d+))?")
 
 
 def find() -> list[Target]:
     """Clusters whose JobManager runs on this machine, in whatever network namespace."""
-    born = {pid: stat.start_time for pid in local.job_managers() if (stat := procfs.stat(pid))}
-    for gone in _found.keys() - born.items():
-        del _found[gone]
-    new = [pid for pid, start_time in born.items() if (pid, start_time) not in _found]
-    for pid, endpoint in local.rest_endpoints(new).items():
-        with suppress(OSError):
-            where = endpoint.address if same_network(pid) else f"{endpoint.address}@{pid}"
-            _found[pid, born[pid]] = Target("flink", where, pid)
-        endpoint.close()
-    return list(_found.values())
+    return search.targets("flink", local.job_managers(), local.rest_endpoints, _found)
 
 
 _found: dict[tuple[int, int], Target] = {}  # by process and its start time; asked only once
@@ -81,21 +69,7 @@ def connect(target: Target) -> "FlinkDriver":
 
     Raises EngineError if it does not answer, UserError for another form of address.
     """
-    match = ADDRESS.fullmatch(target.address)
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise UserError(
-            f"{target.address!r} is no address of a Flink cluster",
-            "give that of its REST interface: --engine flink:HOST:PORT",
-        )
-    host = (match["host"] or "127.0.0.1").strip("[]")
-    port = int(match["port"])
-    pid = int(match["pid"]) if match["pid"] else target.pid
-    uid = target.uid
-    if pid is None:
-        pid = local.owner_of(host, port)
-    if pid is None and uid is None:
-        uid = local.listening_user(host, port)
-    return FlinkDriver(replace(target, pid=pid, uid=uid), Endpoint(host, port, pid))
+    return search.connected(target, local.job_managers, "a Flink cluster", FlinkDriver)
 
 
 @dataclass

@@ -2,27 +2,22 @@
 
 import math
 import re
-import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sched_ctl.drivers.flink.plan import TaskManager
 from sched_ctl.drivers.jvm import JavaProcess
+from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
-from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
-from sched_ctl.kernel.netns import Listener, listeners, listening_uid, same_network
 
 __all__ = [
     "Process",
     "job_managers",
-    "listening_user",
     "match",
     "metrics_endpoint",
-    "owner_of",
     "rest_endpoint",
     "rest_endpoints",
     "task_managers",
@@ -33,10 +28,6 @@ JOB_MANAGER = re.compile(r"org\.apache\.flink\.\S*ClusterEntry[pP]oint")
 TASK_MANAGER = re.compile(r"org\.apache\.flink\.\S*(TaskManagerRunner|TaskExecutorRunner)")
 REST_PORT = 8081  # Flink's defaults
 METRICS_PORTS = range(9249, 9261)
-PROBE_S = 0.5  # how long a port may take to say what it is
-MOST_PORTS = 12  # asked of one process
-SEARCH_S = 3.0  # for all JobManagers together
-SEARCHERS = 16  # asked at the same time
 PROBE_FAMILY = "flink_taskmanager_Status_JVM_CPU_Load"
 
 
@@ -71,77 +62,34 @@ def _property(pid: int, name: str) -> str | None:
     return None
 
 
-def _listeners(pid: int) -> tuple[Listener, ...]:
-    try:
-        return listeners(pid)
-    except OSError:
-        return ()  # gone, or not ours to look at
-
-
 def rest_endpoint(pid: int, end: float = math.inf) -> Endpoint | None:
     """Where the JobManager's REST interface listens, as the process itself sees it.
 
-    None while it is starting. Other ports are asked only if the likely ones are not it, not more
-    than a few, and until `end` (time.monotonic): a process may listen on any number in silence.
+    None while it is starting. `end`: time.monotonic().
     """
     likely = {_property(pid, "rest.port"), _property(pid, "rest.bind-port"), str(REST_PORT)}
-    found = sorted(_listeners(pid), key=lambda listener: str(listener.port) not in likely)
-    for listener in found[:MOST_PORTS]:
-        left = end - time.monotonic()
-        if left <= 0:
-            break
-        endpoint = Endpoint(listener.host, listener.port, pid)
-        with suppress(EngineError):
-            answer = endpoint.json("/config", min(PROBE_S, left))
-            if isinstance(answer, dict) and "flink-version" in answer:
-                return endpoint
-        endpoint.close()
-    return None
+    found = search.endpoint(pid, lambda port: str(port) in likely, _is_rest, end)
+    return found or search.secured(pid, lambda port: str(port) in likely, end)
 
 
-def rest_endpoints(pids: Iterable[int]) -> dict[int, Endpoint]:
-    """Where these JobManagers listen, as far as it can be told within `SEARCH_S`.
-
-    All are asked at the same time, and each user's first one before anybody's second: who
-    starts many that stay silent delays himself.
-    """
-    of_user: dict[int | None, list[int]] = {}
-    for pid in pids:
-        of_user.setdefault(procfs.owner(pid), []).append(pid)
-    ranked = sorted((rank, pid) for own in of_user.values() for rank, pid in enumerate(own))
-    end = time.monotonic() + SEARCH_S
-    with ThreadPoolExecutor(SEARCHERS, "find flink") as pool:
-        asked = {pid: pool.submit(rest_endpoint, pid, end) for _, pid in ranked}
-    return {pid: found for pid, future in asked.items() if (found := future.result())}
+def _is_rest(endpoint: Endpoint, timeout_s: float) -> bool:
+    answer = endpoint.json("/config", timeout_s)
+    return isinstance(answer, dict) and "flink-version" in answer
 
 
-def owner_of(host: str, port: int) -> int | None:
-    """The JobManager of this machine, in our network namespace, that listens there."""
-    for pid in job_managers():
-        with suppress(OSError):
-            if same_network(pid) and any(found.port == port for found in listeners(pid)):
-                return pid if host in ("127.0.0.1", "localhost", "::1") else None
-    return None
-
-
-def listening_user(host: str, port: int) -> int | None:
-    """Who listens at this port of our own machine; None where it is another machine's."""
-    if host != "localhost" and not host.startswith("127.") and host != "::1":
-        return None
-    return listening_uid(port)
+def rest_endpoints(pids: Iterable[int]) -> Mapping[int, Endpoint]:
+    """Where these JobManagers listen, as far as it can be told in time."""
+    return search.endpoints(pids, rest_endpoint)
 
 
 def metrics_endpoint(pid: int, known: TaskManager) -> Endpoint | None:
     """Where the TaskManager's Prometheus reporter listens, or None if it has none."""
-    ports = [x for x in _listeners(pid) if x.port not in (known.data_port, known.rpc_port)]
-    ports.sort(key=lambda listener: listener.port not in METRICS_PORTS)
-    for listener in ports[:MOST_PORTS]:
-        endpoint = Endpoint(listener.host, listener.port, pid)
-        with suppress(EngineError):
-            if PROBE_FAMILY.encode() in endpoint.get(f"/metrics?name[]={PROBE_FAMILY}", PROBE_S):
-                return endpoint
-        endpoint.close()
-    return None
+    own = (known.data_port, known.rpc_port)
+    return search.endpoint(pid, lambda port: port in METRICS_PORTS, _is_metrics_page, unlike=own)
+
+
+def _is_metrics_page(endpoint: Endpoint, timeout_s: float) -> bool:
+    return PROBE_FAMILY.encode() in endpoint.get(f"/metrics?name[]={PROBE_FAMILY}", timeout_s)
 
 
 def match(
@@ -155,7 +103,7 @@ def match(
     candidates: dict[str, list[int]] = {}
     by_id = {one.id: one for one in known}
     for pid in pids:
-        ports = {listener.port for listener in _listeners(pid)}
+        ports = {listener.port for listener in search.listening(pid)}
         for one in known:
             if one.data_port in ports or one.rpc_port in ports:
                 candidates.setdefault(one.id, []).append(pid)

@@ -5,6 +5,7 @@ One connection is kept open and used again. A request ends by its deadline whate
 them), and its answer has a bounded size.
 """
 
+import select
 import socket
 import ssl
 import time
@@ -15,8 +16,10 @@ from typing import Any
 import httpcore
 import msgspec
 
+from sched_ctl.drivers.sources import tls
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel.netns import entered, listeners
+from sched_ctl.model.access import Access
 
 __all__ = ["ANSWER_LIMIT", "Endpoint"]
 
@@ -46,7 +49,7 @@ class _Stream(httpcore.NetworkStream):
         except TimeoutError as error:
             raise httpcore.ReadTimeout(error) from error
         except OSError as error:
-            raise httpcore.ReadError(error) from error
+            raise httpcore.ReadError(_refusal(error)) from error
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._wait()
@@ -66,19 +69,33 @@ class _Stream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        raise NotImplementedError
+        self._wait()
+        try:
+            secured = ssl_context.wrap_socket(self.connection, server_hostname=server_hostname)
+        except TimeoutError as error:
+            self.close()
+            raise httpcore.ConnectTimeout(error) from error
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            self.close()
+            raise httpcore.ConnectError(_refusal(error)) from error
+        return _Stream(secured, self.clock)
 
     def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable":  # the pool asks before it uses an idle connection again
-            self.connection.settimeout(0)
-            try:
-                self.connection.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
-            return True
+        # The pool asks before it uses an idle connection again: then nothing is to be read, but the
+        # end. Asked of the descriptor, as TLS knows no peeking.
+        if info == "is_readable":
+            ready, _, _ = select.select([self.connection], [], [], 0)
+            return bool(ready)
         return None
+
+
+def _refusal(error: Exception) -> str:
+    """Why TLS did not come about, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS: {error.reason.lower().replace('_', ' ')}"
+    return str(error)
 
 
 @dataclass(eq=False)
@@ -123,15 +140,31 @@ def _listens(pid: int, port: int) -> bool:
 class Endpoint:
     """A server that one thread asks: host and port as process `pid` sees them (None: as we do).
 
-    With a pid, it is that process that must listen there, at each new connection.
+    With a pid, it is that process that must listen there, at each new connection. With an access,
+    TLS is spoken, and what the access names is read here: raises UserError.
     """
 
-    def __init__(self, host: str, port: int, pid: int | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, pid: int | None = None, access: Access | None = None
+    ) -> None:
         self.host = host
         self.port = port
         self._network = _Network(pid)
+        self._scheme = "http" if access is None else "https"
+        self._headers = []
+        self._name = {}
+        secured = None
+        if access is not None:
+            secured = tls.context(access)
+            if (known := tls.authorization(access)) is not None:
+                self._headers.append((b"Authorization", known))
+            if access.name:
+                self._name = {"sni_hostname": access.name}
         self._pool = httpcore.ConnectionPool(
-            max_connections=1, keepalive_expiry=None, network_backend=self._network
+            max_connections=1,
+            keepalive_expiry=None,
+            network_backend=self._network,
+            ssl_context=secured,
         )
 
     @property
@@ -145,10 +178,12 @@ class Endpoint:
         Raises EngineError if there is none within `timeout_s`, if it is longer than `limit`
         bytes, or if the answer is not 200.
         """
-        url = f"http://{self.address}{path}"
+        url = self._url(path)
         self._network.deadline = time.monotonic() + timeout_s
         try:
-            with self._pool.stream("GET", url) as response:
+            with self._pool.stream(
+                "GET", url, headers=self._headers, extensions=self._name
+            ) as response:
                 if response.status != 200:
                     raise EngineError(f"{url} answered with status {response.status}")
                 body = bytearray()
@@ -168,7 +203,24 @@ class Endpoint:
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineError(f"http://{self.address}{path} answered oddly: {error}") from None
+            raise EngineError(f"{self._url(path)} answered oddly: {error}") from None
+
+    def speaks_tls(self, timeout_s: float) -> bool:
+        """Whether somebody there answers a TLS greeting, with whatever certificate."""
+        self._network.deadline = time.monotonic() + timeout_s
+        try:
+            stream = self._network.connect_tcp(self.host, self.port)
+            stream.start_tls(tls.stranger()).close()
+        except httpcore.ConnectError as error:
+            # One who wants a certificate of ours may say so in TLS; all else is no TLS.
+            cause = error.__cause__
+            return isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or "")
+        except httpcore.TimeoutException:
+            return False
+        return True
+
+    def _url(self, path: str) -> str:
+        return f"{self._scheme}://{self.address}{path}"
 
     def close(self) -> None:
         self._pool.close()

@@ -18,6 +18,7 @@ from sched_ctl.config.settings import (
 )
 from sched_ctl.controller.rules import check_sections
 from sched_ctl.errors import UserError
+from sched_ctl.model.access import Access
 
 BACKENDS = {kind.name: kind.options for kind in ladder.KINDS}
 
@@ -218,3 +219,22 @@ def test_a_word_that_means_nothing_names_the_flag(tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
         check_sections(load(path, flags))
     assert origin(path, flags, caught.value.where) == "command line: --backend"
+
+
+def test_access_is_amended_table_by_table(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[access."flink:*"]\nca = "a"\nname = "n"\n')
+    folder = tmp_path / "c.d"
+    folder.mkdir()
+    (folder / "1.toml").write_text('[access."flink:10.0.0.1:8081"]\nuser = "me"\n')
+    flags = {"access": {"flink:*": {"ca": "b"}}}
+    settings = load(path, flags)
+    assert list(settings.access) == ["flink:*", "flink:10.0.0.1:8081"]
+    assert settings.access["flink:*"] == Access(ca="b", name="n")
+    assert list(load(path).access) == ["flink:10.0.0.1:8081", "flink:*"]
+    shown = tmp_path / "shown.toml"
+    shown.write_text(dump(settings))
+    assert load(shown) == settings
+    path.write_text('[access."flink:*"]\npassword = "x"\n')
+    with pytest.raises(ConfigError, match="password"):
+        load(path)
