@@ -7,7 +7,8 @@ from, so that a row can be dropped or bounded when an engine changes.
 Roles: "operator" for the threads that process tuples; for helpers one of "network", "flusher"
 (hands half-full buffers on), "timer", "fetcher" (reads for a source), "state", "checkpoint",
 "rpc", "metrics", "io", "gc", "jit", "jvm", "cancel", "acker" (is told of each tuple's end),
-"heartbeat" (who misses it restarts the process), "system" (the engine's own operators).
+"heartbeat" (who misses it restarts the process), "system" (the engine's own operators), "stream"
+(plans and commits a query's batches), "idle" (waits for a task), "scheduler", "cleaner".
 """
 
 import re
@@ -26,7 +27,7 @@ class Grammar:
     """engine: driver name, or "jvm" for threads that every Java process has.
 
     pattern: matches a full thread name; its named groups are among `task`, `index` (from 1),
-    `parallelism`, `attempt`, `first`, `last`, `stage`, `partition`, `query`.
+    `parallelism`, `attempt`, `first`, `last`, `stage`, `partition`, `query`, `id`, `run`.
     """
 
     engine: str
@@ -57,6 +58,10 @@ FLINK_TASK = (
 
 # First and last task of an executor.
 STORM_TASKS = r"\[(?P<first>-?\d+), (?P<last>-?\d+)\]"
+
+# A streaming query of Spark's (StreamExecution.prettyIdString); it need not have a name.
+UUID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
+SPARK_QUERY = rf"(?:(?P<query>.*) )?\[id = (?P<id>{UUID}), runId = (?P<run>{UUID})\]"
 
 GRAMMARS: tuple[Grammar, ...] = (
     *_rows(
@@ -112,10 +117,21 @@ GRAMMARS: tuple[Grammar, ...] = (
             r"Executor task launch worker for task (?P<partition>\d+)\.(?P<attempt>\d+) "
             r"in stage (?P<stage>\d+)\.\d+ \(TID (?P<task>\d+)\)",
         ),
-        ("idle", r"Executor task launch worker-\d+"),
-        ("driver", r"stream execution thread for (?P<query>.*) \[id = \S+, runId = \S+\]"),
+        ("idle", r"Executor task (?:idle worker#|launch worker-)\d+"),
+        ("stream", rf"stream execution thread for {SPARK_QUERY}"),
+        ("checkpoint", rf"epoch update thread for {SPARK_QUERY}"),
+        # Continuous mode: reads for a task, and hands what it read over in a queue.
+        ("fetcher", rf"continuous-reader--(?P<partition>\d+)--(?P<run>{UUID})--.*"),
+        ("checkpoint", rf"epoch-poll--(?P<run>{UUID})--.*"),
         ("network", r"(?:shuffle|rpc|files)-(?:server|client|exchange|boss)-\d+-\d+"),
-        ("rpc", r"dispatcher-(?:event-loop|Executor|BlockManager.*|Coarse.*)(?:-\d+)?"),
+        ("network", r"streaming-shuffle-.*"),
+        ("rpc", r"dispatcher-(?:event-loop|Executor|BlockManager.*|Coarse.*|Heart.*)(?:-\d+)?"),
+        ("rpc", r"map-output-dispatcher-\d+|netty-rpc-.*|task-result-getter-\d+"),
+        ("scheduler", r"dag-scheduler-event-loop|spark-listener-group-.*"),
+        ("heartbeat", r"(?:executor|driver)-heartbeater|heartbeat-receiver-.*"),
+        ("metrics", r"SparkUI-\d+.*|SparkUI-JettyScheduler.*|element-tracking-store-worker"),
+        ("io", r"block-manager-.*|RemoteBlock-temp-file-clean-thread|broadcast-exchange-\d+"),
+        ("cleaner", r"Spark Context Cleaner|context-cleaner-periodic-gc|Cleaner-\d+"),
     ),
     *_rows(
         "spark",
@@ -161,6 +177,8 @@ _PASSING = {
     "jvm": ("C1 CompilerThre", "C2 CompilerThre", "GC Thread#", "G1 Conc#", "G1 Refine#"),
     "flink": ("flink-pekko.act", "flink-pekko.rem", "flink-metrics-p", "prometheus-http"),
     "storm": ("process reaper", "Log4j2-TF-"),
+    # Not the dispatchers, nor "Thread-": tasks and queries are born of these.
+    "spark": ("process reaper", "SparkUI-", "task-result-get", "spark-listener-"),
 }
 
 

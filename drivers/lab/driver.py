@@ -82,8 +82,8 @@ def _topology(file: LabFile, engine: str) -> Topology:
         )
         if source != OUTSIDE
     )
-    if any(edge.source >= len(operators) for edge in edges):
-        raise EngineError(f"{file.path}: an edge comes from no operator")
+    if any(max(edge.source, edge.target) >= len(operators) for edge in edges):
+        raise EngineError(f"{file.path}: an edge comes from, or leads to, no operator")
     if not all(0 < edge.share <= 1 for edge in edges):
         raise EngineError(f"{file.path}: an edge's share is not above 0 and at most 1")
     helpers = tuple(

@@ -5,6 +5,8 @@ import pytest
 from sched_ctl.drivers.threadnames import GRAMMARS, certainly_helper, read
 from support import growth
 
+ID = "c57bf616-c785-4a77-894a-56167195eca7"
+RUN = "3c97e23f-bf3f-4d6e-b530-5a2e15cd6edb"
 NAMES = [
     ("flink", "q1-parse (1/1)#0", "operator", {"task": "q1-parse", "attempt": "0"}),
     ("flink", "Source: q1-src (2/4)#3", "operator", {"task": "Source: q1-src", "index": "2"}),
@@ -40,7 +42,18 @@ NAMES = [
     ),
     ("spark", "Executor task launch worker for task 17", "operator", {"task": "17"}),
     ("spark", "Executor task launch worker-0", "idle", {}),
-    ("spark", "stream execution thread for q1 [id = 1-a, runId = 2-b]", "driver", {"query": "q1"}),
+    ("spark", "Executor task idle worker#128", "idle", {}),
+    (
+        "spark",
+        f"stream execution thread for q [1] [id = {ID}, runId = {RUN}]",
+        "stream",
+        {"query": "q [1]", "id": ID, "run": RUN},
+    ),
+    ("spark", f"stream execution thread for [id = {ID}, runId = {RUN}]", "stream", {"run": RUN}),
+    ("spark", f"epoch update thread for q [id = {ID}, runId = {RUN}]", "checkpoint", {"run": RUN}),
+    ("spark", f"continuous-reader--3--{RUN}--{ID}", "fetcher", {"partition": "3", "run": RUN}),
+    ("spark", f"epoch-poll--{RUN}--{ID}--0", "checkpoint", {"run": RUN}),
+    ("spark", "streaming-shuffle-writer-6-0-server-33-1", "network", {}),
     ("storm", "Thread-15-toll_las-executor[10, 11]", "operator", {"first": "10", "last": "11"}),
     ("storm", "Thread-14-__system-executor[-1, -1]", "system", {"first": "-1"}),
     ("storm", "Thread-19-__acker-executor[1, 1]", "acker", {"task": "__acker"}),

@@ -1,0 +1,1 @@
+"""Apache Spark 4.x, Structured Streaming, unmodified."""

@@ -1,0 +1,239 @@
+"""Who runs what: an application's operators and helper threads.
+
+In continuous and in real-time mode a query's tasks have no end, or one that is many seconds away,
+and all run at once, each on a thread: so a task is an operator. In micro-batches the threads of a
+pool change task many times a second, faster than anybody could follow, so all of an executor's
+pool is one operator, with its Python workers.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from sched_ctl.drivers.spark.answers import Job, Query, stages
+from sched_ctl.drivers.threadnames import OPERATOR, ThreadName
+from sched_ctl.model.topology import (
+    Edge,
+    HelperThread,
+    LogicalOperator,
+    PhysicalOperator,
+    Thread,
+)
+
+__all__ = ["POOL", "Here", "Plan", "names_of", "plan", "several"]
+
+POOL = "tasks"  # of micro-batches
+MOST_OPERATORS = 20_000
+
+
+@dataclass(frozen=True)
+class Here:
+    """A process of the application on this machine. executor: "" for a driver that is none."""
+
+    pid: int
+    executor: str
+    names: Mapping[Thread, ThreadName]
+    workers: tuple[Thread, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """source: of each operator, the runs whose rows it takes in, and its part of them."""
+
+    operators: tuple[PhysicalOperator, ...]
+    edges: tuple[Edge, ...]
+    logical: tuple[LogicalOperator, ...]
+    logical_edges: tuple[Edge, ...]
+    helpers: tuple[HelperThread, ...]
+    notes: tuple[str, ...]
+    source: tuple[tuple[tuple[str, ...], float], ...]
+    pools: tuple[bool, ...]  # of each operator, whether it is a pool
+    shape: Mapping[tuple[str, int], int]  # for the next plan
+
+
+def names_of(application: str, queries: Collection[Query]) -> Mapping[str, str]:
+    """Run -> what the query is called: its name, else the application's; told apart by its id."""
+    plain = {query.run: query.name or application for query in queries}
+    often = Counter(plain.values())
+    return {
+        query.run: plain[query.run]
+        if often[plain[query.run]] == 1
+        else f"{plain[query.run]}#{query.id[:8]}"
+        for query in queries
+    }
+
+
+def plan(
+    application: str,
+    queries: Collection[Query],
+    steady: Set[str],
+    jobs: Sequence[Job],
+    here: Sequence[Here],
+    executors: int,
+    shape: Mapping[tuple[str, int], int],
+) -> Plan:
+    """queries: all that are active. steady: runs whose tasks are operators. executors: of the
+    application, wherever they are. shape: how many tasks each run's stage had in batches before,
+    by its place in the job: between two batches an operator has no thread, and stays.
+    """
+    called = names_of(application, queries)
+    batched = sorted(run for run in called if run not in steady)
+    threads: dict[tuple[str, int, int], list[Thread]] = defaultdict(list)  # run, place, partition
+    tasks_of = {key: count for key, count in shape.items() if key[0] in steady & called.keys()}
+    pools: dict[str, list[Thread]] = {}
+    helpers: list[tuple[Thread, str, tuple[str, int, int] | str | None]] = []
+    stage_of = {
+        stage: (job.group, place)
+        for stage, (job, place) in stages(list(jobs)).items()
+        if job.group in steady and job.group in called
+    }
+    for process in here:
+        pool = pools.setdefault(process.executor, []) if process.executor else []
+        for thread, said in process.names.items():
+            run = said.parts.get("run")
+            if said.role == OPERATOR and "stage" in said.parts:
+                group, place = stage_of.get(said.number("stage"), (None, 0))
+                if group is not None:
+                    threads[group, place, said.number("partition")].append(thread)
+                else:
+                    pool.append(thread)
+            elif said.role in (OPERATOR, "idle"):
+                pool.append(thread)
+            elif said.role == "fetcher" and run is not None and run in called:
+                helpers.append((thread, said.role, (run, 0, said.number("partition"))))
+            else:
+                helpers.append((thread, said.role, run if run in called else None))
+        if batched and process.executor:
+            pool.extend(process.workers)
+        else:
+            only = next(iter(called)) if len(called) == 1 else None
+            helpers.extend((thread, "python", only) for thread in process.workers)
+
+    operators: list[PhysicalOperator] = []
+    source: list[tuple[tuple[str, ...], float]] = []
+    row_of: dict[tuple[str, int, int], int] = {}
+    first_of: dict[str, int] = {}
+    for run, place, partition in threads:
+        tasks_of[run, place] = max(tasks_of.get((run, place), 0), partition + 1)
+    left = MOST_OPERATORS
+    keys = []
+    for (run, place), count in sorted(
+        tasks_of.items(), key=lambda item: (called[item[0][0]], *item)
+    ):
+        keys += [(run, place, partition) for partition in range(min(count, left))]
+        left = MOST_OPERATORS - len(keys)
+    for key in keys:
+        run, place, partition = key
+        name, count = f"stage {place + 1}", tasks_of[run, place]
+        row_of[key] = first_of[run] = len(operators)
+        operators.append(
+            PhysicalOperator(
+                called[run],
+                f"{name} ({partition + 1}/{count})" if count > 1 else name,
+                (name,),
+                replica=partition,
+                replicas=count,
+                threads=tuple(sorted(threads.get(key, ()), key=lambda thread: thread.key)),
+            )
+        )
+        source.append(((run,) if place == 0 else (), 1 / tasks_of[run, place]))
+    shared = called[batched[0]] if len(batched) == 1 else application
+    if batched:
+        local = sorted(name for name in pools)
+        for replica, name in enumerate(local):
+            row = len(operators)
+            first_of.update(dict.fromkeys(batched, row) if replica == 0 else {})
+            operators.append(
+                PhysicalOperator(
+                    shared,
+                    POOL if len(local) == 1 else f"{POOL} of executor {name}",
+                    (POOL,),
+                    replica=replica,
+                    replicas=len(local),
+                    threads=tuple(sorted(pools[name], key=lambda thread: thread.key)),
+                )
+            )
+            source.append((tuple(batched), 1 / max(executors, len(local))))
+    else:
+        helpers += [(thread, "idle", None) for pool in pools.values() for thread in pool]
+    # Who serves a query whose tasks are many operators follows the last of them: all of a
+    # query's have the same share, and most policies put the last first.
+    made = tuple(
+        HelperThread(
+            thread,
+            role,
+            row_of.get(serves) if isinstance(serves, tuple) else first_of.get(serves or ""),
+        )
+        for thread, role, serves in helpers
+    )
+    edges, logical, logical_edges = _edges(operators)
+    return Plan(
+        operators=tuple(operators),
+        edges=edges,
+        logical=logical,
+        logical_edges=logical_edges,
+        helpers=made,
+        notes=tuple(_notes(called, batched, shared, jobs, steady, here)),
+        source=tuple(source),
+        pools=tuple(operator.logical == (POOL,) for operator in operators),
+        shape=tasks_of,
+    )
+
+
+def _edges(
+    operators: Sequence[PhysicalOperator],
+) -> tuple[tuple[Edge, ...], tuple[LogicalOperator, ...], tuple[Edge, ...]]:
+    """Each stage feeds the next one, all of its tasks all of the next one's."""
+    rows: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row, operator in enumerate(operators):
+        rows[operator.query, operator.logical[0]].append(row)
+    logical = tuple(LogicalOperator(query, name) for query, name in rows)
+    place = {one: number for number, one in enumerate(logical)}
+    edges, logical_edges = [], []
+    for one, number in place.items():
+        follower = LogicalOperator(one.query, _next(one.name))
+        if follower not in place:
+            continue
+        logical_edges.append(Edge(number, place[follower]))
+        after = rows[follower.query, follower.name]
+        edges += [Edge(a, b, 1 / len(after)) for a in rows[one.query, one.name] for b in after]
+    return tuple(edges), logical, tuple(logical_edges)
+
+
+def _next(name: str) -> str:
+    word, _, number = name.partition(" ")
+    return f"{word} {int(number) + 1}" if number.isdecimal() else ""
+
+
+def _notes(
+    called: Mapping[str, str],
+    batched: Sequence[str],
+    shared: str,
+    jobs: Sequence[Job],
+    steady: Set[str],
+    here: Sequence[Here],
+) -> list[str]:
+    notes = [f"process {process.pid}: {process.trouble}" for process in here if process.trouble]
+    if len(called) > len(batched) and any(process.workers for process in here) and len(called) > 1:
+        notes.append(
+            "whose Python code a Python worker runs is not known where the queries of an "
+            "application are several and not all micro-batches"
+            + (f"; they are with {shared!r}" if batched else "; they are left alone")
+        )
+    for job in jobs:
+        if job.group and job.group in steady & called.keys() and len(job.stage_ids) > 2:
+            notes.append(
+                f"{called[job.group]}: which of its {len(job.stage_ids)} stages feeds which is "
+                "not told; each is taken to feed the next one"
+            )
+    return notes
+
+
+def several(names: Collection[str], application: str) -> str:
+    """What is to be said of micro-batch queries that share their threads."""
+    return (
+        f"{', '.join(sorted(names)[:10])} are micro-batches of one application: its threads change "
+        "from one to the other many times a second, so they are scheduled together, as "
+        f"{application!r}. An application for each would tell them apart"
+    )

@@ -1,0 +1,256 @@
+"""The Spark driver on what applications of 4.3.0 answered; names and numbers as they came."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sched_ctl.drivers import Target, threadnames
+from sched_ctl.drivers.spark import local
+from sched_ctl.drivers.spark.answers import Gauges, Job, Query, query_of
+from sched_ctl.drivers.spark.driver import connect
+from sched_ctl.drivers.spark.modes import STEADY_S, Modes
+from sched_ctl.drivers.spark.plan import Here, names_of, plan
+from sched_ctl.errors import EngineError, UserError
+from sched_ctl.model.topology import Thread
+from support import wait_until
+
+A = Query("3c97e23f-bf3f-4d6e-b530-5a2e15cd6edb", "c57bf616-c785-4a77-894a-56167195eca7", "A")
+B = Query("425284d1-12ae-449c-96bc-9d719062ee49", "48ff6fd8-acf4-407e-a349-cb9312083381", "B")
+NAMELESS = Query("af02ca8d-f012-491d-8caa-783ed56b305a", "d91273ae-a340-462b-9225-c0550fa4347c")
+JOB = """{
+  "jobId" : %d, "name" : "start at NativeMethodAccessorImpl.java:0",
+  "description" : "%sid = %s\\nrunId = %s\\nbatch = 3",
+  "submissionTime" : "2026-11-22T10:46:01.469GMT", "stageIds" : %s, "jobGroup" : "%s",
+  "jobTags" : [ "spark-session-4ac37962" ], "status" : "RUNNING", "numTasks" : 3,
+  "numActiveTasks" : 3, "numCompletedTasks" : 0, "numActiveStages" : %d, "killedTasksSummary" : { }
+}"""
+
+
+def job(query: Query, number: int, *stages: int, active: int | None = None) -> Job:
+    name = f"{query.name}\\n" if query.name else ""
+    count = len(stages) if active is None else active
+    text = JOB % (number, name, query.id, query.run, list(stages), query.run, count)
+    return msgspec.json.decode(text, type=Job)
+
+
+def task(partition: int, stage: int, number: int) -> str:
+    return f"Executor task launch worker for task {partition}.0 in stage {stage}.0 (TID {number})"
+
+
+def here(names: Mapping[int, str], executor: str = "driver", workers: Sequence[int] = ()) -> Here:
+    said = {
+        Thread(100, tid, 1, name): found
+        for tid, name in names.items()
+        if (found := threadnames.read("spark", name)) is not None
+    }
+    return Here(100, executor, said, tuple(Thread(200, tid, 1) for tid in workers))
+
+
+REAL_TIME = {  # of two queries with two stages each, in one pool
+    13660: f"stream execution thread for A [id = {A.id}, runId = {A.run}]",
+    13706: f"stream execution thread for B [id = {B.id}, runId = {B.run}]",
+    13849: task(0, 14, 21),
+    13850: task(0, 12, 18),
+    13851: task(1, 13, 20),
+    13853: task(1, 15, 23),
+    13881: task(0, 15, 22),
+    13882: task(0, 13, 19),
+    13885: "Executor task idle worker#134",
+    15198: "streaming-shuffle-writer-6-0-boss-32-1",
+    6637: "G1 Main Marker",
+}
+
+
+def test_the_query_of_a_job() -> None:
+    assert query_of(job(A, 7, 14, 15)) == A
+    assert query_of(job(NAMELESS, 1, 0)) == NAMELESS
+    one = job(A, 7, 14, 15)
+    # As browsers take it, before 4.0.
+    one.description = (one.description or "").replace("\n", "<br/>")
+    assert query_of(one) == A
+    one.group = B.run  # a description that somebody else made up
+    assert query_of(one) is None
+    for text in (None, "", "count at x.py:3", "id = \nrunId = ", "\n" * 5000):
+        one.description = text
+        assert query_of(one) is None
+
+
+def test_names_of_queries() -> None:
+    assert names_of("app", [A, NAMELESS]) == {A.run: "A", NAMELESS.run: "app"}
+    twice = names_of("A", [A, NAMELESS])
+    assert twice == {A.run: "A#c57bf616", NAMELESS.run: "A#d91273ae"}
+
+
+def test_real_time_tasks_are_operators() -> None:
+    jobs = [job(A, 7, 14, 15), job(B, 6, 12, 13)]
+    made = plan("app", [A, B], {A.run, B.run}, jobs, [here(REAL_TIME)], 1, {})
+    assert {o.label: [t.tid for t in o.threads] for o in made.operators} == {
+        "A/stage 1": [13849],
+        "A/stage 2 (1/2)": [13881],
+        "A/stage 2 (2/2)": [13853],
+        "B/stage 1": [13850],
+        "B/stage 2 (1/2)": [13882],
+        "B/stage 2 (2/2)": [13851],
+    }
+    assert {(e.source, e.target, e.share) for e in made.edges} == {
+        (0, 1, 0.5), (0, 2, 0.5), (3, 4, 0.5), (3, 5, 0.5)
+    }  # fmt: skip
+    # Rows are counted where they come in.
+    assert made.source[0] == ((A.run,), 1.0) and made.source[1] == ((), 0.5)
+    roles = {h.thread.tid: (h.role, h.serves) for h in made.helpers}
+    assert roles[13660] == ("stream", 2) and roles[13706] == ("stream", 5)
+    assert roles[13885] == ("idle", None)
+    assert roles[15198] == ("network", None) and roles[6637] == ("gc", None)
+
+    # Between two batches there are operators, and no threads; then the pool was shuffled.
+    pause = {**REAL_TIME, **dict.fromkeys(range(13849, 13886), "Executor task idle worker#1")}
+    between = plan("app", [A, B], {A.run, B.run}, [], [here(pause)], 1, made.shape)
+    assert [o.label for o in between.operators] == [o.label for o in made.operators]
+    assert not any(o.threads for o in between.operators)
+    moved = {13660: REAL_TIME[13660], 13706: REAL_TIME[13706], 13850: task(0, 18, 30)}
+    again = plan("app", [A, B], {A.run, B.run}, [job(A, 9, 18, 19)], [here(moved)], 1, made.shape)
+    assert [t.tid for t in again.operators[0].threads] == [13850]
+    # One of the queries was stopped.
+    left = plan("app", [B], {B.run}, [], [here(REAL_TIME)], 1, made.shape)
+    assert {o.query for o in left.operators} == {"B"}
+
+
+def test_continuous_readers_serve_their_tasks() -> None:
+    names = {
+        8652: task(0, 0, 0),
+        8653: task(1, 0, 1),
+        8669: f"continuous-reader--0--{A.run}--ea1f48da-d1bb-4cac-a19d-e1ee2cae3ea4",
+        8671: f"continuous-reader--1--{A.run}--ea1f48da-d1bb-4cac-a19d-e1ee2cae3ea4",
+        8662: f"epoch-poll--{A.run}--ea1f48da-d1bb-4cac-a19d-e1ee2cae3ea4--1",
+    }
+    made = plan("app", [A], {A.run}, [job(A, 0, 0)], [here(names)], 1, {})
+    assert [[t.tid for t in o.threads] for o in made.operators] == [[8652], [8653]]
+    roles = {h.thread.tid: (h.role, h.serves) for h in made.helpers}
+    assert roles == {8669: ("fetcher", 0), 8671: ("fetcher", 1), 8662: ("checkpoint", 1)}
+
+
+def test_a_pool_is_one_operator() -> None:
+    names = {1: task(0, 3, 7), 2: "Executor task idle worker#2", 3: REAL_TIME[13660]}
+    made = plan("app", [A], set(), [], [here(names, workers=[9])], 1, {})
+    (pool,) = made.operators
+    assert pool.label == "A/tasks" and [t.tid for t in pool.threads] == [1, 2, 9]
+    assert [(h.role, h.serves) for h in made.helpers] == [("stream", 0)]
+    # Two queries share it; on a cluster it is one an executor, and the driver has none.
+    cluster = [here({1: names[1]}, "0"), here({2: names[2]}, "1"), here({}, "")]
+    both = plan("app", [A, B], set(), [], cluster, 4, {})
+    assert [o.label for o in both.operators] == [
+        "app/tasks of executor 0", "app/tasks of executor 1"
+    ]  # fmt: skip
+    assert {part for _, part in both.source} == {0.25}
+
+
+def test_a_partition_that_nobody_has() -> None:
+    """A thread's name is anybody's: a number in it makes no billion operators."""
+    names = {1: "Executor task launch worker for task 999999999.0 in stage 5.0 (TID 1)"}
+    made = plan("app", [A], {A.run}, [job(A, 0, 5)], [here(names)], 1, {})
+    assert len(made.operators) <= 20_000
+
+
+def test_modes() -> None:
+    modes = Modes()
+    modes.look([job(A, 1, 0, 1)], 0)
+    modes.look([job(A, 1, 0, 1), job(B, 2, 2, 3, active=1)], STEADY_S + 0.1)
+    modes.look([job(A, 1, 0, 1), job(B, 2, 2, 3, active=1)], 2 * STEADY_S + 0.2)
+    assert modes.steady == {A.run}  # B's stages run one after the other
+    ending = job(A, 1, 0, 1)
+    ending.num_completed_tasks = 2
+    modes.look([ending], 8)
+    modes.look([], 9)
+    modes.look([job(A, 3, 4, 5)], 10)
+    assert modes.steady == {A.run}  # a batch has ended, and the next one begun
+    for second in range(11, 15):
+        modes.look([job(A, second, 2 * second)], second)
+    assert not modes.steady  # a job each second: its batches were long, and are not any more
+    modes.add({A.run})
+    modes.keep({B.run})
+    assert not modes.steady
+
+
+def test_a_long_batch_of_many_tasks() -> None:
+    modes = Modes()
+    some = job(A, 1, 0)
+    for second in range(5):
+        modes.look([some], second)
+    assert modes.steady == {A.run}  # nothing has ended yet
+    some.num_completed_tasks = 4
+    for second in range(5, 10):
+        modes.look([some], second)
+    assert not modes.steady
+
+
+def test_gauges() -> None:
+    names = {
+        "inputRate-total": 659.7463284379172,
+        "processingRate-total": 1205.979255643685,
+        "latency": 8195,
+        "states-rowsTotal": "NaN",
+    }
+    text = json.dumps(
+        {
+            "version": "4.0.0",
+            "gauges": {
+                **{
+                    f"local-1.driver.spark.streaming.a.b.{k}": {"value": v}
+                    for k, v in names.items()
+                },
+                "local-1.driver.spark.streaming.c.latency": {"value": 0},
+                "local-1.driver.spark.streaming.c.inputRate-total": {"value": 0.0},
+                "local-1.driver.spark.streaming.d.latency": {"value": -1},
+                "local-1.driver.BlockManager.memory.maxMem_MB": {"value": 434},
+                "x.driver.spark.streaming.": {"value": None},
+            },
+        }
+    )
+    paces = msgspec.json.decode(text, type=Gauges).paces()
+    assert (paces["a.b"].rate, paces["a.b"].batch_s) == (659.7463284379172, 8.195)
+    # No batch has ended, or none ever will.
+    assert math.isnan(paces["c"].rate) and math.isnan(paces["c"].batch_s)
+    assert "d" not in paces or math.isnan(paces["d"].batch_s)
+
+
+def test_addresses() -> None:
+    with pytest.raises(UserError, match="no address of a Spark application"):
+        connect(Target("spark", "app-1"))
+    with pytest.raises(EngineError, match="cannot be reached"):
+        connect(Target("spark", "127.0.0.1:1"))
+
+
+def test_python_workers_are_their_executors(tmp_path: Path) -> None:
+    """A process that looks like an executor, as far as its children go."""
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").touch()
+    (tmp_path / "pyspark" / "daemon.py").write_text(
+        "import os, time\nif os.fork():\n    os.wait()\nelse:\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "pyspark.daemon", "pyspark.worker"]
+    child = subprocess.Popen(command, cwd=tmp_path)
+    try:
+        process = local.Process(os.getpid(), 0, "spark", executor="driver")
+
+        def workers() -> bool:
+            process._next_daemon = 0.0
+            process.look_for_workers()
+            return len({thread.pid for thread in process.workers}) == 2
+
+        wait_until(workers, 20, "the daemon and its child")
+        assert child.pid in {thread.pid for thread in process.workers}
+        grandchild = next(t.pid for t in process.workers if t.pid != child.pid)
+        os.kill(grandchild, 9)
+        wait_until(lambda: child.poll() is not None, 20)
+        process._next_daemon = 0.0
+        assert process.look_for_workers() and not process.workers
+    finally:
+        child.kill()
+        child.wait()
