@@ -46,8 +46,7 @@ from sched_ctl.model.topology import (
     Topology,
 )
 
-AIMS = {(100, 10.0): 0.01, (10_000, 1.0): 0.05}
-AIM_RSS = 80e6
+AIMS = {(100, 10.0): 0.005, (1000, 10.0): 0.02, (10_000, 1.0): 0.02}
 CHAIN = 5
 
 
@@ -103,7 +102,7 @@ def table(given: argparse.Namespace) -> None:
                 stages = ", ".join(f"{ms:.2f}" for ms in figure["stage_ms"].values())
                 print(
                     f"{operators:9} {policy:>6} {rate:4g} {figure['cpu_share']:7.2%} "
-                    f"{'' if aim is None else f'{aim:.0%}':>5} {figure['rss_bytes'] / 1e6:6.0f} "
+                    f"{'' if aim is None else f'{aim:.1%}':>5} {figure['rss_bytes'] / 1e6:6.0f} "
                     f"{figure['writes_per_s']:8.0f} {figure['missed']:6}  {stages}",
                     flush=True,
                 )
@@ -202,10 +201,10 @@ def instrument(stages: Stages, engine: Synthetic) -> None:
     rules.decide = stages.time("schedule", scheduling.decide)  # type: ignore[attr-defined]
     made = rules.make_policy
 
-    def timed(section: Section, backend: str, queries: int = 0) -> Any:
+    def timed(section: Section, backend: str) -> Any:
         from dataclasses import replace
 
-        policy = made(section, backend, queries)
+        policy = made(section, backend)
         return replace(policy, urgency=stages.time("policy", policy.urgency))
 
     from sched_ctl.controller import loop

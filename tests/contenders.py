@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import cgroup
 from sched_ctl.model.topology import Thread
+from support import wait_until
 
-__all__ = ["SHARES", "engine", "folder"]
+__all__ = ["SHARES", "Use", "engine", "folder", "used"]
 
 # Deriving a key holds no lock of the interpreter, so the threads compete for the CPU alone.
 ENGINE = """
@@ -64,3 +66,36 @@ def folder(thread: Thread) -> Path:
 
 
 SHARES = {"a": (1.0, (0, 1)), "b": (4.0, (2, 3))}
+
+
+@dataclass(frozen=True)
+class Use:
+    """What threads had of the CPU (ns), and how long the collector waited a turn (ns)."""
+
+    cpu: Mapping[Thread, int]
+    wait_ns: float
+
+    def of(self, threads: Sequence[Thread]) -> int:
+        return sum(self.cpu[thread] for thread in threads)
+
+
+def schedstat(thread: Thread) -> tuple[int, int, int]:
+    text = Path(f"/proc/{thread.pid}/task/{thread.tid}/schedstat").read_text()
+    run, wait, turns = map(int, text.split())
+    return run, wait, turns
+
+
+def used(threads: Sequence[Thread], collector: Thread, ns: float) -> Use:
+    """What they use while they use so much together."""
+    before = {thread: schedstat(thread) for thread in threads}
+
+    def gained() -> dict[Thread, int]:
+        return {thread: schedstat(thread)[0] - before[thread][0] for thread in threads}
+
+    def measured() -> bool:
+        turns = schedstat(collector)[2] - before[collector][2]
+        return sum(gained().values()) > ns and turns > 0
+
+    wait_until(measured, 60)
+    _, waited, turns = (b - a for a, b in zip(before[collector], schedstat(collector), strict=True))
+    return Use(gained(), waited / max(turns, 1))

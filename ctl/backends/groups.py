@@ -16,32 +16,31 @@ did without it (see `neighbours`). What a schedule asks for becomes:
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
-import numpy as np
 
-from sched_ctl.backends import Applied, Backend, BackendFailed, neighbours
+from sched_ctl.backends import Applied, Backend, BackendFailed, neighbours, nice
 from sched_ctl.backends.nice import Nice, NiceOptions, inside_groups, with_shares
 from sched_ctl.backends.places import Places
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.records import Moved
+from sched_ctl.backends.wanted import Wanted, wanted_groups
 from sched_ctl.kernel import cgroup, identity
 from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.cgroup import ROOT_NAME
-from sched_ctl.model.normalise import positions, scaled_shares, weights
 from sched_ctl.model.schedule import Group as Shared
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["GroupOptions", "Groups"]
+__all__ = ["GroupOptions", "Groups", "planned"]
 
 DRIFT = 0.02  # a weight that follows the demand is rewritten when it is off by that much
-SPREAD = 8.0  # weights of single priorities reach from default / 8 to default * 8
 
 
 class GroupOptions(NiceOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,14 +50,6 @@ class GroupOptions(NiceOptions, frozen=True, kw_only=True, forbid_unknown_fields
         int,
         msgspec.Meta(description="cgroups at most, for a schedule without groups", ge=1, le=10_000),
     ] = 256
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What a schedule asks for: the group of each thread (None: its base), and their weights."""
-
-    keys: tuple[str | None, ...]
-    weights: Mapping[str, int]
 
 
 @dataclass
@@ -88,6 +79,7 @@ class Groups(Places, Backend):
         self._scopes: dict[str, _Scope] = {}
         self._weights: dict[Path, int] = {}  # as we wrote them
         self._demand: dict[Path, neighbours.Demand] = {}  # by base
+        self._spoilt: dict[Path, tuple[float, BackendFailed]] = {}  # bases: since when, and why
         self._looked_at = time.monotonic()
         self._births = Births()
 
@@ -162,40 +154,13 @@ class Groups(Places, Backend):
 
     # What is wanted
 
-    def _wanted(self, schedule: Schedule) -> _Wanted:
-        low, high, default = self._tree.weights
-        keys: list[str | None] = [None] * len(schedule.threads)
-        if schedule.groups:
-            for name, group in schedule.groups.items():
-                for row in group.rows:
-                    keys[row] = name
-            shares = {name: group.share for name, group in schedule.groups.items()}
-            return _Wanted(tuple(keys), scaled_shares(shares, low, high, default))
-        if self.with_nice:
-            return _Wanted(tuple(keys), {})
-        place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
-        value = weights(
-            place, max(low, round(default / SPREAD)), min(high, round(default * SPREAD)), default
-        ).tolist()
-        if len(keys) <= self.options.max_groups:
-            names = [
-                f"{operator}#{thread.tid}"
-                for operator, thread in zip(schedule.operators, schedule.threads, strict=True)
-            ]
-            return _Wanted(tuple(names), dict(zip(names, value, strict=True)))
-        step = np.log(SPREAD**2) / max(1, self.options.max_groups - 1)
-        level = [round(float(np.log(weight) / step)) for weight in value]
-        total: dict[str, int] = {}
-        for nth, weight in zip(level, value, strict=True):
-            total[f"level {nth}"] = total.get(f"level {nth}", 0) + weight
-        clipped = {name: min(high, weight) for name, weight in total.items()}
-        return _Wanted(tuple(f"level {nth}" for nth in level), clipped)
+    def _wanted(self, schedule: Schedule) -> Wanted:
+        scale, most = self._tree.weights, self.options.max_groups
+        return wanted_groups(schedule, scale, most, by_priority=not self.with_nice)
 
     # Where threads are
 
-    def _place(
-        self, scope: _Scope, schedule: Schedule, wanted: _Wanted, problems: list[str]
-    ) -> int:
+    def _place(self, scope: _Scope, schedule: Schedule, wanted: Wanted, problems: list[str]) -> int:
         """Make the groups, move the threads that are not where they should be; tidy up."""
         bases = [self._base(thread) for thread in schedule.threads]
         where = list(zip(schedule.threads, bases, wanted.keys, strict=True))
@@ -215,6 +180,14 @@ class Groups(Places, Backend):
             whole[thread.pid] = base
             if key is not None:
                 target[thread] = base / ROOT_NAME / self._slug(schedule.scope, key)
+        for base in set(whole.values()):
+            with self._at(base):
+                for folder in (self._rest(base), *dict.fromkeys(target.values())):
+                    if _base_of(folder) == base:
+                        self._make(folder)
+            fit[base] = self._trouble(base)
+        whole = {pid: base for pid, base in whole.items() if fit[base] is None}
+        target = {t: folder for t, folder in target.items() if fit[_base_of(folder)] is None}
         unfit = [error for error in fit.values() if error is not None]
         others = [other for other in self._scopes.values() if other is not scope]
         if unfit and not whole and not any(other.whole for other in others):
@@ -225,8 +198,6 @@ class Groups(Places, Backend):
             for pid in sorted(hidden)
         )
         scope.tried_s = time.monotonic()
-        for folder in dict.fromkeys([*map(self._rest, whole.values()), *target.values()]):
-            self._make(folder)
         writes, lost = self._put(scope, target, problems)
         gone += lost
         before = scope.whole
@@ -234,7 +205,8 @@ class Groups(Places, Backend):
         scope.whole, scope.gone = whole, gone
         kept = {pid for other in self._scopes.values() for pid in other.whole}
         for pid, base in whole.items():
-            writes += self._take_along(pid, base, problems)
+            with self._at(base):
+                writes += self._take_along(pid, base, problems)
         for pid in before.keys() - kept:
             writes += self._let_go(pid, before[pid])
         problems += self._tidy()
@@ -276,7 +248,7 @@ class Groups(Places, Backend):
 
     # What they weigh
 
-    def _weigh(self, scope: _Scope, schedule: Schedule, wanted: _Wanted) -> int:
+    def _weigh(self, scope: _Scope, schedule: Schedule, wanted: Wanted) -> int:
         """Write the weights of groups that differ. Returns how many."""
         key_of = dict(zip(schedule.threads, wanted.keys, strict=True))
         weights = {
@@ -284,29 +256,37 @@ class Groups(Places, Backend):
             for thread, folder in scope.place.items()
             if (key := key_of[thread]) is not None
         }
-        return sum(self._write_weight(folder, weight) for folder, weight in weights.items())
+        writes = 0
+        for folder, weight in weights.items():
+            with self._at(_base_of(folder)):
+                writes += self._write_weight(folder, weight)
+        return writes
 
     def _balance(self) -> int:
         """Weights of our folders, and of the rest in them. Returns how many were written."""
-        _, high, default = self._tree.weights
         writes = 0
         bases: dict[Path, set[int]] = {}
         for scope in self._scopes.values():
             for pid, base in scope.whole.items():
                 bases.setdefault(base, set()).add(pid)
         for base, pids in bases.items():
-            root, rest = base / ROOT_NAME, self._rest(base)
-            of_groups = {f for scope in self._scopes.values() for f in scope.place.values()}
-            inside = [self._weights.get(f, default) for f in of_groups if f.parent == root]
-            heaviest = max(inside, default=default)
-            writes += self._write_weight(rest, min(high, heaviest * len(pids)))
-            if base == self._tree.mount and neighbours.autogroup_is_on():
-                threads, drift = neighbours.sessions_weight(pids), 0.0
-            else:
-                demand = self._demand.setdefault(base, neighbours.Demand())
-                threads, drift = demand.look(pids), DRIFT
-            writes += self._write_weight(root, min(high, round(default * threads)), drift)
+            with self._at(base):
+                writes += self._balance_base(base, pids)
         return writes
+
+    def _balance_base(self, base: Path, pids: set[int]) -> int:
+        _, high, default = self._tree.weights
+        root, rest = base / ROOT_NAME, self._rest(base)
+        of_groups = {f for scope in self._scopes.values() for f in scope.place.values()}
+        inside = [self._weights.get(f, default) for f in of_groups if f.parent == root]
+        heaviest = max(inside, default=default)
+        writes = int(self._write_weight(rest, min(high, heaviest * len(pids))))
+        if base == self._tree.mount and neighbours.autogroup_is_on():
+            threads, drift = neighbours.sessions_weight(pids), 0.0
+        else:
+            demand = self._demand.setdefault(base, neighbours.Demand())
+            threads, drift = demand.look(pids), DRIFT
+        return writes + self._write_weight(root, min(high, round(default * threads)), drift)
 
     def _write_weight(self, folder: Path, weight: int, drift: float = 0.0) -> bool:
         now = self._weights.get(folder)
@@ -321,18 +301,14 @@ class Groups(Places, Backend):
     def _repair(self) -> int:
         """Put our threads and weights back where they were; others that got in, out."""
         repaired = 0
-        place = {t: folder for scope in self._scopes.values() for t, folder in scope.place.items()}
         inside: dict[Path, set[int]] = {}
         for folder, weight in self._weights.items():
-            try:
+            with self._at(_base_of(folder)):
                 inside[folder] = set(self._tree.members(folder))
                 if (folder / self._tree.weight).read_text().strip() != str(weight):
                     cgroup.write(folder / self._tree.weight, str(weight))
                     repaired += 1
-            except OSError as error:
-                raise BackendFailed(
-                    f"the cgroup {folder} is not usable any more: {error.strerror}"
-                ) from error
+        place = {t: folder for scope in self._scopes.values() for t, folder in scope.place.items()}
         for thread, folder in place.items():
             if thread.tid in inside.get(folder, ()):
                 inside[folder].discard(thread.tid)
@@ -351,8 +327,42 @@ class Groups(Places, Backend):
                     continue  # it ended, or goes when the group is removed
         for scope in self._scopes.values():
             for pid, base in scope.whole.items():
-                repaired += self._take_along(pid, base, [])
+                with self._at(base):
+                    repaired += self._take_along(pid, base, [])
         return repaired
+
+    @contextmanager
+    def _at(self, base: Path) -> Iterator[None]:
+        """What fails in a base is the trouble of the engines there alone.
+
+        Its owner may rename our folder, or the base itself, or take the controller away. Those
+        engines go on without groups from the next pass on; later it is tried again.
+        """
+        try:
+            yield
+        except (OSError, BackendFailed) as error:
+            if not isinstance(error, BackendFailed):
+                why = f"the cgroup {base} cannot be used: {error.filename}: {error.strerror}"
+                error = BackendFailed(why)
+            self._spoilt[base] = time.monotonic(), error
+            for scope in self._scopes.values():
+                if base in scope.whole.values():
+                    scope.threads = ()  # they are placed anew
+                    scope.whole = {pid: b for pid, b in scope.whole.items() if b != base}
+                    scope.place = {t: f for t, f in scope.place.items() if _base_of(f) != base}
+            self._weights = {f: w for f, w in self._weights.items() if _base_of(f) != base}
+
+    def _trouble(self, base: Path) -> BackendFailed | None:
+        return self._spoilt[base][1] if base in self._spoilt else None
+
+    def _unfit(self, base: Path) -> BackendFailed | None:
+        """Make our folder in a base, or tell why that cannot be."""
+        tried = self._spoilt.get(base)
+        if tried is None or time.monotonic() - tried[0] >= self.options.recheck:
+            self._spoilt.pop(base, None)
+            with self._at(base):
+                self._prepare(base)
+        return self._trouble(base)
 
     def _pids(self) -> set[int]:
         return {thread.pid for scope in self._scopes.values() for thread in scope.threads}
@@ -393,3 +403,22 @@ class Groups(Places, Backend):
             ],
         )
         return problems
+
+
+def _base_of(folder: Path) -> Path:
+    """The base in which a group of ours lies, or our folder that holds them."""
+    return folder.parent if folder.name == ROOT_NAME else folder.parent.parent
+
+
+def planned(
+    schedule: Schedule, options: GroupOptions, version: Literal[1, 2], *, with_nice: bool
+) -> dict[str, list[object]]:
+    """What `apply` would set, where the engines' cgroups can have groups."""
+    tree = cgroup.Hierarchy(version, Path())
+    wanted = wanted_groups(schedule, tree.weights, options.max_groups, by_priority=not with_nice)
+    values: dict[str, list[object]] = {}
+    if wanted.weights:
+        values[tree.weight] = [None if key is None else wanted.weights[key] for key in wanted.keys]
+    if with_nice:
+        values |= nice.planned(schedule, options, inside_groups(schedule, options))
+    return values

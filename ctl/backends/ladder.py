@@ -3,8 +3,9 @@
 Options come by backend name, as in the configuration file; `read_options` converts them, once.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from sched_ctl.backends import (
     Probe,
     cgroup1,
     cgroup2,
+    groups,
     nice,
     pool,
     quota,
@@ -26,8 +28,18 @@ from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.errors import UserError, near_miss
+from sched_ctl.model.schedule import Schedule
 
-__all__ = ["KINDS", "Kind", "OptionError", "choose", "expected", "probe_all", "read_options"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "OptionError",
+    "choose",
+    "expected",
+    "planned",
+    "probe_all",
+    "read_options",
+]
 
 Options = Mapping[str, msgspec.Struct]
 
@@ -44,7 +56,8 @@ class OptionError(UserError):
 class Kind:
     """A backend: how to see whether it works here, its options, and how to make one.
 
-    auto: False for those that are taken only when they are named.
+    auto: False for those that are taken only when they are named. planned: what it would set for
+    the threads of a schedule, by what it is called; None where that cannot be told beforehand.
     """
 
     name: str
@@ -52,15 +65,45 @@ class Kind:
     options: type[msgspec.Struct]
     make: Callable[[Journal, Any], Backend]
     auto: bool = True
+    planned: Callable[[Schedule, Any], Mapping[str, Sequence[object]]] | None = None
 
+
+_in_v1, _in_v2 = (partial(groups.planned, version=v, with_nice=False) for v in (1, 2))
+_in_v1_nice, _in_v2_nice = (partial(groups.planned, version=v, with_nice=True) for v in (1, 2))
 
 KINDS: tuple[Kind, ...] = (
     Kind("scx", scx_probe.probe, ScxOptions, Scx),
-    Kind("cgroup2+nice", cgroup2.probe, cgroup2.Cgroup2Options, cgroup2.Cgroup2Nice),
-    Kind("cgroup1+nice", cgroup1.probe, GroupOptions, cgroup1.Cgroup1Nice),
-    Kind("nice", nice.probe, nice.NiceOptions, nice.Nice),
-    Kind("cgroup2", cgroup2.probe, cgroup2.Cgroup2Options, cgroup2.Cgroup2, auto=False),
-    Kind("cgroup1", cgroup1.probe, GroupOptions, cgroup1.Cgroup1, auto=False),
+    Kind(
+        "cgroup2+nice",
+        cgroup2.probe,
+        cgroup2.Cgroup2Options,
+        cgroup2.Cgroup2Nice,
+        planned=_in_v2_nice,
+    ),
+    Kind(
+        "cgroup1+nice",
+        cgroup1.probe,
+        GroupOptions,
+        cgroup1.Cgroup1Nice,
+        planned=_in_v1_nice,
+    ),
+    Kind("nice", nice.probe, nice.NiceOptions, nice.Nice, planned=nice.planned),
+    Kind(
+        "cgroup2",
+        cgroup2.probe,
+        cgroup2.Cgroup2Options,
+        cgroup2.Cgroup2,
+        auto=False,
+        planned=_in_v2,
+    ),
+    Kind(
+        "cgroup1",
+        cgroup1.probe,
+        GroupOptions,
+        cgroup1.Cgroup1,
+        auto=False,
+        planned=_in_v1,
+    ),
     Kind("slice", slices.probe, slices.SliceOptions, slices.Slices, auto=False),
     Kind("realtime", realtime.probe, realtime.RealTimeOptions, realtime.RealTime, auto=False),
     Kind("quota", quota.probe, quota.QuotaOptions, quota.Quota, auto=False),
@@ -82,14 +125,7 @@ def choose(
     not take again. Raises UserError.
     """
     if name != "auto":
-        kind = next((kind for kind in KINDS if kind.name == name), None)
-        if kind is None:
-            names = ", ".join(kind.name for kind in KINDS)
-            raise UserError(f"there is no backend {name!r}", f"it is one of: auto, {names}")
-        probe = _probe(kind)
-        if not probe.can:
-            raise UserError(f"backend {name} does not work here: {probe.because}", probe.hint)
-        return _made(kind, options, journal), []
+        return _made(_usable(name), options, journal), []
     steps: list[tuple[str, Probe]] = []
     for kind in KINDS:
         if not kind.auto or kind.name in failed:
@@ -107,10 +143,36 @@ def choose(
 
 
 def expected(name: str) -> str:
-    """The backend that `choose` would take now; "none" if there is none. Makes nothing."""
+    """The backend that `choose` would take now; "none" for "auto" if there is none.
+
+    Makes nothing. Raises UserError, as `choose` does, where the one that is named does not work.
+    """
     if name != "auto":
+        _usable(name)
         return name
     return next((kind.name for kind in KINDS if kind.auto and _probe(kind).can), "none")
+
+
+def planned(name: str, options: Options, schedule: Schedule) -> Mapping[str, Sequence[object]]:
+    """What a backend would set for each thread of the schedule, by what it is called.
+
+    Empty where that cannot be told beforehand.
+    """
+    kind = next((kind for kind in KINDS if kind.name == name), None)
+    if kind is None or kind.planned is None:
+        return {}
+    return kind.planned(schedule, _options(kind, options))
+
+
+def _usable(name: str) -> Kind:
+    kind = next((kind for kind in KINDS if kind.name == name), None)
+    if kind is None:
+        names = ", ".join(kind.name for kind in KINDS)
+        raise UserError(f"there is no backend {name!r}", f"it is one of: auto, {names}")
+    probe = _probe(kind)
+    if not probe.can:
+        raise UserError(f"backend {name} does not work here: {probe.because}", probe.hint)
+    return kind
 
 
 def _probe(kind: Kind) -> Probe:
@@ -123,8 +185,12 @@ def _probe(kind: Kind) -> Probe:
 
 
 def _made(kind: Kind, options: Options, journal: Journal) -> Backend:
+    return kind.make(journal, _options(kind, options))
+
+
+def _options(kind: Kind, options: Options) -> msgspec.Struct:
     given = options.get(kind.name)
-    return kind.make(journal, kind.options() if given is None else given)
+    return kind.options() if given is None else given
 
 
 def read_options(tables: Mapping[str, Mapping[str, object]]) -> Options:

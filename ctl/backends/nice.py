@@ -20,15 +20,15 @@ import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
-from sched_ctl.backends.parameters import Parameters, Recheck, Target
+from sched_ctl.backends.parameters import Parameters, Recheck, Target, at_first
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.kernel import sched
+from sched_ctl.kernel import procfs, sched
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.normalise import NICE_STEP, nice_levels
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["Nice", "NiceOptions", "inside_groups", "may_lower", "probe", "with_shares"]
+__all__ = ["Nice", "NiceOptions", "inside_groups", "may_lower", "planned", "probe", "with_shares"]
 
 
 class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,19 +63,11 @@ class Nice(Backend):
         self._parameters = Parameters(journal, self.options.recheck)
 
     def apply(self, schedule: Schedule) -> Applied:
-        if schedule.groups:
-            levels = with_shares(schedule, self.options)
-        else:
-            levels = nice_levels(schedule, self.options.best, self.options.worst)
-        return self.write(schedule, levels)
+        return self.write(schedule, wanted(schedule, self.options))
 
     def write(self, schedule: Schedule, levels: Array) -> Applied:
         """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
-        options = self.options
-        best, worst = options.best, options.worst
-        return self._parameters.apply(
-            Target(schedule.scope, schedule.threads, levels, options.dead_band, best, worst)
-        )
+        return self._parameters.apply(_target(schedule, levels, self.options))
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         return self._parameters.applied(thread)
@@ -93,6 +85,28 @@ def probe() -> Probe:
             "run as root, or give the process CAP_SYS_NICE",
         )
     return Probe(True, "nice works on every kernel" + _autogroup())
+
+
+def wanted(schedule: Schedule, options: NiceOptions) -> Array:
+    """(m,) nice levels, not rounded, for threads that had 0."""
+    if schedule.groups:
+        return with_shares(schedule, options)
+    return nice_levels(schedule, options.best, options.worst)
+
+
+def planned(
+    schedule: Schedule, options: NiceOptions, levels: Array | None = None
+) -> dict[str, list[object]]:
+    """What `apply` would set in these threads as they are now; levels: see `Nice.write`."""
+    levels = wanted(schedule, options) if levels is None else levels
+    found = [procfs.stat(thread.pid, thread.tid) for thread in schedule.threads]
+    own = np.array([0 if stat is None else stat.nice for stat in found], dtype=np.intp)
+    return {"nice": at_first(_target(schedule, levels, options), own).tolist()}
+
+
+def _target(schedule: Schedule, levels: Array, options: NiceOptions) -> Target:
+    best, worst = options.best, options.worst
+    return Target(schedule.scope, schedule.threads, levels, options.dead_band, best, worst)
 
 
 def inside_groups(schedule: Schedule, options: NiceOptions) -> Array:

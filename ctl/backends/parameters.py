@@ -34,6 +34,7 @@ __all__ = [
     "Parameters",
     "Recheck",
     "Target",
+    "at_first",
     "policy_alone",
     "real_time",
     "slices",
@@ -165,7 +166,7 @@ class Parameters:
         scope = self._scopes.setdefault(target.scope, _Scope(reread_at=time.monotonic()))
         problems: list[str] = []
         writes = 0
-        if target.threads != scope.threads:
+        if target.threads is not scope.threads and target.threads != scope.threads:
             writes += self._follow(scope, target, problems)
         repaired = self._reread(scope)
         now = self._value[scope.cells]
@@ -384,6 +385,11 @@ class Parameters:
         for pid in found:
             if process := self._journal.state.processes.get(pid):
                 undo.passed_on(process, held, below=False)
+
+
+def at_first(target: Target, own: Index) -> Index:
+    """(m,) nice values that threads get at first which have these of their own."""
+    return _settled(_lowered(target, own), own, target.dead_band)
 
 
 def _lowered(target: Target, own: Index) -> Array | Index:

@@ -54,14 +54,6 @@ class Places:
         digest = hashlib.blake2s(unique, digest_size=4).hexdigest()
         return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', key)[:40]}-{digest}"
 
-    def _unfit(self, base: Path) -> BackendFailed | None:
-        """Make our folder in a base, or tell why that cannot be."""
-        try:
-            self._prepare(base)
-        except BackendFailed as error:
-            return error
-        return None
-
     def _make(self, folder: Path) -> None:
         """Make a group, journalled first."""
         if str(folder) in self._journal.state.groups:

@@ -31,6 +31,7 @@ from sched_ctl.controller.owners import COMMON, Owners, belonging
 from sched_ctl.drivers import Driver, DriverKind, Target
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.identity import born
+from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
 from sched_ctl.probes.every import Probes
@@ -43,7 +44,8 @@ K = TypeVar("K")
 Mask = npt.NDArray[np.bool_]
 
 RECONNECT_AFTER = 3  # failures in a row
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 2.0  # to ask one that does not answer costs little, and it may be back
+LONGEST_PAUSE_OF_USER_S = 30.0  # of a user who is ordered alone
 CPU_SHARE = 0.1  # that an engine of a user who is ordered alone may cost
 REMARKABLE_S = 1.0  # a rest that is worth a remark
 BRIEF_S = 0.001  # engines that answer within this time are waited for on the spot
@@ -277,6 +279,13 @@ class Engine:
                 return f"silent for {silent_s:.1f} s ({self.problem}): its threads are released"
         return None
 
+    def reach(self, access: Access | None) -> None:
+        """Connect anew if what is needed to reach it differs."""
+        if access != self.target.access:
+            self.target = replace(self.target, access=access)
+            self._quiet_until_s = 0.0
+            self._worker.tell(self._disconnect)
+
     def close(self) -> None:
         """Let the worker close the connection; does not wait for it."""
 
@@ -367,14 +376,15 @@ class Engine:
     def _failed(self, error: BaseException, now_s: float) -> None:
         self.failures += 1
         self.problem = words(error)
-        pause_s = min(0.25 * 2.0 ** min(self.failures, 20), LONGEST_PAUSE_S)
+        longest_s = LONGEST_PAUSE_S if self.domain == COMMON else LONGEST_PAUSE_OF_USER_S
+        pause_s = min(0.25 * 2.0 ** min(self.failures, 20), longest_s)
         self._quiet_until_s = now_s + pause_s
         if self.failures == 1:
             log.warning("%s: %s", self.name, self.problem)
             log.debug("%s", self.name, exc_info=error)
         if self.state == "ok":
             self.state = "silent"
-        if self.failures % RECONNECT_AFTER == 0:
+        if self.failures >= RECONNECT_AFTER:
             self._worker.tell(self._disconnect)
 
     def _charge(self, spent_s: float, now_s: float) -> None:

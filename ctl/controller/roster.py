@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sched_ctl.config.settings import Settings
 from sched_ctl.controller.engines import Engine, Worker
@@ -15,6 +16,8 @@ from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.births import Births, Young
+from sched_ctl.model.access import Access
+from sched_ctl.model.patterns import first
 
 __all__ = ["Roster", "wanted_kinds"]
 
@@ -55,6 +58,7 @@ class Roster:
             del self.engines[engine.name]
         for engine in self.engines.values():
             engine.owners, engine.window_s = owners, settings.window
+            engine.reach(self._access(engine.name))
             engine.refused.clear()
 
     async def discover(self, patience_s: float) -> None:
@@ -125,7 +129,8 @@ class Roster:
                 if (refusal := self._full(target)) is not None:
                     self._remarks.say(f"engines {refusal}", refusal)
                     continue
-                engine = Engine(target, self._kinds[name], self._settings.window, self._owners)
+                reached = replace(target, access=self._access(target.engine))
+                engine = Engine(reached, self._kinds[name], self._settings.window, self._owners)
                 self.engines[target.engine] = engine
                 log.info("%s: found%s", engine.name, f", pid {target.pid}" if target.pid else "")
                 self._arrived(engine)
@@ -145,6 +150,9 @@ class Roster:
         if len(others) >= MOST_OF_USERS:
             return f"more than {MOST_OF_USERS} engines of users: the others are left alone"
         return None
+
+    def _access(self, engine: str) -> Access | None:
+        return first(self._settings.access, engine, engine.partition(":")[0])
 
     def _is_wanted(self, target: Target) -> bool:
         wanted = self._settings.engine

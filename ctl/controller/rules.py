@@ -36,35 +36,26 @@ NO_ORDER = "constant"
 __all__ = ["Claims", "Rule", "automatic", "check_sections", "make_policy"]
 
 
-def automatic(backend: str, queries: int) -> tuple[str, Mapping[str, object], str]:
-    """What the policy "auto" stands for, its options, and why, in words.
+def automatic(backend: str) -> tuple[str, str]:
+    """What the policy "auto" stands for, and why, in words.
 
     It is what measured best. Where the kernel decides at each dispatch: one that weighs how long
     each has waited, but never by that alone: what has waited for long beside a saturated query is
     that query's own backlog (`bsd` was seen to make a light one wait 3 to 55 times as long), and an
     order that never moves (`hr`) switches more often inside a query. Where nice values or cgroup
-    weights are written now and then, ages have changed before they count. Of several queries light
-    ones go first: else they wait for the cheap operators of a heavy one, 1.4 times as long as under
-    the OS with `balanced` in the kernel, in the worst case 1.6 times with `hr` by nice.
-    queries: how many the policy rules that have threads here.
+    weights are written now and then, ages have changed before they count: then light queries first,
+    and nothing else. A single query is left as it is there: a saturated one lost 4% of its
+    throughput under `hr`, and LR, STATS and ETL of the lab engine lose latency.
     """
-    count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
     if backend == "scx":
-        why = f"{count}, order at each dispatch"
-        return (
-            ("light-first", {"within": "balanced"}, why) if queries > 1 else ("balanced", {}, why)
-        )
-    why = f"{count}, {backend} cannot follow waiting times"
-    return "light-first" if queries > 1 else "hr", {}, why
+        return "balanced", "order at each dispatch"
+    return "light-first", f"{backend} cannot follow waiting times"
 
 
-def make_policy(section: Section, backend: str, queries: int = 0) -> Policy:
-    """The policy that a section names, at the level it asks for. queries: see `automatic`."""
-    name, options = section.policy, section.options
-    if name == "auto":
-        name, more, _ = automatic(backend, queries)
-        options = {**more, **options}
-    policy = registry.policy(name, options)
+def make_policy(section: Section, backend: str) -> Policy:
+    """The policy that a section names, at the level it asks for."""
+    name = automatic(backend)[0] if section.policy == "auto" else section.policy
+    policy = registry.policy(name, section.options)
     # All that may be needed, so that what is missing is an error at once and not at a switch.
     needs = policy.needs.union(
         *(registry.policy(s.policy, s.options).needs for s in section.switch)
@@ -125,7 +116,9 @@ class Rule:
             return self.switched.why
         if self.section.policy != "auto":
             return None
-        return automatic(self.backend, self.queries.get(self._first, 0))[2]
+        queries = self.queries.get(self._first, 0)
+        count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
+        return f"{count}, {automatic(self.backend)[1]}"
 
     @property
     def threads(self) -> int:
@@ -147,10 +140,9 @@ class Rule:
 
     def count(self, queries: Mapping[str, int]) -> bool:
         """So many queries are ruled now, by domain. True: that makes it another policy."""
-        if queries == self.queries:
-            return False
+        domains = self.queries.keys()
         self.queries = dict(queries)
-        if self.acting.policy != "auto":
+        if self.acting.policy != "auto" or domains == queries.keys():
             return False
         before = {domain: self.policy_of(domain).name for domain in queries}
         self.enforce_by(self.backend)
@@ -160,11 +152,10 @@ class Rule:
         """Another backend from now on, and the policy that suits it."""
         self.backend = backend
         self.variants = {}
-        self.policy = make_policy(self.acting, backend, self.queries.get(self._first, 0))
+        self.policy = make_policy(self.acting, backend)
         if self.acting.policy == "auto":
             self.variants = {
-                domain: make_policy(self.acting, self.backend_of(domain), queries)
-                for domain, queries in self.queries.items()
+                domain: make_policy(self.acting, self.backend_of(domain)) for domain in self.queries
             }
         self.resolutions = {}
 
@@ -227,6 +218,7 @@ class Rule:
                 policy=policy.name,
                 engine=engine.name,
                 derived=engine.derived,
+                wants=policy.wants,
             )
             known = self.resolutions[engine.name] = (provides, resolution)
         return known[1]

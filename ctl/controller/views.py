@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sched_ctl.backends import ladder
 from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.owners import user
@@ -169,15 +172,34 @@ def _engine(engine: Engine, now_s: float) -> dict[str, Any]:
 
 def plans(controller: Controller) -> list[dict[str, Any]]:
     """What each policy decided in its last pass."""
+    options = ladder.read_options(controller.settings.backends)
     return [
         {
             "name": rule.name,
             "policy": rule.policy.name,
+            "backend": rule.backend,
             "engines": list(rule.windows),
             "problem": rule.problem,
-            "threads": [row for schedule in rule.schedules.values() for row in rows(schedule)],
+            "threads": [
+                row | {"backend": rule.backend_of(domain), "sets": sets}
+                for domain, schedule in rule.schedules.items()
+                for row, sets in zip(
+                    rows(schedule), _sets(rule.backend_of(domain), options, schedule), strict=True
+                )
+            ],
         }
         for rule in controller.rules
+    ]
+
+
+def _sets(
+    backend: str, options: Mapping[str, msgspec.Struct], schedule: Schedule
+) -> list[dict[str, Any]]:
+    """What a backend would set, of each thread: {"nice": 3}."""
+    values = ladder.planned(backend, options, schedule)
+    return [
+        {name: _plain(column[row]) for name, column in values.items()}
+        for row in range(len(schedule.threads))
     ]
 
 

@@ -232,3 +232,53 @@ def test_a_cgroup_whose_name_is_no_text_makes_its_engine_step_down(
         for tid in procfs.tids(victim.pid):
             (base / "tasks").write_text(str(tid))
         strange.rmdir()
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["our folder", "its own"])
+def test_a_cgroup_that_its_owner_renames_is_that_engines_trouble(
+    victim: Victim, journal: Journal, ours: bool
+) -> None:
+    top = place(victim.threads(1)[0])
+    names = [top / f"test-{os.getpid()}-{name}" for name in ("honest", "renamed")]
+    other = Victim()
+    moved = names[1].with_name(names[1].name + "-away")
+    try:
+        for engine, folder in zip((victim, other), names, strict=True):
+            folder.mkdir()
+            for tid in procfs.tids(engine.pid):
+                (folder / "tasks").write_text(str(tid))
+        threads = (*victim.threads(2), *other.threads(2))
+        backend = Cgroup1Nice(journal, GroupOptions(recheck=0.3))
+        schedule = plan(threads, [1, 2, 1, 2], {"a": (1, (0, 1)), "b": (4, (2, 3))})
+        assert backend.apply(schedule).problems == ()
+        assert place(threads[2]).parent == names[1] / "sched-ctl"
+        if ours:
+            (names[1] / "sched-ctl").rename(names[1] / "mine")
+        else:
+            names[1].rename(moved)
+
+        def told() -> bool:
+            problems = backend.apply(schedule).problems
+            return any(str(names[1]) in problem for problem in problems)
+
+        wait_until(told)
+        for _ in range(3):  # the other engine has what it had, with each pass
+            backend.apply(schedule)
+            assert {place(thread).parent for thread in threads[:2]} == {names[0] / "sched-ctl"}
+            assert [sched.get_nice(thread.tid) for thread in threads[:2]] == [10, 0]
+        assert sched.get_nice(threads[2].tid) > sched.get_nice(threads[3].tid)
+        assert backend.restore() == ()
+        assert {sched.get_nice(thread.tid) for thread in threads} == {0}
+        assert {place(thread) for thread in threads[:2]} == {names[0]}
+        assert not (names[0] / "sched-ctl").exists()
+    finally:
+        for engine in (victim, other):
+            for tid in procfs.tids(engine.pid):
+                (top / "tasks").write_text(str(tid))
+        other.close()
+        for folder in (*names, moved):
+            for inner in sorted(folder.rglob("*"), key=lambda path: -len(path.parts)):
+                if inner.is_dir():
+                    inner.rmdir()
+            if folder.exists():
+                folder.rmdir()

@@ -12,6 +12,7 @@ from labs import SOON_S, loaded, nices, sched_ctl, scheduled, spe
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
+HR = ("--policy", "hr")  # one that orders a single query, too
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_full_from_the_start(run_dir: Path, backend: str) -> None:
     fill(run_dir)
     with spe() as engine:
         before = nices(engine)
-        with loaded(run_dir, "--backend", backend, engine=engine) as process:
+        with loaded(run_dir, *HR, "--backend", backend, engine=engine) as process:
             log = run_dir.with_suffix(".log")
             wait_until(lambda: "No space left" in log.read_text() or process.poll(), SOON_S)
             process.send_signal(signal.SIGTERM)
@@ -52,7 +53,7 @@ def test_full_from_the_start(run_dir: Path, backend: str) -> None:
 def test_full_while_it_runs(run_dir: Path, how: str) -> None:
     with spe() as engine:
         before = nices(engine)
-        with loaded(run_dir, "--backend", "nice", engine=engine) as process:
+        with loaded(run_dir, *HR, "--backend", "nice", engine=engine) as process:
             scheduled(run_dir, engine)
             fill(run_dir)
             process.send_signal(getattr(signal, how))

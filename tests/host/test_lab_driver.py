@@ -231,6 +231,39 @@ def test_another_version_is_named(tmp_path: Path, raw: bytes) -> None:
     assert "version 7" in refused(tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [("MAX_BYTES", 4096), ("MAX_LAYOUT_BYTES", 64), ("MAX_POLLED_BYTES", 1000), ("MAX_ROWS", 5)],
+)
+def test_a_file_beyond_a_limit_is_refused(
+    tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    """The file of an honest engine, by limits that it exceeds: it is refused before it is read."""
+    (tmp_path / "file").write_bytes(raw)
+    with connected(Target("lab", str(tmp_path / "file"))) as driver:
+        assert len(driver.poll(1).topology.operators) > 5
+    assert getattr(lab_file, limit) > most
+    monkeypatch.setattr(lab_file, limit, most)
+    assert refused(tmp_path / "file")
+
+
+@pytest.mark.parametrize("field", ["source", "target"])
+def test_an_edge_must_join_operators(tmp_path: Path, raw: bytes, field: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(raw)
+    opened = lab_file.LabFile(path)
+    try:
+        row = opened._dtypes["edges"]
+        # The last one: edges are sorted by their targets.
+        last = opened["edges_offset"] + (opened["edges_count"] - 1) * row.itemsize
+    finally:
+        opened.close()
+    assert row.fields is not None
+    at = last + row.fields[field][1]
+    path.write_bytes(raw[:at] + (1000).to_bytes(8, "little") + raw[at + 8 :])
+    assert "an edge comes from, or leads to, no operator" in refused(path)
+
+
 FIELDS = ("pid", "workers", "operators_offset", "edges_count", "state", "tid", "head_due_ns", "in")
 
 

@@ -6,13 +6,11 @@ their proportions count, so whoever else uses that CPU takes from both.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import pytest
-from contenders import SHARES, engine, folder
+from contenders import SHARES, engine, folder, used
 from victims import plan
 
 from sched_ctl.backends import Backend
@@ -23,50 +21,42 @@ from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import cgroup
 from sched_ctl.model.topology import Thread
-from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cgroup1_cpu")]
 
 
-@dataclass(frozen=True)
-class Use:
-    """What threads had of the CPU (ns), and how long the collector waited a turn (ns)."""
-
-    cpu: Mapping[Thread, int]
-    wait_ns: float
-
-    def of(self, threads: Sequence[Thread]) -> int:
-        return sum(self.cpu[thread] for thread in threads)
-
-
-def schedstat(thread: Thread) -> tuple[int, int, int]:
-    text = Path(f"/proc/{thread.pid}/task/{thread.tid}/schedstat").read_text()
-    run, wait, turns = map(int, text.split())
-    return run, wait, turns
-
-
-def used(threads: Sequence[Thread], collector: Thread, ns: float) -> Use:
-    """What they use while they use so much together."""
-    before = {thread: schedstat(thread) for thread in threads}
-
-    def gained() -> dict[Thread, int]:
-        return {thread: schedstat(thread)[0] - before[thread][0] for thread in threads}
-
-    wait_until(lambda: sum(gained().values()) > ns, 60)
-    _, waited, turns = (b - a for a, b in zip(before[collector], schedstat(collector), strict=True))
-    return Use(gained(), waited / max(turns, 1))
+@contextmanager
+def sliced(threads: Sequence[Thread]) -> Iterator[None]:
+    """Their process is in a cgroup of its own inside, as a service or a container is."""
+    home = folder(threads[0])
+    own = home / f"slice-{os.getpid()}"
+    own.mkdir()
+    cgroup.write(own / "cgroup.procs", str(threads[0].pid))
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            cgroup.write(home / "cgroup.procs", str(threads[0].pid))
+        own.rmdir()
 
 
 @pytest.mark.parametrize("kind", [Cgroup1Nice, Nice])
 @pytest.mark.parametrize("groups", [None, SHARES], ids=["order", "shares"])
+@pytest.mark.parametrize("place", ["root", "slice"])
 def test_neighbours_and_collectors_lose_nothing(
     journal: Journal,
     kind: type[Cgroup1Nice] | type[Nice],
     groups: Mapping[str, tuple[float, tuple[int, ...]]] | None,
+    place: str,
 ) -> None:
-    if not autogroup_is_on() and kind is Nice:
+    """In the root cgroup, and in one of the engine's own; by version 2: vm/guest_fallback.py."""
+    if not autogroup_is_on() and kind is Nice and place == "root":
         pytest.skip("nice alone counts against the whole machine without autogroup")
-    with engine(4, "with a collector") as threads, engine(1) as others:
+    with (
+        engine(4, "with a collector") as threads,
+        engine(1) as others,
+        sliced(threads) if place == "slice" else nullcontext(),
+    ):
         *operators, collector = threads
         everybody = [*threads, *others]
         backend: Backend = kind(journal)
@@ -78,7 +68,8 @@ def test_neighbours_and_collectors_lose_nothing(
                 during = used(everybody, collector, 1e9)
                 backend.restore()
                 shares = [use.of(others) / use.of(everybody) for use in (before, during)]
-                print(f"{kind.name}: neighbour {shares}, collector", before.wait_ns, during.wait_ns)
+                waits = before.wait_ns, during.wait_ns
+                print(f"{kind.name}, {place}: neighbour {shares}, collector {waits}")
                 if abs(shares[1] - shares[0]) < 0.03 and during.wait_ns < 1.1 * before.wait_ns:
                     break
             else:

@@ -21,6 +21,7 @@ from sched_ctl.controller.remarks import Remarks
 from sched_ctl.controller.roster import Roster
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
@@ -100,11 +101,11 @@ def test_silent_ports_do_not_hide_an_honest_engine(monkeypatch: pytest.MonkeyPat
         assert len(dumb) == 8 and len(good) == 1
         # Ten JobManagers of one user that never answer, and then somebody else's that does.
         pids = list(range(10**7, 10**7 + 11))
-        monkeypatch.setattr(local, "_listeners", lambda pid: good if pid == pids[-1] else dumb)
+        monkeypatch.setattr(search, "listening", lambda pid: good if pid == pids[-1] else dumb)
         monkeypatch.setattr(local, "_property", lambda pid, name: None)
         monkeypatch.setattr(procfs, "owner", lambda pid: ONE if pid < pids[-1] else OTHER)
-        monkeypatch.setattr(local, "Endpoint", lambda host, port, pid: Endpoint(host, port))
-        assert 10 * len(dumb) * local.PROBE_S > local.SEARCH_S
+        monkeypatch.setattr(search, "Endpoint", lambda host, port, pid: Endpoint(host, port))
+        assert 10 * len(dumb) * search.PROBE_S > search.SEARCH_S
         answers = local.rest_endpoints(pids)
         honest.shutdown()
     assert list(answers) == [pids[-1]]

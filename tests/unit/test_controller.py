@@ -499,8 +499,7 @@ def test_auto_counts_the_queries(caplog: pytest.LogCaptureFixture) -> None:
     def chosen() -> str:
         [shown] = views.status(controller)["policies"]
         if shown["chosen"]:
-            single = "single" in shown["chosen"]
-            assert shown["policy"] == ("balanced" if single else "light-first")
+            assert shown["policy"] == "balanced"
         return str(shown["chosen"])
 
     async def script() -> None:
@@ -517,19 +516,22 @@ def test_auto_counts_the_queries(caplog: pytest.LogCaptureFixture) -> None:
         # A job whose operators run elsewhere asks for no CPU here.
         other.topology = chains("fake:b", {"two": 2}, lambda row: ())
         await until(lambda: chosen().startswith("a single query"))
-        assert {schedule.policy for schedule in backend.schedules} == {"balanced", "light-first"}
+        assert {schedule.policy for schedule in backend.schedules} == {"balanced"}
 
     drive(controller, script)
     said = [r.getMessage() for r in caplog.records if "order at each dispatch" in r.getMessage()]
     assert said[0] == "policy auto: balanced (a single query, order at each dispatch)"
 
 
-def test_auto_is_static_where_order_is_written_now_and_then() -> None:
+@pytest.mark.parametrize(
+    ("queries", "count"), [({"one": 2, "two": 2}, "2 queries"), ({"one": 2}, "a single query")]
+)
+def test_auto_is_static_where_order_is_written_now_and_then(
+    queries: dict[str, int], count: str
+) -> None:
     backend = FakeBackend()
     controller = Controller(
-        settings(Section()),
-        FakeEngine.kind(FakeEngine(queries={"one": 2, "two": 2})),
-        backends(backend),
+        settings(Section()), FakeEngine.kind(FakeEngine(queries=queries)), backends(backend)
     )
 
     async def script() -> None:
@@ -537,7 +539,11 @@ def test_auto_is_static_where_order_is_written_now_and_then() -> None:
 
     drive(controller, script)
     assert {schedule.policy for schedule in backend.schedules} == {"light-first"}
-    assert controller.rules[0].chosen == "2 queries, nice cannot follow waiting times"
+    assert controller.rules[0].chosen == f"{count}, nice cannot follow waiting times"
+    # A single query has nobody to go before: it is left as the OS has it.
+    urgency = backend.schedules[-1].form
+    if len(queries) == 1:
+        assert len(set(urgency.rank.tolist())) == len(set(urgency.static.tolist())) == 1
 
 
 def test_auto_counts_the_queries_that_a_policy_rules() -> None:
@@ -558,7 +564,7 @@ def test_auto_counts_the_queries_that_a_policy_rules() -> None:
 
     drive(controller, script)
     last = {schedule.scope: schedule.policy for schedule in backend.schedules}
-    assert last == {"two": "light-first", "one": "balanced", "named": "fcfs"}
+    assert last == {"two": "balanced", "one": "balanced", "named": "fcfs"}
     two, one, named = (rule.chosen for rule in controller.rules)
     assert (two or "").startswith("2 queries") and (one or "").startswith("a single query")
     assert named is None
@@ -579,7 +585,7 @@ def test_a_plan_is_what_the_expected_backend_would_get() -> None:
 
     asyncio.run(script())
     schedule = controller.rules[0].schedules[""]
-    assert schedule is not None and schedule.policy == "light-first"
+    assert schedule is not None and schedule.policy == "balanced"
 
 
 def test_the_guard_steps_back_from_what_harms() -> None:

@@ -23,6 +23,7 @@ from sched_ctl.controller.owners import Owners, belonging
 from sched_ctl.decide import decision
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.sources import search
 from sched_ctl.kernel import procfs
 from sched_ctl.model.topology import Thread
 from support import wait_until
@@ -210,8 +211,8 @@ def test_a_job_manager_speaks_of_its_own_users_task_managers() -> None:
 def test_a_socket_tells_whose_it_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert local.listening_user("127.0.0.1", port) == os.getuid()
-        assert local.listening_user("192.0.2.1", port) is None
+        assert search.listening_user("127.0.0.1", port) == os.getuid()
+        assert search.listening_user("192.0.2.1", port) is None
 
 
 def test_owner_is_the_real_user() -> None:

@@ -17,6 +17,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.reload import ReadAgain, reload, reloaded
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
+from sched_ctl.model.access import Access
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 QUICK = Settings(
@@ -227,3 +228,18 @@ def test_a_backend_with_other_options_is_made_anew() -> None:
         assert controller.backends._options == {"nice": NiceOptions(worst=5)}
 
     case.run(script)
+
+
+def test_an_engine_is_reached_in_another_way() -> None:
+    """By the first table whose pattern fits; one whose table stays keeps its connection."""
+    one, other = FakeEngine("a"), FakeEngine("b", queries={"r": 2})
+    case = Case((one, other), settings=but(QUICK, access={"fake:b": Access(name="b")}))
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: one.reached and other.reached)
+        reload(controller, but(QUICK, access={"fake:b": Access(name="b"), "fake": Access()}))
+        await case.until(lambda: len(one.reached) == 2)
+
+    case.run(script)
+    assert one.reached == [None, Access()]
+    assert other.reached == [Access(name="b")]

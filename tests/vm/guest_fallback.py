@@ -1,13 +1,25 @@
 """Kernels on which sched_ext cannot be used: that is said before anything is loaded."""
 
+import math
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
-from vm.inside import look_until, text_of
+from contenders import SHARES, engine, used
+from victims import plan
+from vm.inside import look_until, only_on, text_of
 from vm.machine import journal, progress, schedule, spinning
 
-from sched_ctl.backends import ladder
+from sched_ctl.backends import Backend, ladder
+from sched_ctl.backends.cgroup2 import Cgroup2Nice
+from sched_ctl.backends.neighbours import AUTOGROUP
+from sched_ctl.backends.nice import Nice
 from sched_ctl.backends.scx.probe import probe
-from sched_ctl.kernel import schedext
+from sched_ctl.kernel import cgroup, schedext
+from sched_ctl.model.topology import Thread
+
+MOUNT = Path("/sys/fs/cgroup")
 
 KERNELS = ("6.1", "6.12", "7.2")
 CPUS = 1
@@ -46,3 +58,64 @@ def check_the_next_backend_does_the_job() -> None:
         )
         assert backend.restore() == ()
         look_until(lambda: progress(threads, 2.0), lambda got: min(got) > 0.15)
+
+
+@contextmanager
+def placed(threads: list[Thread], where: str) -> Iterator[None]:
+    """Their process in the root cgroup, or in a service's."""
+    cgroup.write(MOUNT / "cgroup.subtree_control", "+cpu")
+    service = MOUNT / "neighbour.service"
+    if where == "service":
+        service.mkdir()
+        cgroup.write(service / "cgroup.procs", str(threads[0].pid))
+    try:
+        yield
+    finally:
+        if where == "service":
+            cgroup.write(MOUNT / "cgroup.procs", str(threads[0].pid))
+            service.rmdir()
+
+
+@only_on("7.2")
+def check_neighbours_lose_nothing() -> None:
+    """Whoever else wants the CPU has what he had, and so has a collector beside operators."""
+    cases: list[tuple[str, type[Cgroup2Nice] | type[Nice]]] = [
+        ("root", Cgroup2Nice),
+        ("root", Nice),
+        ("no autogroup", Cgroup2Nice),  # nice alone counts against the whole machine there
+        ("service", Cgroup2Nice),
+        ("service", Nice),
+    ]
+    for where, kind in cases:
+        AUTOGROUP.write_text("0" if where == "no autogroup" else "1")  # counts for who begins now
+        with (
+            engine(4, "with a collector") as threads,
+            engine(1) as others,
+            placed(threads, where),
+        ):
+            for groups in (None, SHARES):
+                print(where, kind.__name__, "order" if groups is None else "shares")
+                look_until(
+                    lambda: before_and_during(kind(journal()), threads, others, groups),  # noqa: B023
+                    lambda got: abs(got[1] - got[0]) < 0.03 and got[2] < 1.15,
+                )
+
+
+def before_and_during(
+    backend: Backend,
+    threads: list[Thread],
+    others: list[Thread],
+    groups: Mapping[str, tuple[float, tuple[int, ...]]] | None,
+) -> tuple[float, float, float]:
+    """The neighbour's share of the CPU before and during, and the collector's wait in ratio."""
+    *operators, collector = threads
+    everybody = [*threads, *others]
+    before = used(everybody, collector, 0.8e9)
+    done = backend.apply(plan(operators, [1, 2, 3, 4] if groups is None else [1] * 4, groups))
+    assert not done.problems, done
+    during = used(everybody, collector, 0.8e9)
+    assert backend.restore() == ()
+    parts = [use.of(others) / use.of(everybody) for use in (before, during)]
+    # Without a turn in the whole phase nothing is known of its wait: a bad look.
+    longer = during.wait_ns / before.wait_ns if before.wait_ns else math.inf
+    return parts[0], parts[1], longer
