@@ -10,8 +10,10 @@ class UserError(Exception):
     """Something the user can mend: what happened, and what to do next.
 
     `sched_ctl.cli.main` is the one place that turns it into text and an exit code; code below it
-    raises it, or lets it pass.
+    raises it, or lets it pass. code: the program's exit code, 2 for what was asked in a wrong way.
     """
+
+    code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

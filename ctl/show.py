@@ -29,7 +29,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
     from rich.measure import Measurement
     from rich.table import Table
 
-    shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for column in columns:
         right = column.startswith(">")
         shown.add_column(

@@ -80,7 +80,7 @@ def main() -> None:
         print(f"error: {printable(error.message)}", file=sys.stderr)
         if error.hint:
             print(f"hint: {printable(error.hint)}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.code)
     except BrokenPipeError:
         # Whoever read our output has gone (head, less): no error, but say nothing more.
         _discard_output()

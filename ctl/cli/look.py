@@ -1,6 +1,7 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -204,23 +205,40 @@ def _show_plan(rule: dict[str, Any]) -> None:
 
     if not rule["threads"]:
         return
+    threads = sorted(rule["threads"], key=_least_urgent_last)
+    sets = list(dict.fromkeys(name for row in threads for name in row["sets"]))
+    columns: dict[str, Callable[[dict[str, Any]], object]] = {
+        ">tid": lambda row: row["tid"],
+        "operator": _whose,
+        "group": lambda row: row["group"] and f"{_here(rule, row['group'])} ({row['share']:g})",
+        ">queue": lambda row: show.number(row["queue_size"]),
+        ">age s": lambda row: show.number(row["head_age_s"]),
+        ">urgency": lambda row: show.number(row["evaluated"]),
+        ">place": lambda row: show.number(row["normalised"], 2),
+        "backend": lambda row: row["backend"],
+    } | {f">{name}": lambda row, name=name: row["sets"].get(name) for name in sets}
+    if not any(row["group"] for row in threads):
+        del columns["group"]
+    if sets:  # which say it
+        del columns[">place"]
+    if len({row["backend"] for row in threads}) == 1:
+        del columns["backend"]
     show.table(
-        (">tid", "thread", "operator", "group", ">queue", ">head age", ">urgency", ">place"),
-        (
-            (
-                row["tid"],
-                row["name"],
-                row["operator"],
-                "" if row["group"] is None else f"{row['group']} ({row['share']:g})",
-                show.number(row["queue_size"]),
-                show.number(row["head_age_s"]),
-                show.number(row["evaluated"]),
-                show.number(row["normalised"], 2),
-            )
-            for row in sorted(rule["threads"], key=_least_urgent_last)
-        ),
-        title=f"{rule['name']}: policy {rule['policy']}",
+        tuple(columns),
+        ([told(row) for told in columns.values()] for row in threads),
+        title=f"{rule['name']}: policy {rule['policy']}, by backend {rule['backend']}",
     )
+
+
+def _here(rule: dict[str, Any], group: str) -> str:
+    """The name of a group without its engine's, where there is one engine alone."""
+    return group.removeprefix(f"{rule['engines'][0]}/") if len(rule["engines"]) == 1 else group
+
+
+def _whose(row: dict[str, Any]) -> str:
+    """The operator, and the thread's name where that says something else."""
+    operator, name = row["operator"], row["name"]
+    return operator if not name or name in operator else f"{operator} ({name})"
 
 
 def _least_urgent_last(row: dict[str, Any]) -> float:

@@ -179,7 +179,11 @@ def replay(
             key = (policy.name, provides)
             if key not in resolutions:
                 resolutions[key] = resolve(
-                    policy.needs, provides, policy=policy.name, engine="the recording"
+                    policy.needs,
+                    provides,
+                    policy=policy.name,
+                    engine="the recording",
+                    wants=policy.wants,
                 )
             name = record.engine
             schedule = decide("replay", policy, {name: window}, {name: resolutions[key]})

@@ -1,13 +1,23 @@
 """The command as a program: exit codes, pipes, closed streams, other users."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-RUN = "import sys; from sched_ctl.cli import main; sys.argv[0] = 'sched-ctl'; main()"
+from sched_ctl.backends import Probe, ladder
+from sched_ctl.drivers.threads import threads_of
+from sched_ctl.errors import UserError
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Group, Schedule
+
+RUN = "import sys; from sched_ctl.start import main; sys.argv[0] = 'sched-ctl'; main()"
 
 
 def command(*arguments: str) -> list[str]:
@@ -88,3 +98,70 @@ def test_another_user_is_told_to_be_root(verb: str) -> None:
     assert done.returncode == 1, done.stdout
     assert f"error: {folder} belongs to another user" in done.stderr
     assert "hint: run as root" in done.stderr
+
+
+def test_a_plan_by_a_backend_that_does_not_work_ends_as_load_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = [replace(kind, probe=lambda: Probe(False, "no such thing")) for kind in ladder.KINDS]
+    monkeypatch.setattr(ladder, "KINDS", tuple(broken))
+    with pytest.raises(UserError, match="backend scx does not work here: no such thing"):
+        ladder.expected("scx")
+    with pytest.raises(UserError, match="there is no backend 'scs'"):
+        ladder.expected("scs")
+    assert ladder.expected("auto") == "none"
+
+
+def test_what_a_backend_will_set_is_told_before() -> None:
+    """For a thread whose owner has lowered it, too: nobody gains by us."""
+    threads = tuple(thread for pid in (os.getpid(), 1) for thread in threads_of(pid)[:1])
+    urgency = form(2, static=np.array([1.0, 100.0]))
+    schedule = Schedule(
+        "s", "p", Spacing.LOGARITHMIC, threads, ("q/a", "q/b"), urgency, np.zeros(2), np.zeros(2)
+    )
+    own = [os.getpriority(os.PRIO_PROCESS, thread.tid) for thread in threads]
+    expected = [min(19, max(0, nice) + level) for nice, level in zip(own, (10, 0), strict=True)]
+    assert ladder.planned("nice", {}, schedule) == {"nice": expected}
+    groups = {"lab:1/q": Group(1.0, (0,)), "lab:1/r": Group(4.0, (1,))}
+    told = ladder.planned("cgroup2+nice", {}, replace(schedule, groups=groups))
+    assert told["cpu.weight"] == [50, 200]
+    assert set(told) == {"cpu.weight", "nice"}
+    assert ladder.planned("scx", {}, schedule) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["load", "--nosuch"], 2),
+        (["load", "--period", "-1"], 2),
+        (["load", "--policy", "nosuch"], 2),
+        (["config", "--check", "--backend", "nosuch"], 2),
+        (["plan", "--policy-option", "x=1"], 2),
+        (["waits", str(2**22 + 1)], 1),
+        (["lab", "nosuch"], 1),
+    ],
+)
+def test_an_exit_code_tells_whose_fault_it_is(arguments: list[str], code: int) -> None:
+    done = subprocess.run(
+        command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["--help", "load", "restore"])
+def test_an_interrupt_while_modules_are_loaded_is_no_fault(verb: str, tmp_path: Path) -> None:
+    slow = "import sys, time; print('loading', file=sys.stdout, flush=True); time.sleep(60)"
+    (tmp_path / "typer.py").write_text(slow + "\n")
+    process = subprocess.Popen(
+        command(verb),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (-signal.SIGINT, "")
