@@ -1,5 +1,7 @@
 """What all tests share: skips named by the missing capability, and their count at the end.
 
+A test that decided nothing because others used the machine is counted apart: it lacks nothing.
+
 A test that fails is tried once more, unless `--changed` is given; checks in guests have a rule of
 their own (`vm.conftest`). The summary shows what was seen at first, and the run fails if more than
 `FLAKY` tests needed this.
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from changed import changed_files, concerned
+from support import DISTURBED
 
 # capability -> whether this machine has it
 CAPABILITIES = {
@@ -35,6 +38,7 @@ CAPABILITIES = {
     "maven": shutil.which("mvn") is not None,
     "vagrant": shutil.which("vagrant") is not None,
     "qemu": shutil.which("qemu-system-x86_64") is not None,
+    "openssl": shutil.which("openssl") is not None,
 }
 ORDER = ("host", "engine", "spark", "vm")  # fast tests first
 FLAKY = 3
@@ -111,8 +115,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.stats.get("skipped", [])
         if isinstance(report.longrepr, tuple)
     )
+    undecided = {reason: n for reason, n in skipped.items() if reason.startswith(DISTURBED)}
+    if undecided:
+        terminalreporter.section("not decided, as others used this machine")
+        for reason, count in undecided.items():
+            terminalreporter.line(f"{count:4} {reason.removeprefix(DISTURBED)}")
     terminalreporter.section("skipped for a missing capability")
     for reason, count in skipped.most_common():
-        terminalreporter.line(f"{count:4} {reason}")
-    if not skipped:
+        if reason not in undecided:
+            terminalreporter.line(f"{count:4} {reason}")
+    if len(skipped) == len(undecided):
         terminalreporter.line("none")

@@ -5,6 +5,7 @@ after it, and is compared with the mean of these two. A slow drift of the machin
 alike. What differs between engines is how a phase is measured: that is handed in.
 """
 
+import math
 import os
 import statistics
 import sys
@@ -49,8 +50,12 @@ def take_turns(
     *,
     settle_s: float,
     seconds: float,
+    end_s: float = math.inf,
 ) -> Iterator[Phase]:
-    """The phases, one by one. measure: the figures of the `seconds` that it is called after."""
+    """The phases, one by one. measure: the figures of the `seconds` that it is called after.
+
+    end_s: time.monotonic() after which only the pair that has begun is finished.
+    """
     one_cycle = [part for way in ways for part in (OS, way)]
     one_cycle += [part for way in reversed(ways) for part in (OS, way)]
     for way in [*one_cycle * cycles, OS]:
@@ -62,6 +67,8 @@ def take_turns(
             phase = Phase(way.name, measure(), (cpu_seconds(pids) - used_s) / took_s)
         print(".", end="", file=sys.stderr, flush=True)
         yield phase
+        if way is OS and time.monotonic() > end_s:
+            break
     print(file=sys.stderr)
 
 
@@ -119,7 +126,7 @@ def report(title: str, phases: Sequence[Phase], least_cpus: float) -> str:
 
 
 def above_others() -> None:
-    """Move this session above all others of the machine, as far as autogroup goes.
+    """Move this benchmark above all others of the machine, as far as autogroup goes.
 
     What is measured then has its CPU almost to itself, and nothing inside it changes. Engines
     that are started from here are in the same session.

@@ -70,8 +70,8 @@ CASES = {
 }
 
 
-def run(case: Case, folder: Path, cycles: int, seconds: float) -> list[Phase]:
-    """All phases of a case, on a cluster of its own with its worker on one CPU."""
+def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> Iterator[Phase]:
+    """The phases of a case, on a cluster of its own with its worker on one CPU."""
     out, rate = folder / "out", folder / "rate"
     out.mkdir()
     graph = WORKLOADS / f"{case.shape}.graph"
@@ -110,8 +110,8 @@ def run(case: Case, folder: Path, cycles: int, seconds: float) -> list[Phase]:
                     yield
             _drain(out, rate, offered)
 
-        return list(
-            take_turns(case.ways, cycles, load, measure, [pid], settle_s=5.0, seconds=seconds)
+        yield from take_turns(
+            case.ways, cycles, load, measure, [pid], settle_s=5.0, seconds=seconds, end_s=end_s
         )
 
 

@@ -12,6 +12,7 @@ guests, where nothing can be written.
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -27,7 +28,18 @@ import httpx
 from sched_ctl.kernel.netns import entered
 from support import wait_until
 
-__all__ = ["SLOWER", "VERSION", "Cluster", "download", "job_jar", "patiently", "running"]
+__all__ = [
+    "SETTINGS",
+    "SLOWER",
+    "VERSION",
+    "Cluster",
+    "download",
+    "job_jar",
+    "launch",
+    "patiently",
+    "prepare",
+    "running",
+]
 
 VERSION = "2.3.0"
 ROOT = Path(__file__).parents[2]
@@ -36,6 +48,7 @@ CPU_LIMIT_S = 1200
 # An emulated guest, on a busy machine, may be that much slower, by its clock, which leaps.
 SLOWER = 60 if "SCHED_CTL_GUEST" in os.environ else 1
 REST_PORT = 8081
+ZOOKEEPER_PORT = 2181
 LEAVE = "-XX:ArchiveClassesAtExit="
 
 # What Flink's start scripts, which the PyPI package leaves out, give to Java 17 and newer.
@@ -98,6 +111,12 @@ PROMETHEUS = {
     ),
     "metrics.reporter.prom.port": "9250-9260",
 }
+# With `running(..., zookeeper=True)`: a new JobManager goes on with the jobs of a dead one.
+HIGH_AVAILABILITY = {
+    "high-availability.type": "zookeeper",
+    "high-availability.zookeeper.quorum": f"127.0.0.1:{ZOOKEEPER_PORT}",
+    "high-availability.zookeeper.client.session-timeout": "4000",
+}
 LOGGING = """\
 rootLogger.level = INFO
 rootLogger.appenderRef.out.ref = out
@@ -140,14 +159,14 @@ def download() -> Path:
 
 def job_jar(flink: Path) -> Path:
     """The test jobs, compiled against Flink's jars."""
-    source = Path(__file__).parent / "jobs" / "Query.java"
+    sources = [Path(__file__).parent / "jobs" / f"{name}.java" for name in ("Query", "Sql")]
     jar = CACHE / f"jobs-{VERSION}.jar"
-    if not jar.exists() or jar.stat().st_mtime < source.stat().st_mtime:
+    if not jar.exists() or jar.stat().st_mtime < max(s.stat().st_mtime for s in sources):
         classes = CACHE / "jobs"
         shutil.rmtree(classes, ignore_errors=True)
         classes.mkdir(parents=True)
         subprocess.run(
-            ["javac", "-nowarn", "-d", classes, "-cp", flink / "lib" / "*", source],
+            ["javac", "-nowarn", "-d", classes, "-cp", flink / "lib" / "*", *sources],
             check=True,
             timeout=120,
         )
@@ -174,33 +193,74 @@ class Cluster:
     job_manager: subprocess.Popen[bytes]
     task_managers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     jar: str = ""
+    secured: ssl.SSLContext | None = None  # REST speaks TLS
+    others: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    uid: int = 0
 
     @property
     def pid(self) -> int:
         return self.job_manager.pid
 
     def call(self, method: str, path: str, **arguments: Any) -> Any:
-        with (
-            entered(self.pid),
-            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30 * SLOWER) as client,
-        ):
+        with entered(self.pid), self._client() as client:
             return client.request(method, path, **arguments).raise_for_status().json()
+
+    def _client(self) -> httpx.Client:
+        scheme = "http" if self.secured is None else "https"
+        return httpx.Client(
+            base_url=f"{scheme}://127.0.0.1:{REST_PORT}",
+            timeout=120 * SLOWER,
+            verify=True if self.secured is None else self.secured,
+        )
 
     def add_task_manager(self, settings: Mapping[str, str] = PROMETHEUS) -> int:
         """Start one more TaskManager; returns its pid. Does not wait for it."""
         name = f"tm{len(self.task_managers) + 1}"
         extra = {"taskmanager.resource-id": name, **settings}
-        started = _java(
+        started = launch(
             self.folder,
             self.flink,
             name,
             ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--"),
             ("-Xmx384m",),
             "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
-            tuple(part for key, value in extra.items() for part in ("-D", f"{key}={value}")),
+            (
+                *("--configDir", f"{self.folder}/conf"),
+                *(part for key, value in extra.items() for part in ("-D", f"{key}={value}")),
+            ),
+            self.uid,
         )
         self.task_managers.append(started)
         return started.pid
+
+    def start_zookeeper(self) -> None:
+        """One of Flink's own, inside."""
+        data = self.folder / "zookeeper"
+        data.mkdir()
+        settings = {"dataDir": data, "clientPort": ZOOKEEPER_PORT, "clientPortAddress": "127.0.0.1"}
+        settings |= {"admin.enableServer": "false", "tickTime": 500}
+        config = self.folder / "conf" / "zoo.cfg"
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        self.others.append(
+            launch(
+                self.folder,
+                self.flink,
+                "zookeeper",
+                ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--"),
+                ("-Xmx64m",),
+                "org.apache.flink.runtime.zookeeper.FlinkZooKeeperQuorumPeer",
+                ("--zkConfigFile", str(config), "--peerId", "1"),
+            )
+        )
+
+    def kill_job_manager(self) -> None:
+        self.job_manager.kill()
+        self.job_manager.wait(10)
+
+    def restart_job_manager(self) -> None:
+        """Another one where the last was, in the TaskManagers' network namespace."""
+        home = f"--net=/proc/{self.task_managers[0].pid}/ns/net"
+        self.job_manager = _job_manager(self.folder, self.flink, ("nsenter", home, "--"), self.uid)
 
     def wait_for_slots(self, slots: int) -> None:
         def ready() -> bool:
@@ -213,15 +273,15 @@ class Cluster:
 
         patiently(ready, 60, f"{slots} slots in {self.folder}")
 
-    def submit(self, **arguments: object) -> str:
-        """Run the test job with these arguments (Query.java); its id once all tasks run."""
+    def submit(self, main: str = "Query", /, **arguments: object) -> str:
+        """Run a test job with these arguments (jobs/MAIN.java); its id once all tasks run."""
         if not self.jar:
             with job_jar(self.flink).open("rb") as packed:
                 answer = self.call("POST", "/jars/upload", files={"jarfile": ("jobs.jar", packed)})
             self.jar = answer["filename"].rpartition("/")[2]
         given = [f"{key}={value}" for key, value in arguments.items()]
         job: str = self.call(
-            "POST", f"/jars/{self.jar}/run", json={"programArgsList": given, "entryClass": "Query"}
+            "POST", f"/jars/{self.jar}/run", json={"programArgsList": given, "entryClass": main}
         )["jobid"]
         patiently(lambda: self.is_running(job), 30, f"job {job} running")
         return job
@@ -240,10 +300,7 @@ class Cluster:
         )
 
     def call_without_answer(self, method: str, path: str) -> None:
-        with (
-            entered(self.pid),
-            httpx.Client(base_url=f"http://127.0.0.1:{REST_PORT}", timeout=30 * SLOWER) as client,
-        ):
+        with entered(self.pid), self._client() as client:
             client.request(method, path).raise_for_status()
 
     def cancel_all(self) -> None:
@@ -259,48 +316,91 @@ class Cluster:
                     os.sched_setaffinity(int(tid), cpus)
 
     def stop(self) -> None:
-        processes = [*self.task_managers, self.job_manager]
+        processes = [*self.task_managers, self.job_manager, *self.others]
         for process in processes:
             _leave(process)
             process.kill()  # nothing to save, and an orderly stop takes seconds
         for process in processes:
             process.wait(10)
+            # The socket by which it was asked for its threads: in /tmp, whatever the setting says.
+            Path(f"/tmp/.java_pid{process.pid}").unlink(missing_ok=True)
 
 
 @contextmanager
 def running(
-    folder: Path, task_managers: Sequence[Mapping[str, str]] = (PROMETHEUS,), slots: int = 8
+    folder: Path,
+    task_managers: Sequence[Mapping[str, str]] = (PROMETHEUS,),
+    slots: int = 8,
+    *,
+    settings: Mapping[str, str] | None = None,
+    secured: ssl.SSLContext | None = None,
+    zookeeper: bool = False,
+    uid: int = 0,
 ) -> Iterator[Cluster]:
-    """A cluster with one TaskManager for each of the given extra settings, and `slots` in all."""
+    """A cluster with one TaskManager for each of the given extra settings, and `slots` in all.
+
+    settings: more of them, for all processes. secured: how to reach REST if it speaks TLS.
+    zookeeper: with one, and high availability. uid: whose processes they are; whose the folder is
+    then, too.
+    """
+    own = dict(settings or {})
+    if zookeeper:
+        own |= {**HIGH_AVAILABILITY, "high-availability.storageDir": f"file://{folder}/ha"}
     flink = download()
-    (folder / "conf").mkdir(parents=True)
-    (folder / "conf" / "config.yaml").write_text(
-        "".join(f"{key}: {value}\n" for key, value in SETTINGS.items())
-    )
-    (folder / "conf" / "log4j.properties").write_text(LOGGING)
-    (folder / "plugins").mkdir()
-    (folder / "plugins" / "prometheus").symlink_to(flink / "plugins" / "metrics-prometheus")
-    job_manager = _java(
+    prepare(folder, {**SETTINGS, **own}, uid)
+    job_manager = _job_manager(
         folder,
         flink,
-        "jm",
         ("unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"),
-        ("-Xmx256m",),
-        "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
-        ("-D", f"web.tmpdir={folder}", "-D", "jobmanager.memory.off-heap.size=64m"),
+        uid,
     )
-    cluster = Cluster(folder, flink, job_manager)
+    cluster = Cluster(folder, flink, job_manager, secured=secured, uid=uid)
     try:
         patiently(lambda: _is_java(cluster.pid), 10, "the JobManager's namespace")
-        for settings in task_managers:
-            cluster.add_task_manager(settings)
+        if zookeeper:
+            cluster.start_zookeeper()
+        for extra in task_managers:
+            cluster.add_task_manager(extra)
         cluster.wait_for_slots(slots)
         yield cluster
     finally:
         cluster.stop()
 
 
-def _java(
+def prepare(folder: Path, settings: Mapping[str, str], uid: int) -> None:
+    """What processes of a cluster read and where they write, as this user's."""
+    (folder / "conf").mkdir(parents=True)
+    (folder / "conf" / "config.yaml").write_text(
+        "".join(f"{key}: {value}\n" for key, value in settings.items())
+    )
+    (folder / "conf" / "log4j.properties").write_text(LOGGING)
+    (folder / "plugins").mkdir()
+    plugin = download() / "plugins" / "metrics-prometheus"
+    (folder / "plugins" / "prometheus").symlink_to(plugin)
+    (folder / "tmp").mkdir()
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def _job_manager(
+    folder: Path, flink: Path, wrapper: tuple[str, ...], uid: int
+) -> subprocess.Popen[bytes]:
+    return launch(
+        folder,
+        flink,
+        "jm",
+        wrapper,
+        ("-Xmx256m",),
+        "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
+        (
+            *("--configDir", f"{folder}/conf", "-D", f"web.tmpdir={folder}"),
+            *("-D", "jobmanager.memory.off-heap.size=64m"),
+        ),
+        uid,
+    )
+
+
+def launch(
     folder: Path,
     flink: Path,
     name: str,
@@ -308,25 +408,36 @@ def _java(
     options: tuple[str, ...],
     main: str,
     arguments: tuple[str, ...],
+    uid: int = 0,
+    jars: Sequence[Path] = (),
 ) -> subprocess.Popen[bytes]:
-    """Every wrapper replaces itself, so the pid returned is the JVM's."""
+    """A Java machine. If every wrapper replaces itself, the pid returned is its own.
+
+    jars: on its class path, besides Flink's.
+    uid: its user, who may read all files all the same: the jars may lie where only root goes.
+    """
     ready = archive(name[:2])
     sharing: tuple[str, ...] = ()
     if ready.exists():
         sharing = (f"-XX:SharedArchiveFile={ready}",)
     elif name in ("jm", "tm1") and SLOWER == 1:
         sharing = (f"{LEAVE}{ready}.{os.getpid()}",)
-    class_path = ":".join(map(str, sorted((flink / "lib").glob("*.jar"))))  # as it was archived
+    class_path = ":".join(map(str, [*sorted((flink / "lib").glob("*.jar")), *jars]))  # as archived
+    other = (
+        *("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"),
+        *("--inh-caps=+dac_override", "--ambient-caps=+dac_override", "--pdeathsig=KILL", "--"),
+    )
     command = (
         *("setpriv", "--pdeathsig", "KILL", "--"),
         *("prlimit", f"--cpu={CPU_LIMIT_S}", "--"),
         *wrapper,
+        *(other if uid else ()),
         *JAVA,
         *sharing,
         *options,
+        f"-Djava.io.tmpdir={folder}/tmp",  # what is killed leaves its folders there
         f"-Dlog4j.configurationFile={folder}/conf/log4j.properties",
-        *("-cp", class_path, main, "--configDir", f"{folder}/conf"),
-        *arguments,
+        *("-cp", class_path, main, *arguments),
     )
     environment = {
         "PATH": os.environ["PATH"],
@@ -334,7 +445,7 @@ def _java(
         "FLINK_PLUGINS_DIR": f"{folder}/plugins",
         "FLINK_LIB_DIR": f"{flink}/lib",
     }
-    with (folder / f"{name}.log").open("wb") as log:
+    with (folder / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

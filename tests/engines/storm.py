@@ -108,6 +108,7 @@ class Storm:
     jars: Path
     pid: int
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)  # workers, by the ids that they have inside
 
     def submit(self, **arguments: object) -> str:
         """Run the test topology (Topology.java); its id once its workers run."""
@@ -142,6 +143,7 @@ class Storm:
                 with suppress(OSError):
                     if self._inside(pid):
                         found.append(pid)
+                        self.seen.add(_inner(pid))
         return found
 
     def _inside(self, pid: int) -> bool:
@@ -234,6 +236,7 @@ def running(
         ],
         stdin=subprocess.DEVNULL,
     )
+    cluster = None
     try:
         (pid,) = wait_until(lambda: _children(init.pid), 10, "the cluster's namespaces")
         cluster = Storm(folder, jars, pid)
@@ -248,6 +251,19 @@ def running(
     finally:
         init.kill()
         init.wait(10)
+        for worker in cluster.seen if cluster is not None else ():
+            # The socket by which it was asked for its threads: it leaves it there when killed.
+            Path(f"/tmp/.java_pid{worker}").unlink(missing_ok=True)
+
+
+def _inner(pid: int) -> int:
+    """A process's id in its own namespace of processes, proc(5)."""
+    (line,) = [
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("NSpid:")
+    ]
+    return int(line.split()[-1])
 
 
 def _children(pid: int) -> list[int]:
