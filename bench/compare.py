@@ -2,16 +2,17 @@
 
     ./dev run python bench/compare.py [--seeds 3] [--free]
 
-Threads as under our BPF scheduler (`--scheduler scx`) against EEVDF with equal weights. By default
-a tuple costs 2 us a hop and a context switch 5 us, as in a VM; with --free nothing, so that what is
-left is the order alone. The second table is SYN at 0.97: what bounding the worst slowdown costs.
+Threads as under our BPF scheduler (`--scheduler scx`) against EEVDF with equal weights. Wake-ups
+and switches cost what they cost in a guest (`guest-costs.json`); with --free nothing, so that what
+is left is the order alone. The second table is SYN at 0.97: what bounding the worst slowdown costs.
 """
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from sched_ctl.plugins import registry
 from sched_ctl.sim import Costs, Setting, of_workload, simulate
 from sched_ctl.workloads import synthetic, workload
 
-WORKLOADS = Path(__file__).resolve().parent / "workloads"
+HERE = Path(__file__).resolve().parent
 POLICIES = (
     *("hr", "hnr", "srpt", "rb", "bsd", "balanced", "lsf", "fcfs", "chain"),
     *("min-cost", "min-latency", "min-memory", "random"),
@@ -63,20 +64,29 @@ def run(job: Run) -> Figures:
     if job.workload in made:
         spec = made[job.workload](job.seed)
     else:
-        spec = workload.load(WORKLOADS / f"{job.workload}.graph")
+        spec = workload.load(HERE / "workloads" / f"{job.workload}.graph")
+    scheduler = "os" if job.policy == OS else "scx"
     options = {} if job.patience is None else {"patience": job.patience}
     result = simulate(
         of_workload(spec, job.load),
         None if job.policy == OS else registry.policy(job.policy, options),
         Setting(
-            scheduler="os" if job.policy == OS else "scx",
+            scheduler=scheduler,
+            clusters=12 if scheduler == "scx" else 0,
             duration_s=6.0,
             warm_s=1.0,
             seed=job.seed,
-            costs=Costs() if job.free else Costs(hop_s=2e-6, switch_s=5e-6),
+            costs=Costs() if job.free else costs()[scheduler],
         ),
     ).summary()
     return Figures(result.response_s, result.slowdown_max, result.l2)
+
+
+@cache
+def costs() -> dict[str, Costs]:
+    """What `bench/kernel.py --calibrate` measured."""
+    found = map(json.loads, (HERE / "guest-costs.json").read_text().splitlines())
+    return {entry.pop("job"): Costs(**entry) for entry in found}
 
 
 def geometric(ratios: Sequence[float]) -> str:
@@ -108,15 +118,19 @@ def main() -> None:
 
     lines = [["", *POLICIES]]
     for name, load in CASES:
-        cells = []
+        means, fairness = [], []
         for policy in POLICIES:
             ours = [found[job(name, load, policy, None, s)] for s in seeds]
             base = [found[job(name, load, OS, None, s)] for s in seeds]
             both = list(zip(ours, base, strict=True))
-            mean = geometric([o.mean / b.mean for o, b in both])
-            cells.append(f"{mean} ({geometric([o.l2 / b.l2 for o, b in both])})")
+            means.append(float(geometric([o.mean / b.mean for o, b in both])))
+            fairness.append(geometric([o.l2 / b.l2 for o, b in both]))
+        near = 1.05 * min(means)
+        cells = [f"**{m:.2f}**" if m <= near else f"{m:.2f}" for m in means]
+        cells = [f"{mean} ({l2})" for mean, l2 in zip(cells, fairness, strict=True)]
         lines.append([f"{name} {load}", *cells])
-    print("\nMean response time over EEVDF's, and in brackets l2 of slowdowns.\n")
+    print("\nMean response time over EEVDF's, and in brackets l2 of slowdowns. Bold: within 5% of")
+    print("the best mean.\n")
     table(lines)
 
     lines = [["SYN 0.97", "mean", "mean over HR's", "worst slowdown", "its largest", "l2"]]
