@@ -78,7 +78,7 @@ def lines(series: Sequence[tuple[str, Sequence[Point]]], unit: str, words: str) 
 def heat(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], words: str
 ) -> str:
-    """Cells from 0 (empty) to 1 (full); NaN has no cell."""
+    """Cells from 0 (empty) to 1 (full), which say their names when pointed at; NaN has none."""
     width, height = 300 / max(1, len(columns)), 11.0
     inside = "".join(_text(92, height * r + 9, name[-15:], "end") for r, name in enumerate(rows))
     for r, line in enumerate(values):
@@ -86,7 +86,8 @@ def heat(
             if not math.isnan(value) and value > 0.005:
                 inside += (
                     f'<rect class="a" x="{96 + c * width:.1f}" y="{r * height:.0f}" '
-                    f'width="{width:.1f}" height="{height:.0f}" opacity="{min(1, value):.2f}"/>'
+                    f'width="{width:.1f}" height="{height:.0f}" opacity="{min(1, value):.2f}">'
+                    f"<title>{escape(rows[r])}, {escape(columns[c])}: {value:.2f}</title></rect>"
                 )
     inside += f'<rect class="b" x="96" y="0" width="300" height="{height * len(rows):.0f}"/>'
     ends = f"{columns[0]} ... {columns[-1]}" if columns else ""

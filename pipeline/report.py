@@ -23,9 +23,26 @@ WORST = 20  # nodes
 POINTS = 200
 OPERATORS = 60
 LETTERS = 6  # quantiles each way
-STYLE = """
-:root{color-scheme:light dark;--a:#2563a8;--t:#222;--g:#ffffff;--l:#ccc}
-@media(prefers-color-scheme:dark){:root{--a:#74b0f0;--t:#ddd;--g:#16181c;--l:#444}}
+# Of the lines, on white and on black.
+COLOURS = (
+    *(("#2563a8", "#74b0f0"), ("#d97706", "#f0a94a"), ("#059669", "#3fc79a")),
+    *(("#be185d", "#f472a8"), ("#7c3aed", "#b794f6"), ("#0891b2", "#4cc9e0")),
+    *(("#65a30d", "#a3d94f"), ("#9a3412", "#e8885f")),
+)
+LIGHT, DARK = (
+    "".join(f";--s{i}:{pair[dark]}" for i, pair in enumerate(COLOURS)) for dark in (0, 1)
+)
+SERIES = "\n".join(
+    f".s{i}{{stroke:var(--s{i})}}.k.s{i} text{{stroke:none;fill:var(--s{i})}}"
+    for i in range(len(COLOURS))
+)
+STYLE = (
+    f"""
+:root{{color-scheme:light dark;--a:#2563a8;--t:#222;--g:#ffffff;--l:#ccc{LIGHT}}}
+@media(prefers-color-scheme:dark){{:root{{--a:#74b0f0;--t:#ddd;--g:#16181c;--l:#444{DARK}}}}}
+{SERIES}
+"""
+    + """
 body{font:16px/1.45 system-ui,sans-serif;color:var(--t);background:var(--g);margin:0 auto;
 max-width:72rem;padding:0 1rem;overflow-wrap:anywhere}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr));gap:1.5rem}
@@ -33,15 +50,11 @@ figure{margin:0}figcaption{font-weight:600;margin-bottom:.4rem}
 svg{width:100%;height:auto;display:block}svg text{font-size:10px;fill:var(--t)}
 .a{fill:var(--a)}.b{fill:none;stroke:var(--l)}.x{fill:none;stroke:var(--l)}
 .m{fill:none;stroke:var(--t);stroke-width:1.5}.l{fill:none;stroke-width:1.2}
-.s0{stroke:#2563a8}.s1{stroke:#d97706}.s2{stroke:#059669}.s3{stroke:#be185d}.s4{stroke:#7c3aed}
-.s5{stroke:#0891b2}.s6{stroke:#65a30d}.s7{stroke:#9a3412}
-.k text{stroke:none}.k.s0 text{fill:#2563a8}.k.s1 text{fill:#d97706}.k.s2 text{fill:#059669}
-.k.s3 text{fill:#be185d}.k.s4 text{fill:#7c3aed}.k.s5 text{fill:#0891b2}.k.s6 text{fill:#65a30d}
-.k.s7 text{fill:#9a3412}
 .t{overflow-x:auto}table{border-collapse:collapse;font-size:14px}
 th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid var(--l);white-space:nowrap}
 .r{text-align:right}
 """
+)
 
 
 def report(fleet: Fleet) -> str:
@@ -99,7 +112,7 @@ def _page(
     lines = sum(batch.lines for batch in fleet.batches)
     bad = sum(batch.bad for batch in fleet.batches)
     head = (
-        f"{total['nodes']} nodes, {total['queries']} queries, {hours:.3g} hours; "
+        f"{total['nodes']} nodes, {total['queries']} queries, {hours:.3g} h; "
         f"{total['rows']:,} rows of operators from {lines:,} lines; {bad:,} bad lines."
     )
     table = page.table(
