@@ -3,6 +3,7 @@
 import os
 import statistics
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from engines.compete import finished, loaded, phases, states
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.flink import driver as flink
 from sched_ctl.kernel import procfs
-from support import disturbed
+from support import disturbed, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.quiet, pytest.mark.needs("root", "java")]
 
@@ -24,6 +25,7 @@ OPERATORS = 5  # threads of a query without replicas
 BUSY = {"rate": 100_000, "parse_us": 20, "work_us": 100, "every": 100}
 WINDOWS = 6
 MOST_WAIT = 0.1
+WARM = 150  # of 100 tuples each: about 2 s of CPU time
 # What a thread can do: 1,000 tuples a second; twice as many come.
 HEAVY = {"rate": 2000, "work_us": 1000}
 
@@ -110,6 +112,22 @@ def one_cpu(cluster: Cluster) -> Cluster:
     return cluster
 
 
+def written(out: Path) -> int:
+    return out.read_bytes().count(b"\n") if out.exists() else 0
+
+
+def used_by(pid: int, queries: Iterable[str]) -> dict[str, float]:
+    """Query -> CPU time (s) of its operators' threads so far."""
+    used = dict.fromkeys(queries, 0.0)
+    for tid in procfs.tids(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            task = Path(f"/proc/{pid}/task/{tid}")
+            name = (task / "comm").read_text().removeprefix("Source: ").partition("-")[0]
+            if name in used:
+                used[name] += int((task / "schedstat").read_text().split()[0]) / 1e9
+    return used
+
+
 @pytest.mark.needs("cgroup1_cpu")
 def test_shares_divide_the_ingestion(one_cpu: Cluster, tmp_path: Path) -> None:
     """Two equal, overloaded queries under shares of 1 to 4 ingest 1 to 4."""
@@ -117,17 +135,21 @@ def test_shares_divide_the_ingestion(one_cpu: Cluster, tmp_path: Path) -> None:
     for name, out in outs.items():
         one_cpu.submit(name=name, out=out, **BUSY)
     pid = one_cpu.task_managers[0].pid
+    # Each job has classes of its own: cold, the small one would pay more for each tuple.
+    wait_until(lambda: min(map(written, outs.values())) > WARM, 60, f"{WARM} lines of each query")
     before = states(pid)
     arguments = ["--policy", "constant", "--share", "small=1", "--share", "large=4"]
     with loaded(one_cpu, tmp_path, arguments, 2 * OPERATORS):
         time.sleep(2)
-        begin = time.monotonic()
+        begin, used = time.monotonic(), used_by(pid, outs)
         time.sleep(8)
-        end = time.monotonic()
+        end, used_then = time.monotonic(), used_by(pid, outs)
     after = states(pid)
     assert {key: after[key] for key in before.keys() & after.keys()} == {
         key: before[key] for key in before.keys() & after.keys()
     }
+    cpu = {name: used_then[name] - used[name] for name in outs}
+    assert cpu["large"] / cpu["small"] == pytest.approx(4, rel=0.1)  # flushers not counted
     small, large = (len(finished(out, begin, end)) for out in outs.values())
     assert large / small == pytest.approx(4, rel=0.15)
 
