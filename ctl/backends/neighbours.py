@@ -4,22 +4,31 @@ In the root cgroup the kernel divides the CPU either among sessions, each of whi
 as one thread (autogroup, sched(7)), or, where that is off and in every other cgroup, among the
 single threads that can run. A group that takes the place of some processes there must weigh what
 their sessions did, or as many threads as can run at a time: their *demand*.
+
+Where no group of ours is between, threads that are made nicer yield to every other process of the
+same *fair group*: that session, or the nearest cgroup with a CPU weight, which for a service may be
+the slice that it shares with all others. `Rivals` finds those that gain by it.
 """
 
+import os
 import re
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from sched_ctl.kernel import procfs
+from sched_ctl.errors import printable
+from sched_ctl.kernel import cgroup, procfs
+from sched_ctl.kernel.cgroup import ROOT_NAME
 from sched_ctl.model.normalise import NICE_STEP
 
-__all__ = ["Demand", "autogroup_is_on", "sessions", "sessions_weight"]
+__all__ = ["Demand", "Rivals", "autogroup_is_on", "fair_group", "sessions", "sessions_weight"]
 
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SESSION = re.compile(r"(?P<name>/autogroup-\d+) nice (?P<nice>-?\d+)")
 EVERY_S = 1.0  # from one look at the demand to the next
 SMOOTH_S = 3.0
+RIVALS_EVERY_S = 10.0
+RIVAL = 0.1  # of a CPU, below which nobody is named
 
 
 def autogroup_is_on() -> bool:
@@ -45,6 +54,65 @@ def sessions(pids: Iterable[int]) -> dict[str, int]:
 def sessions_weight(pids: Iterable[int]) -> float:
     """What the sessions of these processes weigh, in threads of nice 0; at least 1."""
     return max(1.0, sum(NICE_STEP**-nice for nice in sessions(pids).values()))
+
+
+def fair_group(pid: int) -> str | None:
+    """Among whose threads nice counts for those of a process (sched(7)); None if it is gone.
+
+    The nearest cgroup that has a weight, or in the root cgroup the session under autogroup.
+    """
+    tree = next((found for found in cgroup.hierarchies() if cgroup.has_cpu(found)), None)
+    folder = tree.folder_of(pid, pid) if tree else None
+    if tree and folder:
+        for group in (folder, *folder.parents):
+            if group == tree.mount:
+                break
+            if (group / tree.weight).exists():
+                return str(group)
+    if not autogroup_is_on():
+        return "the machine" if Path(f"/proc/{pid}").exists() else None
+    return next(iter(sessions([pid])), None)
+
+
+class Rivals:
+    """Busy processes that are in a fair group with an engine and are none of its own."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self._used: dict[int, int] = {}  # pid -> CPU time so far, ns
+        self._at_s = 0.0
+
+    def look(self, pids: Collection[int]) -> str:
+        """What people should know of them, or ""; looked at anew each 10 s, 10 us a process."""
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._at_s
+        if self._used and elapsed_s < RIVALS_EVERY_S:
+            return self.problem
+        used = {pid: procfs.cpu_ns(pid) for pid in procfs.pids()}
+        before, self._used, self._at_s = self._used, used, now_s
+        if not before:
+            return self.problem
+        groups = {fair_group(pid) for pid in pids}
+        ours = {group for group in groups if group and ROOT_NAME not in Path(group).parts}
+        busy = {pid: (ns - before.get(pid, ns)) / 1e9 / elapsed_s for pid, ns in used.items()}
+        rivals = sorted(
+            (pid for pid in busy if busy[pid] > RIVAL and pid not in {*pids, os.getpid()}),
+            key=lambda pid: -busy[pid],
+        )
+        names = [_named(pid) for pid in rivals if fair_group(pid) in ours]
+        self.problem = (
+            f"{', '.join(names[:3])} gain the CPU that threads with a higher nice value yield, for "
+            "they are not set apart from the engine: start it as a service with a CPUWeight of its "
+            "own, or by setsid"
+            if names
+            else ""
+        )
+        return self.problem
+
+
+def _named(pid: int) -> str:
+    stat = procfs.stat(pid)
+    return f"{printable(stat.name) if stat else 'a process'} (pid {pid})"
 
 
 class Demand:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.backends.neighbours import Rivals
 from sched_ctl.backends.parameters import Parameters, Recheck, Target, at_first
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import procfs, sched
@@ -61,13 +62,19 @@ class Nice(Backend):
     def __init__(self, journal: Journal, options: NiceOptions | None = None) -> None:
         self.options = options or NiceOptions()
         self._parameters = Parameters(journal, self.options.recheck)
+        self._rivals: dict[str, Rivals] = {}  # by scope
 
     def apply(self, schedule: Schedule) -> Applied:
         return self.write(schedule, wanted(schedule, self.options))
 
     def write(self, schedule: Schedule, levels: Array) -> Applied:
         """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
-        return self._parameters.apply(_target(schedule, levels, self.options))
+        applied = self._parameters.apply(_target(schedule, levels, self.options))
+        if not np.any(levels >= 0.5):
+            return applied
+        rivals = self._rivals.setdefault(schedule.scope, Rivals())
+        problem = rivals.look({thread.pid for thread in schedule.threads})
+        return applied + Applied(problems=(problem,)) if problem else applied
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         return self._parameters.applied(thread)

@@ -14,6 +14,7 @@ __all__ = [
     "boot_id",
     "boot_ticks",
     "command_line",
+    "cpu_ns",
     "descendants",
     "effective_uid",
     "owner",
@@ -70,6 +71,13 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
     """State of a thread (of the process's first, if no tid is given); None if it is gone."""
     line = _read(f"/proc/{pid}/task/{pid if tid is None else tid}/stat")
     return parse_stat(line) if line else None
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of a process so far, in steps of clock ticks; 0 if it is gone."""
+    fields = (_read(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    ticks = sum(int(field) for field in fields[11:13])
+    return ticks * (1_000_000_000 // TICKS_PER_S)
 
 
 def tids(pid: int) -> list[int]:

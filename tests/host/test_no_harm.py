@@ -6,9 +6,12 @@ their proportions count, so whoever else uses that CPU takes from both.
 """
 
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from subprocess import PIPE, Popen
 
+import numpy as np
 import pytest
 from contenders import SHARES, engine, folder, used
 from victims import plan
@@ -18,9 +21,10 @@ from sched_ctl.backends.cgroup1 import Cgroup1Nice
 from sched_ctl.backends.neighbours import autogroup_is_on
 from sched_ctl.backends.nice import Nice
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.drivers.threads import threads_of
+from sched_ctl.drivers.threads import thread_of, threads_of
 from sched_ctl.kernel import cgroup
 from sched_ctl.model.topology import Thread
+from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cgroup1_cpu")]
 
@@ -123,3 +127,33 @@ def test_shares_of_four_to_one_are_exact(journal: Journal) -> None:
             assert ratio == pytest.approx(4, rel=0.03)
         finally:
             backend.restore()
+
+
+def test_who_gains_by_sharing_a_session_is_named(journal: Journal) -> None:
+    """What lowered threads yield goes to others of their session; those of another gain nothing."""
+    if not autogroup_is_on():
+        pytest.skip("needs autogroup")
+    spin = "while :; do :; done"
+    command = ["sh", "-c", f"({spin}) & echo $!; ({spin}) & echo $!; wait"]
+    with (
+        engine(1) as others,
+        Popen(command, stdout=PIPE, text=True, start_new_session=True) as session,
+    ):
+        backend = Nice(journal)
+        try:
+            assert session.stdout
+            ours, rival = (int(session.stdout.readline()) for _ in range(2))
+            thread = thread_of(ours, ours)
+            assert thread
+            schedule = plan([thread], [1])
+            told = backend.write(schedule, np.array([5.0])).problems
+            assert told == ()  # it takes two looks to see who is busy
+            told = wait_until(
+                lambda: backend.write(schedule, np.array([5.0])).problems, 30, "a remark"
+            )
+            assert f"(pid {rival})" in told[0]
+            assert f"(pid {others[0].pid})" not in told[0]
+            assert backend.write(schedule, np.array([0.0])).problems == ()  # nobody yields
+        finally:
+            backend.restore()
+            os.killpg(session.pid, signal.SIGKILL)
