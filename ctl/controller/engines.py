@@ -167,7 +167,9 @@ class Engine:
         # Whose it is; None: not known (yet).
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
-        self.probing = False  # whether some policy needs what our own probes read
+        # Whether some policy needs what our own probes read. At first, as nobody can tell yet: what
+        # counts rates needs two readings.
+        self.probing = True
         self.polls = 0
         self.failures = 0  # since it answered last
         self.answered_s: float | None = None  # CLOCK_MONOTONIC of the last answer
@@ -178,6 +180,7 @@ class Engine:
         self.window_s = window_s
         self._history: deque[Snapshot] = deque()
         self._latest: Snapshot | None = None
+        self._whole_s = 0.0  # of the first answer with all operators and counters of the last one
         self._asked: asyncio.Future[Snapshot] | None = None
         self._asked_s = 0.0
         self._quiet_until_s = 0.0
@@ -236,6 +239,15 @@ class Engine:
         old = [s for s in self._history if s is not now]
         far = [s for s in old if now.time_s - s.time_s >= self.window_s]
         return far[-1] if far else old[0] if old else None
+
+    def recent(self) -> Snapshot | None:
+        """The oldest that knows all that the last one does, where `then` does not; if it is a
+        while old, as rates over a moment are noise."""
+        now, then = self._latest, self.then()
+        if now is None or then is None or then.time_s >= self._whole_s:
+            return None
+        whole = next(s for s in self._history if s.time_s >= self._whole_s)
+        return whole if now.time_s - whole.time_s >= self.window_s / HISTORY else None
 
     def ask(self, now_s: float, timeout_s: float) -> "asyncio.Future[Snapshot] | None":
         """Ask the engine, unless it is still busy with the last question or on back-off.
@@ -309,6 +321,9 @@ class Engine:
             read = self._probes.read(snapshot.topology, snapshot.time_s)
             columns = {**read, **snapshot.columns}
             snapshot = replace(snapshot, columns=columns)
+        elif self._probes is not None:
+            self._probes.close()
+            self._probes = None
         if self.priors is not None:
             if self._expected is None or self._expected[0] is not snapshot.topology:
                 self._expected = (snapshot.topology, self.priors(snapshot.topology))
@@ -402,10 +417,18 @@ class Engine:
         last = self._latest
         if last is not None and snapshot.topology is not last.topology:
             self._history = deque(carry_over(s, snapshot.topology) for s in self._history)
+        more = (
+            last is None
+            or snapshot.topology is not last.topology
+            or not snapshot.columns.keys() <= last.columns.keys()
+        )
+        if more:
+            self._whole_s = snapshot.time_s
         self._latest = snapshot
         # Not every snapshot is kept: at 10 Hz and 10,000 operators they would take all the memory.
         if (
-            not self._history
+            more
+            or not self._history
             or snapshot.time_s - self._history[-1].time_s >= self.window_s / HISTORY
         ):
             self._history.append(snapshot)

@@ -163,9 +163,6 @@ class Controller:
         self._check_engines()
         self._count_queries()
         self._admit(strict=True)
-        fresh = [engine for engine in self.engines.values() if engine.probing]
-        if fresh:
-            await self._ask(fresh, self.settings.poll_timeout)
         gc.collect()
         gc.freeze()  # what is here now stays; the collector need not look at it again and again
 

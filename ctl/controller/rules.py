@@ -256,7 +256,7 @@ class Rule:
             queries = claims.of(self, engine.name, now.topology)
             if not queries:
                 continue
-            windows[engine.name] = Window(now, engine.then(), policy.level)
+            windows[engine.name] = Window(now, engine.then(), policy.level, engine.recent())
             resolutions[engine.name] = self.resolve(engine)
             select[engine.name] = queries
             spared |= claims.spared(engine.name, now.topology)

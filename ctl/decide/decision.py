@@ -69,7 +69,7 @@ def decide(
     windows = {
         name: window
         if window.level is policy.level
-        else Window(window.now, window.then, policy.level)
+        else Window(window.now, window.then, policy.level, window.recent)
         for name, window in windows.items()
     }
     layout = _layout(

@@ -40,6 +40,8 @@ class Window:
 
     then: an older snapshot with the same topology, a few seconds back; anything else (None,
     another topology, a clock that did not move) leaves the totals since start only.
+    recent: a later one than `then`, for rates of what `then` does not know: operators that are new,
+    or a counter that was not read yet.
     level: whether the columns are over the physical or over the logical operators. What the
     engine reports at the other level is converted, see `sched_ctl.metrics.levels`.
     """
@@ -47,6 +49,7 @@ class Window:
     now: Snapshot
     then: Snapshot | None = None
     level: Level = Level.PHYSICAL
+    recent: Snapshot | None = None
 
     @property
     def operators(self) -> tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]:
@@ -97,7 +100,11 @@ class Window:
 
     def rate(self, counter: str) -> Array:
         """(n,) growth a second; NaN where there is only one snapshot."""
-        return self.gain(counter) / self.seconds
+        rate = self.gain(counter) / self.seconds
+        if self.recent is None or not np.isnan(rate).any():
+            return rate
+        lately = Window(self.now, self.recent, self.level).rate(counter)
+        return np.where(np.isnan(rate), lately, rate)
 
     def ratio(self, numerator: str, denominator: str) -> Array:
         """(n,) growth of one counter by growth of another; NaN where nothing was ever counted.

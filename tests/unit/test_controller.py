@@ -463,6 +463,51 @@ def test_probes_are_read_only_where_the_engine_has_no_cost() -> None:
     assert np.isfinite(backend.schedules[-1].form.static).any()
 
 
+class Saturated(FakeEngine):
+    """Its query "heavy" never waits for input and uses four times the CPU of "light"."""
+
+    counted = True  # whether the CPU time of threads is among its answers
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        told = super().poll(timeout_s)
+        heavy = np.array([o.query == "heavy" for o in self.topology.operators])
+        columns = {**told.columns, "idle_time": np.where(heavy, 0.0, 0.8) * told.time_s}
+        if self.counted:
+            columns["thread_cpu_time"] = np.where(heavy, 0.8, 0.2) * told.time_s
+        return replace(told, columns=columns)
+
+
+@pytest.mark.parametrize("late", ["query", "column"])
+def test_a_heavy_query_is_known_long_before_a_window_has_passed(late: str) -> None:
+    """What is new has rates of its own, however far back its engine's window reaches."""
+    columns = {"tuples_in", "tuples_out", "cpu_time", "queue_size", "idle_time", "thread_cpu_time"}
+    engine = Saturated(queries={"light": 1, "heavy": 1}, provides=frozenset(columns))
+    topology = engine.topology
+    if late == "query":
+        engine.topology = Saturated(queries={"light": 1}).topology
+    else:
+        engine.counted = False
+    window_s = 6.0
+    backend = FakeBackend()
+    controller = Controller(
+        settings(window=window_s, poll_timeout=5.0), FakeEngine.kind(engine), backends(backend)
+    )
+
+    def ranks() -> dict[str, float]:
+        last = backend.schedules[-1]
+        queries = [query for _, query in filter(None, last.queries)]
+        return dict(zip(queries, last.form.rank.tolist(), strict=True))
+
+    async def script() -> None:
+        await until(lambda: len(backend.schedules) > 2)
+        engine.topology, engine.counted = topology, True
+        born_s = time.monotonic()
+        await until(lambda: ranks().get("heavy", 1.0) < ranks()["light"])
+        assert time.monotonic() - born_s < 0.9 * window_s
+
+    drive(controller, script)
+
+
 def test_a_topology_change_keeps_what_is_known() -> None:
     old = FakeEngine(queries={"q": 3})
     new = FakeEngine(queries={"p": 1, "q": 2})
