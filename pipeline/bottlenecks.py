@@ -127,7 +127,7 @@ def held(fleet: Fleet) -> list[Held]:
             row["lost_s"],
             row["longest_s"],
             row["nodes"],
-            row["held_s"] / row["recorded_s"],
+            row["held_s"] / row["recorded_s"] if row["recorded_s"] else 0.0,
         )
         for row in rows
     ]

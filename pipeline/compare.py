@@ -100,13 +100,13 @@ def _records(fleet: Fleet) -> "DataFrame":
             F.max("age_ms").alias("age"),
             F.sum("queue").alias("queue"),
             (F.sum("tuples_out") * 1e3 / F.max("d")).alias("throughput"),
-            (F.sum("cpu_us") / (F.max("d") * 1e3 * F.max(cpus))).alias("part"),
+            F.try_divide(F.sum("cpu_us"), F.max("d") * 1e3 * F.max(cpus)).alias("part"),
         )
     )
     record = Window.partitionBy("node", "engine", "seq")
     each = F.coalesce("latency", "age").cast("double")
-    jain = F.sum(each).over(record) ** 2 / (
-        F.count(each).over(record) * F.sum(each**2).over(record)
+    jain = F.try_divide(
+        F.sum(each).over(record) ** 2, F.count(each).over(record) * F.sum(each**2).over(record)
     )
     return by_query.withColumn("load", F.sum("part").over(record)).withColumn(
         "fairness", F.when(F.count(each).over(record) > 1, jain)

@@ -60,7 +60,7 @@ def profile(fleet: Fleet) -> profiles.Profile:
     found = (
         cells(fleet)
         .withColumn("cost", F.when(known, F.col("cpu_us") / F.col("counted_in") * 1e-6))
-        .withColumn("rate", F.col("tuples_in") / (F.col("ms") * 1e-3))
+        .withColumn("rate", F.try_divide("tuples_in", F.col("ms") * 1e-3))
         .withColumn("log", F.log("cost"))
         .withColumn("day", F.when(F.col("log").isNotNull(), F.col("hour") / 24))
         # Each node against its own mean: nodes that came later are no trend, and the hours of a
@@ -73,10 +73,10 @@ def profile(fleet: Fleet) -> profiles.Profile:
     rows = (
         found.groupBy(*KEY)
         .agg(
-            (F.sum("cpu_us") / F.sum("counted_in") * 1e-6).alias("cost"),
-            (F.sum("tuples_out") / F.sum("tuples_in")).alias("selectivity"),
-            (F.sum("tuples_in") / (F.sum("ms") * 1e-3)).alias("rate"),
-            (F.sum("wait_us") * 1e-3 / F.sum("thread_ms")).alias("wait"),
+            (F.try_divide(F.sum("cpu_us"), F.sum("counted_in")) * 1e-6).alias("cost"),
+            F.try_divide(F.sum("tuples_out"), F.sum("tuples_in")).alias("selectivity"),
+            F.try_divide(F.sum("tuples_in"), F.sum("ms") * 1e-3).alias("rate"),
+            F.try_divide(F.sum("wait_us") * 1e-3, F.sum("thread_ms")).alias("wait"),
             F.avg("queue").alias("queue"),
             F.sum(F.col("first").cast("int")).alias("nodes"),
             (F.sum("ms") / HOUR_MS).alias("hours"),
@@ -85,7 +85,9 @@ def profile(fleet: Fleet) -> profiles.Profile:
             F.stddev_samp(F.when(F.col("first"), F.col("mean_log"))).alias("by_node"),
             F.stddev_samp("moved").alias("by_hour"),
             F.count("log").alias("n"),
-            (F.sum(F.col("moved") * F.col("since")) / F.sum(F.col("since") ** 2)).alias("drift"),
+            F.try_divide(F.sum(F.col("moved") * F.col("since")), F.sum(F.col("since") ** 2)).alias(
+                "drift"
+            ),
         )
         .collect()
     )

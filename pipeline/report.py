@@ -173,7 +173,8 @@ def _worst(fleet: Fleet) -> list[Any]:
     return (
         fleet.read("operator")
         .groupBy("node")
-        .agg((F.sum(F.when(held, F.col("d")).otherwise(0)) / F.sum("d")).alias("held"))
+        .agg(F.try_divide(F.sum(F.when(held, F.col("d")).otherwise(0)), F.sum("d")).alias("held"))
+        .where("held IS NOT NULL")
         .orderBy(F.desc("held"), "node")
         .limit(WORST)
         .collect()
@@ -206,7 +207,7 @@ def _heat(fleet: Fleet, nodes: list[str]) -> str:
 
     held = F.col("verdict").isin([int(v) for v in HOLDS])
     label = F.concat_ws("/", "query", "operator").alias("label")
-    share = F.sum(F.when(held, F.col("d")).otherwise(0)) / F.sum("d")
+    share = F.try_divide(F.sum(F.when(held, F.col("d")).otherwise(0)), F.sum("d"))
     frame = (
         fleet.read("operator")
         .where(F.col("node").isin(nodes))
@@ -226,7 +227,7 @@ def _heat(fleet: Fleet, nodes: list[str]) -> str:
         .agg(share.alias("s"))
         .collect()
     )
-    known = {(row["node"], row["label"]): row["s"] for row in rows}
+    known = {(row["node"], row["label"]): row["s"] for row in rows if row["s"] is not None}
     values = [[known.get((node, name), math.nan) for name in top] for node in nodes]
     drawn = page.heat(nodes, top, values, "operators by node")
     return page.figure("Operators that were held, on the worst nodes", drawn)

@@ -10,6 +10,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.pipeline import compare, generate, ingest, sweep
 from sched_ctl.pipeline.bottlenecks import held
+from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.report import report
 from sched_ctl.pipeline.store import Fleet
 from sched_ctl.telemetry import profiles
@@ -66,6 +67,12 @@ def test_policies_at_equal_load(fleet: Fleet) -> None:
     assert other["os", "latency"].value == pytest.approx(1 / faster.value, rel=0.05)
     with pytest.raises(UserError, match="no record is of policy qs"):
         compare.compare(fleet, "qs")
+
+
+def test_an_hour_shows_no_drift(fleet: Fleet) -> None:
+    operators = [one for query in profile(fleet).queries for one in query.operators]
+    assert len(operators) == 2 * 10  # on two kinds of machines
+    assert all(one.drift_a_day is None and one.cost for one in operators)
 
 
 def test_the_page_is_whole_and_alone(fleet: Fleet) -> None:
