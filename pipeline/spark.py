@@ -6,9 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from sched_ctl.errors import UserError
 
@@ -87,12 +88,20 @@ def _check_java() -> None:
 def spark(
     name: str, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """A Spark for one command; ends with the body.
+    """A Spark for one command; it, and its scratch folder, end with the body.
 
     master: None = that of spark-submit or the configuration, else local[*]. settings: Spark's own,
-    which win over ours.
+    which win over ours. The scratch folder is in that of the system, or in `spark.local.dir`.
     """
     check()
+    with ExitStack() as stack:
+        yield stack.enter_context(_started(name, master, settings or {}, stack))
+
+
+@contextmanager
+def _started(
+    name: str, master: str | None, settings: Mapping[str, str], stack: ExitStack
+) -> Iterator["SparkSession"]:
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -106,11 +115,12 @@ def spark(
     conf = {**DEFAULTS, **(LOCAL if where.startswith("local") else {})}
     conf["spark.ui.showConsoleProgress"] = str(sys.stderr.isatty()).lower()
     builder = SparkSession.builder.appName(f"sched-ctl {name}").master(where)
+    conf = {key: value for key, value in conf.items() if not given.contains(key)}
+    conf |= {key: str(value) for key, value in settings.items()}
+    if not os.environ.get("SPARK_LOCAL_DIRS"):  # which wins
+        _scratch(conf, given, stack)
     for key, value in conf.items():
-        if not given.contains(key):
-            builder = builder.config(key, value)
-    for key, value in (settings or {}).items():
-        builder = builder.config(key, str(value))
+        builder = builder.config(key, value)
     try:
         made: SparkSession = builder.getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
@@ -126,7 +136,48 @@ def spark(
             raise
         raise words from error
     finally:
-        made.stop()
+        _end(made)
+
+
+def _scratch(conf: dict[str, str], given: Any, stack: ExitStack) -> None:
+    """Name a folder of its own for what Spark leaves lying about when it is killed."""
+    local, java = "spark.local.dir", "spark.driver.extraJavaOptions"
+    parent = conf.get(local) or given.get(local)
+    if parent and "," in parent:  # several disks: whoever says that knows best
+        return
+    try:
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(
+                prefix="sched-ctl-fleet-", dir=parent, ignore_cleanup_errors=True
+            )
+        )
+    except OSError as error:
+        where = parent or tempfile.gettempdir()
+        raise UserError(
+            f"cannot write to {where}: {error.strerror}", "--conf spark.local.dir=DIR names another"
+        ) from error
+    conf[local] = folder
+    # Libraries of Spark's unpack themselves into Java's own.
+    conf[java] = f"-Djava.io.tmpdir={folder} {conf.get(java) or given.get(java) or ''}".strip()
+
+
+def _end(made: "SparkSession") -> None:
+    """Stop Spark, and wait for its JVM, so that nothing writes to the scratch folder any more."""
+    from pyspark import SparkContext
+
+    gateway: Any = made.sparkContext._gateway
+    made.stop()
+    process = getattr(gateway, "proc", None)
+    if process is None:  # spark-submit started it
+        return
+    gateway.shutdown()
+    process.stdin.close()  # at which it ends
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def told(error: BaseException) -> UserError | None:

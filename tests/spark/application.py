@@ -28,13 +28,15 @@ def say(**what: object) -> None:
 
 
 def main(mode: str, *names: str) -> None:
+    tmp = f"-Djava.io.tmpdir={os.environ['CHECKPOINTS']}"  # it is killed, and tidies up nothing
     spark: Any = (
         SparkSession.builder.master("local[8]" if mode == "continuous" else "local[1]")
         .appName(f"app-{names[0]}")
         .config("spark.ui.port", "0")
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.driver.memory", "600m")
-        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.driver.extraJavaOptions", f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {tmp}")
+        .config("spark.local.dir", os.environ["CHECKPOINTS"])
         .config("spark.sql.streaming.metricsEnabled", "true")
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.ui.showConsoleProgress", "false")
