@@ -12,6 +12,7 @@ made while a sched_ext scheduler attaches: kernels from 7.1-rc2 until a fix of 2
 import asyncio
 import errno
 import os
+import re
 import select
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ __all__ = [
 SYSTEM = Path("/proc/pressure")
 RESOURCES = ("cpu", "io", "memory")
 FILE_BYTES = 512
+LINE = re.compile(r"(\w+) avg10=([\d.]+) avg60=([\d.]+) avg300=([\d.]+) total=(\d+)\b.*")
 UNPRIVILEGED_S = 2.0  # without CAP_SYS_RESOURCE a window is a multiple of this, kernel >= 6.5
 
 
@@ -59,13 +61,13 @@ def parse(text: str) -> Pressure:
     """The content of a pressure file. Raises ValueError if it is none."""
     stalls: dict[str, Stall] = {}
     for line in text.splitlines():
-        kind, _, rest = line.partition(" ")
-        fields = dict(field.split("=", 1) for field in rest.split())
-        try:
-            short, middle, long = (float(fields[f"avg{s}"]) / 100 for s in (10, 60, 300))
-            stalls[kind] = Stall(short, middle, long, int(fields["total"]) / 1e6)
-        except KeyError as error:
-            raise ValueError(f"not a line of a pressure file: {line[:80]!r}") from error
+        found = LINE.fullmatch(line)
+        if found is None:
+            raise ValueError(f"not a line of a pressure file: {line[:80]!r}")
+        kind, short, middle, long, total = found.groups()
+        stalls[kind] = Stall(
+            float(short) / 100, float(middle) / 100, float(long) / 100, int(total) / 1e6
+        )
     if "some" not in stalls:
         raise ValueError(f"not a pressure file: {text[:80]!r}")
     return Pressure(stalls["some"], stalls.get("full"))

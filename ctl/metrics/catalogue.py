@@ -316,8 +316,8 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
         ),
         "idle": (Derivation(("idle_time",), "growth of idle_time", _rate("idle_time")),),
         "cpu_use": (
-            Derivation(("thread_cpu_time",), "growth of thread_cpu_time", _rate("thread_cpu_time")),
             Derivation(("cpu_time",), "growth of cpu_time", _rate("cpu_time")),
+            Derivation(("thread_cpu_time",), "growth of thread_cpu_time", _rate("thread_cpu_time")),
             Derivation(
                 ("input_rate", "cost"),
                 "input rate times cost",

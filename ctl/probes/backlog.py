@@ -56,19 +56,25 @@ class Backlogs:
         self._read = read
         self._known: Waiting = {}
         self._known_s = float("-inf")
+        self._topology: Topology | None = None
+        self._rows: dict[int, int] = {}
 
     def read(self, topology: Topology, time_s: float) -> dict[str, Array]:
         """`backlog`, (n,) bytes over the operators: of those ingresses for which it is known."""
         found = self._aside.take()
         if found is not None:
             self._known_s, self._known = found
-        threads = [t for o in topology.operators for t in o.threads]
-        pids = {t.pid for t in threads} | {h.thread.pid for h in topology.helpers}
-        if pids:
+        if topology is not self._topology:
+            self._topology, self._pids, self._rows = (
+                topology,
+                topology.pids,
+                _only_ingress(topology),
+            )
+        if pids := topology.pids:
             self._aside.begin(lambda: (time.monotonic(), self._read(pids)))
         column = np.full(len(topology.operators), np.nan)
         if time_s - self._known_s <= 3 * EVERY_S:
-            for pid, row in _only_ingress(topology).items():
+            for pid, row in self._rows.items():
                 column[row] = self._known.get(pid, np.nan)
         return {"backlog": column}
 

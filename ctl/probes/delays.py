@@ -55,6 +55,8 @@ class ThreadDelays:
         self._accounts: dict[Thread, _Account] = {}
         self._counted: set[int] = set()  # processes of which some delay was counted
         self._turn = 0
+        self._topology: Topology | None = None
+        self._threads: list[Thread] = []
         self._off = read is None and taskstats.accounting() is False
 
     def read(self, topology: Topology, time_s: float) -> dict[str, Array]:
@@ -68,12 +70,14 @@ class ThreadDelays:
         found = self._aside.take()
         if found is not None:
             self._take(*found)
-        threads = [t for o in topology.operators for t in o.threads if t.tid]
-        if threads:
-            self._begin(threads)
+        if topology is not self._topology:
+            self._topology = topology
+            self._threads = [t for o in topology.operators for t in o.threads if t.tid]
+        if self._threads:
+            self._begin(self._threads)
         unknown = np.full(3, np.nan)
         table = np.full((len(topology.operators), 3), np.nan)
-        for row, operator in enumerate(topology.operators):
+        for row, operator in enumerate(topology.operators if self._counted else ()):
             accounts = [
                 self._accounts.get(t) if t.pid in self._counted else None for t in operator.threads
             ]
@@ -86,12 +90,13 @@ class ThreadDelays:
 
     def _begin(self, threads: list[Thread]) -> None:
         turn = self._turn % len(threads)
-        asked = tuple((threads[turn:] + threads[:turn])[:AT_ONCE])
+        asked = threads[turn : turn + AT_ONCE]
+        asked += threads[: min(turn, AT_ONCE - len(asked))]
 
         def reading() -> Readings:
             self._turn = turn + len(asked)
             found = self._read(thread.tid for thread in asked)
-            return time.monotonic(), asked, found
+            return time.monotonic(), tuple(asked), found
 
         self._aside.begin(reading)
         if len(self._accounts) > 2 * len(threads):  # of topologies gone by

@@ -35,6 +35,7 @@ class ThreadTimes:
         self._fds: dict[Thread, int] = {}
         self._row: Index = np.empty(0, dtype=np.intp)
         self._order: list[int] = []
+        self._single = False  # whether each operator has one thread
         self.turns: Array = np.empty(0)  # (n,) on a CPU, at the last reading; NaN where unknown
         _raise_file_limit()
 
@@ -45,13 +46,10 @@ class ThreadTimes:
         """
         if topology is not self._topology:
             self._follow(topology)
-        pread = os.pread
-        parts: list[bytes] = []
-        for fd in self._order:
-            try:
-                parts.append(pread(fd, 96, 0))
-            except OSError:  # ESRCH: the thread ended; EBADF: it had ended before we opened
-                parts.append(UNKNOWN)
+        try:
+            parts = [os.pread(fd, 96, 0) for fd in self._order]
+        except OSError:  # of one of them
+            parts = [_read(fd) for fd in self._order]
         n = len(topology.operators)
         if not parts:
             self.turns = np.full(n, np.nan)
@@ -59,6 +57,9 @@ class ThreadTimes:
         numbers = np.fromstring(b"".join(parts).decode("ascii"), dtype=np.int64, sep=" ")
         times = numbers.reshape(-1, 3) * (1e-9, 1e-9, 1.0)
         times[times < 0] = np.nan
+        if self._single:
+            cpu_time, delay, self.turns = times.T.copy()
+            return {"thread_cpu_time": cpu_time, "run_delay": delay}
         threads = np.bincount(self._row, minlength=n)
 
         def column(index: int) -> Array:
@@ -89,6 +90,7 @@ class ThreadTimes:
                 os.close(fd)
         self._row = np.array([row for row, _ in wanted], dtype=np.intp)
         self._order = [self._fds[thread] for _, thread in wanted]
+        self._single = np.array_equal(self._row, np.arange(len(topology.operators)))
         self._topology = topology
 
 
@@ -100,6 +102,13 @@ def _open(thread: Thread) -> int:
         if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EMFILE, errno.ENFILE):
             raise
         return -1
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.pread(fd, 96, 0)
+    except OSError:  # ESRCH: the thread ended; EBADF: it had ended before we opened
+        return UNKNOWN
 
 
 def _raise_file_limit() -> None:
