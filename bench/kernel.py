@@ -170,15 +170,22 @@ SWITCHES: Mapping[str, Job] = {
     "scx, one queue, live ages": {"kind": "scx", "live": True},
     "scx, full mode": {"kind": "scx", "full": True},
     "scx, full mode, not adopted": {"kind": "scx", "full": True, "adopt": False},
+    "eevdf, another process traced": {"kind": "os", "trace": "other"},
+    "eevdf, traced": {"kind": "os", "trace": "own"},
 }
 
 
-def switches(kernel: str) -> list[Job]:
+def switches(kernel: str, chosen: str = ".*") -> list[Job]:
     """What a context switch costs under each scheduler."""
     program = ROOT / "build" / "switches"
+    program.parent.mkdir(exist_ok=True)
     source = HERE / "switches.c"
     subprocess.run(["cc", "-O2", "-pthread", "-o", str(program), str(source)], check=True)
-    todo = [{"name": n, "seed": 0, "program": str(program), **job} for n, job in SWITCHES.items()]
+    todo = [
+        {"name": name, "seed": 0, "program": str(program), **job}
+        for name, job in SWITCHES.items()
+        if name == BASE or re.fullmatch(chosen, name)
+    ]
     found = list(run(todo, kernel))
     base = found[0]
     print(f"{'':30}{'pipe round trip':>24}{'yield':>24}")
@@ -265,7 +272,7 @@ def main() -> None:
             parser.error(f"no case {case}; there are {', '.join(CASES)}")
     results: list[Job] = []
     if arguments.switches:
-        switches(arguments.kernel)
+        switches(arguments.kernel, arguments.variants)
         return
     if arguments.calibrate:
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)

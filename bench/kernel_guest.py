@@ -28,6 +28,7 @@ from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.slots import numbers, rivals
 from sched_ctl.drivers.lab import driver
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
+from sched_ctl.kernel.tracing import Tracer
 from sched_ctl.lab import engine as lab
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import nice_values, positions
@@ -281,6 +282,8 @@ def switches(job: Job) -> dict[str, Any]:
         assert program.stdout is not None
         lines = program.stdout
         tids = [int(line) for line in iter(lambda: next(lines).strip(), "ready")]
+        if whose := job.get("trace"):
+            stack.enter_context(Tracer([program.pid if whose == "own" else os.getpid()]))
         if job["kind"] == "scx":
             scheduler = stack.enter_context(Scheduler(full=job.get("full", False)))
             count = job.get("queues", 1)

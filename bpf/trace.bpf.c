@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * How long each thread of a process waits for a CPU, who runs meanwhile, and who wakes whom.
+ * How long each thread of some processes waits for a CPU, who runs meanwhile, and who wakes whom.
  *
  * A thread is ready from the moment it is woken (sched_waking), or loses its CPU while it could go
  * on (sched_switch), until it gets one (sched_switch). Each such wait goes into the histogram of its
@@ -10,9 +10,14 @@
  * Who wakes is the current thread. In an interrupt that is whoever was interrupted: false edges
  * are rare and light, and readers leave out what is.
  *
- * An entry is written by the CPU on which its thread runs or is switched to, and by the one that
- * wakes it, in different fields but for ready_ns, which each sets only when the other does not:
- * on_cpu says whose turn it is. Nothing is protected beyond that. An error is one wrong wait.
+ * Every switch of the machine comes by here, so what is asked of each is asked of arrays: a bit a
+ * process, whether it is followed; a number a thread, where its row is. A pair of threads goes into
+ * a hash table only when another one comes in between.
+ *
+ * A row is written by the CPU on which its thread runs or is switched to, and by the one that
+ * wakes it, in different fields but for ready_ns and awake_ns, which each sets only when the other
+ * does not: on_cpu says whose turn it is. Two CPUs that see a thread first at one moment give it two
+ * rows, of which one stays. Nothing is protected beyond that. An error is one wrong wait.
  *
  * It changes nothing, and works on every kernel with BTF since 5.18, which gave sched_switch the
  * state of the one who leaves.
@@ -31,14 +36,11 @@ struct task_struct___trace {
 
 /* 1. What is known. */
 
-const volatile u32 process;		/* the one to look at, set before load */
-
-struct {
-	__uint(type, MAP_LRU_HASH);
-	__uint(max_entries, TRACE_THREADS);
-	__type(key, u32);
-	__type(value, struct waits);
-} threads SEC(".maps");
+u64 followed[TRACE_IDS / 64] SEC(".bss.followed");	/* a bit a process; user space sets it */
+static u16 row_of[TRACE_IDS] SEC(".bss.rows");		/* of a thread; 0 = none, or the first */
+struct waits waits[TRACE_THREADS] SEC(".bss.waits");
+static u32 seen;					/* threads so far */
+static u32 waiting;					/* of them are ready now */
 
 struct {
 	__uint(type, MAP_LRU_HASH);
@@ -70,58 +72,86 @@ struct {
 
 /* 2. Helpers. */
 
-static __always_inline bool is_watched(const struct task_struct___trace *p)
+static __always_inline bool is_followed(const struct task_struct___trace *p)
 {
-	return p->tgid == process;
+	u32 id = p->tgid & (TRACE_IDS - 1);
+
+	return followed[id / 64] >> id % 64 & 1;
+}
+
+/* A place for a thread that has none: that of whoever has had it longest, if all are taken. */
+static __noinline u32 enter(u32 tid)
+{
+	u32 row = __sync_fetch_and_add(&seen, 1) & (TRACE_THREADS - 1);
+	struct waits *its = &waits[row];
+
+	row_of[its->tid & (TRACE_IDS - 1)] = 0;
+	if (its->ready_ns)
+		__sync_fetch_and_add(&waiting, -1);
+	__builtin_memset(its, 0, sizeof(*its));
+	its->tid = tid;
+	row_of[tid & (TRACE_IDS - 1)] = row;
+	return row;
 }
 
 static __always_inline struct waits *waits_of(const struct task_struct___trace *p)
 {
-	static const struct waits nothing;
-	u32 tid = p->pid;
-	struct waits *found = bpf_map_lookup_elem(&threads, &tid);
+	u32 tid = p->pid, row = row_of[tid & (TRACE_IDS - 1)];
 
-	if (found)
-		return found;
-	/* Fails if another CPU was quicker: then there is one to be found. */
-	bpf_map_update_elem(&threads, &tid, &nothing, 1 /* BPF_NOEXIST */);
-	return bpf_map_lookup_elem(&threads, &tid);
+	if (waits[row & (TRACE_THREADS - 1)].tid != tid)
+		row = enter(tid);
+	return &waits[row & (TRACE_THREADS - 1)];
 }
 
-static __always_inline void add(void *map, u32 from, u32 to, u64 much)
+static __noinline int add(void *map, u32 from, u32 to, u64 much)
 {
 	struct pair key = { .from = from, .to = to };
-	u64 *sum = bpf_map_lookup_elem(map, &key);
+	u64 *sum;
 
+	if (!map || !much)
+		return 0;
+	sum = bpf_map_lookup_elem(map, &key);
 	if (sum)
 		__sync_fetch_and_add(sum, much);
 	else	/* one that another CPU enters meanwhile is overwritten: a count is lost */
 		bpf_map_update_elem(map, &key, &much, 0);
+	return 0;
 }
 
 /* Who ran on this CPU since `ready`, up to the last run that has ended. */
-static __always_inline void blame(struct runs *runs, u32 tid, u64 ready)
+static __always_inline void blame(struct runs *runs, struct waits *its, u64 ready)
 {
 	u32 at = runs->next;
 
 	for (u32 i = 0; i < TRACE_RUNS - 1; i++) {
 		u32 run = (at - 1 - i) % TRACE_RUNS, before = (at - 2 - i) % TRACE_RUNS;
 		u64 end = runs->end_ns[run], begin = runs->end_ns[before];
+		u32 tid = runs->tid[run];
 
 		if (!begin || end <= ready)	/* not known, or before it waited */
 			break;
-		add(&occupants, runs->tid[run], tid, end - (begin > ready ? begin : ready));
+		if (its->behind != tid) {
+			add(&occupants, its->behind, its->tid, its->behind_ns);
+			its->behind = tid;
+			its->behind_ns = 0;
+		}
+		its->behind_ns += end - (begin > ready ? begin : ready);
 	}
 }
 
 static __always_inline u32 slot_of(u64 ns)
 {
-	u64 us = ns / 1000;
+	u64 left = ns >> 10;
 	u32 slot = 0;
 
-	for (u32 i = 0; i < TRACE_SLOTS - 1; i++)
-		slot += us >> i > 0;
-	return slot;
+	if (left >> (TRACE_SLOTS - 2))
+		return TRACE_SLOTS - 1;
+	for (u32 bits = 16; bits; bits /= 2)
+		if (left >> bits) {
+			left >>= bits;
+			slot += bits;
+		}
+	return slot + left;
 }
 
 /* 3. Events. */
@@ -129,22 +159,29 @@ static __always_inline u32 slot_of(u64 ns)
 SEC("tp_btf/sched_waking")
 int BPF_PROG(trace_waking, struct task_struct___trace *p)
 {
-	struct task_struct___trace *waker = (void *)bpf_get_current_task_btf();
+	struct task_struct___trace *waker;
 	struct waits *its;
-	bool inside;
+	u32 from = 0;
 
-	if (!is_watched(p))
+	if (!is_followed(p))
 		return 0;
-	inside = is_watched(waker);
+	waker = (void *)bpf_get_current_task_btf();
+	if (is_followed(waker)) {
+		from = waker->pid;
+		waits_of(waker)->wakes++;
+	}
 	its = waits_of(p);
-	if (!its)	/* no memory: this wait is not seen */
-		return 0;
 	its->wakeups++;
-	if (!its->on_cpu && !its->ready_ns)
-		its->ready_ns = bpf_ktime_get_ns();
-	add(&wakings, inside ? waker->pid : 0, p->pid, 1);
-	if (inside && (its = waits_of(waker)))
-		its->wakes++;
+	if (!its->on_cpu && !its->ready_ns) {
+		its->ready_ns = its->awake_ns = bpf_ktime_get_ns();
+		__sync_fetch_and_add(&waiting, 1);
+	}
+	if (its->waker != from) {
+		add(&wakings, its->waker, its->tid, its->woken);
+		its->waker = from;
+		its->woken = 0;
+	}
+	its->woken++;
 	return 0;
 }
 
@@ -152,32 +189,48 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(trace_switch, bool preempt, struct task_struct___trace *prev,
 	     struct task_struct___trace *next, u32 prev_state)
 {
-	u64 now = bpf_ktime_get_ns();
-	struct waits *its;
 	u32 zero = 0, place;
-	struct runs *runs = bpf_map_lookup_elem(&recent, &zero);
+	struct waits *its;
+	struct runs *runs;
+	u64 now;
 
-	if (runs) {
-		place = runs->next++ % TRACE_RUNS;
-		runs->tid[place] = prev->pid;
-		runs->end_ns[place] = now;
-	}
-	if (is_watched(prev) && (its = waits_of(prev))) {
+	/* What nobody waits behind, and began before somebody did, need not be remembered. */
+	if (!waiting && !is_followed(prev) && !is_followed(next))
+		return 0;
+	runs = bpf_map_lookup_elem(&recent, &zero);
+	if (!runs)	/* never: the verifier does not know */
+		return 0;
+	now = bpf_ktime_get_ns();
+	place = runs->next++ % TRACE_RUNS;
+	runs->tid[place] = prev->pid;
+	runs->end_ns[place] = now;
+	if (is_followed(prev)) {
+		its = waits_of(prev);
 		its->on_cpu = 0;
 		/* Preempted before it could sleep, it is ready whatever it had set as its state. */
-		its->ready_ns = preempt || !prev_state ? now : 0;
+		if (preempt || !prev_state) {
+			if (!its->ready_ns)
+				__sync_fetch_and_add(&waiting, 1);
+			its->ready_ns = now;
+		} else {
+			if (its->ready_ns)
+				__sync_fetch_and_add(&waiting, -1);
+			its->ready_ns = its->awake_ns = 0;
+		}
 	}
-	if (is_watched(next) && (its = waits_of(next))) {
+	if (is_followed(next)) {
+		its = waits_of(next);
 		its->on_cpu = 1;
+		if (!its->awake_ns)
+			its->awake_ns = now;
 		if (its->ready_ns && its->ready_ns <= now) {
 			u64 ready = its->ready_ns, wait = now - ready;
 
 			its->ready_ns = 0;
+			__sync_fetch_and_add(&waiting, -1);
 			its->wait_ns += wait;
-			its->turns++;
-			its->slots[slot_of(wait)]++;
-			if (runs)
-				blame(runs, next->pid, ready);
+			its->slots[slot_of(wait) & (TRACE_SLOTS - 1)]++;
+			blame(runs, its, ready);
 		}
 	}
 	return 0;

@@ -84,7 +84,7 @@ class KernelDriver:
         self._untraced = ""  # why, in words
         self._tracer: tracing.Tracer | None = None
         try:
-            self._tracer = tracing.Tracer(pid)
+            self._tracer = tracing.Tracer([pid])
         except tracing.Unavailable as error:
             self._untraced = str(error)
         self.provides = frozenset({"tuples_in", "thread_cpu_time", "run_delay"})

@@ -38,7 +38,7 @@ def waits(
     if procfs.stat(pid) is None:
         raise UserError(f"there is no process {pid}", "sched-ctl engines shows those of engines")
     try:
-        with tracing.Tracer(pid) as tracer:
+        with tracing.Tracer([pid]) as tracer:
             time.sleep(seconds)
             threads, occupants, wakings = tracer.threads(), tracer.occupants(), tracer.wakings()
     except tracing.Unavailable as error:
@@ -48,7 +48,7 @@ def waits(
         for tid, one in threads.items()
     ]
     found.sort(key=lambda one: -one.wait_s)
-    names = {0: "-"} | {tid: _name(pid, tid) for one in found for tid in _concerned(one)}
+    names = {0: "-"} | {tid: procfs.name_of(tid) for one in found for tid in _concerned(one)}
     if json:
         show.emit_json([_as_json(one, names) for one in found])
         return
@@ -73,16 +73,6 @@ def waits(
 def _concerned(one: "Waits") -> set[int]:
     others = {tid for tid, _ in one.behind} | {tid for tid, _ in one.woken_by}
     return (others | {one.tid}) - {0}
-
-
-def _name(pid: int, tid: int) -> str:
-    from sched_ctl.kernel import procfs
-
-    found = procfs.stat(pid, tid)
-    if found is None:
-        owner = procfs.process_of(tid)
-        found = None if owner is None else procfs.stat(owner, tid)
-    return str(tid) if found is None else found.name
 
 
 def _as_json(one: "Waits", names: dict[int, str]) -> dict[str, Any]:

@@ -291,6 +291,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"unit": "s"},
         ),
     ] = 5.0
+    trace: Annotated[
+        bool,
+        Meta(
+            description="trace each wait of the engines' threads for a CPU: how long, and behind "
+            "whom, for explain, bottlenecks and Prometheus. Costs a little at each switch of the "
+            "machine"
+        ),
+    ] = False
     metrics: Annotated[
         str,
         Meta(

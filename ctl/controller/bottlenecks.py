@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sched_ctl import show
 from sched_ctl.controller import views
 from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.loop import Controller
-from sched_ctl.kernel import psi
+from sched_ctl.kernel import procfs, psi
 from sched_ctl.metrics import verdicts
 from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
 from sched_ctl.metrics.verdicts import Assessment, Verdict
@@ -23,6 +24,7 @@ from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import threads
+from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.telemetry import exposition
 
 __all__ = ["Found", "assessed", "bottlenecks", "explained", "exposed", "look", "screen", "words"]
@@ -32,15 +34,20 @@ SCRAPED_S = 60.0  # ... or after the last scrape
 WINDOW_S = 2.0  # verdicts are of about the last two seconds
 FIRST_S = 1.0  # the first window at least
 PATIENCE_S = 5.0  # for it
+NAMED = 2  # of those behind whom a thread waits
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The verdicts of one engine, over the operators of `window.now.topology`."""
+    """The verdicts of one engine, over the operators of `window.now.topology`.
+
+    waits: what was traced of all engines' threads, if anything is.
+    """
 
     engine: Engine
     window: Window
     assessment: Assessment
+    waits: WaitTimes
 
 
 async def look(controller: Controller) -> list[Found]:
@@ -56,12 +63,14 @@ async def look(controller: Controller) -> list[Found]:
 
 def assessed(controller: Controller) -> Iterator[Found]:
     """Of the readings there are; no wait."""
+    controller.waits.look()
     for engine in controller.engines.values():
         now = engine.snapshot
         if now is not None:
             window = Window(now, _then(engine, now))
             pressure = _memory_pressure(engine)
-            yield Found(engine, window, verdicts.assess(window, _queue(window), pressure))
+            found = verdicts.assess(window, _queue(window), pressure)
+            yield Found(engine, window, found, controller.waits)
 
 
 def bottlenecks(found: list[Found]) -> list[dict[str, Any]]:
@@ -129,7 +138,13 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
 def exposed(controller: Controller) -> str:
     """The page for Prometheus. Verdicts come with the second scrape."""
     controller.probe(SCRAPED_S)
-    return exposition.page(views.status(controller), screen(controller, list(assessed(controller))))
+    found = list(assessed(controller))
+    threads: dict[tuple[str, str], list[Thread]] = {}
+    for one in found:
+        for operator in one.window.now.topology.operators:
+            threads.setdefault((one.engine.name, operator.query), []).extend(operator.threads)
+    waits = {key: counts.tolist() for key, counts in controller.waits.totals(threads).items()}
+    return exposition.page(views.status(controller), screen(controller, found), waits)
 
 
 def operator(one: Found, row: int) -> dict[str, Any]:
@@ -154,6 +169,19 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "queue": _known(found.queue[row]),
         "queue_before": _known(found.queue_before[row]),
         "seconds": _known(found.seconds),
+        "waits": _traced(one.waits.lately(topology.operators[row].threads)),
+    }
+
+
+def _traced(lately: Lately | None) -> dict[str, Any] | None:
+    """Waits for a CPU, counted and told by their quantiles; None if nothing is traced."""
+    if lately is None:
+        return None
+    return {
+        "count": lately.waits,
+        "seconds": _known(lately.seconds),
+        "median_s": _known(lately.shorter_than_s(0.5), 6),
+        "long_s": _known(lately.shorter_than_s(0.99), 6),
     }
 
 
@@ -183,7 +211,7 @@ def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
 
 def _nothing() -> dict[str, Any]:
     """The verdict of a thread that runs no operator, such as a helper."""
-    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence", "backlog")
+    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence", "backlog", "waits")
     return dict.fromkeys(shares) | {"engine": None, "verdict": "unknown", "by": None}
 
 
@@ -246,6 +274,12 @@ def words(operator: dict[str, Any]) -> str:
     moved += f"; {waiting / 1024:.0f} KiB wait in its sockets" if waiting else ""
     by = f" by {operator['by']}" if operator["by"] else ""
     over = "" if operator["seconds"] is None else f" of {operator['seconds']:.1f} s"
+    if (traced := operator["waits"]) and traced["count"]:
+        moved += (
+            f"; {traced['count']} waits for a CPU in {traced['seconds']:.0f} s, half of them below "
+            f"{show.number(traced['median_s'] * 1e3)} ms, 99% below "
+            f"{show.number(traced['long_s'] * 1e3)} ms"
+        )
     return f"{operator['verdict']}{by} ({operator['confidence']:.0%} sure): {told}{over}{moved}"
 
 
@@ -253,10 +287,14 @@ def explained(found: list[Found], tid: int) -> str | None:
     """The verdict of the operator that a thread runs, with its evidence; None if it runs none."""
     for thread, (place, row) in _labels(found).items():
         if thread.tid == tid:
-            return words(operator(found[place], row))
+            one = found[place]
+            lately = one.waits.lately((thread,), behind=True)
+            most = () if lately is None else lately.behind[:NAMED]
+            behind = ", ".join(f"{procfs.name_of(who)} {share:.0%}" for who, share in most)
+            return words(operator(one, row)) + (f", behind {behind}" if behind else "")
     return None
 
 
-def _known(value: float) -> float | None:
+def _known(value: float, digits: int = 4) -> float | None:
     number = float(value)
-    return round(number, 4) if np.isfinite(number) else None
+    return round(number, digits) if np.isfinite(number) else None

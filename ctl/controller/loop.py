@@ -34,6 +34,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Snapshot
+from sched_ctl.probes.waits import WaitTimes
 from sched_ctl.telemetry import profiles
 
 __all__ = ["Controller", "claims_of"]
@@ -85,6 +86,7 @@ class Controller:
         self._deciding: dict[tuple[str, str], asyncio.Future[Schedule]] = {}
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
+        self.waits = WaitTimes()
         self.pace = pace_of(settings)
         for section in sections:
             self.rules.append(self.rule(section))
@@ -146,6 +148,8 @@ class Controller:
         self.rules[:] = rules
         self._deciding.clear()  # what was begun under the old ones
         self.roster.follow(settings, kinds, self.owners)
+        if not settings.trace:
+            self.waits.close()
         self.pace.close()
         self.pace = pace_of(settings)
         self._watch_pressure()
@@ -211,6 +215,9 @@ class Controller:
         self._check_engines()
         self._count_queries()
         self._admit(strict=False)
+        if self.settings.trace and self.backends is not None:
+            pids = {pid for engine in self.engines.values() for pid in engine.pids}
+            self.waits.follow(pids)
         asked_s = time.perf_counter() - began_s
         for rule in rules:
             if self.stopping is not None:
@@ -231,6 +238,7 @@ class Controller:
         """Put everything back and let go of the engines. Returns what could not be, in words."""
         self.restored = () if self.backends is None else self.backends.restore()
         self.pace.close()
+        self.waits.close()
         self.roster.close()
         for thinker in self._thinkers.values():
             thinker.stop()

@@ -208,6 +208,8 @@ def problems(controller: Controller) -> list[str]:
     found = []
     if controller.not_reloaded is not None:
         found.append(f"the old configuration stays in force: {controller.not_reloaded}")
+    if controller.waits.problem is not None:
+        found.append(controller.waits.problem)
     for engine in controller.engines.values():
         if engine.problem is not None:
             found.append(f"{engine.name}: {engine.state}: {engine.problem}")

@@ -17,6 +17,7 @@ __all__ = [
     "cpu_ns",
     "descendants",
     "effective_uid",
+    "name_of",
     "owner",
     "parse_stat",
     "pids",
@@ -101,6 +102,13 @@ def process_of(tid: int) -> int | None:
         if line.startswith(b"Tgid:"):
             return int(line.split()[1])
     return None
+
+
+def name_of(tid: int) -> str:
+    """Of a thread of any process; its id, if it is gone."""
+    owner = process_of(tid)
+    found = None if owner is None else stat(owner, tid)
+    return str(tid) if found is None else found.name
 
 
 def effective_uid(pid: int) -> int | None:

@@ -6,21 +6,26 @@ process. Set SCHED_CTL_TRACING=0 to do without.
 """
 
 import os
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.btf import VMLINUX
 from sched_ctl.kernel.libbpf import BpfError, Object, library
 
-__all__ = ["OBJECT", "Tracer", "Unavailable", "obstacle"]
+__all__ = ["OBJECT", "SLOT_S", "Tracer", "Unavailable", "obstacle"]
 
 OBJECT = Path(__file__).resolve().parents[1] / "bin" / "trace.bpf.o"
 SWITCH = "SCHED_CTL_TRACING"
 PID_NAMESPACE = "pid:[4026531836]"  # that of the machine: PROC_PID_INIT_INO, linux/proc_ns.h
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
+MOST_IDS = 1 << 22  # TRACE_IDS in bpf/trace.h
+SLOT_S = 1024e-9  # a wait in slot n was shorter than 2**n of it
 PROGRAMS = ("trace_waking", "trace_switch")
 Table = NDArray[Any]
 
@@ -53,29 +58,55 @@ def obstacle() -> str | None:
     return None
 
 
-class Tracer:
-    """Loaded and attached, for the threads of one process. Close it, or use it as a context.
+class _Program:
+    """The program, loaded and attached. Raises Unavailable."""
 
-    Raises Unavailable.
-    """
-
-    def __init__(self, pid: int) -> None:
+    def __init__(self) -> None:
         if (why := obstacle()) is not None:
             raise Unavailable(why)
         try:
-            self._object = Object.open(OBJECT, library())
+            self.object = Object.open(OBJECT, library())
         except OSError as error:
             raise Unavailable(f"cannot open {OBJECT}: {error.strerror}") from None
         try:
-            self._object.set("process", pid)
-            self._object.load()
+            self.object.load()
+            self.followed = self.object.array(".bss.followed", "followed")
+            self.waits = self.object.array(".bss.waits", "waits")
             for program in PROGRAMS:
-                self._object.attach(program)
+                self.object.attach(program)
         except OSError as error:
-            self._object.close()
+            self.object.close()
             said = getattr(error, "log", "").strip().splitlines()
             detail = f" ({said[-1].strip()})" if said else ""
             raise Unavailable(f"the kernel refuses: {error.strerror}{detail}") from None
+        self.tracers: dict[Tracer, frozenset[int]] = {}
+        self._pids: frozenset[int] = frozenset()
+
+    def follow(self) -> None:
+        """Those that some tracer wants."""
+        pids = frozenset[int]().union(*self.tracers.values())
+        for pid in pids ^ self._pids:
+            self.followed[pid // 64] ^= np.uint64(1 << pid % 64)
+        self._pids = pids
+
+
+_program: _Program | None = None
+_lock = threading.Lock()
+
+
+class Tracer:
+    """Follows the threads of some processes. Close it, or use it as a context.
+
+    The program is in the kernel once, however many tracers there are; each sees what all follow.
+    Raises Unavailable.
+    """
+
+    def __init__(self, pids: Iterable[int] = ()) -> None:
+        global _program
+        with _lock:
+            self._program = _program = _program or _Program()
+            self._program.tracers[self] = frozenset()
+        self.follow(pids)
 
     def __enter__(self) -> Self:
         return self
@@ -83,23 +114,50 @@ class Tracer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def follow(self, pids: Iterable[int]) -> None:
+        """These processes from now on, and none else."""
+        wanted = frozenset(pid for pid in pids if 0 < pid < MOST_IDS)
+        with _lock:
+            if self._program.tracers.get(self) not in (None, wanted):
+                self._program.tracers[self] = wanted
+                self._program.follow()
+
     def threads(self) -> dict[int, Table]:
         """Thread id -> its `struct waits`, of all that were ever seen."""
-        keys, values = self._object.table("threads", "waits")
-        return dict(zip(keys.view("<u4")[:, 0].tolist(), values, strict=True))
+        rows = self._rows()
+        return dict(zip(rows["tid"].tolist(), rows, strict=True))
 
     def wakings(self) -> dict[tuple[int, int], int]:
         """(who wakes, who is woken) -> how often; 0 = somebody else."""
-        return self._pairs("wakings")
+        return self._pairs("wakings", "waker", "woken")
 
     def occupants(self) -> dict[tuple[int, int], int]:
         """(who ran, who waited for him) -> ns; 0 = the idle task."""
-        return self._pairs("occupants")
+        return self._pairs("occupants", "behind", "behind_ns")
 
-    def _pairs(self, name: str) -> dict[tuple[int, int], int]:
-        keys, values = self._object.table(name, None)
+    def _rows(self) -> Table:
+        waits = self._program.waits
+        found: Table = waits[waits["tid"] != 0]  # a copy
+        return found
+
+    def _pairs(self, name: str, who: str, much: str) -> dict[tuple[int, int], int]:
+        """What the table has, and then what has not got there yet: nothing counts twice."""
+        keys, values = self._program.object.table(name, None)
         pairs = keys.view("<u4").reshape(-1, 2).tolist()
-        return {(a, b): much for (a, b), much in zip(pairs, values.tolist(), strict=True)}
+        found = {(a, b): n for (a, b), n in zip(pairs, values.tolist(), strict=True)}
+        rows = self._rows()
+        for a, b, n in zip(*(rows[f].tolist() for f in (who, "tid", much)), strict=True):
+            if n:
+                found[a, b] = found.get((a, b), 0) + n
+        return found
 
     def close(self) -> None:
-        self._object.close()
+        global _program
+        with _lock:
+            if self._program.tracers.pop(self, None) is None:
+                return
+            if self._program.tracers:
+                self._program.follow()
+            else:
+                self._program.object.close()
+                _program = None

@@ -5,13 +5,16 @@ these names. https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+from sched_ctl.kernel.tracing import SLOT_S
 
 __all__ = ["FAMILIES", "MOST_OPERATORS", "page"]
 
 MOST_OPERATORS = 2000  # on one page: each has ten series
+MOST_QUERIES = 500  # with thirteen series each
 PREFIX = "sched_ctl_"
 
 # Name without the prefix -> (type, meaning)
@@ -39,26 +42,37 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "operator_time_ratio": ("gauge", "shares of the time of the operator's threads, by state"),
         "operator_verdict": ("gauge", "1 for what holds the operator back"),
         "operator_verdict_confidence": ("gauge", "how sure that verdict is, 0 to 1"),
+        "query_cpu_wait_seconds": (
+            "histogram",
+            "waits for a CPU of all threads of a query, traced",
+        ),
         "operators_left_out": ("gauge", f"operators beyond the first {MOST_OPERATORS}"),
     }
 )
+BUCKETS = range(4, 24, 2)  # slots of a traced histogram at which one of Prometheus' ends
 STATES = ("run", "wait", "backpressured", "blocked", "idle")
 
 Labels = Mapping[str, str]
 Sample = tuple[str, Labels, Any]
 
 
-def page(status: Mapping[str, Any], screen: Mapping[str, Any]) -> str:
+def page(
+    status: Mapping[str, Any],
+    screen: Mapping[str, Any],
+    waits: Mapping[tuple[str, str], Sequence[int]] = MappingProxyType({}),
+) -> str:
     """The text of one scrape. status, screen: as the controller's views give them.
 
-    A value that is not known has no line.
+    waits: (engine, query) -> how many were shorter than 1, 2, 4 ... times `tracing.SLOT_S`, each in
+    one slot only; then the ns of all. A value that is not known has no line.
     """
     lines: dict[str, list[str]] = {}
-    for name, labels, value in _samples(status, screen):
+    for name, labels, value in (*_samples(status, screen), *_waits(waits)):
         if value is not None and math.isfinite(value):
             told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             line = f"{PREFIX}{name}{{{told}}} {float(value)!r}"
-            lines.setdefault(name, []).append(line)
+            family = name if name in FAMILIES else name.rpartition("_")[0]
+            lines.setdefault(family, []).append(line)
     text = []
     for name, (kind, meaning) in FAMILIES.items():
         if name in lines:
@@ -111,6 +125,17 @@ def _operators(rows: list[dict[str, Any]]) -> Iterator[Sample]:
             yield "operator_time_ratio", labels | {"state": state}, row[state]
         yield "operator_verdict", labels | {"verdict": row["verdict"]}, 1
         yield "operator_verdict_confidence", labels, row["confidence"]
+
+
+def _waits(waits: Mapping[tuple[str, str], Sequence[int]]) -> Iterator[Sample]:
+    for (engine, query), (*slots, ns) in list(waits.items())[:MOST_QUERIES]:
+        name, labels = "query_cpu_wait_seconds", {"engine": engine, "query": query}
+        for end in BUCKETS:
+            le = {"le": f"{SLOT_S * 2**end:.6g}"}
+            yield f"{name}_bucket", labels | le, sum(slots[: end + 1])
+        yield f"{name}_bucket", labels | {"le": "+Inf"}, sum(slots)
+        yield f"{name}_sum", labels, ns * 1e-9
+        yield f"{name}_count", labels, sum(slots)
 
 
 def _escaped(text: str) -> str:

@@ -70,6 +70,7 @@ def test_the_dashboard_asks_for_what_the_page_has() -> None:
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries += [str(v["query"]) for v in dashboard["templating"]["list"]]
     asked = set(re.findall(r"sched_ctl_(\w+)", " ".join(queries)))
+    asked = {name if name in FAMILIES else name.removesuffix("_bucket") for name in asked}
     assert len(asked) > 10 and asked <= FAMILIES.keys()
     states = set(re.findall(r'state="(\w+)"', " ".join(queries)))
     assert states and states <= set(re.findall(r'state="(\w+)"', PAGE_WITH_SHARES))
@@ -102,6 +103,25 @@ def test_a_page_has_an_end_and_no_value_that_is_not_known() -> None:
     assert text.count("sched_ctl_operator_queue_tuples{") == MOST_OPERATORS
     assert "inf" not in text and "operator_place{" not in text
     assert list(text_string_to_metric_families(text))
+
+
+def test_waits_are_a_histogram_a_query() -> None:
+    slots = [0] * 32
+    slots[0], slots[5], slots[6], slots[31] = 5, 3, 2, 1  # below 1, 33 and 66 us, and long ones
+    text = page(STATUS, operators(1), {("e", "q"): [*slots, 2_500_000_000]})
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    waits = families["sched_ctl_query_cpu_wait_seconds"]
+    assert waits.type == "histogram"
+    buckets = {
+        float(sample.labels["le"]): sample.value
+        for sample in waits.samples
+        if sample.name.endswith("_bucket")
+    }
+    values = [buckets[end] for end in sorted(buckets)]
+    assert values == sorted(values) and values[0] == 5 and values[1] == 10
+    assert buckets[float("inf")] == 11 and values[-2] == 10
+    rest = {s.name.rpartition("_")[2]: s.value for s in waits.samples if "le" not in s.labels}
+    assert rest == {"sum": 2.5, "count": 11}
 
 
 @pytest.mark.parametrize(
