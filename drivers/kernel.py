@@ -1,27 +1,30 @@
 """Any multi-threaded program, of which nothing is known but what the kernel sees of its threads.
 
-Named as `--engine kernel:PID` or `kernel:NAME`, never found by itself: whoever names a program
-says that its threads may be ordered. Each thread is an operator, and threads of one name but for a
-number are replicas of one logical operator.
+Named as `--engine kernel:PID`, `kernel:NAME` or `kernel:/CGROUP`, never found by itself: whoever
+names a program says that its threads may be ordered. Each thread is an operator, and threads of one
+name but for a number are replicas of one logical operator. The processes of a cgroup, and of those
+below it, are one program; they may come and go.
 
 Where the tracing program can be loaded, a thread takes in wake-ups and gives wake-ups to others:
-that makes the edges, the selectivity, and cost, CPU time a wake-up. Elsewhere all that is known is
-turns on a CPU, so there is cost and nothing else. Queues nobody tells. Policies that need more than
-there is refuse, and say what is missing.
+that makes the edges, the selectivity, and cost, CPU time a wake-up. Queues nobody tells; but a
+thread that has not slept for long has had work for so long, and that stands in for its age and
+length. Elsewhere all that is known is turns on a CPU, so there is cost and nothing else. Policies
+that need more than there is refuse, and say what is missing.
 """
 
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.errors import EngineError
-from sched_ctl.kernel import procfs, tracing
+from sched_ctl.kernel import cgroup, procfs, tracing
 from sched_ctl.model.graph import Array
 from sched_ctl.model.topology import (
     Edge,
@@ -39,6 +42,7 @@ __all__ = ["KernelDriver", "connect", "kind", "operators_of"]
 WOKEN_S = 1.0  # so often it is looked who wakes whom
 RENAMED_S = 5.0  # so often a thread is looked at again, which may have got its name late
 MOST_THREADS = 10_000
+MOST_PROCESSES = 1000  # of a cgroup
 _known: dict[int, int] = {}  # process id that was named -> start time of the process that had it
 NUMBER = re.compile(r"\d+")
 
@@ -74,30 +78,33 @@ def operators_of(query: str, threads: Iterable[Thread]) -> tuple[PhysicalOperato
 
 
 class KernelDriver:
-    """One program; see `sched_ctl.drivers.Driver`."""
+    """One program; see `sched_ctl.drivers.Driver`.
 
-    def __init__(self, target: Target, pid: int) -> None:
-        found = procfs.stat(pid)
-        if found is None:
-            raise EngineError(f"there is no process {pid}")
-        self.target = Target(target.kind, target.address, pid)
+    query: what it is called. processes: gives its processes, and raises EngineError if it ended.
+    """
+
+    def __init__(self, target: Target, query: str, processes: Callable[[], list[int]]) -> None:
+        self.target = target
+        self._query, self._processes = query, processes
+        self._pids = processes()
         self._untraced = ""  # why, in words
         self._tracer: tracing.Tracer | None = None
         try:
-            self._tracer = tracing.Tracer([pid])
+            self._tracer = tracing.Tracer(self._pids)
         except tracing.Unavailable as error:
             self._untraced = str(error)
         self.provides = frozenset({"tuples_in", "thread_cpu_time", "run_delay"})
         self.derived = {"tuples_in": "turns of its thread on a CPU, as schedstat counts them"}
         if self._tracer is not None:
-            self.provides |= {"tuples_out"}
+            self.provides |= {"tuples_out", "queue_size_estimate", "head_age_estimate"}
             self.derived = {
                 "tuples_in": "wake-ups of its thread, traced",
                 "tuples_out": "threads that its thread woke, traced",
+                "queue_size_estimate": "milliseconds since its thread slept last, traced",
+                "head_age_estimate": "time since its thread slept last, traced",
             }
         self._wakes: dict[tuple[int, int], float] = {}  # edges by thread ids, with their shares
         self._woken_s = float("-inf")
-        self.start_time = found.start_time
         self._threads: dict[int, Thread] = {}
         self._named_s = time.monotonic()
         self._topology = self._made()
@@ -105,12 +112,10 @@ class KernelDriver:
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read it once. Raises EngineError if it has ended."""
-        pid = self.target.pid
-        assert pid is not None
-        found = procfs.stat(pid)
-        if found is None or found.start_time != self.start_time or found.state in "ZX":
-            raise EngineError("it has ended")
-        if self._changed(pid) or self._rewired():
+        self._pids = self._processes()
+        if self._changed() or self._rewired():
+            if self._tracer is not None:
+                self._tracer.follow(self._pids)
             self._topology = self._made()
         columns = self._times.read(self._topology)
         columns["tuples_in"] = self._times.turns
@@ -124,12 +129,27 @@ class KernelDriver:
             self._tracer.close()
 
     def _traced(self, tracer: tracing.Tracer) -> dict[str, Array]:
-        """Wake-ups of each operator's thread, and those that it gave."""
+        """Wake-ups of each operator's thread and those that it gave, and for how long it is awake.
+
+        What has never been seen has slept for all that time.
+        """
         seen = tracer.threads()
+        now_ns = time.monotonic_ns()
         tids = [operator.threads[0].tid for operator in self._topology.operators]
-        rows = [(seen[t]["wakeups"], seen[t]["wakes"]) if t in seen else (0, 0) for t in tids]
-        into, out = np.array(rows, dtype=np.float64).reshape(-1, 2).T
-        return {"tuples_in": into, "tuples_out": out}
+        rows = [
+            (row["wakeups"], row["wakes"], row["awake_ns"] or now_ns)
+            if (row := seen.get(tid)) is not None
+            else (0, 0, now_ns)
+            for tid in tids
+        ]
+        into, out, since_ns = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+        awake_s = np.maximum(now_ns - since_ns, 0.0) * 1e-9
+        return {
+            "tuples_in": into,
+            "tuples_out": out,
+            "queue_size_estimate": awake_s * 1e3,
+            "head_age_estimate": awake_s,
+        }
 
     def _rewired(self) -> bool:
         """Whether threads wake others than they did, by what was seen since the beginning."""
@@ -141,27 +161,25 @@ class KernelDriver:
         before, self._wakes = self._wakes, wake_graph(counts, self._threads, self._wakes)
         return before.keys() != self._wakes.keys()
 
-    def _changed(self, pid: int) -> bool:
+    def _changed(self) -> bool:
         """Whether threads came, went, or were given another name."""
         now_s = time.monotonic()
-        tids = set(procfs.tids(pid))
+        tids = {tid for pid in self._pids for tid in procfs.tids(pid)}
         if tids != self._threads.keys():
             return True
         if now_s - self._named_s < RENAMED_S:
             return False
         self._named_s = now_s
         return any(
-            (now := thread_of(pid, tid)) != thread or now is None or now.name != thread.name
+            (now := thread_of(thread.pid, tid)) != thread or now is None or now.name != thread.name
             for tid, thread in self._threads.items()
         )
 
     def _made(self) -> Topology:
-        pid = self.target.pid
-        assert pid is not None
-        tids = procfs.tids(pid)
-        found = [thread for tid in tids[:MOST_THREADS] if (thread := thread_of(pid, tid))]
+        query = self._query
+        tids = [(pid, tid) for pid in self._pids for tid in procfs.tids(pid)]
+        found = [thread for one in tids[:MOST_THREADS] if (thread := thread_of(*one))]
         self._threads = {thread.tid: thread for thread in found}
-        query = next((thread.name for thread in found if thread.tid == pid), self.target.address)
         operators = operators_of(query, found)
         patterns = dict.fromkeys(name for operator in operators for name in operator.logical)
         row = {operator.threads[0].tid: row for row, operator in enumerate(operators)}
@@ -206,18 +224,54 @@ def find() -> list[Target]:
 
 
 def connect(target: Target) -> KernelDriver:
-    """`target.address` is a process id, or the name of exactly one process."""
+    """`target.address` is a process id, the name of exactly one process, or a cgroup's path."""
+    if target.address.startswith("/"):
+        folder = _cgroup(target.address)
+        return KernelDriver(target, folder.name, lambda: _members(folder))
     pid = int(target.address) if target.address.isdecimal() else _named(target)
     if pid <= 1 or pid == os.getpid() or not procfs.command_line(pid):
         raise EngineError("it is no program that could be scheduled")
-    driver = KernelDriver(target, pid)
+    first = procfs.stat(pid)
+    if first is None:
+        raise EngineError(f"there is no process {pid}")
     # Connected anew after it ended, the id may be another program's, which nobody named.
-    if (
-        target.address.isdecimal()
-        and _known.setdefault(pid, driver.start_time) != driver.start_time
-    ):
+    if target.address.isdecimal() and _known.setdefault(pid, first.start_time) != first.start_time:
         raise EngineError(f"{target.engine} has ended, and another process has its id")
-    return driver
+
+    def processes() -> list[int]:
+        found = procfs.stat(pid)
+        if found is None or found.start_time != first.start_time or found.state in "ZX":
+            raise EngineError("it has ended")
+        return [pid]
+
+    return KernelDriver(Target(target.kind, target.address, pid), first.name, processes)
+
+
+def _cgroup(address: str) -> Path:
+    """The folder of a cgroup that is named by it, or by its path in the hierarchy."""
+    path = Path(address)
+    inside = cgroup.hierarchy_of(path)
+    if inside is None:
+        found = [h.mount / address.lstrip("/") for h in cgroup.hierarchies()]
+        path = next((folder for folder in found if folder.is_dir()), path)
+        inside = cgroup.hierarchy_of(path)
+    if inside is None or not path.is_dir():
+        raise EngineError(
+            f"there is no cgroup {address}",
+            "name its folder, such as /sys/fs/cgroup/system.slice/x.service, or its path in the "
+            "hierarchy; of version 1 it is the cpu controller's",
+        )
+    if path == inside.mount:
+        raise EngineError("it is the whole machine", "name a cgroup below it")
+    return path
+
+
+def _members(folder: Path) -> list[int]:
+    try:
+        pids = cgroup.processes(folder, MOST_PROCESSES)
+    except OSError as error:
+        raise EngineError(f"cannot read cgroup {folder}: {error.strerror}") from None
+    return [pid for pid in pids if pid > 1 and pid != os.getpid() and procfs.command_line(pid)]
 
 
 def _named(target: Target) -> int:

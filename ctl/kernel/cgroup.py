@@ -22,6 +22,7 @@ __all__ = [
     "in_use",
     "is_ours",
     "is_writable",
+    "processes",
     "write",
 ]
 
@@ -175,6 +176,20 @@ def is_writable(mount: Path) -> bool:
 def is_ours(folder: Path) -> bool:
     """Whether the folder is, by its name, a cgroup that we make."""
     return ROOT_NAME in folder.parts
+
+
+def processes(folder: Path, most: int) -> list[int]:
+    """Ids of the processes in a cgroup and in those below it, in order; no more than `most`.
+
+    Raises OSError if it is gone, or if it is threaded: its processes are those of a cgroup above.
+    """
+    found = {int(pid) for pid in _read(folder / "cgroup.procs").split()}
+    for path, _, _ in os.walk(folder):
+        if len(found) >= most:
+            break
+        with contextlib.suppress(OSError):  # gone meanwhile, or threaded: they are told above
+            found |= {int(pid) for pid in _read(Path(path, "cgroup.procs")).split()}
+    return sorted(found)[:most]
 
 
 def write(path: Path, text: str) -> None:

@@ -67,6 +67,9 @@ PRIMITIVES = _table(
     Metric("queue_size", "tuples", "tuples waiting in the input queues now"),
     Metric("head_age", "s", "age in the system of the oldest waiting tuple now; 0 if none waits"),
     Metric("head_age_estimate", "s", "the same, estimated by the driver"),
+    Metric(
+        "queue_size_estimate", "1", "larger where more waits, in no unit, estimated by the driver"
+    ),
     Metric("latency", "s", "end-to-end latency at the egress, as the engine reports it"),
     Metric("window", "s", "length of the time window of a join; 0 for other operators"),
     Metric("tuple_size", "bytes", "mean size of an input tuple"),
@@ -224,6 +227,12 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
             ),
         ),
         "queue_size": (
+            Derivation(
+                ("queue_size_estimate",),
+                "estimated by the driver, in no unit",
+                lambda window, _: window.value("queue_size_estimate"),
+                estimate=True,
+            ),
             Derivation(
                 ("tuples_out", "tuples_in"),
                 "emitted upstream and not yet taken in; unknown at an ingress",

@@ -117,7 +117,8 @@ def assess(
 ) -> Assessment:
     """The verdicts of a window over physical operators.
 
-    queue: (n,) queue sizes now, where they are not what the engine reports but derived.
+    queue: (n,) queue sizes now, where they are not what the engine reports but derived; a driver's
+    estimate is none, as it is above 0 for a thread that has just been woken.
     memory_pressure: share of the time in which some task waited for memory (PSI), of the engine's
     cgroup or of the machine.
     """
@@ -128,7 +129,8 @@ def assess(
         run = np.clip(window.rate("thread_cpu_time") / each, 0.0, 1.0)
         run = np.where(np.isnan(run), np.clip(window.rate("cpu_time"), 0.0, 1.0), run)
         wait = np.clip(window.rate("run_delay") / each, 0.0, 1.0 - np.nan_to_num(run))
-        queue_now = window.value("queue_size") if queue is None else queue
+        guessed = "queue_size_estimate" in window.now.columns
+        queue_now = window.value("queue_size") if queue is None or guessed else queue
     before = _queue_before(window)
     asleep = 1.0 - run - np.nan_to_num(wait)
     with np.errstate(all="ignore"):

@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.kernel import connect
 from sched_ctl.kernel import tracing
 from sched_ctl.metrics.catalogue import evaluate, resolve
+from sched_ctl.metrics.verdicts import assess
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Thread
 from sched_ctl.plugins import registry
@@ -107,15 +110,15 @@ def check_a_controller_tells_waits_of_two_processes() -> None:
             return found is not None and found.waits > 20 and found.behind[0][0] == second
 
         wait_until(told, 20)
-        both = times.lately(threads)
-        assert both is not None and both.seconds * 1e9 > both.counts[-1] > 0
-        assert 1e-3 < both.shorter_than_s(0.5) < 1  # of two, each waits for a slice of the other
-        assert times.totals({"q": threads})["q"][:-1].sum() == both.waits
+        one, both = times.lately(threads[:1]), times.lately(threads)
+        assert one is not None and both is not None and one.waits < both.waits
+        assert 2e9 * one.seconds > one.counts[-1] > 0
+        assert 1e-3 < both.shorter_than_s(0.99) < 5  # each waits for slices of the other
+        assert times.totals({"q": threads})["q"][:-1].sum() >= both.waits
         other.close()
         assert int(other.threads()[second]["slots"].sum()) > 20
-        before = times.lately(threads[1:])
         times.close()
-        assert before is not None and tracing._program is None
+        assert times.lately(threads) is None and tracing._program is None
 
 
 def check_a_chain_of_threads_is_a_graph() -> None:
@@ -167,6 +170,43 @@ def check_a_chain_of_threads_is_a_graph() -> None:
             middle_row = names.index("middle")
             print(dict(zip(names, selectivity, strict=True)), values["global_cost"])
             assert 0.3 < selectivity[middle_row] < 3
+        finally:
+            driver.close()
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def check_the_time_awake_stands_in_for_queues() -> None:
+    ids: dict[str, int] = {}
+
+    def spin() -> None:
+        while True:
+            pass
+
+    pid = os.fork()
+    if pid == 0:
+        named("spins", spin, ids)
+        named("sleeps", lambda: time.sleep(120), ids)
+        time.sleep(120)
+        os._exit(0)
+    try:
+        driver = connect(Target("kernel", str(pid)))
+        try:
+
+            def seen() -> dict[str, float]:
+                now = driver.poll(1.0)
+                names = [operator.name for operator in now.topology.operators]
+                steps = resolve({"queue_size"}, driver.provides, policy="qs", engine="kernel")
+                queues = evaluate(steps, Window(now, now))["queue_size"]
+                return dict(zip(names, queues.tolist(), strict=True))
+
+            wait_until(lambda: seen().get("spins", 0.0) > 1500, 30)  # ms
+            assert seen()["sleeps"] == 0
+            then = driver.poll(1.0)
+            time.sleep(1)
+            found = assess(Window(driver.poll(1.0), then), np.ones(len(then.topology.operators)))
+            assert np.isnan(found.queue).all()  # that somebody is awake does not mean input
         finally:
             driver.close()
     finally:
