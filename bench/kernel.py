@@ -53,6 +53,8 @@ CASES = {
         for name in ("vs", "lr", "stats", "pred", "train", "shared")
     },
     "multi-0.95": Case("multi", 0.95),
+    "blocking-0.9": Case("blocking", 0.9),
+    "blocking-0.9-bounded": Case("blocking", 0.9, ("--bounded", "64")),
     "syn-0.8-hog": Case("syn", 0.8, (), {"hogs": 1}),
     "syn-0.8": Case("syn", 0.8),
 }
@@ -69,10 +71,23 @@ VARIANTS: Mapping[str, Job] = {
     "nice-qs": {"kind": "nice", "policy": "qs", "period_s": 1.0},
     "nice-random": {"kind": "nice", "policy": "random", "period_s": 1.0},
     "nice-multi-class": {"kind": "nice", "policy": "multi-class", "period_s": 1.0},
+    **{
+        f"nice-{name}-starved": {
+            "kind": "nice",
+            "policy": name,
+            "period_s": 1.0,
+            "only_starved": True,
+        }
+        for name in ("hr", "qs")
+    },
     "fifo-hr": {"kind": "fifo", "policy": "hr"},
     "scx-hr": scx("hr"),
     "scx-hr-aging": scx("hr", hints={"gap_s": 0.05}),
     "scx-balanced": scx("balanced"),
+    **{
+        f"scx-{name}-starved": scx(name, period_s=1.0, only_starved=True)
+        for name in ("hr", "qs", "balanced")
+    },
     "scx-balanced-30": scx("balanced", options={"patience": 30.0}),
     # With the use of the CPU that is seen, each second; and the same without heavy queries.
     "scx-balanced-seen": scx("balanced", period_s=1.0, measured=True),

@@ -26,16 +26,20 @@ from sched_ctl.backends.pool import Pool
 from sched_ctl.backends.scx.hints import Limits, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.slots import numbers, rivals
+from sched_ctl.decide.starved import only_starved
 from sched_ctl.drivers.lab import driver
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 from sched_ctl.kernel.tracing import Tracer
 from sched_ctl.lab import engine as lab
+from sched_ctl.metrics import verdicts
+from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import nice_values, positions
 from sched_ctl.model.policy import Policy
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.plugins import registry
+from sched_ctl.probes.threads import ThreadTimes
 from sched_ctl.sim import Node, calibrate, of_workload
 from sched_ctl.workloads import workload
 
@@ -57,11 +61,16 @@ def node_of(path: Path, job: Job) -> Node:
 
 
 def schedule_of(
-    node: Node, policy: Policy, snapshot: Snapshot, since: Snapshot | None = None
+    node: Node,
+    policy: Policy,
+    snapshot: Snapshot,
+    since: Snapshot | None = None,
+    then: Snapshot | None = None,
 ) -> Schedule:
     """What the policy decides now for the engine's threads, in the order of its operators.
 
-    since: use of the CPU and utilisation are what was seen from then on, not the true ones.
+    since: use of the CPU and utilisation are what was seen from then on, not the true ones. then:
+    `only_starved`, by the verdicts from then on.
     """
     mine = {(o.query, o.name): row for row, o in enumerate(node.topology.operators)}
     operators = snapshot.topology.operators
@@ -78,6 +87,11 @@ def schedule_of(
         cpu, idle = (snapshot.columns[c] - since.columns[c] for c in ("cpu_time", "idle_time"))
         seen["cpu_use"][rows], seen["utilisation"][rows] = cpu / seconds, 1.0 - idle / seconds
         frame = replace(frame, columns={**frame.columns, **seen})
+    if then is not None:
+        verdict = np.zeros(node.n)
+        verdict[rows] = verdicts.codes(Window(snapshot, then))
+        frame = replace(frame, columns={**frame.columns, "verdict": verdict})
+        policy = only_starved(policy)
     form = policy.urgency(frame).take(rows)
     return Schedule(
         scope="bench",
@@ -253,7 +267,13 @@ def run(job: Job) -> dict[str, Any]:
             policy = policy or registry.policy("fcfs")
             node = node_of(path, job)
             view = driver.connect(next(t for t in driver.find() if t.pid == engine.pid))
-            seen = deque([view.poll(1.0)], maxlen=WINDOW)
+            times = ThreadTimes()
+
+            def look() -> Snapshot:
+                found = view.poll(1.0)
+                return replace(found, columns={**times.read(found.topology), **found.columns})
+
+            seen = deque([look()], maxlen=WINDOW)
             enforce(schedule_of(node, policy, seen[0]))
             if period_s := job.get("period_s"):
                 deadline = time.monotonic()
@@ -262,8 +282,9 @@ def run(job: Job) -> dict[str, Any]:
                     time.sleep(max(0.0, deadline - time.monotonic()))
                     with contextlib.suppress(Exception):  # it ends meanwhile
                         since = seen[0] if job.get("measured") else None
-                        seen.append(view.poll(1.0))
-                        enforce(schedule_of(node, policy, seen[-1], since))
+                        seen.append(look())
+                        then = seen[0] if job.get("only_starved") else None
+                        enforce(schedule_of(node, policy, seen[-1], since, then))
         result: dict[str, Any] = json.loads(engine.results())
         took = time.monotonic() - began
         result["others"] = [(cpu_s(p) - u) / took for p, u in zip(others, used, strict=True)]

@@ -1,0 +1,79 @@
+"""What the controller costs where nothing happens: CPU time in a guest that is idle but for it.
+
+    vagrant/vm run 6.18 --cpus 1 --icount -- .venv/bin/python bench/idle.py [SECONDS]
+
+The lab engine runs 20 operators to which nothing comes. With --icount the guest's clock counts
+instructions, 1 ns each, so that what else the host does has no part in it; a real CPU takes less.
+From /proc/PID/schedstat of all threads of `sched-ctl load`, over SECONDS (120) after it has settled
+for 10 s.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sched_ctl.kernel import procfs
+from sched_ctl.lab import engine as lab
+
+SETTLE_S = 10.0
+MAIN = "from sched_ctl.cli import main; main()"
+QUERY = "query q{0}\nop a{0} cost=1\nop b{0} cost=1\nedge a{0} b{0}\nsource a{0} rate=1\n"
+VARIANTS: Mapping[str, Sequence[str]] = {
+    "as it comes": (),
+    "no rest: calm_period = 0": ("--calm-period", "0"),
+    "ten passes a second": ("--period", "0.1"),
+    "PSI trigger, a pass a minute": ("--period", "60", "--pressure", "trigger"),
+    "traced": ("--trace",),
+}
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of all its threads."""
+    return 1e-9 * sum(
+        int(Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[0])
+        for tid in procfs.tids(pid)
+    )
+
+
+def share(engine: str, options: Sequence[str], seconds: float) -> float:
+    """CPU seconds a second of `sched-ctl load` with these options."""
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
+        run_dir = ("--run-dir", f"{folder}/run", "--engine", engine, "--backend", "nice")
+        load = subprocess.Popen(
+            [sys.executable, "-c", MAIN, "load", *run_dir, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        try:
+            time.sleep(SETTLE_S)
+            began_s, before_s = time.monotonic(), cpu_s(load.pid)
+            time.sleep(seconds)
+            return (cpu_s(load.pid) - before_s) / (time.monotonic() - began_s)
+        finally:
+            load.send_signal(signal.SIGTERM)
+            if load.wait(60):
+                log.seek(0)
+                print(log.read())
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "idle.graph")
+        queries = "".join(QUERY.format(i) for i in range(10))
+        path.write_text(f"workload idle base_cost_us=100\n{queries}")
+        arguments = ["--utilisation", "1e-6", "--cpus", "1", "--burn", "nop", "--duration", "3600"]
+        with lab.running(path, arguments) as engine:
+            for name, options in VARIANTS.items():
+                print(f"{name:30} {share(engine.name, options, seconds):8.3%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
