@@ -1,6 +1,7 @@
 """Recorded files to rows, in Spark's Python workers: bytes in, Arrow batches out.
 
-A task holds one file at a time, and rows go on by the ten thousand. Nothing in a file makes it
+A task holds one file at a time, and rows go on by the ten thousand. Records without verdicts, of
+whoever does not judge, are judged here by the gateways' own rules. Nothing in a file makes it
 fail: what is no line of ours becomes a row of the table `bad` with file, line and reason.
 """
 
@@ -12,8 +13,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from sched_ctl.metrics import verdicts
+from sched_ctl.model.topology import Topology
 from sched_ctl.pipeline.tables import COLUMNS
-from sched_ctl.telemetry import reading, records
+from sched_ctl.telemetry import reading, records, replay
 from sched_ctl.telemetry.recorder import kind_of_machine
 
 __all__ = ["SCHEMA", "of_file", "rows"]
@@ -192,6 +195,8 @@ def of_file(file: str, data: bytes) -> Iterator[pa.RecordBatch]:
             )
         else:
             made = topologies[line.engine][1]
+            if line.verdict is None:
+                _judge(line, made)
             gathered.add_record(line, len(made["names"]), machine, made)
         if gathered.size >= ROWS:
             yield from gathered.batches()
@@ -241,10 +246,32 @@ def _wrong(
     return None
 
 
+def _judge(record: records.Record, made: dict[str, Any]) -> None:
+    """Fill in the verdicts, where the record tells enough for any."""
+    if made["topology"] is None:
+        return
+    window = replay.alone(made["topology"], record)
+    if window is None or (record.cpu is None and record.busy is None and record.idle is None):
+        return
+    memory = record.psi[2] if len(record.psi) > 2 else None
+    found = verdicts.assess(window, None, float("nan") if memory is None else memory * 1e-4)
+    if found.verdict.any():
+        record.verdict = found.verdict.tolist()
+        record.by = found.limit.tolist()
+
+
+def _topology(line: records.Topology) -> Topology | None:
+    try:
+        return replay.topology_of(line)
+    except ValueError:
+        return None
+
+
 def _made(line: records.Topology) -> dict[str, Any]:
     """What all records of a topology have in common, as columns."""
     return {
         "names": line.ops,
+        "topology": _topology(line),
         "query_of": line.query_of,
         "queries": len(line.queries),
         "query": pa.array([line.queries[q] for q in line.query_of], pa.string()),

@@ -26,7 +26,7 @@ from sched_ctl.model.topology import (
 )
 from sched_ctl.telemetry import records
 
-__all__ = ["Engine", "Step", "agreement", "replay", "topology_of", "windows"]
+__all__ = ["Engine", "Step", "agreement", "alone", "replay", "topology_of", "windows"]
 
 # counter of a snapshot -> field of a record, and the size of its unit
 COUNTERS: Mapping[str, tuple[str, float]] = {
@@ -74,18 +74,12 @@ class Engine:
     def add(self, record: records.Record) -> Window | None:
         """The window at the end of the record; None if it does not fit the topology."""
         n = len(self.topology.operators)
-        columns: dict[str, Array] = {}
-        for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
-            values = _idle(record) if field == "idle" else getattr(record, field)
-            if values is None:
-                continue
-            if len(values) != n:
-                return None
-            column = np.array([np.nan if v is None else v for v in values]) * unit
-            if name in COUNTERS:
-                self._totals[name] = self._totals[name] + np.nan_to_num(column)
-                column = np.where(np.isnan(column), np.nan, self._totals[name])
-            columns[name] = column
+        columns = _columns(record, n)
+        if columns is None:
+            return None
+        for name in columns.keys() & COUNTERS.keys():
+            self._totals[name] = self._totals[name] + np.nan_to_num(columns[name])
+            columns[name] = np.where(np.isnan(columns[name]), np.nan, self._totals[name])
         now_s = (record.t + record.d) * 1e-3
         if not self._history:  # the counters at the begin of the first record
             nothing = {name: np.zeros(n) for name in columns if name in COUNTERS}
@@ -95,6 +89,34 @@ class Engine:
         then = far[-1] if far else self._history[0]
         self._history.append(now)
         return Window(now, then)
+
+
+def alone(topology: Topology, record: records.Record) -> Window | None:
+    """The window of one record, whatever was before it; None if it does not fit the topology.
+
+    Queues are taken to have been at its begin what they were in its mean.
+    """
+    columns = _columns(record, len(topology.operators))
+    if columns is None:
+        return None
+    before = {
+        name: column * 0.0 if name in COUNTERS else column for name, column in columns.items()
+    }
+    then = Snapshot(topology, record.t * 1e-3, before)
+    return Window(Snapshot(topology, (record.t + record.d) * 1e-3, columns), then)
+
+
+def _columns(record: records.Record, n: int) -> dict[str, Array] | None:
+    """What a record says of n operators, in base units; None if it speaks of others."""
+    columns: dict[str, Array] = {}
+    for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
+        values = _idle(record) if field == "idle" else getattr(record, field)
+        if values is None:
+            continue
+        if len(values) != n:
+            return None
+        columns[name] = np.array([np.nan if v is None else v for v in values]) * unit
+    return columns
 
 
 def _idle(record: records.Record) -> records.Column:

@@ -1,0 +1,67 @@
+"""Recorded files to rows, without Spark."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from sched_ctl.metrics.verdicts import Verdict
+from sched_ctl.pipeline import parse
+from sched_ctl.telemetry import records
+
+TOPOLOGY = records.Topology(
+    node="n",
+    seq=1,
+    t=1_800_000_000_000,
+    engine="lab:1",
+    epoch=1,
+    queries=["q"],
+    ops=["a", "b", "c"],
+    query_of=[0, 0, 0],
+    edges=[(0, 1, 1.0), (1, 2, 1.0)],
+)
+
+
+def operators(**columns: Any) -> list[dict[str, Any]]:
+    """The rows of one record of 5 s."""
+    record = records.Record(
+        node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1, psi=[0, 0, 0], **columns
+    )
+    data = records.encode(TOPOLOGY) + records.encode(record)
+    found = [
+        row
+        for batch in parse.of_file("n-20270115T080000Z-1.jsonl.gz", data)
+        for row in batch.to_pylist()
+    ]
+    assert not [row["why"] for row in found if row["kind"] == "bad"]
+    return [row for row in found if row["kind"] == "operator"]
+
+
+def test_what_nobody_judged_is_judged_by_the_gateways_rules() -> None:
+    seconds: dict[str, Any] = {
+        "cpu": [400_000, 4_900_000, 100_000],
+        "wait": [0, 50_000, 0],
+        "busy": [400, 5000, 100],
+        "full": [4000, 0, 0],
+        "tuples_in": [500, 500, 500],
+    }
+    first, held, last = operators(**seconds)
+    assert held["verdict"] == Verdict.SINGLE_THREAD_BOUND
+    assert (first["verdict"], first["held_by"]) == (Verdict.BACKPRESSURED, "b")
+    assert (last["verdict"], last["held_by"]) == (Verdict.INPUT_BOUND, None)
+    # What a gateway said stays.
+    told = operators(**seconds, verdict=[2, 2, 2])
+    assert [row["verdict"] for row in told] == [2, 2, 2]
+
+
+def test_an_engine_that_tells_no_times_is_judged_by_queues() -> None:
+    first, held, last = operators(
+        cpu=[400_000, 100_000, 100_000],
+        wait=[0, 0, 0],
+        tuples_in=[500, 500, 500],
+        q=[0, 900, 0],
+    )
+    assert held["verdict"] == Verdict.IO_BOUND  # it sleeps with work in hand
+    assert {first["verdict"], last["verdict"]} == {Verdict.INPUT_BOUND}
+    assert [row["verdict"] for row in operators(tuples_in=[1, 1, 1])] == [None] * 3
