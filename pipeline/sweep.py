@@ -21,14 +21,21 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
 
-__all__ = ["GOALS", "Choice", "best", "drop_in", "sweep", "task", "write_drop_ins"]
+    from sched_ctl.sim import Costs
+
+__all__ = ["GOALS", "POLICIES", "Choice", "best", "drop_in", "sweep", "task", "write_drop_ins"]
 
 TASKS = "machine STRING, policy STRING, load DOUBLE, seed BIGINT, duration DOUBLE"
-SCHEMA = f"{TASKS}, mean DOUBLE, p99 DOUBLE, slowdown DOUBLE, memory DOUBLE, stable BOOLEAN"
+SCHEMA = (
+    f"{TASKS}, mean DOUBLE, p99 DOUBLE, slowdown DOUBLE, memory DOUBLE, stable BOOLEAN, "
+    "costs STRING"
+)
 KEY = ("machine", "policy", "load", "seed", "duration")
 # goal -> column that is to be small
 GOALS = {"latency": "mean", "tail": "p99", "slowdown": "slowdown", "memory": "memory"}
 OS = "os"
+POLICIES = (OS, "hr", "bsd", "fcfs", "qs", "balanced")
+CLUSTERS = 12  # queues of the kernel's scheduler, by which it approximates ages
 PORTION = 64  # tasks that are written together
 
 Task = tuple[str, str, float, int, float]
@@ -50,9 +57,9 @@ class Choice:
     sure: bool
 
 
-def task(profile: profiles.Profile, of: Task) -> dict[str, Any]:
-    """Run one. In a worker, or anywhere."""
-    from sched_ctl.sim import Setting, of_snapshot, simulate_by_name
+def task(profile: profiles.Profile, of: Task, costs: "Costs | None" = None) -> dict[str, Any]:
+    """Run one. In a worker, or anywhere. costs: of wake-ups and switches; None = they are free."""
+    from sched_ctl.sim import Costs, Setting, of_snapshot, simulate_by_name
 
     machine, policy, load, seed, duration_s = of
     cpus = cpus_of(machine)
@@ -64,6 +71,8 @@ def task(profile: profiles.Profile, of: Task) -> dict[str, Any]:
         duration_s=duration_s,
         warm_s=duration_s / 10,
         seed=seed,
+        clusters=0 if policy == OS else CLUSTERS,
+        costs=costs or Costs(),
     )
     result = simulate_by_name(node, None if policy == OS else policy, {}, setting)
     summary = result.summary()
@@ -74,7 +83,17 @@ def task(profile: profiles.Profile, of: Task) -> dict[str, Any]:
         "slowdown": summary.slowdown,
         "memory": result.memory,
         "stable": result.stable,
+        "costs": _text(costs),
     }
+
+
+def _text(costs: "Costs | None") -> str:
+    """By which results with other costs are told apart."""
+    from sched_ctl.sim import Costs
+
+    if costs is None or costs == Costs():
+        return ""
+    return ",".join(f"{getattr(costs, name):.4g}" for name in Costs.__slots__)
 
 
 def cpus_of(machine: str) -> int:
@@ -91,6 +110,7 @@ def sweep(
     loads: Sequence[float],
     seeds: int,
     duration_s: float,
+    costs: "Costs | None" = None,
 ) -> list[dict[str, Any]]:
     """All results of these tasks; those that are in `out` already are not run again."""
     for name in policies:
@@ -101,33 +121,34 @@ def sweep(
             profiles.machines(profile), policies, loads, range(1, seeds + 1), (duration_s,)
         )
     )
-    there = _there(spark, out)
+    there = _there(spark, out, costs)
     done = {tuple(row[key] for key in KEY): row for row in there}
     left = [each for each in wanted if each not in done]
     for first in range(0, len(left), PORTION):
         portion = left[first : first + PORTION]
         frame = spark.createDataFrame(portion, TASKS)
-        ran = frame.repartition(len(portion)).mapInPandas(_runner(profile), SCHEMA)
+        ran = frame.repartition(len(portion)).mapInPandas(_runner(profile, costs), SCHEMA)
         ran.coalesce(max(1, min(len(portion), spark.sparkContext.defaultParallelism))).write.mode(
             "append"
         ).parquet(out)
-    done = {tuple(row[key] for key in KEY): row for row in _there(spark, out)}
+    done = {tuple(row[key] for key in KEY): row for row in _there(spark, out, costs)}
     return [done[each] for each in wanted if each in done]
 
 
-def _runner(profile: profiles.Profile) -> Any:
+def _runner(profile: profiles.Profile, costs: "Costs | None") -> Any:
     def run(frames: Iterable["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
         import pandas as pd
 
         for frame in frames:
             tasks = frame[list(KEY)].itertuples(index=False, name=None)
-            yield pd.DataFrame([task(profile, each) for each in tasks])
+            yield pd.DataFrame([task(profile, each, costs) for each in tasks])
 
     return run
 
 
-def _there(spark: "SparkSession", out: str) -> list[dict[str, Any]]:
+def _there(spark: "SparkSession", out: str, costs: "Costs | None") -> list[dict[str, Any]]:
     from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F  # noqa: N812
 
     try:
         frame = spark.read.schema(SCHEMA).parquet(out)
@@ -135,7 +156,11 @@ def _there(spark: "SparkSession", out: str) -> list[dict[str, Any]]:
         if "PATH_NOT_FOUND" in str(error):
             return []
         raise
-    return [row.asDict() for row in frame.dropDuplicates(list(KEY)).collect()]
+    # Results of versions that knew no costs have none.
+    mine = frame.withColumn("costs", F.coalesce("costs", F.lit(""))).where(
+        F.col("costs") == _text(costs)
+    )
+    return [row.asDict() for row in mine.dropDuplicates(list(KEY)).collect()]
 
 
 def best(rows: Sequence[dict[str, Any]], goals: Iterable[str] = GOALS) -> list[Choice]:

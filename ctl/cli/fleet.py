@@ -267,7 +267,7 @@ def sweep(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "-p", help="May be repeated.", show_default="os, hr, qs, fcfs"),
+        typer.Option("--policy", "-p", help="May be repeated.", show_default="six of them"),
     ] = None,
     load: Annotated[
         list[float] | None,
@@ -280,6 +280,14 @@ def sweep(
         float, typer.Option(help="Of the arrivals.", metavar="SECONDS", min=1)
     ] = 60.0,
     goal: Annotated[str, typer.Option(help="latency, tail, slowdown or memory.")] = "latency",
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="What switches cost, by sched-ctl simulate --calibrate. Default: nothing.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     drop_ins: Annotated[
         Path | None,
         typer.Option(
@@ -299,20 +307,23 @@ def sweep(
 
     _check()
     from sched_ctl.pipeline import sweep as sweeping
+    from sched_ctl.sim import calibrate
     from sched_ctl.telemetry import profiles
 
     if goal not in sweeping.GOALS:
         raise UserError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
     measured = profiles.read(profile_file)
+    per_hop = calibrate.load(costs) if costs else None
     with _spark("sweep", master, conf) as spark:
         rows = sweeping.sweep(
             spark,
             measured,
             out,
-            policy or ["os", "hr", "qs", "fcfs"],
+            policy or sweeping.POLICIES,
             load or [0.8, 0.9],
             seeds,
             duration,
+            per_hop,
         )
     choices = sweeping.best(rows)
     written = [] if drop_ins is None else sweeping.write_drop_ins(drop_ins, choices, goal)

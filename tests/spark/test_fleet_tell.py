@@ -111,7 +111,7 @@ def test_a_sweep_is_gone_on_with(
     direct = sweep.task(made, ("m, 1 CPUs", "hr", 0.5, 1, 5.0))
     assert direct in first  # a worker finds what we find
     ran: list[int] = []
-    monkeypatch.setattr(sweep, "_runner", lambda _: ran.append(1))
+    monkeypatch.setattr(sweep, "_runner", lambda *_: ran.append(1))
     assert sweep.sweep(spark, made, out, ["os", "hr"], [0.5], 1, 5.0) == first
     assert not ran
     with pytest.raises(UserError, match="nosuch"):

@@ -10,6 +10,7 @@ import pytest
 
 from sched_ctl.config.files import load
 from sched_ctl.pipeline import page, sweep
+from sched_ctl.sim import Costs
 from sched_ctl.telemetry import profiles
 
 
@@ -71,6 +72,10 @@ def test_a_task_runs_in_the_simulator() -> None:
     light, heavy = (sweep.task(made, ("m, 2 CPUs", "hr", at, 1, 5.0)) for at in (0.3, 0.9))
     assert heavy["stable"]
     assert 0.0011 / 2 < light["mean"] < heavy["mean"]
+    # Switches that take time make it slower, and are told apart from those that take none.
+    costly = sweep.task(made, ("m, 2 CPUs", "hr", 0.3, 1, 5.0), Costs(wake_s=1e-4, switch_s=1e-4))
+    assert costly["mean"] > light["mean"] + 1e-4
+    assert costly["costs"] != light["costs"] == ""
 
 
 def drawings() -> list[str]:
