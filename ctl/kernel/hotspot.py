@@ -265,14 +265,20 @@ def _receive(connection: socket.socket, end: float) -> bytes:
 
 @contextmanager
 def _as_user(status: _Status) -> Iterator[None]:
-    """The calling thread, and no other, has the process's effective ids inside the block."""
+    """The calling thread, and no other, has the process's effective ids in the block, if it may."""
     ours = (os.geteuid(), os.getegid())
     numbers = SET_RES_IDS.get(os.uname().machine)
     if ours == (status.uid, status.gid) or numbers is None:
         yield
         return
     set_uid, set_gid = numbers
-    _set_effective(set_gid, status.gid)
+    try:
+        _set_effective(set_gid, status.gid)
+    except (
+        PermissionError
+    ):  # no CAP_SETGID: machines of version 12 and newer listen to root as well
+        yield
+        return
     try:
         _set_effective(set_uid, status.uid)
         try:

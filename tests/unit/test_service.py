@@ -61,9 +61,16 @@ def test_systemd_has_no_complaint(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_the_service_may_do_no_more_than_it_did() -> None:
+@pytest.mark.parametrize(("drop_in", "tenths"), [(None, 36), ("nice-only.conf", 28)])
+def test_the_service_may_do_no_more_than_it_did(
+    drop_in: str | None, tenths: int, tmp_path: Path
+) -> None:
     """What systemd counts as exposure, 10 at most; without any of the limits it is 9.6."""
-    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=40", str(UNIT)]
+    unit = tmp_path / UNIT.name
+    unit.write_text(
+        UNIT.read_text() + (UNIT.with_name(drop_in).read_text() if drop_in is not None else "")
+    )
+    command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={tenths}", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unrecognized option" in done.stderr:
         pytest.skip("needs systemd 250")
