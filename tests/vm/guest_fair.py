@@ -22,7 +22,7 @@ from sched_ctl.kernel.scheduler import Scheduler
 KERNELS = ("6.18", "7.3")
 CPUS = 1
 ICOUNT = True
-ICOUNT_SHIFT = 1
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 120
 
 LEAD_US = 300_000_000  # more than any age here

@@ -17,6 +17,7 @@ from sched_ctl.kernel.scheduler import Scheduler
 KERNELS = ("6.18", "7.3")  # the latter takes partial mode unless it is told otherwise
 CPUS = 2
 ICOUNT = True
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 120
 
 BOTH = {0, 1}

@@ -15,6 +15,7 @@ from sched_ctl.kernel.scheduler import Scheduler
 KERNELS = ("6.18", "7.3")
 CPUS = 2
 ICOUNT = True
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 180
 
 schedext.kernel_types()  # read once, before the checks are forked
