@@ -29,6 +29,8 @@ class Scenario:
     real_time_input: arrivals come through SCHED_FIFO threads, as from network interrupts.
     trace: after each phase it is traced who wakes whom.
     saturated: the jobs take all the CPU that they get; else a phase begins when none has a backlog.
+    main: the program of the jobs. file: the argument by which each job writes down what is counted,
+    where that is not "out". cluster: settings of Flink.
     """
 
     jobs: Mapping[str, Mapping[str, Any]]
@@ -38,6 +40,9 @@ class Scenario:
     hog: bool = False
     trace: bool = False
     saturated: bool = True
+    main: str = "Query"
+    file: Mapping[str, str] = field(default_factory=dict)
+    cluster: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -54,6 +59,15 @@ OS = Phase()
 HR, BSD, FCFS = (Phase(name, name) for name in ("hr", "bsd", "fcfs"))
 BALANCED = Phase("balanced", "auto")  # which it stands for
 MULTI = Phase("multi-class", "multi-class", LIGHT_FIRST)
+BY_NICE = ("--policy", "hr", "--backend", "nice")
+NICE = tuple(
+    Phase(f"{name}, nice", policy, options, BY_NICE)
+    for name, policy, options in (
+        ("multi-class", "multi-class", LIGHT_FIRST),
+        ("auto", "light-first", {}),
+        ("hr", "hr", {}),
+    )
+)
 FOLLOWING = ("--policy", "hr", *(f"--helper={role}=follow" for role in ("fetcher", "flusher")))
 FOLLOWED = tuple(
     Phase(f"{name}, helpers follow", name, options, FOLLOWING)
@@ -75,6 +89,11 @@ FIVE = {
         ("qf", 1000, 1.0, 8000),
     )
 }
+# As in bench/engines/flink.py: Nexmark's q18 beside its q5, which takes all that it gets.
+SQL: dict[str, dict[str, object]] = {
+    "light": {"query": "q18", "rate": 500},
+    "heavy": {"query": "q5", "rate": 1_000_000, "every": 100},
+}
 FIVE_90 = {name: {**arguments, "rate": 55} for name, arguments in FIVE.items()}
 
 
@@ -91,8 +110,18 @@ SCENARIOS = {
     "light-100": Scenario(PAIR, (HR, MULTI, BALANCED), at(100), real_time_input=False),
     "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED), at(0, **CHAINED)),
     "light-default": Scenario(PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False),
-    "light-hog": Scenario(PAIR, (MULTI, BALANCED), at(10), real_time_input=False, hog=True),
+    "light-hog": Scenario(PAIR, (HR, MULTI, BALANCED), at(10), real_time_input=False, hog=True),
     "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),
     "five-90": Scenario(FIVE_90, (HR, BALANCED), at(0, **CHAINED), saturated=False),
+    "light-nice": Scenario(PAIR, NICE, at(1), real_time_input=False),
+    "sql": Scenario(
+        SQL,
+        (*NICE[:2], MULTI, BALANCED),
+        at(1),
+        real_time_input=False,
+        main="Sql",
+        file={"heavy": "ingest"},
+        cluster={"taskmanager.memory.managed.size": "128m"},  # of which windows want some
+    ),
     "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }
