@@ -8,6 +8,8 @@
  * the same threads, so to schedule an engine takes nothing from its own other threads (garbage
  * collection, network, timers) nor from its neighbours: the order counts among operators alone.
  * (`operators_first` gives that up: see others.bpf.h for the share that is left to others then.)
+ * Who is last in the order wants a CPU for longer than the fair class would let it: so the
+ * controller says which part of the sum counts (ctl/backends/scx/weight.py).
  *
  * Whoever comes back from sleep starts where the rest has got to, less what it lagged behind, which
  * is bounded: `lag_ns`.
@@ -28,6 +30,7 @@
 #define SCHED_CTL_FAIR_BPF_H
 
 #define MOST_AHEAD (100 * MS)		/* how far operators may be ahead of the rest */
+#define LEAST_WEIGHT 16
 #define FORGOTTEN (1000 * MS)		/* who lags further behind does not hold up the rest */
 
 struct alarm {
@@ -73,13 +76,29 @@ static __always_inline void leave_operator(u32 slot)
 	__sync_fetch_and_add(&operators_weight, -(s64)weight);
 }
 
-/* CPU time of an operator as virtual time of them all. */
-static __always_inline u64 operators_charge(struct task_struct *p, u64 ran_ns)
+/* What all operators that want a CPU weigh together. */
+static __always_inline u64 counted_weight(void)
 {
 	s64 weight = operators_weight;
 
-	if (weight < 16)
-		weight = 16;
+	return weight < LEAST_WEIGHT ? LEAST_WEIGHT : weight;
+}
+
+/* What counts of it. */
+static __always_inline u64 weight_of_all(void)
+{
+	u64 weight = counted_weight();
+
+	if (control.weight_part)
+		weight = weight * control.weight_part / WEIGHT_ONE;
+	return weight < LEAST_WEIGHT ? LEAST_WEIGHT : weight;
+}
+
+/* CPU time of an operator as virtual time of them all. */
+static __always_inline u64 operators_charge(struct task_struct *p, u64 ran_ns)
+{
+	u64 weight = weight_of_all();
+
 	if (use_cgroups)
 		return pack(cgroup_charge(group_of_thread(p), weight, ran_ns) + 255, 0);
 	return pack(ran_ns * 1024 / weight + 255, 0);
@@ -115,6 +134,7 @@ static __always_inline void charge_operator(struct cpu *c, struct task_struct *p
 	c->charged_ns += ran_ns;
 	if (operators_first)
 		return;
+	add(weighed_ns, ran_ns * 1024 / counted_weight());
 	__sync_fetch_and_add(&operators_vtime, operators_charge(p, ran_ns));
 	most = others_now + pack(MOST_AHEAD, 0);
 	if (before(most, operators_vtime))
@@ -222,12 +242,11 @@ static __always_inline void claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	u64 its = operators_vtime, ran_ns = now_ns - c->since_ns;
-	s64 weight = operators_weight;
 
 	if (c->tier == TIER_OTHER)
 		its = c->vtime + pack(ran_ns, 0);
 	else if (c->slot)
-		its += pack(ran_ns * 1024 / (weight < 16 ? 16 : weight), 0);
+		its += pack(ran_ns * 1024 / weight_of_all(), 0);
 	else if (!c->resting)
 		return;
 	if (before(vtime, its))

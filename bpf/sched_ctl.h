@@ -61,6 +61,7 @@ enum limits {
 	MAX_TUPLES = 1 << 20,		/* longer queues count as this, so that they stay below a rank */
 	MAX_ENGINES = 64,		/* that write live rows; a power of two; 0 is never used */
 	LIVE_ROW_BITS = 16,		/* slot.live = engine << LIVE_ROW_BITS | row */
+	WEIGHT_ONE = 1024,
 	SHARE_ONE = 1024,		/* the share of 1; shares are relative, 1..2^20 */
 	TRACE_OFF = 0,
 	DUMP_BYTES = 32768,		/* what the kernel keeps, unless told otherwise */
@@ -123,6 +124,7 @@ struct control {
 	__u32 fault;			/* tests only: 1 = scx_bpf_error(), 2 = lose every thread */
 	__u32 least_us;			/* an operator runs so long before a more urgent one of
 					 * another query that wakes up preempts it; 0 = never */
+	__u32 weight_part;		/* of the operators' weights, WEIGHT_ONE = all; 0 = all */
 	struct queue queues[MAX_QUEUES];
 	struct group groups[MAX_GROUPS];
 };
@@ -194,7 +196,8 @@ struct stats {
 	__u64 lost_ns		ABOUT("time that operators waited while a higher class had the CPU, ns");
 	__u64 recounts		ABOUT("threads whose weight was not counted when they woke up");
 	__u64 alarms		ABOUT("timers started to end a run before its slice does");
-	__u64 reserved[5];
+	__u64 weighed_ns	ABOUT("CPU time of operators over the sum of their weights, ns");
+	__u64 reserved[4];
 };
 
 struct exit_report {

@@ -262,7 +262,10 @@ class Scheduler:
 
     def stats(self) -> dict[str, int]:
         """Counters since attaching, summed over the CPUs; `about` has a text for each."""
-        return {name: int(self._stats[name].sum(dtype=np.uint64)) for name in self.about}
+        return {name: self.counter(name) for name in self.about}
+
+    def counter(self, name: str) -> int:
+        return int(self._stats[name].sum(dtype=np.uint64))
 
     def trace(self) -> NDArray[Any]:
         """The recorded events, oldest first (a copy)."""

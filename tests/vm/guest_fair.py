@@ -4,6 +4,8 @@ And inside the engine: who interrupts whom, and what a thread's age is.
 """
 
 import contextlib
+import dataclasses
+import fcntl
 import mmap
 import os
 import signal
@@ -14,10 +16,14 @@ from pathlib import Path
 import numpy as np
 from operators import adopt, busy, shares, start
 from vm.inside import look_until, only_on
-from vm.machine import above_all
+from vm.machine import above_all, journal, schedule, thread_of
 
+from sched_ctl.backends.scx.backend import Scx
+from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.model.topology import Thread
+from support import wait_until
 
 KERNELS = ("6.18", "7.3")
 CPUS = 1
@@ -27,6 +33,8 @@ TIMEOUT_S = 120
 
 LEAD_US = 300_000_000  # more than any age here
 WAKES = 1 << 12
+F_SETPIPE_SZ = 1031  # fcntl.h
+TUPLE = 128  # bytes, so that 32 of them fill a queue
 
 schedext.kernel_types()  # read once, before the checks are forked
 
@@ -88,6 +96,55 @@ def check_a_neighbour_keeps_its_share() -> None:
             wanted = weight / (3 * 1024 + weight)
             look_until(lambda: shares(pids, 3), about(wanted))
         assert scheduler.exit() is None
+
+
+@contextlib.contextmanager
+def pipeline(costs_s: Sequence[float]) -> Iterator[list[Thread]]:
+    """A saturated query: a process an operator, with queues of bounded length between them."""
+    queues = [os.pipe() for _ in costs_s[1:]]
+    for _, end in queues:
+        fcntl.fcntl(end, F_SETPIPE_SZ, 4096)
+    pids = []
+    for i, cost_s in enumerate(costs_s):
+        pid = os.fork()
+        while pid == 0:
+            if i > 0:
+                os.read(queues[i - 1][0], TUPLE)
+            until = time.thread_time() + cost_s
+            while time.thread_time() < until:
+                pass
+            if i < len(queues):
+                os.write(queues[i][1], bytes(TUPLE))
+        pids.append(pid)
+    try:
+        yield [thread_of(pid) for pid in pids]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+@only_on("6.18")
+def check_an_order_does_not_make_an_engine_heavier() -> None:
+    """Who is last in it waits all the time, which would weigh as much as a thread that runs."""
+    with pipeline([0.00003, 0.0001, 0.001, 0.00005]) as threads, busy(1) as hogs:
+        above_all()
+        before = shares(hogs, 4)
+        backend = Scx(journal(), ScxOptions(mode="full", ttl=60))
+        found = schedule(threads, [1.0, 2.0, 3.0, 4.0])
+        wanted = dataclasses.replace(found, queries=(("engine", "q"),) * 4, depth=np.arange(1, 5))
+
+        def during() -> tuple[float, float]:
+            backend.apply(wanted)
+            [share] = shares(hogs, 1.5)
+            assert backend.scheduler is not None
+            return share, float(backend.scheduler.control["weight_part"])
+
+        wait_until(lambda: during()[1] < 1000 and during()[0] > 0, 30, "it weighs less")
+        for _ in range(3):
+            during()
+        look_until(lambda: during()[0] / before[0], lambda ratio: abs(ratio - 1) < 0.1)
+        backend.restore()
 
 
 def check_an_engine_in_a_cgroup_has_its_weight() -> None:

@@ -30,6 +30,7 @@ from sched_ctl.backends.scx.monitor import Ejected, Monitor, at_once, save_dump
 from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import mode_of
 from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, write
+from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup, sched
 from sched_ctl.kernel.scheduler import Exit, LoadError, Scheduler
@@ -74,6 +75,7 @@ class Scx(Backend):
         self._wanted: NDArray[Any] | None = None  # hints as they are written, kept for its memory
         self._slots: Slots | None = None
         self._live: LiveRows | None = None
+        self._weight: Weight | None = None
         self._monitor: Monitor | None = None
         self._restarts = 0
         self._attached = False
@@ -198,6 +200,7 @@ class Scx(Backend):
         self.scheduler = scheduler
         self._losses = Losses()
         self._live = LiveRows(scheduler)
+        self._weight = Weight(scheduler) if self.fair else None
         self._limits = Limits.of(scheduler.limits)
         self._slots = Slots(scheduler, full=self.mode == "full")
 
@@ -352,7 +355,10 @@ class Scx(Backend):
             # Without these flags nobody reads the other two, so they need not be put back.
             fresh["per_tuple"], fresh["live"] = made.per_tuple, live
         fresh["flags"] = flags
-        return write(self.scheduler, slots, fresh)
+        changed = write(self.scheduler, slots, fresh)
+        if self._weight is not None:
+            self._weight.look(slots, fresh["query"].astype(np.intp))
+        return changed
 
 
 def _debt_ms(guarantee_percent: int, ttl_s: float) -> int:

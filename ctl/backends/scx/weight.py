@@ -1,0 +1,95 @@
+"""What operators weigh together beside everybody else: as much as in the kernel's fair class.
+
+There an engine weighs what its threads weigh that want a CPU at a time. An order changes who does:
+whoever is last in it waits, and wants the CPU all the while. On a real Flink whose saturated query
+was last, its source and its parser never slept for want of a turn, so the engine weighed 3 threads
+instead of 1.4 and took 39% of a neighbour's CPU time.
+
+What the fair class would give can be told from what the threads ran, for tuples tie the operators
+of a query together, whatever the order. Its busiest thread wants a CPU for some part of the time,
+all of it if the query is saturated. Beside it a thread that uses a tenth of its CPU time would want
+one for a tenth of its time. So a query weighs
+
+    N = (longest part of the time that one of its threads wants a CPU) * sum(C_i) / max(C_i / w_i)
+
+with C_i the CPU time of its threads and w_i their weights (1 = nice 0). Where all threads together
+were counted with more than the sum over the queries, that part of it counts from now on.
+"""
+
+import time
+
+import numpy as np
+
+from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.model.graph import Array, Index
+
+__all__ = ["Weight", "fair_weight"]
+
+LEAST_S = 0.5  # from one look to the next
+SMOOTH_S = 2.0
+LEAST_USE = 0.01  # of a CPU: below, it says nothing
+
+
+class Weight:
+    """Sets `control.weight_part` of a scheduler by what its threads did since the last look."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._slots: Index = np.zeros(0, dtype=np.intp)
+        self._own: Array = np.zeros(0)
+        self._part = 1.0
+
+    def look(self, slots: Index, queries: Index) -> None:
+        """slots: (n,) of all adopted threads. queries: (n,) numbers of theirs, 0 = not known."""
+        now_s = time.monotonic()
+        if not np.array_equal(slots, self._slots):
+            self._slots, self._own = slots.copy(), np.ones(len(slots))
+            self._remember(now_s)
+            return
+        elapsed_s = now_s - self._at_s
+        if elapsed_s < LEAST_S:
+            return
+        run_ns, wanted_ns, operator_ns, weighed_ns = self._seen
+        self._remember(now_s)
+        elapsed_ns = elapsed_s * 1e9
+        used_ns, counted_ns = self._seen[2] - operator_ns, self._seen[3] - weighed_ns
+        if used_ns < LEAST_USE * elapsed_ns or counted_ns <= 0:
+            return
+        cpu = np.maximum(self._seen[0] - run_ns, 0) / elapsed_ns
+        wanted = np.clip((self._seen[1] - wanted_ns) / elapsed_ns, 0, 1)
+        fair = fair_weight(queries, cpu, wanted, self._own)
+        part = min(1.0, fair * counted_ns / used_ns)
+        self._part += (part - self._part) * min(1.0, elapsed_s / SMOOTH_S)
+        one = self._scheduler.limits["WEIGHT_ONE"]
+        self._scheduler.control["weight_part"] = max(1, round(self._part * one))
+
+    def _remember(self, now_s: float) -> None:
+        scheduler, slots = self._scheduler, self._slots
+        self._at_s = now_s
+        seen = scheduler.threads
+        run_ns = seen["run_ns"][slots].astype(np.int64)
+        queued_ns = seen["queued_ns"][slots].astype(np.int64)
+        waits_ns = np.where(queued_ns > 0, np.maximum(scheduler.now_ns() - queued_ns, 0), 0)
+        wanted_ns = run_ns + seen["wait_ns"][slots].astype(np.int64) + waits_ns
+        weight = seen["weight"][slots]  # 0 while it sleeps
+        self._own = np.where(weight > 0, weight / scheduler.limits["WEIGHT_ONE"], self._own)
+        total_ns, weighed_ns = (scheduler.counter(name) for name in ("operator_ns", "weighed_ns"))
+        self._seen = run_ns, wanted_ns, total_ns, weighed_ns
+
+
+def fair_weight(queries: Index, cpu: Array, wanted: Array, own: Array) -> float:
+    """What threads would weigh together in the fair class, in threads of nice 0.
+
+    queries: (n,) numbers, 0 = a query of its own. cpu, wanted: (n,) parts of the time in which each
+    ran, and ran or waited. own: (n,) weights, 1 = nice 0.
+    """
+    alone = queries == 0
+    numbers = np.where(alone, -1 - np.arange(len(queries)), queries)
+    query = np.unique(numbers, return_inverse=True)[1].reshape(-1)
+    count = int(query.max(initial=-1)) + 1
+    most, longest = np.zeros(count), np.zeros(count)
+    np.maximum.at(most, query, cpu / own)
+    np.maximum.at(longest, query, wanted)
+    total = np.bincount(query, cpu, count)
+    threads = np.divide(total, most, out=np.ones(count), where=most > 0)
+    return float((longest * threads).sum())
