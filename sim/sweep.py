@@ -1,8 +1,9 @@
 """Policies, loads and seeds: many runs on all CPUs, and their figures."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,11 +46,25 @@ def run_all(jobs: Sequence[Job], progress: Callable[[Job], Progress] | None = No
 
     Nearly all of it is compiled and holds no lock of Python's, so threads fill the CPUs.
     """
+    ended = threading.Event()
+
+    def run(job: Job) -> Result:
+        told = progress(job) if progress else None
+
+        def look(share: float) -> None:
+            if ended.is_set():
+                raise CancelledError
+            if told is not None:
+                told(share)
+
+        return job.run(look)
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        running = [pool.submit(job.run, progress(job) if progress else None) for job in jobs]
+        running = [pool.submit(run, job) for job in jobs]
         try:
             return [each.result() for each in running]
-        finally:
+        finally:  # also at Ctrl-C, when long runs are under way
+            ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
 

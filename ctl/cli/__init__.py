@@ -20,6 +20,8 @@ from sched_ctl.errors import UserError, printable
 
 __all__ = ["app", "main"]
 
+SHOW_CURSOR = "\x1b[?25h"  # DECTCEM, of all terminals that rich writes to
+
 app = App(
     name="sched-ctl",
     no_args_is_help=True,
@@ -72,6 +74,12 @@ def main() -> None:
     try:
         try:
             app()
+        except SystemExit as end:
+            # Ctrl-C. A progress bar may just have hidden it, and taken sys.stderr's place.
+            if end.code == 130 and sys.__stderr__ is not None and sys.__stderr__.isatty():
+                sys.__stderr__.write(SHOW_CURSOR)
+                sys.__stderr__.flush()
+            raise
         finally:
             sys.stdout.flush()  # here, where an error still becomes an exit code
     except UserError as error:

@@ -2,10 +2,12 @@
 
 import json
 import multiprocessing
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -32,6 +34,7 @@ from sched_ctl.sim import (
 from sched_ctl.sim import Stream as Feed
 from sched_ctl.sim.forms import clustered, grouped
 from sched_ctl.sim.result import quantile
+from sched_ctl.sim.sweep import run_all
 from sched_ctl.workloads import synthetic, workload
 
 pytestmark = pytest.mark.needs("cc")
@@ -455,3 +458,23 @@ def test_neither_workload_nor_snapshot(tmp_path: Path) -> None:
         outcome = CliRunner().invoke(app, ["simulate", str(file)])
         assert isinstance(outcome.exception, UserError)
         assert str(file) in outcome.exception.message
+
+
+@pytest.mark.needs("two_cpus")
+def test_an_error_ends_runs_that_are_under_way() -> None:
+    """As Ctrl-C does: nobody waits for the end of a long simulation."""
+    begun = threading.Event()
+
+    class Endless:
+        def run(self, progress: Callable[[float], None]) -> None:
+            begun.set()
+            while True:
+                progress(0.0)
+
+    class Failing:
+        def run(self, progress: Callable[[float], None]) -> None:
+            assert begun.wait(30)
+            raise UserError("it failed")
+
+    with pytest.raises(UserError, match="it failed"):
+        run_all(cast(Any, [Failing(), Endless()]))
