@@ -57,6 +57,11 @@ CASES = {
     "blocking-0.9-bounded": Case("blocking", 0.9, ("--bounded", "64")),
     "syn-0.8-hog": Case("syn", 0.8, (), {"hogs": 1}),
     "syn-0.8": Case("syn", 0.8),
+    # With time for `sched-ctl load` to start, and to see who wakes whom.
+    **{
+        f"{name}-0.9-load": Case(name, 0.9, ("--delay", "10", "--warmup", "3"))
+        for name in ("syn", "etl", "multi")
+    },
 }
 
 
@@ -116,6 +121,12 @@ VARIANTS: Mapping[str, Job] = {
     "pool-qs": {"kind": "pool", "policy": "qs"},
     "pool-multi-class": {"kind": "pool", "policy": "multi-class"},
     "pool-balanced": {"kind": "pool", "policy": "balanced"},
+    # The program itself, by what the engine says of itself, or by what the kernel sees of it.
+    **{
+        f"load-{engine}-{policy}": {"kind": "load", "engine": engine, "by": policy}
+        for engine in ("lab", "kernel")
+        for policy in ("hr", "qs", "balanced", "min-cost")
+    },
 }
 
 

@@ -12,8 +12,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -193,6 +194,14 @@ def tell(rows: LiveRows, threads: Sequence[Thread]) -> tuple[NDArray[Any], NDArr
     raise RuntimeError("the engine does not tell what waits for its operators")
 
 
+def count(told: dict[str, Counter[str]], now: Snapshot, then: Snapshot) -> None:
+    """How often an operator was given each verdict."""
+    for operator, code in zip(
+        now.topology.operators, verdicts.codes(Window(now, then)), strict=True
+    ):
+        told.setdefault(operator.name, Counter())[verdicts.Verdict(int(code)).word] += 1
+
+
 @contextlib.contextmanager
 def enforcer(job: Job) -> Iterator[tuple[Callable[[Schedule], None], Callable[[], Any]]]:
     """How the job's variant is enforced, and what it has to say afterwards."""
@@ -218,11 +227,26 @@ def enforcer(job: Job) -> Iterator[tuple[Callable[[Schedule], None], Callable[[]
     else:
         kinds = {
             "os": lambda schedule: None,
+            "load": lambda schedule: None,
             "batch": enforce_policy(os.SCHED_BATCH),
             "nice": enforce_nice,
             "fifo": enforce_fifo,
         }
         yield kinds[kind], nothing
+
+
+@contextlib.contextmanager
+def loaded(pid: int, job: Job) -> Iterator[None]:
+    """`sched-ctl load` by nice on the engine, as a user would have it."""
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
+        options = ["--engine", f"{job['engine']}:{pid}", "--policy", job["by"], "--backend", "nice"]
+        options += ["--exclude", "sources", "--exclude", "labspe", "--run-dir", f"{folder}/run"]
+        program = [sys.executable, "-c", "from sched_ctl.cli import main; main()", "load"]
+        with subprocess.Popen([*program, *options], stdout=log, stderr=log) as load:
+            yield
+            load.terminate()
+        if load.returncode:
+            raise RuntimeError(Path(log.name).read_text())
 
 
 def problems(found: tuple[str, ...]) -> None:
@@ -255,6 +279,7 @@ def cpu_s(pid: int) -> float:
 def run(job: Job) -> dict[str, Any]:
     policy = registry.policy(job["policy"], job.get("options", {})) if "policy" in job else None
     arguments = [str(a) for a in job["arguments"]]
+    told: dict[str, Counter[str]] = {}
     if job["kind"] == "pool":
         arguments += ["--threads", f"pool:{job.get('cpus', 1)}"]
     with contextlib.ExitStack() as stack:
@@ -263,7 +288,10 @@ def run(job: Job) -> dict[str, Any]:
         engine = stack.enter_context(lab.running(path, arguments))
         others = stack.enter_context(hogs(job.get("hogs", 0)))
         began, used = time.monotonic(), [cpu_s(pid) for pid in others]
-        if policy is not None or job["kind"] != "os":
+        if job["kind"] == "load":
+            with loaded(engine.pid, job):
+                engine.process.wait()
+        elif policy is not None or job["kind"] != "os":
             policy = policy or registry.policy("fcfs")
             node = node_of(path, job)
             view = driver.connect(next(t for t in driver.find() if t.pid == engine.pid))
@@ -284,8 +312,11 @@ def run(job: Job) -> dict[str, Any]:
                         since = seen[0] if job.get("measured") else None
                         seen.append(look())
                         then = seen[0] if job.get("only_starved") else None
+                        if then is not None:
+                            count(told, seen[-1], then)
                         enforce(schedule_of(node, policy, seen[-1], since, then))
         result: dict[str, Any] = json.loads(engine.results())
+        result["verdicts"] = told
         took = time.monotonic() - began
         result["others"] = [(cpu_s(p) - u) / took for p, u in zip(others, used, strict=True)]
         result["report"] = report()

@@ -66,7 +66,7 @@ OnlyStarved = Annotated[
     bool,
     Meta(
         description="no boost for operators that would not use a CPU, because a queue downstream "
-        "is full or they sleep with work in hand: their place is in the middle"
+        "is full or they sleep with work in hand: their place is not far above all others'"
     ),
 ]
 PolicyOptions = Annotated[

@@ -1,6 +1,7 @@
 """Verdicts from made-up shares of time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sched_ctl.metrics.catalogue import evaluate, resolve
 from sched_ctl.metrics.verdicts import Assessment, Verdict, assess, codes, of_query, worst
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.normalise import positions
-from sched_ctl.model.policy import Level
+from sched_ctl.model.policy import Level, form
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
 from sched_ctl.plugins import registry
 
@@ -221,10 +222,28 @@ def test_only_starved_takes_boosts_from_those_that_would_not_use_them() -> None:
     chosen = only_starved(plain)
     assert chosen.needs == plain.needs | {"verdict"}
     form = chosen.urgency(columns)
-    assert form.at(np.zeros(4), columns["queue_size"]).tolist() == [6.0, 5.0, 7.0, 6.0]
+    assert form.at(np.zeros(4), columns["queue_size"]).tolist() == [pytest.approx(7.02), 5, 7, 6]
     # The long queue no longer takes up the range: the others are apart as far as can be.
     places = positions(form, np.zeros(4), columns["queue_size"], chosen.spacing)
-    np.testing.assert_allclose(places, [0.5, 0.0, 1.0, 0.5])
+    np.testing.assert_allclose(places, [1.0, 0.0, 1.0, 0.5], atol=0.02)
+
+
+def test_only_starved_changes_nobodys_order() -> None:
+    topology = plan({"q": ["a", "b", "c", "d", "e"]})
+    held = (
+        Verdict.BACKPRESSURED,
+        Verdict.MEMORY_BOUND,
+        Verdict.IO_BOUND,
+        Verdict.CPU_STARVED,
+        Verdict.INPUT_BOUND,
+    )
+    made = form(5, rank=np.array([1.0, 0, 0, 0, 0]), static=np.array([-9.0, 2, 900, 3, np.nan]))
+    policy = replace(registry.policy("constant"), urgency=lambda _: made)
+    found = only_starved(policy).urgency(frame(topology, verdict=held))
+    assert found.rank.tolist() == [0] * 5
+    a, b, c, d, e = found.static.tolist()
+    assert d == 3 and b == 2 and np.isnan(e)
+    assert d < c < a < d * 1.02  # as before, and near
 
 
 def test_only_starved_leaves_all_as_it_is_where_nobody_would_use_a_better_place() -> None:
