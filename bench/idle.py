@@ -22,8 +22,10 @@ SETTLE_S = 10.0
 CPUCLOCK_SCHED = 2  # include/linux/posix-timers_types.h
 MAIN = "from sched_ctl.cli import main; main()"
 QUERY = "query q{0}\nop a{0} cost=1\nop b{0} cost=1\nedge a{0} b{0}\nsource a{0} rate=1\n"
+ANY = ("flink", "spark", "storm", "liebre")
 VARIANTS: Mapping[str, Sequence[str]] = {
     "as it comes": (),
+    "looking for engines of all kinds": [word for kind in ANY for word in ("--engine", kind)],
     "no rest: calm_period = 0": ("--calm-period", "0"),
     "ten passes a second": ("--period", "0.1"),
     "PSI trigger, a pass a minute": ("--period", "60", "--pressure", "trigger"),
@@ -48,6 +50,8 @@ def share(engine: str, options: Sequence[str], seconds: float) -> float:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
         try:
+            while not Path(folder, "run", "control.sock").exists() and load.poll() is None:
+                time.sleep(0.1)
             time.sleep(SETTLE_S)
             began_s, before_s = time.monotonic(), cpu_s(load.pid)
             time.sleep(seconds)
@@ -68,7 +72,7 @@ def main() -> None:
         arguments = ["--utilisation", "1e-6", "--cpus", "1", "--burn", "nop", "--duration", "3600"]
         with lab.running(path, arguments) as engine:
             for name, options in VARIANTS.items():
-                print(f"{name:30} {share(engine.name, options, seconds):8.3%}", flush=True)
+                print(f"{name:34} {share(engine.name, options, seconds):8.3%}", flush=True)
 
 
 if __name__ == "__main__":

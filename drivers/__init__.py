@@ -58,6 +58,8 @@ class DriverKind:
 
     prompt: connecting and polling read memory only and never wait, not even for an engine that
     hangs. They need no thread then, which saves a tenth of the CPU time of a pass.
+    of_processes: `find` looks at the processes of this machine alone, so that it need not be asked
+    again while no process or thread was born.
     helpers: what to do with helper threads where the user says nothing, role pattern -> rule (see
     `decide.HELPER_RULES`); roles without one are left alone.
     """
@@ -66,4 +68,5 @@ class DriverKind:
     find: Callable[[], Sequence[Target]]
     connect: Callable[[Target], Driver]
     prompt: bool = False
+    of_processes: bool = False
     helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -285,7 +285,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     discover: Annotated[
         float,
         Meta(
-            description="time from one search for engines to the next",
+            description="time from one search for engines to the next; while no process or thread "
+            "is born on this machine, a minute",
             ge=0.1,
             le=3600,
             extra={"unit": "s"},

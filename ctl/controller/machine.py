@@ -178,7 +178,8 @@ def _taskstats() -> Iterator[Finding]:
 def _tracing() -> Iterator[Finding]:
     obstacle = tracing.obstacle()
     if obstacle is None:
-        yield Finding("tracing", True, "exact waits, and who wakes whom (sched-ctl waits)")
+        what = "exact waits, and who wakes whom (sched-ctl waits, load --trace, kernel: engines)"
+        yield Finding("tracing", True, what)
     else:
         yield Finding("tracing", None, f"no exact waits, no graph of wake-ups: {obstacle}")
 

@@ -15,7 +15,7 @@ from sched_ctl.controller.timers import Timer
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.kernel import procfs
-from sched_ctl.kernel.births import Births, Young
+from sched_ctl.kernel.births import Births, Young, last_id
 from sched_ctl.model.access import Access
 from sched_ctl.model.patterns import first
 
@@ -23,6 +23,7 @@ __all__ = ["Roster", "wanted_kinds"]
 
 log = logging.getLogger(__name__)
 
+QUIET_S = 60.0  # a kind is looked for so often even if no process or thread was born
 MOST_ENGINES = 256
 MOST_OF_USER = 32  # engines of one user who is ordered alone
 MOST_OF_USERS = 192  # engines of all such users together: the rest is for root and the system
@@ -47,11 +48,14 @@ class Roster:
         self._remarks, self._arrived = remarks, arrived
         self._finding: dict[str, asyncio.Future[Sequence[Target]]] = {}
         self._finders: dict[str, Worker[Sequence[Target]]] = {}
+        self._looked: dict[str, tuple[float, bytes]] = {}  # when, and who was born last
+        self._again = True
 
     def follow(self, settings: Settings, kinds: Mapping[str, DriverKind], owners: Owners) -> None:
         """Other settings from now on: let go of the engines that they do not want any more."""
         self.timer = Timer(settings.discover, time.monotonic())
         self._settings, self._kinds, self._owners = settings, kinds, owners
+        self._looked.clear()
         for engine in [e for e in self.engines.values() if not self._is_wanted(e.target)]:
             log.info("%s: not wanted any more", engine.name)
             engine.close()
@@ -64,7 +68,7 @@ class Roster:
     async def discover(self, patience_s: float) -> None:
         """Look for engines that came and went; wait for the answer at most so long."""
         for name, kind in self._kinds.items():
-            if name in self._finding:
+            if name in self._finding or (kind.of_processes and self._is_quiet(name)):
                 continue
             finder = self._finders.get(name)
             if finder is None:
@@ -81,7 +85,17 @@ class Roster:
         timely = self.timer.is_due(now_s)
         if timely:
             self.timer.done(now_s)
-        return self._young.due() or timely
+        self._again = self._young.due()  # one that may not have been ready
+        return self._again or timely
+
+    def _is_quiet(self, name: str) -> bool:
+        """Whether looking for engines of this kind would find what it found the last time."""
+        now_s, born = time.monotonic(), last_id()
+        looked_s, before = self._looked.get(name, (float("-inf"), b""))
+        if not self._again and born and born == before and now_s - looked_s < QUIET_S:
+            return True
+        self._looked[name] = now_s, born
+        return False
 
     def stirring(self) -> list[Engine]:
         """Engines in whose processes threads came or went since they were last looked at."""

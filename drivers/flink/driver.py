@@ -443,4 +443,10 @@ def _left(deadline: float) -> float:
 # A record is on its way only when the flusher has handed on its buffer, and a window closes only
 # when its timer has fired: a query is as slow as these. All else is left as it is, at nice 0, where
 # no operator is above it: the virtual machine and its collector, RPC and heartbeats, network.
-kind = DriverKind("flink", find, connect, helpers={"flusher": "follow", "timer": "follow"})
+kind = DriverKind(
+    "flink",
+    find,
+    connect,
+    of_processes=True,
+    helpers={"flusher": "follow", "timer": "follow"},
+)

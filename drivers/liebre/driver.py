@@ -283,4 +283,4 @@ class LiebreDriver:
         return {"tuples_in": taken, "tuples_out": given, "queue_size": queue}
 
 
-kind = DriverKind("liebre", find, connect)
+kind = DriverKind("liebre", find, connect, of_processes=True)

@@ -312,5 +312,9 @@ def _left(deadline: float) -> float:
 # task, and a Python worker computes for one: a query is as slow as these. All else is left as it
 # is, at nice 0, where no operator is above it.
 kind = DriverKind(
-    "spark", find, connect, helpers={"stream": "follow", "fetcher": "follow", "python": "follow"}
+    "spark",
+    find,
+    connect,
+    of_processes=True,
+    helpers={"stream": "follow", "fetcher": "follow", "python": "follow"},
 )

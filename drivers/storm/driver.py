@@ -246,4 +246,4 @@ def _once(found: Iterable[Executor]) -> tuple[Executor, ...]:
 # and none is over before the acker says so: it must never wait for those that it serves. All else
 # is left as it is, at nice 0, where no operator is above it; a worker that misses its heartbeats is
 # killed by its supervisor.
-kind = DriverKind("storm", find, connect, helpers={"acker": "top"})
+kind = DriverKind("storm", find, connect, of_processes=True, helpers={"acker": "top"})

@@ -141,3 +141,48 @@ def test_numbers_that_no_machine_word_holds(
     assert answers != fuzz.FLINK
     with suppress(EngineError):
         fuzz.flink_answers(answers)
+
+
+def test_kinds_of_processes_are_looked_for_when_something_was_born(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    born = b"100"
+    looks: list[str] = []
+    monkeypatch.setattr(roster, "last_id", lambda: born)
+
+    def kind(name: str, of_processes: bool) -> DriverKind:
+        def find() -> list[Target]:
+            looks.append(name)
+            return []
+
+        return DriverKind(name, find, lambda _: FakeEngine(), of_processes=of_processes)
+
+    async def run() -> None:
+        nonlocal born
+        kinds = {"found": kind("found", True), "asked": kind("asked", False)}
+        made = Roster(Settings(), kinds, Owners(), Remarks(), lambda _: None)
+
+        async def looked() -> list[str]:
+            looks.clear()
+            await made.discover(patience_s=10.0)
+            return sorted(looks)
+
+        try:
+            assert await looked() == ["asked", "found"]
+            made._again = False  # no process that may not have been ready
+            assert await looked() == ["asked"]
+            born = b"101"
+            assert await looked() == ["asked", "found"]
+            assert await looked() == ["asked"]
+            monkeypatch.setattr(roster, "QUIET_S", 0.0)
+            assert await looked() == ["asked", "found"]
+            monkeypatch.setattr(roster, "QUIET_S", 60.0)
+            made._again = True
+            assert await looked() == ["asked", "found"]
+            born = b""  # where the kernel does not tell
+            made._again = False
+            assert await looked() == await looked() == ["asked", "found"]
+        finally:
+            made.close()
+
+    asyncio.run(run())
