@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sched_ctl.errors import UserError
@@ -146,6 +147,8 @@ def _scratch(conf: dict[str, str], given: Any, stack: ExitStack) -> None:
     if parent and "," in parent:  # several disks: whoever says that knows best
         return
     try:
+        if parent:
+            Path(parent).mkdir(parents=True, exist_ok=True)
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(
                 prefix="sched-ctl-fleet-", dir=parent, ignore_cleanup_errors=True
