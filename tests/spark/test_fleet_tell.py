@@ -18,7 +18,8 @@ from sched_ctl.telemetry import profiles
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.needs("java")]
+# A call into the JVM that is broken off takes the connection with it, and all tests that follow.
+pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
 
 PLAN = generate.Plan(
     nodes=4,

@@ -1,0 +1,108 @@
+"""What `fleet sweep` would choose for workloads that nothing was fitted to, beside what is best.
+
+    ./dev run python -m bench.fleet_choice [--seeds 10] [CASE ...]
+
+The profile has each operator's cost, selectivity and rate, as `fleet profile` would, and nothing of
+the arrivals. The sweep's tasks run here, without Spark: with free switches, and with what
+`simulate --calibrate` measured in the guest (`fleet sweep --costs`). What is best was measured by
+`bench/kernel.py` in guests with exact time, and is read from docs/benchmarks.md: rows `scx-*`, mean
+latency over that of the system's own scheduling.
+"""
+
+import argparse
+import itertools
+import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from bench.kernel import CASES
+from bench.predict import measured
+from sched_ctl.lab import engine as lab
+from sched_ctl.pipeline import sweep
+from sched_ctl.sim import Costs, of_workload
+from sched_ctl.telemetry import profiles
+from sched_ctl.workloads import workload
+
+UNSEEN = ("lr-0.95", "stats-0.95", "pred-0.95", "train-0.95")
+COSTS = Path(__file__).with_name("guest-costs.json")
+MACHINE = "guest, 1 CPUs"
+
+
+def profile_of(case: str) -> profiles.Profile:
+    """What a fleet would have measured of it."""
+    of = CASES[case]
+    with lab.workload_file(of.workload, 1) as path:
+        node = of_workload(workload.load(path), of.utilisation, folder=path.parent)
+    rates = {row: stream.rate for stream in node.streams for row in stream.rows}
+    queries = []
+    operators = node.topology.operators
+    for name in dict.fromkeys(operator.query for operator in operators):
+        rows = [row for row, operator in enumerate(operators) if operator.query == name]
+        place = {row: at for at, row in enumerate(rows)}
+        queries.append(
+            profiles.Query(
+                engine="lab",
+                machine=MACHINE,
+                name=name,
+                operators=[
+                    profiles.Operator(
+                        name=operators[row].name,
+                        cost=float(node.cost_s[row]),
+                        selectivity=float(node.selectivity[row]),
+                        input_rate=rates.get(row),
+                    )
+                    for row in rows
+                ],
+                edges=[
+                    (place[edge.source], place[edge.target], edge.share)
+                    for edge in node.topology.edges
+                    if edge.source in place
+                ],
+            )
+        )
+    return profiles.Profile(queries=queries)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("cases", nargs="*", default=UNSEEN)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=6.0, help="as in the guests")
+    given = parser.parse_args()
+    real, _, _ = measured()
+    lines = map(json.loads, COSTS.read_text().splitlines())
+    [calibrated] = [
+        Costs(**{key: value for key, value in line.items() if key != "job"})
+        for line in lines
+        if line["job"] == "os"
+    ]
+    print("| workload | switches | chosen | next | margin | measured: chosen | best | worse by |")
+    print("|---|---|---|---|--:|--:|---|--:|")
+    for case in given.cases:
+        tried = {"os": 1.0}
+        tried |= {
+            name: real[case, f"scx-{name}"]["mean"]
+            for name in sweep.POLICIES
+            if (case, f"scx-{name}") in real
+        }
+        best = min(tried, key=lambda name: tried[name])
+        of = (CASES[case].utilisation,), range(1, given.seeds + 1), (given.seconds,)
+        tasks = [*itertools.product((MACHINE,), tried, *of)]
+        for word, costs in (("free", None), ("calibrated", calibrated)):
+            with ProcessPoolExecutor(2) as pool:
+                rows = [*pool.map(partial(sweep.task, profile_of(case), costs=costs), tasks)]
+            choice = next(iter(sweep.best(rows, ["latency"])), None)
+            if choice is None:
+                print(f"| {case} | {word} | none: unstable | | | | {best} {tried[best]:.2f} | |")
+                continue
+            print(
+                f"| {case} | {word} | {choice.policy} | {choice.next_policy} | "
+                f"{choice.margin:.1%} | {tried[choice.policy]:.2f} | {best} {tried[best]:.2f} | "
+                f"{tried[choice.policy] / tried[best] - 1:.0%} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
