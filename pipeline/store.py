@@ -6,13 +6,16 @@
 A batch of files is written to a folder of its own, which nobody reads; then its entry appears in
 the manifest, at once and under a number that nobody else has. That is the commit: what no entry
 names does not exist. Whoever is killed before leaves a folder that the next one removes; of two
-at the same time one gets the number, and the other starts again. (The way of Delta Lake and
-Iceberg, neither of which goes with this Spark.)
+at the same time one gets the number, and the other starts again. An entry may say that its folder
+replaces those of others, which hold the same rows in more files; they are removed some time later,
+as somebody may be reading them. (The way of Delta Lake and Iceberg, neither of which goes with this
+Spark.)
 """
 
 import os
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Fleet", "Source", "Taken"]
 
+GRACE_MS = 86_400_000  # that folders which were replaced stay
+
 
 class Source(Struct, frozen=True, array_like=True):
     """A file as it was when it was taken. Sent again with another content, it is another one."""
@@ -38,7 +43,10 @@ class Source(Struct, frozen=True, array_like=True):
 
 
 class Batch(Struct, kw_only=True):
-    """An entry of the manifest. set_aside: files that were not read, and why."""
+    """An entry of the manifest. set_aside: files that were not read, and why.
+
+    replaces: folders whose rows are in this one, and count there no more.
+    """
 
     folder: str
     files: list[Source]
@@ -48,6 +56,7 @@ class Batch(Struct, kw_only=True):
     bad: int = 0
     repeated: int = 0  # lines that were there already
     spans: dict[str, list[tuple[int, int]]] = {}  # node -> first and last number of each file
+    replaces: list[str] = []
 
 
 class Taken(Exception):
@@ -112,12 +121,17 @@ class Fleet:
             self._fs.delete(self._path(staged), False)
         self.batches.append(batch)
 
+    def live(self) -> list[Batch]:
+        """Those whose rows count."""
+        replaced = {folder for batch in self.batches for folder in batch.replaces}
+        return [batch for batch in self.batches if batch.folder not in replaced]
+
     def clean(self) -> int:
         """Remove folders that no entry names and none can name any more. Returns how many."""
         root = self._path(f"{self.out}/data")
         if not self._fs.exists(root):
             return 0
-        named = {batch.folder for batch in self.batches}
+        named = {batch.folder for batch in self.batches} - self._outlived()
         gone = 0
         for status in self._fs.listStatus(root):
             name = str(status.getPath().getName())
@@ -128,13 +142,23 @@ class Fleet:
                 gone += 1
         return gone
 
+    def _outlived(self) -> set[str]:
+        """Folders that were replaced so long ago that nobody reads them any more."""
+        found: set[str] = set()
+        for number, batch in enumerate(self.batches):
+            if batch.replaces:
+                entry = self._fs.getFileStatus(self._path(self._entry(number)))
+                if time.time() * 1e3 - entry.getModificationTime() > GRACE_MS:
+                    found.update(batch.replaces)
+        return found
+
     def remove(self, folder: str) -> None:
         self._fs.delete(self._path(self.data(folder)), True)
 
     def read(self, kind: str, folders: Sequence[str] | None = None) -> "DataFrame":
         """A table. folders: None = all that are committed. Raises UserError if it is empty."""
         if folders is None:
-            folders = [batch.folder for batch in self.batches if batch.rows.get(kind)]
+            folders = [batch.folder for batch in self.live() if batch.rows.get(kind)]
         schema = ddl(KINDS[kind])
         if not folders:
             return self.spark.createDataFrame([], schema)

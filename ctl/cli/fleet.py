@@ -1,11 +1,13 @@
 """sched-ctl fleet: what many nodes recorded, by Spark."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sched_ctl.cli import fleet_sweep
 from sched_ctl.cli.flags import Json
+from sched_ctl.cli.fleet_flags import Conf, Master, check, percent, spark_of
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError
 
@@ -20,23 +22,10 @@ fleet = App(
 )
 
 Fleet = Annotated[str, typer.Argument(help="Folder that ingest made.", metavar="FLEET")]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        help="Spark's master: local[2], spark://HOST:PORT, yarn. Default: its own, or local[*].",
-        metavar="URL",
-        show_default=False,
-    ),
-]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A setting of Spark; may be repeated.", metavar="KEY=VALUE", show_default=False
-    ),
-]
 
 
 def add_to(app: typer.Typer) -> None:
+    fleet.command()(fleet_sweep.sweep)
     app.add_typer(fleet, name="fleet")
 
 
@@ -70,14 +59,14 @@ def ingest(
     """
     from sched_ctl import show
 
-    _check()
+    check()
     from sched_ctl.pipeline import ingest as ingesting
 
     def told(done: "Done") -> None:
         if not json:
             show.text(f"{done.files} files, {show.number(done.rows)} rows of operators")
 
-    with _spark("ingest", master, conf) as spark:
+    with spark_of("ingest", master, conf) as spark:
         if follow:
             done = ingesting.follow(
                 spark, source, out, checkpoint or f"{out}/checkpoint", told=told
@@ -113,12 +102,12 @@ def profile(
     """
     from sched_ctl import show
 
-    _check()
+    check()
     from sched_ctl.pipeline import profile as profiling
     from sched_ctl.pipeline.store import Fleet as Folder
     from sched_ctl.telemetry import profiles
 
-    with _spark("profile", master, conf) as spark:
+    with spark_of("profile", master, conf) as spark:
         made = profiling.profile(Folder(spark, source))
     profiles.write(out, made)
     if json:
@@ -140,8 +129,8 @@ def profile(
                 query.machine,
                 f"{query.engine} {query.name}/{operator.name}",
                 show.number(None if operator.cost is None else operator.cost * 1e6),
-                _percent(operator.cost_error, "+-"),
-                _percent(operator.drift_a_day),
+                percent(operator.cost_error, "+-"),
+                percent(operator.drift_a_day),
                 show.number(operator.selectivity),
                 show.number(operator.input_rate),
                 operator.nodes,
@@ -161,11 +150,11 @@ def bottlenecks(
 
     from sched_ctl import show
 
-    _check()
+    check()
     from sched_ctl.pipeline import bottlenecks as finding
     from sched_ctl.pipeline.store import Fleet as Folder
 
-    with _spark("bottlenecks", master, conf) as spark:
+    with spark_of("bottlenecks", master, conf) as spark:
         found = finding.held(Folder(spark, source))
     if json:
         show.emit_json([asdict(h) | {"verdict": h.verdict.word, "advice": h.advice} for h in found])
@@ -207,11 +196,11 @@ def compare(
 
     from sched_ctl import show
 
-    _check()
+    check()
     from sched_ctl.pipeline import compare as comparing
     from sched_ctl.pipeline.store import Fleet as Folder
 
-    with _spark("compare", master, conf) as spark:
+    with spark_of("compare", master, conf) as spark:
         found = comparing.compare(Folder(spark, source), base)
     if json:
         show.emit_json([asdict(c) | {"tells": c.tells} for c in found])
@@ -244,11 +233,11 @@ def report(
     """Put the fleet on one HTML page that needs nothing else."""
     from sched_ctl import show
 
-    _check()
+    check()
     from sched_ctl.pipeline import report as reporting
     from sched_ctl.pipeline.store import Fleet as Folder
 
-    with _spark("report", master, conf) as spark:
+    with spark_of("report", master, conf) as spark:
         text = reporting.report(Folder(spark, source))
     try:
         out.write_text(text, encoding="utf-8")
@@ -258,95 +247,23 @@ def report(
 
 
 @fleet.command()
-def sweep(
-    profile_file: Annotated[
-        Path, typer.Argument(help="What fleet profile wrote.", metavar="PROFILE")
-    ],
-    out: Annotated[
-        str, typer.Argument(help="Folder for the results; what is there is not run again.")
-    ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "-p", help="May be repeated.", show_default="six of them"),
-    ] = None,
-    load: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--load", "-l", help="May be repeated.", min=0.05, max=2, show_default="0.8, 0.9"
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000)] = 3,
-    duration: Annotated[
-        float, typer.Option(help="Of the arrivals.", metavar="SECONDS", min=1)
-    ] = 60.0,
-    goal: Annotated[str, typer.Option(help="latency, tail, slowdown or memory.")] = "latency",
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            help="What switches cost, by sched-ctl simulate --calibrate. Default: nothing.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None,
-    drop_ins: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for a configuration drop-in for each kind of machine.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
-    master: Master = None,
-    conf: Conf = None,
-    json: Json = False,
-) -> None:
-    """Try policies in the simulator, spread over the cluster: the best one for each machine."""
-    from dataclasses import asdict
+def compact(source: Fleet, master: Master = None, conf: Conf = None, json: Json = False) -> None:
+    """Put the many small files of frequent ingests together; the rows stay what they are.
 
+    The files that were replaced are removed a day later, by the next ingest or compact.
+    """
     from sched_ctl import show
 
-    _check()
-    from sched_ctl.pipeline import sweep as sweeping
-    from sched_ctl.sim import calibrate
-    from sched_ctl.telemetry import profiles
+    check()
+    from sched_ctl.pipeline import compact as compacting
+    from sched_ctl.pipeline.store import Fleet as Folder
 
-    if goal not in sweeping.GOALS:
-        raise UserError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
-    measured = profiles.read(profile_file)
-    per_hop = calibrate.load(costs) if costs else None
-    with _spark("sweep", master, conf) as spark:
-        rows = sweeping.sweep(
-            spark,
-            measured,
-            out,
-            policy or sweeping.POLICIES,
-            load or [0.8, 0.9],
-            seeds,
-            duration,
-            per_hop,
-        )
-    choices = sweeping.best(rows)
-    written = [] if drop_ins is None else sweeping.write_drop_ins(drop_ins, choices, goal)
+    with spark_of("compact", master, conf) as spark:
+        batches, rows = compacting.compact(Folder(spark, source))
     if json:
-        show.emit_json([asdict(choice) for choice in choices])
+        show.emit_json({"batches": batches, "rows": rows})
         return
-    show.table(
-        ("machine", "goal", "best", ">before", "next", ">below os", "sure"),
-        (
-            (
-                c.machine,
-                c.goal,
-                c.policy,
-                f"{c.margin:.1%}",
-                c.next_policy,
-                _percent(c.gain),
-                c.sure,
-            )
-            for c in choices
-        ),
-    )
-    for path in written:
-        show.text(f"wrote {path}")
+    show.text(f"{batches} batches are one now, of {rows} rows" if batches else "nothing to do")
 
 
 @fleet.command()
@@ -386,25 +303,3 @@ def generate(
     show.text(
         f"{len(truth.files)} files, {truth.lines} lines, {truth.operator_rows} rows of operators"
     )
-
-
-def _percent(share: float | None, sign: str = "") -> str:
-    return "-" if share is None or share != share else f"{sign}{share:.1%}"
-
-
-def _check() -> None:
-    from sched_ctl.pipeline.spark import check
-
-    check()
-
-
-def _spark(name: str, master: str | None, conf: list[str] | None) -> Any:
-    from sched_ctl.pipeline.spark import spark
-
-    settings = {}
-    for text in conf or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key.startswith("spark."):
-            raise UserError(f"--conf {text!r}: a setting of Spark is spark.KEY=VALUE")
-        settings[key] = value
-    return spark(name, master, settings)

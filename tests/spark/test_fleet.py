@@ -1,6 +1,7 @@
 """The fleet's pipeline, by telemetry whose truth is known."""
 
 import itertools
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import generate, ingest
+from sched_ctl.pipeline import compact, generate, ingest
 from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.store import Batch, Fleet, Taken
 from sched_ctl.telemetry import profiles, records
@@ -16,7 +17,8 @@ from sched_ctl.telemetry import profiles, records
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.needs("java")]
+# A call into the JVM that is broken off takes the connection with it, and all tests that follow.
+pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
 
 PLAN = generate.Plan(
     nodes=3, seconds=600, file_s=300, queries=2, bad_lines=2, torn=1, repeated=1, skew=2, level=1
@@ -144,14 +146,38 @@ def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Pat
     truth = generate.generate(tmp_path / "in", PLAN)
     held = tmp_path / "held"
     held.mkdir()
-    late = [Path(shutil.move(path, held)) for path in truth.files[2:4]]
-    source, out, checkpoint = (str(tmp_path / name) for name in ("in", "out", "checkpoint"))
+    late = [Path(shutil.move(path, held)) for path in truth.files[1:4:2]]  # of two nodes
+    # As any file system of Hadoop's, by the address.
+    source, out, checkpoint = ((tmp_path / name).as_uri() for name in ("in", "out", "checkpoint"))
     ingest.ingest(spark, source, out)
     for path in late:
         shutil.move(path, tmp_path / "in")
     done = ingest.follow(spark, source, out, checkpoint, once=True)
     assert done.files == 2  # what the batch job took in is known to the stream
     assert lines_in(Fleet(spark, out))[0] == truth.operator_rows
+    assert ingest.ingest(spark, source, out).files == 0
+
+    # Both batches as one: the same rows, in fewer files; what is known stays known.
+    before = sum(1 for _ in tmp_path.glob("out/data/*/kind=operator/*/*/*.parquet"))
+    sums = "sum(tuples_in)", "sum(cpu_us)", "count(DISTINCT file)"
+    expected = Fleet(spark, out).read("operator").selectExpr(*sums).collect()
+    batches, rows = compact.compact(Fleet(spark, out))
+    assert batches == 2
+    assert rows > truth.operator_rows  # of other tables, too
+    fleet = Fleet(spark, out)
+    assert [len(batch.replaces) for batch in fleet.live()] == [2]
+    assert lines_in(fleet) == (truth.operator_rows, truth.operator_rows)
+    assert fleet.read("operator").selectExpr(*sums).collect() == expected
+    folder = fleet.live()[0].folder
+    after = sum(1 for _ in tmp_path.glob(f"out/data/batch={folder}/kind=operator/*/*/*.parquet"))
+    assert after < before
+    assert compact.compact(fleet) == (0, 0)
+    # Readers keep what they had begun to read, for a day.
+    assert fleet.clean() == 0
+    entry = tmp_path / "out" / "manifest" / f"{len(fleet.batches) - 1:08}.json"
+    os.utime(entry, (0, 0))
+    assert fleet.clean() == 2
+    assert lines_in(fleet)[0] == truth.operator_rows
     assert ingest.ingest(spark, source, out).files == 0
 
 

@@ -1,0 +1,46 @@
+"""What the fleet commands have in common."""
+
+from typing import Annotated, Any
+
+import typer
+
+from sched_ctl.errors import UserError
+
+__all__ = ["Conf", "Master", "check", "percent", "spark_of"]
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help="Spark's master: local[2], spark://HOST:PORT, yarn. Default: its own, or local[*].",
+        metavar="URL",
+        show_default=False,
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A setting of Spark; may be repeated.", metavar="KEY=VALUE", show_default=False
+    ),
+]
+
+
+def percent(share: float | None, sign: str = "") -> str:
+    return "-" if share is None or share != share else f"{sign}{share:.1%}"
+
+
+def check() -> None:
+    from sched_ctl.pipeline.spark import check
+
+    check()
+
+
+def spark_of(name: str, master: str | None, conf: list[str] | None) -> Any:
+    from sched_ctl.pipeline.spark import spark
+
+    settings = {}
+    for text in conf or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise UserError(f"--conf {text!r}: a setting of Spark is spark.KEY=VALUE")
+        settings[key] = value
+    return spark(name, master, settings)
