@@ -158,6 +158,7 @@ def machines(profile: Profile) -> list[str]:
 def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
     """What runs on a machine of a kind, for the simulator. Raises UserError for an unknown one.
 
+    Queries that nothing came to while they were recorded are left out: they take no time.
     where: None = on such as this one if it is known, else on the first.
     """
     if where is None:
@@ -167,6 +168,12 @@ def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
     if not queries:
         raise UserError(
             f"the profile knows no machine {where!r}", f"it knows: {'; '.join(machines(profile))}"
+        )
+    queries = [query for query in queries if any(o.cost is not None for o in query.operators)]
+    if not queries:
+        raise UserError(
+            f"the profile has no costs of what runs on {where!r}",
+            "nothing came to its queries while they were recorded",
         )
     operators: list[PhysicalOperator] = []
     edges: list[Edge] = []

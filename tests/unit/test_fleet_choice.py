@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sched_ctl.config.files import load
+from sched_ctl.errors import UserError
 from sched_ctl.pipeline import page, sweep
 from sched_ctl.sim import Costs
 from sched_ctl.telemetry import profiles
@@ -76,6 +77,23 @@ def test_a_task_runs_in_the_simulator() -> None:
     costly = sweep.task(made, ("m, 2 CPUs", "hr", 0.3, 1, 5.0), Costs(wake_s=1e-4, switch_s=1e-4))
     assert costly["mean"] > light["mean"] + 1e-4
     assert costly["costs"] != light["costs"] == ""
+
+
+def test_a_query_that_was_silent_takes_no_time() -> None:
+    busy, silent = (
+        profiles.Query(
+            engine="lab",
+            machine="m, 2 CPUs",
+            name=name,
+            operators=[profiles.Operator(name="a", cost=cost, selectivity=1.0, input_rate=rate)],
+        )
+        for name, cost, rate in (("busy", 1e-3, 100.0), ("silent", None, 0.0))
+    )
+    made = profiles.Profile(queries=[silent, busy])
+    assert [o.query for o in profiles.snapshot(made).topology.operators] == ["busy"]
+    assert sweep.task(made, ("m, 2 CPUs", "hr", 0.5, 1, 5.0))["stable"]
+    with pytest.raises(UserError, match="no costs"):
+        profiles.snapshot(profiles.Profile(queries=[silent]))
 
 
 def drawings() -> list[str]:
