@@ -15,7 +15,9 @@
  * is bounded: `lag_ns`.
  *
  * WAKE-UPS. As in the fair class, who wakes up and lags behind what runs interrupts that, but not
- * before it has run for base_slice_us. Among operators the order decides, and only between
+ * before it has run for base_slice_us. (An operator: since it woke up. Turns among operators are
+ * shorter than that, and one that never sleeps would keep everybody else waiting at each.) Among
+ * operators the order decides, and only between
  * queries: inside one a switch for each tuple would cost more than it gives, so a batch goes on to
  * the end of its slice. A more urgent operator of another query interrupts after control.least_us,
  * unless it is used to run for longer than the slice that it would cut short.
@@ -159,11 +161,10 @@ static int ring(void *map, int *key, struct bpf_timer *timer)
 	return 0;
 }
 
-/* Let this CPU choose again as soon as what runs there has had its least time. */
-static __always_inline void interrupt(u32 cpu, u64 now_ns, u64 least_ns)
+/* Let this CPU choose again as soon as what runs there, and has for had_ns, has for least_ns. */
+static __always_inline void interrupt(u32 cpu, u64 now_ns, u64 had_ns, u64 least_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
-	u64 had_ns = now_ns - c->turn_ns;
 	struct alarm *alarm;
 
 	if ((s64)(had_ns - least_ns) >= 0) {
@@ -182,12 +183,12 @@ static __always_inline void interrupt(u32 cpu, u64 now_ns, u64 least_ns)
 }
 
 /* As `interrupt`, or when the operator goes on that waits for a higher class to finish there. */
-static __always_inline void claim(u32 cpu, u64 now_ns, u32 least_us)
+static __always_inline void claim(u32 cpu, u64 now_ns, u64 had_ns, u32 least_us)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 
 	if (c->tier != TIER_NONE)
-		interrupt(cpu, now_ns, least_us * US);
+		interrupt(cpu, now_ns, had_ns, least_us * US);
 	else if (!c->wanted_us || least_us < c->wanted_us)
 		c->wanted_us = least_us;
 }
@@ -231,9 +232,9 @@ static __always_inline void claim_for_operator(u32 slot, u64 key, u32 cpu, u64 n
 
 	if (c->tier == TIER_OTHER) {
 		if (before(operators_vtime, c->vtime + pack(now_ns - c->since_ns, 0)))
-			interrupt(cpu, now_ns, base_slice_us * US);
+			interrupt(cpu, now_ns, now_ns - c->turn_ns, base_slice_us * US);
 	} else if (rival && control.least_us && outranks(slot, key, rival, now_ns)) {
-		claim(cpu, now_ns, control.least_us);
+		claim(cpu, now_ns, now_ns - c->turn_ns, control.least_us);
 	}
 }
 
@@ -241,16 +242,19 @@ static __always_inline void claim_for_operator(u32 slot, u64 key, u32 cpu, u64 n
 static __always_inline void claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
-	u64 its = operators_vtime, ran_ns = now_ns - c->since_ns;
+	u64 its = operators_vtime, ran_ns = now_ns - c->since_ns, had_ns = now_ns - c->turn_ns;
+	struct thread *t = &threads[c->slot & (MAX_SLOTS - 1)];
 
-	if (c->tier == TIER_OTHER)
+	if (c->tier == TIER_OTHER) {
 		its = c->vtime + pack(ran_ns, 0);
-	else if (c->slot)
+	} else if (c->slot) {
 		its += pack(ran_ns * 1024 / weight_of_all(), 0);
-	else if (!c->resting)
+		had_ns = t->run_ns - t->woken_run_ns + ran_ns;
+	} else if (!c->resting) {
 		return;
+	}
 	if (before(vtime, its))
-		claim(cpu, now_ns, base_slice_us);
+		claim(cpu, now_ns, had_ns, base_slice_us);
 }
 
 static __always_inline int fair_init(void)

@@ -545,14 +545,14 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		}
 		record(TRACE_RUN, slot, now_ns, waited_ns);
 		if (c->wanted_us)
-			interrupt(cpu, now_ns, c->wanted_us * US);
+			interrupt(cpu, now_ns, now_ns - c->turn_ns, c->wanted_us * US);
 	} else {
 		c->tier = is_worker(p) ? TIER_NONE : TIER_OTHER;	/* nobody preempts workers */
 		count(other_runs);
 		c->vtime = p->scx.dsq_vtime;
 		if (c->woken && queues[llc_of(cpu)].waiting) {
 			if (!operators_first) {
-				interrupt(cpu, now_ns, base_slice_us * US);
+				interrupt(cpu, now_ns, 0, base_slice_us * US);
 			} else if (runs_leftovers(c, now_ns)) {
 				count(preempts);
 				scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
