@@ -141,7 +141,7 @@ static __always_inline void charge_operator(struct cpu *c, struct task_struct *p
 	most = others_now + pack(MOST_AHEAD, 0);
 	if (before(most, operators_vtime))
 		operators_vtime = most;
-	if (others_waiting[llc])
+	if (sets[llc].others_waiting)
 		fair_advance(llc, operators_vtime);
 	else if (before(others_now, operators_vtime))
 		others_now = operators_vtime;

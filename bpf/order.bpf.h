@@ -23,11 +23,14 @@
 /* Verified once, on its own: loops inside would multiply with the states of each caller. */
 #define subprogram __noinline
 
-u64 stale[MAX_LLCS];			/* bit q: head_key[q] is not known */
-u64 next_repair_ns[MAX_LLCS];
-s32 queued[MAX_LLCS][MAX_QUEUES];	/* threads in each queue, or more */
+struct set {				/* of queues; one a last-level cache, or several */
+	u64 stale;			/* bit q: head_key[q] is not known */
+	u64 next_repair_ns;
+	u32 others_waiting;		/* 0: the queue of the others was seen empty */
+} LINES;
+struct set sets[MAX_LLCS];
+s32 queued[MAX_LLCS][MAX_QUEUES] LINES;	/* threads in each queue, or more */
 u64 groups_now_ns;			/* virtual time that groups have reached */
-u32 others_waiting[MAX_LLCS];		/* 0: the queue of the others was seen empty */
 #define GROUP_CREDIT (10 * MS)
 #define STANDING (100 * MS)		/* a queue that is not empty for so long is never empty */
 
@@ -236,10 +239,10 @@ static __always_inline void mark_waiting(u32 llc, u32 queue, u64 key)
 	__sync_fetch_and_add(&queued[llc][queue], 1);
 	if (!(state->waiting & bit)) {
 		state->head_key[queue] = key;
-		if (stale[llc] & bit)
-			__sync_fetch_and_and(&stale[llc], ~bit);
+		if (sets[llc].stale & bit)
+			__sync_fetch_and_and(&sets[llc].stale, ~bit);
 		__sync_fetch_and_or(&state->waiting, bit);
-	} else if (!(stale[llc] & bit) && before(key, state->head_key[queue])) {
+	} else if (!(sets[llc].stale & bit) && before(key, state->head_key[queue])) {
 		state->head_key[queue] = key;
 	}
 }
@@ -251,15 +254,15 @@ static __always_inline void mark_taken(u32 llc, u32 queue)
 	s32 had = __sync_fetch_and_add(&queued[llc][queue], -1);
 
 	if (had > 1) {
-		if (!(stale[llc] & bit))
-			__sync_fetch_and_or(&stale[llc], bit);
+		if (!(sets[llc].stale & bit))
+			__sync_fetch_and_or(&sets[llc].stale, bit);
 		return;
 	}
 	if (had < 1)					/* it was thought to be empty */
 		__sync_fetch_and_add(&queued[llc][queue], 1);
 	__sync_fetch_and_and(&queues[llc].waiting, ~bit);
 	if (nr_cpus > 1 && queued[llc][queue] > 0) {	/* one came meanwhile, and saw the bit */
-		__sync_fetch_and_or(&stale[llc], bit);
+		__sync_fetch_and_or(&sets[llc].stale, bit);
 		__sync_fetch_and_or(&queues[llc].waiting, bit);
 	}
 }
@@ -271,6 +274,10 @@ static __always_inline void mark_empty(u32 llc, u32 queue)
 	__sync_fetch_and_and(&queues[llc].waiting, ~(1ULL << queue));
 }
 
+/*
+ * A thread whose migration is disabled never waits in a queue of ours: the kernel leaves it on its
+ * CPU (SCX_OPS_ENQ_MIGRATION_DISABLED is not set), as these fields do not tell of it.
+ */
 static __always_inline bool may_run(struct task_struct *p, s32 cpu)
 {
 	return nr_cpus == 1 || p->nr_cpus_allowed >= nr_cpus ||
@@ -322,7 +329,7 @@ subprogram int repair(u32 llc)
 		if (n <= 0)
 			continue;
 		queued[llc][i] = n;
-		__sync_fetch_and_or(&stale[llc], 1ULL << i);
+		__sync_fetch_and_or(&sets[llc].stale, 1ULL << i);
 		__sync_fetch_and_or(&queues[llc].waiting, 1ULL << i);
 		missing = 1;
 	}
@@ -384,14 +391,6 @@ subprogram int move_exactly(u64 dsq, u64 packed, s32 cpu)
 	return moved;
 }
 
-/* What a decision compares: a group's virtual time first (smaller wins), then urgency. */
-struct candidate {
-	u64 vtime_ns;
-	u64 urgency;
-	u64 exact;			/* packed vtime of the thread, if its queue is exact */
-	s32 queue;			/* -1: none */
-};
-
 static __always_inline bool better(struct candidate *one, struct candidate *than)
 {
 	if (control.nr_groups && one->vtime_ns != than->vtime_ns)
@@ -426,10 +425,10 @@ subprogram u64 refresh(u32 llc, s32 cpu, u64 unknown)
 	for_each_queue(i, unknown) {
 		bit = 1ULL << i;
 		barrier_var(bit);	/* or the verifier keeps a state for each set of bits */
-		__sync_fetch_and_and(&stale[llc], ~bit);
+		__sync_fetch_and_and(&sets[llc].stale, ~bit);
 		key = peek(dsq_of(llc, i), cpu);
 		if (key & PASSED)
-			__sync_fetch_and_or(&stale[llc], bit);
+			__sync_fetch_and_or(&sets[llc].stale, bit);
 		else if (!key)
 			mark_empty(llc, i);
 		key &= ~PASSED;
@@ -482,8 +481,8 @@ subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candida
 	best->queue = -1;
 	best->vtime_ns = 0;
 	best->urgency = 0;
-	if (candidates & stale[llc])
-		candidates &= ~refresh(llc, cpu, candidates & stale[llc]);
+	if (candidates & sets[llc].stale)
+		candidates &= ~refresh(llc, cpu, candidates & sets[llc].stale);
 	if (control.nr_groups)
 		candidates = narrow(candidates, best);
 	for_each_queue(i, candidates) {
@@ -516,7 +515,7 @@ subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candida
 static __always_inline bool take_first(u32 llc, u32 queue)
 {
 	if (!dsq_move_to_local(dsq_of(llc, queue))) {
-		__sync_fetch_and_or(&stale[llc], 1ULL << queue);
+		__sync_fetch_and_or(&sets[llc].stale, 1ULL << queue);
 		return false;
 	}
 	mark_taken(llc, queue);
@@ -534,6 +533,16 @@ static __always_inline bool take(u32 llc, s32 cpu, struct candidate *best)
 		return false;
 	mark_taken(llc, queue);
 	return true;
+}
+
+/* Inside a query who runs goes on to the end of its slice, whoever woke up meanwhile. */
+subprogram int batch_goes_on(u32 slot, u64 winner, u64 had_ns)
+{
+	u32 query;
+
+	slot &= MAX_SLOTS - 1;
+	query = slots[slot].query;
+	return query && query == slots[packed_slot(winner)].query && had_ns < slice_ns(slot);
 }
 
 #endif

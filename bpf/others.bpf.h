@@ -116,7 +116,7 @@ static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags);
 		return;
 	}
-	others_waiting[llc] = 1;
+	sets[llc].others_waiting = 1;
 	dsq_insert_vtime(p, others_dsq(llc), others_slice_ns(), vtime, enq_flags);
 	if (!operators_first && (enq_flags & SCX_ENQ_WAKEUP))
 		claim_for_other(vtime, cpu, clock_ns());
@@ -131,8 +131,24 @@ static __always_inline bool run_other(u32 llc)
 	if (dsq_move_to_local(others_dsq(llc)))
 		return true;
 	if (nr_cpus == 1 || scx_bpf_dsq_nr_queued(others_dsq(llc)) <= 0)
-		others_waiting[llc] = 0;
+		sets[llc].others_waiting = 0;
 	return false;
+}
+
+/* The same, but one of another set, if that lags behind (caches.bpf.h). */
+static __always_inline bool run_next_other(u32 llc, struct cpu *c)
+{
+	u32 from = c->from;
+
+	if (nr_llcs > 1 && from) {
+		c->from = 0;
+		if (dsq_move_to_local(others_dsq((from - 1) & (MAX_LLCS - 1)))) {
+			c->pulled = 1;
+			count(other_pulls);
+			return true;
+		}
+	}
+	return run_other(llc);
 }
 
 /*
@@ -196,9 +212,13 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	u64 ran_ns = prev->se.sum_exec_runtime - c->start_ns;
 	u64 vtime = others_vtime(prev, ran_ns), head = peek(others_dsq(llc), cpu) & ~PASSED;
 
+	if (nr_llcs > 1 && c->from)
+		return false;
 	if (head) {
 		if (before(head, vtime))
 			return false;
+	} else if (nr_llcs > 1 && c->contended) {
+		/* It is alone in its set only. */
 	} else if (operators_first || !queues[llc].waiting) {
 		vtime = others_start(prev, true);	/* nobody else wants this time: it is free */
 	}
@@ -264,7 +284,7 @@ static int unpark(void *map, int *key, struct bpf_timer *timer)
 			continue;
 		}
 		llc = llc_of(scx_bpf_task_cpu(p));
-		others_waiting[llc] = 1;
+		sets[llc].others_waiting = 1;
 		if (dsq_move_vtime(&it, p, others_dsq(llc)))
 			kick_idle(p);
 	}
@@ -282,7 +302,7 @@ subprogram int rouse(u32 llc)
 
 	llc &= MAX_LLCS - 1;
 	if (scx_bpf_dsq_nr_queued(others_dsq(llc)) > 0) {
-		others_waiting[llc] = 1;
+		sets[llc].others_waiting = 1;
 		if (rouse_for(others_dsq(llc)))
 			return 1;
 	}

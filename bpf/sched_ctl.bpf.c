@@ -64,6 +64,7 @@
 #include "fair.bpf.h"
 #include "others.bpf.h"
 #include "starve.bpf.h"
+#include "caches.bpf.h"
 
 #define LEAST_LOSS (MS / 2)	/* the fair class takes more than this; interrupts and drivers less */
 
@@ -75,20 +76,25 @@ static __always_inline bool runs_leftovers(struct cpu *c, u64 now_ns)
 	return c->tier == TIER_OTHER && c->credit_ns - (s64)(now_ns - c->since_ns) < QUANTUM / 4;
 }
 
-/* A CPU that runs leftovers, or -1. */
-subprogram int find_leftovers(u64 now_ns)
+/* A CPU of this set that runs leftovers, or -1. */
+subprogram int find_leftovers(u32 llc, u64 now_ns)
 {
-	u32 i;
+	u32 i, cpu;
 
-	for (i = 0; i < MAX_CPUS && i < nr_cpus; i++)
-		if (runs_leftovers(&cpus[i], now_ns))
-			return i;
+	for (i = 0; i < SET_CPUS; i++) {
+		cpu = cpus_of_llc[(llc & (MAX_LLCS - 1)) * SET_CPUS + i];
+		if (!cpu)
+			break;
+		if (runs_leftovers(&cpus[(cpu - 1) & (MAX_CPUS - 1)], now_ns))
+			return cpu - 1;
+	}
 	return -1;
 }
 
 static __always_inline void preempt_others(struct task_struct *p, s32 cpu, u64 now_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u32 llc;
 
 	if (runs_leftovers(c, now_ns)) {
 		count(preempts);
@@ -99,7 +105,10 @@ static __always_inline void preempt_others(struct task_struct *p, s32 cpu, u64 n
 		return;
 	if (kick_idle(p))
 		return;
-	cpu = find_leftovers(now_ns);
+	llc = llc_of(cpu);
+	cpu = find_leftovers(llc, now_ns);
+	if (cpu < 0 && nr_llcs > 1)
+		cpu = find_leftovers(next_set(this_cpu(), llc), now_ns);
 	if (cpu >= 0 && may_run(p, cpu)) {
 		count(preempts);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
@@ -253,31 +262,6 @@ subprogram int resume(u32 llc, s32 cpu)
 	return 1;
 }
 
-/* The threads of another last-level cache, when ours has none. */
-subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
-{
-	struct candidate best;
-	u32 i, other;
-
-	for (i = 1; i < MAX_LLCS && i < nr_llcs; i++) {
-		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
-		if (queues[other].waiting &&
-		    pick(other, cpu, now_ns, queues[other].waiting, &best) >= 0 &&
-		    take(other, cpu, &best)) {
-			count(steals);
-			return 1;
-		}
-	}
-	for (i = 1; i < MAX_LLCS && i < nr_llcs; i++) {
-		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
-		if (run_other(other)) {
-			count(steals);
-			return 1;
-		}
-	}
-	return 0;
-}
-
 /* It goes on: a new turn, unless it was only asked to end its turn early and did not have to. */
 static __always_inline void keep_operator(struct cpu *c, struct task_struct *prev, u32 slot,
 					  u64 now_ns)
@@ -302,43 +286,32 @@ subprogram int take_any(u32 llc, s32 cpu, u64 now_ns)
 
 enum { RUN_NOTHING, RUN_MOVED, RUN_KEEP };
 
-/* Inside a query who runs goes on to the end of its slice, whoever woke up meanwhile. */
-subprogram int batch_goes_on(u32 slot, u64 winner, u64 had_ns)
+/* Put the most urgent operator on this CPU, if it is more urgent than the one in `slot` (0: none). */
+subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 {
-	u32 query;
-
-	slot &= MAX_SLOTS - 1;
-	query = slots[slot].query;
-	return query && query == slots[packed_slot(winner)].query && had_ns < slice_ns(slot);
-}
-
-/* Put the most urgent operator on this CPU, if it is more urgent than `mine` in `slot`. */
-subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot, struct candidate *mine)
-{
-	struct candidate best;
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	struct candidate *best = &c->here;
 	u64 waiting;
 	u32 i;
 
-	if (!mine)
-		return RUN_NOTHING;
 	llc &= MAX_LLCS - 1;
 	/* Another look if the winner may not run here (pinned), or was taken meanwhile. */
 	waiting = queues[llc].waiting;
 	for (i = 0; i < 4 && waiting; i++) {
-		if (pick(llc, cpu, now_ns, waiting, &best) < 0)
+		if (pick(llc, cpu, now_ns, waiting, best) < 0)
 			return RUN_NOTHING;
-		if (slot && !better(&best, mine))
+		if (slot && !better(best, &c->mine))
 			return RUN_KEEP;
-		if (slot && batch_goes_on(slot, best.exact ?: queues[llc].head_key[best.queue & (MAX_QUEUES - 1)],
-					  now_ns - cpus[cpu & (MAX_CPUS - 1)].turn_ns))
+		if (slot && batch_goes_on(slot, best->exact ?: queues[llc].head_key[best->queue & (MAX_QUEUES - 1)],
+					  now_ns - c->turn_ns))
 			return RUN_KEEP;
-		record(TRACE_PICK, 0, now_ns, best.urgency);
-		if ((s64)(best.vtime_ns - groups_now_ns) > 0)
-			groups_now_ns = best.vtime_ns;
-		best.queue &= MAX_QUEUES - 1;
-		if (take(llc, cpu, &best))
+		record(TRACE_PICK, 0, now_ns, best->urgency);
+		if ((s64)(best->vtime_ns - groups_now_ns) > 0)
+			groups_now_ns = best->vtime_ns;
+		best->queue &= MAX_QUEUES - 1;
+		if (take(llc, cpu, best))
 			return RUN_MOVED;
-		waiting &= ~(1ULL << best.queue);
+		waiting &= ~(1ULL << best->queue);
 	}
 	return RUN_NOTHING;
 }
@@ -346,12 +319,15 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot, struct candi
 /* Does one of the others lag behind the operators? `mine`: vtime of the one that runs, or 0. */
 subprogram int others_lag(u64 mine, u32 llc, s32 cpu)
 {
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	u64 head;
 
 	llc &= MAX_LLCS - 1;
 	if (mine && before(mine, operators_vtime))
 		return 1;
-	if (!others_waiting[llc])
+	if (nr_llcs > 1 && c->from && before(c->from_vtime, operators_vtime))
+		return 1;
+	if (!sets[llc].others_waiting)
 		return 0;
 	head = peek(others_dsq(llc), cpu) & ~PASSED;
 	return head && before(head, operators_vtime);
@@ -367,12 +343,14 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	llc &= MAX_LLCS - 1;
 	c->next_chores_ns = now_ns + CHORES_NS;
 	check_heartbeat(now_ns);
-	if (nr_cpus > 1 && (s64)(now_ns - next_repair_ns[llc]) > 0) {
-		next_repair_ns[llc] = now_ns + CHORES_NS;
+	if (nr_llcs > 1)
+		find_laggard(c, llc, cpu);
+	if (nr_cpus > 1 && (s64)(now_ns - sets[llc].next_repair_ns) > 0) {
+		sets[llc].next_repair_ns = now_ns + CHORES_NS;
 		repair(llc);
 		rouse(llc);
 	}
-	if (others_waiting[llc] && (s64)(now_ns - c->next_look_ns) >= 0) {
+	if (sets[llc].others_waiting && (s64)(now_ns - c->next_look_ns) >= 0) {
 		c->next_look_ns = now_ns + OTHERS_LOOK;
 		if (rescue_other(llc, cpu, now_ns)) {
 			count(other_rescues);
@@ -397,7 +375,6 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	bool runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
 	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, more_ns = 0, key = 0, waiting;
 	s64 credit_ns = c->credit_ns;
-	struct candidate mine = { .queue = -1 };
 
 	s->dispatches++;
 	c->woken = 0;
@@ -419,14 +396,15 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	if ((s64)(now_ns - c->next_chores_ns) >= 0 && do_chores(c, llc, cpu, now_ns))
 		return;
 	/* Is it the turn of one of the others? */
-	if ((others_waiting[llc] || (runnable && !slot)) &&
+	if ((sets[llc].others_waiting || (runnable && !slot) || (nr_llcs > 1 && c->from)) &&
 	    ((s64)(others_first_until_ns - now_ns) > 0 ||
 	     (operators_first ? credit_ns >= QUANTUM :
-	      (slot || queues[llc].waiting) &&
+	      (slot || queues[llc].waiting || may_look(c, llc, slot, now_ns)) &&
 	      others_lag(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu)))) {
 		if (runnable && !slot && keep_other(prev, llc, cpu, now_ns))
 			return;
-		if (others_waiting[llc] && run_other(llc)) {
+		if ((sets[llc].others_waiting || (nr_llcs > 1 && c->from)) &&
+		    run_next_other(llc, c)) {
 			count(guaranteed);
 			return;
 		}
@@ -441,25 +419,29 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	if (slot) {
 		key = key_of(slot, now_ns);
 		queue = slots[slot].queue & (MAX_QUEUES - 1);
-		if (!waiting) {
+		if (!waiting && !may_look(c, llc, slot, now_ns)) {
 			s->keeps++;
 			keep_operator(c, prev, slot, now_ns);
 			return;
 		}
-		mine.queue = queue;
+		c->mine.vtime_ns = 0;
 		if (control.queues[queue].flags & QUEUE_EXACT)
-			mine.urgency = exact_urgency(slot, now_ns);
+			c->mine.urgency = exact_urgency(slot, now_ns);
 		else
-			mine.urgency = urgency(queue, key, now_ns);
+			c->mine.urgency = urgency(queue, key, now_ns);
 		if (control.nr_groups) {
 			struct group *group = group_of(queue, &i);
 
 			/* One slice ahead of the others is still its turn. */
 			if (group->share)
-				mine.vtime_ns = groups[i].vtime_ns +
+				c->mine.vtime_ns = groups[i].vtime_ns +
 						(ran_ns - slice_ns(slot)) * SHARE_ONE / group->share;
 		}
 	}
+
+	if (may_look(c, llc, slot, now_ns) && (slot || waiting || runnable || sets[llc].others_waiting) &&
+	    pull(llc, cpu, now_ns, slot))
+		return;
 
 	/* A single queue and nobody to compare it with: no need to look at its head. */
 	if (waiting && !slot && !(waiting & (waiting - 1)) && !control.nr_groups) {
@@ -468,11 +450,11 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			return;
 	}
 	if (waiting) {
-		switch (run_operator(llc, cpu, now_ns, slot, &mine)) {
+		switch (run_operator(llc, cpu, now_ns, slot)) {
 		case RUN_MOVED:
 			return;
 		case RUN_KEEP:
-			record(TRACE_KEEP, slot, now_ns, mine.urgency);
+			record(TRACE_KEEP, slot, now_ns, c->mine.urgency);
 			break;
 		}
 	}
@@ -485,7 +467,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	/* No operator wants this CPU. */
 	if (runnable && keep_other(prev, llc, cpu, now_ns))
 		return;
-	if (run_other(llc)) {
+	if (run_next_other(llc, c)) {
 		count(leftovers);
 		return;
 	}
@@ -557,6 +539,13 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 				count(preempts);
 				scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 			}
+		}
+		if (nr_llcs > 1 && c->pulled) {
+			u64 least = others_now - pack(MOST_LAG, 0);
+
+			c->pulled = 0;
+			if (before(p->scx.dsq_vtime, least))
+				c->vtime = p->scx.dsq_vtime = least;
 		}
 		if (before(others_now, p->scx.dsq_vtime))
 			fair_advance(llc_of(scx_bpf_task_cpu(p)), p->scx.dsq_vtime);

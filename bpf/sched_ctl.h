@@ -48,13 +48,15 @@
 #define SCHED_CTL_H
 
 #define ABOUT(text) __attribute__((btf_decl_tag(text)))
+#define LINES __attribute__((aligned(64)))	/* on cache lines of its own */
 
 enum limits {
 	MAX_SLOTS = 16384,		/* a power of two; slot 0 is never used */
 	MAX_CPUS = 512,			/* a power of two */
 	MAX_QUEUES = 64,		/* bits of queue_state.waiting */
 	MAX_GROUPS = 64,
-	MAX_LLCS = 8,			/* more last-level caches than this share queues */
+	MAX_LLCS = 64,			/* sets of queues: one a last-level cache, or several ... */
+	SET_CPUS = 16,			/* ... for those of more CPUs than this */
 	RANK_SHIFT = 56,		/* base = rank << RANK_SHIFT | static part */
 	MAX_SLOPE = 1 << 20,		/* so that slope * (age + lead) stays below a rank */
 	MAX_LEAD_US = 1 << 30,		/* 18 minutes; larger leads count as this, as do live ages */
@@ -152,10 +154,10 @@ struct thread {
 	__u64 woken_ns;			/* when that was */
 };
 
-struct queue_state {			/* one a last-level cache */
+struct queue_state {			/* one a set of queues */
 	__u64 waiting;			/* bit q: queue q may have threads */
 	__u64 head_key[MAX_QUEUES];	/* key of the head of each queue, where its bit is set */
-};
+} LINES;
 
 struct group_state {
 	__u64 vtime_ns;			/* CPU time / share */
@@ -186,7 +188,7 @@ struct stats {
 	__u64 preempts		ABOUT("wake-ups of an operator that preempted what ran");
 	__u64 kicks		ABOUT("idle CPUs woken for a queued thread");
 	__u64 repairs		ABOUT("queues found to have threads that no bit told of");
-	__u64 steals		ABOUT("threads taken from another last-level cache");
+	__u64 steals		ABOUT("threads taken from another set of queues by a CPU without work");
 	__u64 capped		ABOUT("decisions in which a concurrency cap left out a group");
 	__u64 kernel_threads	ABOUT("per-CPU kernel threads run at once");
 	__u64 expired		ABOUT("times hints began to be ignored for want of a heartbeat");
@@ -197,7 +199,10 @@ struct stats {
 	__u64 recounts		ABOUT("threads whose weight was not counted when they woke up");
 	__u64 alarms		ABOUT("timers started to end a run before its slice does");
 	__u64 weighed_ns	ABOUT("CPU time of operators over the sum of their weights, ns");
-	__u64 reserved[4];
+	__u64 pulls		ABOUT("operators taken from another set of queues as more urgent");
+	__u64 other_pulls	ABOUT("other threads taken from another set of queues as behind");
+	__u64 looks		ABOUT("looks at the operators of another set of queues");
+	__u64 reserved[1];
 };
 
 struct exit_report {

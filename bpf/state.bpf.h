@@ -33,9 +33,11 @@ const volatile bool use_cgroups ABOUT(
 	"weights and limits of cgroups count for threads that are not adopted") = false;
 const volatile u32 trace_records ABOUT(
 	"size of the map trace, a power of two; 0 = no tracing") = TRACE_OFF;
-const volatile u32 nr_llcs ABOUT("last-level caches with queues of their own, 1..MAX_LLCS") = 1;
+const volatile u32 nr_llcs ABOUT("sets of queues, one a last-level cache or more, 1..MAX_LLCS") = 1;
 const volatile u32 nr_cpus ABOUT("CPUs that there can be, 1..MAX_CPUS") = MAX_CPUS;
-const volatile u8 llc_of_cpu[MAX_CPUS] ABOUT("index of each CPU's last-level cache") = {};
+const volatile u8 llc_of_cpu[MAX_CPUS] ABOUT("index of each CPU's set of queues") = {};
+const volatile u16 cpus_of_llc[MAX_LLCS * SET_CPUS] ABOUT(
+	"rows of SET_CPUS: the CPUs of each set of queues, + 1; 0 = no more") = {};
 
 struct control control SEC(".data.control") = {
 	.nr_queues = 1,
@@ -98,6 +100,14 @@ struct {				/* resized by whoever sets trace_records */
 
 enum tier { TIER_NONE, TIER_OPERATOR, TIER_OTHER };
 
+/* What a decision compares: a group's virtual time first (smaller wins), then urgency. */
+struct candidate {
+	u64 vtime_ns;
+	u64 urgency;
+	u64 exact;			/* packed vtime of the thread, if its queue is exact */
+	s32 queue;			/* -1: none */
+};
+
 struct cpu {
 	u64 start_ns;			/* sum_exec_runtime of what runs when it began to run */
 	u64 since_ns;			/* when it began to run */
@@ -120,14 +130,23 @@ struct cpu {
 	u64 tried_ns;			/* who waits since then or longer could not be moved; 0 = nobody */
 	u32 hand;			/* the first row of `threads` that it looks at next */
 	u8 hurried;			/* 1: somebody waits so long that turns are short */
-};
+	u8 contended;			/* 1: others of another set could run here */
+	u8 pulled;			/* 1: the other that runs next lagged behind in another set */
+	u64 next_far_ns;		/* when to look at the operators of other sets */
+	u64 from_vtime;			/* of whom `from` tells, packed */
+	u16 from;			/* set whose others have the next turn here, + 1; 0 = ours */
+	u16 far;			/* which set it looked at last, from its own on */
+	/* Of the decision at hand: for the stack they would be too much. */
+	struct candidate mine;		/* the operator that could go on */
+	struct candidate here, there;	/* the best that wait in its own set, and in another */
+} LINES;
 struct cpu cpus[MAX_CPUS];
 
 u64 trace_next;				/* records written so far */
-u64 others_now;				/* virtual time that the fair tier has reached, packed */
-u64 operators_vtime;			/* of all operators together, packed */
+u64 others_now LINES;			/* virtual time that the fair tier has reached, packed */
+u64 operators_vtime LINES;		/* of all operators together, packed */
 s64 operators_weight;			/* sum of the weights of those that want a CPU */
-u64 monotonic_offset_ns;		/* CLOCK_MONOTONIC - scheduler clock */
+u64 monotonic_offset_ns LINES;		/* CLOCK_MONOTONIC - scheduler clock */
 u64 others_first_until_ns;		/* hints came back: operators still queue among the others */
 u32 hints_valid = 1;			/* the heartbeat is young enough */
 

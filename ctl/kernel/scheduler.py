@@ -7,7 +7,8 @@ object's BTF; nothing of it is repeated here.
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -113,13 +114,14 @@ class Scheduler:
         trace_records: int,
     ) -> None:
         opened = self._object
-        caches = last_level_caches()
         limits = opened.btf.enum("limits")
-        if max(caches, default=0) < limits["MAX_LLCS"] and len(caches) <= limits["MAX_CPUS"]:
+        sets = queue_sets(last_level_caches(), limits["SET_CPUS"], limits["MAX_LLCS"])
+        if len(sets) <= limits["MAX_CPUS"]:
             of_cpu = np.zeros(limits["MAX_CPUS"], dtype=np.uint8)
-            of_cpu[: len(caches)] = np.maximum(caches, 0)  # of those that are offline: any
+            of_cpu[: len(sets)] = np.maximum(sets, 0)  # of those that are offline: any
             opened.set("llc_of_cpu", of_cpu)
-            opened.set("nr_llcs", max(caches, default=0) + 1)
+            opened.set("nr_llcs", max(sets, default=0) + 1)
+            opened.set("cpus_of_llc", members(sets, limits["MAX_LLCS"], limits["SET_CPUS"]).ravel())
         if possible := possible_cpus():
             opened.set("nr_cpus", min(possible, limits["MAX_CPUS"]))
         opened.set("base_slice_us", base_slice_us(os.cpu_count() or 1))
@@ -293,6 +295,32 @@ def possible_cpus(root: Path = CPUS) -> int:
         return int(text.strip().rpartition(",")[2].rpartition("-")[2]) + 1
     except (OSError, ValueError):
         return 0
+
+
+def queue_sets(caches: Sequence[int], most_cpus: int, most_sets: int) -> list[int]:
+    """Index of each CPU's set of queues: one a cache, those of more CPUs than `most_cpus` divided
+    evenly. Neighbours share one where there would be more than `most_sets`. -1 = it is offline.
+    """
+    sizes = Counter(caches)
+    seen: Counter[int] = Counter()
+    found: dict[tuple[int, int], int] = {}
+    sets = []
+    for cache in caches:
+        parts = -(-sizes[cache] // most_cpus)
+        part = seen[cache] * parts // sizes[cache]
+        seen[cache] += 1
+        sets.append(-1 if cache < 0 else found.setdefault((cache, part), len(found)))
+    shared = -(-len(found) // most_sets) or 1
+    return [index // shared if index >= 0 else -1 for index in sets]
+
+
+def members(sets: Sequence[int], most_sets: int, most_cpus: int) -> NDArray[Any]:
+    """The CPUs of each set, + 1, in rows of `most_cpus`; 0 = no more."""
+    rows = np.zeros((most_sets, most_cpus), dtype=np.uint16)
+    for index in set(sets) - {-1}:
+        cpus = [cpu + 1 for cpu, of in enumerate(sets) if of == index][:most_cpus]
+        rows[index, : len(cpus)] = cpus
+    return rows
 
 
 def last_level_caches(root: Path = CPUS) -> list[int]:

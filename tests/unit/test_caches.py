@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from sched_ctl.kernel.scheduler import last_level_caches
+import numpy as np
+
+from sched_ctl.kernel.scheduler import last_level_caches, members, queue_sets
 
 
 def test_caches_go_by_the_numbers_of_cpus(tmp_path: Path) -> None:
@@ -15,3 +17,19 @@ def test_caches_go_by_the_numbers_of_cpus(tmp_path: Path) -> None:
         (folder / "level").write_text(f"{level}\n")
         (folder / "shared_cpu_list").write_text(f"{shared}\n")
     assert last_level_caches(tmp_path) == [0, -1, 1, 1]
+
+
+def test_large_caches_are_divided_into_sets_of_queues() -> None:
+    """Of at most 16 CPUs, evenly; where there would be too many sets, neighbours share one."""
+    assert queue_sets([0, 0, 1, -1, 1], 16, 64) == [0, 0, 1, -1, 1]
+    sets = queue_sets([0] * 40 + [-1] + [1] * 3, 16, 64)
+    assert np.bincount([index for index in sets if index >= 0]).tolist() == [14, 13, 13, 3]
+    assert sets[40] == -1
+    many = queue_sets([cpu // 2 for cpu in range(260)], 16, 64)  # 130 caches
+    assert set(many) == set(range(44))
+    assert max(np.bincount(many)) <= 16
+    assert queue_sets([], 16, 64) == []
+
+
+def test_members_of_sets() -> None:
+    assert members([0, -1, 1, 0], 4, 2).tolist() == [[1, 4], [3, 0], [0, 0], [0, 0]]

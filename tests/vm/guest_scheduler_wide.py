@@ -1,4 +1,4 @@
-"""The BPF scheduler on two last-level caches, waking and preempting, and with ten thousand threads.
+"""The BPF scheduler on two last-level caches: order and shares, and with ten thousand threads.
 
 Two CPUs of an emulated guest are slow and uneven: what is asserted is what was counted, or a ratio
 within one run, and there are several looks.
@@ -81,6 +81,53 @@ def check_stealing() -> None:
             os.sched_setaffinity(pid, {0, 1})
         assert in_time(lambda: scheduler.stats()["steals"] > 0)
         look_until(lambda: shares(pids, 2), lambda got: min(got[1:]) > 4 * got[0])
+
+
+def crowded(pids: list[int]) -> None:
+    """All but the first on the first cache. They stay there unless the scheduler moves them."""
+    for index, pid in enumerate(pids):
+        os.sched_setaffinity(pid, {index == 0})
+
+
+def parts(pids: list[int]) -> list[float]:
+    """Of the CPU time of all, in CPUs."""
+    got = np.array(shares(pids, 1, settle_s=0.5))
+    return list(np.round(got / got.sum() * CPUS, 3))
+
+
+@only_on("6.18")
+def check_one_order_over_caches() -> None:
+    """The two most urgent of four run, though both waited at one cache; reversed as well."""
+    above_all()
+    with busy(4) as pids, Scheduler(full=False) as scheduler:
+        leads(scheduler, 4)
+        crowded(pids)
+        adopt(scheduler, pids)
+        scheduler.attach()
+        assert in_time(lambda: bool(scheduler.threads["runs"][1:5].all()))
+        for pid in pids:
+            os.sched_setaffinity(pid, {0, 1})
+        look_until(lambda: parts(pids), lambda got: min(got[2:]) > 0.9)
+        scheduler.slots["lead_us"][1:5] = scheduler.slots["lead_us"][1:5][::-1].copy()
+        look_until(lambda: parts(pids), lambda got: min(got[:2]) > 0.9)
+        stats = scheduler.stats()
+        # Those who run stay where they are: what is moved besides is what starved.
+        assert 0 < stats["pulls"] < 100 + 4 * stats["rescues"], stats
+
+
+@only_on("7.3")
+def check_fair_over_caches() -> None:
+    """Five threads that nobody adopted share two caches, though four began at one of them."""
+    above_all()
+    with busy(5) as pids, Scheduler(full=True) as scheduler:
+        crowded(pids)
+        scheduler.attach()
+        time.sleep(0.5)
+        for pid in pids:
+            os.sched_setaffinity(pid, {0, 1})
+        look_until(lambda: parts(pids), lambda got: max(got) < 0.45 and min(got) > 0.35)
+        stats = scheduler.stats()
+        assert 0 < stats["other_pulls"] < stats["other_runs"] / 2, stats
 
 
 @only_on("7.3")
