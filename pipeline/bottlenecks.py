@@ -75,6 +75,7 @@ def spans(fleet: Fleet) -> "DataFrame":
 
 def held(fleet: Fleet) -> list[Held]:
     """Operators that hold their query, those first that cost the fleet most time."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     kind = F.split("engine", ":")[0].alias("engine")
@@ -109,7 +110,14 @@ def held(fleet: Fleet) -> list[Held]:
         rows = (
             own.join(others, [*who], "left")
             .join(time, [*who])
-            .withColumn("lost_s", F.col("held_s") + F.coalesce("others_s", F.lit(0.0)))
+            # Who was held by several things held others by each of them for its part.
+            .withColumn(
+                "part", F.try_divide("held_s", F.sum("held_s").over(Window.partitionBy(*who)))
+            )
+            .withColumn(
+                "lost_s",
+                F.col("held_s") + F.coalesce(F.col("others_s") * F.col("part"), F.lit(0.0)),
+            )
             .orderBy(F.desc("lost_s"))
             .limit(MOST)
             .collect()

@@ -8,7 +8,7 @@ import pytest
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
-from sched_ctl.pipeline import compare, generate, ingest, sweep
+from sched_ctl.pipeline import bottlenecks, compare, generate, ingest, sweep
 from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.report import report
@@ -51,6 +51,29 @@ def test_the_bottleneck_is_the_one_that_was_made(fleet: Fleet) -> None:
     assert found.longest_s == 600
     assert found.lost_s == 2 * 2 * 600  # and as long of the one that it held
     assert found.share == pytest.approx(600 / 3600 / 2)
+
+
+def test_time_of_others_is_lost_once(
+    spark: "SparkSession", fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where two things held the operator that held them."""
+    engine = held(fleet)[0].engine
+    rows = [
+        (engine, "n0", "q0", operator, int(verdict), by, 0, length, length)
+        for operator, verdict, by, length in (
+            ("o2", Verdict.SINGLE_THREAD_BOUND, None, 600_000),
+            ("o2", Verdict.CPU_STARVED, None, 200_000),
+            ("o1", Verdict.BACKPRESSURED, "o2", 400_000),
+        )
+    ]
+    schema = "engine string, node string, query string, operator string, verdict long, "
+    schema += "held_by string, begin long, end long, held long"
+    found = spark.createDataFrame(rows, schema)
+    monkeypatch.setattr(bottlenecks, "spans", lambda _: found)
+    assert [(h.verdict, h.held_s, h.lost_s) for h in held(fleet)] == [
+        (Verdict.SINGLE_THREAD_BOUND, 600, 600 + 300),
+        (Verdict.CPU_STARVED, 200, 200 + 100),
+    ]
 
 
 def test_policies_at_equal_load(fleet: Fleet) -> None:
