@@ -42,7 +42,8 @@ pytestmark = [
     ),
 ]
 
-# Becomes process 1. Its own cgroups alone are mounted: it makes some in each that it sees.
+# Becomes process 1. Its own cgroups alone are mounted: it makes some in each that it sees. What
+# PrivateTmp makes for a service stays when all are killed: not in the machine's own folders.
 BOOT = """
 set -e
 mount -t tmpfs -o mode=755 none /run
@@ -52,6 +53,12 @@ mount -t tmpfs -o mode=755 none {groups}
 {mounts}
 mount -o remount,ro {groups}
 mount -t tmpfs -o mode=1777 none /dev/shm
+mkdir /run/kept
+mount --bind {folder} /run/kept
+mount -t tmpfs -o mode=1777 none /tmp
+mount -t tmpfs -o mode=1777 none /var/tmp
+mkdir -p {folder}
+mount --bind /run/kept {folder}
 exec env -i container=test PATH=/usr/bin:/bin SYSTEMD_UNIT_PATH={units} \
     SYSTEMD_LOG_TARGET=console {systemd} --system --unit=test.target
 """
@@ -106,7 +113,11 @@ def service(*settings: str, fewest: bool) -> Iterator[Path]:
         for group in mine:
             group.mkdir()
         script = BOOT.format(
-            groups=GROUPS, units=units, systemd=SYSTEMD, mounts="\n".join(map(mounted, mine))
+            groups=GROUPS,
+            units=units,
+            systemd=SYSTEMD,
+            folder=folder,
+            mounts="\n".join(map(mounted, mine)),
         )
         namespaces = ("--cgroup", "--pid", "--fork", "--mount", "--uts", "--ipc", "--mount-proc")
         process = subprocess.Popen(
