@@ -243,17 +243,23 @@ static __always_inline bool throttled(struct task_struct *p, u64 ran_ns, u64 now
 
 /*
  * The thread wants the CPU. Returns whether it was counted now. Where there is no memory it weighs
- * nothing against its siblings until the next attempt, after its slice.
+ * nothing against its siblings until the next attempt, after its slice. slot: an operator's, of
+ * whose weight a part counts (fair.bpf.h).
  */
-static __always_inline bool count_thread(struct task_struct *p)
+static __always_inline bool count_thread(struct task_struct *p, u32 slot)
 {
-	u64 group = group_of_thread(p);
+	u64 group = group_of_thread(p), part = control.weight_part;
 	struct counted *entry = bpf_task_storage_get(&counted, p, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 
 	if (!entry || entry->weight)
 		return false;
 	entry->cgroup = cgroup_id(group);
 	entry->weight = thread_weight(p);
+	if (slot) {
+		if (part)
+			entry->weight = (entry->weight * part / WEIGHT_ONE) ?: 1;
+		threads[slot & (MAX_SLOTS - 1)].part = part;
+	}
 	enter(group, entry->weight);
 	return true;
 }

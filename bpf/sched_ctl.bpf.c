@@ -582,6 +582,11 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		charge_operator(c, p, llc_of(cpu));
 		if (!runnable)
 			note_burst(&threads[slot]);
+		else if (use_cgroups && !operators_first &&
+			 threads[slot].part != (u16)control.weight_part) {
+			discount_thread(p);
+			count_thread(p, slot);
+		}
 		if (!runnable || !(slots[slot].flags & SLOT_ACTIVE))
 			leave_operator(slot);
 		record(TRACE_STOP, slot, clock_ns(), ran_ns);
@@ -596,7 +601,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		credit_ns -= ran_ns;
 		if (credit_ns < -(s64)(debt_ms * MS))
 			credit_ns = -(s64)(debt_ms * MS);
-		if (use_cgroups && runnable && count_thread(p))
+		if (use_cgroups && runnable && count_thread(p, 0))
 			count(recounts);
 		p->scx.dsq_vtime += others_charge(p, ran_ns);
 		throttled(p, ran_ns, clock_ns());
@@ -622,8 +627,13 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 SEC("struct_ops/sched_ctl_runnable")
 void BPF_PROG(sched_ctl_runnable, struct task_struct *p, u64 enq_flags)
 {
-	if (use_cgroups && (!operators_first || !find_slot(p)))
-		count_thread(p);
+	u32 slot;
+
+	if (!use_cgroups)
+		return;
+	slot = find_slot(p);
+	if (!slot || !operators_first)
+		count_thread(p, slot);
 }
 
 SEC("struct_ops/sched_ctl_quiescent")

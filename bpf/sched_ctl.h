@@ -148,7 +148,7 @@ struct thread {
 	__u32 tid;			/* whose slot this was seen to be */
 	__u32 weight;			/* as counted while it wants a CPU, 1024 = nice 0; 0 = it does not */
 	__u16 only_cpu;			/* the one CPU that it may use, + 1; 0 = several */
-	__u16 reserved;
+	__u16 part;			/* control.weight_part when its cgroup counted it */
 	__u32 burst_ns;			/* CPU time from a wake-up until it sleeps, moving average */
 	__u64 woken_run_ns;		/* run_ns when it was woken last */
 	__u64 woken_ns;			/* when that was */

@@ -23,7 +23,6 @@ from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.model.topology import Thread
-from support import wait_until
 
 KERNELS = ("6.18", "7.3")
 CPUS = 1
@@ -124,27 +123,67 @@ def pipeline(costs_s: Sequence[float]) -> Iterator[list[Thread]]:
             os.waitpid(pid, 0)
 
 
-@only_on("6.18")
-def check_an_order_does_not_make_an_engine_heavier() -> None:
-    """Who is last in it waits all the time, which would weigh as much as a thread that runs."""
-    with pipeline([0.00003, 0.0001, 0.001, 0.00005]) as threads, busy(1) as hogs:
+@contextlib.contextmanager
+def in_cgroups(*members: Sequence[int]) -> Iterator[None]:
+    """Each list of processes in a cgroup of weight 100."""
+    root = Path("/sys/fs/cgroup")
+    (root / "cgroup.subtree_control").write_text("+cpu")
+    folders = [root / f"of-{pids[0]}" for pids in members]
+    for folder, pids in zip(folders, members, strict=True):
+        folder.mkdir()
+        for pid in pids:
+            (folder / "cgroup.procs").write_text(str(pid))
+    try:
+        yield
+    finally:
+        for folder, pids in zip(folders, members, strict=True):
+            for pid in pids:
+                (root / "cgroup.procs").write_text(str(pid))
+            folder.rmdir()
+        (root / "cgroup.subtree_control").write_text("-cpu")
+
+
+def beside_a_pipeline(place: str) -> None:
+    """A hog keeps its share beside a saturated query whose last operators go first."""
+    with contextlib.ExitStack() as running:
+        threads = running.enter_context(pipeline([0.00003, 0.0001, 0.001, 0.00005]))
+        hogs = running.enter_context(busy(1))
+        pids = [thread.pid for thread in threads]
+        if place == "one cgroup":
+            running.enter_context(in_cgroups([*pids, *hogs]))
+        elif place == "a cgroup each":
+            running.enter_context(in_cgroups(pids, hogs))
         above_all()
         before = shares(hogs, 4)
         backend = Scx(journal(), ScxOptions(mode="full", ttl=60))
         found = schedule(threads, [1.0, 2.0, 3.0, 4.0])
         wanted = dataclasses.replace(found, queries=(("engine", "q"),) * 4, depth=np.arange(1, 5))
 
-        def during() -> tuple[float, float]:
+        def during() -> float:
             backend.apply(wanted)
             [share] = shares(hogs, 1.5)
-            assert backend.scheduler is not None
-            return share, float(backend.scheduler.control["weight_part"])
+            return share / before[0]
 
-        wait_until(lambda: during()[1] < 1000 and during()[0] > 0, 30, "it weighs less")
-        for _ in range(3):
+        for _ in range(4):  # until what the threads did is known
             during()
-        look_until(lambda: during()[0] / before[0], lambda ratio: abs(ratio - 1) < 0.1)
+        look_until(during, lambda ratio: abs(ratio - 1) < 0.1)
+        assert backend.scheduler is not None
+        assert backend.scheduler.cgroups == (place != "the root")
+        assert 0 < float(backend.scheduler.control["weight_part"]) < 1000
         backend.restore()
+
+
+@only_on("6.18")
+def check_an_order_does_not_make_an_engine_heavier() -> None:
+    """Who is last in it waits all the time, which would weigh as much as a thread that runs."""
+    beside_a_pipeline("the root")
+
+
+@only_on("6.18")
+def check_an_order_does_not_make_an_engine_heavier_in_its_cgroup() -> None:
+    """Nor lighter, where its cgroup says what it weighs."""
+    for place in ("one cgroup", "a cgroup each"):
+        beside_a_pipeline(place)
 
 
 def check_an_engine_in_a_cgroup_has_its_weight() -> None:
