@@ -14,7 +14,7 @@ from sched_ctl.kernel import tracing
 from sched_ctl.kernel.tracing import SLOT_S
 from sched_ctl.model.topology import Thread
 
-__all__ = ["LATE_S", "Lately", "WaitTimes", "Waits", "quantile_s", "waits_of"]
+__all__ = ["LATE_S", "SLOT_S", "Lately", "WaitTimes", "Waits", "quantile_s", "waits_of"]
 
 log = logging.getLogger(__name__)
 

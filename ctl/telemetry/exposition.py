@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from sched_ctl.kernel.tracing import SLOT_S
+from sched_ctl.probes.waits import SLOT_S
 
 __all__ = ["FAMILIES", "MOST_OPERATORS", "page"]
 
@@ -63,7 +63,7 @@ def page(
 ) -> str:
     """The text of one scrape. status, screen: as the controller's views give them.
 
-    waits: (engine, query) -> how many were shorter than 1, 2, 4 ... times `tracing.SLOT_S`, each in
+    waits: (engine, query) -> how many were shorter than 1, 2, 4 ... times `SLOT_S`, each in
     one slot only; then the ns of all. A value that is not known has no line.
     """
     lines: dict[str, list[str]] = {}

@@ -53,10 +53,10 @@ def test_no_graph_has_a_circle() -> None:
 
 def test_quantiles_of_a_histogram() -> None:
     assert math.isnan(quantile_s([0, 0], 0.5))
-    slots = [0, 0, 0, 90, 0, 0, 0, 0, 9, 0, 0, 1]  # 90 below 8 us, 9 below 256 us, one below 2 ms
-    assert quantile_s(slots, 0.5) == pytest.approx(8e-6)
-    assert quantile_s(slots, 0.99) == pytest.approx(256e-6)
-    assert quantile_s(slots, 1.0) == pytest.approx(2048e-6)
+    slots = [0, 0, 0, 90, 0, 0, 0, 0, 9, 0, 0, 1]  # 90 below 8 units, 9 below 256, one below 2048
+    assert quantile_s(slots, 0.5) == pytest.approx(8 * 1024e-9)
+    assert quantile_s(slots, 0.99) == pytest.approx(256 * 1024e-9)
+    assert quantile_s(slots, 1.0) == pytest.approx(2048 * 1024e-9)
 
 
 def test_who_held_a_thread_up_and_who_woke_it() -> None:
