@@ -487,10 +487,9 @@ def test_a_heavy_query_is_known_long_before_a_window_has_passed(late: str) -> No
         engine.topology = Saturated(queries={"light": 1}).topology
     else:
         engine.counted = False
-    window_s = 6.0
     backend = FakeBackend()
     controller = Controller(
-        settings(window=window_s, poll_timeout=5.0), FakeEngine.kind(engine), backends(backend)
+        settings(window=60.0, poll_timeout=5.0), FakeEngine.kind(engine), backends(backend)
     )
 
     def ranks() -> dict[str, float]:
@@ -501,9 +500,7 @@ def test_a_heavy_query_is_known_long_before_a_window_has_passed(late: str) -> No
     async def script() -> None:
         await until(lambda: len(backend.schedules) > 2)
         engine.topology, engine.counted = topology, True
-        born_s = time.monotonic()
-        await until(lambda: ranks().get("heavy", 1.0) < ranks()["light"])
-        assert time.monotonic() - born_s < 0.9 * window_s
+        await until(lambda: ranks().get("heavy", 1.0) < ranks()["light"])  # or it gives up
 
     drive(controller, script)
 

@@ -6,7 +6,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -160,14 +159,12 @@ def test_what_cannot_be_used_is_said_before_anybody_is_asked(
 
 def test_a_greeting_that_is_not_answered_ends_at_the_deadline(made: Certificates) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        begin = time.monotonic()
         endpoint = Endpoint(
             "127.0.0.1", silent.getsockname()[1], access=Access(ca=str(made.server))
         )
         with pytest.raises(EngineError, match="did not answer within"):
             endpoint.get("/", 0.3)
         assert not Endpoint("127.0.0.1", silent.getsockname()[1]).speaks_tls(0.3)
-        assert time.monotonic() - begin < 5
 
 
 def test_who_speaks_tls(made: Certificates) -> None:
