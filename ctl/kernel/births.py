@@ -20,9 +20,12 @@ __all__ = ["Births", "Young", "thread_count"]
 
 LOOK_S = 1.0
 SEVERAL = 4  # threads: what compiles or runs a script beside an engine has fewer
-AGES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)  # an engine that starts may take so long to be one
+# When a process with new threads is looked at: it may take so long to be an engine. No look is later
+# than the regular search of a quiet machine, a minute after the one before.
+AGES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 36.0, 54.0)
 YOUNG_S = 60.0  # after which a process that has few threads is taken for none
 MOST_YOUNG = 1000  # processes watched: on a machine that starts more, the regular search must do
+MOST_OLD = 200  # the same of those that are looked at after each birth, 5 us each
 
 
 def thread_count(pid: int) -> int:
@@ -81,14 +84,16 @@ class Births:
 @dataclass
 class _Process:
     born_s: float
-    many_s: float | None = None  # since when it has several threads
+    many_s: float | None = None  # since when it has several threads, or more than ever
     told: int = 0
 
 
 class Young:
-    """Tells of new processes that have several threads, as every engine has.
+    """Tells of processes that may be engines from now on: new ones with several threads, as every
+    engine has, and older ones with more threads than they ever had, as if a query began.
 
-    Each is told of several times: it may not be ready at first.
+    Each is told of several times, at growing distances: it may not be ready at first, and open its
+    files, by which it is known, only later.
     """
 
     def __init__(self, every_s: float = LOOK_S) -> None:
@@ -97,20 +102,18 @@ class Young:
         self._last_id: bytes | None = None
         self._known: set[int] | None = None
         self._young: dict[int, _Process] = {}
+        self._old: dict[int, int] = {}  # process with several threads -> the most it had
 
     def due(self) -> bool:
-        """Whether it is time to look what some new process is."""
+        """Whether it is time to look what some process is."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return False
         self._next_s = now_s + self._every_s
         last = last_id()
         if last != self._last_id or not last:
-            pids = set(procfs.pids())
-            if self._known is not None:
-                new = list(pids - self._known)[: MOST_YOUNG - len(self._young)]
-                self._young |= {pid: _Process(now_s) for pid in new}
-            self._last_id, self._known = last, pids
+            self._born(now_s)
+            self._last_id = last
         due = False
         for pid, process in list(self._young.items()):
             count = thread_count(pid)
@@ -121,7 +124,30 @@ class Young:
                     if now_s - process.many_s < age_s:
                         break
                     process.told, due = process.told + 1, True
-            grown = process.many_s is None and now_s - process.born_s > YOUNG_S
-            if not count or grown or process.told == len(AGES_S):
+            told = process.told == len(AGES_S)
+            if not count or told or (process.many_s is None and now_s - process.born_s > YOUNG_S):
                 del self._young[pid]
+            if told:
+                self._settle(pid, count)
         return due
+
+    def _born(self, now_s: float) -> None:
+        """Which processes came, and which older ones have more threads than ever."""
+        pids = set(procfs.pids())
+        if self._known is None:
+            for pid in pids:
+                self._settle(pid, thread_count(pid))
+        else:
+            new = list(pids - self._known)[: MOST_YOUNG - len(self._young)]
+            self._young |= {pid: _Process(now_s) for pid in new}
+        self._known = pids
+        for pid, most in list(self._old.items()):
+            count = thread_count(pid) if pid in pids else 0
+            if not count or count > most:
+                del self._old[pid]
+            if count > most and len(self._young) < MOST_YOUNG:
+                self._young[pid] = _Process(now_s, now_s)
+
+    def _settle(self, pid: int, count: int) -> None:
+        if count >= SEVERAL and len(self._old) < MOST_OLD:
+            self._old[pid] = count

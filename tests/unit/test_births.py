@@ -107,8 +107,41 @@ def test_a_new_process_with_several_threads_is_told_of_while_it_starts(
         assert not young.due()  # one thread: no engine
         here.append(many.pid)
         told = []
-        for _ in range(60):
+        for _ in range(120):
             with process(0):  # the last id moves on
                 now[0] += 0.5
                 told.append(young.due())
         assert [i * 0.5 for i, due in enumerate(told) if due] == list(births.AGES_S)
+
+
+def test_an_older_process_that_gets_more_threads_than_ever_is_told_of_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A query that begins late in a process that was there before us: first its threads, then the
+    files by which it is known."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    young = Young(every_s=0.5)
+    with process(5) as old:
+        monkeypatch.setattr(procfs, "pids", lambda: [os.getpid(), old.pid])
+        assert old.stdin and old.stdout
+        assert not young.due()
+
+        def told(looks: int) -> list[float]:
+            began, found = now[0], []
+            for _ in range(looks):
+                if young.due():
+                    found.append(now[0] - began)
+                now[0] += 0.5
+            return found
+
+        now[0] += 300
+        with process(0):
+            assert not told(1)  # others are born, it is as it was
+        for _ in range(2):
+            old.stdin.write("\n")
+            old.stdin.flush()
+            old.stdout.readline()
+            assert told(120) == list(births.AGES_S)
+            now[0] += 300
+            assert not told(10)
