@@ -2,25 +2,26 @@
 /*
  * How long each thread of some processes waits for a CPU, who runs meanwhile, and who wakes whom.
  *
- * A thread is ready from the moment it is woken (sched_waking), or loses its CPU while it could go
- * on (sched_switch), until it gets one (sched_switch). Each such wait goes into the histogram of its
- * thread. Whoever ran on the CPU on which a wait ends, while it lasted, has held it up for so long:
- * each CPU remembers its last runs, and those that are older than all of them are not followed.
+ * The kernel itself keeps since when a thread that could run does not (sched_info, which schedstat
+ * shows), by the clock of its run queue. When the thread gets a CPU (sched_switch), the time since then
+ * goes into its histogram. Whoever ran on that CPU meanwhile has held it up for so long: each CPU
+ * remembers its last runs, and those that are older than all of them are not followed.
  *
- * Who wakes is the current thread. In an interrupt that is whoever was interrupted: false edges
- * are rare and light, and readers leave out what is.
+ * Who wakes is the current thread (sched_waking). In an interrupt that is whoever was interrupted:
+ * false edges are rare and light, and readers leave out what is. That program is attached, and `graph`
+ * set, only for a reader that asks who wakes whom: it costs half as much again.
  *
  * Every switch of the machine comes by here, so what is asked of each is asked of arrays: a bit a
  * process, whether it is followed; a number a thread, where its row is. A pair of threads goes into
  * a hash table only when another one comes in between.
  *
  * A row is written by the CPU on which its thread runs or is switched to, and by the one that
- * wakes it, in different fields but for ready_ns and awake_ns, which each sets only when the other
- * does not: on_cpu says whose turn it is. Two CPUs that see a thread first at one moment give it two
- * rows, of which one stays. Nothing is protected beyond that. An error is one wrong wait.
+ * wakes it, in different fields but for awake_ns. Two CPUs that see a thread first at one moment give
+ * it two rows, of which one stays. Nothing is protected beyond that. An error is one wrong wait.
  *
  * It changes nothing, and works on every kernel with BTF since 5.18, which gave sched_switch the
- * state of the one who leaves.
+ * state of the one who leaves, with CONFIG_SCHED_INFO and CONFIG_FAIR_GROUP_SCHED, as all
+ * distributions have.
  */
 #include "kernel.bpf.h"
 #include "trace.h"
@@ -29,18 +30,37 @@ char _license[] SEC("license") = "GPL";
 
 enum { MAP_PERCPU_ARRAY = 6, MAP_LRU_HASH = 9 };	/* enum bpf_map_type */
 
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct cfs_rq___trace {
+	struct rq *rq;
+};
+
+struct sched_entity___trace {
+	struct cfs_rq___trace *cfs_rq;	/* of its cgroup, on its CPU, whatever its class is */
+};
+
+struct sched_info___trace {
+	unsigned long long run_delay;	/* ns it waited, all waits that have ended */
+	unsigned long long last_queued;	/* since when it waits; 0 = it does not */
+};
+
 struct task_struct___trace {
 	int pid;
 	int tgid;
-} __attribute__((preserve_access_index));
+	struct sched_entity___trace se;
+	struct sched_info___trace sched_info;
+};
+
+#pragma clang attribute pop
 
 /* 1. What is known. */
 
 u64 followed[TRACE_IDS / 64] SEC(".bss.followed");	/* a bit a process; user space sets it */
 static u16 row_of[TRACE_IDS] SEC(".bss.rows");		/* of a thread; 0 = none, or the first */
 struct waits waits[TRACE_THREADS] SEC(".bss.waits");
+u32 graph SEC(".bss.followed");				/* who wakes whom is asked for; set like `followed` */
 static u32 seen;					/* threads so far */
-static u32 waiting;					/* of them are ready now */
 
 struct {
 	__uint(type, MAP_LRU_HASH);
@@ -86,8 +106,6 @@ static __noinline u32 enter(u32 tid)
 	struct waits *its = &waits[row];
 
 	row_of[its->tid & (TRACE_IDS - 1)] = 0;
-	if (its->ready_ns)
-		__sync_fetch_and_add(&waiting, -1);
 	__builtin_memset(its, 0, sizeof(*its));
 	its->tid = tid;
 	row_of[tid & (TRACE_IDS - 1)] = row;
@@ -136,8 +154,22 @@ static __always_inline void blame(struct runs *runs, struct waits *its, u64 read
 			its->behind_ns = 0;
 		}
 		its->behind_ns += end - (begin > ready ? begin : ready);
+		if (begin <= ready)
+			break;
 	}
 }
+
+/* Bits of a byte without its leading zeros. */
+#define TWO(n) n, n
+#define FOUR(n) TWO(n), TWO(n)
+#define EIGHT(n) FOUR(n), FOUR(n)
+#define SIXTEEN(n) EIGHT(n), EIGHT(n)
+#define THIRTY_TWO(n) SIXTEEN(n), SIXTEEN(n)
+#define SIXTY_FOUR(n) THIRTY_TWO(n), THIRTY_TWO(n)
+static const u8 bits_of[256] = {
+	0, 1, TWO(2), FOUR(3), EIGHT(4), SIXTEEN(5), THIRTY_TWO(6), SIXTY_FOUR(7),
+	SIXTY_FOUR(8), SIXTY_FOUR(8),
+};
 
 static __always_inline u32 slot_of(u64 ns)
 {
@@ -146,12 +178,9 @@ static __always_inline u32 slot_of(u64 ns)
 
 	if (left >> (TRACE_SLOTS - 2))
 		return TRACE_SLOTS - 1;
-	for (u32 bits = 16; bits; bits /= 2)
-		if (left >> bits) {
-			left >>= bits;
-			slot += bits;
-		}
-	return slot + left;
+	for (; left >= 256 && slot < 24; left >>= 8)
+		slot += 8;
+	return slot + bits_of[left & 255];
 }
 
 /* 3. Events. */
@@ -172,10 +201,8 @@ int BPF_PROG(trace_waking, struct task_struct___trace *p)
 	}
 	its = waits_of(p);
 	its->wakeups++;
-	if (!its->on_cpu && !its->ready_ns) {
-		its->ready_ns = its->awake_ns = bpf_ktime_get_ns();
-		__sync_fetch_and_add(&waiting, 1);
-	}
+	if (!its->awake_ns)
+		its->awake_ns = bpf_ktime_get_ns();
 	if (its->waker != from) {
 		add(&wakings, its->waker, its->tid, its->woken);
 		its->waker = from;
@@ -192,46 +219,34 @@ int BPF_PROG(trace_switch, bool preempt, struct task_struct___trace *prev,
 	u32 zero = 0, place;
 	struct waits *its;
 	struct runs *runs;
-	u64 now;
+	u64 now, queued, wait;
 
-	/* What nobody waits behind, and began before somebody did, need not be remembered. */
-	if (!waiting && !is_followed(prev) && !is_followed(next))
-		return 0;
 	runs = bpf_map_lookup_elem(&recent, &zero);
 	if (!runs)	/* never: the verifier does not know */
 		return 0;
-	now = bpf_ktime_get_ns();
+	/* Not `runqueues`: where data has no symbols (CONFIG_KALLSYMS_ALL), that is not found. */
+	now = next->se.cfs_rq->rq->clock;
 	place = runs->next++ % TRACE_RUNS;
 	runs->tid[place] = prev->pid;
 	runs->end_ns[place] = now;
-	if (is_followed(prev)) {
-		its = waits_of(prev);
-		its->on_cpu = 0;
-		/* Preempted before it could sleep, it is ready whatever it had set as its state. */
-		if (preempt || !prev_state) {
-			if (!its->ready_ns)
-				__sync_fetch_and_add(&waiting, 1);
-			its->ready_ns = now;
-		} else {
-			if (its->ready_ns)
-				__sync_fetch_and_add(&waiting, -1);
-			its->ready_ns = its->awake_ns = 0;
-		}
-	}
-	if (is_followed(next)) {
-		its = waits_of(next);
-		its->on_cpu = 1;
-		if (!its->awake_ns)
-			its->awake_ns = now;
-		if (its->ready_ns && its->ready_ns <= now) {
-			u64 ready = its->ready_ns, wait = now - ready;
-
-			its->ready_ns = 0;
-			__sync_fetch_and_add(&waiting, -1);
-			its->wait_ns += wait;
-			its->slots[slot_of(wait) & (TRACE_SLOTS - 1)]++;
-			blame(runs, its, ready);
-		}
-	}
+	/* Preempted before it could sleep, it is awake whatever it had set as its state. */
+	if (graph && !preempt && prev_state && is_followed(prev))
+		waits_of(prev)->awake_ns = 0;
+	if (!is_followed(next))
+		return 0;
+	its = waits_of(next);
+	if (graph && !its->awake_ns)
+		its->awake_ns = bpf_ktime_get_ns();
+	queued = next->sched_info.last_queued;
+	if (!queued || queued > now)
+		return 0;
+	/* The kernel adds it next. What it has added meanwhile was spent in the queue of another CPU. */
+	wait = now - queued;
+	if (its->delay_ns)
+		wait += next->sched_info.run_delay - its->delay_ns;
+	its->delay_ns = next->sched_info.run_delay + (now - queued);
+	its->wait_ns += wait;
+	its->slots[slot_of(wait) & (TRACE_SLOTS - 1)]++;
+	blame(runs, its, now - wait);
 	return 0;
 }

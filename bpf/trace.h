@@ -16,17 +16,16 @@ enum {
 
 /* One thread, since it was first seen. */
 struct waits {
-	u64 ready_ns;			/* since when it could run and does not; 0 = it cannot */
-	u64 awake_ns;			/* since when it has not slept; 0 = it sleeps */
+	u64 awake_ns;			/* since when it has not slept; 0 = it sleeps; if `graph` */
 	u64 wait_ns;			/* it waited for a CPU, all waits that have ended */
-	u64 wakeups;			/* it was woken */
+	u64 delay_ns;			/* as the kernel counts that; 0 = not seen yet */
+	u64 wakeups;			/* it was woken; this and the next two only if `graph` */
 	u64 wakes;			/* it woke another thread that is followed */
 	u64 woken;			/* by `waker` one after the other, not yet in `wakings` */
 	u64 behind_ns;			/* it waited behind `behind`, not yet in `occupants` */
 	u32 waker;			/* who woke it last; 0 = of no process that is followed */
 	u32 behind;			/* who ran last while it waited; 0 = the idle task */
 	u32 tid;			/* 0 = nobody has this place */
-	u32 on_cpu;			/* 1 while it runs */
 	u64 slots[TRACE_SLOTS];		/* waits shorter than 1, 2, 4 ... times 1024 ns */
 };
 

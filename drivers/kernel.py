@@ -90,7 +90,7 @@ class KernelDriver:
         self._untraced = ""  # why, in words
         self._tracer: tracing.Tracer | None = None
         try:
-            self._tracer = tracing.Tracer(self._pids)
+            self._tracer = tracing.Tracer(self._pids, wakings=True)
         except tracing.Unavailable as error:
             self._untraced = str(error)
         self.provides = frozenset({"tuples_in", "thread_cpu_time", "run_delay"})

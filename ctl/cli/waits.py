@@ -38,7 +38,7 @@ def waits(
     if procfs.stat(pid) is None:
         raise UserError(f"there is no process {pid}", "sched-ctl engines shows those of engines")
     try:
-        with tracing.Tracer([pid]) as tracer:
+        with tracing.Tracer([pid], wakings=True) as tracer:
             time.sleep(seconds)
             threads, occupants, wakings = tracer.threads(), tracer.occupants(), tracer.wakings()
     except tracing.Unavailable as error:

@@ -20,8 +20,8 @@ __all__ = ["Births", "Young", "thread_count"]
 
 LOOK_S = 1.0
 SEVERAL = 4  # threads: what compiles or runs a script beside an engine has fewer
-# When a process with new threads is looked at: it may take so long to be an engine. No look is later
-# than the regular search of a quiet machine, a minute after the one before.
+# When a process with new threads is looked at: it may take so long to be an engine. After the last
+# one there is the regular search, each minute.
 AGES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 36.0, 54.0)
 YOUNG_S = 60.0  # after which a process that has few threads is taken for none
 MOST_YOUNG = 1000  # processes watched: on a machine that starts more, the regular search must do

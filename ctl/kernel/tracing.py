@@ -26,7 +26,6 @@ PID_NAMESPACE = "pid:[4026531836]"  # that of the machine: PROC_PID_INIT_INO, li
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 MOST_IDS = 1 << 22  # TRACE_IDS in bpf/trace.h
 SLOT_S = 1024e-9  # a wait in slot n was shorter than 2**n of it
-PROGRAMS = ("trace_waking", "trace_switch")
 Table = NDArray[Any]
 
 
@@ -72,8 +71,8 @@ class _Program:
             self.object.load()
             self.followed = self.object.array(".bss.followed", "followed")
             self.waits = self.object.array(".bss.waits", "waits")
-            for program in PROGRAMS:
-                self.object.attach(program)
+            self._graph = self.object.array(".bss.followed", "graph")
+            self.object.attach("trace_switch")
         except OSError as error:
             self.object.close()
             said = getattr(error, "log", "").strip().splitlines()
@@ -81,6 +80,16 @@ class _Program:
             raise Unavailable(f"the kernel refuses: {error.strerror}{detail}") from None
         self.tracers: dict[Tracer, frozenset[int]] = {}
         self._pids: frozenset[int] = frozenset()
+
+    def watch_wakings(self) -> None:
+        """From now on, for all tracers. Raises Unavailable."""
+        if self._graph:
+            return
+        try:
+            self.object.attach("trace_waking")
+        except OSError as error:
+            raise Unavailable(f"the kernel refuses: {error.strerror}") from None
+        self._graph[...] = 1
 
     def follow(self) -> None:
         """Those that some tracer wants."""
@@ -98,15 +107,23 @@ class Tracer:
     """Follows the threads of some processes. Close it, or use it as a context.
 
     The program is in the kernel once, however many tracers there are; each sees what all follow.
+    wakings: also who wakes whom, and since when threads are awake, which costs half as much again.
     Raises Unavailable.
     """
 
-    def __init__(self, pids: Iterable[int] = ()) -> None:
+    def __init__(self, pids: Iterable[int] = (), *, wakings: bool = False) -> None:
         global _program
         with _lock:
             self._program = _program = _program or _Program()
             self._program.tracers[self] = frozenset()
-        self.follow(pids)
+        try:
+            if wakings:
+                with _lock:
+                    self._program.watch_wakings()
+            self.follow(pids)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +145,7 @@ class Tracer:
         return dict(zip(rows["tid"].tolist(), rows, strict=True))
 
     def wakings(self) -> dict[tuple[int, int], int]:
-        """(who wakes, who is woken) -> how often; 0 = somebody else."""
+        """(who wakes, who is woken) -> how often; 0 = somebody else. Empty if nobody asked."""
         return self._pairs("wakings", "waker", "woken")
 
     def occupants(self) -> dict[tuple[int, int], int]:
