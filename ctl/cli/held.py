@@ -33,7 +33,8 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     if not answer:
         show.text("no engine answers")
     for query in answer:
-        show.text(f"\n{query['engine']} {query['query']}: {query['verdict']}: {query['operator']}")
+        show.text()
+        show.text(f"{query['engine']} {query['query']}: {query['verdict']}: {query['operator']}")
         show.text(f"  {query['advice']}")
         show.table(
             ("operator", "verdict", ">sure", ">runs", ">CPU wait", ">full", ">asleep", ">no input"),
@@ -55,7 +56,7 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
     sort: Annotated[
-        str, typer.Option(help="One of: urgency, queue, age, wait, run, operator, verdict.")
+        str, typer.Option(help="One of: urgency, queue, age, wait, run, operator, verdict, graph.")
     ] = "urgency",
     only: Annotated[
         str, typer.Option("--filter", help="Show only operators with this in their name.")
@@ -68,7 +69,8 @@ def top(
 ) -> None:
     """Watch the operators: queues, ages, priorities, waits for a CPU, what holds them back.
 
-    Keys: s sorts by the next column, / filters by name, p or the space bar pauses, q quits.
+    Keys: s sorts by the next column, g shows each query's graph from its sources on, / filters by
+    name, p or the space bar pauses, j and k move, q quits.
     """
     import sys
 

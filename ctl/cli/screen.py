@@ -34,6 +34,7 @@ SORTS = {
     "run": ("run", True),
     "operator": ("operator", False),
     "verdict": ("verdict", False),
+    "graph": ("depth", False),
 }
 WIDE = 110  # columns, from which on there is room for all
 COLORS = {
@@ -75,6 +76,8 @@ class View:
             return False
         if key == "s":
             self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        elif key == "g":
+            self.sort = "graph"
         elif key == "/":
             self.typing = ""
         elif key in "p ":
@@ -91,15 +94,18 @@ def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     rows = [row for row in answer["rows"] if view.only.lower() in row["operator"].lower()]
     key, descending = SORTS[view.sort]
     rows.sort(key=lambda row: _order(row[key], descending))
+    graphs = view.sort == "graph"
+    if graphs:  # helpers, which are in no query, last
+        rows.sort(key=lambda row: (row["query"] is None, row["engine"] or "", row["query"] or ""))
     head = _head(answer, view)
     room = len(rows) if not height else max(1, height - len(head) - 4)
     view.first = min(view.first, max(0, len(rows) - room))
     shown = rows[view.first : view.first + room]
-    table = _table(shown, width >= WIDE)
+    table = _table(shown, width >= WIDE, graphs)
     below = len(rows) - view.first - len(shown)
     foot = f"{len(rows)} operators" + (f", {below} more below (j, k)" if below else "")
     if height:
-        foot += "   s sort  / filter  p pause  q quit"
+        foot += "   s sort  g graph  / filter  p pause  q quit"
     if view.typing is not None:
         foot = f"filter: {view.typing}_"
     return Group(*head, table, Text(foot, style="dim", no_wrap=True, overflow="ellipsis"))
@@ -179,7 +185,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
     return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:6]]
 
 
-def _table(rows: list[dict[str, Any]], wide: bool) -> Table:
+def _table(rows: list[dict[str, Any]], wide: bool, graphs: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="reverse")
     table.add_column("operator", no_wrap=True, overflow="ellipsis", min_width=14)
     columns = [("queue", 6), ("age s", 6), ("place", 5)]
@@ -196,7 +202,7 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> Table:
         more = [show.number(row["urgency"]), str(row["tid"])] if wide else []
         shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
         table.add_row(
-            _plain(row["operator"]),
+            _plain(_in_graph(row) if graphs else row["operator"]),
             show.number(row["queue"]),
             show.number(row["head_age_s"]),
             "-" if row["place"] is None else f"{row['place']:.2f}",
@@ -206,6 +212,13 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> Table:
             Text(_clean(_verdict(row, wide)), style=COLORS.get(row["verdict"], "")),
         )
     return table
+
+
+def _in_graph(row: dict[str, Any]) -> str:
+    """Further to the right with each step from a source, and whom it feeds."""
+    depth, fed = row["depth"] or 0, [label.rpartition("/")[2] for label in row["feeds"]]
+    name: str = row["operator"].rpartition("/")[2] if depth else row["operator"]
+    return "  " * min(depth, 8) + name + (f" > {', '.join(fed)}" if fed else "")
 
 
 def _applied(values: dict[str, Any], wide: bool) -> str:

@@ -123,6 +123,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
                     "place": plan["normalised"],
                     "applied": views.applied(controller, rule, thread),
                 }
+                | (_place(found[place[0]], place[1]) if place else {})
             )
     return {
         "policies": [
@@ -209,10 +210,23 @@ def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
     }
 
 
+def _place(one: Found, row: int) -> dict[str, Any]:
+    """An operator's place in its query's graph: steps from the farthest source, whom it feeds."""
+    topology = one.window.now.topology
+    graph = topology.graph
+    fed = graph.target[graph.source == row]
+    return {
+        "query": topology.operators[row].query,
+        "depth": int(graph.reversed.height[row]),
+        "feeds": sorted({topology.operators[target].label for target in fed.tolist()}),
+    }
+
+
 def _nothing() -> dict[str, Any]:
     """The verdict of a thread that runs no operator, such as a helper."""
     shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence", "backlog", "waits")
-    return dict.fromkeys(shares) | {"engine": None, "verdict": "unknown", "by": None}
+    place: dict[str, Any] = {"query": None, "depth": None, "feeds": []}
+    return dict.fromkeys(shares) | {"engine": None, "verdict": "unknown", "by": None} | place
 
 
 def _ready(one: Found) -> bool:

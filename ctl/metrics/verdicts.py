@@ -313,7 +313,7 @@ def _margin(
     for code, share, against in (
         (Verdict.IDLE, np.ones(len(run)), largest(largest(wait, full), blocked)),
         (Verdict.INPUT_BOUND, idle, largest(largest(wait, full), blocked)),
-        (Verdict.CPU_STARVED, wait, largest(full, blocked)),
+        (Verdict.CPU_STARVED, wait, largest(largest(full, blocked), idle)),
         (Verdict.SINGLE_THREAD_BOUND, run, largest(largest(wait, full), largest(blocked, idle))),
         (Verdict.IO_BOUND, blocked, largest(wait, full)),
         (Verdict.MEMORY_BOUND, blocked, largest(wait, full)),

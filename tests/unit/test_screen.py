@@ -22,6 +22,10 @@ def row(name: str, **more: Any) -> dict[str, Any]:
         "verdict": "single-thread-bound",
         "by": None,
         "confidence": 0.97,
+        "engine": "lab:1",
+        "query": name.partition("/")[0],
+        "depth": 0,
+        "feeds": [],
         **shares,
         **more,
     }
@@ -95,6 +99,28 @@ def test_keys_sort_filter_pause_and_end() -> None:
         seen.append(view.sort)
     assert sorted(seen) == sorted(SORTS)
     assert not view.press("q")
+
+
+def test_a_query_is_shown_as_a_graph() -> None:
+    helper = row("helper") | {"engine": None, "query": None, "depth": None}
+    told = answer(
+        row("r/only"),
+        helper,
+        row("q/sink", depth=2),
+        row("q/fork", feeds=["q/left", "q/right"]),
+        *(row(f"q/{side}", depth=1, feeds=["q/sink"]) for side in ("left", "right")),
+    )
+    view = View()
+    view.press("g")
+    shown = [line[:19].rstrip() for line in lines(told, view, 160, 24)[4:10]]
+    assert shown == [
+        "q/fork > left, righ",  # and so on
+        "  left > sink",
+        "  right > sink",
+        "    sink",
+        "r/only",
+        "helper",
+    ]
 
 
 def test_long_lists_can_be_moved_through() -> None:
