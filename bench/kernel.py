@@ -54,13 +54,14 @@ CASES = {
     },
     "multi-0.95": Case("multi", 0.95),
     "blocking-0.9": Case("blocking", 0.9),
+    "flooded-0.9": Case("flooded", 0.9),
     "blocking-0.9-bounded": Case("blocking", 0.9, ("--bounded", "64")),
     "syn-0.8-hog": Case("syn", 0.8, (), {"hogs": 1}),
     "syn-0.8": Case("syn", 0.8),
     # With time for `sched-ctl load` to start, and to see who wakes whom.
     **{
         f"{name}-0.9-load": Case(name, 0.9, ("--delay", "10", "--warmup", "3"))
-        for name in ("syn", "etl", "multi")
+        for name in ("syn", "etl", "lr", "multi")
     },
 }
 
@@ -89,6 +90,7 @@ VARIANTS: Mapping[str, Job] = {
     "scx-hr": scx("hr"),
     "scx-hr-aging": scx("hr", hints={"gap_s": 0.05}),
     "scx-balanced": scx("balanced"),
+    "scx-balanced-again": scx("balanced", period_s=1.0),
     **{
         f"scx-{name}-starved": scx(name, period_s=1.0, only_starved=True)
         for name in ("hr", "qs", "balanced")
@@ -198,6 +200,8 @@ SWITCHES: Mapping[str, Job] = {
     "scx, full mode, not adopted": {"kind": "scx", "full": True, "adopt": False},
     "eevdf, another process traced": {"kind": "os", "trace": "other"},
     "eevdf, traced": {"kind": "os", "trace": "own"},
+    "eevdf, another process's wake-ups": {"kind": "os", "trace": "other", "wakings": True},
+    "eevdf, traced with wake-ups": {"kind": "os", "trace": "own", "wakings": True},
 }
 
 
@@ -233,10 +237,12 @@ def calibration(kernel: str) -> list[Job]:
     return found
 
 
-# column -> figure of a result, and whether it is shown as a ratio to EEVDF
+# Column -> figure of a result, as a ratio to EEVDF. high, hslow: latency, slowdown of that class.
 FIGURES: Mapping[str, Callable[[Job], float]] = {
     "thr": lambda r: r["throughput"],
     "mean": lambda r: r["total"]["latency_s"]["mean"],
+    "high": lambda r: r.get("high_latency_s", math.nan),
+    "hslow": lambda r: r.get("high_slowdown", math.nan),
     "p99": lambda r: r["total"]["latency_s"]["p99"],
     "proc": lambda r: r["total"]["processing_s"]["mean"],
     "slow": lambda r: r["total"]["slowdown"]["mean"],
@@ -259,18 +265,21 @@ def table(results: Sequence[Job]) -> str:
         if not base:
             continue
         mean_ms = 1e3 * sum(map(FIGURES["mean"], base.values())) / len(base)
+        figures = {
+            n: f for n, f in FIGURES.items() if not any(map(math.isnan, map(f, base.values())))
+        }
         lines += [
             f"\n### {case}\n",
             f"{len(base)} seeds. {BASE}: mean latency {mean_ms:.3g} ms.\n",
-            "| | " + " | ".join(FIGURES) + " |",
-            "|---" * (len(FIGURES) + 1) + "|",
+            "| | " + " | ".join(figures) + " |",
+            "|---" * (len(figures) + 1) + "|",
         ]
         for variant, seeds in variants.items():
             common = [s for s in seeds if s in base and "error" not in seeds[s]]
             if variant == BASE or not common:
                 continue
             cells = []
-            for figure in FIGURES.values():
+            for figure in figures.values():
                 ratios = [figure(seeds[s]) / max(figure(base[s]), 1e-12) for s in common]
                 mean = math.exp(sum(math.log(max(r, 1e-12)) for r in ratios) / len(ratios))
                 cells.append(f"**{mean:.2f}** ({min(ratios):.2f}-{max(ratios):.2f})")

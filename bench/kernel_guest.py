@@ -335,7 +335,8 @@ def switches(job: Job) -> dict[str, Any]:
         lines = program.stdout
         tids = [int(line) for line in iter(lambda: next(lines).strip(), "ready")]
         if whose := job.get("trace"):
-            stack.enter_context(Tracer([program.pid if whose == "own" else os.getpid()]))
+            followed = [program.pid if whose == "own" else os.getpid()]
+            stack.enter_context(Tracer(followed, wakings=job.get("wakings", False)))
         if job["kind"] == "scx":
             scheduler = stack.enter_context(Scheduler(full=job.get("full", False)))
             count = job.get("queues", 1)
@@ -394,12 +395,17 @@ def calibrated(job: Job) -> dict[str, Any]:
 
 
 def compact(result: dict[str, Any]) -> dict[str, Any]:
-    """Without the histograms."""
+    """Without the histograms, and of single queries the means over those of class high."""
     for part in [result["total"], *result.get("classes", {}).values()]:
         for value in part.values():
             if isinstance(value, dict):
                 value.pop("histogram", None)
-    result.pop("queries", None)
+    queries = result.pop("queries", [])
+    high = [q for q in queries if q["class"] == "high" and q["departures"]]
+    if count := sum(q["departures"] for q in high):
+        for figure in ("latency_s", "slowdown"):
+            total = sum(q["departures"] * q[figure]["mean"] for q in high)
+            result[f"high_{figure}"] = total / count
     return result
 
 
