@@ -68,4 +68,5 @@ def policy(
         wants=frozenset[str]().union(*(part.wants for part in parts.values())),
         goal="important queries first, each class with its own goal",
         spacing=Spacing.LOGARITHMIC if logarithmic else Spacing.LINEAR,
+        steady=all(part.steady for part in parts.values()),
     )

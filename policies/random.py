@@ -24,4 +24,5 @@ def policy(seed: int = 1) -> Policy:
         urgency=urgency,
         needs=frozenset(),
         goal="control experiment: no information at all",
+        steady=False,
     )

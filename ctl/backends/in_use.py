@@ -12,7 +12,7 @@ from msgspec import Struct
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.errors import UserError
 from sched_ctl.model.schedule import Schedule, without
-from sched_ctl.model.topology import UserThread
+from sched_ctl.model.topology import Thread, UserThread
 
 __all__ = ["Backends", "Chooser"]
 
@@ -55,6 +55,7 @@ class Backends:
         self.steps: list[tuple[str, str]] = []  # better ones not taken, and why
         self.on_lost: Callable[[str], None] | None = None
         self._retries: dict[str, _Retry] = {}
+        self._kernels: dict[str, tuple[Thread, ...]] = {}  # by scope, known to be the kernel's
 
     def __getitem__(self, name: str) -> Backend:
         return self._made[name]
@@ -62,7 +63,10 @@ class Backends:
     def apply(self, name: str, schedule: Schedule) -> Applied:
         """Have a backend enforce the schedule, without threads that it cannot order."""
         backend = self._made[name]
-        if backend.user_level or UserThread not in set(map(type, schedule.threads)):
+        if backend.user_level or schedule.threads is self._kernels.get(schedule.scope):
+            return backend.apply(schedule)
+        if UserThread not in set(map(type, schedule.threads)):
+            self._kernels[schedule.scope] = schedule.threads
             return backend.apply(schedule)
         rows = [row for row, t in enumerate(schedule.threads) if isinstance(t, UserThread)]
         applied = backend.apply(without(schedule, {schedule.threads[row] for row in rows}))

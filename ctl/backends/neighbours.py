@@ -13,7 +13,7 @@ the slice that it shares with all others. `Rivals` finds those that gain by it.
 import os
 import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from sched_ctl.errors import printable
@@ -82,8 +82,11 @@ class Rivals:
         self._used: dict[int, int] = {}  # pid -> CPU time so far, ns
         self._at_s = 0.0
 
-    def look(self, pids: Collection[int]) -> str:
-        """What people should know of them, or ""; looked at anew each 10 s, 10 us a process."""
+    def look(self, ours: Callable[[], Collection[int]]) -> str:
+        """What people should know of them, or ""; looked at anew each 10 s, 10 us a process.
+
+        ours: the engine's own processes, asked for when they are needed.
+        """
         now_s = time.monotonic()
         elapsed_s = now_s - self._at_s
         if self._used and elapsed_s < RIVALS_EVERY_S:
@@ -92,14 +95,15 @@ class Rivals:
         before, self._used, self._at_s = self._used, used, now_s
         if not before:
             return self.problem
+        pids = ours()
         groups = {fair_group(pid) for pid in pids}
-        ours = {group for group in groups if group and ROOT_NAME not in Path(group).parts}
+        own = {group for group in groups if group and ROOT_NAME not in Path(group).parts}
         busy = {pid: (ns - before.get(pid, ns)) / 1e9 / elapsed_s for pid, ns in used.items()}
         rivals = sorted(
             (pid for pid in busy if busy[pid] > RIVAL and pid not in {*pids, os.getpid()}),
             key=lambda pid: -busy[pid],
         )
-        names = [_named(pid) for pid in rivals if fair_group(pid) in ours]
+        names = [_named(pid) for pid in rivals if fair_group(pid) in own]
         self.problem = (
             f"{', '.join(names[:3])} gain the CPU that threads with a higher nice value yield, for "
             "they are not set apart from the engine: start it as a service with a CPUWeight of its "

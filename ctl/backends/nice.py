@@ -63,17 +63,25 @@ class Nice(Backend):
         self.options = options or NiceOptions()
         self._parameters = Parameters(journal, self.options.recheck)
         self._rivals: dict[str, Rivals] = {}  # by scope
+        self._last: dict[str, tuple[Schedule, Target]] = {}  # by scope
 
     def apply(self, schedule: Schedule) -> Applied:
-        return self.write(schedule, wanted(schedule, self.options))
+        last = self._last.get(schedule.scope)
+        if last is None or last[0] is not schedule:
+            target = _target(schedule, wanted(schedule, self.options), self.options)
+            last = self._last[schedule.scope] = schedule, target
+        return self._write(last[1])
 
     def write(self, schedule: Schedule, levels: Array) -> Applied:
         """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
-        applied = self._parameters.apply(_target(schedule, levels, self.options))
-        if not np.any(levels >= 0.5):
+        return self._write(_target(schedule, levels, self.options))
+
+    def _write(self, target: Target) -> Applied:
+        applied = self._parameters.apply(target)
+        if not np.any(target.values >= 0.5):
             return applied
-        rivals = self._rivals.setdefault(schedule.scope, Rivals())
-        problem = rivals.look({thread.pid for thread in schedule.threads})
+        rivals = self._rivals.setdefault(target.scope, Rivals())
+        problem = rivals.look(lambda: {thread.pid for thread in target.threads})
         return applied + Applied(problems=(problem,)) if problem else applied
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:

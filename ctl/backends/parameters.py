@@ -136,6 +136,7 @@ class _Scope:
     threads: tuple[Thread, ...] = ()
     cells: Index = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     problems: tuple[str, ...] = ()  # of threads that could not be adopted
+    settled: tuple[Target, int, Applied] | None = None  # in force, as of which change
     next: int = 0  # row whose turn it is to be re-read
     due: float = 0.0  # rows that should have been re-read by now
     reread_at: float = 0.0
@@ -160,6 +161,7 @@ class Parameters:
         self._free: list[int] = []
         self._swept_at = time.monotonic()
         self._births = Births()
+        self._changes = 0  # of what is in force
 
     def apply(self, target: Target) -> Applied:
         """Make it so. Raises JournalError before anything is changed."""
@@ -169,6 +171,11 @@ class Parameters:
         if target.threads is not scope.threads and target.threads != scope.threads:
             writes += self._follow(scope, target, problems)
         repaired = self._reread(scope)
+        settled = scope.settled
+        if settled is not None and settled[0] is target and settled[1] == self._changes:
+            self._sweep()
+            return replace(settled[2], writes=repaired, repaired=repaired)
+        scope.settled = None
         now = self._value[scope.cells]
         values = target.values
         if self._kind is NICE:
@@ -178,9 +185,13 @@ class Parameters:
         written, failed = self._write(scope.cells[rows], wanted[rows])
         gone = int((self._value[scope.cells] == GONE).sum())
         self._sweep()
+        unchanged = len(target.threads) - len(rows) - int((now == GONE).sum())
+        if not len(rows) and not problems:
+            done = Applied(unchanged=unchanged, gone=gone, problems=scope.problems)
+            scope.settled = target, self._changes, done
         return Applied(
             writes=writes + written + repaired,
-            unchanged=len(target.threads) - len(rows) - int((now == GONE).sum()),
+            unchanged=unchanged,
             repaired=repaired,
             gone=gone,
             problems=(*scope.problems, *problems, *failed),
@@ -241,6 +252,7 @@ class Parameters:
                 self._own = np.resize(self._own, len(self._value))
                 self._pids = np.resize(self._pids, len(self._value))
         self._value[cell], self._own[cell], self._pids[cell] = value, own, thread.pid
+        self._changes += 1
         return cell
 
     def _adopt(self, threads: Sequence[Thread]) -> list[str]:
@@ -289,6 +301,7 @@ class Parameters:
             self._pins[cell] = UNPINNED
             self._value[cell] = GONE
             self._free.append(cell)
+        self._changes += 1
         left = {thread.pid for thread in self._cell}
         empty = {thread.pid for thread, _ in cells} - left
         problems += undo.processes(self._journal, empty, {thread.tid for thread, _ in cells})
@@ -304,6 +317,7 @@ class Parameters:
             self._journal.write([*self._new_values(cells, values), self._given(cells, values)])
         problems: list[str] = []
         writes = 0
+        self._changes += 1
         threads, pins, in_force = self._threads, self._pins, self._value
         is_alive, put = identity.is_alive, self._kind.set
         for cell, value in zip(cells.tolist(), values.tolist(), strict=True):
@@ -367,6 +381,7 @@ class Parameters:
             self._kind.set(thread.tid, wanted)
         except ProcessLookupError:
             self._value[cell] = GONE
+            self._changes += 1
             return False
         except OSError:
             return False  # comes again in the next round; the write of a difference reports it

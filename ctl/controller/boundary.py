@@ -7,12 +7,17 @@ it comes in, and what they raise is told with the file and the line in which the
 import functools
 import traceback
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.model.policy import Policy
 from sched_ctl.model.topology import Snapshot, Topology
 
 __all__ = ["checked", "is_ours", "words"]
+
+
+PLAIN = (dict, MappingProxyType)
 
 
 def words(error: BaseException) -> str:
@@ -48,8 +53,9 @@ def checked(answer: object, driver: object, known: Topology | None) -> Snapshot:
     return answer
 
 
-def _check_columns(maker: str, which: str, columns: object, n: int) -> None:
-    if not isinstance(columns, Mapping):
+def _check_columns(maker: str, which: str, columns: Any, n: int) -> None:
+    # A look at the type first: isinstance() of an abstract class takes as long as all the rest.
+    if not (type(columns) in PLAIN or isinstance(columns, Mapping)):
         raise EngineError(f"{maker}: {which} is {type(columns).__name__}, not a mapping")
     for name, column in columns.items():
         if getattr(column, "shape", None) != (n,) or column.dtype.kind not in "fiub":

@@ -240,10 +240,10 @@ class Engine:
         far = [s for s in old if now.time_s - s.time_s >= self.window_s]
         return far[-1] if far else old[0] if old else None
 
-    def recent(self) -> Snapshot | None:
+    def recent(self, then: Snapshot | None) -> Snapshot | None:
         """The oldest that knows all that the last one does, where `then` does not; if it is a
         while old, as rates over a moment are noise."""
-        now, then = self._latest, self.then()
+        now = self._latest
         if now is None or then is None or then.time_s >= self._whole_s:
             return None
         whole = next(s for s in self._history if s.time_s >= self._whole_s)

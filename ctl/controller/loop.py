@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import logging
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -86,6 +87,7 @@ class Controller:
         self._deciding: dict[tuple[str, str], asyncio.Future[Schedule]] = {}
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
+        self._seen: list[object] = []  # at the last step
         self.waits = WaitTimes()
         self.pace = pace_of(settings)
         for section in sections:
@@ -213,8 +215,9 @@ class Controller:
         )
         await self._ask(concerned, patience_s)
         self._check_engines()
-        self._count_queries()
-        self._admit(strict=False)
+        if not self._is_as_before():
+            self._count_queries()
+            self._admit(strict=False)
         if self.settings.trace and self.backends is not None:
             pids = {pid for engine in self.engines.values() for pid in engine.pids}
             self.waits.follow(pids)
@@ -433,6 +436,17 @@ class Controller:
                 self.claims.forget(engine.name)
                 for rule in self.rules:
                     rule.resolutions.pop(engine.name, None)
+
+    def _is_as_before(self) -> bool:
+        """Whether engines, what they run and what they tell are those of the last step."""
+        seen: list[object] = [self.claims, time.monotonic() < self._probe_until_s]
+        for engine in self.engines.values():
+            snapshot = engine.snapshot
+            seen += engine, snapshot and snapshot.topology, engine.provides
+        for rule in self.rules:
+            seen += rule, rule.policy, rule.section
+        before, self._seen = self._seen, seen
+        return len(seen) == len(before) and all(map(operator.is_, seen, before))
 
     def _count_queries(self) -> None:
         """Let "auto" follow the queries that come and go; say which policy it takes, and why."""

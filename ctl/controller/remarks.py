@@ -14,6 +14,7 @@ class Remarks:
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
+        self._told: dict[str, tuple[object, ...]] = {}  # of rules
 
     def say(self, about: str, message: str, level: int = logging.WARNING) -> None:
         """Log a message once, until it is another one; "" means that all is well again."""
@@ -25,6 +26,11 @@ class Remarks:
     def tell(self, rule: Rule) -> None:
         """What a pass of the rule gave."""
         threads = rule.threads
+        notes_of = [window.now.topology.notes for window in rule.windows.values()]
+        told = (threads, [*rule.windows], rule.applied.problems, bool(rule.repaired), notes_of)
+        if self._told.get(rule.name) == told:
+            return
+        self._told[rule.name] = told
         engines = ", ".join(rule.windows) or "no engine"
         message = f"policy {rule.name}: {threads} threads of {engines}"
         self.say(f"threads {rule.name}", message, logging.INFO)

@@ -14,6 +14,7 @@ import msgspec
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section, SettingError, Settings, Switch
 from sched_ctl.config.settings import resolve as resolve_settings
+from sched_ctl.controller.boundary import is_ours
 from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.owners import COMMON, Owners, scope
 from sched_ctl.controller.switches import PRESSURE, Watch, fault, joined
@@ -22,6 +23,8 @@ from sched_ctl.decide.decision import HELPER_RULES, decide
 from sched_ctl.decide.guard import Guard
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.errors import UserError, near_miss
+from sched_ctl.metrics.averages import Averages
+from sched_ctl.metrics.averages import window as window_of
 from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import engine_fits, fits, names_of
@@ -82,6 +85,8 @@ class Rule:
     queries: dict[str, int] = field(default_factory=dict)  # ruled, with threads here, by domain
     variants: dict[str, Policy] = field(default_factory=dict)  # what "auto" is, by domain
     resolutions: dict[str, tuple[frozenset[str], Resolution]] = field(default_factory=dict)
+    averages: dict[str, Averages] = field(default_factory=dict)  # by engine
+    decided: dict[str, tuple["_Asked", Schedule]] = field(default_factory=dict)  # by domain
     schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
     applied: Applied = field(default_factory=Applied)
     windows: Mapping[str, Window] = field(default_factory=dict)
@@ -246,6 +251,7 @@ class Rule:
         """
         policy = self.policy_of(domain)
         windows: dict[str, Window] = {}
+        averages: dict[str, Averages] = {}
         resolutions: dict[str, Resolution] = {}
         select: dict[str, frozenset[str]] = {}
         spared: set[Thread] = set()
@@ -256,11 +262,19 @@ class Rule:
             queries = claims.of(self, engine.name, now.topology)
             if not queries:
                 continue
-            windows[engine.name] = Window(now, engine.then(), policy.level, engine.recent())
-            resolutions[engine.name] = self.resolve(engine)
+            resolution = resolutions[engine.name] = self.resolve(engine)
+            before, then = self.averages.get(engine.name), engine.then()
+            windows[engine.name], averages[engine.name] = window_of(
+                now, then, policy.level, engine.recent(then), resolution, before
+            )
             select[engine.name] = queries
             spared |= claims.spared(engine.name, now.topology)
         self.windows = {**self.windows, **windows}
+        self.averages.update(averages)
+        asked = _Asked(policy, self.section, claims, fair, averages, select)
+        known = self.decided.get(domain)
+        if known is not None and known[0].same(asked):
+            return lambda: known[1]
         made = functools.partial(
             decide,
             scope(self.name, domain),
@@ -271,7 +285,51 @@ class Rule:
             self.section.shares or {},
             claims.helpers(fair=fair),
         )
-        return lambda: without(made(), spared)
+
+        def answer() -> Schedule:
+            schedule = without(made(), spared)
+            self.decided.pop(domain, None)
+            if asked.is_of_averages:
+                self.decided[domain] = asked, schedule
+            return schedule
+
+        return answer
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """All that a schedule depends on, apart from how it is now at the engines."""
+
+    policy: Policy
+    section: Section
+    claims: "Claims"
+    fair: bool
+    averages: Mapping[str, Averages]
+    select: Mapping[str, frozenset[str]]
+
+    def same(self, other: "_Asked") -> bool:
+        return (
+            self.policy is other.policy
+            and self.section is other.section
+            and self.claims is other.claims
+            and self.fair == other.fair
+            and self.select == other.select
+            and list(self.averages.values()) == list(other.averages.values())
+        )
+
+    @property
+    def is_of_averages(self) -> bool:
+        """Whether the policy asked for nothing that tells of now, and answers for itself alone."""
+        reads = self.policy.needs | self.policy.wants
+        return (
+            self.policy.steady
+            and is_ours(self.policy)
+            and all(
+                reads & known.resolution.needs <= known.columns.keys()
+                and not known.window.now.topology.idle_spins
+                for known in self.averages.values()
+            )
+        )
 
 
 @dataclass

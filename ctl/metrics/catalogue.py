@@ -98,6 +98,20 @@ METRICS = MappingProxyType(
 )
 
 
+# Those that tell of now; all others are counters, or never change.
+PRESENT = frozenset(
+    {
+        "backlog",
+        "queue_size",
+        "queue_size_estimate",
+        "head_age",
+        "head_age_estimate",
+        "latency",
+        "verdict",
+    }
+)
+
+
 class MissingMetric(UserError):
     """A policy needs a metric that this engine can neither give nor be made to give."""
 
@@ -140,6 +154,18 @@ class Resolution:
     needs: frozenset[str]
     steps: tuple[Step, ...]
     derived: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @cached_property
+    def averaged(self) -> frozenset[str]:
+        """Metrics that stand on growth over a window alone, not on how it is now."""
+        found: set[str] = set()
+        counted = PRIMITIVES.keys() - PRESENT
+        for step in self.steps:
+            if step.derivation is not None and step.metric not in PRESENT:
+                inputs = [self.by_metric[need] for need in step.derivation.needs]
+                if all(i.metric in (counted if i.derivation is None else found) for i in inputs):
+                    found.add(step.metric)
+        return frozenset(found)
 
     @cached_property
     def by_metric(self) -> Mapping[str, Step]:
@@ -392,11 +418,17 @@ def evaluate(resolution: Resolution, window: Window) -> Mapping[str, Array]:
     columns: dict[str, Array] = {}
     with np.errstate(all="ignore"):
         for step in resolution.steps:
+            kept = window.averages.get(step.metric)
+            if kept is not None:
+                columns[step.metric] = kept
+                continue
             if step.derivation is None:
                 column = window.value(step.metric)
             else:
                 column = clean(step.derivation.compute(window, columns))
             columns[step.metric] = window.or_prior(step.metric, column)
+            if step.metric in resolution.averaged:
+                window.averages[step.metric] = columns[step.metric]
     return columns
 
 

@@ -3,7 +3,7 @@
 Input from engines is hostile: whatever is not finite, or negative, counts as unknown (NaN).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -44,12 +44,14 @@ class Window:
     or a counter that was not read yet.
     level: whether the columns are over the physical or over the logical operators. What the
     engine reports at the other level is converted, see `sched_ctl.metrics.levels`.
+    averages: columns of metrics that need not be worked out again, see `metrics.averages`.
     """
 
     now: Snapshot
     then: Snapshot | None = None
     level: Level = Level.PHYSICAL
     recent: Snapshot | None = None
+    averages: dict[str, Array] = field(default_factory=dict)
 
     @property
     def operators(self) -> tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]:

@@ -126,6 +126,7 @@ class Policy:
     groups: query name -> (group, share), for a policy that divides the CPU among groups of queries
     and orders operators only inside them (round robin); its urgencies then need not be comparable
     between groups. Shares that the user sets go before. None: no groups.
+    steady: whether the same frame always has the same answer.
     """
 
     name: str
@@ -137,3 +138,4 @@ class Policy:
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     groups: Callable[[str], tuple[str, float]] | None = None
     wants: frozenset[str] = frozenset()
+    steady: bool = True
