@@ -188,7 +188,7 @@ def _value(setting: Setting, given: Any) -> Any:
         return [_section(text) for text in given]
     if setting.key in ("backends", "access"):
         tables: dict[str, dict[str, Any]] = {}
-        for key, value in parse_pairs(given, setting.flag).items():
+        for key, value in parse_pairs(given, setting.flag, setting.metavar or "").items():
             # An engine's name has dots, an option's key has none; it is the other way round with
             # a backend's and its options' (caps by query).
             split = str.partition if setting.key == "backends" else str.rpartition
@@ -200,7 +200,7 @@ def _value(setting: Setting, given: Any) -> Any:
             tables.setdefault(name, {})[option] = value
         return tables
     if typing.get_origin(setting.type) is dict:
-        return parse_pairs(given, setting.flag)
+        return parse_pairs(given, setting.flag, setting.metavar or "KEY=VALUE")
     return given
 
 

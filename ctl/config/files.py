@@ -223,13 +223,16 @@ def _override(merged: dict[str, Any], flags: Mapping[str, Any]) -> None:
                     section.pop(key, None)
 
 
-def parse_pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
-    """`KEY=VALUE` arguments of a flag as a dictionary; a value is TOML where it can be read so."""
+def parse_pairs(texts: Sequence[str], flag: str, form: str = "KEY=VALUE") -> dict[str, Any]:
+    """`KEY=VALUE` arguments of a flag as a dictionary; a value is TOML where it can be read so.
+
+    form: what the flag's help calls them, for whoever got it wrong.
+    """
     pairs: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise ConfigError(f"{flag}: expected KEY=VALUE, got '{text}'")
+            raise ConfigError(f"{flag}: expected {form}, got '{text}'")
         try:
             pairs[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Ctrl-C in a terminal: no traceback, 130, and the terminal as it was."""
+"""Ctrl-C in a terminal: no traceback, the right exit code, and the terminal as it was."""
 
 import os
 import pty
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from labs import CONTROLLED, SOON_S, WORKLOADS, command
+from labs import CONTROLLED, SOON_S, WORKLOADS, command, loaded, nices, scheduled, spe
 
 pytestmark = pytest.mark.host
 
@@ -18,7 +18,7 @@ SHOWN, HIDDEN = b"\x1b[?25h", b"\x1b[?25l"  # the cursor; xterm's control sequen
 MAIN, OTHER = b"\x1b[?1049l", b"\x1b[?1049h"  # screen
 
 
-def interrupted(arguments: list[str], ready: Callable[[bytes], bool]) -> bytes:
+def interrupted(arguments: list[str], ready: Callable[[bytes], bool], code: int = 130) -> bytes:
     """Run the command line in a terminal and press Ctrl-C when it is ready; what it wrote."""
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (40, 120))
@@ -39,7 +39,7 @@ def interrupted(arguments: list[str], ready: Callable[[bytes], bool]) -> bytes:
                 os.write(ours, b"\x03")
                 pressed = True
         assert pressed, said[-500:]
-        assert process.returncode == 130, said[-500:]
+        assert process.returncode == code, said[-500:]
         assert b"Traceback" not in said
         assert termios.tcgetattr(its) == before
         for on, off in ((HIDDEN, SHOWN), (OTHER, MAIN)):
@@ -62,3 +62,24 @@ def test_files_for_a_fleet(tmp_path: Path) -> None:
         return any(tmp_path.rglob("gw-*"))
 
     interrupted(["fleet", "generate", str(tmp_path), "--nodes", "500", "--hours", "100"], ready)
+
+
+@pytest.mark.needs("root", "cc")
+def test_the_controller_and_a_look_at_it(tmp_path: Path) -> None:
+    """What draws on the other screen gives the terminal back; what orders threads, the threads."""
+    run_dir = tmp_path / "run"
+    options = ("--backend", "nice", "--policy", "constant", "--policy-option", "default=1")
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, *options, engine=engine):
+            scheduled(run_dir, engine)
+            said = interrupted(["top", "--run-dir", str(run_dir)], lambda said: b"etl" in said)
+            assert OTHER in said and SHOWN in said
+
+        def ordered(_: bytes) -> bool:
+            return nices(engine) != before
+
+        load = ["load", "--run-dir", str(run_dir), "--engine", engine.name, "--backend", "nice"]
+        said = interrupted([*load, "--policy", "random", "--period", "0.1"], ordered, code=0)
+        assert b"everything is as it was before" in said
+        assert nices(engine) == before

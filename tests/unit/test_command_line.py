@@ -165,3 +165,20 @@ def test_an_interrupt_while_modules_are_loaded_is_no_fault(verb: str, tmp_path: 
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert (process.returncode, error) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "form"),
+    [
+        ("--access", "ENGINE.KEY=FILE"),
+        ("--backend-option", "BACKEND.KEY=VALUE"),
+        ("--helper", "ROLE=RULE"),
+        ("--share", "QUERY=SHARE"),
+    ],
+)
+def test_a_flag_asks_for_what_its_help_does(flag: str, form: str) -> None:
+    done = subprocess.run(
+        command("config", flag, "flink"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"error: {flag}: expected {form}, got 'flink'\n"

@@ -179,6 +179,8 @@ def test_pairs() -> None:
     }
     with pytest.raises(UserError, match="--x: expected KEY=VALUE, got 'nothing'"):
         parse_pairs(["nothing"], "--x")
+    with pytest.raises(UserError, match=r"--x: expected A\.B=C, got 'nothing'"):
+        parse_pairs(["nothing"], "--x", "A.B=C")
 
 
 def test_bounds_are_finite() -> None:
