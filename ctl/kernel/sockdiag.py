@@ -1,8 +1,9 @@
 """TCP connections: who is at the other end, and what waits to be read; sock_diag(7).
 
 TCP has no SO_PEERCRED, but the kernel knows every socket's owner and answers for a single one by
-its addresses (inet_diag, linux/inet_diag.h), some 20 us a question. All connections of a network
-namespace come through pyroute2 where it is installed, else from /proc/PID/net.
+its addresses (inet_diag, linux/inet_diag.h), some 20 us a question. So do all connections of a
+network namespace, at once; where the kernel has no tcp_diag they are read from /proc/PID/net. (Not
+through pyroute2: what it loads takes 10 MB, a fifth of the controller.)
 """
 
 import os
@@ -11,7 +12,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from sched_ctl.kernel import netns
 
@@ -25,15 +25,21 @@ TABLE_LIMIT = 1 << 24  # bytes of /proc/PID/net/tcp that are read
 NETLINK_SOCK_DIAG = 4  # linux/netlink.h
 SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
 NLM_F_REQUEST = 1
+NLM_F_DUMP = 0x300
 NLMSG_ERROR = 2
+NLMSG_DONE = 3
+LARGEST = 1 << 16  # bytes of a part of a dump; the kernel makes them of 32 kB at most
 ANY_STATE = 0xFFFFFFFF
 NO_COOKIE = 0xFFFFFFFF
 HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 QUESTION = struct.Struct("=BBBxI")  # the head of struct inet_diag_req_v2, before its socket id
 PORTS = struct.Struct("!HH")
 PLACE = struct.Struct("=III")  # interface and cookie
+SOCKET_ID = 48  # bytes; a dump has none in its question
 # struct inet_diag_msg: 4 bytes, the socket id of 48, then expires, rqueue, wqueue, uid, inode.
 ANSWER = struct.Struct("=52xIIIII")
+# The same with the family and, of the socket id, ports and addresses.
+ENDS = struct.Struct("!B3xHH16s16s12x")
 
 
 class SocketOwners:
@@ -105,34 +111,56 @@ def inodes(pid: int) -> set[int]:
 
 
 def connections(pid: int) -> list[Connection]:
-    """All in the network namespace of a process. Raises OSError if it is gone or closed to us.
-
-    Use it in a thread without a running event loop: pyroute2 has one of its own.
-    """
-    found: list[Connection] = []
-    with suppress(ImportError), netns.entered(pid):
+    """All in the network namespace of a process. Raises OSError if it is gone or closed to us."""
+    with netns.entered(pid):
         found = list(_asked())
     # Without the module tcp_diag the kernel's answer is none.
     return found or list(_tabled(pid))
 
 
 def _asked() -> Iterator[Connection]:
-    from pyroute2 import DiagSocket
-
-    with DiagSocket() as diag:
-        diag.bind()
+    """As the kernel answers in the calling thread's namespace; nothing where it does not."""
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as asked,
+    ):
+        asked.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
             states = 1 << ESTABLISHED | 1 << CLOSE_WAIT
-            answers: tuple[Any, ...] = diag.get_sock_stats(family=family, states=states)
-            for answer in answers:
-                if answer.get("idiag_inode") is None:  # an error, where the kernel has no tcp_diag
-                    continue
-                yield Connection(
-                    answer["idiag_inode"],
-                    (_plain(answer["idiag_src"]), answer["idiag_sport"]),
-                    (_plain(answer["idiag_dst"]), answer["idiag_dport"]),
-                    answer["idiag_rqueue"],
-                )
+            question = QUESTION.pack(family, socket.IPPROTO_TCP, 0, states) + bytes(SOCKET_ID)
+            size = HEADER.size + len(question)
+            flags = NLM_F_REQUEST | NLM_F_DUMP
+            asked.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, flags, family, 0) + question)
+            for answer in _parts(asked, family):
+                yield _connection(answer)
+
+
+def _parts(asked: socket.socket, sequence: int) -> Iterator[memoryview]:
+    """The messages of a dump, without their heads, netlink(7)."""
+    while True:
+        part = memoryview(asked.recv(LARGEST))
+        while len(part) >= HEADER.size:
+            size, kind, _, of, _ = HEADER.unpack_from(part)
+            if of == sequence and kind in (NLMSG_DONE, NLMSG_ERROR):
+                return
+            if not HEADER.size <= size <= len(part):
+                return
+            if of == sequence and kind == SOCK_DIAG_BY_FAMILY:
+                answer = part[HEADER.size : size]
+                if len(answer) >= ANSWER.size:  # else an error, where there is no tcp_diag
+                    yield answer
+            part = part[size + -size % 4 :]
+
+
+def _connection(answer: memoryview) -> Connection:
+    family, *ports, source, target = ENDS.unpack_from(answer)
+    length = 4 if family == socket.AF_INET else 16
+    here, there = (
+        (_plain(socket.inet_ntop(family, place[:length])), port)
+        for place, port in zip((source, target), ports, strict=True)
+    )
+    _, waiting, _, _, inode = ANSWER.unpack_from(answer)
+    return Connection(inode, here, there, waiting)
 
 
 def _tabled(pid: int) -> Iterator[Connection]:
