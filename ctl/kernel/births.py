@@ -3,7 +3,7 @@
 Most looks find nothing, so what tells that nothing was born comes first: the last field of
 /proc/loadavg is the process or thread id that was given last (proc(5)), 10 us; the link count of
 /proc/PID/task counts the threads of a process (fs/proc/base.c: proc_task_getattr), 3 us. Folders
-are listed only where one of these moved, and at most once a second.
+are listed only where one of these moved, and about once a second at most.
 
 The kernel's proc events (connector) would tell at once, but only in the machine's own namespaces,
 and on a machine that compiles they would wake us thousands of times a second.
@@ -18,7 +18,8 @@ from sched_ctl.kernel import procfs
 
 __all__ = ["Births", "Young", "thread_count"]
 
-LOOK_S = 1.0
+# Below a second, at which most loops come by: who is a moment early need not wait twice.
+LOOK_S = 0.9
 SEVERAL = 4  # threads: what compiles or runs a script beside an engine has fewer
 # When a process with new threads is looked at: it may take so long to be an engine. After the last
 # one there is the regular search, each minute.

@@ -43,7 +43,9 @@ from sched_ctl.model.topology import HelperThread, PhysicalOperator, Snapshot, T
 
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
 
-JOBS_EVERY_S = 1.0  # how often the list of jobs is compared
+# How often the list of jobs is compared while no thread is born or ends. A little below a second,
+# at which it is mostly asked: who comes a moment early is not sent away for another.
+JOBS_EVERY_S = 0.9
 MISSING_EVERY_S = 1.0  # how often a job is read again while a thread of it is missing
 PROCESSES_EVERY_S = 10.0  # how often we look for new TaskManagers, if nothing else changed
 ATTACH_S = 5.0
@@ -140,10 +142,14 @@ class FlinkDriver:
         """Read the cluster once. Raises EngineError."""
         deadline = time.monotonic() + timeout_s
         self._check_alive()
+        stirred = self._stirred()
+        if stirred:
+            self._next_list = 0.0
         jobs_changed = self._look_for_jobs(deadline)
         if time.monotonic() >= self._next_processes:
             self._look_for_processes(deadline)
-        names_changed = self._look_at_threads(deadline)
+            stirred = self._stirred()  # there may be new ones
+        names_changed = self._look_at_threads(stirred, deadline)
         if self._plan is None or jobs_changed:
             self._read_jobs(deadline)
         if self._topology is None or jobs_changed or names_changed:
@@ -235,15 +241,16 @@ class FlinkDriver:
             raise
         self._probes.pop(pid, None)
 
-    def _look_at_threads(self, deadline: float) -> bool:
-        """Ask virtual machines whose threads changed; whether any answered."""
-        asked = False
-        for process in self._processes.values():
-            if process.changed(wanted=bool(self._missing)):
-                process.look(min(ATTACH_S, _left(deadline)))
-                self._dumps += 1
-                asked = True
-        return asked
+    def _stirred(self) -> list[local.Process]:
+        """Those in which threads came or went that may be operators', or are looked for."""
+        return [p for p in self._processes.values() if p.changed(wanted=bool(self._missing))]
+
+    def _look_at_threads(self, stirred: Sequence[local.Process], deadline: float) -> bool:
+        """Ask these virtual machines for their threads; whether any was asked."""
+        for process in stirred:
+            process.look(min(ATTACH_S, _left(deadline)))
+            self._dumps += 1
+        return bool(stirred)
 
     def _read_jobs(self, deadline: float) -> None:
         """Read what has changed of the jobs; what was read stays if time runs out."""

@@ -1,0 +1,151 @@
+"""How soon what is new is scheduled: from a thread's birth to the value that is set for it.
+
+    ./dev run python bench/follow.py lab [--rounds 20] [--period 1]
+    ./dev run python bench/follow.py flink [--rounds 8] [--period 1]
+
+lab: a lab engine is started beside others, and its operators are looked at 500 times a second; the
+time counts from the birth of its last operator thread, by the kernel's clock. flink: a job is
+submitted to a cluster that is followed already, or given another parallelism; the time counts from
+when the REST interface says that all its tasks run, which is asked 20 times a second. Either ends
+when all threads have a nice value of ours. All threads of the engine count, but for helpers.
+"""
+
+import argparse
+import functools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests")]
+
+from sched_ctl.kernel import procfs  # noqa: E402
+from sched_ctl.lab import engine as lab  # noqa: E402
+
+SET = 5  # of all operators at least, whatever the policy thinks of them
+OPTIONS = ("--backend", "nice", "--policy", "random")
+WORST = ("--backend-option", f"nice.best={SET}", "--backend-option", "nice.worst=10")
+MAIN = "from sched_ctl.cli import main; main()"
+DEADLINE_S = 60.0
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    arguments.add_argument("engine", choices=["lab", "flink"])
+    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--period", type=float, default=1.0)
+    given = arguments.parse_args()
+    measure = of_lab if given.engine == "lab" else of_flink
+    found = sorted(measure(given.rounds, given.period))
+    print(
+        f"{given.engine}, a period of {given.period:g} s, {len(found)} rounds: "
+        f"median {statistics.median(found):.2f} s, worst {found[-1]:.2f} s, "
+        f"{sum(s > 2 * given.period for s in found)} beyond two periods"
+    )
+
+
+@contextmanager
+def controller(folder: Path, *options: str) -> Iterator[None]:
+    run_dir = folder / "run"
+    with (folder / "load.log").open("w") as log:
+        load = subprocess.Popen(
+            [
+                sys.executable, "-c", MAIN, "load", "--run-dir", str(run_dir),
+                *OPTIONS, *WORST, *options,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )  # fmt: skip
+        try:
+            until(lambda: (run_dir / "control.sock").exists())
+            yield
+        finally:
+            load.send_signal(signal.SIGTERM)
+            if load.wait(60):
+                print((folder / "load.log").read_text())
+
+
+def until(condition: Callable[[], Any], every_s: float = 0.002) -> Any:
+    end_s = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        if time.monotonic() > end_s:
+            sys.exit("not within a minute")
+        time.sleep(every_s)
+    return found
+
+
+def operators(pid: int, prefix: str) -> list[procfs.Stat]:
+    found = [procfs.stat(pid, tid) for tid in procfs.tids(pid)]
+    return [stat for stat in found if stat is not None and stat.name.startswith(prefix)]
+
+
+def of_lab(rounds: int, period_s: float) -> Iterator[float]:
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    text = "workload new base_cost_us=100\nquery q\n"
+    text += "".join(f"op new-{i} cost=1\n" for i in range(5))
+    text += "".join(f"edge new-{i} new-{i + 1}\n" for i in range(4)) + "source new-0 rate=10\n"
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "new.graph")
+        path.write_text(text)
+        arguments = ["--utilisation", "0.05", "--cpus", "1", "--duration", "120"]
+        options = ("--engine", "lab", "--period", f"{period_s:g}")
+        with lab.running(path, arguments), controller(Path(name), *options):
+            for _ in range(rounds):
+                with lab.running(path, arguments) as engine:
+                    new = until(functools.partial(operators_of, engine.pid))
+                    until(functools.partial(are_set, engine.pid))
+                    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+                    yield now_s - max(stat.start_time for stat in new) * tick_s
+
+
+def operators_of(pid: int, count: int = 5) -> list[procfs.Stat]:
+    """All of the new engine's operators, or none."""
+    found = operators(pid, "new-")
+    return found if len(found) == count else []
+
+
+def are_set(pid: int) -> bool:
+    return all(stat.nice >= SET for stat in operators(pid, "new-"))
+
+
+def of_flink(rounds: int, period_s: float) -> Iterator[float]:
+    from engines.cluster import running
+
+    def all_set(cluster: Any, prefix: str, count: int) -> bool:
+        found = [
+            stat
+            for manager in cluster.task_managers
+            for stat in operators(manager.pid, prefix) + operators(manager.pid, f"Source: {prefix}")
+        ]
+        return len(found) >= count and all(stat.nice >= SET for stat in found)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with running(folder / "cluster") as cluster:
+            cluster.submit(name="old", prefix="old-", rate=50)
+            options = ("--engine", "flink", "--period", f"{period_s:g}")
+            with controller(folder, *options):
+                until(lambda: all_set(cluster, "old-", 1), 0.05)
+                for number in range(rounds):
+                    prefix = f"n{number}-"
+                    job = cluster.submit(name=f"new{number}", prefix=prefix, rate=50)
+                    until(functools.partial(cluster.is_running, job), 0.05)
+                    began_s = time.monotonic()
+                    until(functools.partial(all_set, cluster, prefix, 5), 0.01)
+                    yield time.monotonic() - began_s
+                    cluster.cancel(job)
+                    time.sleep(1 + number % 7 / 7)  # so that each comes at another part of a period
+
+
+if __name__ == "__main__":
+    main()
