@@ -23,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import procfs
 from sched_ctl.metrics import catalogue as metrics
+from sched_ctl.model.graph import Array
 from sched_ctl.model.topology import (
     Edge,
     LogicalOperator,
@@ -49,6 +51,7 @@ from sched_ctl.model.topology import (
 
 AIMS = {(100, 10.0): 0.005, (1000, 10.0): 0.02, (10_000, 1.0): 0.02}
 CHAIN = 5
+DRAWN = 16  # random numbers for so many polls
 
 
 def main() -> None:
@@ -124,28 +127,36 @@ class Synthetic:
             self.provides |= {"cpu_time"}
         self.topology = topology
         n = len(topology.operators)
-        random = np.random.default_rng(1)
-        self._random = random
-        self._rate = random.uniform(10, 1000, n)
-        self._selectivity = random.uniform(0.3, 1.0, n)
-        self._cost = 50e-6 * 2.0 ** random.integers(0, 5, n)
+        # Drawn ahead, and not by numpy.random, which has 8 MB: the controller loads no such thing.
+        random = Random(1)
+
+        def drawn(draw: Callable[[], float]) -> Array:
+            return np.array([draw() for _ in range(n)])
+
+        self._rate = drawn(lambda: random.uniform(10, 1000))
+        self._selectivity = drawn(lambda: random.uniform(0.3, 1.0))
+        self._cost = 50e-6 * 2.0 ** drawn(lambda: random.randrange(5))
+        # The cost measured over a moment is never quite the same: 5% here.
+        self._noise = [drawn(lambda: random.uniform(0.95, 1.05)) for _ in range(DRAWN)]
+        self._queues = [drawn(lambda: 1 + int(random.expovariate(0.36))) for _ in range(DRAWN)]
+        self._ages = [drawn(lambda: random.expovariate(100)) for _ in range(DRAWN)]
+        self._polls = 0
         self._cpu_s = np.zeros(n)
         self._polled_s = 0.0
 
     def poll(self, timeout_s: float) -> Snapshot:
         now_s = time.monotonic()
-        n = len(self._rate)
+        n = self._polls = (self._polls + 1) % DRAWN
         tuples = self._rate * now_s
-        # The cost measured over a moment is never quite the same: 5% here.
-        noisy = self._cost * self._random.uniform(0.95, 1.05, n)
+        noisy = self._cost * self._noise[n]
         self._cpu_s = self._cpu_s + self._rate * (now_s - self._polled_s) * noisy
         self._polled_s = now_s
         columns = {
             "tuples_in": tuples,
             "tuples_out": tuples * self._selectivity,
             "cpu_time": self._cpu_s,
-            "queue_size": self._random.geometric(0.3, n).astype(float),
-            "head_age": self._random.exponential(0.01, n),
+            "queue_size": self._queues[n].copy(),
+            "head_age": self._ages[n].copy(),
         }
         return Snapshot(self.topology, now_s, {k: columns[k] for k in self.provides})
 
