@@ -166,6 +166,7 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "idle": _known(found.idle[row]),
         "io": _known(found.io[row]),
         "memory": _known(found.memory[row]),
+        "gc": _known(found.gc[row]),
         "backlog": _known(found.backlog[row]),
         "queue": _known(found.queue[row]),
         "queue_before": _known(found.queue_before[row]),
@@ -274,9 +275,11 @@ def words(operator: dict[str, Any]) -> str:
         "asleep with work in hand": operator["blocked"],
         "of that for block I/O": operator["io"],
         "for memory": operator["memory"],
+        "stopped by its garbage collector": operator["gc"],
         "without input": operator["idle"],
     }
-    hidden = ("of that for block I/O", "for memory")  # unless they have taken some
+    # Unless they have taken some
+    hidden = ("of that for block I/O", "for memory", "stopped by its garbage collector")
     told = ", ".join(
         f"{word} {share:.0%}"
         for word, share in shares.items()

@@ -62,6 +62,7 @@ PRIMITIVES = _table(
     Metric("run_delay", "s", "time its threads waited for a CPU, schedstat (counter)"),
     Metric("io_delay", "s", "time its threads waited for block I/O, taskstats (counter)"),
     Metric("memory_delay", "s", "time its threads waited for memory, taskstats (counter)"),
+    Metric("gc_time", "s", "time that its JVM stood still for its garbage collector (counter)"),
     Metric("irq_delay", "s", "time that interrupts took from its threads, taskstats (counter)"),
     Metric("backlog", "bytes", "bytes waiting in the sockets of an ingress now, sock_diag"),
     Metric("queue_size", "tuples", "tuples waiting in the input queues now"),

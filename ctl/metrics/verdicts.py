@@ -77,8 +77,9 @@ class Assessment:
     backpressured one, -1 for all others. run .. idle: (n,) shares of the time of the operator's
     threads, which add up to 1 where all are known; NaN = unknown. queue, queue_before: (n,) tuples
     at the end and at the begin of the window. io, memory: (n,) shares of the time asleep that the
-    kernel says went to block I/O and to memory; the first may hold the second. backlog: (n,) bytes
-    in the sockets of an ingress. seconds: the window's length.
+    kernel says went to block I/O and to memory; the first may hold the second. gc: (n,) share of
+    the time in which its JVM stood still for its garbage collector. backlog: (n,) bytes in the
+    sockets of an ingress. seconds: the window's length.
     """
 
     verdict: npt.NDArray[np.int8]
@@ -93,6 +94,7 @@ class Assessment:
     queue_before: Array
     io: Array
     memory: Array
+    gc: Array
     backlog: Array
     seconds: float
 
@@ -137,6 +139,7 @@ def assess(
         io, memory = (
             np.clip(window.rate(name) / each, 0.0, asleep) for name in ("io_delay", "memory_delay")
         )
+        gc = np.clip(window.rate("gc_time"), 0.0, asleep)
     # What the kernel counted was neither idle nor held by a queue, whatever the engine says.
     counted = np.fmax(io, memory)
     known = np.nan_to_num(counted)
@@ -146,7 +149,8 @@ def assess(
     blocked = np.where(np.isnan(blocked), counted, blocked)
     taken = window.gain("tuples_in")
     verdict = _judge(run, wait, full, blocked, idle, taken)
-    for_memory = _for_memory(memory, blocked, memory_pressure)
+    with np.errstate(all="ignore"):
+        for_memory = _for_memory(memory, blocked, memory_pressure) | (gc >= blocked / 2)
     verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
     if not window.seconds >= LEAST_WINDOW_S:
         verdict[:] = Verdict.UNKNOWN
@@ -166,6 +170,7 @@ def assess(
         queue_before=before,
         io=io,
         memory=memory,
+        gc=gc,
         backlog=window.value("backlog"),
         seconds=window.seconds if n else float("nan"),
     )

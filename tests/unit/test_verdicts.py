@@ -134,6 +134,19 @@ def test_waiting_for_memory_is_told_by_the_kernel_or_by_pressure() -> None:
         assert Verdict(found.verdict[0]).word == word
 
 
+def test_time_in_which_the_jvm_stands_still_is_told_from_io() -> None:
+    asleep = (0.05, 0.0, 0.05, 0.0, 50.0)
+    told = window(asleep, REST, asleep)
+    assert told.base is not None
+    then = Snapshot(CHAIN, told.base.time_s, {**told.base.columns, "gc_time": array(9, 9, 9)})
+    for paused, word in ((0.6, "memory-bound"), (0.2, "io-bound"), (np.nan, "io-bound")):
+        still = array(*[9 + paused * S] * 2, 9)
+        now = Snapshot(CHAIN, told.now.time_s, {**told.now.columns, "gc_time": still})
+        found = assess(Window(now, then))
+        words = [Verdict(code).word for code in found.verdict]
+        assert words == [word, "input-bound", "io-bound"]  # who keeps up all the same is not held
+
+
 def lost(run: float, io: float, memory: float = 0.0, **columns: object) -> Assessment:
     """Of an operator whose engine tells nothing, and the kernel so many shares of its time."""
     row = (run, 0.0, None, None, None)
