@@ -236,15 +236,20 @@ def enforcer(job: Job) -> Iterator[tuple[Callable[[Schedule], None], Callable[[]
 
 
 @contextlib.contextmanager
-def loaded(pid: int, job: Job) -> Iterator[None]:
-    """`sched-ctl load` by nice on the engine, as a user would have it."""
+def loaded(pid: int, job: Job, before_s: float) -> Iterator[None]:
+    """`sched-ctl load` by nice, as a user would have it; raises if it is not ready before_s."""
     with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
         options = ["--engine", f"{job['engine']}:{pid}", "--policy", job["by"], "--backend", "nice"]
         options += ["--exclude", "sources", "--exclude", "labspe", "--run-dir", f"{folder}/run"]
         program = [sys.executable, "-c", "from sched_ctl.cli import main; main()", "load"]
         with subprocess.Popen([*program, *options], stdout=log, stderr=log) as load:
+            while "policy " not in Path(log.name).read_text() and load.poll() is None:
+                time.sleep(0.5)
+            ready_s = time.monotonic()
             yield
             load.terminate()
+        if ready_s > before_s:
+            raise RuntimeError("it began to schedule when tuples had come")
         if load.returncode:
             raise RuntimeError(Path(log.name).read_text())
 
@@ -289,7 +294,8 @@ def run(job: Job) -> dict[str, Any]:
         others = stack.enter_context(hogs(job.get("hogs", 0)))
         began, used = time.monotonic(), [cpu_s(pid) for pid in others]
         if job["kind"] == "load":
-            with loaded(engine.pid, job):
+            delay_s = float(arguments[len(arguments) - 1 - arguments[::-1].index("--delay") + 1])
+            with loaded(engine.pid, job, began + delay_s):
                 engine.process.wait()
         elif policy is not None or job["kind"] != "os":
             policy = policy or registry.policy("fcfs")
