@@ -30,7 +30,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "vagrant"))
 MARK = "@@"
 BASE = "eevdf"
-LOAD_DELAY_S = 300
+LOAD_DELAY_S = 60
 DELAY_S = 1.5  # guest time to set up what schedules the threads, before tuples come
 Job = dict[str, Any]
 
