@@ -95,7 +95,10 @@ def _is_us(writer: asyncio.StreamWriter) -> bool:
 
 async def _answer(reader: asyncio.StreamReader, handlers: Mapping[str, Handler]) -> bytes:
     try:
-        line = await asyncio.wait_for(reader.readuntil(b"\n"), REQUEST_S)
+        line = await _line(reader)
+    except asyncio.LimitOverrunError:
+        return _refusal(f"the request is longer than {REQUEST_BYTES} bytes")
+    try:
         request = msgspec.json.decode(line, type=_Request)
         handler = handlers.get(request.verb)
         if handler is None:
@@ -104,17 +107,21 @@ async def _answer(reader: asyncio.StreamReader, handlers: Mapping[str, Handler])
                 f"verbs: {', '.join(sorted(handlers))}",
             )
         return msgspec.json.encode({"ok": True, "result": await handler(request.arguments)})
-    except asyncio.LimitOverrunError:
-        return _refusal(f"the request is longer than {REQUEST_BYTES} bytes")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _refusal(f"this is no request: {error}")
     except UserError as error:
         return _refusal(error.message, error.hint)
-    except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        raise
     except Exception as error:  # a fault of ours must not end the controller
         log.exception("control socket")
         return _refusal(f"{type(error).__name__}: {error}")
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The request. Raises TimeoutError, or IncompleteReadError or LimitOverrunError of asyncio."""
+    try:
+        return await asyncio.wait_for(reader.readuntil(b"\n"), REQUEST_S)
+    except TimeoutError:  # or we were held up: then it is there by now
+        return await asyncio.wait_for(reader.readuntil(b"\n"), RETRY_S)
 
 
 def _refusal(message: str, hint: str | None = None) -> bytes:

@@ -3,6 +3,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from sched_ctl.controller import socket as control
 from sched_ctl.errors import UserError
 from sched_ctl.runfolder import RunFolder
+
+held_up = threading.Event()  # the server is, by its verb "hold up"
 
 
 @contextmanager
@@ -30,10 +33,20 @@ def serving(folder: Path) -> Iterator[Callable[[bytes], bytes]]:
     async def fail(arguments: Mapping[str, Any]) -> object:
         raise ZeroDivisionError("boo")
 
+    async def be_late(arguments: Mapping[str, Any]) -> object:
+        raise TimeoutError("too late")
+
+    async def hold_up(arguments: Mapping[str, Any]) -> object:
+        held_up.set()
+        time.sleep(arguments["s"])
+        return None
+
+    verbs = {"echo": echo, "refuse": refuse, "fail": fail, "be late": be_late, "hold up": hold_up}
+
     async def main() -> None:
         loop, end = asyncio.get_running_loop(), asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(end.set))
-        async with control.serve(folder, {"echo": echo, "refuse": refuse, "fail": fail}):
+        async with control.serve(folder, verbs):
             ready.set()
             await end.wait()
 
@@ -69,6 +82,8 @@ def test_requests_and_refusals(tmp_path: Path) -> None:
         assert caught.value.hint == "because"
         with pytest.raises(UserError, match="ZeroDivisionError: boo"):
             control.request(tmp_path, "fail")
+        with pytest.raises(UserError, match="TimeoutError: too late"):
+            control.request(tmp_path, "be late")
         with pytest.raises(UserError, match="no verb 'dance'"):
             control.request(tmp_path, "dance")
     with pytest.raises(UserError, match="no controller runs"):
@@ -105,6 +120,23 @@ def test_a_silent_client_keeps_nobody_waiting(
         assert control.request(tmp_path, "echo", {"x": 1}) == {"x": 1}
         silent.settimeout(10)
         assert silent.recv(1) == b""  # cut off
+
+
+def test_who_asked_while_the_server_was_held_up_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "REQUEST_S", 0.3)
+    with serving(tmp_path), socket.socket(socket.AF_UNIX) as slow:
+        slow.settimeout(10)
+        slow.connect(str(RunFolder(tmp_path).socket))
+        control.request(tmp_path, "echo")  # by now it waits for the line of the first
+        other = threading.Thread(target=control.request, args=(tmp_path, "hold up", {"s": 0.6}))
+        other.start()
+        assert held_up.wait(10)
+        slow.sendall(b'{"verb": "echo"')
+        slow.sendall(b"}\n")
+        assert slow.recv(100) == b'{"ok":true,"result":{}}\n'
+        other.join(10)
 
 
 def test_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
