@@ -229,7 +229,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		}
 		t->left_ns = 0;
 	}
-	wait_in(t, p, slot, llc, now_ns);
+	wait_in(t, p, slot, llc, now_ns, enq_flags & SCX_ENQ_WAKEUP);
 	mark_waiting(llc, queue, key);
 	dsq_insert_vtime(p, dsq_of(llc, queue), slice, key, enq_flags);
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
@@ -272,6 +272,7 @@ static __always_inline void keep_operator(struct cpu *c, struct task_struct *pre
 		slice = HURRIED_SLICE;
 	if (now_ns - c->turn_ns >= slice)
 		c->turn_ns = now_ns;
+	threads[slot & (MAX_SLOTS - 1)].lent = 0;
 	keep(prev, slice);
 }
 
@@ -359,6 +360,10 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	}
 	if (queues[llc].waiting && (s64)(now_ns - c->next_rescue_ns) >= 0 && rescue(llc, cpu, now_ns)) {
 		count(rescues);
+		taken = 1;
+	}
+	if (!taken && queues[llc].waiting && lend(llc, cpu, now_ns)) {
+		count(lent);
 		taken = 1;
 	}
 	if (queues[llc].waiting && before(c->next_rescue_ns, c->next_chores_ns))
@@ -526,8 +531,12 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 			__sync_fetch_and_add(&groups[g].running, 1);
 		}
 		record(TRACE_RUN, slot, now_ns, waited_ns);
-		if (c->wanted_us)
+		if (t->lent) {
+			c->turn_ns = now_ns - slice_ns(slot);	/* it has none of its own */
+			interrupt(cpu, now_ns, 0, LENT_TURN);
+		} else if (c->wanted_us) {
 			interrupt(cpu, now_ns, now_ns - c->turn_ns, c->wanted_us * US);
+		}
 	} else {
 		c->tier = is_worker(p) ? TIER_NONE : TIER_OTHER;	/* nobody preempts workers */
 		count(other_runs);

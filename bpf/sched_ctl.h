@@ -152,6 +152,10 @@ struct thread {
 	__u32 burst_ns;			/* CPU time from a wake-up until it sleeps, moving average */
 	__u64 woken_run_ns;		/* run_ns when it was woken last */
 	__u64 woken_ns;			/* when that was */
+	__u64 hungry_ns;		/* as queued_ns, but turns that were lent do not count */
+	__u8 interrupted;		/* 1: it waits since it was, not since it woke up */
+	__u8 lent;			/* 1: its turn is a lent one */
+	__u8 unused[6];
 };
 
 struct queue_state {			/* one a set of queues */
@@ -202,7 +206,7 @@ struct stats {
 	__u64 pulls		ABOUT("operators taken from another set of queues as more urgent");
 	__u64 other_pulls	ABOUT("other threads taken from another set of queues as behind");
 	__u64 looks		ABOUT("looks at the operators of another set of queues");
-	__u64 reserved[1];
+	__u64 lent		ABOUT("short turns lent to operators that were interrupted: they may hold locks");
 };
 
 struct exit_report {
@@ -222,6 +226,7 @@ enum trace_event {
 	TRACE_KEEP = 5,			/* dispatch kept prev; key = its urgency */
 	TRACE_RESCUE = 6,
 	TRACE_COMPARE = 7,		/* a thread of an exact queue; key = its urgency */
+	TRACE_LEND = 8,			/* a short turn to one that was interrupted */
 };
 
 /* One record of the map `trace`, a ring that is off unless trace_records > 0. */

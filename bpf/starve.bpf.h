@@ -24,6 +24,14 @@
  * A thread that is in none of these queues (another CPU is about to run it, or would if a higher
  * class let it) cannot be helped. `tried_ns` passes over those that could not be moved, in the
  * order of their waits, or a few of them would hide all others.
+ *
+ * LOCKS. Who was interrupted amid its work may hold one, of the program or of the kernel, or keep a
+ * JVM from what all its threads must agree to. A more urgent thread that needs it sleeps, so no order
+ * helps: it would sleep until the holder's turn by the bound above, with less urgent ones running
+ * meanwhile. Nobody tells a scheduler who holds what. So whoever was interrupted, and waits for
+ * LENT_AFTER, is lent LENT_TURN, which nearly all critical sections end in: one each CHORES_NS a CPU,
+ * so 2% of it at most. The bound above counts from the thread's last turn of its own. A thread that
+ * waits since it woke up gave its locks back before it slept, or should have.
  */
 #ifndef SCHED_CTL_STARVE_BPF_H
 #define SCHED_CTL_STARVE_BPF_H
@@ -32,6 +40,8 @@
 #define LONGEST_WAIT (15000 * MS)
 #define HURRIED_SLICE (3 * MS)
 #define TRY_AGAIN (1 * MS)
+#define LENT_AFTER (20 * MS)
+#define LENT_TURN (200 * US)
 
 enum { ROWS = 512, TRIES = 4 };
 
@@ -39,9 +49,13 @@ u32 slots_used = 1;			/* slots from here on were never queued */
 
 /* To be called when an operator is about to be queued on the CPUs of this set. */
 static __always_inline void wait_in(struct thread *t, struct task_struct *p, u32 slot, u32 llc,
-				    u64 now_ns)
+				    u64 now_ns, bool woken)
 {
 	t->queued_ns = now_ns;
+	if (woken || !t->lent)
+		t->hungry_ns = now_ns;
+	t->lent = 0;
+	t->interrupted = !woken;
 	t->set = llc + 1;
 	if (nr_cpus > 1)
 		t->only_cpu = p->nr_cpus_allowed == 1 ? cpu_of(p) + 1 : 0;
@@ -57,6 +71,7 @@ static __always_inline void wait_for_cpu(struct thread *t, u64 now_ns)
 }
 
 struct search {
+	bool lends;			/* who was interrupted, since it was */
 	u64 oldest_ns;			/* since when the longest waiting one waits, of those seen */
 	u64 tried_ns;
 	u32 found;			/* its slot; 0 = none yet */
@@ -69,13 +84,15 @@ static long look_at_row(u64 i, struct search *search)
 {
 	u32 slot = search->hand + i;
 	struct thread *t = &threads[slot & (MAX_SLOTS - 1)];
-	u64 since_ns = t->queued_ns;
+	u64 since_ns = search->lends ? t->queued_ns : t->hungry_ns;
 
 	if (slot >= slots_used)
 		return 1;
+	if (!t->queued_ns || (search->lends && !t->interrupted))
+		return 0;
 	if (t->set != search->set || (nr_cpus > 1 && t->only_cpu && t->only_cpu != search->only_cpu))
 		return 0;
-	if (!since_ns || (s64)(since_ns - search->oldest_ns) >= 0 ||
+	if ((s64)(since_ns - search->oldest_ns) >= 0 ||
 	    (search->tried_ns && (s64)(since_ns - search->tried_ns) <= 0))
 		return 0;
 	search->oldest_ns = since_ns;
@@ -123,6 +140,36 @@ subprogram int move_slot(u32 llc, u32 slot, s32 cpu)
 	return queue;
 }
 
+/* Lend a turn to the operator that was interrupted and waits longest since. */
+subprogram int lend(u32 llc, s32 cpu, u64 now_ns)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	struct search search = {
+		.lends = true,
+		.oldest_ns = now_ns - LENT_AFTER,
+		.hand = c->lending_hand,
+		.only_cpu = cpu + 1,
+		.set = llc + 1,
+	};
+	u32 slot;
+	int queue;
+
+	bpf_loop(ROWS, look_at_row, &search, 0);
+	c->lending_hand += ROWS;
+	if (c->lending_hand >= slots_used)
+		c->lending_hand = 0;
+	slot = search.found & (MAX_SLOTS - 1);
+	if (!slot)
+		return 0;
+	queue = move_slot(llc, slot, cpu);
+	if (queue < 0)
+		return 0;
+	threads[slot].lent = 1;
+	record(TRACE_LEND, slot, now_ns, 0);
+	mark_taken(llc & (MAX_LLCS - 1), queue & (MAX_QUEUES - 1));
+	return 1;
+}
+
 /* The next rows; after the last of them, the first. */
 static __always_inline void advance_hand(struct cpu *c)
 {
@@ -153,10 +200,10 @@ subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
 			return 0;
 		}
 		count(starved);
-		waited_ns = now_ns - threads[slot].queued_ns;
+		waited_ns = now_ns - threads[slot].hungry_ns;
 		queue = move_slot(llc, slot, cpu);
 		if (queue < 0) {
-			c->tried_ns = threads[slot].queued_ns;
+			c->tried_ns = threads[slot].hungry_ns;
 			continue;
 		}
 		threads[slot].rescues++;

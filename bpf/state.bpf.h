@@ -128,7 +128,8 @@ struct cpu {
 	u32 resting;			/* slot of the operator that a higher class interrupted here */
 	u32 wanted_us;			/* it is to give way when its turn took so long; 0 = it is not */
 	u64 tried_ns;			/* who waits since then or longer could not be moved; 0 = nobody */
-	u32 hand;			/* the first row of `threads` that it looks at next */
+	u32 hand;			/* the first row of `threads` that it looks at next ... */
+	u32 lending_hand;		/* ... and for whom to lend a turn */
 	u8 hurried;			/* 1: somebody waits so long that turns are short */
 	u8 contended;			/* 1: others of another set could run here */
 	u8 pulled;			/* 1: the other that runs next lagged behind in another set */

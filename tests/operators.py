@@ -77,6 +77,7 @@ def against_reference(scheduler: Scheduler, *, one_queue: bool) -> tuple[int, in
     names = scheduler.program.btf.enum("trace_event")
     slope = scheduler.control["queues"]["slope"].astype(float)[scheduler.slots["queue"]]
     waiting: dict[int, int] = {}  # slot -> origin
+    lent = 0  # the slot whose short turn is nobody's choice
     wrong = choices = picked_ns = 0
     for record in scheduler.trace():
         slot = int(record["slot"])
@@ -84,14 +85,16 @@ def against_reference(scheduler: Scheduler, *, one_queue: bool) -> tuple[int, in
             waiting[slot] = int(record["origin_ns"])
         elif record["event"] == names["TRACE_PICK"]:
             picked_ns = int(record["time_ns"])
+        elif record["event"] == names["TRACE_LEND"]:
+            lent = slot
         elif record["event"] == names["TRACE_RUN"] and slot in waiting:
             # A single queue needs no comparison: then there is no record of the choice.
             at_ns = picked_ns or int(record["time_ns"])
-            if len(waiting) > 1 and (picked_ns or one_queue):
+            if len(waiting) > 1 and (picked_ns or one_queue) and slot != lent:
                 # As the scheduler counts: whole units of 1.024 us, keys of 256 ns.
                 urgency = {s: slope[s] * (max(0, at_ns - o) >> 10) for s, o in waiting.items()}
                 choices += 1
                 wrong += urgency[slot] + slope[slot] + 1 < max(urgency.values())
             del waiting[slot]
-            picked_ns = 0
+            picked_ns = lent = 0
     return wrong, choices

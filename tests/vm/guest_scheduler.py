@@ -1,8 +1,11 @@
 """The BPF scheduler on one CPU, with exact time: shares, order, bounds, and who else runs."""
 
 import contextlib
+import fcntl
 import json
+import mmap
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -99,8 +102,48 @@ def check_strict_order_and_starvation_bound() -> None:
         assert_strict(scheduler)
 
 
+def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
+    """Who was interrupted with a lock gives it back soon, though a busy thread is before it."""
+    path = Path("/tmp/lock")
+    path.touch()
+    longest = mmap.mmap(-1, 8)
+
+    def holds() -> None:
+        with path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            end = time.thread_time() + 50e-6
+            while time.thread_time() < end:
+                pass
+
+    def wants() -> None:
+        time.sleep(0.002)
+        began = time.monotonic()
+        with path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        waited_s = max(time.monotonic() - began, *struct.unpack("d", longest))
+        longest[:] = struct.pack("d", waited_s)
+
+    with (
+        Scheduler(full=False, tunables={}) as scheduler,
+        start(1, holds) as low,
+        busy(1) as middle,
+        start(1, wants) as high,
+    ):
+        scheduler.slots["lead_us"][1:4] = (0, 300_000_000, 600_000_000)
+        adopt(scheduler, low + middle + high)
+        scheduler.attach()
+        time.sleep(0.5)
+        longest[:] = struct.pack("d", 0)
+        used = shares(low + middle + high, 4)
+        print(f"longest wait for the lock {struct.unpack('d', longest)[0]:.3f} s, {used}")
+        print(scheduler.stats())
+        assert 0.001 < struct.unpack("d", longest)[0] < 0.1  # the bound on starvation is 0.5 s
+        assert used[0] < 0.05 and used[1] > 0.8
+        assert scheduler.stats()["lent"] > 20
+
+
 def assert_strict(scheduler: Scheduler) -> None:
-    """A lower thread runs while a higher one waits for at most a slice, unless it was rescued."""
+    """A lower thread runs while a higher waits for a slice at most, but for turns by a bound."""
     names = scheduler.program.btf.enum("trace_event")
     waiting: dict[int, float] = {}
     rescued = set()
@@ -110,7 +153,7 @@ def assert_strict(scheduler: Scheduler) -> None:
         if record["event"] == names["TRACE_ENQUEUE"]:
             waiting[slot] = at_s
             rescued.discard(slot)  # not before: if it is interrupted it goes on with its slice
-        elif record["event"] == names["TRACE_RESCUE"]:
+        elif record["event"] in (names["TRACE_RESCUE"], names["TRACE_LEND"]):
             rescued.add(slot)
         elif record["event"] == names["TRACE_RUN"]:
             waiting.pop(slot, None)
