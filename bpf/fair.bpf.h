@@ -11,6 +11,13 @@
  * Who is last in the order wants a CPU for longer than the fair class would let it: so the
  * controller says which part of the sum counts (ctl/backends/scx/weight.py).
  *
+ * OWN RIGHT. One entity would wait as one: what the first in the order may have at once without an
+ * order would have to wait until the time of the last has been paid for, behind each of a dozen
+ * helpers that the engine's heartbeat woke. So each operator has a virtual time of its own, too, kept
+ * as if it were one of the others; where that is not behind theirs, it runs before them. Its CPU time
+ * is charged to all operators as ever, and of its weight only the part counts that does of theirs: so
+ * they have no more than their share for it.
+ *
  * Whoever comes back from sleep starts where the rest has got to, less what it lagged behind, which
  * is bounded: `lag_ns`.
  *
@@ -49,6 +56,41 @@ struct {
 static __always_inline u64 lag_ns(void)
 {
 	return operators_first ? 10 * MS : 2 * base_slice_us * US;
+}
+
+/* What an operator would be queued by if it were one of the others. */
+static __always_inline u64 own_vtime(u32 slot)
+{
+	u64 vtime = threads[slot & (MAX_SLOTS - 1)].vtime, least = others_now - pack(lag_ns(), 0);
+
+	return before(vtime, least) ? least : vtime;
+}
+
+/*
+ * CPU time of an operator in its own virtual time. Of its weight only the part counts that does of all
+ * operators': together they have no more rights than time.
+ */
+static __always_inline u64 own_charge(struct task_struct *p, u64 ran_ns)
+{
+	u64 weight = thread_weight(p);
+
+	if (control.weight_part)
+		weight = weight * control.weight_part / WEIGHT_ONE;
+	if (weight < LEAST_WEIGHT)
+		weight = LEAST_WEIGHT;
+	if (use_cgroups)
+		return pack(cgroup_charge(group_of_thread(p), weight, ran_ns), 0);
+	return pack(ran_ns * 1024 / weight, 0);
+}
+
+/* Who ran ahead of the rest and slept owes a slice of it, as others do. */
+static __always_inline void forgive_own(u32 slot)
+{
+	struct thread *t = &threads[slot & (MAX_SLOTS - 1)];
+	u64 most = others_now + pack(other_slice_us * US, 0);
+
+	if (before(most, t->vtime))
+		t->vtime = most;
 }
 
 /* An operator wants a CPU. */
@@ -231,7 +273,9 @@ static __always_inline void claim_for_operator(u32 slot, u64 key, u32 cpu, u64 n
 	u32 rival = c->slot ?: c->resting;
 
 	if (c->tier == TIER_OTHER) {
-		if (before(operators_vtime, c->vtime + pack(now_ns - c->since_ns, 0)))
+		u64 its = c->vtime + pack(now_ns - c->since_ns, 0);
+
+		if (before(operators_vtime, its) || before(own_vtime(slot), its))
 			interrupt(cpu, now_ns, now_ns - c->turn_ns, base_slice_us * US);
 	} else if (rival && control.least_us && outranks(slot, key, rival, now_ns)) {
 		claim(cpu, now_ns, now_ns - c->turn_ns, control.least_us);

@@ -206,6 +206,8 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	now_ns = clock_ns();
 	if ((enq_flags & SCX_ENQ_WAKEUP) || !t->origin_ns)
 		inherit(slot, now_ns, here());
+	if (enq_flags & SCX_ENQ_WAKEUP)
+		forgive_own(slot);
 	key = key_of(slot, now_ns);
 	queue = slots[slot].queue & (MAX_QUEUES - 1);
 	record(TRACE_ENQUEUE, slot, now_ns, key);
@@ -243,6 +245,8 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	claim_for_operator(slot, key, cpu, now_ns);
 }
+
+enum { RUN_NOTHING, RUN_MOVED, RUN_KEEP };
 
 /* Let the operator go on that a higher class preempted on this CPU, if no other CPU has it. */
 subprogram int resume(u32 llc, s32 cpu)
@@ -284,8 +288,6 @@ subprogram int take_any(u32 llc, s32 cpu, u64 now_ns)
 	llc &= MAX_LLCS - 1;
 	return pick(llc, cpu, now_ns, queues[llc].waiting, &best) >= 0 && take(llc, cpu, &best);
 }
-
-enum { RUN_NOTHING, RUN_MOVED, RUN_KEEP };
 
 /* Put the most urgent operator on this CPU, if it is more urgent than the one in `slot` (0: none). */
 subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
@@ -334,6 +336,64 @@ subprogram int others_lag(u64 mine, u32 llc, s32 cpu)
 	return head && before(head, operators_vtime);
 }
 
+/* What a decision compares, of the operator that runs here and could go on: into cpu.mine. */
+subprogram int note_mine(s32 cpu, u32 slot, u64 key, u64 now_ns, u64 ran_ns)
+{
+	struct candidate *mine = &cpus[cpu & (MAX_CPUS - 1)].mine;
+	u32 queue, g;
+
+	slot &= MAX_SLOTS - 1;
+	queue = slots[slot].queue & (MAX_QUEUES - 1);
+	mine->vtime_ns = 0;
+	if (control.queues[queue].flags & QUEUE_EXACT)
+		mine->urgency = exact_urgency(slot, now_ns);
+	else
+		mine->urgency = urgency(queue, key, now_ns);
+	if (control.nr_groups) {
+		struct group *group = group_of(queue, &g);
+
+		/* One slice ahead of the others is still its turn. */
+		if (group->share)
+			mine->vtime_ns = groups[g].vtime_ns +
+					 (ran_ns - slice_ns(slot)) * SHARE_ONE / group->share;
+	}
+	return 0;
+}
+
+/*
+ * One of the others lags behind the operators; `its`: vtime of the one that runs, or 0. Is the
+ * operator whose turn it would be before them by a right of its own (fair.bpf.h)? Then put it here,
+ * if it is not the one in `slot` (0: none), which has run up to cpu.own.
+ */
+subprogram int run_by_right(u64 its, u32 llc, s32 cpu, u64 now_ns, u32 slot)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	struct candidate *best = &c->here;
+	u64 waiting, key;
+
+	llc &= MAX_LLCS - 1;
+	if (sets[llc].others_waiting) {
+		key = peek(others_dsq(llc), cpu) & ~PASSED;
+		if (key && (!its || before(key, its)))
+			its = key;
+	}
+	if (nr_llcs > 1 && c->from && (!its || before(c->from_vtime, its)))
+		its = c->from_vtime;
+	waiting = queues[llc].waiting;
+	if (!waiting || pick(llc, cpu, now_ns, waiting, best) < 0 || (slot && !better(best, &c->mine)))
+		return slot && !before(its, c->own) ? RUN_KEEP : RUN_NOTHING;
+	best->queue &= MAX_QUEUES - 1;
+	key = best->exact ?: queues[llc].head_key[best->queue];
+	if (before(its, own_vtime(packed_slot(key))) || !take(llc, cpu, best))
+		return RUN_NOTHING;
+	count(by_right);
+	c->by_right = 1;
+	record(TRACE_PICK, 0, now_ns, best->urgency);
+	if ((s64)(best->vtime_ns - groups_now_ns) > 0)
+		groups_now_ns = best->vtime_ns;
+	return RUN_MOVED;
+}
+
 /* What is done now and then instead of at each decision. Returns whether a thread was taken. */
 subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 {
@@ -376,7 +436,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	struct stats *s = &stats[cpu & (MAX_CPUS - 1)];
-	u32 llc = llc_of(cpu), slot = 0, queue = 0, i;
+	u32 llc = llc_of(cpu), slot = 0, queue = 0;
 	bool runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
 	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, more_ns = 0, key = 0, waiting;
 	s64 credit_ns = c->credit_ns;
@@ -392,6 +452,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			more_ns = prev->se.sum_exec_runtime - c->charged_ns;
 			charge_operator(c, prev, llc);
 			renew_age(slot, now_ns, more_ns);
+			key = key_of(slot, now_ns);
 		} else {
 			credit_ns -= ran_ns;
 		}
@@ -406,6 +467,23 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	     (operators_first ? credit_ns >= QUANTUM :
 	      (slot || queues[llc].waiting || may_look(c, llc, slot, now_ns)) &&
 	      others_lag(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu)))) {
+		if (!operators_first) {
+			if (slot) {
+				note_mine(cpu, slot, key, now_ns, ran_ns);
+				c->own = own_vtime(slot) + own_charge(prev, ran_ns);
+			}
+			switch (run_by_right(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu,
+					     now_ns, slot)) {
+			case RUN_MOVED:
+				return;
+			case RUN_KEEP:
+				if (!prev)
+					return;		/* for the verifier: it is there */
+				keep_operator(c, prev, slot, now_ns);
+				interrupt(cpu, now_ns, 0, base_slice_us * US);
+				return;
+			}
+		}
 		if (runnable && !slot && keep_other(prev, llc, cpu, now_ns))
 			return;
 		if ((sets[llc].others_waiting || (nr_llcs > 1 && c->from)) &&
@@ -422,26 +500,12 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	waiting = queues[llc].waiting;
 
 	if (slot) {
-		key = key_of(slot, now_ns);
-		queue = slots[slot].queue & (MAX_QUEUES - 1);
 		if (!waiting && !may_look(c, llc, slot, now_ns)) {
 			s->keeps++;
 			keep_operator(c, prev, slot, now_ns);
 			return;
 		}
-		c->mine.vtime_ns = 0;
-		if (control.queues[queue].flags & QUEUE_EXACT)
-			c->mine.urgency = exact_urgency(slot, now_ns);
-		else
-			c->mine.urgency = urgency(queue, key, now_ns);
-		if (control.nr_groups) {
-			struct group *group = group_of(queue, &i);
-
-			/* One slice ahead of the others is still its turn. */
-			if (group->share)
-				c->mine.vtime_ns = groups[i].vtime_ns +
-						(ran_ns - slice_ns(slot)) * SHARE_ONE / group->share;
-		}
+		note_mine(cpu, slot, key, now_ns, ran_ns);
 	}
 
 	if (may_look(c, llc, slot, now_ns) && (slot || waiting || runnable || sets[llc].others_waiting) &&
@@ -517,6 +581,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 			stats[cpu].lost_ns += lost_ns;
 		if (c->hurried && p->scx.slice > HURRIED_SLICE)
 			p->scx.slice = HURRIED_SLICE;
+		t->vtime = own_vtime(slot);
 		c->tier = TIER_OPERATOR;
 		stats[cpu].operator_runs++;
 		t->queued_ns = 0;
@@ -534,6 +599,8 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		if (t->lent) {
 			c->turn_ns = now_ns - slice_ns(slot);	/* it has none of its own */
 			interrupt(cpu, now_ns, 0, LENT_TURN);
+		} else if (c->by_right) {
+			interrupt(cpu, now_ns, 0, base_slice_us * US);	/* others lag behind */
 		} else if (c->wanted_us) {
 			interrupt(cpu, now_ns, now_ns - c->turn_ns, c->wanted_us * US);
 		}
@@ -560,6 +627,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 			fair_advance(llc_of(scx_bpf_task_cpu(p)), p->scx.dsq_vtime);
 	}
 	c->wanted_us = 0;
+	c->by_right = 0;
 }
 
 static __always_inline void note_burst(struct thread *t)
@@ -589,6 +657,8 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		if (runnable)
 			renew_age(slot, c->since_ns + ran_ns, p->se.sum_exec_runtime - c->charged_ns);
 		charge_operator(c, p, llc_of(cpu));
+		if (!operators_first)
+			threads[slot].vtime += own_charge(p, ran_ns);
 		if (!runnable)
 			note_burst(&threads[slot]);
 		else if (use_cgroups && !operators_first &&

@@ -152,6 +152,7 @@ struct thread {
 	__u32 burst_ns;			/* CPU time from a wake-up until it sleeps, moving average */
 	__u64 woken_run_ns;		/* run_ns when it was woken last */
 	__u64 woken_ns;			/* when that was */
+	__u64 vtime;			/* packed: what it would have if it were not an operator */
 	__u64 hungry_ns;		/* as queued_ns, but turns that were lent do not count */
 	__u8 interrupted;		/* 1: it waits since it was, not since it woke up */
 	__u8 lent;			/* 1: its turn is a lent one */
@@ -206,6 +207,7 @@ struct stats {
 	__u64 pulls		ABOUT("operators taken from another set of queues as more urgent");
 	__u64 other_pulls	ABOUT("other threads taken from another set of queues as behind");
 	__u64 looks		ABOUT("looks at the operators of another set of queues");
+	__u64 by_right		ABOUT("operators run before others who lag behind, as they would without an order");
 	__u64 lent		ABOUT("short turns lent to operators that were interrupted: they may hold locks");
 };
 

@@ -138,6 +138,8 @@ struct cpu {
 	u16 from;			/* set whose others have the next turn here, + 1; 0 = ours */
 	u16 far;			/* which set it looked at last, from its own on */
 	/* Of the decision at hand: for the stack they would be too much. */
+	u8 by_right;			/* 1: the operator that runs next goes before others who lag */
+	u64 own;			/* vtime of the operator that could go on, as one of the others */
 	struct candidate mine;		/* the operator that could go on */
 	struct candidate here, there;	/* the best that wait in its own set, and in another */
 } LINES;
