@@ -187,6 +187,7 @@ class Storm:
             *("nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--"),
             *("prlimit", f"--cpu={CPU_LIMIT_S}", "--"),
             *("java", *BRIEF.split(), "-Xmx256m", *option.split()),
+            f"-Djava.io.tmpdir={self.folder}/tmp",  # Nimbus unpacks RocksDB there, and is killed
             f"-Dstorm.home={self.folder}",
             "-Dstorm.conf.file=storm.yaml",
             f"-Dstorm.log.dir={self.folder}/logs",
@@ -216,7 +217,7 @@ def running(
     """A cluster with two slots. java: options of the workers."""
     jars = download()
     job_jar(jars)
-    for name in ("conf", "log4j2", "logs", "local"):
+    for name in ("conf", "log4j2", "logs", "local", "tmp"):
         (folder / name).mkdir(parents=True)
     text = SETTINGS.format(folder=folder, java=java)
     if reporter:
