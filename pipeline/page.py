@@ -45,13 +45,18 @@ def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
+def _short(name: str, length: int) -> str:
+    """Names of hosts differ in their first letters."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
 def bars(rows: Sequence[tuple[str, float, str]], words: str) -> str:
     """A line for each of (name, length, what stands behind it)."""
     most = max((value for _, value, _ in rows), default=0.0) or 1.0
     inside = ""
     for place, (name, value, behind) in enumerate(rows):
         y = 18 * place
-        inside += _text(128, y + 12, name[-22:], "end")
+        inside += _text(128, y + 12, _short(name, 18), "end")
         inside += (
             f'<rect class="a" x="134" y="{y + 2}" width="{170 * value / most:.1f}" height="13"/>'
         )
@@ -70,7 +75,7 @@ def lines(series: Sequence[tuple[str, Sequence[Point]]], unit: str, words: str) 
     for number, (name, found) in enumerate(series[:8]):
         path = "L".join(f"{36 + 358 * x / last:.1f} {150 - 138 * y / most:.1f}" for x, y in found)
         inside += f'<path class="l s{number}" d="M{path}"/>' if found else ""
-        key = _text(40 + 120 * (number % 3), 180 + 14 * (number // 3), name)
+        key = _text(40 + 120 * (number % 3), 180 + 14 * (number // 3), _short(name, 17))
         inside += f'<g class="s{number} k">{key}</g>'
     return _svg(186 + 14 * ((max(0, len(series) - 1)) // 3), inside, words)
 
@@ -79,8 +84,10 @@ def heat(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], words: str
 ) -> str:
     """Cells from 0 (empty) to 1 (full), which say their names when pointed at; NaN has none."""
-    width, height = 300 / max(1, len(columns)), 11.0
-    inside = "".join(_text(92, height * r + 9, name[-15:], "end") for r, name in enumerate(rows))
+    width, height = 300 / max(1, len(columns)), 13.0
+    inside = "".join(
+        _text(92, height * r + 10, _short(name, 13), "end") for r, name in enumerate(rows)
+    )
     for r, line in enumerate(values):
         for c, value in enumerate(line):
             if not math.isnan(value) and value > 0.005:
@@ -90,7 +97,7 @@ def heat(
                     f"<title>{escape(rows[r])}, {escape(columns[c])}: {value:.2f}</title></rect>"
                 )
     inside += f'<rect class="b" x="96" y="0" width="300" height="{height * len(rows):.0f}"/>'
-    ends = f"{columns[0]} ... {columns[-1]}" if columns else ""
+    ends = f"{columns[0][-20:]} ... {columns[-1][-20:]}" if columns else ""
     inside += _text(96, height * len(rows) + 13, ends)
     return _svg(height * len(rows) + 18, inside, words)
 
@@ -111,7 +118,7 @@ def letter_values(rows: Sequence[tuple[str, Sequence[float]]], unit: str, words:
     inside = ""
     for place, (name, found) in enumerate(rows):
         y, half = 30 * place + 16, len(found) // 2
-        inside += _text(104, y + 4, name[-18:], "end")
+        inside += _text(104, y + 4, _short(name, 15), "end")
         for depth in range(half):
             a, b = found[depth], found[-1 - depth]
             tall = 24 * (depth + 1) / half
@@ -121,7 +128,7 @@ def letter_values(rows: Sequence[tuple[str, Sequence[float]]], unit: str, words:
             )
         m = x(found[half])
         inside += f'<path class="m" d="M{m:.1f} {y - 13}V{y + 13}"/>'
-        inside += _text(m + 3, y + 4, f"{found[half]:.3g}")
+        inside += f'<g class="h">{_text(m + 3, y + 4, f"{found[half]:.3g}")}</g>'
     bottom = 30 * len(rows) + 16
     inside += _text(110, bottom, f"{low:.3g}") + _text(390, bottom, f"{high:.3g} {unit}", "end")
     return _svg(bottom + 6, inside, words)
@@ -133,18 +140,18 @@ def forest(rows: Sequence[tuple[str, float, float, float]], words: str) -> str:
     reach = max([*ends, math.log(1.2)])
 
     def x(value: float) -> float:
-        return 250 + 140 * math.log(value) / reach
+        return 275 + 115 * math.log(value) / reach
 
-    inside = f'<path class="x" d="M250 0V{20 * len(rows) + 4}"/>'
+    inside = f'<path class="x" d="M275 0V{20 * len(rows) + 4}"/>'
     for place, (name, value, low, high) in enumerate(rows):
         y = 20 * place + 12
-        inside += _text(4, y + 4, name)
+        inside += _text(0, y + 4, _short(name, 24))
         if not math.isnan(low):
             inside += f'<path class="m" d="M{x(low):.1f} {y}H{x(high):.1f}"/>'
         inside += f'<circle class="a" cx="{x(value):.1f}" cy="{y}" r="4"/>'
     bottom = 20 * len(rows) + 16
-    inside += _text(250, bottom, "1", "middle")
-    inside += _text(112, bottom, f"{math.exp(-reach):.2g}") + _text(
+    inside += _text(275, bottom, "1", "middle")
+    inside += _text(160, bottom, f"{math.exp(-reach):.2g}") + _text(
         396, bottom, f"{math.exp(reach):.2g}", "end"
     )
     return _svg(bottom + 6, inside, words)

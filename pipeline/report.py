@@ -47,12 +47,15 @@ body{font:16px/1.45 system-ui,sans-serif;color:var(--t);background:var(--g);marg
 max-width:72rem;padding:0 1rem;overflow-wrap:anywhere}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr));gap:1.5rem}
 figure{margin:0}figcaption{font-weight:600;margin-bottom:.4rem}
-svg{width:100%;height:auto;display:block}svg text{font-size:10px;fill:var(--t)}
+svg{width:100%;height:auto;display:block}svg text{font-size:11px;fill:var(--t)}
 .a{fill:var(--a)}.b{fill:none;stroke:var(--l)}.x{fill:none;stroke:var(--l)}
+.h text{paint-order:stroke;stroke:var(--g);stroke-width:3px}
 .m{fill:none;stroke:var(--t);stroke-width:1.5}.l{fill:none;stroke-width:1.2}
 .t{overflow-x:auto}table{border-collapse:collapse;font-size:14px}
 th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid var(--l);white-space:nowrap}
 .r{text-align:right}
+@media(max-width:40rem){table{font-size:13px}
+th,td{padding:.2rem .3rem;white-space:normal;overflow-wrap:normal}}
 """
 )
 
@@ -97,10 +100,10 @@ def report(fleet: Fleet) -> str:
                 ),
             )
         )
-    return _page(total, figures, held, compared, why, fleet)
+    return whole(total, figures, held, compared, why, fleet)
 
 
-def _page(
+def whole(
     total: Any,
     figures: list[str],
     held: list[bottlenecks.Held],

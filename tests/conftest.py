@@ -39,6 +39,7 @@ CAPABILITIES = {
     "vagrant": shutil.which("vagrant") is not None,
     "qemu": shutil.which("qemu-system-x86_64") is not None,
     "openssl": shutil.which("openssl") is not None,
+    "chromium": bool(shutil.which("chromium-headless-shell") or shutil.which("chromium")),
 }
 ORDER = ("host", "engine", "spark", "vm")  # fast tests first
 FLAKY = 3

@@ -1,0 +1,121 @@
+"""The fleet's page in a browser, as wide as a phone and as a desk: a full one, with long names."""
+
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sched_ctl.metrics.verdicts import Verdict
+from sched_ctl.pipeline import compare, page, report
+from sched_ctl.pipeline.bottlenecks import Held
+
+pytestmark = pytest.mark.needs("chromium")
+
+LEAST_PX = 9.0  # letters that can be read
+# Rectangles of all words: outside their drawing, over one another, too small; and the whole page.
+LOOK = """
+<script>
+addEventListener("load", () => {
+  const found = {wide: document.documentElement.scrollWidth - innerWidth, words: []};
+  for (const svg of document.querySelectorAll("svg")) {
+    const frame = svg.getBoundingClientRect(), scale = frame.width / svg.viewBox.baseVal.width;
+    const all = [...svg.querySelectorAll("text")].map(t => [t.textContent,
+      t.getBoundingClientRect(), parseFloat(getComputedStyle(t).fontSize) * scale]);
+    all.forEach(([words, at, size], i) => {
+      if (size < LEAST) found.words.push(`${words}: ${size} px`);
+      if (at.left < frame.left - 1 || at.right > frame.right + 1 || at.bottom > frame.bottom + 2)
+        found.words.push(`${words}: outside`);
+      for (const [other, to] of all.slice(i + 1))
+        if (Math.min(at.right, to.right) - Math.max(at.left, to.left) > 1 &&
+            Math.min(at.bottom, to.bottom) - Math.max(at.top, to.top) > at.height / 3)
+          found.words.push(`${words} over ${other}`);
+    });
+  }
+  document.body.innerHTML = "";
+  document.title = JSON.stringify(found);
+});
+</script>""".replace("LEAST", str(LEAST_PX))
+
+
+def full_page() -> str:
+    """As many nodes, operators and policies as the report shows at most."""
+    chance = random.Random(1)
+    nodes = [f"gateway-{n:04}.plant-7.example" for n in range(report.WORST)]
+    operators = [f"query-{n // 5}/operator-{n % 5}" for n in range(report.OPERATORS)]
+    policies = ("os", "hr", "balanced", "light-first", "min-latency", "multi-class")
+    letters = [0.5 ** (k + 2) for k in reversed(range(report.LETTERS))]
+    wanted = [*letters, 0.5, *(1 - q for q in reversed(letters))]
+    compared = [
+        compare.Compared(policy, "os", name, value, value * 0.8, value * 1.3, 17, 90_000)
+        for policy in policies[1:]
+        for name, value in (("latency", 0.2), ("throughput", 1.01), ("fairness", -0.000123))
+    ]
+    held = [
+        Held("flink", "nexmark-q5", o, Verdict.SINGLE_THREAD_BOUND, 17, 9e3, 1.2e6, 3e3, 4, 0.3)
+        for o in operators[:30]
+    ]
+    figures = [
+        page.figure("bars", page.bars([(n, chance.random(), "43.1%") for n in nodes], "w")),
+        page.figure(
+            "lines",
+            page.lines(
+                [
+                    (n, [(60.0 * i, chance.random()) for i in range(report.POINTS)])
+                    for n in nodes[:6]
+                ],
+                "% of the time",
+                "w",
+            ),
+        ),
+        page.figure(
+            "heat",
+            page.heat(nodes, operators, [[chance.random() for _ in operators] for _ in nodes], "w"),
+        ),
+        page.figure(
+            "letters",
+            page.letter_values(
+                [(p, [20 * 3 ** math.log(q / (1 - q)) for q in wanted]) for p in policies],
+                "ms",
+                "w",
+            ),
+        ),
+        page.figure(
+            "forest",
+            page.forest(
+                [(f"{c.policy}: {c.figure}", abs(c.value), 0.1, 1.9) for c in compared], "w"
+            ),
+        ),
+    ]
+    total = {"nodes": 200, "queries": 20, "rows": 28_800_000, "begin": 0, "end": 7_200_000}
+    fleet: Any = SimpleNamespace(batches=[SimpleNamespace(lines=288_000, bad=17)])
+    return report.whole(total, figures, held, compared, "", fleet)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_can_be_read(width: int, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(full_page().replace("</html>", f"{LOOK}</html>"))
+    browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    done = subprocess.run(
+        [
+            *(str(browser), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path}", f"--window-size={width},2000", path.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
+    assert title and title[1] != "Fleet", done.stderr[-2000:]
+    found = json.loads(unescape(title[1]))
+    assert found["wide"] <= 0, found
+    assert found["words"] == []
