@@ -1,6 +1,7 @@
 """What the simulator predicts for the published tables of the guest, beside what was measured.
 
     ./dev run python -m bench.predict [--costs FILE] [--cases RE] [--write]
+    ./dev run python -m bench.predict --results FILE   # of bench/kernel.py --json, not the tables
     ./dev run python -m bench.predict --work      # gains over the ratio of work to hop cost
 
 Reads the measured ratios to EEVDF from docs/benchmarks.md and docs/kernel-benchmarks.md, and
@@ -13,7 +14,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.kernel import CASES, VARIANTS
+from bench.kernel import FIGURES as TOLD
 from sched_ctl.lab import engine as lab
 from sched_ctl.sim import Costs, Node, Setting, Threads, User, of_workload, simulate_by_name
 from sched_ctl.workloads import workload
@@ -113,10 +115,13 @@ NAMES = {  # of kernel-benchmarks.md
 }  # fmt: skip
 
 
-def measured() -> tuple[Measured, dict[str, int], dict[str, float]]:
+Known = tuple[Measured, dict[str, Sequence[int]], dict[str, float]]
+
+
+def measured() -> Known:
     """(case, variant) -> figures over EEVDF's; case -> seeds; case -> EEVDF's own mean in s."""
     found: Measured = {}
-    seeds: dict[str, int] = {}
+    seeds: dict[str, Sequence[int]] = {}
     base: dict[str, float] = {}
     case = ""
     for line in (ROOT / "docs" / "benchmarks.md").read_text().splitlines():
@@ -127,7 +132,7 @@ def measured() -> tuple[Measured, dict[str, int], dict[str, float]]:
         if not case:
             continue
         if first := re.match(r"(\d+) seeds\. eevdf: mean latency ([\d.]+) ms", line):
-            seeds[case], base[case] = int(first[1]), float(first[2]) * 1e-3
+            seeds[case], base[case] = range(1, int(first[1]) + 1), float(first[2]) * 1e-3
         row = re.match(r"\| (\S+)(?: \((.*?)\))? \| \*\*", line)
         if row and "earlier" not in (row[2] or ""):
             cells = [float(x) for x in re.findall(r"\*\*([\d.]+)\*\*", line)]
@@ -147,7 +152,7 @@ def measured() -> tuple[Measured, dict[str, int], dict[str, float]]:
     for name, mean in zip(
         cases, re.findall(r"[\d,]*\d\.?\d*", means[1].replace(", ", " ")), strict=True
     ):
-        seeds[name], base[name] = 5, float(mean.replace(",", "")) * 1e-3
+        seeds[name], base[name] = range(1, 6), float(mean.replace(",", "")) * 1e-3
     for line in loads.splitlines():
         label, *rest = [cell.strip() for cell in line.strip("|").split("|")]
         if label not in NAMES:
@@ -156,6 +161,29 @@ def measured() -> tuple[Measured, dict[str, int], dict[str, float]]:
             mean, _, p99, l2, *_ = cell.split()
             found[name, NAMES[label]] = {"mean": float(mean), "p99": float(p99), "l2": float(l2)}
     return found, seeds, base
+
+
+def results_of(path: Path) -> Known:
+    """As `measured`, from what `bench/kernel.py --json` wrote: seeds that all variants have."""
+    by: dict[str, dict[str, dict[int, dict[str, float]]]] = {}
+    for result in map(json.loads, path.read_text().splitlines()):
+        if "error" not in result:
+            case, variant = result["job"].split("/")
+            figures = {name: TOLD[name](result) for name in FIGURES}
+            by.setdefault(case, {}).setdefault(variant, {})[result["seed"]] = figures
+    seeds = {
+        case: sorted(set.intersection(*(set(of) for of in variants.values())))
+        for case, variants in by.items()
+    }
+    own = {case: [variants["eevdf"][s] for s in seeds[case]] for case, variants in by.items()}
+    found = {
+        (case, variant): ratios([of[s] for s in seeds[case]], own[case])
+        for case, variants in by.items()
+        for variant, of in variants.items()
+        if variant != "eevdf"
+    }
+    base = {case: sum(one["mean"] for one in of) / len(of) for case, of in own.items()}
+    return found, dict(seeds), base
 
 
 # -- what is predicted ----------------------------------------------------------------------------
@@ -210,7 +238,8 @@ def ratios(runs: list[dict[str, float]], base: list[dict[str, float]]) -> dict[s
             )
             / len(runs)
         )
-        for figure in ("mean", "p99", "l2", "cs")
+        for figure in base[0]
+        if figure != "busy"
     }
 
 
@@ -324,6 +353,7 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, default=ROOT / "bench" / "guest-costs.json")
     parser.add_argument("--cases", default=".*", metavar="RE")
     parser.add_argument("--write", action="store_true", help="into docs/simulator.md")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="measured by bench/kernel.py")
     parser.add_argument("--work", action="store_true", help="gains over the size of the work")
     parser.add_argument("--seeds", type=int, default=5, help="of --work")
     arguments = parser.parse_args()
@@ -332,7 +362,7 @@ def main() -> None:
     if arguments.work:
         by_work(costs, arguments.seeds)
         return
-    known, seeds, base = measured()
+    known, seeds, base = results_of(arguments.results) if arguments.results else measured()
     predicted: Found = {}
     own: dict[str, tuple[float, float]] = {}
     for case in dict.fromkeys(c for c, _ in known):
@@ -341,11 +371,11 @@ def main() -> None:
         variants = [v for c, v in known if c == case and v in VARIANTS]
         with ThreadPoolExecutor() as pool:
             runs = {
-                v: [pool.submit(one, case, v, s + 1, costs) for s in range(seeds[case])]
+                v: [pool.submit(one, case, v, seed, costs) for seed in seeds[case]]
                 for v in ["eevdf", *variants]
             }
             figures = {v: [r.result() for r in found] for v, found in runs.items()}
-        own[case] = sum(r["mean"] for r in figures["eevdf"]) / seeds[case], base[case]
+        own[case] = sum(r["mean"] for r in figures["eevdf"]) / len(seeds[case]), base[case]
         predicted |= {(case, v): ratios(figures[v], figures["eevdf"]) for v in variants}
     text = report(predicted, known, own)
     if arguments.write:

@@ -10,7 +10,7 @@ from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import UrgencyForm
 from sched_ctl.model.unknown import known_form
 
-__all__ = ["Groups", "by_turns", "clustered", "grouped"]
+__all__ = ["Groups", "aging", "by_turns", "clustered", "grouped"]
 
 Whole = npt.NDArray[np.int64]
 
@@ -76,6 +76,19 @@ def by_turns(form: UrgencyForm, member: Whole, shares: Array) -> Groups:
     turns = np.maximum(1, np.rint(shares / shares.min())).astype(np.int64)
     zeros = np.zeros(n)
     return Groups(inside.fixed, inside.per_tuple, member, zeros, np.zeros(n, dtype=np.int64), turns)
+
+
+def aging(form: UrgencyForm, gap_s: float) -> UrgencyForm:
+    """A form without any part that grows, as the scx backend hands it on: older work goes first
+    where it is older by gap_s for each place between (`hints` of backends/scx)."""
+    form = known_form(form)
+    if form.per_second.any() or form.per_tuple.any():
+        return form
+    place, _ = _distinct(form.rank, form.static)
+    zeros = np.zeros(len(form))
+    return replace(
+        form, rank=zeros, static=place.astype(np.float64) * gap_s, per_second=zeros + 1.0
+    )
 
 
 def clustered(form: UrgencyForm, clusters: int, uniform: bool = False) -> UrgencyForm:

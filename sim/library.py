@@ -62,7 +62,7 @@ _INTEGERS = [
     "exponential",
     "wake_preempt",
     "age",
-    "root_reset",
+    "rivals",
     "record_max",
 ]
 _NUMBERS = [
@@ -76,6 +76,8 @@ _NUMBERS = [
     "source_s",
     "slice_s",
     "tick_s",
+    "starvation_s",
+    "rescue_s",
 ]
 _ARRAYS: Mapping[str, type[np.generic]] = {
     "cost_s": np.float64,

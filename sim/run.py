@@ -32,7 +32,11 @@ __all__ = ["simulate", "simulate_by_name"]
 MAX_ARRIVALS = 100_000_000
 BASE_SLICE_S = 0.7e-3  # base_slice_ns of kernel/sched/fair.c on one CPU
 HZ = 250
+# As the scx backend has them: `slice`, `starvation`, `gap`, and rescue_ms of bpf/sched_ctl.h
 SCX_SLICE_S = 3e-3
+SCX_STARVATION_S = 0.5
+SCX_RESCUE_S = 0.05
+SCX_GAP_S = 1.0
 UNIT = 1024.0  # weight of nice 0
 
 Progress = Callable[[float], None]
@@ -159,6 +163,8 @@ def _enforce(
         form = replace(form, static=static, per_tuple=np.zeros(len(form)))
     if setting.clusters:
         form = forms.clustered(form, setting.clusters, setting.uniform)
+    if setting.scheduler == "scx" and not turns:
+        form = forms.aging(form, SCX_GAP_S)
     groups = forms.by_turns(form, *turns) if turns else forms.grouped(form)
     machine.set_order(
         groups.fixed,
@@ -278,7 +284,9 @@ def _values(
         "exponential": setting.exponential,
         "wake_preempt": wake_preempt if threads.wake_preempt is None else threads.wake_preempt,
         "age": AGES[threads.age],
-        "root_reset": threads.age == "inherited",
+        "rivals": form is not None
+        and bool(form.per_second.any())
+        and len(node.topology.queries) > 1,
         "record_max": setting.record,
         "seed": setting.seed,
         "warm_s": setting.warm_s,
@@ -291,6 +299,8 @@ def _values(
         "source_s": costs.source_s,
         "slice_s": slice_s if threads.slice_s is None else threads.slice_s,
         "tick_s": tick_s if threads.tick_s is None else threads.tick_s,
+        "starvation_s": SCX_STARVATION_S if setting.scheduler == "scx" else 0.0,
+        "rescue_s": SCX_RESCUE_S,
         "cost_s": node.cost_s,
         "selectivity": node.selectivity,
         "block_probability": node.block_probability,

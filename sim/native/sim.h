@@ -71,10 +71,10 @@ enum { SIM_BUCKETS = 64 * 64 };	 // of a histogram: 64 buckets an octave from 2^
 
 struct sim_config {
 	int64_t operators, streams, arrivals, cpus, mode, batch, candidates, train, rotate, capacity,
-		exponential, wake_preempt, age, root_reset, record_max;
+		exponential, wake_preempt, age, rivals, record_max;
 	uint64_t seed;
 	double warm_s, end_s, decision_s, candidate_s, hop_s, wake_s, switch_s, source_s, slice_s,
-		tick_s;
+		tick_s, starvation_s, rescue_s;
 	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s;
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
 	const double *out_share;
@@ -144,6 +144,7 @@ struct operator {
 	double left;		    // of the tuple at the head: CPU time to go
 	double drawn;		    // its cost without overheads
 	double origin, ready_since; // for its age
+	double woken, ran;	    // when it woke up; how long it ran since its age was renewed
 	double wake_at;		    // while WAITING
 	struct pending *pending; // outputs that could not go yet
 	int64_t pending_n, pending_space, pending_next;
@@ -171,6 +172,7 @@ struct cpu {
 	double check;	  // when its slice is over
 	double debt_s;	  // CPU time of what was done for other threads, paid by the next tuple
 	double free_at;	  // when a source that runs on the idle CPU has gone
+	double next_rescue; // when to look again for who waits too long
 	bool resched;
 };
 

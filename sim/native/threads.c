@@ -12,8 +12,9 @@
  * kept at the end of its slice if it still wins, and wake-ups preempt only if so configured (which
  * with an endless slice is SCHED_FIFO). Its key is made when it becomes ready, from the queue size
  * then, and from the age of the work it carries: either that of its oldest tuple, or inherited: on
- * a wake-up by an operator the origin of the waker, else now; a thread that was last woken from
- * outside starts anew at each slice end.
+ * a wake-up by an operator the origin of the waker, else now. It is renewed while the thread stays
+ * ready to run (renew_age() of bpf/order.bpf.h). Every rescue_s whoever has waited longest runs for a slice,
+ * whatever its urgency, if that is longer than starvation_s (bpf/starve.bpf.h).
  *
  * Costs: hop_s for each tuple an operator handles (its queues); wake_s for whoever wakes up a
  * thread; switch_s for each time that a CPU turns to another thread. A thread that wakes up another
@@ -71,6 +72,42 @@ static int64_t ready_take(struct sim *s, int64_t running)
 	return op;
 }
 
+// Who has waited too long, if it is time to look, else -1. From LONG_WAIT on every other slice is one
+// for them, from LONGEST_WAIT on each.
+#define LONG_WAIT 5.0
+#define LONGEST_WAIT 15.0
+#define HURRIED_SLICE 3e-3
+
+static int64_t starved(struct sim *s, struct cpu *c)
+{
+	if (s->c.mode != SIM_URGENCY || s->c.starvation_s <= 0 || s->now < c->next_rescue)
+		return -1;
+	int64_t found = -1;
+	double since = s->now - s->c.starvation_s, every = s->c.rescue_s;
+	for (int64_t i = 0; i < s->c.operators; i++)
+		if (s->ops[i].state == READY && s->ops[i].ready_since < since)
+			since = s->ops[i].ready_since, found = i;
+	if (found >= 0 && s->now - since > LONG_WAIT)
+		every = s->now - since > LONGEST_WAIT ? 0 : fmin(every, 2 * HURRIED_SLICE);
+	c->next_rescue = s->now + every;
+	return found;
+}
+
+// A thread that ran and goes on went through its queue, and what is first there came in later.
+#define STANDING 0.1
+
+static void renew_age(struct sim *s, int64_t op)
+{
+	struct operator *o = &s->ops[op];
+	double origin = o->origin + 2 * o->ran;
+	if (s->c.mode != SIM_URGENCY || s->c.age != SIM_AGE_INHERITED)
+		return;
+	o->ran = 0;
+	if (o->outside || (s->c.rivals && s->now - o->woken > STANDING) || origin > s->now)
+		origin = s->now;
+	o->origin = origin;
+}
+
 // --- timers: a binary heap by wake_at --------------------------------------------------------------
 
 static bool sooner(const struct sim *s, int64_t a, int64_t b)
@@ -114,6 +151,7 @@ static void charge(struct sim *s, struct cpu *c)
 	c->accounted = s->now;
 	struct operator *o = &s->ops[c->op];
 	o->left -= ran;
+	o->ran += ran;
 	if (s->c.mode == SIM_FAIR)
 		o->vruntime += ran * FAIR_UNIT / o->weight;
 	result(s, c->op)[SIM_CPU] += ran;
@@ -163,7 +201,11 @@ static void run(struct sim *s, struct cpu *c, int64_t op)
 
 static void dispatch(struct sim *s, struct cpu *c)
 {
-	int64_t op = ready_take(s, -1);
+	int64_t op = starved(s, c);
+	if (op >= 0)
+		order_remove(s->order, op);
+	else
+		op = ready_take(s, -1);
 	s->c.totals[SIM_DECISIONS]++;
 	if (op < 0) {
 		c->op = -1;
@@ -192,6 +234,7 @@ static void preempt(struct sim *s, struct cpu *c)
 		return;
 	}
 	c->op = -1;
+	renew_age(s, op);
 	s->ops[op].ready_since = s->now;
 	ready_insert(s, op);
 	dispatch(s, c);
@@ -218,9 +261,14 @@ enum { FROM_TIMER = -1, FROM_SOURCE = -2 };
 static void wake(struct sim *s, int64_t op, int64_t waker)
 {
 	struct operator *o = &s->ops[op];
-	o->outside = waker < 0;
-	o->origin = waker < 0 ? s->now : s->ops[waker].origin;
-	o->ready_since = s->now;
+	bool back = waker >= 0 && o->state == BLOCKED; // it got room, not work: first in, first out
+	if (back)
+		o->origin = o->outside ? s->now : fmax(o->origin, s->ops[waker].origin);
+	else
+		o->origin = waker < 0 ? s->now : s->ops[waker].origin;
+	o->outside = back ? o->outside : waker < 0;
+	o->ready_since = o->woken = s->now;
+	o->ran = 0;
 	for (int64_t k = 0; k < s->c.cpus; k++)
 		charge(s, &s->cpus[k]);
 	if (s->c.mode == SIM_FAIR)
@@ -373,10 +421,16 @@ static void check(struct sim *s, struct cpu *c)
 			next_check(s, c);
 		return;
 	}
-	if (s->c.root_reset && o->outside)
-		o->origin = s->now;
-	int64_t best = order_best(s->order, s->now);
-	if (best >= 0 && order_beats(s->order, best, c->op, origin(s, c->op), (double)length(o), s->now))
+	renew_age(s, c->op);
+	int64_t late = starved(s, c), best = order_best(s->order, s->now);
+	if (late >= 0) {
+		int64_t op = c->op;
+		s->ops[op].ready_since = s->now;
+		ready_insert(s, op);
+		order_remove(s->order, late);
+		s->c.totals[SIM_DECISIONS]++;
+		run(s, c, late);
+	} else if (best >= 0 && order_beats(s->order, best, c->op, origin(s, c->op), (double)length(o), s->now))
 		preempt(s, c);
 	else
 		next_check(s, c);
@@ -410,6 +464,8 @@ static void arrive(struct sim *s)
 	for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++)
 		wakes |= s->ops[s->c.feed[f]].state == SLEEPING;
 	if (interrupts) {
+		if (c->op >= 0)
+			renew_age(s, c->op);
 		interrupt(s, c, s->c.source_s);
 		s->c.totals[SIM_SWITCHES] += 1 + (c->op >= 0);
 	}

@@ -32,7 +32,7 @@ from sched_ctl.sim import (
     simulate_by_name,
 )
 from sched_ctl.sim import Stream as Feed
-from sched_ctl.sim.forms import clustered, grouped
+from sched_ctl.sim.forms import aging, clustered, grouped
 from sched_ctl.sim.result import quantile
 from sched_ctl.sim.sweep import run_all
 from sched_ctl.workloads import synthetic, workload
@@ -282,7 +282,7 @@ def test_slowdown_is_over_the_way_that_a_tuple_took() -> None:
 
 def test_lengths_are_read_once_a_period_or_at_each_decision() -> None:
     """By threads: whoever writes them into memory for the scheduler is live."""
-    node = of_workload(workload.load(WORKLOADS / "etl.graph"), 0.95)
+    node = of_workload(workload.load(WORKLOADS / "etl.graph"), 1.05)
 
     def mean(live: bool, period_s: float) -> float:
         threads = Threads(live=live)
@@ -293,6 +293,40 @@ def test_lengths_are_read_once_a_period_or_at_each_decision() -> None:
     assert live == mean(True, 0.5)
     assert abs(np.log(often / live)) < abs(np.log(seldom / live))
     assert seldom != often
+
+
+def test_who_waits_too_long_runs_whatever_its_urgency() -> None:
+    """As the BPF scheduler bounds waiting: after half a second, one thread each 50 ms."""
+    operators = tuple(PhysicalOperator(q, q, (q,)) for q in ("busy", "first", "second"))
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    zeros = np.zeros(3)
+    feeds = (
+        Feed((0,), 1.0, times=np.arange(0.0, 3.0, 1e-3)),
+        *(Feed((row,), 1.0, times=np.array([0.1])) for row in (1, 2)),
+    )
+    costs = np.array([2e-3, 1e-3, 1e-3])  # the first asks for two CPUs
+    topology = Topology("sim", operators, (), logical, ())
+    node = Node("overload", topology, costs, np.ones(3), zeros, zeros, zeros, feeds)
+    policy = registry.policy("constant", {"priorities": {"busy": 3.0, "first": 2.0}})
+
+    def waited(scheduler: str) -> list[float]:
+        setting = Setting(scheduler=scheduler, duration_s=3.0, warm_s=0.0, record=5000)
+        record = simulate(node, policy, setting).record
+        return [float(done - came) for row, came, done in record.tolist() if row > 0]
+
+    first, second = sorted(waited("scx"))
+    assert 0.5 < first < 0.56
+    assert 0.04 < second - first < 0.06
+    assert min(waited("fifo")) > 2.0
+
+
+def test_an_order_yields_to_work_that_is_much_older() -> None:
+    static = np.array([7.0, 3.0, 7.0])
+    made = aging(form(3, static=static), 0.5)
+    assert made.static.tolist() == [0.5, 0.0, 0.5]
+    assert made.per_second.tolist() == [1, 1, 1]
+    grows = form(3, static=static, per_second=2.0)
+    assert aging(grows, 0.5).per_second.tolist() == [2, 2, 2]
 
 
 GOALS: dict[str, Callable[[Result], float]] = {
