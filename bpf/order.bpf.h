@@ -203,11 +203,16 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
  * last; with the age of its tuples it would hold up every query that is not saturated. Where only
  * operators of its own query are compared with it nobody is held up, and the age of tuples keeps
  * the batches that a saturated query lives on.
+ *
+ * A turn that was lent (starve.bpf.h) is too short to have gone through a queue: it renews nothing, or
+ * whom the order keeps waiting would never get old enough to have its turn.
  */
 static __always_inline void renew_age(u32 slot, u64 now_ns, u64 ran_ns)
 {
 	struct thread *t = &threads[slot];
 
+	if (t->lent)
+		return;
 	if (t->outside || ((slots[slot].flags & SLOT_RIVALS) && slots[slot].depth &&
 			   (s64)(now_ns - t->woken_ns - STANDING) > 0)) {
 		t->origin_ns = now_ns;
