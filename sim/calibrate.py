@@ -32,7 +32,8 @@ SHORT, LONG = 3, 12  # operators of the chains that are timed
 def of_threads(ready: Ready | None = None) -> tuple[float, float, float]:
     """wake_s, switch_s, source_s: the median of thousands, in a second on one CPU.
 
-    ready: told the tids of the threads that will wake each other up, to put them under a scheduler.
+    ready: told the tids of the threads that will wake each other up, and of the one that will be
+    interrupted, to put them under a scheduler.
     """
     kind = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
     failed: list[BaseException] = []

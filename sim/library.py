@@ -78,6 +78,7 @@ _NUMBERS = [
     "tick_s",
     "starvation_s",
     "rescue_s",
+    "least_s",
 ]
 _ARRAYS: Mapping[str, type[np.generic]] = {
     "cost_s": np.float64,
@@ -90,6 +91,7 @@ _ARRAYS: Mapping[str, type[np.generic]] = {
     "out_port": np.int64,
     "out_inline": np.int64,
     "out_share": np.float64,
+    "query": np.int64,
     "feed_start": np.int64,
     "feed": np.int64,
     "stream_start": np.int64,

@@ -37,6 +37,7 @@ SCX_SLICE_S = 3e-3
 SCX_STARVATION_S = 0.5
 SCX_RESCUE_S = 0.05
 SCX_GAP_S = 1.0
+SCX_LEAST_S = 0.5e-3  # `interrupt`
 UNIT = 1024.0  # weight of nice 0
 
 Progress = Callable[[float], None]
@@ -301,6 +302,8 @@ def _values(
         "tick_s": tick_s if threads.tick_s is None else threads.tick_s,
         "starvation_s": SCX_STARVATION_S if setting.scheduler == "scx" else 0.0,
         "rescue_s": SCX_RESCUE_S,
+        "least_s": SCX_LEAST_S if setting.scheduler == "scx" else 0.0,
+        "query": node.query_of,
         "cost_s": node.cost_s,
         "selectivity": node.selectivity,
         "block_probability": node.block_probability,

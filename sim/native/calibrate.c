@@ -151,6 +151,8 @@ static void *source(void *argument)
 
 struct victim {
 	struct source *source;
+	_Atomic int64_t tid;
+	_Atomic uint32_t begin;
 	double lost_s;
 };
 
@@ -158,9 +160,12 @@ struct victim {
 static void *victim(void *argument)
 {
 	struct victim *v = argument;
-	double each = clock_s(), last, gaps[4 * SOURCES];
+	double each, last, gaps[4 * SOURCES];
 	int64_t n = 0;
 	stay_on(v->source->cpu);
+	atomic_store(&v->tid, syscall(SYS_gettid));
+	await(&v->begin);
+	each = clock_s();
 	last = now_s();
 	while (!atomic_load(&v->source->stop)) {
 		double now = now_s();
@@ -172,30 +177,37 @@ static void *victim(void *argument)
 	return NULL;
 }
 
-// found: hop_s, wake_s, source_s. ready: told the tids of the threads that wake each other up,
-// before they do, to put them under a scheduler. Returns 0, or an error number.
+// found: hop_s, wake_s, source_s. ready: told the tids of the threads that wake each other up and of
+// the one that computes, before they do, to put them under a scheduler. Returns 0, or an error number.
 EXPORT int sim_calibrate(double *found, void (*ready)(const int64_t *tids, int64_t n))
 {
 	struct ring *r = calloc(1, sizeof *r);
 	struct member members[THREADS];
-	pthread_t threads[THREADS];
+	int64_t tids[THREADS + 1];
+	pthread_t threads[THREADS + 2];
 	int error = r ? 0 : 12, cpu = sched_getcpu(), n = 0;
 	double each = clock_s();
 	if (error)
 		return error;
 	r->cpu = cpu < 0 ? 0 : cpu;
+	struct source s = { .cpu = r->cpu };
+	struct victim v = { .source = &s };
 	for (; n < THREADS && !error; n++) {
 		members[n] = (struct member){ r, n };
 		error = pthread_create(&threads[n], NULL, member, &members[n]);
 	}
+	if (!error)
+		error = pthread_create(&threads[THREADS], NULL, victim, &v);
 	if (error)
 		return error; // threads that were started sleep for ever; the process is out of means
-	for (int i = 0; i < THREADS; i++)
-		while (!atomic_load((_Atomic int64_t *)&r->tids[i]))
+	for (int i = 0; i <= THREADS; i++) {
+		_Atomic int64_t *tid = i < THREADS ? (_Atomic int64_t *)&r->tids[i] : &v.tid;
+		while (!(tids[i] = atomic_load(tid)))
 			nap(1000000);
+	}
 	nap(20000000);
 	if (ready)
-		ready(r->tids, THREADS);
+		ready(tids, THREADS + 1);
 	wake(&r->word[0]);
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
@@ -203,17 +215,15 @@ EXPORT int sim_calibrate(double *found, void (*ready)(const int64_t *tids, int64
 		r->lap_s[lap] -= r->lap_s[lap - 1];
 	found[0] = (quantile(r->lap_s + 1, LAPS - 1, 0.5) - each) / THREADS;
 	found[1] = quantile(r->wake_s, r->wakes, 0.5) - each;
-
-	struct source s = { .cpu = r->cpu };
-	struct victim v = { .source = &s };
 	free(r);
-	error = pthread_create(&threads[0], NULL, victim, &v);
-	if (!error)
-		error = pthread_create(&threads[1], NULL, source, &s);
+
+	error = pthread_create(&threads[THREADS + 1], NULL, source, &s);
 	if (error)
-		return error;
-	pthread_join(threads[1], NULL);
-	pthread_join(threads[0], NULL);
+		s.stop = true;
+	wake(&v.begin);
+	if (!error)
+		pthread_join(threads[THREADS + 1], NULL);
+	pthread_join(threads[THREADS], NULL);
 	found[2] = v.lost_s;
-	return 0;
+	return error;
 }

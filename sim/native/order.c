@@ -264,6 +264,11 @@ bool order_beats(const struct order *o, int64_t op, int64_t other, double origin
 	return o->op[op].key + o->slope[g] * now > u;
 }
 
+bool order_ranks_above(const struct order *o, int64_t op, int64_t other)
+{
+	return o->rank_of[o->op[op].group] < o->rank_of[o->op[other].group];
+}
+
 static int64_t fagin(const struct order *o, double now)
 {
 	// Go down the clusters by pseudo-priority and by age in step, until one is seen in both lists.

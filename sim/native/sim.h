@@ -74,10 +74,11 @@ struct sim_config {
 		exponential, wake_preempt, age, rivals, record_max;
 	uint64_t seed;
 	double warm_s, end_s, decision_s, candidate_s, hop_s, wake_s, switch_s, source_s, slice_s,
-		tick_s, starvation_s, rescue_s;
+		tick_s, starvation_s, rescue_s, least_s;
 	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s;
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
 	const double *out_share;
+	const int64_t *query;		       // of each operator; only needed with least_s
 	const int64_t *feed_start, *feed;      // operators that each stream feeds
 	const int64_t *stream_start;	       // where each stream begins in `arrival_s`
 	const double *arrival_s;	       // by stream, ascending
@@ -145,6 +146,7 @@ struct operator {
 	double drawn;		    // its cost without overheads
 	double origin, ready_since; // for its age
 	double woken, ran;	    // when it woke up; how long it ran since its age was renewed
+	double spent, burst;	    // CPU time since it woke up, and from wake-up to sleep, an average
 	double wake_at;		    // while WAITING
 	struct pending *pending; // outputs that could not go yet
 	int64_t pending_n, pending_space, pending_next;
@@ -170,6 +172,8 @@ struct cpu {
 	int64_t last; // the thread that it ran last, for the cost of switches
 	double accounted; // until when the operator's time is; later than now: it is kept waiting
 	double check;	  // when its slice is over
+	double had;	  // how much of its turn the operator has had, without interruptions
+	double claim;	  // when it is compared with one that woke up; INFINITY: with none
 	double debt_s;	  // CPU time of what was done for other threads, paid by the next tuple
 	double free_at;	  // when a source that runs on the idle CPU has gone
 	double next_rescue; // when to look again for who waits too long
@@ -233,6 +237,7 @@ int64_t order_peer(const struct order *o, int64_t op, double origin);
 int64_t order_next(struct order *o, double now); // as order_best, and takes the turn
 bool order_beats(const struct order *o, int64_t op, int64_t other, double origin, double size,
 		 double now); // does `op`, which is in the order, come before `other`, which is not?
+bool order_ranks_above(const struct order *o, int64_t op, int64_t other);
 int64_t order_candidates(const struct order *o, enum sim_candidates what, double now);
 
 // fair.c

@@ -14,7 +14,8 @@
  * then, and from the age of the work it carries: either that of its oldest tuple, or inherited: on
  * a wake-up by an operator the origin of the waker, else now. It is renewed while the thread stays
  * ready to run (renew_age() of bpf/order.bpf.h). Every rescue_s whoever has waited longest runs for a slice,
- * whatever its urgency, if that is longer than starvation_s (bpf/starve.bpf.h).
+ * whatever its urgency, if that is longer than starvation_s (bpf/starve.bpf.h). A more urgent thread
+ * of another query that wakes up preempts whoever runs once that has had least_s (bpf/fair.bpf.h).
  *
  * Costs: hop_s for each tuple an operator handles (its queues); wake_s for whoever wakes up a
  * thread; switch_s for each time that a CPU turns to another thread. A thread that wakes up another
@@ -152,6 +153,8 @@ static void charge(struct sim *s, struct cpu *c)
 	struct operator *o = &s->ops[c->op];
 	o->left -= ran;
 	o->ran += ran;
+	o->spent += ran;
+	c->had += ran;
 	if (s->c.mode == SIM_FAIR)
 		o->vruntime += ran * FAIR_UNIT / o->weight;
 	result(s, c->op)[SIM_CPU] += ran;
@@ -180,6 +183,8 @@ static void load_tuple(struct sim *s, int64_t op)
 	o->left = o->drawn + s->c.hop_s;
 }
 
+#define FREE -2 // in place of a CPU's last thread: the next switch has been paid for
+
 static void run(struct sim *s, struct cpu *c, int64_t op)
 {
 	struct operator *o = &s->ops[op];
@@ -189,9 +194,11 @@ static void run(struct sim *s, struct cpu *c, int64_t op)
 	o->state = RUNNING;
 	if (s->c.mode == SIM_FAIR)
 		fair_begin(s, op);
+	c->had = 0;
+	c->claim = INFINITY;
 	o->left += c->debt_s;
 	c->debt_s = 0;
-	if (c->last != op) {
+	if (c->last != op && c->last != FREE) {
 		o->left += s->c.switch_s;
 		s->c.totals[SIM_SWITCHES]++;
 	}
@@ -240,10 +247,21 @@ static void preempt(struct sim *s, struct cpu *c)
 	dispatch(s, c);
 }
 
+// outranks() of bpf/fair.bpf.h: inside a query a batch goes on.
+static bool outranks(const struct sim *s, int64_t woken, int64_t running)
+{
+	return s->c.query[woken] != s->c.query[running] &&
+	       order_beats(s->order, woken, running, origin(s, running), (double)length(&s->ops[running]),
+			   s->now) &&
+	       (order_ranks_above(s->order, woken, running) || s->ops[woken].burst < s->c.slice_s);
+}
+
 static void consider_preemption(struct sim *s, struct cpu *c, int64_t woken)
 {
 	struct operator *running = &s->ops[c->op];
 	if (s->c.mode == SIM_URGENCY) {
+		if (s->c.least_s > 0 && c->claim == INFINITY && outranks(s, woken, c->op))
+			c->claim = fmax(s->now, c->accounted) + fmax(0, s->c.least_s - c->had);
 		if (s->c.wake_preempt && order_beats(s->order, woken, c->op, origin(s, c->op),
 						     (double)length(running), s->now))
 			c->resched = true;
@@ -268,7 +286,7 @@ static void wake(struct sim *s, int64_t op, int64_t waker)
 		o->origin = waker < 0 ? s->now : s->ops[waker].origin;
 	o->outside = back ? o->outside : waker < 0;
 	o->ready_since = o->woken = s->now;
-	o->ran = 0;
+	o->ran = o->spent = 0;
 	for (int64_t k = 0; k < s->c.cpus; k++)
 		charge(s, &s->cpus[k]);
 	if (s->c.mode == SIM_FAIR)
@@ -334,6 +352,7 @@ static void stop(struct sim *s, struct cpu *c, enum thread_state state)
 {
 	int64_t op = c->op;
 	s->ops[op].state = state;
+	s->ops[op].burst += (s->ops[op].spent - s->ops[op].burst) / 4;
 	c->op = -1;
 	if (s->c.mode == SIM_FAIR)
 		fair_sleep(s, op);
@@ -422,7 +441,11 @@ static void check(struct sim *s, struct cpu *c)
 		return;
 	}
 	renew_age(s, c->op);
+	bool claimed = c->had < s->c.slice_s && s->now >= c->claim;
 	int64_t late = starved(s, c), best = order_best(s->order, s->now);
+	c->claim = INFINITY;
+	if (claimed && best >= 0 && s->c.query[best] == s->c.query[c->op])
+		best = -1; // inside a query a batch goes on
 	if (late >= 0) {
 		int64_t op = c->op;
 		s->ops[op].ready_since = s->now;
@@ -432,8 +455,10 @@ static void check(struct sim *s, struct cpu *c)
 		run(s, c, late);
 	} else if (best >= 0 && order_beats(s->order, best, c->op, origin(s, c->op), (double)length(o), s->now))
 		preempt(s, c);
-	else
+	else if (!claimed) {
+		c->had = 0;
 		next_check(s, c);
+	}
 }
 
 // --- the clock ---------------------------------------------------------------------------------------
@@ -451,6 +476,7 @@ static void interrupt(struct sim *s, struct cpu *c, double cost)
 {
 	double *until = c->op < 0 ? &c->free_at : &c->accounted;
 	*until = fmax(*until, s->now) + cost;
+	c->claim += cost;
 	s->source_until = *until;
 	s->c.totals[SIM_BUSY] += cost;
 }
@@ -459,20 +485,18 @@ static void arrive(struct sim *s)
 {
 	int64_t stream = s->c.order[s->arrived++];
 	struct cpu *c = &s->cpus[0];
-	bool interrupts = s->c.source_s > 0 && s->now >= s->source_until, wakes = false;
+	bool interrupts = s->c.source_s > 0 && s->now >= s->source_until;
 	s->stream_tail[stream]++;
-	for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++)
-		wakes |= s->ops[s->c.feed[f]].state == SLEEPING;
 	if (interrupts) {
 		if (c->op >= 0)
 			renew_age(s, c->op);
 		interrupt(s, c, s->c.source_s);
 		s->c.totals[SIM_SWITCHES] += 1 + (c->op >= 0);
 	}
-	if (wakes && s->c.source_s > 0)
-		interrupt(s, c, s->c.wake_s);
 	for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++) {
 		int64_t op = s->c.feed[f];
+		if (s->c.source_s > 0)
+			interrupt(s, c, s->c.hop_s + (s->ops[op].state == SLEEPING ? s->c.wake_s : 0));
 		feed(s, op);
 		if (s->ops[op].state == SLEEPING) {
 			load_tuple(s, op);
@@ -486,10 +510,17 @@ static void arrive(struct sim *s)
 		fair_insert(s, op);
 		c->op = -1;
 		int64_t next = ready_take(s, -1);
-		c->last = next; // the switch is the source's
+		c->last = FREE;
 		s->ops[op].state = READY;
 		run(s, c, next);
 		c->accounted = until;
+	}
+	// Who has used up its slice is not left where it is, but has to win again.
+	if (interrupts && s->c.mode == SIM_URGENCY && c->op >= 0 && c->had >= s->c.slice_s) {
+		c->free_at = c->accounted;
+		c->last = FREE;
+		check(s, c);
+		c->last = c->op;
 	}
 }
 
@@ -505,10 +536,10 @@ bool threads_run(struct sim *s, double until)
 			struct cpu *c = &s->cpus[k];
 			if (c->op < 0)
 				continue;
-			double end = c->accounted + s->ops[c->op].left;
-			if (end <= c->check ? end < at : c->check < at) {
-				done = end <= c->check;
-				at = done ? end : c->check;
+			double end = c->accounted + s->ops[c->op].left, look = fmin(c->check, c->claim);
+			if (end <= look ? end < at : look < at) {
+				done = end <= look;
+				at = done ? end : look;
 				which = k;
 			}
 		}

@@ -196,18 +196,21 @@ void user_start(struct sim *s)
 }
 
 // A source's thread takes the CPU from a worker, or wakes one up.
-static void interrupt(struct sim *s)
+static void interrupt(struct sim *s, double tuples)
 {
-	if (s->now < s->source_until)
-		return;
-	s->source_until = s->now + s->c.source_s;
-	s->c.totals[SIM_BUSY] += s->c.source_s;
+	bool begins = s->now >= s->source_until;
+	double cost = (s->c.source_s > 0 ? tuples * s->c.hop_s : 0) + (begins ? s->c.source_s : 0);
+	s->source_until = fmax(s->source_until, s->now) + cost;
+	s->c.totals[SIM_BUSY] += cost;
 	for (int64_t k = 0; k < s->c.cpus; k++)
 		if (s->workers[k].op < 0) {
-			s->workers[k].free_at = s->source_until + s->c.wake_s + s->c.switch_s;
+			if (begins)
+				s->workers[k].free_at = s->source_until + s->c.wake_s + s->c.switch_s;
+			else
+				s->workers[k].free_at += cost;
 			return;
 		}
-	s->workers[0].end += s->c.source_s;
+	s->workers[0].end += cost;
 }
 
 bool user_run(struct sim *s, double until)
@@ -228,8 +231,8 @@ bool user_run(struct sim *s, double until)
 			return true;
 		if (arrival <= end) {
 			s->now = arrival;
-			interrupt(s);
 			int64_t stream = s->c.order[s->arrived++];
+			interrupt(s, (double)(s->c.feed_start[stream + 1] - s->c.feed_start[stream]));
 			s->stream_tail[stream]++;
 			for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++) {
 				int64_t op = s->c.feed[f];

@@ -255,6 +255,57 @@ def chain(cost_s: float) -> Node:
     )
 
 
+@pytest.mark.parametrize("scheduler", ["os", "scx", "fifo", "user"])
+def test_the_engine_works_for_a_tuple_that_a_source_brings(scheduler: str) -> None:
+    setting = Setting(scheduler=scheduler, duration_s=1.1, warm_s=0.0)
+    policy = None if scheduler == "os" else registry.policy("hr")
+
+    def busy(**costs: float) -> float:
+        now = replace(setting, costs=Costs(**costs))
+        return simulate(chain(1e-3), policy, now).totals["busy"]
+
+    brought = busy(source_s=8e-6, hop_s=1e-6) - busy(source_s=8e-6)
+    assert brought == pytest.approx((100 + 200) * 1e-6)
+    assert busy(hop_s=1e-6) - busy() == pytest.approx(200 * 1e-6)  # nobody brings them
+
+
+def departures(same_query: bool, times: dict[str, list[float]], costs: Costs) -> dict[str, float]:
+    """When the first tuple leaves of "first", which takes 1 ms, and of "last", which takes 20.
+
+    As threads under sched_ext, "first" before "last".
+    """
+    names = ("first", "last")
+    operators = tuple(PhysicalOperator("q" if same_query else n, n, (n,)) for n in names)
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    zeros = np.zeros(2)
+    feeds = tuple(Feed((i,), 1.0, times=np.array(times[n])) for i, n in enumerate(names))
+    topology = Topology("sim", operators, (), logical, ())
+    node = Node("two", topology, np.array([1e-3, 20e-3]), np.ones(2), zeros, zeros, zeros, feeds)
+    policy = registry.policy("constant", {"priorities": {"first": 2.0, "*/first": 2.0}})
+    setting = Setting(scheduler="scx", duration_s=1.0, warm_s=0.0, record=10, costs=costs)
+    found = simulate(node, policy, setting).record
+    return {names[int(row)]: done for row, _, done in reversed(found.tolist())}
+
+
+def test_a_more_urgent_query_interrupts_as_in_the_bpf_scheduler() -> None:
+    """After half a millisecond of a turn; inside a query not before the end of the slice."""
+    free = Costs()
+    early = {"last": [0.0], "first": [1e-4]}
+    assert departures(False, early, free)["first"] == pytest.approx(1.5e-3)
+    late = {"last": [0.0], "first": [2e-3]}
+    assert departures(False, late, free)["first"] == pytest.approx(3e-3)
+    assert departures(True, early, free)["first"] == pytest.approx(5e-3)  # a tick, after 3 ms
+
+
+def test_who_has_used_up_its_slice_does_not_outlive_an_interruption() -> None:
+    """The kernel leaves an interrupted thread where it is only while it has time left."""
+    costs = Costs(source_s=1e-5)
+    before = {"last": [0.0, 2.9e-3], "first": [1e-4]}
+    assert departures(True, before, costs)["first"] == pytest.approx(5e-3, abs=5e-5)
+    after = {"last": [0.0, 3.2e-3], "first": [1e-4]}
+    assert departures(True, after, costs)["first"] == pytest.approx(4.2e-3, abs=5e-5)
+
+
 def test_whom_its_wake_up_preempted_is_switched_to_again() -> None:
     """Under SCHED_FIFO with the consumer before the producer: two switches more to go to sleep."""
     found = {}
