@@ -30,7 +30,7 @@ from sched_ctl.controller.boundary import checked, words
 from sched_ctl.controller.owners import COMMON, Owners, belonging
 from sched_ctl.drivers import Driver, DriverKind, Target
 from sched_ctl.kernel import procfs
-from sched_ctl.kernel.identity import born
+from sched_ctl.kernel.identity import Lifetime
 from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
@@ -189,7 +189,7 @@ class Engine:
         self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
         self._probes: Probes | None = None  # likewise
-        self._identity = None if target.pid is None else born(target.pid)
+        self._lifetime = None if target.pid is None else Lifetime(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
         self.costly: str | None = None  # that it is asked less often for what it costs, in words
         self._said: Topology | None = None  # the last one, as the driver made it ...
@@ -272,9 +272,7 @@ class Engine:
         if self.state == "gone":
             return None
         # It may have ended between being found and being made a note of here: then, too.
-        if self.target.pid is not None and (
-            self._identity is None or born(self.target.pid) != self._identity
-        ):
+        if self._lifetime is not None and not self._lifetime.lasts():
             self.state, self.problem = "gone", "its process ended"
             return "its process ended"
         if self.busy and now_s - self._asked_s > 2 * timeout_s and self.state in ("new", "ok"):
@@ -300,7 +298,8 @@ class Engine:
 
     def close(self) -> None:
         """Let the worker close the connection; does not wait for it."""
-
+        if self._lifetime is not None:
+            self._lifetime.close()
         self._worker.tell(self._disconnect)
         self._worker.stop()
 

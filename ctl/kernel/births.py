@@ -1,7 +1,7 @@
 """Threads and processes that came or went, noticed by a few cheap looks.
 
 Most looks find nothing, so what tells that nothing was born comes first: the last field of
-/proc/loadavg is the process or thread id that was given last (proc(5)), 10 us; the link count of
+/proc/loadavg is the process or thread id that was given last (proc(5)), 2 us; the link count of
 /proc/PID/task counts the threads of a process (fs/proc/base.c: proc_task_getattr), 3 us. Folders
 are listed only where one of these moved, and about once a second at most.
 
@@ -9,10 +9,11 @@ The kernel's proc events (connector) would tell at once, but only in the machine
 and on a machine that compiles they would wake us thousands of times a second.
 """
 
+import functools
+import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from sched_ctl.kernel import procfs
 
@@ -32,7 +33,7 @@ MOST_OLD = 200  # the same of those that are looked at after each birth, 5 us ea
 def thread_count(pid: int) -> int:
     """Threads of a process; 0 if it is gone."""
     try:
-        return Path(f"/proc/{pid}/task").stat().st_nlink - 2
+        return os.stat(f"/proc/{pid}/task").st_nlink - 2  # noqa: PTH116  each second
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -40,10 +41,15 @@ def thread_count(pid: int) -> int:
 def last_id() -> bytes:
     """The process or thread id that was given last, as text; b"" where that cannot be told."""
     try:
-        with open("/proc/loadavg", "rb", buffering=0) as file:
-            return file.read(200).rpartition(b" ")[2]
+        return os.pread(_loadavg(), 200, 0).rpartition(b" ")[2]
     except OSError:
         return b""
+
+
+@functools.cache
+def _loadavg() -> int:
+    """Kept open, as it is read each second. Raises OSError."""
+    return os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
 
 
 class Births:

@@ -10,12 +10,23 @@ the kernel to go once round all ids (4 million on 64-bit machines).
 import errno
 import os
 import resource
+import select
 from typing import Protocol
 
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.procfs import Stat
 
-__all__ = ["UNPINNED", "Identified", "born", "is_alive", "pin", "runs", "same", "unpin"]
+__all__ = [
+    "UNPINNED",
+    "Identified",
+    "Lifetime",
+    "born",
+    "is_alive",
+    "pin",
+    "runs",
+    "same",
+    "unpin",
+]
 
 RESERVE = 64  # descriptors left for everything else, such as reading the pinned thread's stat
 UNPINNED = -1  # no descriptor was to be had: identity is read from the start time each time
@@ -52,6 +63,35 @@ def born(pid: int, tid: int | None = None) -> int | None:
 def runs(pid: int, start_time: int) -> bool:
     """Whether the process that was born then still runs."""
     return born(pid) == start_time
+
+
+class Lifetime:
+    """Whether the process that has this id now still runs: 1 us a look, by pidfd_open(2)."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._born = born(pid)
+        self._poll: select.poll | None = None
+        try:
+            self._fd = os.pidfd_open(pid)
+        except OSError:  # it is gone, or a filter of system calls hides it
+            self._fd = -1
+            return
+        if runs(pid, self._born or -1):  # asked after the descriptor was opened, see `pin`
+            self._poll = select.poll()
+            self._poll.register(self._fd, select.POLLIN)
+
+    def lasts(self) -> bool:
+        """False for ever once it has ended, even before its parent has noticed."""
+        if self._poll is not None:
+            return not self._poll.poll(0)
+        return self._born is not None and runs(self._pid, self._born)
+
+    def close(self) -> None:
+        self._poll = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def pin(thread: Identified) -> tuple[int, Stat] | None:

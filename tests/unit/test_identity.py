@@ -6,6 +6,8 @@ import resource
 import subprocess
 import sys
 
+import pytest
+
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import identity
 from support import wait_until
@@ -53,6 +55,24 @@ def test_a_zombie_does_not_run() -> None:
         child.stdout.read()
         wait_until(lambda: not identity.runs(child.pid, born.start_time), what="cat to end")
         assert identity.same(born) is not None  # nobody has waited for it yet
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["by descriptor", "without"])
+def test_a_lifetime_ends_before_the_parent_has_noticed(
+    hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hidden:  # a kernel before 5.3, or a filter of system calls
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: os.open("/nowhere", os.O_RDONLY))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        lifetime = identity.Lifetime(child.pid)
+        assert lifetime.lasts()
+        assert child.stdin is not None
+        child.stdin.close()
+        wait_until(lambda: not lifetime.lasts(), what="cat to end")
+        assert identity.Lifetime(child.pid).lasts() is False
+    assert not lifetime.lasts()
+    lifetime.close()
+    assert not identity.Lifetime(child.pid).lasts()
 
 
 def test_more_threads_than_descriptors() -> None:
