@@ -4,10 +4,12 @@
     ./dev run python bench/follow.py flink [--rounds 8] [--period 1]
 
 lab: a lab engine is started beside others, and its operators are looked at 500 times a second; the
-time counts from the birth of its last operator thread, by the kernel's clock. flink: a job is
-submitted to a cluster that is followed already, or given another parallelism; the time counts from
-when the REST interface says that all its tasks run, which is asked 20 times a second. Either ends
-when all threads have a nice value of ours. All threads of the engine count, but for helpers.
+time counts from the birth of its last operator thread, by the kernel's clock. flink: to a cluster
+that is followed already a job is submitted, then one of its operators gets another parallelism
+(which replaces all its threads: the adaptive scheduler), then it is cancelled and submitted anew;
+the time counts from when the REST interface says that all its tasks run, which is asked 20 times a
+second. All of these end when all operator threads have a nice value of ours. `cancel` counts from
+when REST has the job as cancelled to when `status` does not list its query any more.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests")]
 
+from sched_ctl.controller.socket import request  # noqa: E402
 from sched_ctl.kernel import procfs  # noqa: E402
 from sched_ctl.lab import engine as lab  # noqa: E402
 
@@ -44,12 +47,15 @@ def main() -> None:
     arguments.add_argument("--period", type=float, default=1.0)
     given = arguments.parse_args()
     measure = of_lab if given.engine == "lab" else of_flink
-    found = sorted(measure(given.rounds, given.period))
-    print(
-        f"{given.engine}, a period of {given.period:g} s, {len(found)} rounds: "
-        f"median {statistics.median(found):.2f} s, worst {found[-1]:.2f} s, "
-        f"{sum(s > 2 * given.period for s in found)} beyond two periods"
-    )
+    found: dict[str, list[float]] = {}
+    for what, took_s in measure(given.rounds, given.period):
+        found.setdefault(what, []).append(took_s)
+    for what, times_s in found.items():
+        print(
+            f"{given.engine}, {what}, a period of {given.period:g} s, {len(times_s)} rounds: "
+            f"median {statistics.median(times_s):.2f} s, worst {max(times_s):.2f} s, "
+            f"{sum(s > 2 * given.period for s in times_s)} beyond two periods"
+        )
 
 
 @contextmanager
@@ -89,7 +95,7 @@ def operators(pid: int, prefix: str) -> list[procfs.Stat]:
     return [stat for stat in found if stat is not None and stat.name.startswith(prefix)]
 
 
-def of_lab(rounds: int, period_s: float) -> Iterator[float]:
+def of_lab(rounds: int, period_s: float) -> Iterator[tuple[str, float]]:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     text = "workload new base_cost_us=100\nquery q\n"
     text += "".join(f"op new-{i} cost=1\n" for i in range(5))
@@ -105,7 +111,7 @@ def of_lab(rounds: int, period_s: float) -> Iterator[float]:
                     new = until(functools.partial(operators_of, engine.pid))
                     until(functools.partial(are_set, engine.pid))
                     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-                    yield now_s - max(stat.start_time for stat in new) * tick_s
+                    yield "new engine", now_s - max(stat.start_time for stat in new) * tick_s
 
 
 def operators_of(pid: int, count: int = 5) -> list[procfs.Stat]:
@@ -118,33 +124,62 @@ def are_set(pid: int) -> bool:
     return all(stat.nice >= SET for stat in operators(pid, "new-"))
 
 
-def of_flink(rounds: int, period_s: float) -> Iterator[float]:
-    from engines.cluster import running
-
-    def all_set(cluster: Any, prefix: str, count: int) -> bool:
-        found = [
-            stat
-            for manager in cluster.task_managers
-            for stat in operators(manager.pid, prefix) + operators(manager.pid, f"Source: {prefix}")
-        ]
-        return len(found) >= count and all(stat.nice >= SET for stat in found)
+def of_flink(rounds: int, period_s: float) -> Iterator[tuple[str, float]]:
+    from engines.cluster import ADAPTIVE, running
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with running(folder / "cluster") as cluster:
+        with running(folder / "cluster", settings=ADAPTIVE) as cluster:
             cluster.submit(name="old", prefix="old-", rate=50)
             options = ("--engine", "flink", "--period", f"{period_s:g}")
             with controller(folder, *options):
                 until(lambda: all_set(cluster, "old-", 1), 0.05)
                 for number in range(rounds):
-                    prefix = f"n{number}-"
-                    job = cluster.submit(name=f"new{number}", prefix=prefix, rate=50)
-                    until(functools.partial(cluster.is_running, job), 0.05)
-                    began_s = time.monotonic()
-                    until(functools.partial(all_set, cluster, prefix, 5), 0.01)
-                    yield time.monotonic() - began_s
-                    cluster.cancel(job)
+                    prefix, query = f"n{number}-", f"new{number}"
+                    job = cluster.submit(name=query, prefix=prefix, rate=50)
+                    yield "new job", since_all_run(cluster, job, prefix, 5)
                     time.sleep(1 + number % 7 / 7)  # so that each comes at another part of a period
+                    cluster.rescale(job, "work", 2)
+                    yield "rescaled", since_all_run(cluster, job, prefix, 6)
+                    cluster.cancel(job)
+                    yield (
+                        "cancelled",
+                        since(functools.partial(is_gone, folder / "run", query), 0.02),
+                    )
+                    time.sleep(1 + number % 5 / 5)
+                    job = cluster.submit(name=query, prefix=prefix, rate=50)
+                    yield "resubmitted", since_all_run(cluster, job, prefix, 5)
+                    cluster.cancel(job)
+                    time.sleep(1 + number % 3 / 3)
+
+
+def since_all_run(cluster: Any, job: str, prefix: str, count: int) -> float:
+    until(lambda: len(threads(cluster, prefix)) == count and cluster.is_running(job), 0.05)
+    return since(functools.partial(all_set, cluster, prefix, count), 0.01)
+
+
+def since(condition: Callable[[], Any], every_s: float) -> float:
+    began_s = time.monotonic()
+    until(condition, every_s)
+    return time.monotonic() - began_s
+
+
+def is_gone(run_dir: Path, query: str) -> bool:
+    return all(query not in engine["queries"] for engine in request(run_dir, "status")["engines"])
+
+
+def threads(cluster: Any, prefix: str) -> list[procfs.Stat]:
+    """Of the operators of a job."""
+    return [
+        stat
+        for manager in cluster.task_managers
+        for stat in operators(manager.pid, prefix) + operators(manager.pid, f"Source: {prefix}")
+    ]
+
+
+def all_set(cluster: Any, prefix: str, count: int) -> bool:
+    found = threads(cluster, prefix)
+    return len(found) >= count and all(stat.nice >= SET for stat in found)
 
 
 if __name__ == "__main__":

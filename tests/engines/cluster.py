@@ -29,6 +29,7 @@ from sched_ctl.kernel.netns import entered
 from support import wait_until
 
 __all__ = [
+    "ADAPTIVE",
     "SETTINGS",
     "SLOWER",
     "VERSION",
@@ -110,6 +111,13 @@ PROMETHEUS = {
         "org.apache.flink.metrics.prometheus.PrometheusReporterFactory"
     ),
     "metrics.reporter.prom.port": "9250-9260",
+}
+# With which `rescale` works, and at once.
+ADAPTIVE = {
+    "jobmanager.scheduler": "adaptive",
+    "jobmanager.adaptive-scheduler.executing.cooldown-after-rescaling": "0 ms",
+    "jobmanager.adaptive-scheduler.executing.resource-stabilization-timeout": "0 ms",
+    "jobmanager.adaptive-scheduler.rescale-trigger.max-delay": "0 ms",
 }
 # With `running(..., zookeeper=True)`: a new JobManager goes on with the jobs of a dead one.
 HIGH_AVAILABILITY = {
@@ -293,15 +301,33 @@ class Cluster:
             vertex["status"] == "RUNNING" for vertex in answer["vertices"]
         )
 
+    def rescale(self, job: str, part: str, parallelism: int) -> None:
+        """Give the tasks whose names have this part so many subtasks, which restarts the job.
+
+        Needs `ADAPTIVE`. Returns once REST shows that many.
+        """
+        path = f"/jobs/{job}"
+        wanted = self.call("GET", f"{path}/resource-requirements")
+        named = {v["id"] for v in self.call("GET", path)["vertices"] if part in v["name"]}
+        for vertex in named:
+            wanted[vertex]["parallelism"] = {"lowerBound": 1, "upperBound": parallelism}
+        self.call_without_answer("PUT", f"{path}/resource-requirements", json=wanted)
+
+        def rescaled() -> bool:
+            vertices = self.call("GET", path)["vertices"]
+            return all(v["parallelism"] == parallelism for v in vertices if v["id"] in named)
+
+        patiently(rescaled, 30, f"{part} of job {job} with {parallelism} subtasks")
+
     def cancel(self, job: str) -> None:
         self.call_without_answer("PATCH", f"/jobs/{job}?mode=cancel")
         patiently(
             lambda: self.call("GET", f"/jobs/{job}")["state"] in ("CANCELED", "FINISHED"), 30, job
         )
 
-    def call_without_answer(self, method: str, path: str) -> None:
+    def call_without_answer(self, method: str, path: str, **arguments: Any) -> None:
         with entered(self.pid), self._client() as client:
-            client.request(method, path).raise_for_status()
+            client.request(method, path, **arguments).raise_for_status()
 
     def cancel_all(self) -> None:
         for job in self.call("GET", "/jobs")["jobs"]:
