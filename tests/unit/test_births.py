@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from random import Random
 
 import pytest
 
@@ -74,6 +75,64 @@ def test_a_death_and_a_birth_between_two_looks_are_noticed() -> None:
     assert look.changed(lambda: {own}) == {own}
     end.set()
     new.join()
+
+
+def test_a_large_process_is_not_listed_for_what_is_born_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look = Births(every_s=0)
+    with process(60) as large:
+        assert large.stdin and large.stdout
+        assert look.changed(lambda: {large.pid})
+        before = procfs.tids(large.pid)
+        listed: list[int] = []
+
+        def listing(pid: int) -> list[int]:
+            listed.append(pid)
+            return before
+
+        monkeypatch.setattr(procfs, "tids", listing)
+        subprocess.run(["true"], check=True)  # ids are given
+        assert not look.changed(lambda: {large.pid})
+        large.stdin.write("\n")
+        large.stdin.flush()
+        large.stdout.readline()
+        assert look.changed(lambda: {large.pid}) == {large.pid}
+        assert not look.changed(lambda: {large.pid})
+        assert not listed or births.last_id() == b""
+
+
+def test_whoever_comes_and_goes_is_seen_in_a_large_process() -> None:
+    """Against lists, where births and deaths make up for each other as often as not."""
+    look, own, random = Births(every_s=0), os.getpid(), Random(3)
+    threads: list[tuple[threading.Thread, threading.Event]] = []
+
+    def more() -> None:
+        end = threading.Event()
+        threads.append((threading.Thread(target=end.wait, daemon=True), end))
+        threads[-1][0].start()
+
+    def fewer() -> None:
+        thread, end = threads.pop(random.randrange(len(threads)))
+        tid = thread.native_id
+        end.set()
+        thread.join()
+        wait_until(lambda: tid not in procfs.tids(own), 10)
+
+    for _ in range(40):
+        more()
+    look.changed(lambda: {own})
+    before, seen = set(procfs.tids(own)), []
+    for _ in range(80):
+        for change in random.choices([more, fewer], k=random.choice([0, 1, 2])):
+            change()
+        now = set(procfs.tids(own))
+        seen.append((bool(look.changed(lambda: {own})), now != before))
+        before = now
+    for _, end in threads:
+        end.set()
+    assert all(told == true for told, true in seen), seen
+    assert {true for _, true in seen} == {True, False}
 
 
 def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
