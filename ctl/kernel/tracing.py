@@ -53,7 +53,7 @@ def obstacle() -> str | None:
     try:
         library()
     except BpfError as error:
-        return str(error.filename)
+        return str(error.strerror)
     return None
 
 

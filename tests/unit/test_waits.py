@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sched_ctl.kernel import tracing
+from sched_ctl.kernel import libbpf, tracing
 from sched_ctl.model.topology import Thread
 from sched_ctl.probes import waits
 from sched_ctl.probes.waits import SLOTS, WaitTimes
@@ -101,3 +101,11 @@ def test_what_cannot_be_traced_is_said_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert times.problem is not None and tracing.SWITCH in times.problem
     times.look()
     assert times.lately([MINE]) is None and times.totals({"q": [MINE]}) == {}
+
+
+def test_without_a_libbpf_that_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    if (why := tracing.obstacle()) is not None and "libbpf" not in why:
+        pytest.skip(f"needs to trace: {why}")
+    monkeypatch.setattr(libbpf, "_found", None)
+    monkeypatch.setattr(libbpf, "_candidates", lambda: iter(()))
+    assert "no libbpf" in (tracing.obstacle() or "")
