@@ -85,7 +85,7 @@ def until(condition: Callable[[], Any], every_s: float = 0.002) -> Any:
     end_s = time.monotonic() + DEADLINE_S
     while not (found := condition()):
         if time.monotonic() > end_s:
-            sys.exit("not within a minute")
+            sys.exit(f"not within a minute: {condition}")
         time.sleep(every_s)
     return found
 
