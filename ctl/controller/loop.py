@@ -434,8 +434,10 @@ class Controller:
                 rule.urgent = rule.urgent or engine.name in rule.windows
             if engine.state == "gone":
                 self.claims.forget(engine.name)
+                self.remarks.forget(engine.name)
                 for rule in self.rules:
                     rule.resolutions.pop(engine.name, None)
+                    rule.averages.pop(engine.name, None)
 
     def _is_as_before(self) -> bool:
         """Whether engines, what they run and what they tell are those of the last step."""

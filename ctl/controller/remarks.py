@@ -23,6 +23,10 @@ class Remarks:
             if message:
                 log.log(level, "%s", message)
 
+    def forget(self, engine: str) -> None:
+        """It is gone, and will not come back under this name."""
+        self._said.pop(f"notes {engine}", None)
+
     def tell(self, rule: Rule) -> None:
         """What a pass of the rule gave."""
         threads = rule.threads

@@ -1,7 +1,10 @@
 import asyncio
+import gc
 import os
+import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -17,6 +20,8 @@ from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller import views
 from sched_ctl.controller.engines import carry_over
 from sched_ctl.controller.loop import Controller
+from sched_ctl.decide import decision
+from sched_ctl.drivers import Target
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.schedule import Schedule
@@ -204,6 +209,34 @@ def test_an_engine_that_fails_is_asked_less_often_and_comes_back(prompt: bool) -
     drive(controller, script)
     assert (threading.main_thread() in threads) == prompt
     assert len(threads) == 1
+
+
+def test_an_engine_that_is_gone_leaves_no_memory_behind() -> None:
+    backend = FakeBackend()
+    kind = FakeEngine.kind()
+
+    async def script() -> None:
+        with subprocess.Popen(["sleep", "60"]) as process:
+            engine = FakeEngine()
+            engine.target = Target("fake", "a", process.pid)
+            here.append(engine)
+            await until(lambda: backend.schedules and backend.schedules[-1].threads)
+            left.append(weakref.ref(engine.topology))
+            here.clear()
+            process.kill()
+        await until(lambda: not controller.engines and not backend.schedules[-1].threads)
+
+    here: list[FakeEngine] = []
+    left: list[weakref.ref[Topology]] = []
+    found = replace(
+        kind["fake"], find=lambda: [e.target for e in here], connect=lambda target: here[0]
+    )
+    controller = Controller(settings(), {"fake": found}, backends(backend))
+    drive(controller, script)
+    backend.schedules.clear()
+    decision._layout.cache_clear()  # which holds a few
+    gc.collect()
+    assert left and left[0]() is None
 
 
 def test_a_policy_that_fails_stops_no_other() -> None:
