@@ -27,7 +27,8 @@ AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SESSION = re.compile(r"(?P<name>/autogroup-\d+) nice (?P<nice>-?\d+)")
 EVERY_S = 1.0  # from one look at the demand to the next
 SMOOTH_S = 3.0
-RIVALS_EVERY_S = 10.0
+RIVALS_FIRST_S = 10.0  # that two looks at who is busy are apart at first
+RIVALS_EVERY_S = 60.0  # and then: each takes 10 us a process, and more where caches are cold
 RIVAL = 0.1  # of a CPU, below which nobody is named
 
 
@@ -81,20 +82,22 @@ class Rivals:
         self.problem = ""
         self._used: dict[int, int] = {}  # pid -> CPU time so far, ns
         self._at_s = 0.0
+        self._pause_s = RIVALS_FIRST_S
 
     def look(self, ours: Callable[[], Collection[int]]) -> str:
-        """What people should know of them, or ""; looked at anew each 10 s, 10 us a process.
+        """What people should know of them, or ""; looked at anew each minute.
 
         ours: the engine's own processes, asked for when they are needed.
         """
         now_s = time.monotonic()
         elapsed_s = now_s - self._at_s
-        if self._used and elapsed_s < RIVALS_EVERY_S:
+        if self._used and elapsed_s < self._pause_s:
             return self.problem
         used = {pid: procfs.cpu_ns(pid) for pid in procfs.pids()}
         before, self._used, self._at_s = self._used, used, now_s
         if not before:
             return self.problem
+        self._pause_s = RIVALS_EVERY_S
         pids = ours()
         groups = {fair_group(pid) for pid in pids}
         own = {group for group in groups if group and ROOT_NAME not in Path(group).parts}
