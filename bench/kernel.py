@@ -1,7 +1,7 @@
 """The lab engine under the BPF scheduler and its rivals, in a guest with exact time.
 
     ./dev run python bench/kernel.py [--seeds 5] [--seconds 10] [--kernel 6.18] [--json FILE]
-                                     [--variants RE] [--cpus 2] [CASE ...]
+                                     [--variants RE] [--cpus 2] [--caches 2] [CASE ...]
 
 Each case is a workload at a load, under each variant and seed; the same seed means the same
 arrivals and the same filter decisions. The guest has one CPU whose time is counted in instructions
@@ -165,7 +165,7 @@ def jobs(
     ]
 
 
-def run(todo: Sequence[Job], kernel: str, cpus: int = 1) -> Iterable[Job]:
+def run(todo: Sequence[Job], kernel: str, cpus: int = 1, caches: int = 1) -> Iterable[Job]:
     """The jobs in one guest."""
     import guest
     import kernels
@@ -177,7 +177,12 @@ def run(todo: Sequence[Job], kernel: str, cpus: int = 1) -> Iterable[Job]:
         command = [sys.executable, str(HERE / "kernel_guest.py"), str(path)]
         timeout_s = 60 + 120.0 * len(todo)
         options = guest.Options(
-            cpus=cpus, icount=True, icount_shift=0, timeout_s=timeout_s, memory="2G"
+            cpus=cpus,
+            sockets=caches,
+            icount=True,
+            icount_shift=0,
+            timeout_s=timeout_s,
+            memory="2G",
         )
         rest = b""
         with guest.boot(kernels.find(kernel), command, options) as machine:
@@ -207,18 +212,24 @@ SWITCHES: Mapping[str, Job] = {
 }
 
 
-def switches(kernel: str, chosen: str = ".*") -> list[Job]:
-    """What a context switch costs under each scheduler."""
+def switches(
+    kernel: str, chosen: str = ".*", cpus: int = 1, caches: int = 1, apart: int = 0
+) -> list[Job]:
+    """What a context switch costs under each scheduler, with a pair of threads on each CPU.
+
+    apart: one pair, whose second thread is bound to the CPU so many after the first one's.
+    """
     program = ROOT / "build" / "switches"
     program.parent.mkdir(exist_ok=True)
     source = HERE / "switches.c"
     subprocess.run(["cc", "-O2", "-pthread", "-o", str(program), str(source)], check=True)
+    words = [str(program), str(1 if apart else cpus), str(apart)]
     todo = [
-        {"name": name, "seed": 0, "program": str(program), **job}
+        {"name": name, "seed": 0, "program": words, **job}
         for name, job in SWITCHES.items()
         if name == BASE or re.fullmatch(chosen, name)
     ]
-    found = list(run(todo, kernel))
+    found = list(run(todo, kernel, cpus, caches))
     base = found[0]
     print(f"{'':30}{'pipe round trip':>24}{'yield':>24}")
     for result in found:
@@ -226,7 +237,7 @@ def switches(kernel: str, chosen: str = ".*") -> list[Job]:
             print(f"{result['job']:30}{result['error']}")
             continue
         cells = [f"{result[k]:8.0f} ns ({result[k] / base[k]:.2f})" for k in ("pipe", "yield")]
-        print(f"{result['job']:30}" + "".join(f"{cell:>24}" for cell in cells))
+        print(f"{result['job']:30}" + "".join(f"{cell:>24}" for cell in cells), result["counted"])
     return found
 
 
@@ -297,10 +308,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--noise", type=float, default=0.0, help="sigma of lognormal errors")
     parser.add_argument("--kernel", default="6.18")
-    parser.add_argument("--cpus", type=int, default=1, help="of the guest; not for --switches")
+    parser.add_argument("--cpus", type=int, default=1, help="of the guest")
+    parser.add_argument("--caches", type=int, default=1, help="last-level, of these CPUs")
     parser.add_argument("--variants", default=".*", metavar="RE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
     parser.add_argument("--switches", action="store_true", help="only what a switch costs")
+    parser.add_argument("--apart", type=int, default=0, metavar="CPUS", help="see switches.c")
     parser.add_argument("--calibrate", action="store_true", help="only what a hop costs")
     parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
     arguments = parser.parse_args()
@@ -309,7 +322,8 @@ def main() -> None:
             parser.error(f"no case {case}; there are {', '.join(CASES)}")
     results: list[Job] = []
     if arguments.switches:
-        switches(arguments.kernel, arguments.variants)
+        cpus, caches, apart = arguments.cpus, arguments.caches, arguments.apart
+        switches(arguments.kernel, arguments.variants, cpus, caches, apart)
         return
     if arguments.calibrate:
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
@@ -324,7 +338,7 @@ def main() -> None:
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
         for case in arguments.cases or CASES:
             todo = jobs(case, chosen, seeds, arguments.seconds, arguments.noise, arguments.cpus)
-            for result in run(todo, arguments.kernel, arguments.cpus):
+            for result in run(todo, arguments.kernel, arguments.cpus, arguments.caches):
                 results.append(result)
                 print(result["job"], result["seed"], result.get("error", ""), file=sys.stderr)
                 if arguments.json:

@@ -330,11 +330,15 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def switches(job: Job) -> dict[str, Any]:
-    """Cost of a pipe round trip and of a yield between two threads, ns (see switches.c)."""
+    """Cost of a pipe round trip and of a yield between two threads, ns (see switches.c).
+
+    counted: what the scheduler did meanwhile, of those counters that are not 0.
+    """
+    counted: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         program = stack.enter_context(
             subprocess.Popen(
-                [job["program"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                job["program"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         )
         assert program.stdout is not None
@@ -370,8 +374,11 @@ def switches(job: Job) -> dict[str, Any]:
             for tid in tids:
                 os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(1))
         output, _ = program.communicate("\n", 60)
+        if job["kind"] == "scx":
+            counted = {name: count for name, count in scheduler.stats().items() if count}
     costs = dict(line.split() for line in output.split("\n") if line)
-    return {"job": job["name"], "seed": 0, **{name: float(ns) for name, ns in costs.items()}}
+    found = {name: float(ns) for name, ns in costs.items()}
+    return {"job": job["name"], "seed": 0, "counted": counted, **found}
 
 
 def calibrated(job: Job) -> dict[str, Any]:
