@@ -25,6 +25,7 @@
 
 struct set {				/* of queues; one a last-level cache, or several */
 	u64 stale;			/* bit q: head_key[q] is not known */
+	u64 used;			/* bit q: queue q had threads at some time */
 	u64 next_repair_ns;
 	u32 others_waiting;		/* 0: the queue of the others was seen empty */
 } LINES;
@@ -244,6 +245,8 @@ static __always_inline void mark_waiting(u32 llc, u32 queue, u64 key)
 	__sync_fetch_and_add(&queued[llc][queue], 1);
 	if (!(state->waiting & bit)) {
 		state->head_key[queue] = key;
+		if (nr_cpus > 1 && !(sets[llc].used & bit))
+			__sync_fetch_and_or(&sets[llc].used, bit);
 		if (sets[llc].stale & bit)
 			__sync_fetch_and_and(&sets[llc].stale, ~bit);
 		__sync_fetch_and_or(&state->waiting, bit);
@@ -319,7 +322,10 @@ subprogram u64 peek(u64 dsq, s32 cpu)
 	return key;
 }
 
-/* Ask the kernel which queues have threads. Returns whether any bit was missing. */
+/*
+ * Ask the kernel which queues have threads, of those that had any so far: each costs a look into a
+ * table, and a CPU does this whenever it idles. Returns whether any bit was missing.
+ */
 subprogram int repair(u32 llc)
 {
 	int missing = 0;
@@ -328,7 +334,7 @@ subprogram int repair(u32 llc)
 	u32 i;
 
 	llc &= MAX_LLCS - 1;
-	unmarked = ~queues[llc].waiting;
+	unmarked = sets[llc].used & ~queues[llc].waiting;
 	for_each_queue(i, unmarked) {
 		n = scx_bpf_dsq_nr_queued(dsq_of(llc, i));
 		if (n <= 0)
