@@ -112,7 +112,7 @@ subprogram int pull(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 		    !worth_moving(there, &c->here))
 			continue;
 		record(TRACE_PICK, 0, now_ns, there->urgency);
-		if (!take(other, cpu, there))
+		if (!take(other, cpu, there, true))
 			continue;
 		if ((s64)(there->vtime_ns - groups_now_ns) > 0)
 			groups_now_ns = there->vtime_ns;
@@ -168,7 +168,7 @@ subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
 		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
 		if (queues[other].waiting &&
 		    pick(other, cpu, now_ns, queues[other].waiting, &best) >= 0 &&
-		    take(other, cpu, &best)) {
+		    take(other, cpu, &best, false)) {
 			count(steals);
 			return 1;
 		}

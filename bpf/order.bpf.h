@@ -533,15 +533,27 @@ static __always_inline bool take_first(u32 llc, u32 queue)
 	return true;
 }
 
-/* Take the thread that `pick` found to this CPU. False if it is gone or may not run here. */
-static __always_inline bool take(u32 llc, s32 cpu, struct candidate *best)
+/*
+ * Take the thread that `pick` found to this CPU. False if it is gone or may not run here.
+ *
+ * `instead`: of an operator that could go on here, so none but this one will do. The kernel's own
+ * way to take the first of a queue passes over a thread whose migration is disabled, and that seems
+ * so for the moment in which the CPU that it was put off still runs our programs in its name. Then
+ * whoever is next in the queue would have a whole turn here; by address we wait for that CPU.
+ */
+static __always_inline bool take(u32 llc, s32 cpu, struct candidate *best, bool instead)
 {
 	u32 queue = best->queue & (MAX_QUEUES - 1);
+	u64 packed = best->exact;
 
-	if (!best->exact)
+	if (!packed && instead && nr_cpus > 1)
+		packed = queues[llc].head_key[queue];
+	if (!packed)
 		return take_first(llc, queue);
-	if (!move_exactly(dsq_of(llc, queue), best->exact, cpu))
+	if (!move_exactly(dsq_of(llc, queue), packed, cpu)) {
+		__sync_fetch_and_or(&sets[llc].stale, 1ULL << queue);
 		return false;
+	}
 	mark_taken(llc, queue);
 	return true;
 }

@@ -286,7 +286,7 @@ subprogram int take_any(u32 llc, s32 cpu, u64 now_ns)
 	struct candidate best;
 
 	llc &= MAX_LLCS - 1;
-	return pick(llc, cpu, now_ns, queues[llc].waiting, &best) >= 0 && take(llc, cpu, &best);
+	return pick(llc, cpu, now_ns, queues[llc].waiting, &best) >= 0 && take(llc, cpu, &best, false);
 }
 
 /* Put the most urgent operator on this CPU, if it is more urgent than the one in `slot` (0: none). */
@@ -312,7 +312,7 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 		if ((s64)(best->vtime_ns - groups_now_ns) > 0)
 			groups_now_ns = best->vtime_ns;
 		best->queue &= MAX_QUEUES - 1;
-		if (take(llc, cpu, best))
+		if (take(llc, cpu, best, slot))
 			return RUN_MOVED;
 		waiting &= ~(1ULL << best->queue);
 	}
@@ -384,7 +384,7 @@ subprogram int run_by_right(u64 its, u32 llc, s32 cpu, u64 now_ns, u32 slot)
 		return slot && !before(its, c->own) ? RUN_KEEP : RUN_NOTHING;
 	best->queue &= MAX_QUEUES - 1;
 	key = best->exact ?: queues[llc].head_key[best->queue];
-	if (before(its, own_vtime(packed_slot(key))) || !take(llc, cpu, best))
+	if (before(its, own_vtime(packed_slot(key))) || !take(llc, cpu, best, slot))
 		return RUN_NOTHING;
 	count(by_right);
 	c->by_right = 1;
