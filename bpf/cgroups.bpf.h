@@ -26,7 +26,7 @@
  * LIMITS. CPU time is charged to every limited cgroup above the thread. At the end of a period a
  * quota is taken off. Who has more than its quota is throttled: its threads are parked in a queue
  * of their own when they are next queued, and a timer puts back those who may run again: each
- * 10 ms while there are any. A slice may overdraw; that is taken off the periods to come. Bursts
+ * 10 ms while there are any, and with thousands of them in pieces of UNPARK_FOR. A slice may overdraw; that is taken off the periods to come. Bursts
  * (cpu.max.burst) are not saved up. Operators go first whatever cgroup they are in: they are not
  * throttled and not charged.
  */
@@ -37,6 +37,8 @@ enum { MAX_CGROUPS = 4096, MAX_DEPTH = 12, ROOT = 1, PARKED_DSQ = 1 << 20 };
 
 #define UNPARK_EVERY (10 * MS)
 #define LOOK_EVERY (50 * MS)		/* while nobody is parked */
+#define UNPARK_FOR (100 * US)		/* the longest look ... */
+#define UNPARK_SOON (2 * MS)		/* ... after which the next one goes on */
 
 struct cgroup_state {
 	s64 sum;			/* weights of who wants the CPU in it */
@@ -47,6 +49,7 @@ struct cgroup_state {
 	u32 reserved;
 };
 struct cgroup_state cgroup_states[MAX_CGROUPS];
+bool many_parked;			/* the last look came not to the end of those who are parked */
 
 struct counted {			/* a runnable thread, as it was counted */
 	u32 cgroup;

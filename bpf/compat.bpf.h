@@ -85,11 +85,11 @@ static __always_inline bool dsq_move_to_local(u64 dsq_id)
 	return scx_bpf_consume(dsq_id);
 }
 
-static __always_inline bool dsq_move(struct bpf_iter_scx_dsq *it, struct task_struct *p)
+static __always_inline bool dsq_move(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq_id)
 {
 	if (kernel_has(scx_bpf_dsq_move))
-		return scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0);
-	return scx_bpf_dispatch_from_dsq(it, p, SCX_DSQ_LOCAL, 0);
+		return scx_bpf_dsq_move(it, p, dsq_id, 0);
+	return scx_bpf_dispatch_from_dsq(it, p, dsq_id, 0);
 }
 
 /* Into another queue, which is ordered by vtime. */

@@ -396,7 +396,7 @@ subprogram int move_exactly(u64 dsq, u64 packed, s32 cpu)
 	if (!p)
 		return 0;
 	bpf_iter_scx_dsq_new(&it, dsq, 0);
-	moved = p->scx.dsq_vtime == packed && may_run(p, cpu) && dsq_move(&it, p);
+	moved = p->scx.dsq_vtime == packed && may_run(p, cpu) && dsq_move(&it, p, SCX_DSQ_LOCAL);
 	bpf_iter_scx_dsq_destroy(&it);
 	bpf_task_release(p);
 	return moved;

@@ -167,7 +167,7 @@ subprogram int rescue_other_from(u64 dsq, s32 cpu, u64 oldest, u64 iter_flags)
 	for (i = 0; i < OTHERS_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
 		if ((s64)(p->scx.runnable_at - oldest) >= 0 || !may_run(p, cpu))
 			continue;
-		moved = dsq_move(&it, p);
+		moved = dsq_move(&it, p, SCX_DSQ_LOCAL);
 		break;
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -266,31 +266,46 @@ subprogram int rouse_for(u64 dsq)
 	return woken;
 }
 
-/* Back into the queue with those whose cgroup has quota again, or who waited beyond the bound. */
+/*
+ * Back into the queue with those whose cgroup has quota again, or who waited beyond the bound. This
+ * is an interrupt: with thousands of them it looks at some, puts those who stay at the end, and goes
+ * on soon.
+ */
 static int unpark(void *map, int *key, struct bpf_timer *timer)
 {
 	u64 now_ns = clock_ns(), oldest = bpf_jiffies64() - starvation_jiffies;
+	u64 until_ns = bpf_ktime_get_ns() + UNPARK_FOR, group, last = 0;
+	bool left = false, cut = false, many = many_parked, held = false;
 	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
-	bool left = false;
 	u32 llc;
 
 	bpf_rcu_read_lock();
 	bpf_iter_scx_dsq_new(&it, PARKED_DSQ, 0);
 	while ((p = bpf_iter_scx_dsq_next(&it))) {
-		if (throttled(p, 0, now_ns) &&
-		    (!starvation_jiffies || (s64)(p->scx.runnable_at - oldest) >= 0)) {
+		group = group_of_thread(p);
+		if (group != last)
+			held = charge_limits(group, 0, now_ns);
+		last = group;
+		if (held && (!starvation_jiffies || (s64)(p->scx.runnable_at - oldest) >= 0)) {
 			left = true;
-			continue;
+			if (many)
+				dsq_move(&it, p, PARKED_DSQ);
+		} else {
+			llc = llc_of(scx_bpf_task_cpu(p));
+			sets[llc].others_waiting = 1;
+			if (dsq_move_vtime(&it, p, others_dsq(llc)))
+				kick_idle(p);
 		}
-		llc = llc_of(scx_bpf_task_cpu(p));
-		sets[llc].others_waiting = 1;
-		if (dsq_move_vtime(&it, p, others_dsq(llc)))
-			kick_idle(p);
+		if ((s64)(bpf_ktime_get_ns() - until_ns) >= 0) {
+			cut = true;
+			break;
+		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);
 	bpf_rcu_read_unlock();
-	bpf_timer_start(timer, left ? UNPARK_EVERY : LOOK_EVERY, 0);
+	many_parked = cut;
+	bpf_timer_start(timer, cut ? UNPARK_SOON : left ? UNPARK_EVERY : LOOK_EVERY, 0);
 	return 0;
 }
 

@@ -132,7 +132,7 @@ subprogram int move_slot(u32 llc, u32 slot, s32 cpu)
 	    may_run(p, cpu)) {
 		/* It is not advanced: it says which queue is meant, and what was queued by now. */
 		bpf_iter_scx_dsq_new(&it, id, 0);
-		if (dsq_move(&it, p))
+		if (dsq_move(&it, p, SCX_DSQ_LOCAL))
 			queue = id - first;
 		bpf_iter_scx_dsq_destroy(&it);
 	}

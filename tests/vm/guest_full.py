@@ -1,6 +1,7 @@
 """Full mode on two CPUs: everybody runs, where he may, and no CPU idles while somebody waits."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
@@ -9,10 +10,11 @@ from pathlib import Path
 
 from operators import adopt, busy, cpu_s, shares
 from vm.inside import look_until, only_on
-from vm.machine import above_all, alive, no_cpu_idles
+from vm.machine import above_all, alive, native_threads, no_cpu_idles
 
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
+from support import wait_until
 
 KERNELS = ("6.18", "7.3")  # the latter takes partial mode unless it is told otherwise
 CPUS = 2
@@ -21,6 +23,8 @@ ICOUNT_SHIFT = 2
 TIMEOUT_S = 120
 
 BOTH = {0, 1}
+MANY = 2_000
+libc = ctypes.CDLL(None, use_errno=True)
 FIRST = {"operators_first": True}  # else they share fairly: guest_fair.py
 
 schedext.kernel_types()  # read once, before the checks are forked
@@ -230,4 +234,28 @@ def check_limit_of_a_cgroup() -> None:
             found = shares(pids, 2)
             print([f"{share:.3f}" for share in found])
             assert sum(found[:2]) > 0.3, found
+            alive(scheduler)
+
+
+def check_thousands_of_held_back_threads_cost_little() -> None:
+    """Hogs keep their CPUs beside threads that may not run yet; these all run in the end."""
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # inherited: ends the pause of a thread
+    limit = {"cpu.max": "1000 100000"}
+    with groups(limited=limit) as made, native_threads(MANY) as threads, busy(3) as pids:
+        pid, tasks = threads[0].pid, Path(f"/proc/{threads[0].pid}/task")
+        put([pid, pids[0]], made["limited"])
+        for cpu, hog in enumerate(pids[1:]):
+            os.sched_setaffinity(hog, {cpu})
+        with Scheduler(full=True, cgroups=True) as scheduler:
+            scheduler.attach()
+            wait_until(lambda: scheduler.stats()["parked"] > 0)
+            for thread in threads[1:]:
+                if libc.tgkill(pid, thread.tid, signal.SIGUSR1):
+                    raise OSError(ctypes.get_errno(), "tgkill")
+            print(scheduler.stats())
+            assert scheduler.stats()["parked"] > MANY / 2
+            # All at once, the look at them would take most of a CPU here.
+            look_until(lambda: shares(pids[1:], 1), lambda got: min(got) > 0.42)
+            (made["limited"] / "cpu.max").write_text("max")
+            wait_until(lambda: sum(1 for _ in tasks.iterdir()) == 1, 20)
             alive(scheduler)
