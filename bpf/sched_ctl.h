@@ -156,8 +156,7 @@ struct thread {
 	__u64 hungry_ns;		/* as queued_ns, but turns that were lent do not count */
 	__u8 interrupted;		/* 1: it waits since it was, not since it woke up */
 	__u8 lent;			/* 1: its turn is a lent one */
-	__u8 unused[6];
-};
+} LINES;
 
 struct queue_state {			/* one a set of queues */
 	__u64 waiting;			/* bit q: queue q may have threads */
@@ -209,7 +208,7 @@ struct stats {
 	__u64 looks		ABOUT("looks at the operators of another set of queues");
 	__u64 by_right		ABOUT("operators run before others who lag behind, as they would without an order");
 	__u64 lent		ABOUT("short turns lent to operators that were interrupted: they may hold locks");
-};
+} LINES;
 
 struct exit_report {
 	__s32 kind;			/* enum scx_exit_kind of the kernel; 0 = still attached */
