@@ -61,6 +61,28 @@ extern u64 scx_bpf_now(void) __ksym __weak;
 /* 6.19: the head of a queue without its lock. */
 extern struct task_struct *scx_bpf_dsq_peek(u64 dsq_id) __ksym __weak;
 
+/* 6.19: instead of writes to the thread, which are deprecated since, and of many arguments. */
+extern bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym __weak;
+extern bool scx_bpf_task_set_dsq_vtime(struct task_struct *p, u64 vtime) __ksym __weak;
+extern bool __scx_bpf_dsq_insert_vtime(struct task_struct *p,
+				       struct scx_bpf_dsq_insert_vtime_args *args) __ksym __weak;
+
+static __always_inline void set_slice(struct task_struct *p, u64 slice_ns)
+{
+	if (kernel_has(scx_bpf_task_set_slice))
+		scx_bpf_task_set_slice(p, slice_ns);
+	else
+		p->scx.slice = slice_ns;
+}
+
+static __always_inline void set_vtime(struct task_struct *p, u64 vtime)
+{
+	if (kernel_has(scx_bpf_task_set_dsq_vtime))
+		scx_bpf_task_set_dsq_vtime(p, vtime);
+	else
+		p->scx.dsq_vtime = vtime;
+}
+
 static __always_inline void dsq_insert(struct task_struct *p, u64 dsq_id, u64 slice_ns, u64 flags)
 {
 	if (kernel_has(scx_bpf_dsq_insert))
@@ -72,7 +94,11 @@ static __always_inline void dsq_insert(struct task_struct *p, u64 dsq_id, u64 sl
 static __always_inline void dsq_insert_vtime(struct task_struct *p, u64 dsq_id, u64 slice_ns,
 					     u64 vtime, u64 flags)
 {
-	if (kernel_has(scx_bpf_dsq_insert_vtime))
+	struct scx_bpf_dsq_insert_vtime_args args = { dsq_id, slice_ns, vtime, flags };
+
+	if (kernel_has(__scx_bpf_dsq_insert_vtime))
+		__scx_bpf_dsq_insert_vtime(p, &args);
+	else if (kernel_has(scx_bpf_dsq_insert_vtime))
 		scx_bpf_dsq_insert_vtime(p, dsq_id, slice_ns, vtime, flags);
 	else
 		scx_bpf_dispatch_vtime(p, dsq_id, slice_ns, vtime, flags);

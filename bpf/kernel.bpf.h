@@ -123,6 +123,13 @@ struct scx_exit_info {
 
 #pragma clang attribute pop
 
+struct scx_bpf_dsq_insert_vtime_args {
+	u64 dsq_id;
+	u64 slice;
+	u64 vtime;
+	u64 enq_flags;
+};
+
 struct scx_dump_ctx;
 
 struct sched_ext_ops {

@@ -106,13 +106,13 @@ static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 
 	if (throttled(p, 0, clock_ns())) {
 		count(parked);
-		p->scx.dsq_vtime = vtime;
+		set_vtime(p, vtime);
 		dsq_insert(p, PARKED_DSQ, others_slice_ns(), enq_flags);
 		return;
 	}
 	if (use_cgroups && (enq_flags & SCX_ENQ_LAST)) {
 		/* It may go on after all, and nobody would wake this CPU for it. */
-		p->scx.dsq_vtime = vtime;
+		set_vtime(p, vtime);
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags);
 		return;
 	}
@@ -199,7 +199,7 @@ static __always_inline void others_init(void)
 
 static __always_inline void keep(struct task_struct *prev, u64 slice)
 {
-	prev->scx.slice = slice;
+	set_slice(prev, slice);
 }
 
 /*
@@ -222,7 +222,7 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	} else if (operators_first || !queues[llc].waiting) {
 		vtime = others_start(prev, true);	/* nobody else wants this time: it is free */
 	}
-	prev->scx.dsq_vtime = vtime;
+	set_vtime(prev, vtime);
 	c->start_ns += ran_ns;
 	c->since_ns = c->turn_ns = now_ns;
 	c->vtime = vtime;

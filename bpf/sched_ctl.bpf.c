@@ -130,7 +130,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	if (!slot) {
 		if (throttled(p, 0, clock_ns()))
 			return cpu;
-		p->scx.dsq_vtime = others_start(p, true);
+		set_vtime(p, others_start(p, true));
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), 0);
 		return cpu;
 	}
@@ -140,7 +140,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	inherit(slot, now_ns, here());
 	enter_operator(slot, p);
 	wait_for_cpu(&threads[slot], now_ns);
-	p->scx.dsq_vtime = key_of(slot, now_ns);
+	set_vtime(p, key_of(slot, now_ns));
 	dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), 0);
 	return cpu;
 }
@@ -162,7 +162,7 @@ static __always_inline void enqueue_other(struct task_struct *p, u64 enq_flags)
 	 */
 	if (is_worker(p) && (enq_flags & SCX_ENQ_WAKEUP)) {
 		count(kernel_threads);
-		p->scx.dsq_vtime = others_start(p, true);
+		set_vtime(p, others_start(p, true));
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
@@ -216,7 +216,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	    preempts(queue, key, cpu, now_ns)) {
 		count(preempts);
 		wait_for_cpu(t, now_ns);
-		p->scx.dsq_vtime = key;
+		set_vtime(p, key);
 		dsq_insert(p, SCX_DSQ_LOCAL, slice_ns(slot), enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
@@ -580,7 +580,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		if ((s64)lost_ns > LEAST_LOSS && c->stopped_ns)
 			stats[cpu].lost_ns += lost_ns;
 		if (c->hurried && p->scx.slice > HURRIED_SLICE)
-			p->scx.slice = HURRIED_SLICE;
+			set_slice(p, HURRIED_SLICE);
 		t->vtime = own_vtime(slot);
 		c->tier = TIER_OPERATOR;
 		stats[cpu].operator_runs++;
@@ -620,8 +620,10 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 			u64 least = others_now - pack(MOST_LAG, 0);
 
 			c->pulled = 0;
-			if (before(p->scx.dsq_vtime, least))
-				c->vtime = p->scx.dsq_vtime = least;
+			if (before(p->scx.dsq_vtime, least)) {
+				c->vtime = least;
+				set_vtime(p, least);
+			}
 		}
 		if (before(others_now, p->scx.dsq_vtime))
 			fair_advance(llc_of(scx_bpf_task_cpu(p)), p->scx.dsq_vtime);
@@ -682,7 +684,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 			credit_ns = -(s64)(debt_ms * MS);
 		if (use_cgroups && runnable && count_thread(p, 0))
 			count(recounts);
-		p->scx.dsq_vtime += others_charge(p, ran_ns);
+		set_vtime(p, p->scx.dsq_vtime + others_charge(p, ran_ns));
 		throttled(p, ran_ns, clock_ns());
 		stats[cpu].other_ns += ran_ns;
 	}
@@ -698,7 +700,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 			return;
 		if (slot)
 			threads[slot].left_ns = p->scx.slice;
-		p->scx.slice = 0;
+		set_slice(p, 0);
 	}
 }
 
@@ -725,7 +727,7 @@ void BPF_PROG(sched_ctl_quiescent, struct task_struct *p, u64 deq_flags)
 SEC("struct_ops/sched_ctl_enable")
 void BPF_PROG(sched_ctl_enable, struct task_struct *p)
 {
-	p->scx.dsq_vtime = others_now;
+	set_vtime(p, others_now);
 }
 
 /* It leaves for another class; or it ends. */
