@@ -332,7 +332,10 @@ subprogram int others_lag(u64 mine, u32 llc, s32 cpu)
 		return 1;
 	if (!sets[llc].others_waiting)
 		return 0;
-	head = peek(others_dsq(llc), cpu) & ~PASSED;
+	head = peek(others_dsq(llc), cpu);
+	if (!head && (nr_cpus == 1 || scx_bpf_dsq_nr_queued(others_dsq(llc)) <= 0))
+		sets[llc].others_waiting = 0;	/* or each decision would look again */
+	head &= ~PASSED;
 	return head && before(head, operators_vtime);
 }
 
