@@ -4,7 +4,7 @@ import itertools
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -179,6 +179,23 @@ def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Pat
     assert fleet.clean() == 2
     assert lines_in(fleet)[0] == truth.operator_rows
     assert ingest.ingest(spark, source, out).files == 0
+
+
+def test_another_file_system_of_hadoops(spark: "SparkSession", tmp_path: Path) -> None:
+    """One whose files are not this machine's, as far as we can tell: the commit is Hadoop's own."""
+    hadoop = cast("Any", spark.sparkContext)._jsc.hadoopConfiguration()
+    hadoop.set("fs.viewfs.mounttable.gateways.link./fleet", tmp_path.as_uri())
+    truth = generate.generate(tmp_path / "in", SMALL)
+    source, out = (f"viewfs://gateways/fleet/{name}" for name in ("in", "out"))
+    assert ingest.ingest(spark, source, out).rows == truth.operator_rows
+    fleet = Fleet(spark, out)
+    assert fleet._local(out) is None
+    assert lines_in(fleet) == (truth.operator_rows, truth.operator_rows)
+    assert ingest.ingest(spark, source, out).files == 0
+    late = Fleet(spark, out)
+    late.batches.clear()
+    with pytest.raises(Taken):
+        late.commit(Batch(folder=late.new_folder(), files=[]))
 
 
 def test_nothing_there(spark: "SparkSession", tmp_path: Path) -> None:
