@@ -6,6 +6,7 @@ acts on one thread).
 """
 
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -18,6 +19,10 @@ __all__ = ["Listener", "entered", "listeners", "listening_uid", "same_network"]
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 TCP_LISTEN = "0A"  # net/tcp_states.h, as /proc/net/tcp prints it
+DENIED = (
+    "not permitted to enter its network namespace, as of a container: needs CAP_SYS_ADMIN "
+    "(the service: with containers.conf, docs/security.md)"
+)
 TABLE_LIMIT = 1 << 24  # bytes of /proc/PID/net/tcp that are read
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,7 +71,8 @@ def entered(pid: int | None) -> Iterator[None]:
 def _setns(descriptor: int, path: str) -> None:
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
+        # EPERM: no CAP_SYS_ADMIN, or systemd's RestrictNamespaces.
+        raise OSError(number, DENIED if number == errno.EPERM else os.strerror(number), path)
 
 
 def listeners(pid: int) -> tuple[Listener, ...]:

@@ -17,7 +17,7 @@ from sched_ctl.drivers import Target
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.kernel import procfs
-from sched_ctl.kernel.netns import Listener, listeners, listening_uid, same_network
+from sched_ctl.kernel.netns import Listener, entered, listeners, listening_uid, same_network
 
 __all__ = [
     "PROBE_S",
@@ -61,10 +61,14 @@ def endpoint(
     """The first port of the process that `is_it`; those that are `likely` are asked first.
 
     unlike: ports that are known to be something else. None while the process is starting, and
-    when `end` (time.monotonic) has passed.
+    when `end` (time.monotonic) has passed. Where nothing may be asked, because we may not enter
+    the process's network namespace, the first likely port counts: whoever asks there learns why.
     """
     ports = [listener for listener in listening(pid) if listener.port not in unlike]
     found = sorted(ports, key=lambda listener: not likely(listener.port))
+    if not _may_enter(pid):
+        first = next((port for port in found if likely(port.port)), None)
+        return None if first is None else Endpoint(first.host, first.port, pid)
     for listener in found[:MOST_PORTS]:
         left = end - time.monotonic()
         if left <= 0:
@@ -75,6 +79,16 @@ def endpoint(
                 return asked
         asked.close()
     return None
+
+
+def _may_enter(pid: int) -> bool:
+    try:
+        with entered(pid):
+            return True
+    except PermissionError:
+        return False
+    except OSError:  # it is gone
+        return True
 
 
 def secured(pid: int, likely: Callable[[int], bool], end: float = math.inf) -> Endpoint | None:

@@ -27,10 +27,10 @@ PACKAGING = ROOT / "packaging"
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 GROUPS = Path("/sys/fs/cgroup")
 OTHER = 20001  # a uid that nobody here has
-# linux/capability.h: DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SYS_PTRACE, SYS_NICE;
-KILL = 5
-NICE_ONLY = {1, 2, KILL, 19, 23}
-MORE = {6, 7, 21, 24, 38, 39}  # SETGID, SETUID, SYS_ADMIN, SYS_RESOURCE, PERFMON, BPF
+# linux/capability.h: DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SYS_PTRACE, SYS_NICE
+NICE_ONLY = {1, 2, 5, 19, 23}
+UNIT = NICE_ONLY | {24, 38, 39}  # SYS_RESOURCE, PERFMON, BPF
+CONTAINERS = UNIT | {6, 7, 21}  # SETGID, SETUID, SYS_ADMIN
 PROGRAM = Path(sys.prefix) / "bin" / "sched-ctl"
 
 pytestmark = [
@@ -85,8 +85,8 @@ Restart=no
 
 
 @contextmanager
-def service(*settings: str, fewest: bool) -> Iterator[Path]:
-    """A systemd that runs the unit, and an engine of a user. fewest: rights."""
+def service(*settings: str, drop_in: str | None = None) -> Iterator[Path]:
+    """A systemd that runs the unit, with a drop-in of ours, and an engine of a user."""
     folder = Path(tempfile.mkdtemp(prefix="sched-ctl-test-"))
     folder.chmod(0o755)
     own = f"sched-ctl-test-{os.getpid()}"
@@ -106,8 +106,8 @@ def service(*settings: str, fewest: bool) -> Iterator[Path]:
         (units / "sched-ctl.service").write_text(
             unit.replace("/usr/local/bin/sched-ctl", str(PROGRAM))
         )
-        if fewest:
-            shutil.copy(PACKAGING / "nice-only.conf", drop_ins)
+        if drop_in is not None:
+            shutil.copy(PACKAGING / drop_in, drop_ins)
         more = OURS.format(program=PROGRAM, log=folder / "log")
         (drop_ins / "test.conf").write_text("\n".join([more, *settings, ""]))
         for group in mine:
@@ -182,14 +182,16 @@ def levels(pid: int) -> set[int]:
     return {stat.nice for stat in found if stat is not None}
 
 
-@pytest.mark.parametrize("fewest", [False, True], ids=["unit", "nice-only"])
-def test_the_service_works_with_just_its_rights(fewest: bool) -> None:
-    with service(fewest=fewest) as folder:
+@pytest.mark.parametrize(
+    ("drop_in", "rights"),
+    [(None, UNIT), ("nice-only.conf", NICE_ONLY), ("containers.conf", CONTAINERS)],
+)
+def test_the_service_works_with_just_its_rights(drop_in: str | None, rights: set[int]) -> None:
+    with service(drop_in=drop_in) as folder:
         engine = wait_until(lambda: process_of(f"{folder}/labspe"), SOON_S, "the engine")
         controller = wait_until(lambda: process_of(str(PROGRAM), "load"), SOON_S, "the controller")
         wait_until(lambda: len(levels(engine)) > 2, SOON_S, "the user's threads are ordered")
         status = status_of(controller)
-        rights = NICE_ONLY if fewest else NICE_ONLY - {KILL} | MORE
         possible = int(status_of(os.getpid())["CapBnd"], 16)  # this may be a container
         assert status["CapEff"] == status["CapBnd"]
         assert int(status["CapEff"], 16) == sum(1 << number for number in rights) & possible
@@ -199,7 +201,7 @@ def test_the_service_works_with_just_its_rights(fewest: bool) -> None:
 
 
 def test_without_a_right_the_service_says_so() -> None:
-    with service("CapabilityBoundingSet=~CAP_SYS_NICE", fewest=True) as folder:
+    with service("CapabilityBoundingSet=~CAP_SYS_NICE", drop_in="nice-only.conf") as folder:
         engine = wait_until(lambda: process_of(f"{folder}/labspe"), SOON_S, "the engine")
 
         def said(words: str) -> Callable[[], bool]:
