@@ -154,7 +154,6 @@ struct thread {
 	__u64 woken_ns;			/* when that was */
 	__u64 vtime;			/* packed: what it would have if it were not an operator */
 	__u64 hungry_ns;		/* as queued_ns, but turns that were lent do not count */
-	__u8 interrupted;		/* 1: it waits since it was, not since it woke up */
 	__u8 lent;			/* 1: its turn is a lent one */
 } LINES;
 
@@ -207,7 +206,7 @@ struct stats {
 	__u64 other_pulls	ABOUT("other threads taken from another set of queues as behind");
 	__u64 looks		ABOUT("looks at the operators of another set of queues");
 	__u64 by_right		ABOUT("operators run before others who lag behind, as they would without an order");
-	__u64 lent		ABOUT("short turns lent to operators that were interrupted: they may hold locks");
+	__u64 lent		ABOUT("short turns lent to operators that wait for long: they may hold locks");
 } LINES;
 
 struct exit_report {
@@ -227,7 +226,7 @@ enum trace_event {
 	TRACE_KEEP = 5,			/* dispatch kept prev; key = its urgency */
 	TRACE_RESCUE = 6,
 	TRACE_COMPARE = 7,		/* a thread of an exact queue; key = its urgency */
-	TRACE_LEND = 8,			/* a short turn to one that was interrupted */
+	TRACE_LEND = 8,			/* a short turn to one that waits for long */
 };
 
 /* One record of the map `trace`, a ring that is off unless trace_records > 0. */

@@ -25,13 +25,14 @@
  * class let it) cannot be helped. `tried_ns` passes over those that could not be moved, in the
  * order of their waits, or a few of them would hide all others.
  *
- * LOCKS. Who was interrupted amid its work may hold one, of the program or of the kernel, or keep a
- * JVM from what all its threads must agree to. A more urgent thread that needs it sleeps, so no order
- * helps: it would sleep until the holder's turn by the bound above, with less urgent ones running
- * meanwhile. Nobody tells a scheduler who holds what. So whoever was interrupted, and waits for
- * LENT_AFTER, is lent LENT_TURN, which nearly all critical sections end in: one each CHORES_NS a CPU,
- * so 2% of it at most. The bound above counts from the thread's last turn of its own. A thread that
- * waits since it woke up gave its locks back before it slept, or should have.
+ * LOCKS. Who waits may hold a lock, of the program or of the kernel, or keep a JVM from what all its
+ * threads must agree to. A more urgent thread that needs it sleeps, so no order helps: it would sleep
+ * until the holder's turn by the bound above, with less urgent ones running meanwhile. Nobody tells a
+ * scheduler who holds what: it may be one that was interrupted amid its work, and it may be one that
+ * woke up (the kernel hands a read-write semaphore, as of a process's memory map, to those that sleep
+ * for it before they run). So whoever waits for LENT_AFTER is lent LENT_TURN, which nearly all critical
+ * sections end in: one each CHORES_NS a CPU, so 2% of it at most. The bound above counts from the
+ * thread's last turn of its own.
  */
 #ifndef SCHED_CTL_STARVE_BPF_H
 #define SCHED_CTL_STARVE_BPF_H
@@ -55,7 +56,6 @@ static __always_inline void wait_in(struct thread *t, struct task_struct *p, u32
 	if (woken || !t->lent)
 		t->hungry_ns = now_ns;
 	t->lent = 0;
-	t->interrupted = !woken;
 	t->set = llc + 1;
 	if (nr_cpus > 1)
 		t->only_cpu = p->nr_cpus_allowed == 1 ? cpu_of(p) + 1 : 0;
@@ -71,7 +71,7 @@ static __always_inline void wait_for_cpu(struct thread *t, u64 now_ns)
 }
 
 struct search {
-	bool lends;			/* who was interrupted, since it was */
+	bool lends;			/* since its last turn, lent or not */
 	u64 oldest_ns;			/* since when the longest waiting one waits, of those seen */
 	u64 tried_ns;
 	u32 found;			/* its slot; 0 = none yet */
@@ -79,6 +79,15 @@ struct search {
 	u32 only_cpu;
 	u8 set;
 };
+
+/* Does the cap of its group keep the operator in this slot from running? */
+static __always_inline bool held_by_cap(u32 slot)
+{
+	u32 g;
+	struct group *group = group_of(slots[slot & (MAX_SLOTS - 1)].queue, &g);
+
+	return control.nr_groups && group->cap && groups[g].running >= (s32)group->cap;
+}
 
 static long look_at_row(u64 i, struct search *search)
 {
@@ -88,12 +97,14 @@ static long look_at_row(u64 i, struct search *search)
 
 	if (slot >= slots_used)
 		return 1;
-	if (!t->queued_ns || (search->lends && !t->interrupted))
+	if (!t->queued_ns)
 		return 0;
 	if (t->set != search->set || (nr_cpus > 1 && t->only_cpu && t->only_cpu != search->only_cpu))
 		return 0;
 	if ((s64)(since_ns - search->oldest_ns) >= 0 ||
 	    (search->tried_ns && (s64)(since_ns - search->tried_ns) <= 0))
+		return 0;
+	if (search->lends && held_by_cap(slot))
 		return 0;
 	search->oldest_ns = since_ns;
 	search->found = slot;
@@ -140,7 +151,7 @@ subprogram int move_slot(u32 llc, u32 slot, s32 cpu)
 	return queue;
 }
 
-/* Lend a turn to the operator that was interrupted and waits longest since. */
+/* Lend a turn to the operator that waits longest since its last one. */
 subprogram int lend(u32 llc, s32 cpu, u64 now_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];

@@ -103,10 +103,19 @@ def check_strict_order_and_starvation_bound() -> None:
 
 
 def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
-    """Who was interrupted with a lock gives it back soon, though a busy thread is before it."""
+    """Who was interrupted with a lock gives it back soon, though a busy thread is before it.
+
+    So does who wakes up with one, as from a wait for a semaphore of the kernel.
+    """
     path = Path("/tmp/lock")
     path.touch()
-    longest = mmap.mmap(-1, 8)
+    longest, latest = mmap.mmap(-1, 8), mmap.mmap(-1, 8)
+
+    def wakes() -> None:
+        began = time.monotonic()
+        time.sleep(0.005)
+        late_s = max(time.monotonic() - began - 0.005, *struct.unpack("d", latest))
+        latest[:] = struct.pack("d", late_s)
 
     def holds() -> None:
         with path.open() as lock:
@@ -128,16 +137,19 @@ def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
         start(1, holds) as low,
         busy(1) as middle,
         start(1, wants) as high,
+        start(1, wakes) as late,
     ):
-        scheduler.slots["lead_us"][1:4] = (0, 300_000_000, 600_000_000)
-        adopt(scheduler, low + middle + high)
+        scheduler.slots["lead_us"][1:5] = (0, 300_000_000, 600_000_000, 0)
+        adopt(scheduler, low + middle + high + late)
         scheduler.attach()
         time.sleep(0.5)
-        longest[:] = struct.pack("d", 0)
+        longest[:] = latest[:] = struct.pack("d", 0)
         used = shares(low + middle + high, 4)
+        print(f"latest {struct.unpack('d', latest)[0]:.3f} s")
         print(f"longest wait for the lock {struct.unpack('d', longest)[0]:.3f} s, {used}")
         print(scheduler.stats())
         assert 0.001 < struct.unpack("d", longest)[0] < 0.1  # the bound on starvation is 0.5 s
+        assert 0.01 < struct.unpack("d", latest)[0] < 0.1
         assert used[0] < 0.05 and used[1] > 0.8
         assert scheduler.stats()["lent"] > 20
 
