@@ -123,9 +123,15 @@ def check_partial_mode_gives_way() -> None:
     # All are forked before the scheduler is attached: a child would keep it so.
     with spinning(2) as operators, spinning(1) as hogs:
         os.kill(hogs[0].pid, signal.SIGSTOP)
+        wanted = schedule(operators, [2.0, 1.0])
+        # While code is read in, operators wait for it as for a hog.
+        reader = Scx(journal(), ScxOptions(ttl=TTL_S, mode="partial", precedence="engine"))
+        for _ in range(2):
+            reader.apply(wanted)
+            reader.statistics()
+        reader.restore()
         log = journal()
         backend = Scx(log, ScxOptions(ttl=TTL_S, precedence="engine"))
-        wanted = schedule(operators, [2.0, 1.0])
 
         def mode_after(passes: int) -> str:
             for _ in range(passes):
