@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engines.cluster import CACHE, CPU_LIMIT_S
+from engines.cluster import CACHE, CPU_LIMIT_S, SLOWER
 from sched_ctl.drivers.sources.graphite import DEFAULT_PORT
 from sched_ctl.kernel import procfs
 from support import wait_until
@@ -118,7 +118,7 @@ class Storm:
         done = self._java(
             f"submit-{name}", f"-Dstorm.jar={jar}", f"{self._class_path}:{jar}", "Topology", *given
         )
-        assert done.wait(180) == 0, self.tail()
+        assert done.wait(180 * SLOWER) == 0, self.tail()
         workers = wait_until(lambda: self.workers(name), 120, f"a worker of {name}: {self.tail()}")
         return procfs.command_line(workers[0])[-5]
 
@@ -127,7 +127,7 @@ class Storm:
             f"kill-{name}",
             *("", self._class_path, "org.apache.storm.command.KillTopology", name, "-w", "0"),
         )
-        assert done.wait(60) == 0, self.tail()
+        assert done.wait(60 * SLOWER) == 0, self.tail()
         wait_until(lambda: not self.workers(name), 60, f"the end of {name}")
 
     def workers(self, name: str) -> list[int]:

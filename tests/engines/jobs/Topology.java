@@ -114,7 +114,7 @@ public final class Topology {
             }
         }
 
-        /** A new rate starts now: what was due under the old one is forgotten. */
+        /** A new rate starts now, with the same arrivals each time: what was due is forgotten. */
         private void look(long now) {
             if (rateFile.isEmpty()) {
                 return;
@@ -123,6 +123,7 @@ public final class Topology {
                 double wanted = Double.parseDouble(Files.readString(Path.of(rateFile)).trim());
                 if (wanted != rate) {
                     rate = wanted;
+                    random = new SplittableRandom(1);
                     due = now;
                 }
             } catch (IOException | NumberFormatException error) {

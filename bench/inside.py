@@ -1,0 +1,289 @@
+"""What runs in a guest with a real engine needs, whichever it is: samples, neighbours, `load`.
+
+Light queries must not wait for what is measured with: it runs first, and sleeps while a phase is
+measured.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.cluster import patiently
+from sched_ctl.controller.socket import request
+from sched_ctl.kernel import schedext
+
+__all__ = [
+    "FIRST",
+    "NORMAL",
+    "Hog",
+    "Load",
+    "Neighbour",
+    "go_first",
+    "measure",
+    "put",
+    "sample",
+    "say",
+    "show",
+    "system",
+    "threads",
+    "unobtrusive",
+]
+
+RUN_DIR = Path("/run/sched-ctl")
+PROGRAM = [sys.executable, "-c", "from sched_ctl.cli import main; main()"]
+# It decides once, and then sleeps.
+SLEEPING = (
+    *("--engine", "flink", "--backend", "scx", "--period", "30", "--discover", "600"),
+    *("--poll-timeout", "30", "--stale-after", "300"),
+)
+FIRST = (os.SCHED_FIFO, os.sched_param(1))
+NORMAL = (os.SCHED_OTHER, os.sched_param(0))
+PAUSE_S = 0.3
+RECORDS = 1 << 16
+LONGEST_LINE = 16000
+began_s = time.monotonic()
+
+
+def say(what: object) -> None:
+    print(f"{time.monotonic() - began_s:7.1f} s  {what}", flush=True)
+
+
+def threads(pid: int) -> Iterator[tuple[int, str]]:
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield int(path.name), (path / "comm").read_text().rstrip("\n")
+
+
+def go_first() -> None:
+    """What is started is normal again; but samples are taken when they are due."""
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def sample(pids: Mapping[str, int]) -> dict[tuple[str, int], tuple[str, list[int]]]:
+    """Of each thread: its name, and CPU time, delay (ns) and runs so far."""
+    found = {}
+    for label, pid in pids.items():
+        for tid, comm in threads(pid):
+            with contextlib.suppress(OSError, ValueError):
+                text = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
+                found[label, tid] = comm, [int(word) for word in text.split()]
+    return found
+
+
+@contextlib.contextmanager
+def unobtrusive() -> Iterator[None]:
+    """To look at all threads takes 50 ms, for which the rest would wait if we went first."""
+    os.sched_setscheduler(0, *NORMAL)
+    try:
+        yield
+    finally:
+        go_first()
+
+
+def system() -> tuple[int, list[int]]:
+    text = Path("/proc/stat").read_text()
+    switches = int(text.partition("ctxt ")[2].split()[0])
+    return switches, [int(word) for word in text.split("\n", 1)[0].split()[1:9]]
+
+
+class Neighbour:
+    """A process that has nothing to do with the engine: it works a little, ever again."""
+
+    PERIOD_S = 0.01
+
+    def __init__(self, work_s: float) -> None:
+        self._memory = mmap.mmap(-1, 16 * RECORDS)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._live(work_s)
+            finally:
+                os._exit(1)
+
+    def _live(self, work_s: float) -> None:
+        due, at = time.monotonic(), 1
+        while True:
+            due = max(due + self.PERIOD_S, time.monotonic()) if work_s < self.PERIOD_S else due
+            time.sleep(max(0.0, due - time.monotonic()))
+            woken = time.monotonic()
+            until = time.thread_time() + work_s
+            while time.thread_time() < until:
+                pass
+            self._memory[16 * at : 16 * at + 16] = struct.pack("dd", due, woken)
+            at = at % (RECORDS - 1) + 1
+
+    def late_s(self, begin_s: float, end_s: float) -> Any:
+        """How late it woke up, each time within this period."""
+        seen = np.frombuffer(self._memory, dtype=np.float64).reshape(-1, 2).copy()
+        due, woken = seen[(seen[:, 0] >= begin_s) & (seen[:, 0] < end_s)].T
+        return woken - due
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+class Hog:
+    """A process that uses all the CPU it gets."""
+
+    def __init__(self) -> None:
+        self.pid = os.fork()
+        while self.pid == 0:
+            pass
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def put(pids: Mapping[str, int], how: tuple[int, os.sched_param]) -> None:
+    """What the controller asks, first: else loading takes minutes of a saturated guest."""
+    for label, pid in pids.items():
+        for tid, comm in threads(pid):
+            if label == "jm" or comm.startswith(("prometheus-http", "HTTP-Dispatcher")):
+                with contextlib.suppress(OSError):
+                    os.sched_setscheduler(tid, *how)
+
+
+class Load:
+    """`sched-ctl load`, in force. how: arguments that all phases have in common."""
+
+    def __init__(
+        self,
+        arguments: tuple[str, ...],
+        expected: int,
+        pids: Mapping[str, int],
+        how: tuple[str, ...] = SLEEPING,
+    ) -> None:
+        self.arguments = arguments
+        self.asked = {label: pids[label] for label in ("tm", "jm") if label in pids}
+        put(self.asked, FIRST)
+        self.log = Path(f"/tmp/load-{time.monotonic_ns()}.log")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*PROGRAM, "load", *how, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: os.sched_setscheduler(0, *FIRST),
+            )
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            if not (RUN_DIR / "control.sock").exists():
+                return False
+            if "nice" in arguments:
+                return "threads of" in self.log.read_text()
+            rows = self.ask("dispatch").get("threads", [])
+            return len(rows) >= expected and sum(r["runs"] > 0 for r in rows) >= 0.7 * expected
+
+        patiently(ready, 60, "the operators' threads run by the scheduler")
+        time.sleep(2.0)
+        say(f"loaded: {' '.join(arguments)}")
+
+    def ask(self, verb: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = request(RUN_DIR, verb, dict(arguments or {}), timeout_s=600)
+        return found
+
+    def set(self, policy: str, options: Mapping[str, Any] | None = None) -> None:
+        """Have this policy in force, by what was seen of the engine in the last seconds.
+
+        Each change makes the controller ask the engine, which its period would make it do only in
+        30 s, and rates need two answers.
+        """
+        self.mine(FIRST)
+        for _ in range(2):
+            self.ask("policy-set", {"policy": policy, "options": dict(options or {})})
+            time.sleep(1.5)
+
+    def in_force(self) -> dict[str, dict[str, float | None]]:
+        """Of each operator: its urgency, and what the policy knows of it."""
+        found: dict[str, dict[str, float | None]] = {}
+        rows: Any = self.ask("explain", {"what": "*"})
+        for row in rows:
+            known = {entry["metric"]: entry["value"] for entry in row["metrics"]}
+            found[row["operator"]] = {**row["urgency"], **known}
+        return found
+
+    def mine(self, how: tuple[int, os.sched_param]) -> None:
+        put(self.asked, how)
+
+    def end(self) -> None:
+        self.mine(FIRST)
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(600)
+        print(self.log.read_text()[-1500:], flush=True)
+        put(self.asked, NORMAL)
+        patiently(lambda: schedext.state() in (None, "disabled"), 10, "detached")
+
+
+def measure(
+    name: str,
+    seconds: float,
+    pids: Mapping[str, int],
+    role_of: Callable[[str, str], str],
+    neighbour: Neighbour | None = None,
+) -> dict[str, Any]:
+    """A phase. role_of: what a thread is for, by the label of its process and its own name.
+
+    Operators' roles begin with "operators".
+    """
+    with unobtrusive():
+        before, (switches, cpu) = sample(pids), system()
+    sampled_s = time.monotonic()
+    time.sleep(PAUSE_S)
+    begin_s = time.monotonic()
+    time.sleep(seconds)
+    end_s = time.monotonic()
+    span_s = end_s - sampled_s
+    with unobtrusive():
+        after, (switches_now, cpu_now) = sample(pids), system()
+    roles: dict[str, list[int]] = {}
+    operators: dict[str, list[int]] = {}
+    for key, (comm, now) in after.items():
+        label, tid = key
+        was = before.get(key, (comm, [0, 0, 0]))[1]
+        spent = [b - a for a, b in zip(was, now, strict=True)]
+        role = role_of(label, comm)
+        total = roles.setdefault(role, [0, 0, 0])
+        for i in range(3):
+            total[i] += spent[i]
+        if role.startswith("operators") and key in before:
+            operators[f"{comm} {tid}"] = spent
+    ticks = [b - a for a, b in zip(cpu, cpu_now, strict=True)]
+    found = {
+        "phase": name,
+        "begin": begin_s,
+        "end": end_s,
+        "span": span_s,
+        "switches": (switches_now - switches) / span_s,
+        "idle": (ticks[3] + ticks[4]) / max(1, sum(ticks)),
+        "roles": {name: total for name, total in roles.items() if total[2]},
+        "operators": operators,
+    }
+    if neighbour is not None:
+        late_ms = neighbour.late_s(begin_s, end_s) * 1e3
+        found["neighbour"] = [
+            len(late_ms),
+            float(late_ms.mean()),
+            float(np.quantile(late_ms, 0.99)),
+        ]
+    return found
+
+
+def show(phase: Mapping[str, Any]) -> None:
+    """Print it for the host."""
+    shown = json.dumps(phase)
+    for at in range(0, len(shown), LONGEST_LINE):  # a console cuts lines of more than 32 KiB
+        print("@@ " + shown[at : at + LONGEST_LINE], flush=True)

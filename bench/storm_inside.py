@@ -1,0 +1,186 @@
+"""Runs in a guest: a topology on a real Storm, in phases under the OS and under sched-ctl.
+
+    storm_inside.py SHAPE LOAD ...    Prints each phase as JSON, in lines that begin with "@@ ".
+
+Its capacity is measured first. All of Storm has the one CPU, and so has the controller, which looks
+once a second, as it does by default. Before each phase what waits leaves, and the arrivals begin
+anew, the same in each.
+"""
+
+import math
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.inside import NORMAL, Load, go_first, measure, say, show, threads
+from engines.cluster import patiently
+from engines.storm import Storm, finished, running
+from sched_ctl.workloads import workload
+from sched_ctl.workloads.demand import rate_scale
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path("/run/storm")
+HOW = ("--engine", "storm", "--poll-timeout", "30", "--stale-after", "60", "--discover", "60")
+SECONDS = 12.0
+SETTLE_S = 4.0  # reports, rates and the first decisions
+WARM_S = 40.0
+LADDER_S = 4.0
+LADDER = 1.1  # ratio of a rate to the one before
+WAIT_S = 0.3  # mean latency that ends the ladder
+FLUSH_S = 0.3
+PATIENCE = {  # an emulated JVM takes a minute to start
+    "nimbus.task.launch.secs": "1800",
+    "nimbus.task.timeout.secs": "600",
+    "nimbus.supervisor.timeout.secs": "1200",
+    "supervisor.worker.start.timeout.secs": "1800",
+    "supervisor.worker.timeout.secs": "600",
+    "storm.zookeeper.session.timeout": "120000",
+    "storm.zookeeper.connection.timeout": "120000",
+}
+OPERATOR = re.compile(r"Thread-\d+-(?!__)")
+
+
+@dataclass(frozen=True)
+class Way:
+    """ "" = the OS alone."""
+
+    policy: str = ""
+    backend: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}, {self.backend}" if self.policy else "os"
+
+
+WAYS = (
+    *(Way(policy, "scx") for policy in ("qs", "hr", "auto")),
+    *(Way(policy, "nice") for policy in ("qs", "hr")),
+)
+
+
+def role_of(label: str, comm: str) -> str:
+    if label != "tm":
+        return label
+    if OPERATOR.match(comm):
+        return "operators"
+    kinds = {"GC": ("GC", "VM "), "compilers": ("C1 ", "C2 "), "Storm's own": ("Thread-",)}
+    return next((kind for kind, starts in kinds.items() if comm.startswith(starts)), "other")
+
+
+@dataclass
+class Topology:
+    """One that runs, and what arrives at it."""
+
+    cluster: Storm
+    shape: str
+    out: Path
+    rate: Path
+    pid: int
+
+    def offer(self, rate: float) -> None:
+        """Let what waits leave, then have so many a second arrive."""
+        self.rate.write_text("0")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(1.0)
+            end = time.monotonic()
+            if not len(finished(self.out, end - 0.9, end)):
+                break
+        self.rate.write_text(f"{rate:.1f}")
+
+    def capacity(self, start: float) -> float:
+        """The highest rate of the ladder that the engine kept up with."""
+        kept, tried = 0.0, start
+        while True:
+            self.offer(tried)
+            time.sleep(LADDER_S)
+            end = time.monotonic()
+            waits = finished(self.out, end - LADDER_S / 2, end)
+            mean_s = float(waits.mean()) if len(waits) else math.inf
+            say(f"{tried:.0f}/s: {len(waits)} left after {mean_s * 1e3:.1f} ms")
+            if mean_s > WAIT_S and kept:
+                return kept
+            if mean_s > WAIT_S:
+                tried /= LADDER**3  # it is still warming up, or too much from the first
+                continue
+            kept, tried = tried, tried * LADDER
+
+
+def started(cluster: Storm, shape: str) -> tuple[Topology, float]:
+    """The topology, and the half of what could arrive were nothing but its operators to cost."""
+    out, rate = FOLDER / f"out-{shape}", FOLDER / f"rate-{shape}"
+    out.mkdir()
+    graph = ROOT / "bench" / "workloads" / f"{shape}.graph"
+    half = rate_scale(workload.load(graph), 0.5)
+    rate.write_text(f"{half / 2:.1f}")
+    cluster.submit(name=shape, graph=graph, out=out, rate_file=rate)
+    (pid,) = cluster.workers(shape)
+
+    def flows() -> int:
+        end = time.monotonic()
+        return len(finished(out, end - 1.0, end))
+
+    patiently(flows, 120, "tuples that leave")
+    say(f"{shape} runs: {sorted(comm for _, comm in threads(pid))}")
+    return Topology(cluster, shape, out, rate, pid), half
+
+
+def phases() -> Iterator[Way]:
+    yield Way()
+    yield from WAYS
+    yield from reversed(WAYS)
+    yield Way()
+
+
+def run(topology: Topology, rate: float, scenario: str) -> None:
+    pids = {"tm": topology.pid}
+    operators = sum(role_of("tm", comm) == "operators" for _, comm in threads(topology.pid))
+    load: Load | None = None
+    backend = ""
+    try:
+        for way in phases():
+            if load is not None and way.backend != backend:
+                load.end()
+                load = None
+            topology.offer(0.5 * rate)
+            if way.policy and load is None:
+                arguments = ("--policy", way.policy, "--backend", way.backend)
+                load, backend = Load(arguments, operators, pids, HOW), way.backend
+            if load is not None:
+                load.set(way.policy)
+                for tid, _ in threads(load.process.pid):
+                    os.sched_setscheduler(tid, *NORMAL)
+            topology.offer(rate)
+            time.sleep(SETTLE_S)
+            found = measure(way.name, SECONDS, pids, role_of)
+            time.sleep(FLUSH_S)
+            waits = finished(topology.out, found["begin"], found["end"])
+            found["queries"] = {topology.shape: [round(float(w) * 1e3, 3) for w in waits]}
+            say(f"{way.name}: {len(waits)} left after {waits.mean() * 1e3:.1f} ms")
+            show({"scenario": scenario, **found})
+    finally:
+        if load is not None:
+            load.end()
+
+
+def main() -> None:
+    shape, loads = sys.argv[1], [float(word) for word in sys.argv[2:]]
+    go_first()
+    socket.sethostname("localhost")  # Storm looks its own name up
+    with running(FOLDER, period_ms=250, settings=PATIENCE) as cluster:
+        say("Storm is up")
+        topology, half = started(cluster, shape)
+        time.sleep(WARM_S)
+        capacity = topology.capacity(0.4 * half)
+        say(f"capacity {capacity:.0f}/s, {capacity / half / 2:.2f} of its operators' alone")
+        for load in loads:
+            run(topology, load * capacity, f"{shape} at {load:g}")
+
+
+if __name__ == "__main__":
+    main()

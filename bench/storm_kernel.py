@@ -1,0 +1,46 @@
+"""A real Storm under the BPF scheduler and by nice, in a guest with exact time: ratios to the OS.
+
+    ./dev run python -m bench.storm_kernel [--kernel 6.18] [--json FILE] SHAPE [LOAD ...]
+
+SHAPE: of bench/workloads (etl, stats, lr, vs); LOAD: parts of the capacity, which is measured
+first. Arrivals are the same in each phase. What is shown: latency and tuples that leave, and how
+long threads wait for a CPU, by what they do for the engine. To boot and start Storm takes ten
+minutes, a load as long.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from bench.phases import ROOT, Runs, collect, from_guest, table
+
+LIMIT_S = 2400.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("shape", metavar="SHAPE")
+    parser.add_argument("loads", nargs="*", default=["0.95"], metavar="LOAD")
+    parser.add_argument("--kernel", default="6.18")
+    parser.add_argument("--json", type=Path, help="keep all phases there, beside those of before")
+    asked = parser.parse_args()
+    os.chdir(ROOT)
+
+    from engines import storm
+
+    storm.job_jar(storm.download())  # a guest has no network, and can write nothing here
+    runs: Runs = {}
+    if asked.json and asked.json.exists():
+        runs = json.loads(asked.json.read_text())
+    words = [asked.shape, *asked.loads]
+    limit_s = LIMIT_S * (1 + len(asked.loads))
+    for _ in collect(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs):
+        if asked.json:
+            asked.json.write_text(json.dumps(runs))
+    for name, own in runs.items():
+        print(f"\n## {name}, {len(own)} runs, kernel {asked.kernel}\n\n{table(own)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
