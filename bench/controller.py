@@ -7,7 +7,7 @@ values go to real threads. The engine is synthetic: reading it costs what readin
 shared memory does, a few copies of numpy columns. Its queues and counters change at every poll, and
 so do the priorities that follow from them. Each size runs in a process of its own, so that memory
 is that of this size. CPU shares are process CPU time by wall time, start-up not counted. In a
-guest with --icount (see `idle`) they count instructions, 1 ns each, and nobody else's work.
+guest with --icount (see `idle`) they count instructions, 2 ns each, and nobody else's work.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     vagrant/vm run 6.18 --cpus 1 --icount -- .venv/bin/python bench/idle.py [SECONDS]
 
 The lab engine runs 20 operators to which nothing comes. With --icount the guest's clock counts
-instructions, 1 ns each, so that what else the host does has no part in it; a real CPU takes less.
+instructions, 2 ns each, so that what else the host does has no part in it; a real CPU takes less.
 Of all threads of `sched-ctl load`, over SECONDS (120) after it has settled for 10 s.
 """
 
