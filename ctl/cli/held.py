@@ -25,6 +25,7 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """
     from sched_ctl import show
     from sched_ctl.controller.socket import request
+    from sched_ctl.kernel.sleeping import in_words
 
     answer = request(run_dir, "bottlenecks")
     if json:
@@ -51,6 +52,10 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
                 for operator in query["operators"]
             ),
         )
+        for operator in query["operators"]:
+            if places := in_words(operator["sleeps"]):
+                name = operator["operator"].rpartition("/")[2]
+                show.text(f"  of the time that {name} is asleep with work in hand: {places}")
 
 
 def top(

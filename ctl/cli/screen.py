@@ -227,9 +227,20 @@ def _applied(values: dict[str, Any], wide: bool) -> str:
 
 def _verdict(row: dict[str, Any], wide: bool) -> str:
     if row["by"] is None:
-        return str(row["verdict"])
+        return str(row["verdict"]) + _place(row, wide)
     by = row["by"].rpartition("/")[2]
     return f"{row['verdict']} by {by}" if wide else f"held by {by}"
+
+
+def _place(row: dict[str, Any], wide: bool) -> str:
+    """Where an operator sleeps most, if that is what holds it: at 80 columns an address fits."""
+    if row["verdict"] not in ("io-bound", "memory-bound") or not row["sleeps"]:
+        return ""
+    for place in row["sleeps"]["places"][:1]:
+        if place["where"] != "unknown":
+            share = f" {place['share']:.0%}" if wide else ""
+            return f" {place['peer'] or place['where']}{share}"
+    return ""
 
 
 def _percent(share: float | None) -> str:

@@ -16,14 +16,14 @@ from sched_ctl import show
 from sched_ctl.controller import views
 from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.loop import Controller
-from sched_ctl.kernel import procfs, psi
+from sched_ctl.kernel import procfs, psi, sleeping
 from sched_ctl.metrics import verdicts
 from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
 from sched_ctl.metrics.verdicts import Assessment, Verdict
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Snapshot, Thread
-from sched_ctl.probes import threads
+from sched_ctl.probes import sleeps, threads
 from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.telemetry import exposition
 
@@ -35,6 +35,7 @@ WINDOW_S = 2.0  # verdicts are of about the last two seconds
 FIRST_S = 1.0  # the first window at least
 PATIENCE_S = 5.0  # for it
 NAMED = 2  # of those behind whom a thread waits
+LEAST_ASLEEP = verdicts.LEAST_SHARE  # with work in hand, for anybody to look where
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,9 @@ async def look(controller: Controller) -> list[Found]:
     while True:
         controller.watch(WATCH_S)
         found = list(assessed(controller))
-        if all(map(_ready, found)) or time.monotonic() > end_s:
+        # All of them: each has its looks begun
+        looked = [_looked_for_sleep(one) for one in found]
+        if (all(looked) and all(map(_ready, found))) or time.monotonic() > end_s:
             return found
         await asyncio.sleep(0.1)
 
@@ -172,6 +175,32 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "queue_before": _known(found.queue_before[row]),
         "seconds": _known(found.seconds),
         "waits": _traced(one.waits.lately(topology.operators[row].threads)),
+        "sleeps": _sleeps(one, row),
+    }
+
+
+def _sleeps(one: Found, row: int) -> dict[str, Any] | None:
+    """Where an operator sleeps with work in hand; None if it does not, or nobody has looked."""
+    if not one.assessment.blocked[row] >= LEAST_ASLEEP:
+        return None
+    places = one.engine.sleeps.lately(one.window.now.topology.operators[row].threads)
+    if places is None:
+        return None
+    blocked, idle, full = (
+        float(np.nan_to_num(share[row]))
+        for share in (
+            one.assessment.blocked,
+            one.assessment.idle,
+            one.assessment.backpressured,
+        )
+    )
+    waiting = (idle + full) / (idle + full + blocked)
+    return {
+        "looks": places.looks,
+        "places": [
+            {"where": place.what, "peer": place.peer, "share": _known(share)}
+            for place, share in sleeps.at_work(places, waiting)
+        ],
     }
 
 
@@ -225,9 +254,19 @@ def _place(one: Found, row: int) -> dict[str, Any]:
 
 def _nothing() -> dict[str, Any]:
     """The verdict of a thread that runs no operator, such as a helper."""
-    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence", "backlog", "waits")
+    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
+    more = ("backlog", "waits", "sleeps")
     place: dict[str, Any] = {"query": None, "depth": None, "feeds": []}
-    return dict.fromkeys(shares) | {"engine": None, "verdict": "unknown", "by": None} | place
+    return dict.fromkeys(shares + more) | {"engine": None, "verdict": "unknown", "by": None} | place
+
+
+def _looked_for_sleep(one: Found) -> bool:
+    """Look at the threads that sleep with work in hand; whether that goes on for long enough."""
+    operators = one.window.now.topology.operators
+    rows = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP).tolist()
+    asleep = [thread for row in rows for thread in operators[row].threads if thread.tid]
+    one.engine.sleeps.follow(asleep, WATCH_S)
+    return not asleep or one.engine.sleeps.looks >= sleeps.ENOUGH
 
 
 def _ready(one: Found) -> bool:
@@ -280,8 +319,10 @@ def words(operator: dict[str, Any]) -> str:
     }
     # Unless they have taken some
     hidden = ("of that for block I/O", "for memory", "stopped by its garbage collector")
+    places = sleeping.in_words(operator["sleeps"])
     told = ", ".join(
         f"{word} {share:.0%}"
+        + (f" (of that {places})" if places and word == "asleep with work in hand" else "")
         for word, share in shares.items()
         if share is not None and (share >= 0.005 or word not in hidden)
     )

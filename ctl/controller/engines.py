@@ -35,6 +35,7 @@ from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
 from sched_ctl.probes.every import Probes
+from sched_ctl.probes.sleeps import SleepPlaces
 
 __all__ = ["Engine", "Worker", "carry_over"]
 
@@ -189,6 +190,7 @@ class Engine:
         self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
         self._probes: Probes | None = None  # likewise
+        self.sleeps = SleepPlaces()  # looks while somebody wants to know
         self._lifetime = None if target.pid is None else Lifetime(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
         self.costly: str | None = None  # that it is asked less often for what it costs, in words
@@ -300,6 +302,7 @@ class Engine:
         """Let the worker close the connection; does not wait for it."""
         if self._lifetime is not None:
             self._lifetime.close()
+        self.sleeps.close()
         self._worker.tell(self._disconnect)
         self._worker.stop()
 

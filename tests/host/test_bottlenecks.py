@@ -73,6 +73,13 @@ def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
     assert share(seen, "waits/lookup", "io-bound") >= 0.95
     assert share(seen, "heavy", "single-thread-bound") >= 0.95
     assert share(seen, "waits", "io-bound") >= 0.95
+    # It sleeps for up to 8 ms a tuple, and for input at a futex meanwhile.
+    told = [o["sleeps"] for o in seen["waits/lookup"]]
+    assert all(sleeps is not None and sleeps["looks"] >= 10 for sleeps in told)
+    most = [sleeps["places"][0] for sleeps in told]
+    assert {place["where"] for place in most} == {"timer"}
+    assert statistics.median(place["share"] for place in most) > 0.85
+    assert all(o["sleeps"] is None for o in seen["heavy/crunch"])
     for quiet in ("quiet/listen", "quiet/act", "quiet"):
         assert share(seen, quiet, "idle") == 1.0
     # The others keep up; whatever else this machine does may make them wait for a CPU.

@@ -25,6 +25,7 @@ def row(name: str, **more: Any) -> dict[str, Any]:
         "engine": "lab:1",
         "query": name.partition("/")[0],
         "depth": 0,
+        "sleeps": None,
         "feeds": [],
         **shares,
         **more,
@@ -65,6 +66,21 @@ def test_eighty_columns_have_what_counts() -> None:
         assert word in text, word
     for word in ("held by AzureInsert", "cpu 42%", "q is held by q/heavy: cpu-starved"):
         assert word in text, word
+
+
+def test_a_verdict_of_sleep_says_where() -> None:
+    places = [{"where": "socket", "peer": "10.0.0.7:5432", "share": 0.83}]
+    asleep = {"verdict": "io-bound", "sleeps": {"looks": 40, "places": places}}
+    told = answer(
+        row("q/lookup", **asleep),
+        row("q/new", verdict="io-bound", sleeps=None),
+        row("q/busy", **{**asleep, "verdict": "cpu-starved"}),
+    )
+    shown = {line.split()[0]: line.rstrip() for line in lines(told, View(), 80, 24) if "q/" in line}
+    assert shown["q/lookup"].endswith(" io-bound 10.0.0.7:5432")
+    assert shown["q/new"].endswith(" io-bound") and shown["q/busy"].endswith(" cpu-starved")
+    wide = "\n".join(lines(told, View(), 160, 50))
+    assert "io-bound 10.0.0.7:5432 83%" in wide
 
 
 def test_names_cannot_write_to_the_terminal() -> None:
