@@ -12,13 +12,12 @@ machine.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.phases import ROOT, Runs, collect, from_guest, table
+from bench.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 
@@ -45,15 +44,10 @@ def main() -> None:
     )
     asked = parser.parse_args()
     os.chdir(ROOT)
-    runs: Runs = {}
-    if asked.json and asked.json.exists():
-        runs = json.loads(asked.json.read_text())
+    runs = kept(asked.json)
     for _ in range(asked.runs):
-        for _ in collect(run(asked.scenarios, asked.kernel, asked.cpus), runs):
-            if asked.json:
-                asked.json.write_text(json.dumps(runs))
-    for name, own in runs.items():
-        print(f"\n## {name}, {len(own)} runs, kernel {asked.kernel}\n\n{table(own)}", flush=True)
+        keep(run(asked.scenarios, asked.kernel, asked.cpus), runs, asked.json)
+    show(runs, asked.kernel)
 
 
 if __name__ == "__main__":

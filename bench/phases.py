@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ROOT", "Runs", "collect", "figures", "from_guest", "table"]
+__all__ = ["ROOT", "Runs", "collect", "figures", "from_guest", "keep", "kept", "show", "table"]
 
 Runs = dict[str, list[list[dict[str, Any]]]]  # of each scenario: runs, each with its phases
 
@@ -68,6 +68,24 @@ def collect(phases: Iterable[dict[str, Any]], runs: Runs) -> Iterator[None]:
         done = os_alone and bool(own[-1])
         own[-1].append(phase)
         yield
+
+
+def keep(phases: Iterable[dict[str, Any]], runs: Runs, path: Path | None) -> None:
+    """Collect phases, writing all runs to the file after each, if one was named."""
+    for _ in collect(phases, runs):
+        if path:
+            path.write_text(json.dumps(runs))
+
+
+def kept(path: Path | None) -> Runs:
+    """The runs of earlier times; none without a file."""
+    found: Runs = json.loads(path.read_text()) if path and path.exists() else {}
+    return found
+
+
+def show(runs: Runs, kernel: str) -> None:
+    for name, own in runs.items():
+        print(f"\n## {name}, {len(own)} runs, kernel {kernel}\n\n{table(own)}", flush=True)
 
 
 def figures(phase: dict[str, Any]) -> dict[str, float]:

@@ -9,11 +9,10 @@ minutes, a load as long.
 """
 
 import argparse
-import json
 import os
 from pathlib import Path
 
-from bench.phases import ROOT, Runs, collect, from_guest, table
+from bench.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 
@@ -30,16 +29,11 @@ def main() -> None:
     from engines import storm
 
     storm.job_jar(storm.download())  # a guest has no network, and can write nothing here
-    runs: Runs = {}
-    if asked.json and asked.json.exists():
-        runs = json.loads(asked.json.read_text())
+    runs = kept(asked.json)
     words = [asked.shape, *asked.loads]
     limit_s = LIMIT_S * (1 + len(asked.loads))
-    for _ in collect(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs):
-        if asked.json:
-            asked.json.write_text(json.dumps(runs))
-    for name, own in runs.items():
-        print(f"\n## {name}, {len(own)} runs, kernel {asked.kernel}\n\n{table(own)}", flush=True)
+    keep(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs, asked.json)
+    show(runs, asked.kernel)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@
  * LIMITS. CPU time is charged to every limited cgroup above the thread. At the end of a period a
  * quota is taken off. Who has more than its quota is throttled: its threads are parked in a queue
  * of their own when they are next queued, and a timer puts back those who may run again: each
- * 10 ms while there are any, and with thousands of them in pieces of UNPARK_FOR. A slice may overdraw; that is taken off the periods to come. Bursts
- * (cpu.max.burst) are not saved up. Operators go first whatever cgroup they are in: they are not
- * throttled and not charged.
+ * 10 ms while there are any, and with thousands of them in pieces of UNPARK_FOR. A slice may
+ * overdraw; that is taken off the periods to come. Bursts (cpu.max.burst) are not saved up.
+ * Operators go first whatever cgroup they are in: they are not throttled and not charged.
  */
 #ifndef SCHED_CTL_CGROUPS_BPF_H
 #define SCHED_CTL_CGROUPS_BPF_H
