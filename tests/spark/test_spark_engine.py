@@ -74,6 +74,11 @@ class Application:
             for query, numbers in stages.items()
         }
 
+    def readers(self) -> list[int]:
+        """Threads that feed a task in continuous mode."""
+        every = hotspot.threads(self.pid, 30)
+        return [thread.tid for thread in every if thread.name.startswith("continuous-reader--")]
+
     def batch_times(self, begin: float) -> list[float]:
         """ms of the batches that ended since then (time.monotonic())."""
         said = [line for line in self.said() if "at" in line]
@@ -139,6 +144,8 @@ LOAD = ("--backend", "nice", "--policy", "constant", "--period", "0.5")
 def test_continuous_and_real_time(tmp_path: Path, cpu: int) -> None:
     with application(tmp_path / "app", cpu, "continuous", "A", "B") as app:
         stages = app.facts()["stages"]
+        # A stage runs a while before its task has a thread, and that a reader.
+        wait_until(lambda: len(app.readers()) == 2, START_S, "a reader for each query")
         before = states(app.pid)
         # Two tasks, each with a reader.
         shares = (*LOAD, "--share", "A*=4", "--share", "B*=1")
@@ -148,12 +155,7 @@ def test_continuous_and_real_time(tmp_path: Path, cpu: int) -> None:
             got = {query: nices(app.pid, tids) for query, tids in threads.items()}
             (a,), (b,) = got["A"], got["B"]
             assert b - a == 6  # a weight of 1024 to 272
-            readers = {
-                thread.name.split("--")[2]: thread.tid
-                for thread in hotspot.threads(app.pid, 30)
-                if thread.name.startswith("continuous-reader--")
-            }
-            assert sorted(nices(app.pid, list(readers.values()))) == [a, b]
+            assert sorted(nices(app.pid, app.readers())) == [a, b]
             spent = [used(app.pid, threads[query]) for query in "AB"]
             begin = time.monotonic()
             wait_until(lambda: time.monotonic() > begin + 8, 60)
