@@ -75,7 +75,7 @@ def top(
     """Watch the operators: queues, ages, priorities, waits for a CPU, what holds them back.
 
     Keys: s sorts by the next column, g shows each query's graph from its sources on, / filters by
-    name, p or the space bar pauses, j and k move, q quits.
+    name, p or the space bar pauses, j and k, arrows and pages move, q quits.
     """
     import sys
 

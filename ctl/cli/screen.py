@@ -5,6 +5,7 @@ force, its waits for a CPU, and the verdict; a wider terminal has the rest.
 """
 
 import os
+import re
 import select
 import sys
 import termios
@@ -23,7 +24,7 @@ from rich.text import Text
 from sched_ctl import show
 from sched_ctl.errors import UserError
 
-__all__ = ["SORTS", "View", "draw", "live", "print_once"]
+__all__ = ["SORTS", "View", "draw", "live", "pressed", "print_once"]
 
 # What can be sorted by: key of a row, and whether the largest comes first
 SORTS = {
@@ -46,6 +47,11 @@ COLORS = {
     "idle": "dim",
     "unknown": "dim",
 }
+# Arrows and pages come as several characters, which are put into one (Ctrl-N, P, F, B).
+SEQUENCES = {"[A": "\x10", "[B": "\x0e", "OA": "\x10", "OB": "\x0e", "[6~": "\x06", "[5~": "\x02"}
+SEQUENCE = re.compile(r"\x1b([\[O][0-9;]*[A-Za-z~])")
+PAGES = "\x06\x02"
+MOVES = {"j": 1, "k": -1, "\x0e": 1, "\x10": -1, "\x06": 1, "\x02": -1}
 Answer = dict[str, Any]
 
 
@@ -58,6 +64,7 @@ class View:
     paused: bool = False
     typing: str | None = None
     first: int = 0  # row at the top
+    page: int = 1  # rows that there is room for
 
     def press(self, key: str) -> bool:
         """Take a key. Returns False if it says to end."""
@@ -82,8 +89,9 @@ class View:
             self.typing = ""
         elif key in "p ":
             self.paused = not self.paused
-        elif key in "jk":
-            self.first = max(0, self.first + (1 if key == "j" else -1))
+        elif key in MOVES:
+            rows = MOVES[key] * (self.page if key in PAGES else 1)
+            self.first = max(0, self.first + rows)
         elif key == "\x1b":
             self.only = ""
         return True
@@ -98,7 +106,10 @@ def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     if graphs:  # helpers, which are in no query, last
         rows.sort(key=lambda row: (row["query"] is None, row["engine"] or "", row["query"] or ""))
     head = _head(answer, view)
-    room = len(rows) if not height else max(1, height - len(head) - 4)
+    room = (
+        len(rows) if not height else max(1, height - len(head) - 2)
+    )  # the table's head, the last line
+    view.page = room
     view.first = min(view.first, max(0, len(rows) - room))
     shown = rows[view.first : view.first + room]
     table = _table(shown, width >= WIDE, graphs)
@@ -154,13 +165,18 @@ def _keys() -> Iterator[Callable[[float], str]]:
         typed = os.read(fd, 64)
         if not typed:
             raise UserError("the terminal has gone")
-        return typed.decode(errors="replace")
+        return pressed(typed.decode(errors="replace"))
 
     try:
         tty.setcbreak(fd)
         yield read
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def pressed(typed: str) -> str:
+    """Keys, one character each, of what a terminal sends for them; unknown ones are left out."""
+    return SEQUENCE.sub(lambda found: SEQUENCES.get(found[1], ""), typed)
 
 
 def _head(answer: Answer, view: View) -> list[Text]:

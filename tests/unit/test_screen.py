@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sched_ctl.cli.screen import SORTS, View, draw
+from sched_ctl.cli.screen import SORTS, View, draw, pressed
 
 
 def row(name: str, **more: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def lines(told: dict[str, Any], view: View, width: int, height: int) -> list[str
 def test_the_picture_fits_the_terminal(width: int, height: int) -> None:
     many = answer(*(row(f"query-with-a-name/operator-{i}") for i in range(200)))
     shown = lines(many, View(), width, height)
-    assert len(shown) <= height
+    assert len(shown) == height  # no line is wasted
     assert all(len(line) <= width for line in shown)
     assert "more below" in shown[-1]
 
@@ -88,6 +88,26 @@ def test_names_cannot_write_to_the_terminal() -> None:
     text = "\n".join(lines(answer(evil), View(), 160, 50))
     assert "\x1b" not in text and "\x07" not in text
     assert "[red]evil" in text  # no markup either
+
+
+def test_arrows_and_pages_move_and_clear_no_filter() -> None:
+    many = answer(*(row(f"q/{i:03}", place=None) for i in range(100)))
+    view = View(only="q/")
+
+    def top(typed: str) -> int:
+        for key in pressed(typed):
+            assert view.press(key)
+        shown = lines(many, view, 80, 24)
+        return int(next(line for line in shown if line.startswith("q/"))[2:5])
+
+    page = int(lines(many, view, 80, 24)[-2][2:5]) + 1
+    assert top("") == 0
+    assert top("\x1b[B\x1bOBj") == 3
+    assert top("\x1b[A\x1b[1;5H\x1b[99~") == 2  # Ctrl-Home and another are nothing to us
+    assert top("\x1b[6~") == 2 + page
+    assert top("\x1b[5~\x1b[5~") == 0
+    assert view.only == "q/"
+    assert view.press("/") and view.press("\x0e") and view.typing == ""
 
 
 def test_keys_sort_filter_pause_and_end() -> None:
