@@ -453,6 +453,9 @@ def resolve(settings: Settings) -> tuple[Section, ...]:
             backend=section.backend or settings.backend,
             level=section.level or settings.level,
             shares=settings.shares if section.shares is None else section.shares,
+            only_starved=(
+                settings.only_starved if section.only_starved is None else section.only_starved
+            ),
         )
         for section in settings.policy
     )

@@ -240,3 +240,13 @@ def test_access_is_amended_table_by_table(tmp_path: Path) -> None:
     path.write_text('[access."flink:*"]\npassword = "x"\n')
     with pytest.raises(ConfigError, match="password"):
         load(path)
+
+
+def test_no_key_of_a_section_is_left_open() -> None:
+    own = Section(policy="hr", only_starved=False)
+    settings = Settings(only_starved=True, policy=(Section(policy="qs"), own))
+    first, second = resolve(settings)
+    assert (first.only_starved, second.only_starved) == (True, False)
+    general = {name for name in Section.__struct_fields__ if hasattr(settings, name)}
+    assert general >= {"period", "backend", "level", "shares", "only_starved"}
+    assert not [name for name in general if getattr(first, name) is None]
