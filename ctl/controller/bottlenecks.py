@@ -33,6 +33,7 @@ WATCH_S = 15.0  # readings go on for so long after the last request
 SCRAPED_S = 60.0  # ... or after the last scrape
 WINDOW_S = 2.0  # verdicts are of about the last two seconds
 FIRST_S = 1.0  # the first window at least
+FIRST_LOOKS = 20  # at threads that sleep with work in hand
 PATIENCE_S = 5.0  # for it
 NAMED = 2  # of those behind whom a thread waits
 LEAST_ASLEEP = verdicts.LEAST_SHARE  # with work in hand, for anybody to look where
@@ -180,7 +181,7 @@ def operator(one: Found, row: int) -> dict[str, Any]:
 
 
 def _sleeps(one: Found, row: int) -> dict[str, Any] | None:
-    """Where an operator sleeps with work in hand; None if it does not, or nobody has looked."""
+    """Where an operator sleeps with work in hand; None if it does not, or too few looks saw it."""
     if not one.assessment.blocked[row] >= LEAST_ASLEEP:
         return None
     places = one.engine.sleeps.lately(one.window.now.topology.operators[row].threads)
@@ -194,14 +195,9 @@ def _sleeps(one: Found, row: int) -> dict[str, Any] | None:
             one.assessment.backpressured,
         )
     )
-    waiting = (idle + full) / (idle + full + blocked)
-    return {
-        "looks": places.looks,
-        "places": [
-            {"where": place.what, "peer": place.peer, "share": _known(share)}
-            for place, share in sleeps.at_work(places, waiting)
-        ],
-    }
+    told = sleeps.at_work(places, (idle + full) / (idle + full + blocked))
+    where = [{"where": p.what, "peer": p.peer, "share": _known(share)} for p, share in told]
+    return {"looks": places.looks, "places": where} if where else None
 
 
 def _traced(lately: Lately | None) -> dict[str, Any] | None:
@@ -266,7 +262,7 @@ def _looked_for_sleep(one: Found) -> bool:
     rows = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP).tolist()
     asleep = [thread for row in rows for thread in operators[row].threads if thread.tid]
     one.engine.sleeps.follow(asleep, WATCH_S)
-    return not asleep or one.engine.sleeps.looks >= sleeps.ENOUGH
+    return not asleep or one.engine.sleeps.looks >= FIRST_LOOKS
 
 
 def _ready(one: Found) -> bool:

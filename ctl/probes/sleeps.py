@@ -20,10 +20,12 @@ from sched_ctl.model.topology import Thread
 
 __all__ = ["AT_ONCE", "ENOUGH", "Place", "Places", "SleepPlaces", "at_work"]
 
-EVERY_S = 0.1  # from one look to the next: on average, and between half and three halves of it
-AT_ONCE = 50  # threads in one look, drawn anew each time: 1 ms
+AT_ONCE = 50  # threads in one look, drawn anew each time: 0.7 ms
+# From one look at so many to the next, and of fewer threads as often as costs the same, to a fifth
+# of it: on average, and between half and three halves of it.
+EVERY_S = 0.1
 LATE_S = 10.0  # looks are kept for so long
-ENOUGH = 10  # times found asleep, or nothing is said
+ENOUGH = 10  # times found asleep with work in hand, or nothing is said
 CONNECTIONS_S = 1.0  # from one list of a process's connections to the next: 1 ms and more
 # Where threads wait for each other, and so for input and for room in a queue.
 QUEUES = frozenset({sleeping.LOCK, sleeping.TIMED, sleeping.EVENTS})
@@ -82,7 +84,7 @@ class SleepPlaces:
         return sum(time_s >= oldest_s for time_s, _ in self._seen.copy())
 
     def lately(self, threads: Iterable[Thread]) -> Places | None:
-        """Of these together, over the last 10 s; None if they were too seldom found asleep."""
+        """Of these together, over the last 10 s; None if they were never found asleep."""
         oldest_s = time.monotonic() - LATE_S
         mine = tuple(threads)
         found = Counter(
@@ -93,7 +95,7 @@ class SleepPlaces:
             if thread in seen
         )
         looks = found.total()
-        if looks < ENOUGH:
+        if not looks:
             return None
         return Places(looks, tuple((place, n / looks) for place, n in found.most_common()))
 
@@ -110,7 +112,8 @@ class SleepPlaces:
             self._seen.append((now_s, self._look(threads)))
             while self._seen[0][0] < now_s - LATE_S:
                 self._seen.popleft()
-            stop.wait(self._every_s * random.uniform(0.5, 1.5))
+            load = min(1.0, max(0.2, len(threads) / AT_ONCE))
+            stop.wait(self._every_s * load * random.uniform(0.5, 1.5))
 
     def _look(self, threads: Iterable[Thread]) -> dict[Thread, Place]:
         found = {}
@@ -143,11 +146,13 @@ class SleepPlaces:
 
 
 def at_work(places: Places, waiting: float) -> tuple[tuple[Place, float], ...]:
-    """The shares of the sleep with work in hand, most first; empty if there was none.
+    """The shares of the sleep with work in hand, most first; empty if there was too little.
 
     waiting: share of the sleep that was for input, or for room in a full queue. Threads do that
     where they wait for each other, so it is taken off there.
     """
+    if places.looks * (1.0 - waiting) < ENOUGH:
+        return ()
     queues = sum(share for place, share in places.shares if place.what in QUEUES)
     left = max(0.0, queues - waiting) / queues if queues else 1.0
     shares = [(p, s * left if p.what in QUEUES else s) for p, s in places.shares]

@@ -145,7 +145,7 @@ def test_looks_tell_shares_and_peers(sleepers: tuple[int, dict[str, int], int]) 
             return found is not None and found.shares[0][0].peer is not None
 
         wait_until(told)
-        wait_until(lambda: probe.looks >= 20)
+        wait_until(lambda: probe.looks >= 50)
         peer = Place("socket", f"127.0.0.1:{port}")
         for name in ("tcp", "polled"):
             found = probe.lately((mine[name],))
@@ -252,8 +252,11 @@ def test_waits_for_input_are_taken_off_where_threads_wait_for_each_other() -> No
     assert [place.what for place, _ in shares] == ["socket", "lock"]
     assert [round(share, 3) for _, share in shares] == [0.8, 0.2]
     assert dict(at_work(places, 0.0)) == dict(places.shares)
-    assert at_work(places, 0.9) == ((Place("socket", "10.0.0.7:5432"), 1.0),)
-    assert at_work(Places(10, ((Place("lock"), 1.0),)), 1.0) == ()
+    many = Places(1000, places.shares)
+    assert at_work(many, 0.9) == ((Place("socket", "10.0.0.7:5432"), 1.0),)
+    assert at_work(Places(100, ((Place("lock"), 1.0),)), 1.0) == ()
+    # Of so few looks, how many saw it asleep with work in hand?
+    assert at_work(Places(30, places.shares), 0.5) and not at_work(Places(30, places.shares), 0.7)
 
 
 def test_places_are_told_in_words() -> None:
