@@ -204,7 +204,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float,
         Meta(
             description="longest time between two passes while no thread waits for a CPU, by PSI, "
-            "which is looked at once a period; not above period: passes are never left out",
+            "which is looked at once a period; not above period: no pass is left out for that",
             ge=0,
             le=3600,
             extra={"unit": "s"},

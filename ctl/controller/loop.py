@@ -189,7 +189,8 @@ class Controller:
                 for rule in self.rules:
                     if self.claims.covers(rule.section, engine.name):
                         self.pace.stir(rule)
-            due = self.pace.due(self.rules, now_s)
+            looked_at = self.noted is not None or now_s < self._probe_until_s
+            due = self.pace.due(self.rules, now_s, all_seen=looked_at)
             if due:
                 await self.step(due)
             if self.roster.is_due(time.monotonic()):

@@ -4,7 +4,9 @@ While no thread waits for a CPU, whatever order we set changes nothing. So each 
 a look at the pressure (two microseconds), and the pass is left out if nearly nothing waited since
 the last look; for `calm_period` at most. A pass that is needed is never later than without this:
 the look comes when the pass would have. Under pressure `pressed_period`, if it is set, makes the
-passes more frequent. Without PSI, or while somebody looks at verdicts, every pass is run.
+passes more frequent. Without PSI, or while somebody looks at verdicts, every pass is run, but for
+those that would find what the one before did: a policy that goes by averages alone decides anew
+when these have moved on, some times a second at most.
 """
 
 import logging
@@ -50,11 +52,21 @@ class Pace:
         """How often a rule of this period is looked at."""
         return min(period_s, self._pressed_s or period_s)
 
-    def due(self, rules: Sequence[Rule], now_s: float) -> list[Rule]:
-        """Those whose pass is to be run now. The timers of those that rest are moved on."""
+    def due(self, rules: Sequence[Rule], now_s: float, *, all_seen: bool = False) -> list[Rule]:
+        """Those whose pass is to be run now. The timers of those that rest are moved on.
+
+        all_seen: no pass is left out because it would find what the one before did.
+        """
         ticking = [rule for rule in rules if not rule.urgent and rule.timer.is_due(now_s)]
         due = [rule for rule in rules if rule.urgent]
-        if ticking:
+        needless = {
+            rule.name
+            for rule in ticking
+            if rule.name in self._ran_s
+            and rule.holds(now_s)
+            and not (all_seen or now_s < self.watched_until_s)
+        }
+        if len(needless) < len(ticking):
             level = self._gauge.read()
             self.some_share = float("nan") if level is None else level.some_share
             if self.source != "trigger":
@@ -66,7 +78,8 @@ class Pace:
             due_s, tick_s = rule.timer.due_s, rule.timer.period_s
             wanted_s = self._wanted_s(rule.section.period or 1.0, now_s)
             since_s = due_s - self._ran_s.get(rule.name, float("-inf"))
-            if wanted_s <= tick_s or since_s >= wanted_s - tick_s / 2:
+            timely = wanted_s <= tick_s or since_s >= wanted_s - tick_s / 2
+            if timely and rule.name not in needless:
                 due.append(rule)
                 self._ran_s[rule.name] = due_s
             else:

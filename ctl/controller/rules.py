@@ -125,6 +125,30 @@ class Rule:
         count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
         return f"{count}, {automatic(self.backend)[1]}"
 
+    def holds(self, now_s: float) -> bool:
+        """Whether a pass would find what the last one did: averages that are good for half a
+        period yet.
+
+        That nobody is born, ends or is put somewhere else meanwhile is for others to see.
+        """
+        return (
+            bool(self.schedules)
+            and not (self.section.switch or self.guard or self.problem or self.applied.problems)
+            and all(
+                self._holds(*item, now_s + self.timer.period_s / 2)
+                for item in self.schedules.items()
+            )
+        )
+
+    def _holds(self, domain: str, schedule: Schedule, then_s: float) -> bool:
+        asked, decided = self.decided.get(domain, (None, None))
+        return (
+            asked is not None
+            and decided is schedule
+            and bool(asked.averages)  # else it waits for an engine to answer
+            and all(averages.until_s > then_s for averages in asked.averages.values())
+        )
+
     @property
     def threads(self) -> int:
         return sum(len(schedule.threads) for schedule in self.schedules.values())

@@ -4,7 +4,8 @@ Most looks find nothing, so what tells that nothing was born comes first: the la
 /proc/loadavg is the process or thread id that was given last (proc(5)), 2 us; the link count of
 /proc/PID/task counts the threads of a process (fs/proc/base.c: proc_task_getattr), 3 us. Where one
 of these moved, a large process is asked for the few ids that were given since, and listed (2 us a
-thread) only if its count does not fit what that tells; about once a second at most.
+thread) only if its count does not fit what that tells; about once a second at most, and sooner
+where the count alone has changed.
 
 The kernel's proc events (connector) would tell at once, but only in the machine's own namespaces,
 and on a machine that compiles they would wake us thousands of times a second.
@@ -22,6 +23,7 @@ __all__ = ["Births", "Young", "thread_count"]
 
 # Below a second, at which most loops come by: who is a moment early need not wait twice.
 LOOK_S = 0.9
+SELDOM = 100  # times what the last look took, before which none is made: 1% of a CPU at most
 SEVERAL = 4  # threads: what compiles or runs a script beside an engine has fewer
 # When a process with new threads is looked at: it may take so long to be an engine. After the last
 # one there is the regular search, each minute.
@@ -58,26 +60,35 @@ class Births:
 
     def __init__(self, every_s: float = LOOK_S) -> None:
         self._every_s = every_s
-        self._next_s = 0.0
+        self._next_s = self._soon_s = 0.0
         self._last_id: bytes | None = None
         self._tids: dict[int, frozenset[int]] = {}
 
     def changed(self, pids: Callable[[], Collection[int]]) -> set[int]:
         """Those of the processes whose threads are others than at the last look.
 
-        Processes that were not asked about then are among them. Nothing, without asking for
-        `pids`, if the last look was less than a second ago.
+        Processes that were not asked about then are among them. If the last look was less than a
+        second ago: nothing, without asking for `pids`, unless one of those of then has more or
+        fewer threads than it had.
         """
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        if now_s < self._next_s and (now_s < self._soon_s or self._counts_are_as_before()):
             return set()
+        found = self._look(pids())
         self._next_s = now_s + self._every_s
+        self._soon_s = now_s + SELDOM * (time.monotonic() - now_s)
+        return found
+
+    def _counts_are_as_before(self) -> bool:
+        return all(thread_count(pid) == len(tids) for pid, tids in self._tids.items())
+
+    def _look(self, pids: Collection[int]) -> set[int]:
         last, then = last_id(), self._last_id
         given = _given(then, last)
         self._last_id = last
         found: set[int] = set()
         tids: dict[int, frozenset[int]] = {}
-        for pid in pids():
+        for pid in pids:
             before = self._tids.get(pid)
             if before is not None and given is not None and len(given) <= len(before) // 2:
                 new = {tid for tid in given if tid not in before and _has(pid, tid)}

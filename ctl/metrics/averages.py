@@ -1,9 +1,8 @@
 """What growth over a window gave, kept until the window has moved on.
 
 A rate, or a cost, is a mean over seconds: a tenth of a second later it is all but the same, and to
-work it out again is most of what a pass costs. So it is kept until an eighth of its window has
-gone by, which is also how far apart the snapshots lie between which windows can choose; and for a
-second at most. Whatever tells of now (queues, ages) is never kept.
+work it out again is most of what a pass costs. So it is kept until a fifth of its window has gone
+by, and for a little less than a second at most. Whatever tells of now (queues, ages) is never kept.
 """
 
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ from sched_ctl.model.topology import Snapshot
 
 __all__ = ["LONGEST_S", "PARTS", "Averages", "window"]
 
-PARTS = 8  # of a window, in one of which an average is not worked out again
-LONGEST_S = 1.0
+PARTS = 5  # of a window, in one of which an average is not worked out again
+LONGEST_S = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +27,18 @@ class Averages:
     resolution: Resolution
     columns: dict[str, Array] = field(default_factory=dict)
 
+    @property
+    def until_s(self) -> float:
+        """CLOCK_MONOTONIC at which they are to be worked out again; NaN without a window."""
+        return self.window.now.time_s + min(self.window.seconds / PARTS, LONGEST_S)
+
     def hold(self, later: Window, resolution: Resolution) -> bool:
         """Whether what was found is still good at a later window."""
         mine = self.window
         if mine.base is None or later.base is None or resolution is not self.resolution:
             return False
-        age_s = later.now.time_s - mine.now.time_s
         return (
-            0 <= age_s < min(mine.seconds / PARTS, LONGEST_S)
+            mine.now.time_s <= later.now.time_s < self.until_s
             and later.now.topology is mine.now.topology
             and later.level is mine.level
             and (later.now.priors is mine.now.priors or not (later.now.priors or mine.now.priors))

@@ -26,7 +26,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "problems": ("gauge", "things that do not work as they should, see sched-ctl status"),
         "passes_total": ("counter", "passes of a policy"),
         "passes_missed_total": ("counter", "periods that ended while the pass before still ran"),
-        "passes_left_out_total": ("counter", "passes that no pressure on the CPUs made needless"),
+        "passes_left_out_total": ("counter", "passes that would have changed nothing"),
         "pass_seconds": ("gauge", "time that each stage of the last pass took"),
         "threads": ("gauge", "threads that a policy schedules"),
         "writes_total": ("counter", "changes that a policy had made to threads and cgroups"),

@@ -135,6 +135,22 @@ def test_whoever_comes_and_goes_is_seen_in_a_large_process() -> None:
     assert {true for _, true in seen} == {True, False}
 
 
+def test_another_number_of_threads_is_noticed_at_once() -> None:
+    look = Births(every_s=3600)
+    with process(2) as one:
+        assert one.stdin and one.stdout
+        assert look.changed(lambda: {one.pid}) == {one.pid}
+        assert not look.changed(lambda: {one.pid})
+        one.stdin.write("\n")
+        one.stdin.flush()
+        one.stdout.readline()
+        assert wait_until(lambda: look.changed(lambda: {one.pid})) == {one.pid}
+        one.kill()
+        one.wait()
+        assert wait_until(lambda: look.changed(lambda: {one.pid})) == {one.pid}
+        assert not look.changed(lambda: {one.pid})
+
+
 def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

@@ -99,3 +99,37 @@ def test_what_is_urgent_never_waits() -> None:
     rule.urgent = False
     rule.timer.done(0.2)
     assert pace.due([rule], 1.0) == [] and pace.rested == 1
+
+
+@dataclass
+class FakeRule(Rule):
+    """Decides as before until then."""
+
+    until_s: float = float("inf")
+
+    def holds(self, now_s: float) -> bool:
+        return now_s < self.until_s
+
+
+@pytest.mark.parametrize("share", [1.0, None])
+def test_what_would_decide_as_before_is_left_out(share: float | None) -> None:
+    pace, section = Pace(0.0, 0.0, FakeGauge(share)), Section(name="r", policy="hr", period=0.1)
+    rule = FakeRule(section, make_policy(section, "nice"), "nice", Timer(0.1, 0.0), until_s=0.55)
+
+    def runs(**more: bool) -> bool:
+        rule.urgent = False
+        due = pace.due([rule], rule.timer.due_s, **more)
+        if due:
+            rule.timer.done(rule.timer.due_s)
+        return bool(due)
+
+    assert runs()  # the first one
+    assert [runs() for _ in range(5)] == [False] * 5 and pace.rested == 5
+    assert runs()  # 0.6: what was decided has grown old
+    rule.until_s = float("inf")
+    assert not runs()
+    pace.stir(rule)
+    assert runs() and not runs()
+    assert runs(all_seen=True) and not runs()
+    pace.watched_until_s = rule.timer.due_s + 0.05
+    assert runs() and not runs()
