@@ -57,6 +57,8 @@ CASES = {
     "blocking-0.9": Case("blocking", 0.9),
     "flooded-0.9": Case("flooded", 0.9),
     "blocking-0.9-bounded": Case("blocking", 0.9, ("--bounded", "64")),
+    "syn-1.1-bounded": Case("syn", 1.1, ("--bounded", "64")),
+    "wasted-bounded": Case("wasted", 1.07, ("--bounded", "64")),  # as the file has it
     "syn-0.8-hog": Case("syn", 0.8, (), {"hogs": 1}),
     "syn-0.8": Case("syn", 0.8),
     # With time for `sched-ctl load` to start (while a guest waits for files its clock leaps ahead),
@@ -79,14 +81,11 @@ VARIANTS: Mapping[str, Job] = {
     "nice-qs": {"kind": "nice", "policy": "qs", "period_s": 1.0},
     "nice-random": {"kind": "nice", "policy": "random", "period_s": 1.0},
     "nice-multi-class": {"kind": "nice", "policy": "multi-class", "period_s": 1.0},
+    # Judged: the verdicts are worked out as for `-starved`, which takes time, and left at that.
     **{
-        f"nice-{name}-starved": {
-            "kind": "nice",
-            "policy": name,
-            "period_s": 1.0,
-            "only_starved": True,
-        }
+        f"nice-{name}-{how}": {"kind": "nice", "policy": name, "period_s": 1.0, "only_starved": how}
         for name in ("hr", "qs")
+        for how in ("judged", "starved")
     },
     "fifo-hr": {"kind": "fifo", "policy": "hr"},
     "scx-hr": scx("hr"),
@@ -94,8 +93,9 @@ VARIANTS: Mapping[str, Job] = {
     "scx-balanced": scx("balanced"),
     "scx-balanced-again": scx("balanced", period_s=1.0),
     **{
-        f"scx-{name}-starved": scx(name, period_s=1.0, only_starved=True)
+        f"scx-{name}-{how}": scx(name, period_s=1.0, only_starved=how)
         for name in ("hr", "qs", "balanced")
+        for how in ("judged", "starved")
     },
     "scx-balanced-30": scx("balanced", options={"patience": 30.0}),
     # With the use of the CPU that is seen, each second; and the same without heavy queries.

@@ -67,11 +67,14 @@ def schedule_of(
     snapshot: Snapshot,
     since: Snapshot | None = None,
     then: Snapshot | None = None,
+    told: dict[str, Counter[str]] | None = None,
+    act: bool = True,
 ) -> Schedule:
     """What the policy decides now for the engine's threads, in the order of its operators.
 
     since: use of the CPU and utilisation are what was seen from then on, not the true ones. then:
-    `only_starved`, by the verdicts from then on.
+    `only_starved`, by the verdicts from then on, which are counted in `told`. act: False = judge,
+    which takes the time that it takes, and leave the policy as it is.
     """
     mine = {(o.query, o.name): row for row, o in enumerate(node.topology.operators)}
     operators = snapshot.topology.operators
@@ -90,9 +93,10 @@ def schedule_of(
         frame = replace(frame, columns={**frame.columns, **seen})
     if then is not None:
         verdict = np.zeros(node.n)
-        verdict[rows] = verdicts.codes(Window(snapshot, then))
+        verdict[rows] = found = verdicts.codes(Window(snapshot, then))
+        count({} if told is None else told, snapshot, found)
         frame = replace(frame, columns={**frame.columns, "verdict": verdict})
-        policy = only_starved(policy)
+        policy = only_starved(policy) if act else policy
     form = policy.urgency(frame).take(rows)
     return Schedule(
         scope="bench",
@@ -194,11 +198,9 @@ def tell(rows: LiveRows, threads: Sequence[Thread]) -> tuple[NDArray[Any], NDArr
     raise RuntimeError("the engine does not tell what waits for its operators")
 
 
-def count(told: dict[str, Counter[str]], now: Snapshot, then: Snapshot) -> None:
+def count(told: dict[str, Counter[str]], now: Snapshot, codes: Array) -> None:
     """How often an operator was given each verdict."""
-    for operator, code in zip(
-        now.topology.operators, verdicts.codes(Window(now, then)), strict=True
-    ):
+    for operator, code in zip(now.topology.operators, codes, strict=True):
         told.setdefault(operator.name, Counter())[verdicts.Verdict(int(code)).word] += 1
 
 
@@ -318,9 +320,8 @@ def run(job: Job) -> dict[str, Any]:
                         since = seen[0] if job.get("measured") else None
                         seen.append(look())
                         then = seen[0] if job.get("only_starved") else None
-                        if then is not None:
-                            count(told, seen[-1], then)
-                        enforce(schedule_of(node, policy, seen[-1], since, then))
+                        act = job.get("only_starved") != "judged"
+                        enforce(schedule_of(node, policy, seen[-1], since, then, told, act))
         result: dict[str, Any] = json.loads(engine.results())
         result["verdicts"] = told
         took = time.monotonic() - began

@@ -65,8 +65,8 @@ Shares = Annotated[
 OnlyStarved = Annotated[
     bool,
     Meta(
-        description="no boost for operators that would not use a CPU, because a queue downstream "
-        "is full or they sleep with work in hand: their place is not far above all others'"
+        description="an operator that is held by a full queue downstream changes places with the "
+        "one that is slow to empty it, if that sleeps on I/O or for memory and is below"
     ),
 ]
 PolicyOptions = Annotated[

@@ -11,7 +11,6 @@ from sched_ctl.decide.starved import only_starved
 from sched_ctl.metrics.catalogue import evaluate, resolve
 from sched_ctl.metrics.verdicts import Assessment, Verdict, assess, codes, of_query, worst
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.normalise import positions
 from sched_ctl.model.policy import Level, form
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot, Thread, Topology
 from sched_ctl.plugins import registry
@@ -224,42 +223,57 @@ def test_verdicts_are_a_metric() -> None:
     assert isinstance(assess(made), Assessment)
 
 
-def test_only_starved_takes_boosts_from_those_that_would_not_use_them() -> None:
-    topology = plan({"q": ["a", "b", "c", "d"]})
+def test_only_starved_gives_the_place_to_the_one_that_holds() -> None:
+    topology = plan({"q": ["in", "parse", "lookup", "out"]}, [(0, 1), (1, 2), (2, 3)])
     columns = frame(
         topology,
-        queue_size=(900.0, 5.0, 7.0, 6.0),
-        verdict=(Verdict.IO_BOUND, Verdict.CPU_STARVED, Verdict.INPUT_BOUND, Verdict.IDLE),
+        queue_size=(900.0, 16.0, 12.0, 40.0),
+        verdict=(
+            Verdict.BACKPRESSURED,
+            Verdict.BACKPRESSURED,
+            Verdict.IO_BOUND,
+            Verdict.INPUT_BOUND,
+        ),
     )
     plain = registry.policy("qs")
     chosen = only_starved(plain)
     assert chosen.needs == plain.needs | {"verdict"}
     form = chosen.urgency(columns)
-    assert form.at(np.zeros(4), columns["queue_size"]).tolist() == [pytest.approx(7.02), 5, 7, 6]
-    # The long queue no longer takes up the range: the others are apart as far as can be.
-    places = positions(form, np.zeros(4), columns["queue_size"], chosen.spacing)
-    np.testing.assert_allclose(places, [1.0, 0.0, 1.0, 0.5], atol=0.02)
+    assert form.at(np.zeros(4), columns["queue_size"]).tolist() == [12, 12, 900, 40]
 
 
-def test_only_starved_changes_nobodys_order() -> None:
-    topology = plan({"q": ["a", "b", "c", "d", "e"]})
-    held = (
-        Verdict.BACKPRESSURED,
-        Verdict.MEMORY_BOUND,
-        Verdict.IO_BOUND,
-        Verdict.CPU_STARVED,
-        Verdict.INPUT_BOUND,
-    )
-    made = form(5, rank=np.array([1.0, 0, 0, 0, 0]), static=np.array([-9.0, 2, 900, 3, np.nan]))
+@pytest.mark.parametrize(
+    ("verdicts", "queues", "expected"),
+    [
+        # I/O wants its place; who holds nobody keeps his
+        ((Verdict.IO_BOUND, Verdict.CPU_STARVED, Verdict.IDLE), (900, 5, 7), (900, 5, 7)),
+        # the one that holds is above already
+        ((Verdict.BACKPRESSURED, Verdict.IO_BOUND, Verdict.IDLE), (3, 5, 7), (3, 5, 7)),
+        # the one that holds would take the CPU from all others
+        ((Verdict.BACKPRESSURED, Verdict.SINGLE_THREAD_BOUND, Verdict.IDLE), (9, 5, 7), (9, 5, 7)),
+        ((Verdict.BACKPRESSURED, Verdict.CPU_STARVED, Verdict.IDLE), (9, 5, 7), (9, 5, 7)),
+        # nobody is known to hold
+        ((Verdict.BACKPRESSURED, Verdict.INPUT_BOUND, Verdict.IDLE), (9, 5, 7), (9, 5, 7)),
+        ((Verdict.BACKPRESSURED,) * 3, (9, 5, 7), (9, 5, 7)),
+        # of two, the less urgent one
+        ((Verdict.BACKPRESSURED, Verdict.IO_BOUND, Verdict.IO_BOUND), (9, 5, 7), (5, 9, 7)),
+        ((Verdict.BACKPRESSURED, Verdict.IO_BOUND, Verdict.IDLE), (np.nan, 5, 7), (np.nan, 5, 7)),
+    ],
+)
+def test_only_starved_leaves_all_others_where_they_are(
+    verdicts: tuple[Verdict, ...], queues: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
+    topology = plan({"q": ["a", "b", "c"]}, [(0, 1), (0, 2)])
+    columns = frame(topology, queue_size=queues, verdict=verdicts)
+    form = only_starved(registry.policy("qs")).urgency(columns)
+    np.testing.assert_array_equal(form.at(np.zeros(3), columns["queue_size"]), expected)
+
+
+def test_only_starved_changes_ranks_too() -> None:
+    topology = plan({"q": ["a", "b", "c"]}, [(0, 1), (0, 2)])
+    held = (Verdict.BACKPRESSURED, Verdict.IO_BOUND, Verdict.INPUT_BOUND)
+    made = form(3, rank=np.array([1.0, 0, 0]), static=np.array([-9.0, 2, 900]))
     policy = replace(registry.policy("constant"), urgency=lambda _: made)
     found = only_starved(policy).urgency(frame(topology, verdict=held))
-    assert found.rank.tolist() == [0] * 5
-    a, b, c, d, e = found.static.tolist()
-    assert d == 3 and b == 2 and np.isnan(e)
-    assert d < c < a < d * 1.02  # as before, and near
-
-
-def test_only_starved_leaves_all_as_it_is_where_nobody_would_use_a_better_place() -> None:
-    columns = frame(CHAIN, queue_size=(9.0, 5.0, 7.0), verdict=(Verdict.BACKPRESSURED,) * 3)
-    form = only_starved(registry.policy("qs")).urgency(columns)
-    assert form.at(np.zeros(3), columns["queue_size"]).tolist() == [9.0, 5.0, 7.0]
+    assert found.rank.tolist() == [0, 1, 0]
+    assert found.static.tolist() == [2, -9, 900]
