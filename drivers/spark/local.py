@@ -22,6 +22,7 @@ __all__ = ["Process", "drivers", "executors", "interface", "interfaces"]
 DRIVER = re.compile(
     r"org\.apache\.spark\.deploy\.(SparkSubmit|worker\.DriverWrapper|yarn\.ApplicationMaster)"
 )
+WITHOUT = "spark.ui.enabled=false"
 EXECUTOR = re.compile(r"org\.apache\.spark\.\S*ExecutorBackend")  # standalone, YARN, Kubernetes
 PORTS = range(4040, 4057)  # Spark tries these one after the other
 PYTHON = ("pyspark.daemon", "pyspark.worker", "pyspark/daemon.py", "pyspark/worker.py")
@@ -31,7 +32,16 @@ MOST_WORKERS = 1000  # of one process
 
 
 def drivers() -> list[int]:
-    return [pid for pid in procfs.pids() if any(map(DRIVER.fullmatch, procfs.command_line(pid)))]
+    """Those that have a web interface, as far as their command line tells.
+
+    Each port of one without would be asked for it, and its RPC service logs what it does not
+    understand as an error, with a stack trace. Batch jobs are often run without, our own too.
+    """
+    return [pid for pid in procfs.pids() if _is_driver(procfs.command_line(pid))]
+
+
+def _is_driver(words: list[str]) -> bool:
+    return any(map(DRIVER.fullmatch, words)) and WITHOUT not in words
 
 
 def executors(application: str, uid: int | None) -> Mapping[int, str]:

@@ -18,6 +18,7 @@ from sched_ctl.drivers.spark.driver import connect
 from sched_ctl.drivers.spark.modes import STEADY_S, Modes
 from sched_ctl.drivers.spark.plan import Here, names_of, plan
 from sched_ctl.errors import EngineError, UserError
+from sched_ctl.kernel import procfs
 from sched_ctl.model.topology import Thread
 from support import wait_until
 
@@ -254,3 +255,22 @@ def test_python_workers_are_their_executors(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_driver_without_a_web_interface_is_not_asked() -> None:
+    """It could not be read, and would log each question as an error."""
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    main = ["org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
+    children = [
+        subprocess.Popen([*words, "--conf", f"spark.ui.enabled={enabled}", *main])
+        for enabled in ("true", "false")
+    ]
+    try:
+        pids = [child.pid for child in children]
+        wait_until(lambda: pids[0] in local.drivers(), 20, "the one with an interface")
+        wait_until(lambda: main[0] in procfs.command_line(pids[1]), 20)
+        assert pids[1] not in local.drivers()
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
