@@ -7,7 +7,7 @@
 CPU time is that of the driver, its JVM and its Python workers together; memory is the largest sum
 of their resident sets, looked at four times a second. Wall time is not told, as others may compute
 here. `scale` runs everything on two nodes first, so that the JVM is warm, then on half of the
-nodes, then on all.
+nodes (every second one), then on all. Another process has made the telemetry before.
 """
 
 import argparse
@@ -17,18 +17,23 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from sched_ctl.kernel import procfs
 from sched_ctl.pipeline import bottlenecks, compare, generate, ingest, report
@@ -36,6 +41,7 @@ from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.spark import spark
 from sched_ctl.pipeline.store import Fleet
 from sched_ctl.pipeline.tables import KINDS
+from sched_ctl.telemetry.records import FileName
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -52,7 +58,7 @@ class Took:
 
 
 def plan_of(nodes: int, hours: float, operators: int) -> generate.Plan:
-    """Chains of five; a bottleneck on a quarter of the nodes; bad, torn and repeated files."""
+    """Chains of five; a bottleneck on a quarter of the nodes; bad lines, and a torn file."""
     seconds = round(hours * 3600)
     return generate.Plan(
         nodes=nodes,
@@ -67,14 +73,19 @@ def plan_of(nodes: int, hours: float, operators: int) -> generate.Plan:
 
 
 def measured(work: Callable[[], Any]) -> Took:
-    """Run it, here. Its processes may start others, and outlive it."""
-    before, over = _used(), threading.Event()
-    peak = 0
+    """Run it, here. Its processes may start others, and outlive it or not."""
+    over = threading.Event()
+    peak, before = 0, _looked()
+    seen = dict(before)
 
     def look() -> None:
         nonlocal peak
         while not over.wait(0.25):
-            peak = max(peak, _resident())
+            now = _looked()
+            # Who was not there at the last look may not have its own memory yet, only borrow that
+            # of the machine that starts it: Hadoop runs `chmod` and the like.
+            peak = max(peak, sum(memory for key, (_, memory) in now.items() if key in seen))
+            seen.update(now)
 
     watching = threading.Thread(target=look)
     watching.start()
@@ -83,60 +94,70 @@ def measured(work: Callable[[], Any]) -> Took:
     finally:
         over.set()
         watching.join()
-    return Took(_used() - before, peak, made)
+    seen.update(_looked())
+    ticks = sum(used for used, _ in seen.values()) - sum(used for used, _ in before.values())
+    return Took(ticks / TICKS, peak, made)
 
 
-def _used() -> float:
-    """CPU time of this process, of all below it, and of those that ended and were waited for."""
-    total = 0
+def _looked() -> dict[tuple[int, int], tuple[int, int]]:
+    """(process, start time) -> its CPU time, ticks, and memory, bytes: this one and all below it.
+
+    Its own time, without that of ended children: Spark's Python workers end after a minute without
+    work, and not all of them are waited for by who is left.
+    """
+    found = {}
     for pid in (os.getpid(), *procfs.descendants(os.getpid())):
         with suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15]))
-    return total / TICKS
+            used = int(fields[11]) + int(fields[12])
+            found[pid, int(fields[19])] = used, int(fields[21]) * PAGE
+    return found
 
 
-def _resident() -> int:
-    total = 0
-    for pid in (os.getpid(), *procfs.descendants(os.getpid())):
-        with suppress(OSError):
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return total * PAGE
-
-
-def commands(session: Any, source: Path, out: Path) -> Iterator[tuple[str, Took]]:
-    """What each command does, one after the other."""
+def commands(
+    session: Any, source: Path, out: Path, *, page: bool = True
+) -> Iterator[tuple[str, Took]]:
+    """What each command does, one after the other. page: `report` as well."""
     yield "ingest", measured(lambda: ingest.ingest(session, str(source), str(out)))
     fleet = Fleet(session, str(out))
     yield "profile", measured(lambda: profile(fleet))
     yield "bottlenecks", measured(lambda: bottlenecks.held(fleet))
     yield "compare", measured(lambda: compare.compare(fleet))
-    yield "report", measured(lambda: report.report(fleet))
+    if page:
+        yield "report", measured(lambda: report.report(fleet))
 
 
 # -- scale ----------------------------------------------------------------------------------------
 
 
-def scale(folder: Path, nodes: int, hours: float, operators: int) -> None:
+def scale(folder: Path, nodes: int, hours: float, operators: int, page: Path | None) -> None:
     """A table: each command on half of the nodes, and on all."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:  # whose memory goes with it
+        made = other.submit(generate.generate, folder / "all", plan_of(nodes, hours, operators))
+        truth = made.result()
+    print(f"{nodes} nodes made", file=sys.stderr)
     took: list[dict[str, Took]] = []
     rows = 0
     with spark("bench", LOCAL, {"spark.local.dir": str(folder)}) as session:
         for count in (2, nodes // 2, nodes):
             source, out = folder / f"in{count}", folder / f"out{count}"
-            truth = generate.generate(source, plan_of(count, hours, operators))
+            _some(folder / "all", source, count)
             took.append({})
             for name, one in commands(session, source, out):
                 took[-1][name] = one
-                print(f"{count} nodes, {name}: {one.cpu_s:.1f} s of CPU", file=sys.stderr)
+                print(
+                    f"{count} nodes, {name}: {one.cpu_s:.1f} s of CPU, {one.peak / 1e6:.0f} MB",
+                    file=sys.stderr,
+                )
             rows = took[-1]["ingest"].made.rows
-            if rows != truth.operator_rows:
-                sys.exit(f"{rows} rows are in, not {truth.operator_rows}")
             stored = sum(path.stat().st_size for path in out.rglob("*.parquet"))
             sent = sum(path.stat().st_size for path in source.iterdir())
             print(f"{count} nodes: {rows:,} rows, {sent / 1e6:.0f} MB, stored {stored / 1e6:.0f}")
-            shutil.rmtree(source)
             shutil.rmtree(out)
+    if rows != truth.operator_rows:
+        sys.exit(f"{rows} rows are in, not {truth.operator_rows}")
+    if page is not None:
+        page.write_text(took[2]["report"].made, encoding="utf-8")
     print("| command | CPU s, half | CPU s, all | ratio | rows per CPU s | peak memory, MB |")
     print("|---|--:|--:|--:|--:|--:|")
     for name, whole in took[2].items():
@@ -145,6 +166,19 @@ def scale(folder: Path, nodes: int, hours: float, operators: int) -> None:
             f"| {name} | {half.cpu_s:.0f} | {whole.cpu_s:.0f} | {whole.cpu_s / half.cpu_s:.2f} | "
             f"{rows / whole.cpu_s / 1e3:,.0f} k | {whole.peak / 1e6:,.0f} |"
         )
+
+
+def _some(of: Path, into: Path, count: int) -> None:
+    """Files of so many of the nodes, spread over all of them."""
+    by_node: dict[str, list[Path]] = {}
+    for path in sorted(of.iterdir()):
+        name = FileName.parse(path.name)
+        assert name is not None
+        by_node.setdefault(name.node, []).append(path)
+    into.mkdir()
+    for node in sorted(by_node)[:: len(by_node) // count][:count]:
+        for path in by_node[node]:
+            (into / path.name).hardlink_to(path)
 
 
 # -- a cluster ------------------------------------------------------------------------------------
@@ -160,30 +194,28 @@ def cluster(folder: Path, nodes: int, hours: float, operators: int) -> None:
         for where in (LOCAL, master):
             out = folder / f"out{len(found)}"
             with spark("bench", where, settings) as session:
-                told = {name: one.made for name, one in commands(session, folder / "in", out)}
+                found.append(results(session, folder / "in", out))
                 workers = session.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
             print(f"{where}: {workers} places that compute, or hand out work", file=sys.stderr)
-            found.append(
-                {
-                    "rows": _digest(out),
-                    "ingest": asdict(told["ingest"]),
-                    "profile": [json.loads(_json(query)) for query in told["profile"].queries],
-                    "bottlenecks": [asdict(one) for one in told["bottlenecks"]],
-                    "compare": [asdict(one) for one in told["compare"]],
-                }
-            )
     one, other = found
-    apart = [name for name in one if not alike(one[name], other[name])]
-    rows = sum(count for count, _ in _digest(folder / "out0").values())
-    print(f"{rows:,} rows of all tables, {len(told['profile'].queries)} queries in profiles")
+    apart = differ(one, other)
+    rows = sum(count for count, _ in one["rows"].values())
+    print(f"{rows:,} rows of all tables, {len(one['profile'])} queries in profiles")
     print(f"differ: {', '.join(apart)}" if apart else "all alike, to the row")
     sys.exit(bool(apart))
 
 
-def _json(of: Any) -> bytes:
-    import msgspec
+def results(session: Any, source: Path, out: Path, *, page: bool = True) -> dict[str, Any]:
+    """What the commands tell, and the rows that they left, as JSON has it."""
+    told = {name: one.made for name, one in commands(session, source, out, page=page)}
+    told["profile"] = told["profile"].queries  # without the time when it was made
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))
+    return {**found, "rows": {kind: [*each] for kind, each in _digest(out).items()}}
 
-    return msgspec.json.encode(of)
+
+def differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """In what two results do."""
+    return [name for name in one.keys() | other.keys() if not alike(one.get(name), other.get(name))]
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -216,8 +248,8 @@ def _digest(out: Path) -> dict[str, tuple[int, int]]:
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[str]:
-    """A master and two workers with one core each, on loopback."""
+def standalone(folder: Path, java: str = "") -> Iterator[str]:
+    """A master and two workers with one core each, on loopback. java: options of these three."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -227,16 +259,17 @@ def standalone(folder: Path) -> Iterator[str]:
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_DIRS": str(folder),
         "SPARK_DAEMON_MEMORY": "300m",
+        "SPARK_DAEMON_JAVA_OPTS": java,
         "PYSPARK_PYTHON": sys.executable,
     }
-    port, page = 17077, 18080
+    port, page, *pages = _free_ports(4)
     state = f"http://127.0.0.1:{page}/json/"
     host = ("--host", "127.0.0.1")
     classes: list[tuple[object, ...]] = [
         ("master.Master", *host, "--port", port, "--webui-port", page)
     ]
-    for n in (1, 2):
-        size = ("-c", 1, "-m", "1200m", "-d", folder / f"work{n}", "--webui-port", page + n)
+    for n, own in enumerate(pages, 1):
+        size = ("-c", 1, "-m", "1200m", "-d", folder / f"work{n}", "--webui-port", own)
         classes.append(("worker.Worker", *host, *size, f"spark://127.0.0.1:{port}"))
     with ExitStack() as stack:
         for number, (main, *options) in enumerate(classes):
@@ -259,6 +292,12 @@ def standalone(folder: Path) -> Iterator[str]:
         else:
             sys.exit(f"the cluster does not start: {folder}/*.log")
         yield f"spark://127.0.0.1:{port}"
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in found]
 
 
 def _kill(started: "subprocess.Popen[bytes]") -> None:
@@ -386,12 +425,15 @@ def main() -> None:
     parser.add_argument("--operators", type=int, default=100)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--page", type=Path, help="where to keep the report of scale")
     parser.add_argument("--folder", type=Path, help="for the data, instead of that of the system")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     with tempfile.TemporaryDirectory(prefix="sched-ctl-fleet-", dir=given.folder) as name:
         work = {
-            "scale": partial(scale, Path(name), given.nodes or 200, given.hours, given.operators),
+            "scale": partial(
+                scale, Path(name), given.nodes or 200, given.hours, given.operators, given.page
+            ),
             "cluster": partial(cluster, Path(name), given.nodes or 8, given.hours, given.operators),
             "kills": partial(kills, Path(name), given.kills, given.seed),
         }
