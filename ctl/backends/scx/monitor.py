@@ -57,6 +57,9 @@ class Monitor(threading.Thread):
             self._scheduler.beat()
             exit_ = self._scheduler.exit()
             if exit_ is not None:
+                # At once: before 7.1 the link of a scheduler that has ended, when it goes, ends the
+                # one that is attached then (scx_disable in kernel/sched/ext.c), whosever it is.
+                self._scheduler.detach()
                 self._ended(exit_)
                 return
 
