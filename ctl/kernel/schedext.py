@@ -125,7 +125,17 @@ def _taken(other: str | None) -> Obstacle:
     else:
         because = f"another scheduler is attached: {other or 'it was gone when we looked'}"
         hint = "stop it first, for example: systemctl stop scx (or scx_loader)"
+        if _delegates():
+            because += ", which lets others run below it (sub-schedulers)"
+            hint += "; ours does not run below another one"
     return Obstacle(because, hint, transient=True)
+
+
+def _delegates() -> bool:
+    """Whether the attached scheduler has ops.sub_attach: only then there is this folder, since
+    Linux 7.1 (CONFIG_EXT_SUB_SCHED, scx_alloc_and_add_sched in kernel/sched/ext.c).
+    """
+    return (ROOT / "root" / "sub").is_dir()
 
 
 def usable_types(kernel: Btf) -> Obstacle | None:
