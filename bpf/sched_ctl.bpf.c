@@ -197,7 +197,9 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	if (!slot) {
-		leave_operator(packed_slot(p->scx.dsq_vtime));
+		slot = packed_slot(p->scx.dsq_vtime);
+		leave_operator(slot);
+		wait_no_more(p, slot);
 		enqueue_other(p, enq_flags);
 		return;
 	}
@@ -740,8 +742,7 @@ void BPF_PROG(sched_ctl_disable, struct task_struct *p)
 	u32 slot = packed_slot(p->scx.dsq_vtime);
 
 	leave_operator(slot);
-	if (threads[slot].tid == p->pid)
-		threads[slot].queued_ns = 0;	/* the kernel took it out of its queue */
+	wait_no_more(p, slot);
 }
 
 SEC("struct_ops/sched_ctl_dump")

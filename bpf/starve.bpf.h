@@ -52,15 +52,25 @@ u32 slots_used = 1;			/* slots from here on were never queued */
 static __always_inline void wait_in(struct thread *t, struct task_struct *p, u32 slot, u32 llc,
 				    u64 now_ns, bool woken)
 {
-	t->queued_ns = now_ns;
-	if (woken || !t->lent)
-		t->hungry_ns = now_ns;
+	/* One that waits is queued anew when its affinity, weight or cgroup changes: it waits on. */
+	if (woken || !t->queued_ns || !t->set) {
+		t->queued_ns = now_ns;
+		if (woken || !t->lent)
+			t->hungry_ns = now_ns;
+	}
 	t->lent = 0;
 	t->set = llc + 1;
 	if (nr_cpus > 1)
 		t->only_cpu = p->nr_cpus_allowed == 1 ? cpu_of(p) + 1 : 0;
 	if (slot >= slots_used)
 		slots_used = slot + 1;	/* if another CPU overwrites this, the next time will do */
+}
+
+/* It is no operator any more, or not for now. */
+static __always_inline void wait_no_more(struct task_struct *p, u32 slot)
+{
+	if (threads[slot & (MAX_SLOTS - 1)].tid == p->pid)
+		threads[slot & (MAX_SLOTS - 1)].queued_ns = 0;
 }
 
 /* When it is about to be put on a CPU without a queue: there nobody else can help it. */

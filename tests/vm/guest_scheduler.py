@@ -102,6 +102,25 @@ def check_strict_order_and_starvation_bound() -> None:
         assert_strict(scheduler)
 
 
+@only_on("7.3")
+def check_who_is_changed_while_it_waits_waits_on() -> None:
+    """At each change of its nice value the kernel queues it anew: the bounds count from before."""
+    with Scheduler(full=False) as scheduler, busy(2) as pids:
+        scheduler.control["starvation_ms"] = 200
+        scheduler.slots["lead_us"][1:3] = (0, 300_000_000)
+        adopt(scheduler, pids)
+        scheduler.attach()
+        end, nice = time.monotonic() + 2, 0
+        while time.monotonic() < end:
+            nice ^= 1
+            os.setpriority(os.PRIO_PROCESS, pids[0], nice)
+            time.sleep(0.005)
+        print(scheduler.stats())
+        assert scheduler.threads["rescues"][1] >= 4
+        assert scheduler.stats()["lent"] >= 10
+        assert scheduler.exit() is None
+
+
 def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
     """Who was interrupted with a lock gives it back soon, though a busy thread is before it.
 
