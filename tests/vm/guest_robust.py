@@ -5,9 +5,7 @@ With exact time, in which a thousand threads a second are born. `guest_robust_sm
 `guest_controller.py` have two CPUs.
 """
 
-import ctypes
 import os
-import re
 import signal
 import time
 import traceback
@@ -15,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from operators import start
+from vm.attacks import storm, threads_born
 from vm.inside import look_until, only_on, skip, text_of
 from vm.machine import (
     above_all,
@@ -182,43 +181,10 @@ def check_sysrq() -> None:
         assert "SysRq-S" in error.message
 
 
-class SigEvent(ctypes.Structure):
-    """struct sigevent with SIGEV_THREAD, sigevent(3type)."""
-
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("function", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("rest", ctypes.c_long * 4),
-    )
-
-
-def storm(timers: int, every_ns: int) -> None:
-    """Let the C library make a thread at each expiry of a timer: no Python takes part."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    timer = ctypes.c_void_p()
-    event = SigEvent(notify=2, function=ctypes.cast(libc.getpid, ctypes.c_void_p))
-    for i in range(1, timers + 1):
-        if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
-            os._exit(1)
-        times = (ctypes.c_long * 4)(0, every_ns, 0, every_ns * i // timers)
-        if libc.timer_settime(timer, 0, times, None):
-            os._exit(1)
-    while True:
-        signal.pause()
-
-
 def work_and_nap() -> None:
     for _ in range(5_000):
         pass
     time.sleep(0.002)
-
-
-def threads_born() -> int:
-    """Since boot, processes among them. proc(5), /proc/stat"""
-    return int(re.findall(r"^processes (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)[0])
 
 
 def check_threads_born_and_dying() -> None:

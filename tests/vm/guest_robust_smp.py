@@ -1,4 +1,4 @@
-"""CPUs that go and come, and threads that may use now this one and now that.
+"""CPUs that go and come, threads that may use now this one and now that, and many that are born.
 
 In real time, where two virtual CPUs do things at the very same moment: with exact time they take
 turns.
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from operators import adopt, busy, cpu_s
+from vm import attacks
 from vm.inside import look_until, only_on
 from vm.machine import (
     above_all,
@@ -115,6 +116,16 @@ def check_affinity_storm() -> None:
         assert min(got) > 0.01, got
         no_cpu_idles()
         alive(scheduler)
+
+
+@only_on("6.18")
+def check_a_fork_bomb() -> None:
+    attacks.fork_bomb()
+
+
+@only_on("6.18")
+def check_threads_born_and_dying() -> None:
+    attacks.threads_without_end()
 
 
 def running(pid: int) -> bool:
