@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,10 @@ def test_waits_and_wake_ups_are_counted() -> None:
             wait_until(lambda: tracer.threads()[tids[0]]["wakeups"] > 20)
             row = tracer.threads()[tids[0]]
             assert row["slots"].sum() > 10
-            assert row["wait_ns"] > 0
+            # Which may be nothing: the kernel does not look at the clock between waking up a thread
+            # on an idle CPU and running it.
+            waited_ns = int(Path(f"/proc/self/task/{tids[0]}/schedstat").read_text().split()[1])
+            assert row["wait_ns"] <= waited_ns
             assert any(of == tids[0] for _, of in tracer.wakings())
         finally:
             end.set()
