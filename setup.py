@@ -1,13 +1,18 @@
-"""Builds the compiled parts (lab engine, simulator, BPF objects) into ctl/bin when packaging."""
+"""Builds the compiled parts (lab engine, simulator, BPF objects) into ctl/bin when packaging, and
+man pages and shell completion from what the commands say of themselves."""
 
+import os
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+
+from distutils.command.install_data import install_data  # isort: skip  (that of setuptools)
 
 HERE = Path(__file__).parent
 # folder with a Makefile -> the compiler it needs
@@ -35,10 +40,41 @@ class BuildWithMake(build_py):
                 shutil.copy(graph, workloads)
 
 
+class InstallTexts(install_data):
+    """Man pages and completion, where man(1) and the shells look below /usr/local or a venv."""
+
+    def run(self) -> None:
+        build = self.get_finalized_command("build_py")
+        if build.editable_mode:
+            return
+        made = Path(build.build_lib).absolute().parent / "texts"
+        shutil.rmtree(made, ignore_errors=True)
+        # Where pip builds in a place of its own, that is on the path, too.
+        path = f"{Path(build.build_lib).absolute()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        done = subprocess.run(
+            [sys.executable, HERE / "packaging" / "texts.py", made],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:  # the libraries of the command line are not here
+            self.warn(f"man pages and completion are left out: {done.stderr.strip()[-300:]}")
+            return
+        zsh = made / "share" / "zsh"
+        (zsh / "vendor-completions").rename(zsh / "site-functions")
+        for file in sorted(path for path in made.rglob("*") if path.is_file()):
+            target = Path(self.install_dir, file.relative_to(made))
+            self.mkpath(str(target.parent))
+            self.outfiles.append(self.copy_file(str(file), str(target))[0])
+
+
 class Binary(Distribution):
     """Says that there is more than Python in it, so that the wheel is for this kind of machine."""
 
     def has_ext_modules(self) -> bool:
+        return True
+
+    def has_data_files(self) -> bool:
         return True
 
 
@@ -63,5 +99,5 @@ def packages() -> list[str]:
 setup(
     packages=packages(),
     distclass=Binary,
-    cmdclass={"build_py": BuildWithMake, "bdist_wheel": AnyPython},
+    cmdclass={"build_py": BuildWithMake, "bdist_wheel": AnyPython, "install_data": InstallTexts},
 )

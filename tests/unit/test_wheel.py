@@ -75,5 +75,12 @@ def test_all_parts_are_in(wheel: zipfile.ZipFile) -> None:
     for folder, package in (("ctl", ""), ("policies", "policies/"), ("drivers", "drivers/")):
         for source in (ROOT / folder).rglob("*.py"):
             assert f"sched_ctl/{package}{source.relative_to(ROOT / folder)}" in names
+    shared = {name.partition(".data/data/share/")[2] for name in names}
+    assert {"man/man1/sched-ctl.1", "man/man1/sched-ctl-load.1"} <= shared
+    assert {
+        "bash-completion/completions/sched-ctl",
+        "zsh/site-functions/_sched-ctl",
+        "fish/vendor_completions.d/sched-ctl.fish",
+    } <= shared
     # The engine must still be a program after pip has unpacked it.
     assert wheel.getinfo("sched_ctl/bin/labspe").external_attr >> 16 & 0o111
