@@ -11,7 +11,7 @@ from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.pipeline import bottlenecks, compare, generate, ingest, sweep
 from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.profile import profile
-from sched_ctl.pipeline.report import report
+from sched_ctl.pipeline.report import report, totals
 from sched_ctl.pipeline.store import Fleet
 from sched_ctl.telemetry import profiles
 
@@ -109,6 +109,16 @@ def test_the_page_is_whole_and_alone(fleet: Fleet) -> None:
     assert not re.search(r"(src|href)=|https?://|nan|None", text)
     assert len(text) < 200_000
     assert "prefers-color-scheme" in text
+
+
+def test_nodes_and_queries_are_counted_to_the_last(spark: "SparkSession") -> None:
+    rows = spark.range(4000).selectExpr(
+        "concat('gw-', lpad(id % 200, 4, '0')) AS node", "id % 31 AS query", "id AS t", "5 AS d"
+    )
+    [found] = totals(rows).collect()
+    assert found.asDict() == {"rows": 4000, "nodes": 200, "queries": 31, "begin": 0, "end": 4004}
+    [none] = totals(rows.where("t < 0")).collect()
+    assert (none["rows"], none["nodes"], none["end"]) == (0, 0, None)
 
 
 def test_a_sweep_is_gone_on_with(
