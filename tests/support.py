@@ -1,13 +1,15 @@
 """Helpers that tests share."""
 
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
-__all__ = ["DISTURBED", "disturbed", "growth", "wait_until"]
+__all__ = ["DISTURBED", "disturbed", "growth", "running", "wait_until"]
 
 DISTURBED = "disturbed: "  # begins the reason of a test that was not decided, see conftest.py
 
@@ -17,6 +19,18 @@ def disturbed(what: str) -> NoReturn:
     import pytest  # not in guests, where that takes seconds
 
     pytest.skip(DISTURBED + what)
+
+
+@contextmanager
+def running(*command: str) -> Iterator["subprocess.Popen[str]"]:
+    """A child that has said its first line, and reads what it is told; killed at the end."""
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None and child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def growth(work: Callable[[str], object], seed: str, characters: int = 20_000) -> float:

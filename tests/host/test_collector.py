@@ -6,8 +6,6 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from plans import plan
 from sched_ctl.kernel.hsperf import Pauses
 from sched_ctl.model.topology import Thread
 from sched_ctl.probes.collector import CollectorPauses
-from support import wait_until
+from support import running, wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
 
@@ -44,17 +42,6 @@ held = mmap.mmap(file.fileno(), 4096)
 print("mapped", flush=True)
 sys.stdin.read()
 """
-
-
-@contextmanager
-def running(*command: str) -> Iterator["subprocess.Popen[str]"]:
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None and child.stdout.readline()
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 @pytest.mark.needs("java")

@@ -4,19 +4,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from random import Random
 
 import pytest
 
 from sched_ctl.kernel import births, procfs
 from sched_ctl.kernel.births import Births, Young, thread_count
-from support import wait_until
+from support import running, wait_until
 
 
-@contextmanager
-def process(threads: int) -> Iterator["subprocess.Popen[str]"]:
+def process(threads: int) -> AbstractContextManager["subprocess.Popen[str]"]:
     """A child with so many threads besides its first; one more for each line it is sent."""
     code = (
         "import sys, threading, time\n"
@@ -25,15 +23,7 @@ def process(threads: int) -> Iterator["subprocess.Popen[str]"]:
         "print('ready', flush=True)\n"
         "for line in sys.stdin: one(); print('ready', flush=True)\n"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout is not None and child.stdout.readline()
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
+    return running(sys.executable, "-c", code)
 
 
 def test_threads_that_come_and_go_are_noticed() -> None:
