@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, Any]:
         table = tomllib.loads(raw.decode())
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers and tables beyond Python's limits
         raise ConfigError(f"{path}: {error}", "the file is TOML, see https://toml.io") from None
     _validate(table, str(path))
     return table
@@ -118,9 +118,11 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
         what, _, where = str(error).partition(" - at `$.")
         key = where.rstrip("`") or "the file"
         raise ConfigError(f"{origin}: {key}: {what}", _hint(key)) from None
-    for key, value in _floats(msgspec.to_builtins(settings), ""):
-        if not math.isfinite(value):
+    for key, value in _values(msgspec.to_builtins(settings), ""):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{origin}: {key}: {value} is no finite number")
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{origin}: {key}: a NUL character", "take it out")
     if not convert_only:
         _check_names(settings, origin)
     return settings
@@ -174,15 +176,16 @@ def _hint(key: str) -> str | None:
     return None
 
 
-def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, float):
-        yield where, value
-    elif isinstance(value, Mapping):
+def _values(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """All that is no table and no list, with its key."""
+    if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _floats(part, f"{where}.{key}" if where else str(key))
+            yield from _values(part, f"{where}.{key}" if where else str(key))
     elif isinstance(value, list):
         for index, part in enumerate(value):
-            yield from _floats(part, f"{where}[{index}]")
+            yield from _values(part, f"{where}[{index}]")
+    else:
+        yield where, value
 
 
 def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:

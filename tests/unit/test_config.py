@@ -38,6 +38,7 @@ def written(folder: Path, text: str, name: str = "sched-ctl.toml") -> Path:
         ("period = -1", "period", "≥ 0.001"),
         ("period = nan", "period", None),
         ("stale_after = inf", "stale_after", None),
+        ('record = "a\\u0000b"', "record: a NUL", None),
         ("level = 'top'", "level", "physical"),
         ("queries = 1", "queries", r"belongs in a \[\[policy\]\]"),
         ("[[policy]]\nwindow = 1", r"policy\[0\].window", r"belongs outside \[\[policy\]\]"),
@@ -71,6 +72,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"engine = ['\xe9']")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(tmp_path / "latin.toml")
+    for text in ("a = " + "[" * 10_000, "period = " + "9" * 5000):  # beyond Python's limits
+        with pytest.raises(ConfigError, match="deep.toml: "):
+            load(written(tmp_path, text, "deep.toml"))
     (tmp_path / "huge.toml").write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
         load(tmp_path / "huge.toml")
