@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from sched_ctl.config.settings import ConfigError, Section, Settings, declared
+from sched_ctl.config.settings import ConfigError, Section, Settings, Switch, declared
+from sched_ctl.model.access import Access
 
 __all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs"]
 
@@ -112,6 +113,12 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
     _check_keys(table, Settings, origin, "")
     for index, section in enumerate(_sections(table)):
         _check_keys(section, Section, origin, f"policy[{index}].")
+        for number, switch in enumerate(_tables(section.get("switch"))):
+            _check_keys(switch, Switch, origin, f"policy[{index}].switch[{number}].")
+    access = table.get("access")
+    for name, reached in access.items() if isinstance(access, Mapping) else ():
+        if isinstance(reached, Mapping):
+            _check_keys(reached, Access, origin, f"access.{name}.")
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
@@ -129,8 +136,12 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
 
 
 def _sections(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    policy = table.get("policy", [])
-    return [p for p in policy if isinstance(p, Mapping)] if isinstance(policy, list) else []
+    return _tables(table.get("policy"))
+
+
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    """What of a list can be a table; the wrong rest is refused later."""
+    return [part for part in value if isinstance(part, Mapping)] if isinstance(value, list) else []
 
 
 def _check_keys(table: Mapping[str, Any], struct: type[Struct], origin: str, where: str) -> None:
@@ -138,8 +149,9 @@ def _check_keys(table: Mapping[str, Any], struct: type[Struct], origin: str, whe
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1)
-            other = Section if struct is Settings else Settings
-            if key in [setting.key for setting in declared(other)]:
+            others: dict[type[Struct], type[Struct]] = {Settings: Section, Section: Settings}
+            other = others.get(struct)
+            if other is not None and key in [setting.key for setting in declared(other)]:
                 place = "in a [[policy]] section" if other is Section else "outside [[policy]]"
                 hint = f"{key} belongs {place}"
             elif near:

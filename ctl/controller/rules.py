@@ -455,6 +455,8 @@ def check_sections(settings: Settings) -> None:
     So that a misspelt word is an error at once, and not when it is needed first.
     """
     for section in resolve_settings(settings):
+        for switch in section.switch:  # first: the policy is made with all that they need
+            _check_switch(section, switch)
         try:
             make_policy(section, "nice")
         except UserError as error:
@@ -464,8 +466,6 @@ def check_sections(settings: Settings) -> None:
                 error.message,
                 error.hint,
             ) from error
-        for switch in section.switch:
-            _check_switch(section, switch)
     for role, rule in settings.helpers.items():
         if rule not in HELPER_RULES:
             raise SettingError(
@@ -478,6 +478,12 @@ def check_sections(settings: Settings) -> None:
 
 
 def _check_switch(section: Section, switch: Switch) -> None:
+    try:
+        registry.policy(switch.policy, switch.options)
+    except UserError as error:
+        raise SettingError(
+            ("policy", section.name, "switch"), error.message, error.hint
+        ) from error
     known = [PRESSURE, *METRICS]
     if switch.metric not in known:
         raise SettingError(

@@ -47,6 +47,13 @@ def written(folder: Path, text: str, name: str = "sched-ctl.toml") -> Path:
         ("policy = []", "policy", "at least one"),
         ("[[policy]]\n[[policy]]", "two .* named auto", "name = "),
         ("shares = {a = -1}", "shares", None),
+        (
+            "[[policy]]\n[[policy.switch]]\npolicy = 'qs'\nmetric = 'pressure'\nabov = 1",
+            r"policy\[0\].switch\[0\].abov",
+            "did you mean above",
+        ),
+        ("[access.flink]\ncaa = 'x'", "access.flink.caa", "did you mean ca"),
+        ("[access.flink]\nwindow = 'x'", "access.flink.window", "known keys: ca, "),
         ("backends = {nice = 3}", "backends", None),
         ("period = ", r"line 1|end of document", "TOML"),
         ("period = 1\nperiod = 2", "overwrite", "TOML"),
@@ -207,6 +214,11 @@ def test_bounds_are_finite() -> None:
         ("backends.scx.caps = {a = 0}", "backends.scx.caps", "`int` >= 1"),
         ("backends.nice = {best = 9, worst = 1}", "backends.nice", "must not be above"),
         ("helpers = {net = 'folow'}", "helpers.net", "did you mean 'follow'"),
+        (
+            "[[policy]]\n[[policy.switch]]\npolicy = 'qss'\nmetric = 'pressure'\nabove = 1",
+            r"policy\[0\].switch",
+            "did you mean 'qs'",
+        ),
     ],
 )
 def test_a_word_that_means_nothing_names_the_file_that_has_it(
