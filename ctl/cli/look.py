@@ -412,9 +412,12 @@ def config(
 
     from sched_ctl import show
     from sched_ctl.config.dump import dump
+    from sched_ctl.controller.roster import wanted_kinds
     from sched_ctl.controller.rules import check_sections
+    from sched_ctl.plugins import drivers
 
     check_sections(settings)
+    wanted_kinds(settings, drivers.drivers())
     if json:
         import msgspec
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from sched_ctl.config.settings import SettingError
 from sched_ctl.errors import UserError
 
 __all__ = ["parsed", "serve"]
@@ -23,7 +24,7 @@ HINT = "metrics = 127.0.0.1:9464, [::1]:9464, or the path of a socket"
 
 
 def parsed(address: str) -> tuple[str, int] | Path:
-    """A loopback address with its port, or the path of a socket. Raises UserError."""
+    """A loopback address with its port, or the path of a socket. Raises SettingError."""
     if address.startswith("/"):
         return Path(address)
     host, _, port = address.rpartition(":")
@@ -31,9 +32,9 @@ def parsed(address: str) -> tuple[str, int] | Path:
         loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
         number = int(port)
     except ValueError:
-        raise UserError(f"metrics: {address!r} is no address", HINT) from None
+        raise SettingError(("metrics",), f"{address!r} is no address", HINT) from None
     if not loopback or not 0 < number < 65536:
-        raise UserError(f"metrics: {address!r} is not a port of this machine alone", HINT)
+        raise SettingError(("metrics",), f"{address!r} is not a port of this machine alone", HINT)
     return host.strip("[]"), number
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sched_ctl.config.settings import Settings
+from sched_ctl.config.settings import SettingError, Settings
 from sched_ctl.controller.engines import Engine, Worker
 from sched_ctl.controller.owners import COMMON, Owners, user
 from sched_ctl.controller.remarks import Remarks
 from sched_ctl.controller.timers import Timer
 from sched_ctl.drivers import DriverKind, Target
-from sched_ctl.errors import UserError, near_miss
+from sched_ctl.errors import near_miss
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.births import Births, Young, last_id
 from sched_ctl.model.access import Access
@@ -174,10 +174,11 @@ class Roster:
 
 
 def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[str, DriverKind]:
-    """The kinds that the settings ask for. Raises UserError for one that there is not."""
+    """The kinds that the settings ask for. Raises SettingError for one that there is not."""
     wanted = {text.partition(":")[0] for text in settings.engine}
     for kind in sorted(wanted - kinds.keys()):
-        raise UserError(
+        raise SettingError(
+            ("engine",),
             f"there is no driver for engines of kind {kind!r}{near_miss(kind, kinds)}",
             f"kinds: {', '.join(sorted(kinds)) or 'none'}",
         )

@@ -14,6 +14,7 @@ import msgspec
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section, SettingError, Settings, Switch
 from sched_ctl.config.settings import resolve as resolve_settings
+from sched_ctl.controller import endpoint
 from sched_ctl.controller.boundary import is_ours
 from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.owners import COMMON, Owners, scope
@@ -474,6 +475,8 @@ def check_sections(settings: Settings) -> None:
                 f"one of: {', '.join(HELPER_RULES)}",
             )
     Owners(settings.users)
+    if settings.metrics:
+        endpoint.parsed(settings.metrics)
     _check_backends(settings)
 
 
@@ -481,9 +484,7 @@ def _check_switch(section: Section, switch: Switch) -> None:
     try:
         registry.policy(switch.policy, switch.options)
     except UserError as error:
-        raise SettingError(
-            ("policy", section.name, "switch"), error.message, error.hint
-        ) from error
+        raise SettingError(("policy", section.name, "switch"), error.message, error.hint) from error
     known = [PRESSURE, *METRICS]
     if switch.metric not in known:
         raise SettingError(

@@ -80,7 +80,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(tmp_path / "latin.toml")
     for text in ("a = " + "[" * 10_000, "period = " + "9" * 5000):  # beyond Python's limits
-        with pytest.raises(ConfigError, match="deep.toml: "):
+        with pytest.raises(ConfigError, match=r"deep\.toml: "):
             load(written(tmp_path, text, "deep.toml"))
     (tmp_path / "huge.toml").write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
