@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.model.graph import Array
 from sched_ctl.telemetry import records
@@ -74,7 +75,10 @@ def truth_of(plan: Plan) -> Truth:
 
 def generate(folder: Path, plan: Plan) -> Truth:
     """Write the files. Returns the truth, with what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}", "name another folder") from error
     base = truth_of(plan)
     lines = rows = bad = 0
     files: list[Path] = []

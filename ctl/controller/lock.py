@@ -46,8 +46,8 @@ class Holder(msgspec.Struct, frozen=True):
 
 def run_folder(path: Path) -> Path:
     """Make the folder, for us alone. Raises UserError if somebody else could write to it."""
-    _check_way(path)
     try:
+        _check_way(path)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.stat()
     except OSError as error:

@@ -179,6 +179,11 @@ def request(
             f"no controller runs on this machine: none answers at {path}",
             "start one with: sched-ctl load",
         ) from None
+    except OSError as error:  # a way through a file, or too long for a socket
+        raise UserError(
+            f"no controller can be asked at {path}: {error.strerror or error}",
+            "name the folder that load was given: --run-dir",
+        ) from None
     try:
         decoded = msgspec.json.decode(bytes(answer))
         if decoded["ok"]:

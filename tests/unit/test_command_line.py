@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from sched_ctl.backends import Probe, ladder
+from sched_ctl.controller.lock import run_folder
+from sched_ctl.controller.socket import request
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.errors import UserError
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
+from sched_ctl.pipeline.generate import Plan, generate
 
 RUN = "import sys; from sched_ctl.start import main; sys.argv[0] = 'sched-ctl'; main()"
 
@@ -150,6 +153,22 @@ def test_an_exit_code_tells_whose_fault_it_is(arguments: list[str], code: int) -
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("way", ["file/x", "x" * 300, "/" + "y/" * 60])
+def test_a_run_folder_that_cannot_be_is_no_fault_of_ours(way: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="no controller "):
+        request(tmp_path / way, "status")
+    if not way.startswith("/"):
+        with pytest.raises(UserError, match="cannot make"):
+            run_folder(tmp_path / way)
+
+
+def test_telemetry_is_not_made_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot make"):
+        generate(tmp_path / "file", Plan())
 
 
 @pytest.mark.parametrize("verb", ["--help", "load", "restore"])
