@@ -1,5 +1,6 @@
-"""Commands whose help names no type for options that take no value."""
+"""Commands whose help names no type for options that take no value, and that take no NaN."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,6 +15,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            value = ctx.params.get(parameter.name)
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(one, float) and math.isnan(one):  # which is within all bounds
+                    raise typer.BadParameter("nan is no number.", ctx, parameter)
+        return rest
 
 
 class _Group(TyperGroup):
