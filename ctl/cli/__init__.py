@@ -5,6 +5,7 @@ loop small.
 """
 
 import errno
+import io
 import logging
 import os
 import sys
@@ -71,6 +72,10 @@ def main() -> None:
     # A caller may have closed them: nobody wants the text then.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no check mark
+    if os.environ.get("COLUMNS") == "0":  # not told; rich would print nothing at all
+        del os.environ["COLUMNS"]
     try:
         try:
             app()

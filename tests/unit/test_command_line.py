@@ -68,6 +68,18 @@ def test_a_closed_output_is_no_fault() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "surroundings",
+    [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"COLUMNS": "0"}],
+)
+def test_any_terminal_is_told_the_findings(surroundings: dict[str, str]) -> None:
+    done = subprocess.run(
+        command("check"), env=os.environ | surroundings, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"schedstat" in done.stdout
+
+
 def test_nothing_to_plan_is_an_error() -> None:
     done = subprocess.run(
         command("plan", "--engine", "lab:1", "--policy", "hr", "--observe", "0.05"),
