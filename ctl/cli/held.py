@@ -77,8 +77,6 @@ def top(
     Keys: s sorts by the next column, g shows each query's graph from its sources on, / filters by
     name, p or the space bar pauses, j and k, arrows and pages move, q quits.
     """
-    import sys
-
     from sched_ctl import show
     from sched_ctl.cli import screen
     from sched_ctl.controller.socket import request
@@ -91,7 +89,7 @@ def top(
         show.emit_json(first)
         return
     view = screen.View(sort=sort, only=only)
-    if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if once or not screen.can_redraw():
         screen.print_once(first, view)
     else:
         screen.live(lambda: request(run_dir, "top"), view, interval)

@@ -24,7 +24,7 @@ from rich.text import Text
 from sched_ctl import show
 from sched_ctl.errors import UserError
 
-__all__ = ["SORTS", "View", "draw", "live", "pressed", "print_once"]
+__all__ = ["SORTS", "View", "can_redraw", "draw", "live", "pressed", "print_once"]
 
 # What can be sorted by: key of a row, and whether the largest comes first
 SORTS = {
@@ -130,6 +130,11 @@ def print_once(answer: Answer, view: View) -> None:
         console.print(draw(answer, view, console.width, 0))
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def can_redraw() -> bool:
+    """Whether there is a terminal that can be written over, with keys: TERM=dumb shows nothing."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 def live(ask: Callable[[], Answer], view: View, interval_s: float) -> None:

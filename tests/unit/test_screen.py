@@ -1,11 +1,13 @@
 """What `sched-ctl top` draws, at the sizes of usual terminals."""
 
+import os
+import sys
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from sched_ctl.cli.screen import SORTS, View, draw, pressed
+from sched_ctl.cli.screen import SORTS, View, can_redraw, draw, pressed
 
 
 def row(name: str, **more: Any) -> dict[str, Any]:
@@ -41,6 +43,18 @@ def answer(*rows: dict[str, Any]) -> dict[str, Any]:
         ],
         "rows": list(rows),
     }
+
+
+@pytest.mark.parametrize(("term", "can"), [("xterm", True), ("dumb", False)])
+def test_a_dumb_terminal_gets_the_picture_once(
+    term: str, can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, others = os.openpty()
+    with os.fdopen(mine, "rb"), os.fdopen(others, "w") as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("TERM", term)
+        assert can_redraw() is can
 
 
 def lines(told: dict[str, Any], view: View, width: int, height: int) -> list[str]:
