@@ -74,10 +74,14 @@ def spans(fleet: Fleet) -> "DataFrame":
 
 
 def held(fleet: Fleet) -> list[Held]:
-    """Operators that hold their query, those first that cost the fleet most time."""
+    """Operators that hold their query, those first that cost the fleet most time.
+
+    Raises UserError where nothing was taken in.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
+    fleet.require()
     kind = F.split("engine", ":")[0].alias("engine")
     who = ("engine", "query", "operator")
     found = (

@@ -20,8 +20,9 @@ SMALL = 5_000_000  # rows of operators: a larger batch is left as it is
 def compact(fleet: Fleet, small: int = SMALL) -> tuple[int, int]:
     """Put small batches together. Returns how many there were, and their rows; (0, 0) if under 2.
 
-    Raises UserError if others commit all the time.
+    Raises UserError if others commit all the time, or nothing was taken in.
     """
+    fleet.require()
     fleet.clean()
     for _ in range(TRIES):
         old = [batch for batch in fleet.live() if batch.rows.get("operator", 0) < small]

@@ -53,10 +53,11 @@ class Compared:
 def compare(fleet: Fleet, base: str | None = None) -> list[Compared]:
     """Each policy against `base`: None = the system's own scheduling, else the most recorded.
 
-    Raises UserError where only one policy ran.
+    Raises UserError where only one policy ran, or nothing was taken in.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
+    fleet.require()
     steps = _steps(_records(fleet)).cache()
     try:
         counts = {

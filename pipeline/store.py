@@ -87,6 +87,11 @@ class Fleet:
             except msgspec.DecodeError as error:
                 raise UserError(f"{path}: no entry of a manifest: {error}") from None
 
+    def require(self) -> None:
+        """Raises UserError where nothing was ever taken in, as in a folder that is misspelt."""
+        if not self.batches:
+            raise UserError(f"there are no records in {self.out}", "sched-ctl fleet ingest first")
+
     def known(self) -> set[Source]:
         """All files that are in, or were set aside."""
         return {

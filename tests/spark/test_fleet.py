@@ -3,13 +3,15 @@
 import itertools
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import compact, generate, ingest
+from sched_ctl.pipeline import compact, compare, generate, ingest
+from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.store import Batch, Fleet, Taken
 from sched_ctl.telemetry import profiles, records
@@ -204,6 +206,14 @@ def test_nothing_there(spark: "SparkSession", tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(UserError, match="no recorded files"):
         ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("tell", [held, compare.compare, compact.compact, profile])
+def test_a_misspelt_fleet_is_no_empty_one(
+    tell: Callable[[Fleet], object], spark: "SparkSession", tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="there are no records in "):
+        tell(Fleet(spark, str(tmp_path / "flet")))
 
 
 def test_a_profile_is_the_truth(spark: "SparkSession", tmp_path: Path) -> None:
