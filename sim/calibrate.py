@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, near_miss
 from sched_ctl.lab import engine
 from sched_ctl.sim.library import library
 from sched_ctl.sim.setting import Costs
@@ -133,7 +133,7 @@ def as_json(costs: Costs) -> str:
 def load(path: Path) -> Costs:
     """What `as_json` wrote. Raises UserError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Costs)
+        given = msgspec.json.decode(path.read_bytes(), type=dict[str, float])
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
@@ -141,6 +141,13 @@ def load(path: Path) -> Costs:
             f"{path}: not the costs of a machine: {error}",
             "sched-ctl simulate --calibrate writes such a file",
         ) from error
+    for name in given:
+        if name not in Costs.__slots__:
+            raise UserError(
+                f"{path}: there is no cost {name!r}{near_miss(name, Costs.__slots__)}",
+                "sched-ctl simulate --calibrate writes such a file",
+            )
+    return Costs(**given)
 
 
 def _cpu() -> int:

@@ -27,6 +27,7 @@ from sched_ctl.sim import (
     Setting,
     Threads,
     User,
+    calibrate,
     of_workload,
     simulate,
     simulate_by_name,
@@ -563,3 +564,23 @@ def test_an_error_ends_runs_that_are_under_way() -> None:
 
     with pytest.raises(UserError, match="it failed"):
         run_all(cast(Any, [Failing(), Endless()]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"hop_us": 3}', "there is no cost 'hop_us': did you mean 'hop_s'"),
+        ('{"kind": "profile"}', "not the costs of a machine"),
+        ('{"hop_s": -1}', "must be 0 to 1000"),
+    ],
+)
+def test_a_file_that_holds_no_costs_is_not_taken_for_none(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        calibrate.load(path)
+    costs = Costs(hop_s=1e-6, switch_s=2e-6)
+    path.write_text(calibrate.as_json(costs))
+    assert calibrate.load(path) == costs
