@@ -44,7 +44,7 @@ def engines(settings: Settings, json: Json = False) -> None:
     import asyncio
 
     from sched_ctl import show
-    from sched_ctl.controller.session import look
+    from sched_ctl.controller.session import look, no_engine
     from sched_ctl.plugins import drivers
 
     logging.getLogger().setLevel(logging.ERROR)
@@ -55,7 +55,9 @@ def engines(settings: Settings, json: Json = False) -> None:
     for name, why in drivers.problems().items():
         show.text(f"{name}: {why}")
     if not found:
-        show.text(f"no engine found (kinds: {', '.join(drivers.drivers()) or 'none'})")
+        missing = no_engine(settings, drivers.drivers())
+        show.text(missing.message)
+        show.text(f"hint: {missing.hint}")
         return
     show.table(
         ("engine", ">pid", "user", "state", "queries", ">operators", ">threads", "remarks"),

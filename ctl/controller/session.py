@@ -33,7 +33,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.kernel.notify import notify, reloading, watchdog_s
 from sched_ctl.runfolder import RunFolder
 
-__all__ = ["look", "plan", "put_back", "run"]
+__all__ = ["look", "no_engine", "plan", "put_back", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float =
         try:
             await controller.start()
             if not controller.engines:
-                raise _no_engine(settings, kinds)
+                raise no_engine(settings, kinds)
             await asyncio.sleep(observe_s)
             await controller.step(controller.rules)
             return controller
@@ -149,7 +149,7 @@ async def _run(
             try:
                 await controller.start()
                 if not controller.engines:
-                    missing = _no_engine(settings, kinds)
+                    missing = no_engine(settings, kinds)
                     if once:
                         raise missing
                     log.warning("%s; looking again every %g s", missing, settings.discover)
@@ -292,9 +292,10 @@ def _text(arguments: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _no_engine(settings: Settings, kinds: Mapping[str, DriverKind]) -> UserError:
+def no_engine(settings: Settings, kinds: Mapping[str, DriverKind]) -> UserError:
+    """That none of the engines that the settings ask for is here, and what to do."""
     looked_for = ", ".join(settings.engine) or "kinds " + ", ".join(sorted(kinds))
-    return UserError(
-        f"no engine found ({looked_for})",
-        "start one, or name it: --engine KIND:ADDRESS; sched-ctl engines shows what is found",
-    )
+    hint = "start one, or name it: --engine KIND:ADDRESS; sched-ctl engines shows what is found"
+    if os.geteuid() != 0:
+        hint = "run this command as root: engines of other users may be hidden from you"
+    return UserError(f"no engine found ({looked_for})", hint)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from sched_ctl.backends import Probe, ladder
+from sched_ctl.config.settings import Settings
 from sched_ctl.controller.lock import run_folder
+from sched_ctl.controller.session import no_engine
 from sched_ctl.controller.socket import request
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.errors import UserError
@@ -113,6 +115,14 @@ def test_another_user_is_told_to_be_root(verb: str) -> None:
     assert done.returncode == 1, done.stdout
     assert f"error: {folder} belongs to another user" in done.stderr
     assert "hint: run as root" in done.stderr
+
+
+def test_who_may_not_see_engines_is_told_to_be_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    missing = no_engine(Settings(), {})
+    assert "as root" in str(missing.hint)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "start one" in str(no_engine(Settings(), {}).hint)
 
 
 def test_a_plan_by_a_backend_that_does_not_work_ends_as_load_does(
