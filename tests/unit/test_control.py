@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sched_ctl.controller import session
 from sched_ctl.controller import socket as control
 from sched_ctl.errors import UserError
 from sched_ctl.runfolder import RunFolder
@@ -181,3 +182,9 @@ def test_who_is_patient_meets_a_controller_that_is_about_to_start(tmp_path: Path
     with serving(tmp_path):
         asking.join(20)
         assert answers == [{"x": 1}]
+
+
+def test_a_pattern_without_end_does_not_hold_up_the_loop() -> None:
+    with pytest.raises(UserError, match="longer than 4096"):
+        session._text({"what": "*?[" * 10_000}, "what")
+    assert session._text({"what": "*?["}, "what") == "*?["
