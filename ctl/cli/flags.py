@@ -3,7 +3,8 @@
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,8 +20,9 @@ from sched_ctl.config.settings import (
     Settings,
     declared,
 )
+from sched_ctl.errors import UserError
 
-__all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "with_sections", "with_settings"]
+__all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "asked", "with_sections", "with_settings"]
 
 T = TypeVar("T")
 DEFAULT_RUN_DIR = Path(Settings().run_dir)
@@ -47,6 +49,15 @@ CONFIG = Annotated[
     ),
 ]
 PANEL = "Settings (each is also a key of the configuration file)"
+
+
+@contextmanager
+def asked() -> Iterator[None]:
+    """What cannot be done in here was asked for in a wrong way: exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        raise ConfigError(error.message, error.hint) from error
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
-from sched_ctl.errors import UserError
+from sched_ctl.config.settings import ConfigError
 
 __all__ = ["add_to"]
 
@@ -82,7 +82,7 @@ def top(
     from sched_ctl.controller.socket import request
 
     if sort not in screen.SORTS:
-        raise UserError(f"cannot sort by {sort!r}", f"one of: {', '.join(screen.SORTS)}")
+        raise ConfigError(f"cannot sort by {sort!r}", f"one of: {', '.join(screen.SORTS)}")
 
     first = request(run_dir, "top", patience_s=PATIENCE_S)
     if json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sched_ctl.cli.flags import Json
+from sched_ctl.cli.flags import Json, asked
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def replay(
     in_force = {name for line in lines if isinstance(line, records.Record) for name in line.policy}
     known = [name for name in sorted(in_force) if name in registry.policies()]
     names = list(dict.fromkeys([*(policy or ["hr"]), *known]))
-    chosen = [registry.policy(name) for name in names]
+    with asked():
+        chosen = [registry.policy(name) for name in names]
     steps = list(steps_of(lines, chosen, window))
     if not steps:
         raise UserError(

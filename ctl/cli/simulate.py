@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sched_ctl.cli.flags import Json, with_sections
-from sched_ctl.errors import UserError
+from sched_ctl.cli.flags import Json, asked, with_sections
+from sched_ctl.config.settings import ConfigError
 
 if TYPE_CHECKING:
     from sched_ctl.sim.setting import Costs, Setting
@@ -145,18 +145,19 @@ def simulate(
         print(calibration.as_json(calibration.measure()))
         return
     if what.source is None:
-        raise UserError("what is to be simulated?", "name a workload file, or a snapshot")
+        raise ConfigError("what is to be simulated?", "name a workload file, or a snapshot")
     names = what.policy or [sweep.OS if scheduling.scheduler == sweep.OS else "fcfs", "hr"]
-    setting = _setting(what, length, scheduling, per_hop)
+    costs = per_hop.read()
+    with asked():
+        setting = _setting(what, length, scheduling, costs)
     made = sweep.nodes(what.source, what.load, what.cpus, what.base_cost_us, what.common_stream)
     sweep.run(what.source, made, names, setting, length.seeds, plots=plots, json=json)
 
 
-def _setting(what: What, length: Length, scheduling: Scheduling, per_hop: PerHop) -> "Setting":
+def _setting(what: What, length: Length, scheduling: Scheduling, costs: "Costs") -> "Setting":
     from sched_ctl.cli import sweep
     from sched_ctl.sim.setting import Setting, User
 
-    costs = per_hop.read()
     looks = "groups" if scheduling.clusters else "operators"
     return Setting(
         scheduler=scheduling.scheduler,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sched_ctl.cli.flags import asked
 from sched_ctl.errors import UserError
 from sched_ctl.model import files as record
 from sched_ctl.plugins import registry
@@ -43,9 +44,10 @@ def run(
     made: load and node. names: of policies, and "os".
     """
     names = list(dict.fromkeys(names))
-    for name in names:
-        if name != OS:
-            registry.policy(name)  # refused before anything runs
+    with asked():  # refused before anything runs
+        for name in names:
+            if name != OS:
+                registry.policy(name)
     if plots is not None:
         from sched_ctl.sim import plots as drawing  # fails early without matplotlib
     as_os = replace(setting, scheduler=OS)
