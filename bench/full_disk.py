@@ -14,17 +14,12 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from bench.kills import LONGEST_S, OPTIONS, WORKLOADS, child_of, in_child, states
-from sched_ctl.config.settings import Section, Settings
+from bench.kills import LONGEST_S, child_of, in_child, states, two_engines
 from sched_ctl.controller import session
-from sched_ctl.drivers import DriverKind, Target
-from sched_ctl.drivers.lab import driver
-from sched_ctl.lab import engine as lab
 
 END_WITHIN_S = 30.0
 
@@ -40,19 +35,8 @@ def main() -> None:
     chance = random.Random(given.seed)
     wrong: list[str] = []
     changed = ended = 0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        lab.running(WORKLOADS / "etl.graph", OPTIONS) as one,
-        lab.running(WORKLOADS / "stats.graph", OPTIONS) as two,
-    ):
-        pids = (one.pid, two.pid)
-        time.sleep(1)  # the last threads get their names
-        policy = (Section(policy="random", options={}),)
-        settings = Settings(
-            policy=policy, run_dir=folder, backend="nice", period=0.01, calm_period=0, discover=0.1
-        )
-        targets = [Target("lab", str(pid), pid) for pid in pids]
-        kind = DriverKind("lab", lambda: targets, driver.connect, prompt=True)
+    with two_engines() as (settings, kind, pids):
+        folder = settings.run_dir
         before = states(pids)
         mount = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", folder]
         subprocess.run(mount, check=True)

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sched_ctl.config.settings import Section, Settings
@@ -40,23 +40,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     chance = random.Random(given.seed)
     wrong = changed = 0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        lab.running(WORKLOADS / "etl.graph", OPTIONS) as one,
-        lab.running(WORKLOADS / "stats.graph", OPTIONS) as two,
-    ):
-        pids = (one.pid, two.pid)
-        time.sleep(1)  # the last threads get their names
-        settings = Settings(
-            policy=(Section(policy="random", options={}),),
-            run_dir=folder,
-            backend="nice",
-            period=0.01,
-            calm_period=0,
-            discover=0.1,
-        )
-        targets = [Target("lab", str(pid), pid) for pid in pids]
-        kind = DriverKind("lab", lambda: targets, driver.connect, prompt=True)
+    with two_engines() as (settings, kind, pids):
         before = states(pids)
         for number in range(given.rounds):
             killed_after(chance.uniform(0, LONGEST_S), lambda: session.run(settings, {"lab": kind}))
@@ -76,6 +60,28 @@ def main() -> None:
                 print(f"{number + 1} rounds, {changed} left something, {wrong} wrong", flush=True)
     print(f"seed {given.seed}: {given.rounds} rounds, {changed} left something, {wrong} wrong")
     sys.exit(bool(wrong) or not changed)
+
+
+@contextmanager
+def two_engines() -> Iterator[tuple[Settings, DriverKind, tuple[int, int]]]:
+    """Lab engines, by their pids, and what a controller orders them by, each 10 ms."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lab.running(WORKLOADS / "etl.graph", OPTIONS) as one,
+        lab.running(WORKLOADS / "stats.graph", OPTIONS) as two,
+    ):
+        pids = (one.pid, two.pid)
+        time.sleep(1)  # the last threads get their names
+        settings = Settings(
+            policy=(Section(policy="random", options={}),),
+            run_dir=folder,
+            backend="nice",
+            period=0.01,
+            calm_period=0,
+            discover=0.1,
+        )
+        targets = [Target("lab", str(pid), pid) for pid in pids]
+        yield settings, DriverKind("lab", lambda: targets, driver.connect, prompt=True), pids
 
 
 def killed_after(seconds: float, run: Callable[[], object]) -> None:
