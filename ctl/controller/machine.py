@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sched_ctl.controller.owners import first_user
-from sched_ctl.kernel import cgroup, procfs, psi, sockdiag, taskstats, tracing
+from sched_ctl.kernel import cgroup, procfs, psi, sleeping, sockdiag, taskstats, tracing
 from sched_ctl.probes import threads as probes
 
 __all__ = ["Finding", "check"]
@@ -193,6 +193,16 @@ def _sockets() -> Iterator[Finding]:
     yield Finding("sockets", True, f"what waits before sources, among {count} TCP connections")
 
 
+def _sleeps() -> Iterator[Finding]:
+    if not sleeping.told():
+        yield Finding("sleeps", None, "the kernel tells where threads sleep by wait channel alone")
+    elif not _capable("SYS_PTRACE"):
+        what = "where threads of other users sleep by wait channel alone, of our own by system call"
+        yield Finding("sleeps", None, what, "run as root, or with CAP_SYS_PTRACE")
+    else:
+        yield Finding("sleeps", True, "where threads sleep, by system call and wait channel")
+
+
 def _privileges() -> Iterator[Finding]:
     missing = [name for name in CAPABILITIES if not _capable(name)]
     if os.geteuid() == 0 and not missing:
@@ -256,6 +266,7 @@ TOPICS: dict[str, Callable[[], Iterator[Finding]]] = {
     "schedstat": _schedstat,
     "taskstats": _taskstats,
     "sockets": _sockets,
+    "sleeps": _sleeps,
     "tracing": _tracing,
     "privileges": _privileges,
     "users": _users,

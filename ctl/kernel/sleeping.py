@@ -31,6 +31,7 @@ __all__ = [
     "UNKNOWN",
     "Sleep",
     "in_words",
+    "told",
     "where",
 ]
 
@@ -99,6 +100,13 @@ def where(pid: int, tid: int, *, calls: bool = True) -> Sleep | None:
         stat = procfs.stat(pid, tid)
         return Sleep(UNKNOWN) if stat is not None and stat.state in ("S", "D") else None
     return _judged(pid, call, channel)
+
+
+def told() -> bool:
+    """Whether this kernel tells the system call in which a thread sleeps, of our own at least."""
+    with suppress(PermissionError):
+        return bool(_read("/proc/thread-self/syscall"))
+    return False
 
 
 def in_words(told: Mapping[str, Any] | None) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sched_ctl.controller import machine
 from sched_ctl.kernel import procfs, sleeping
 from sched_ctl.kernel.sleeping import Sleep, in_words, where
 from sched_ctl.model.topology import Thread
@@ -236,14 +237,15 @@ def test_numbers_of_system_calls_are_those_of_the_headers() -> None:
     }
     if not any(headers.values()):
         pytest.skip("there are no kernel headers")
-    for machine, paths in headers.items():
+    for architecture, paths in headers.items():
+        ours = sleeping.NUMBERS[architecture]
         for path in paths:
             pairs = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", path.read_text())
             known = {name: int(number) for name, number in pairs}
             known["newfstatat"] = known.get("newfstatat", known.get("fstatat", 0))
-            for name, number in sleeping.NUMBERS[machine].items():
-                assert known.get(name, number) == number, (machine, name)
-            assert known["futex"] == sleeping.NUMBERS[machine]["futex"]
+            for name, number in ours.items():
+                assert known.get(name, number) == number, (architecture, name)
+            assert known["futex"] == ours["futex"]
 
 
 def test_waits_for_input_are_taken_off_where_threads_wait_for_each_other() -> None:
@@ -269,3 +271,29 @@ def test_places_are_told_in_words() -> None:
     )
     assert told(("kernel do_new", None, 1.0), ("pipe", None, 0.001)) == "in kernel do_new 100%"
     assert told(("unknown", None, 1.0)) == in_words(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "right", "good", "words"),
+    [
+        (True, True, True, "by system call and wait channel"),
+        (True, False, None, "of other users sleep by wait channel alone"),
+        (False, True, None, "the kernel tells where threads sleep by wait channel alone"),
+    ],
+)
+def test_check_says_what_tells_of_sleeps(
+    monkeypatch: pytest.MonkeyPatch, told: bool, right: bool, good: bool | None, words: str
+) -> None:
+    monkeypatch.setattr(sleeping, "told", lambda: told)
+    monkeypatch.setattr(machine, "_capable", lambda name: right or name != "SYS_PTRACE")
+    [finding] = [finding for finding in machine.check() if finding.topic == "sleeps"]
+    assert finding.good is good and words in finding.what
+    assert (finding.do is None) == (good is True or not told)
+
+
+def test_this_kernel_tells_of_a_call_as_proc_does() -> None:
+    try:
+        line = Path("/proc/self/syscall").read_text()
+    except OSError:
+        line = ""
+    assert sleeping.told() == bool(line)
