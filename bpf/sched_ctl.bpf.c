@@ -551,8 +551,11 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		keep(prev, others_slice_ns());	/* else the kernel refills 20 ms */
 		return;
 	}
-	/* About to idle: make sure that no queue was overlooked (see order.bpf.h). */
-	if (nr_cpus > 1 && repair(llc))
+	/*
+	 * About to idle: make sure that no queue was overlooked (see order.bpf.h), nor one whose mark
+	 * another CPU took off and has put back since.
+	 */
+	if (nr_cpus > 1 && (repair(llc) || (queues[llc].waiting & ~waiting)))
 		take_any(llc, cpu, now_ns);
 }
 
