@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ TIMEOUT_S = 300
 
 SOON_S = 120.0  # to start Python alone takes a busy emulated machine half a minute
 RUN_DIR = Path("/run/sched-ctl")
+UNIT = Path(__file__).parents[2] / "packaging" / "sched-ctl.service"
 SERVICE = Path("/sys/fs/cgroup/engine.service")
 # Two queries, so that "auto" has a choice; cheap, since an emulated CPU is slow.
 WORKLOAD = """\
@@ -65,6 +66,7 @@ show.table((), ())
 load_settings()
 
 
+BPF, SYS_NICE, SYS_ADMIN, NET_ADMIN = 39, 23, 21, 12  # linux/capability.h
 State = dict[str, tuple[int, int, str]]
 
 
@@ -101,16 +103,33 @@ def labspe() -> Iterator[lab.Engine]:
             cgroup.write(SERVICE.parent / "cgroup.subtree_control", "-cpu")
 
 
+def confined() -> list[str]:
+    """Gives a command no more rights than the unit does, and /proc/sys and /sys read-only.
+
+    Process 1 of a guest is no systemd: tests/host/test_confined.py has the unit run by one.
+    """
+    found = re.findall(r"^CapabilityBoundingSet=(.+)$", UNIT.read_text(), re.MULTILINE)
+    names = [name.removeprefix("CAP_").lower() for line in found for name in line.split()]
+    kept = ",".join(["-all", *(f"+{name}" for name in names)])
+    script = f"""\
+set -e
+mount --bind /proc/sys /proc/sys
+for folder in /proc/sys /sys; do mount -o remount,ro,bind $folder; done
+exec setpriv --bounding-set {kept} --inh-caps -all --no-new-privs -- "$@"
+"""
+    return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+
 class Load:
     """A running `sched-ctl load`, and what it has said so far."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, prefix: Sequence[str], *arguments: str) -> None:
         self.log = log
         self.seen: dict[str, Any] = {}  # the last status that was asked for by `is_scheduling`
         command = [sys.executable, "-c", "from sched_ctl.cli import main; main()", "load"]
         with log.open("w") as stream:
             self.process = subprocess.Popen(
-                [*command, "--period", "0.5", *arguments],
+                [*prefix, *command, "--period", "0.5", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -148,8 +167,8 @@ class Load:
 
 
 @contextmanager
-def loaded(engine: lab.Engine, *arguments: str) -> Iterator[Load]:
-    load = Load(Path(tempfile.mkdtemp()) / "log", "--engine", engine.name, *arguments)
+def loaded(engine: lab.Engine, *arguments: str, prefix: Sequence[str] = ()) -> Iterator[Load]:
+    load = Load(Path(tempfile.mkdtemp()) / "log", prefix, "--engine", engine.name, *arguments)
     try:
         yield load
     finally:
@@ -260,6 +279,18 @@ def check_what_load_shows_and_that_ctrl_c_restores() -> None:
             assert state(engine) == before
 
 
+def assert_confined(pid: int) -> None:
+    """It has what the unit leaves it, and what it does not need is not there."""
+    lines = (line.partition(":") for line in text_of(f"/proc/{pid}/status").splitlines())
+    status = {name: value.strip() for name, _, value in lines}
+    rights = int(status["CapEff"], 16)
+    assert status["CapEff"] == status["CapBnd"] and status["NoNewPrivs"] == "1", status
+    for number, there in ((BPF, True), (SYS_NICE, True), (SYS_ADMIN, False), (NET_ADMIN, False)):
+        assert bool(rights >> number & 1) == there, (number, status["CapEff"])
+    mounts = [line.split() for line in text_of(f"/proc/{pid}/mounts").splitlines()]
+    assert any(words[1] == "/sys" and words[3].startswith("ro") for words in mounts), mounts
+
+
 def watch(load: Load) -> None:
     """Rates after a tick, until Ctrl-C."""
     out = Path(tempfile.mkdtemp()) / "watch"
@@ -277,8 +308,9 @@ def check_ejected_and_back_and_restore_after_kill_9() -> None:
     Path("/proc/sys/kernel/sysrq").write_text("1")
     with labspe() as engine:
         before = state(engine)
-        with loaded(engine, "--policy", "hr", "--share", "one=4") as load:
+        with loaded(engine, "--policy", "hr", "--share", "one=4", prefix=confined()) as load:
             load.wait(lambda: load.is_scheduling("scx"), "scheduled by scx")
+            assert_confined(load.process.pid)
             Path("/proc/sysrq-trigger").write_text("S")
             began_s = time.monotonic()
             load.wait(lambda: load.is_scheduling("cgroup2+nice"), "the next backend")
