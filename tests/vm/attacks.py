@@ -9,6 +9,7 @@ import ctypes
 import functools
 import mmap
 import os
+import random
 import re
 import signal
 import socket
@@ -40,6 +41,8 @@ from support import wait_until
 
 __all__ = [
     "another_scheduler",
+    "changing_affinity",
+    "changing_cpus",
     "fork_bomb",
     "little_memory",
     "storm",
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 MOUNT = Path("/sys/fs/cgroup")
+CPUS = Path("/sys/devices/system/cpu")
 LOOK_S = 1.5  # more than operators are to wait
 SAMPLE_S = 0.05
 LATE_S = 0.25  # samples are apart, and a turn has to end before another one begins
@@ -357,6 +361,42 @@ def threads_without_end() -> None:
         each_s = (threads_born() - born) / (time.monotonic() - began)
         print(f"{each_s:.0f} born a second")
         assert each_s > (100 if EXACT in os.environ else 10)
+
+
+def changing_affinity() -> None:
+    """All threads may use now these CPUs, now those; one that waits is asked again and again."""
+    cpus = os.cpu_count() or 1
+    rng = random.Random(1)
+    with scene() as on:
+        everybody = [*on.operators, *on.neighbours]
+        on.apply()
+        above_all()  # who looks must not wait, nor who changes
+
+        def change() -> None:
+            # Half of the changes are of the least urgent one, which waits for the bound.
+            for thread in [*rng.choices(everybody, k=10), *[on.operators[-1]] * 10]:
+                os.sched_setaffinity(thread.tid, rng.sample(range(cpus), rng.randint(1, cpus)))
+                time.sleep(0.004)
+
+        on.holds(change, least=0.1)
+        for thread in everybody:
+            os.sched_setaffinity(thread.tid, range(cpus))
+        on.holds()
+
+
+def changing_cpus() -> None:
+    """One goes and comes: the kernel ends the scheduler, and it is loaded again at once."""
+    online = sorted(CPUS.glob("cpu[1-9]*/online"))[-1]
+    with scene() as on:
+        on.apply()
+        try:
+            for value in ("0", "1"):
+                online.write_text(value)
+                wait_for("disabled")
+                on.apply()
+                on.holds()
+        finally:
+            online.write_text("1")
 
 
 # -- another scheduler ----------------------------------------------------------------------------
