@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sched_ctl.errors import UserError
+from sched_ctl.config.settings import ConfigError
 
 __all__ = ["Conf", "Master", "check", "percent", "spark_of"]
 
@@ -41,6 +41,6 @@ def spark_of(name: str, master: str | None, conf: list[str] | None) -> Any:
     for text in conf or []:
         key, equals, value = text.partition("=")
         if not equals or not key.startswith("spark."):
-            raise UserError(f"--conf {text!r}: a setting of Spark is spark.KEY=VALUE")
+            raise ConfigError(f"--conf {text!r}: a setting of Spark is spark.KEY=VALUE")
         settings[key] = value
     return spark(name, master, settings)

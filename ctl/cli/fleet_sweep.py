@@ -7,7 +7,7 @@ import typer
 
 from sched_ctl.cli.flags import Json
 from sched_ctl.cli.fleet_flags import Conf, Master, check, percent, spark_of
-from sched_ctl.errors import UserError
+from sched_ctl.config.settings import ConfigError
 
 __all__ = ["sweep"]
 
@@ -65,7 +65,7 @@ def sweep(
     from sched_ctl.telemetry import profiles
 
     if goal not in sweeping.GOALS:
-        raise UserError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
+        raise ConfigError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
     measured = profiles.read(profile_file)
     per_hop = calibrate.load(costs) if costs else None
     with spark_of("sweep", master, conf) as spark:

@@ -174,6 +174,8 @@ def _check_names(settings: Settings, origin: str) -> None:
 
 
 def _hint(key: str) -> str | None:
+    if key == "policy":
+        return 'each policy is a section: a line [[policy]], and below it policy = "hr"'
     match = re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
     if match is None:
         return None
@@ -252,4 +254,6 @@ def parse_pairs(texts: Sequence[str], flag: str, form: str = "KEY=VALUE") -> dic
             pairs[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             pairs[key] = value
+        if isinstance(pairs[key], float) and not math.isfinite(pairs[key]):
+            raise ConfigError(f"{flag}: {text}: {value} is no finite number")
     return pairs

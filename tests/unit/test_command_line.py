@@ -167,6 +167,8 @@ def test_what_a_backend_will_set_is_told_before() -> None:
         (["plan", "--policy-option", "x=1"], 2),
         (["plan", "--observe", "nan"], 2),
         (["load", "--duration", "nan", "--run-dir", "/dev/null/x"], 2),
+        (["plan", "--policy-option", "x=nan"], 2),
+        (["policy", "set", "hr", "--option", "x=-inf"], 2),
         (["waits", "1", "--seconds", "nan"], 2),
         (["simulate", "--load", "0.5", "--load", "nan"], 2),
         (["fleet", "generate", "/dev/null/x", "--hours", "nan"], 2),

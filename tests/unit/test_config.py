@@ -41,6 +41,7 @@ def written(folder: Path, text: str, name: str = "sched-ctl.toml") -> Path:
         ('record = "a\\u0000b"', "record: a NUL", None),
         ("level = 'top'", "level", "physical"),
         ("queries = 1", "queries", r"belongs in a \[\[policy\]\]"),
+        ("policy = 'hr'", "policy: Expected `array`", r"a line \[\[policy\]\]"),
         ("[[policy]]\nwindow = 1", r"policy\[0\].window", r"belongs outside \[\[policy\]\]"),
         ("[[policy]]\n[[policy]]\nname='x'\nperod = 1", r"policy\[1\].perod", "period"),
         ("[[policy]]\nqueries = 'a'", r"policy\[0\].queries", None),
