@@ -212,33 +212,56 @@ SWITCHES: Mapping[str, Job] = {
 }
 
 
-def switches(
-    kernel: str, chosen: str = ".*", cpus: int = 1, caches: int = 1, apart: int = 0
-) -> list[Job]:
-    """What a context switch costs under each scheduler, with a pair of threads on each CPU.
+HELPERS: Mapping[str, Job] = {
+    "eevdf": {"kind": "os"},
+    "scx, full mode": {"kind": "scx", "full": True},
+    "scx, full mode, cgroups": {"kind": "scx", "full": True, "cgroups": True},
+}
 
-    apart: one pair, whose second thread is bound to the CPU so many after the first one's.
-    """
-    program = ROOT / "build" / "switches"
+
+def built(name: str) -> Path:
+    """The program of the C file of this name in this folder."""
+    program = ROOT / "build" / name
     program.parent.mkdir(exist_ok=True)
-    source = HERE / "switches.c"
+    source = HERE / f"{name}.c"
     subprocess.run(["cc", "-O2", "-pthread", "-o", str(program), str(source)], check=True)
-    words = [str(program), str(1 if apart else cpus), str(apart)]
-    todo = [
-        {"name": name, "seed": 0, "program": words, **job}
-        for name, job in SWITCHES.items()
-        if name == BASE or re.fullmatch(chosen, name)
-    ]
+    return program
+
+
+def compare(
+    jobs: Mapping[str, Job], words: Sequence[str], kernel: str, cpus: int = 1, caches: int = 1
+) -> list[Job]:
+    """What the program prints of itself under each scheduler; the first is the base of ratios."""
+    todo = [{"name": name, "seed": 0, "program": words, **job} for name, job in jobs.items()]
     found = list(run(todo, kernel, cpus, caches))
-    base = found[0]
-    print(f"{'':30}{'pipe round trip':>24}{'yield':>24}")
+    base = found[0]["figures"]
+    print(f"{'':30}" + "".join(f"{name:>24}" for name in base))
     for result in found:
         if "error" in result:
             print(f"{result['job']:30}{result['error']}")
             continue
-        cells = [f"{result[k]:8.0f} ns ({result[k] / base[k]:.2f})" for k in ("pipe", "yield")]
+        figures = result["figures"]
+        cells = [f"{figures[k]:8.0f} ({figures[k] / max(base[k], 1e-9):.2f})" for k in base]
         print(f"{result['job']:30}" + "".join(f"{cell:>24}" for cell in cells), result["counted"])
     return found
+
+
+def switches(
+    kernel: str, chosen: str = ".*", cpus: int = 1, caches: int = 1, apart: int = 0
+) -> list[Job]:
+    """What a context switch costs under each scheduler, ns, with a pair of threads on each CPU.
+
+    apart: one pair, whose second thread is bound to the CPU so many after the first one's.
+    """
+    words = [str(built("switches")), str(1 if apart else cpus), str(apart)]
+    some = {k: job for k, job in SWITCHES.items() if k == BASE or re.fullmatch(chosen, k)}
+    return compare(some, words, kernel, cpus, caches)
+
+
+def helpers(kernel: str, count: int) -> list[Job]:
+    """What so many helper threads cost a saturated query under each scheduler (helpers.c)."""
+    jobs = {name: {**job, "operators": 3} for name, job in HELPERS.items()}
+    return compare(jobs, [str(built("helpers")), str(count)], kernel)
 
 
 def calibration(kernel: str) -> list[Job]:
@@ -313,6 +336,7 @@ def main() -> None:
     parser.add_argument("--variants", default=".*", metavar="RE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
     parser.add_argument("--switches", action="store_true", help="only what a switch costs")
+    parser.add_argument("--helpers", type=int, metavar="N", help="only what helper threads cost")
     parser.add_argument("--apart", type=int, default=0, metavar="CPUS", help="see switches.c")
     parser.add_argument("--calibrate", action="store_true", help="only what a hop costs")
     parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
@@ -324,6 +348,9 @@ def main() -> None:
     if arguments.switches:
         cpus, caches, apart = arguments.cpus, arguments.caches, arguments.apart
         switches(arguments.kernel, arguments.variants, cpus, caches, apart)
+        return
+    if arguments.helpers:
+        helpers(arguments.kernel, arguments.helpers)
         return
     if arguments.calibrate:
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)

@@ -330,30 +330,38 @@ def run(job: Job) -> dict[str, Any]:
     return {"job": job["name"], "seed": job["seed"], **compact(result)}
 
 
-def switches(job: Job) -> dict[str, Any]:
-    """Cost of a pipe round trip and of a yield between two threads, ns (see switches.c).
+def program(job: Job) -> dict[str, Any]:
+    """What a program prints of its own threads (switches.c, helpers.c), by name.
 
-    counted: what the scheduler did meanwhile, of those counters that are not 0.
+    It first prints their tids. operators: the first of these are a query's, from its ingress to its
+    egress, and adopted; else all are, each a query of its own. counted: what the scheduler did
+    meanwhile, of those counters that are not 0.
     """
     counted: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
-        program = stack.enter_context(
+        child = stack.enter_context(
             subprocess.Popen(
                 job["program"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         )
-        assert program.stdout is not None
-        lines = program.stdout
+        assert child.stdout is not None
+        lines = child.stdout
         tids = [int(line) for line in iter(lambda: next(lines).strip(), "ready")]
         if whose := job.get("trace"):
-            followed = [program.pid if whose == "own" else os.getpid()]
+            followed = [child.pid if whose == "own" else os.getpid()]
             stack.enter_context(Tracer(followed, wakings=job.get("wakings", False)))
         if job["kind"] == "scx":
-            scheduler = stack.enter_context(Scheduler(full=job.get("full", False)))
-            count = job.get("queues", 1)
+            full, cgroups = job.get("full", False), job.get("cgroups", False)
+            scheduler = stack.enter_context(Scheduler(full=full, cgroups=cgroups))
+            operators = job.get("operators", 0)
+            tids = tids[:operators] if operators else tids
+            count = operators or job.get("queues", 1)
             scheduler.control["nr_queues"] = count
             scheduler.control["queues"]["slope"][:count] = 1 << np.arange(count)
             scheduler.slots[1 : len(tids) + 1]["queue"] = np.arange(len(tids)) % count
+            if operators:
+                scheduler.slots[1 : operators + 1]["query"] = 1
+                scheduler.slots[1 : operators + 1]["depth"] = np.arange(1, operators + 1)
             scheduler.slots["flags"] = scheduler.slot_flags["SLOT_ACTIVE"]
             if job.get("live"):
                 rows = scheduler.live_rows(1, len(tids) + 1).rows
@@ -374,12 +382,11 @@ def switches(job: Job) -> dict[str, Any]:
         elif job["kind"] == "fifo":
             for tid in tids:
                 os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(1))
-        output, _ = program.communicate("\n", 60)
+        output, _ = child.communicate("\n", 60)
         if job["kind"] == "scx":
             counted = {name: count for name, count in scheduler.stats().items() if count}
-    costs = dict(line.split() for line in output.split("\n") if line)
-    found = {name: float(ns) for name, ns in costs.items()}
-    return {"job": job["name"], "seed": 0, "counted": counted, **found}
+    figures = {name: float(figure) for name, figure in map(str.split, output.splitlines())}
+    return {"job": job["name"], "seed": 0, "counted": counted, "figures": figures}
 
 
 def calibrated(job: Job) -> dict[str, Any]:
@@ -431,7 +438,7 @@ def main() -> None:
             if job.get("calibrate"):
                 found = calibrated(job)
             else:
-                found = switches(job) if "program" in job else run(job)
+                found = program(job) if "program" in job else run(job)
         except Exception as error:
             found = {"job": job["name"], "seed": job["seed"], "error": f"{error!r}"}
         print(PREFIX + json.dumps({**found, "guest_s": time.monotonic() - began}), flush=True)

@@ -135,7 +135,7 @@ subprogram int find_laggard(struct cpu *c, u32 llc, s32 cpu)
 		other = next_set(c, llc);
 		if (!sets[other].others_waiting)
 			continue;
-		key = peek(others_dsq(other), cpu) & ~PASSED;
+		key = first_other(other, cpu);
 		if (key && (!first || before(key, first))) {
 			first = key;
 			from = other + 1;
@@ -146,7 +146,7 @@ subprogram int find_laggard(struct cpu *c, u32 llc, s32 cpu)
 	if (!from)
 		return 0;
 	mine = c->tier == TIER_OTHER ? c->vtime : 0;
-	key = peek(others_dsq(llc), cpu) & ~PASSED;
+	key = first_other(llc, cpu);
 	if (key && (!mine || before(key, mine)))
 		mine = key;
 	if (!mine && !operators_first)

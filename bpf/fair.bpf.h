@@ -29,6 +29,10 @@
  * the end of its slice. A more urgent operator of another query interrupts after control.least_us,
  * unless it is used to run for longer than the slice that it would cut short.
  *
+ * Most who wake up beside a saturated query are helpers that run for some microseconds, thousands a
+ * second. To interrupt a CPU means another interrupt, and then a decision; so one of the others who has
+ * the next turn anyway, and at once, does not wait in the queue but goes straight to the CPU.
+ *
  * The kernel ends slices at its ticks only. So each CPU has a timer, which is started where a run
  * has to end before that, and not at all if nobody asks.
  *
@@ -58,12 +62,18 @@ static __always_inline u64 lag_ns(void)
 	return operators_first ? 10 * MS : 2 * base_slice_us * US;
 }
 
-/* What an operator would be queued by if it were one of the others. */
+/*
+ * What an operator would be queued by if it were one of the others. Who has run since it woke up for
+ * longer than a lag lasts has had that: it goes by the time of all.
+ */
 static __always_inline u64 own_vtime(u32 slot)
 {
-	u64 vtime = threads[slot & (MAX_SLOTS - 1)].vtime, least = others_now - pack(lag_ns(), 0);
+	struct thread *t = &threads[slot & (MAX_SLOTS - 1)];
+	u64 least = others_now - pack(lag_ns(), 0);
 
-	return before(vtime, least) ? least : vtime;
+	if ((s64)(t->run_ns - t->woken_run_ns - lag_ns()) >= 0)
+		return operators_vtime;
+	return before(t->vtime, least) ? least : t->vtime;
 }
 
 /*
@@ -148,20 +158,30 @@ static __always_inline u64 operators_charge(struct task_struct *p, u64 ran_ns)
 	return pack(ran_ns * 1024 / weight + 255, 0);
 }
 
-/* A thread with this virtual time begins to run: the rest has got as far, unless one waits behind. */
-subprogram int fair_advance(u32 llc, u64 vtime)
+/* The virtual time of the first of the others that wait, wherever it may run; 0 if there is none. */
+static __always_inline u64 front_of_others(u32 llc)
 {
 	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
-	u64 head = vtime;
+	u64 vtime = 0;
 
-	bpf_iter_scx_dsq_new(&it, dsq_of(llc, MAX_QUEUES), 0);
+	if (!sets[llc].others_waiting || sets[llc].others_head)
+		return sets[llc].others_head;
+	bpf_iter_scx_dsq_new(&it, others_dsq(llc), 0);
 	p = bpf_iter_scx_dsq_next(&it);
 	if (p)
-		head = p->scx.dsq_vtime;
+		vtime = p->scx.dsq_vtime;
 	bpf_iter_scx_dsq_destroy(&it);
-	if (before(head, vtime))
-		vtime = head;
+	return vtime;
+}
+
+/* A thread with this virtual time begins to run: the rest has got as far, unless one waits behind. */
+subprogram int fair_advance(u32 llc, u64 vtime)
+{
+	u64 front = front_of_others(llc & (MAX_LLCS - 1));
+
+	if (front && before(front, vtime))
+		vtime = front;
 	if (!operators_first && operators_weight > 0 && before(operators_vtime, vtime) &&
 	    before(others_now - pack(FORGOTTEN, 0), operators_vtime))
 		vtime = operators_vtime;
@@ -282,12 +302,36 @@ static __always_inline void claim_for_operator(u32 slot, u64 key, u32 cpu, u64 n
 	}
 }
 
-/* One of the others woke up and waits for this CPU. */
-static __always_inline void claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
+/*
+ * Would an operator go before one of the others with this virtual time: the best of those that wait,
+ * or the one that runs here, where its batch goes on?
+ */
+subprogram int any_by_right(u64 vtime, u32 llc, s32 cpu, u64 now_ns)
+{
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u32 slot = c->slot & (MAX_SLOTS - 1);
+	u64 ran_ns = now_ns - c->since_ns, waiting, key;
+
+	llc &= MAX_LLCS - 1;
+	waiting = queues[llc].waiting;
+	if (waiting && pick(llc, cpu, now_ns, waiting, &c->there) >= 0) {
+		key = c->there.exact ?: queues[llc].head_key[c->there.queue & (MAX_QUEUES - 1)];
+		if (!batch_goes_on(slot, key, now_ns - c->turn_ns))
+			return !before(vtime, own_vtime(packed_slot(key)));
+	}
+	return !before(vtime, own_vtime(slot) + pack(ran_ns * 1024 / (threads[slot].weight ?: 1024), 0));
+}
+
+/*
+ * One of the others woke up, of this virtual time, and is about to wait for this CPU. Returns whether
+ * it has the next turn, now: then nothing has to be asked again.
+ */
+static __always_inline bool claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	u64 its = operators_vtime, ran_ns = now_ns - c->since_ns, had_ns = now_ns - c->turn_ns;
 	struct thread *t = &threads[c->slot & (MAX_SLOTS - 1)];
+	u32 llc = llc_of(cpu);
 
 	if (c->tier == TIER_OTHER) {
 		its = c->vtime + pack(ran_ns, 0);
@@ -295,10 +339,15 @@ static __always_inline void claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
 		its += pack(ran_ns * 1024 / weight_of_all(), 0);
 		had_ns = t->run_ns - t->woken_run_ns + ran_ns;
 	} else if (!c->resting) {
-		return;
+		return false;
 	}
-	if (before(vtime, its))
-		claim(cpu, now_ns, had_ns, base_slice_us);
+	if (!before(vtime, its))
+		return false;
+	if (c->slot && (s64)(had_ns - base_slice_us * US) >= 0 && !sets[llc].others_waiting &&
+	    !any_by_right(vtime, llc, cpu, now_ns))
+		return true;
+	claim(cpu, now_ns, had_ns, base_slice_us);
+	return false;
 }
 
 static __always_inline int fair_init(void)

@@ -59,6 +59,10 @@ struct cpumask {
 	unsigned long bits[1];
 };
 
+struct load_weight {
+	unsigned long weight;
+};
+
 struct sched_entity {
 	u64 sum_exec_runtime;
 };

@@ -48,11 +48,6 @@ enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128 };
 u64 first_jiffies, first_ns;		/* the same moment by both clocks, at load */
 u64 starvation_jiffies;			/* other_starvation_ms; 0 = not known yet */
 
-static __always_inline u64 others_dsq(u32 llc)
-{
-	return dsq_of(llc, MAX_QUEUES);
-}
-
 static __always_inline u64 others_slice_ns(void)
 {
 	return other_slice_us * US;
@@ -116,10 +111,16 @@ static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags);
 		return;
 	}
-	sets[llc].others_waiting = 1;
+	if (!operators_first && (enq_flags & SCX_ENQ_WAKEUP) &&
+	    claim_for_other(vtime, cpu, clock_ns())) {
+		count(preempts);
+		count(guaranteed);
+		set_vtime(p, vtime);
+		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags | SCX_ENQ_PREEMPT);
+		return;
+	}
+	mark_other(llc, p, vtime);
 	dsq_insert_vtime(p, others_dsq(llc), others_slice_ns(), vtime, enq_flags);
-	if (!operators_first && (enq_flags & SCX_ENQ_WAKEUP))
-		claim_for_other(vtime, cpu, clock_ns());
 }
 
 /*
@@ -128,10 +129,12 @@ static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
  */
 static __always_inline bool run_other(u32 llc)
 {
-	if (dsq_move_to_local(others_dsq(llc)))
+	if (dsq_move_to_local(others_dsq(llc))) {
+		mark_other_taken(llc);
 		return true;
+	}
 	if (nr_cpus == 1 || scx_bpf_dsq_nr_queued(others_dsq(llc)) <= 0)
-		sets[llc].others_waiting = 0;
+		mark_no_others(llc);
 	return false;
 }
 
@@ -142,7 +145,9 @@ static __always_inline bool run_next_other(u32 llc, struct cpu *c)
 
 	if (nr_llcs > 1 && from) {
 		c->from = 0;
-		if (dsq_move_to_local(others_dsq((from - 1) & (MAX_LLCS - 1)))) {
+		from = (from - 1) & (MAX_LLCS - 1);
+		if (dsq_move_to_local(others_dsq(from))) {
+			mark_other_taken(from);
 			c->pulled = 1;
 			count(other_pulls);
 			return true;
@@ -186,8 +191,11 @@ subprogram int rescue_other(u32 llc, s32 cpu, u64 now_ns)
 				     (now_ns - first_ns) + 1;
 	}
 	oldest = now - starvation_jiffies;
-	return rescue_other_from(others_dsq(llc), cpu, oldest, SCX_DSQ_ITER_REV) ||
-	       rescue_other_from(others_dsq(llc), cpu, oldest, 0);
+	if (!rescue_other_from(others_dsq(llc), cpu, oldest, SCX_DSQ_ITER_REV) &&
+	    !rescue_other_from(others_dsq(llc), cpu, oldest, 0))
+		return 0;
+	mark_other_taken(llc);
+	return 1;
 }
 
 static __always_inline void others_init(void)
@@ -210,7 +218,7 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	u64 ran_ns = prev->se.sum_exec_runtime - c->start_ns;
-	u64 vtime = others_vtime(prev, ran_ns), head = peek(others_dsq(llc), cpu) & ~PASSED;
+	u64 vtime = others_vtime(prev, ran_ns), head = first_other(llc, cpu);
 
 	if (nr_llcs > 1 && c->from)
 		return false;
@@ -293,7 +301,7 @@ static int unpark(void *map, int *key, struct bpf_timer *timer)
 				dsq_move(&it, p, PARKED_DSQ);
 		} else {
 			llc = llc_of(scx_bpf_task_cpu(p));
-			sets[llc].others_waiting = 1;
+			mark_other(llc, p, p->scx.dsq_vtime);
 			if (dsq_move_vtime(&it, p, others_dsq(llc)))
 				kick_idle(p);
 		}
@@ -312,11 +320,15 @@ static int unpark(void *map, int *key, struct bpf_timer *timer)
 /* Does a thread wait for which a CPU is idle? */
 subprogram int rouse(u32 llc)
 {
+	s32 others = scx_bpf_dsq_nr_queued(others_dsq(llc));
 	u64 waiting;
 	u32 i;
 
 	llc &= MAX_LLCS - 1;
-	if (scx_bpf_dsq_nr_queued(others_dsq(llc)) > 0) {
+	sets[llc].others_head = 0;
+	if (others > 0) {
+		if (sets[llc].others_queued < others)
+			sets[llc].others_queued = others;
 		sets[llc].others_waiting = 1;
 		if (rouse_for(others_dsq(llc)))
 			return 1;

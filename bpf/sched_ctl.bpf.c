@@ -9,11 +9,11 @@
  *    kernel's fair class ranks above us. In full mode every normal thread does. The program is
  *    the same: in partial mode, others are threads that inherited the policy.
  *
- * 2. ORDER of operators (order.bpf.h). Up to 64 queues, each sorted by age plus a head start; the
- *    heads are compared by urgency when a CPU asks what to run. So wait-dependent policies are
- *    decided at that moment, the one thing that user space cannot do. The controller expresses
- *    policies through the queues' slopes and the threads' leads (sched_ctl.h says how), so a
- *    change of policy is a write to shared memory.
+ * 2. ORDER of operators (order.bpf.h). Up to 64 queues (queues.bpf.h), each sorted by age plus a
+ *    head start; the heads are compared by urgency when a CPU asks what to run. So wait-dependent
+ *    policies are decided at that moment, the one thing that user space cannot do. The controller
+ *    expresses policies through the queues' slopes and the threads' leads (sched_ctl.h says how),
+ *    so a change of policy is a write to shared memory.
  *
  * 3. AGE. A thread is as old as the work that it carries: woken by an operator, it inherits the
  *    waker's origin; woken from outside (an ingress), its origin is now, and again at the end of
@@ -59,6 +59,7 @@
 #include "compat.bpf.h"
 #include "state.bpf.h"
 
+#include "queues.bpf.h"
 #include "order.bpf.h"
 #include "cgroups.bpf.h"
 #include "fair.bpf.h"
@@ -334,10 +335,9 @@ subprogram int others_lag(u64 mine, u32 llc, s32 cpu)
 		return 1;
 	if (!sets[llc].others_waiting)
 		return 0;
-	head = peek(others_dsq(llc), cpu);
+	head = first_other(llc, cpu);
 	if (!head && (nr_cpus == 1 || scx_bpf_dsq_nr_queued(others_dsq(llc)) <= 0))
-		sets[llc].others_waiting = 0;	/* or each decision would look again */
-	head &= ~PASSED;
+		mark_no_others(llc);		/* or each decision would look again */
 	return head && before(head, operators_vtime);
 }
 
@@ -378,7 +378,7 @@ subprogram int run_by_right(u64 its, u32 llc, s32 cpu, u64 now_ns, u32 slot)
 
 	llc &= MAX_LLCS - 1;
 	if (sets[llc].others_waiting) {
-		key = peek(others_dsq(llc), cpu) & ~PASSED;
+		key = first_other(llc, cpu);
 		if (key && (!its || before(key, its)))
 			its = key;
 	}
@@ -389,6 +389,8 @@ subprogram int run_by_right(u64 its, u32 llc, s32 cpu, u64 now_ns, u32 slot)
 		return slot && !before(its, c->own) ? RUN_KEEP : RUN_NOTHING;
 	best->queue &= MAX_QUEUES - 1;
 	key = best->exact ?: queues[llc].head_key[best->queue];
+	if (slot && batch_goes_on(slot, key, now_ns - c->turn_ns))
+		return !before(its, c->own) ? RUN_KEEP : RUN_NOTHING;
 	if (before(its, own_vtime(packed_slot(key))) || !take(llc, cpu, best, slot))
 		return RUN_NOTHING;
 	count(by_right);
@@ -552,7 +554,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	}
 	/*
-	 * About to idle: make sure that no queue was overlooked (see order.bpf.h), nor one whose mark
+	 * About to idle: make sure that no queue was overlooked (see queues.bpf.h), nor one whose mark
 	 * another CPU took off and has put back since.
 	 */
 	if (nr_cpus > 1 && (repair(llc) || (queues[llc].waiting & ~waiting)))
