@@ -13,7 +13,7 @@ and `Topology.notes` says so.
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,10 +43,10 @@ from sched_ctl.model.topology import HelperThread, PhysicalOperator, Snapshot, T
 
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
 
-# How often the list of jobs is compared while no thread is born or ends. A little below a second,
+# How often the list of jobs is compared while no thread is born or ends, and a job is read again
+# while a thread of it is missing or the list says more of it. A little below a second,
 # at which it is mostly asked: who comes a moment early is not sent away for another.
 JOBS_EVERY_S = 0.9
-MISSING_EVERY_S = 1.0  # how often a job is read again while a thread of it is missing
 PROCESSES_EVERY_S = 10.0  # how often we look for new TaskManagers, if nothing else changed
 ATTACH_S = 5.0
 # Jobs that have, or will soon have, threads. Others are not queries (yet, or any more).
@@ -95,6 +95,13 @@ class _Read:
     job: Job
     details: dict[str, VertexDetail]
 
+    @property
+    def behind(self) -> bool:
+        """Whether the overview counts other tasks as running than the details."""
+        subtasks = [one for detail in self.details.values() for one in detail.subtasks]
+        running = sum(subtask.status == "RUNNING" for subtask in subtasks)
+        return running != self.overview.tasks.get("running", running)
+
 
 class FlinkDriver:
     """One cluster: the JobManager and those of its TaskManagers that run on this machine."""
@@ -114,7 +121,6 @@ class FlinkDriver:
         self._rest_age = RestAge()
         self._matching: tuple[str, ...] = ()  # notes on processes
         self._listed: tuple[JobOverview, ...] | None = None
-        self._known: set[str] = set()  # jobs that were read at least once
         self._jobs: dict[str, _Read] = {}
         self._next_list = 0.0
         self._next_processes = 0.0
@@ -124,10 +130,12 @@ class FlinkDriver:
         self._topology: Topology | None = None
         self._doubted: tuple[str, ...] = ()
         self._missing: set[str] = set()  # jobs with a subtask here whose thread was not found
+        self._next_missing = math.inf  # when those are read again
         # The JobManager answers questions about a job from a cache, so what it says right after
         # a change may be from before it, and is read again when the cache has expired.
-        self._unsettled: set[str] = set()
-        self._settle = math.inf
+        self._known: dict[str, JobOverview] = {}  # by job: the last change that was seen
+        self._settles: deque[tuple[float, str]] = deque()  # when no answer is from before it
+        self._behind: set[str] = set()  # jobs that were read as before a change
         self._dumps = 0
         self._fetch_interval = FETCH_DEFAULT
         # Also the check that the address is Flink's.
@@ -180,6 +188,7 @@ class FlinkDriver:
 
     def _look_for_jobs(self, deadline: float) -> bool:
         """Whether the list of jobs differs from the last one that was worked through."""
+        again = set()
         if time.monotonic() >= self._next_list:
             jobs: Jobs = self._rest.json("/jobs/overview", _left(deadline), Jobs)
             listed = tuple(sorted((j for j in jobs.jobs if j.state in LIVE), key=lambda j: j.jid))
@@ -188,11 +197,15 @@ class FlinkDriver:
                 self._listed = listed
                 self._plan = None
                 self._next_processes = 0.0
-        if time.monotonic() >= self._settle:
-            for jid in self._unsettled:
-                self._jobs.pop(jid, None)
-            self._unsettled = set()
-            self._settle = math.inf
+            again = self._behind & {jid for _, jid in self._settles}
+        now = time.monotonic()
+        while self._settles and now >= self._settles[0][0]:
+            again.add(self._settles.popleft()[1])
+        if now >= self._next_missing:
+            self._next_missing = math.inf
+            again |= self._missing
+        for jid in again:
+            self._jobs.pop(jid, None)
             self._plan = None
         return self._plan is None
 
@@ -259,9 +272,9 @@ class FlinkDriver:
         for overview in listed:
             before = self._jobs.get(overview.jid)
             if before is None or before.overview != overview:
-                if before is not None or overview.jid not in self._known:
-                    self._unsettle({overview.jid}, self._cache_s)
-                self._known.add(overview.jid)
+                if self._known.get(overview.jid) != overview:
+                    self._known[overview.jid] = overview
+                    self._settles.append((time.monotonic() + self._cache_s, overview.jid))
                 path = f"/jobs/{overview.jid}"
                 job: Job = self._rest.json(path, _left(deadline), Job)
                 before = self._jobs[overview.jid] = _Read(overview, job, {})
@@ -271,7 +284,8 @@ class FlinkDriver:
                     before.details[vertex.id] = self._rest.json(path, _left(deadline), VertexDetail)
             jobs[overview.jid] = before
         self._jobs = jobs
-        self._known &= jobs.keys()
+        self._behind = {jid for jid, read in jobs.items() if read.behind}
+        self._known = {jid: seen for jid, seen in self._known.items() if jid in jobs}
         new = plan(
             [read.job for read in jobs.values()],
             {
@@ -285,11 +299,6 @@ class FlinkDriver:
             self._head_age = None
             self._topology = None
         self._plan = new
-
-    def _unsettle(self, jobs: set[str], seconds: float) -> None:
-        """Read these jobs again after so long."""
-        self._unsettled |= jobs
-        self._settle = min(self._settle, time.monotonic() + seconds)
 
     def _build(self) -> None:
         """The topology anew; the old object stays if it says the same."""
@@ -324,7 +333,7 @@ class FlinkDriver:
             notes=tuple(notes),
         )
         if self._missing:
-            self._unsettle(self._missing, MISSING_EVERY_S)
+            self._next_missing = min(self._next_missing, time.monotonic() + JOBS_EVERY_S)
         if built != self._topology:
             self._topology = built
             self._head_age = HeadAge(built.graph)

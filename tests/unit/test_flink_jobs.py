@@ -1,0 +1,107 @@
+"""What the JobManager says of a job may come from its cache, from before a change."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from sched_ctl.drivers import Target
+from sched_ctl.drivers.flink import driver, local
+from sched_ctl.drivers.flink.driver import FlinkDriver
+from sched_ctl.drivers.flink.metrics import Reading
+
+CACHE_S = 3.0
+PERIOD_S = 1.0
+
+
+@dataclass
+class JobManager:
+    """Jobs whose parallelism becomes 2 at some moment; somebody else asks for them all the time.
+
+    So at any moment the cache holds an answer whose age is up to CACHE_S.
+    """
+
+    changes_s: dict[str, float]
+    counts: bool  # whether its list says how many tasks run
+    now: float = 100.0
+    _cache: dict[str, tuple[float, object, object]] = field(default_factory=dict)
+
+    def parallelism(self, jid: str) -> int:
+        return 1 + (self.now >= self.changes_s[jid])
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += 0.05
+            for jid in self.changes_s:
+                self.job(jid)
+
+    def job(self, jid: str) -> tuple[object, object]:
+        """What the cache has of a job and of its vertex."""
+        if self.now - self._cache.get(jid, (-1e9,))[0] >= CACHE_S:
+            count = self.parallelism(jid)
+            vertex = {"id": "v", "name": "work", "parallelism": count}
+            # All tasks of a job that was rescaled are yet to run.
+            task = {"attempt": 0, "status": "RUNNING" if count == 1 else "DEPLOYING"}
+            self._cache[jid] = (
+                self.now,
+                {"jid": jid, "name": jid, "vertices": [vertex]},
+                {"subtasks": [{"subtask": i, **task} for i in range(count)]},
+            )
+        return self._cache[jid][1:]
+
+    def answer(self, path: str) -> object:
+        match path.strip("/").split("/"):
+            case ["config"]:
+                return {"flink-version": "2.1", "refresh-interval": int(1000 * CACHE_S)}
+            case ["jobmanager", "config"]:
+                return []
+            case ["taskmanagers"]:
+                return {"taskmanagers": []}
+            case ["jobs", "overview"]:
+                return {"jobs": [self.overview(jid) for jid in self.changes_s]}
+            case ["jobs", jid]:
+                return self.job(jid)[0]
+            case ["jobs", jid, "vertices", _]:
+                return self.job(jid)[1]
+        raise AssertionError(path)
+
+    def overview(self, jid: str) -> dict[str, object]:
+        count = self.parallelism(jid)
+        tasks = {"running": 1} if count == 1 else {"running": 0, "deploying": count}
+        job = {"jid": jid, "name": jid, "state": "RUNNING", "last-modification": count}
+        return {**job, "tasks": tasks} if self.counts else job
+
+    def json(self, path: str, timeout_s: float, kind: Any) -> Any:
+        return msgspec.convert(self.answer(path), kind)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("counts", "within_s"), [(True, CACHE_S + 1.5), (False, CACHE_S + 3)])
+@pytest.mark.parametrize("phase", [0.0, 0.35, 0.95])
+def test_no_change_stays_unseen_whenever_it_comes(
+    phase: float, counts: bool, within_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = []
+    for step in range(100):  # around all that is read again because of the first answer
+        first = 100 + phase + step * 0.05
+        manager = JobManager({"one": first, "two": first + 2.6}, counts)
+        monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda m=manager: m.now))
+        monkeypatch.setattr(local, "task_managers", lambda uid: {})
+        monkeypatch.setattr(Reading, "ask", lambda *_: None)  # of metrics
+        manager.pass_time(phase)
+        flink = FlinkDriver(Target("flink", "here:8081"), manager)  # type: ignore[arg-type]
+        seen: dict[str, float] = {}
+        while len(seen) < 2 and manager.now < 130:
+            topology = flink.poll(1.0).topology
+            for jid in manager.changes_s:
+                replicas = {o.replicas for o in topology.operators if o.query == jid}
+                if replicas == {2}:
+                    seen.setdefault(jid, manager.now)
+            manager.pass_time(PERIOD_S)
+        late += [seen.get(jid, 1e9) - at for jid, at in manager.changes_s.items()]
+    assert max(late) < within_s
