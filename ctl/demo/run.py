@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 WARM_UP_S = 1.0
 SAMPLE_S = 0.05
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Stopped(KeyboardInterrupt):
@@ -81,7 +82,7 @@ def _signals_raise() -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         raise _Stopped(signal.Signals(number).name)
 
-    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
     except _Stopped as why:
@@ -89,6 +90,20 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """A mask would not do: where a process has several threads, another one takes the signal."""
+    came: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _tell(
@@ -136,10 +151,13 @@ def _phase(
         busy = _busy_s(cpus)
         since_s = time.monotonic()
         samples: list[tuple[float, float]] = []
-        if backend is None:
-            asyncio.run(_watch(engine, samples))
-        else:
-            asyncio.run(_schedule(engine, options, backend, samples))
+        with asyncio.Runner() as runner:
+            with _signals_wait():  # a loop that was interrupted while it was made cannot be closed
+                runner.get_loop()
+            if backend is None:
+                runner.run(_watch(engine, samples))
+            else:
+                runner.run(_schedule(engine, options, backend, samples))
         elapsed_s = time.monotonic() - since_s
         busy = _busy_s(cpus) - busy
         results = msgspec.json.decode(engine.results(), type=Results)
