@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.flink_scenarios import SCENARIOS
 from bench.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
@@ -43,6 +44,8 @@ def main() -> None:
         "--json", type=Path, help="keep all phases there, and count those that are there already"
     )
     asked = parser.parse_args()
+    if unknown := set(asked.scenarios) - SCENARIOS.keys():
+        parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
     os.chdir(ROOT)
     runs = kept(asked.json)
     for _ in range(asked.runs):

@@ -68,6 +68,10 @@ NICE = tuple(
         ("hr", "hr", {}),
     )
 )
+# The controller of all other phases sleeps while they are measured.
+AWAKE = tuple(
+    replace(phase, load=(*phase.load, "--period", "1")) for phase in (HR, MULTI, BALANCED)
+)
 FOLLOWING = ("--policy", "hr", *(f"--helper={role}=follow" for role in ("fetcher", "flusher")))
 FOLLOWED = tuple(
     Phase(f"{name}, helpers follow", name, options, FOLLOWING)
@@ -89,16 +93,27 @@ FIVE = {
         ("qf", 1000, 1.0, 8000),
     )
 }
-# As in bench/engines/flink.py: Nexmark's q18 beside its q5, which takes all that it gets.
-SQL: dict[str, dict[str, object]] = {
-    "light": {"query": "q18", "rate": 500},
-    "heavy": {"query": "q5", "rate": 1_000_000, "every": 100},
-}
 FIVE_90 = {name: {**arguments, "rate": 55} for name, arguments in FIVE.items()}
 
 
 def at(timeout_ms: int, **more: Any) -> dict[str, Any]:
     return {"buffer_timeout": f"{timeout_ms} ms", **more}
+
+
+def sql(light: str, heavy: str) -> Scenario:
+    """Two of Nexmark's queries, of which the heavy one takes all that it gets."""
+    return Scenario(
+        {
+            "light": {"query": light, "rate": 500},
+            "heavy": {"query": heavy, "rate": 1_000_000, "every": 100},
+        },
+        (*NICE[:2], MULTI, BALANCED),
+        at(1),
+        real_time_input=False,
+        main="Sql",
+        file={"heavy": "ingest"},
+        cluster={"taskmanager.memory.managed.size": "128m"},  # of which windows want some
+    )
 
 
 SCENARIOS = {
@@ -111,17 +126,11 @@ SCENARIOS = {
     "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED), at(0, **CHAINED)),
     "light-default": Scenario(PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False),
     "light-hog": Scenario(PAIR, (HR, MULTI, BALANCED), at(10), real_time_input=False, hog=True),
+    "light-hog-awake": Scenario(PAIR, AWAKE, at(10), real_time_input=False, hog=True),
     "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),
     "five-90": Scenario(FIVE_90, (HR, BALANCED), at(0, **CHAINED), saturated=False),
     "light-nice": Scenario(PAIR, NICE, at(1), real_time_input=False),
-    "sql": Scenario(
-        SQL,
-        (*NICE[:2], MULTI, BALANCED),
-        at(1),
-        real_time_input=False,
-        main="Sql",
-        file={"heavy": "ingest"},
-        cluster={"taskmanager.memory.managed.size": "128m"},  # of which windows want some
-    ),
+    "sql": sql("q18", "q5"),  # as in bench/engines/flink.py
+    "sql-17": sql("q17", "q19"),
     "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }

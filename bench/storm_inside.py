@@ -7,6 +7,7 @@ once a second, as it does by default. Before each phase what waits leaves, and t
 anew, the same in each.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -41,6 +42,11 @@ PATIENCE = {  # an emulated JVM takes a minute to start
     "supervisor.worker.timeout.secs": "600",
     "storm.zookeeper.session.timeout": "120000",
     "storm.zookeeper.connection.timeout": "120000",
+}
+DAEMONS = {  # by the last part of their main class
+    ".nimbus.Nimbus": "Nimbus",
+    ".supervisor.Supervisor": "the supervisor",
+    ".DevZookeeper": "Zookeeper",
 }
 OPERATOR = re.compile(r"Thread-\d+-(?!__)")
 
@@ -130,6 +136,18 @@ def started(cluster: Storm, shape: str) -> tuple[Topology, float]:
     return Topology(cluster, shape, out, rate, pid), half
 
 
+def daemons() -> dict[str, int]:
+    """The processes of Storm that are no workers, by what they are."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_text(errors="replace").split("\0")
+            for main, name in DAEMONS.items():
+                if words[0].endswith("java") and any(word.endswith(main) for word in words):
+                    found[name] = int(path.parent.name)
+    return found
+
+
 def phases() -> Iterator[Way]:
     yield Way()
     yield from WAYS
@@ -138,7 +156,7 @@ def phases() -> Iterator[Way]:
 
 
 def run(topology: Topology, rate: float, scenario: str) -> None:
-    pids = {"tm": topology.pid}
+    pids = {"tm": topology.pid, **daemons()}
     operators = sum(role_of("tm", comm) == "operators" for _, comm in threads(topology.pid))
     load: Load | None = None
     backend = ""
@@ -157,7 +175,8 @@ def run(topology: Topology, rate: float, scenario: str) -> None:
                     os.sched_setscheduler(tid, *NORMAL)
             topology.offer(rate)
             time.sleep(SETTLE_S)
-            found = measure(way.name, SECONDS, pids, role_of)
+            others = {} if load is None else {"the controller": load.process.pid}
+            found = measure(way.name, SECONDS, {**pids, **others}, role_of)
             time.sleep(FLUSH_S)
             waits = finished(topology.out, found["begin"], found["end"])
             found["queries"] = {topology.shape: [round(float(w) * 1e3, 3) for w in waits]}

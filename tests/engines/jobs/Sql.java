@@ -16,8 +16,9 @@ import org.apache.flink.types.RowKind;
 
 /**
  * Queries of Nexmark (github.com/nexmark/nexmark) over bids that are due as in Query.java: q18 (the
- * last bid of each bidder on each auction) and q5 (the auctions with most bids, in windows of 10 s
- * each 2 s). What Flink's planner makes of them is nobody's here: names, chains, threads.
+ * last bid of each bidder on each auction), q5 (the auctions with most bids, in windows of 10 s each
+ * 2 s), q17 (counts and prices of each auction and day) and q19 (the ten best bids on each auction).
+ * What Flink's planner makes of them is nobody's here: names, chains, threads.
  *
  * <p>ingest= is the file in which every n-th bid is written down as it comes in, out= that for
  * results: "finished due", where due is that of the bid from which the result came.
@@ -40,6 +41,23 @@ public final class Sql {
                     + COUNTS
                     + ") GROUP BY window_start, window_end) AS M ON A.window_start = M.window_start"
                     + " AND A.window_end = M.window_end AND A.bids >= M.most";
+
+    private static final String DAY = "DATE_FORMAT(ts, 'yyyy-MM-dd')";
+    private static final String Q17 =
+            "SELECT MAX(due) AS due, auction, "
+                    + DAY
+                    + " AS bid_day, COUNT(*) AS bids, COUNT(*) FILTER (WHERE price < 1000) AS low,"
+                    + " COUNT(*) FILTER (WHERE price >= 1000 AND price < 5000) AS middle, COUNT(*)"
+                    + " FILTER (WHERE price >= 5000) AS high, MIN(price) AS least, MAX(price) AS"
+                    + " most, AVG(price) AS mean, SUM(price) AS total FROM bid GROUP BY auction, "
+                    + DAY;
+
+    private static final String Q19 =
+            "SELECT due, auction, bidder, price FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY"
+                    + " auction ORDER BY price DESC) AS place FROM bid) WHERE place <= 10";
+
+    private static final Map<String, String> QUERIES =
+            Map.of("q5", Q5, "q17", Q17, "q18", Q18, "q19", Q19);
 
     /** A bid: half of them go to the auction of the moment, the others to a hundred. */
     static final class Bid implements MapFunction<Long, Row> {
@@ -109,7 +127,7 @@ public final class Sql {
                         .columnByExpression("ts", "TO_TIMESTAMP_LTZ(due / 1000000, 3)")
                         .watermark("ts", "ts - INTERVAL '0.1' SECOND")
                         .build());
-        String query = given.getOrDefault("query", "q18").equals("q5") ? Q5 : Q18;
+        String query = QUERIES.get(given.getOrDefault("query", "q18"));
         tables.toChangelogStream(tables.sqlQuery(query))
                 .filter(new IsResult())
                 .name(prefix + "result")
