@@ -1,6 +1,7 @@
 """What the fleet's tables have of a real Flink that `load --record` watched: what its jobs did."""
 
 from collections import Counter
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java", "two_cpus")]
 
-RECORDS = 12
+RECORDS = 16
 WORK_US = 1000
 
 
@@ -64,11 +65,14 @@ def test_what_a_fleet_learns_of_flink(cluster: Cluster, tmp_path: Path, out: Pat
     left = sum(row["tuples_in"] for row in of("single-egress"))
     assert left == pytest.approx(took_in, rel=0.2)
 
+    # Verdicts need some seconds of figures, on a busy machine more of them.
+    work = list(dropwhile(lambda row: not row["verdict"], work))
+    assert len(work) >= RECORDS / 2
     told = Counter(row["verdict"] for row in work)
-    print({Verdict(code).word: count for code, count in told.items() if code})
+    print({Verdict(code).word: count for code, count in told.items()})
     held = {Verdict.SINGLE_THREAD_BOUND, Verdict.CPU_STARVED}  # the machine has others
     assert sum(told[verdict] for verdict in held) >= 0.7 * len(work)
-    parse_rows = of("single-parse")
+    parse_rows = list(dropwhile(lambda row: not row["verdict"], of("single-parse")))
     by = [row["held_by"] for row in parse_rows if row["verdict"] == Verdict.BACKPRESSURED]
     assert set(by) == {"single-work"}
     assert len(by) >= 0.7 * len(parse_rows)

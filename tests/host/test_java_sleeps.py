@@ -72,9 +72,15 @@ def test_java_threads_tell_locks_from_sockets_but_not_from_sleeps(tmp_path: Path
             probe = SleepPlaces(every_s=0.02)
             try:
                 assert child.stdout is not None and child.stdout.readline()
-                stats = [procfs.stat(child.pid, tid) for tid in procfs.tids(child.pid)]
-                threads = {s.name: Thread(child.pid, s.tid, 1) for s in stats if s is not None}
-                mine = {name: threads[name] for name in (*expected, "enters")}
+
+                def named() -> dict[str, Thread]:
+                    stats = [procfs.stat(child.pid, tid) for tid in procfs.tids(child.pid)]
+                    return {s.name: Thread(child.pid, s.tid, 1) for s in stats if s is not None}
+
+                # A new thread of a JVM names itself, some time after its start() has returned.
+                names = (*expected, "enters")
+                wait_until(lambda: named().keys() >= set(names))
+                mine = {name: thread for name, thread in named().items() if name in names}
                 probe.follow(tuple(mine.values()), 60.0)
 
                 def told() -> dict[str, Place]:
