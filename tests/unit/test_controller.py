@@ -34,6 +34,7 @@ from sched_ctl.model.topology import (
     Thread,
     Topology,
 )
+from support import wait_until
 
 QUICK = Settings(
     period=0.02, calm_period=0, poll_timeout=0.1, stale_after=0.6, discover=0.1, window=0.1
@@ -222,12 +223,17 @@ def test_an_engine_that_is_gone_leaves_no_memory_behind() -> None:
             here.append(engine)
             await until(lambda: backend.schedules and backend.schedules[-1].threads)
             left.append(weakref.ref(engine.topology))
+            polls = engine.polls
+            engine.hold.clear()  # it dies while it is being asked
+            await until(lambda: engine.polls > polls)
             here.clear()
+            holds.append(engine.hold)
             process.kill()
         await until(lambda: not controller.engines and not backend.schedules[-1].threads)
 
     here: list[FakeEngine] = []
     left: list[weakref.ref[Topology]] = []
+    holds: list[threading.Event] = []
     found = replace(
         kind["fake"], find=lambda: [e.target for e in here], connect=lambda target: here[0]
     )
@@ -235,8 +241,8 @@ def test_an_engine_that_is_gone_leaves_no_memory_behind() -> None:
     drive(controller, script)
     backend.schedules.clear()
     decision._layout.cache_clear()  # which holds a few
-    gc.collect()
-    assert left and left[0]() is None
+    holds[0].set()
+    wait_until(lambda: gc.collect() >= 0 and left[0]() is None)
 
 
 def test_a_policy_that_fails_stops_no_other() -> None:
@@ -469,7 +475,6 @@ def test_probes_agree_with_what_a_thread_did() -> None:
     times = ThreadTimes()
     before = times.read(topology)["thread_cpu_time"][0]
     burn.set()
-    from support import wait_until
 
     wait_until(lambda: times.read(topology)["thread_cpu_time"][0] - before >= 0.2)
     assert times.read(topology)["thread_cpu_time"][0] - before < 0.3

@@ -105,12 +105,15 @@ def near(shares: Sequence[float], within: float = 0.05) -> Callable[[list[float]
 def check_beside_a_hog() -> None:
     """Operators keep the CPU beside a hog, and the hog keeps its guaranteed share."""
     with spinning(2) as operators, spinning(1) as hogs:
-        backend = Scx(journal(), steady())
-        backend.apply(schedule(operators, [2.0, 1.0]))
-        look_until(
-            lambda: (*progress([*operators, *hogs], 2.0), backend.statistics()["expired"]),
-            lambda got: got[0] > 0.7 and got[2] > 0.02 and got[3] == 0,
-        )
+        backend = Scx(journal(), steady(ttl=TTL_S))
+
+        def look() -> tuple[float, ...]:
+            backend.apply(schedule(operators, [2.0, 1.0]))
+            expired = backend.statistics()["expired"]
+            shares = progress([*operators, *hogs], 2.0)
+            return (*shares, backend.statistics()["expired"] - expired)
+
+        look_until(look, lambda got: got[0] > 0.7 and got[2] > 0.02 and got[3] == 0)
         print(backend.mode, backend.statistics())
         backend.restore()
 
