@@ -164,6 +164,7 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "by": None if limit < 0 else topology.operators[limit].label,
         "confidence": round(float(found.confidence[row]), 3),
         "run": _known(found.run[row]),
+        "stolen": _known(found.stolen[row]),
         "wait": _known(found.wait[row]),
         "backpressured": _known(found.backpressured[row]),
         "blocked": _known(found.blocked[row]),
@@ -305,6 +306,7 @@ def words(operator: dict[str, Any]) -> str:
     """The evidence of a verdict in words."""
     shares = {
         "ran": operator["run"],
+        "of that on a CPU that the hypervisor had": operator["stolen"],
         "waited for a CPU": operator["wait"],
         "held by a full queue": operator["backpressured"],
         "asleep with work in hand": operator["blocked"],
@@ -314,7 +316,12 @@ def words(operator: dict[str, Any]) -> str:
         "without input": operator["idle"],
     }
     # Unless they have taken some
-    hidden = ("of that for block I/O", "for memory", "stopped by its garbage collector")
+    hidden = (
+        "of that on a CPU that the hypervisor had",
+        "of that for block I/O",
+        "for memory",
+        "stopped by its garbage collector",
+    )
     places = sleeping.in_words(operator["sleeps"])
     told = ", ".join(
         f"{word} {share:.0%}"

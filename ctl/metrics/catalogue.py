@@ -60,6 +60,8 @@ PRIMITIVES = _table(
     Metric("idle_time", "s", "time without input (counter)"),
     Metric("thread_cpu_time", "s", "CPU time of the operator's threads, schedstat (counter)"),
     Metric("run_delay", "s", "time its threads waited for a CPU, schedstat (counter)"),
+    Metric("cpu_steal", "s", "time that the hypervisor had this machine's CPUs (counter)"),
+    Metric("cpu_busy", "s", "time that they ran something (counter)"),
     Metric("io_delay", "s", "time its threads waited for block I/O, taskstats (counter)"),
     Metric("memory_delay", "s", "time its threads waited for memory, taskstats (counter)"),
     Metric("gc_time", "s", "time that its JVM stood still for its garbage collector (counter)"),

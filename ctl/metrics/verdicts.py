@@ -1,9 +1,10 @@
 """What holds an operator back, from how its threads spent a window of time.
 
-Each second of a thread is one of: running; waiting for a CPU; asleep because a queue downstream is
-full; asleep with work in hand (I/O, a lock, memory, a timer); asleep without input. The kernel
-measures the first two (schedstat), the engine says what the rest was, if it says anything; where
-it does not, its queues tell: who sleeps while tuples wait does not sleep for lack of input.
+Each second of a thread is one of: running (where the machine is virtual: or robbed of its CPU by
+the hypervisor); waiting for a CPU; asleep because a queue downstream is full; asleep with work in
+hand (I/O, a lock, memory, a timer); asleep without input. The kernel measures the first two
+(schedstat, /proc/stat), the engine says what the rest was, if it says anything; where it does not,
+its queues tell: who sleeps while tuples wait does not sleep for lack of input.
 docs/bottlenecks.md has the rules with their sources. Pure functions over whole columns.
 """
 
@@ -75,7 +76,8 @@ class Assessment:
     verdict: (n,) `Verdict` codes. confidence: (n,) 0..1, how far the share that decided stands out
     times how much was measured rather than guessed. limit: (n,) row of the operator that holds a
     backpressured one, -1 for all others. run .. idle: (n,) shares of the time of the operator's
-    threads, which add up to 1 where all are known; NaN = unknown. queue, queue_before: (n,) tuples
+    threads, which add up to 1 where all are known; NaN = unknown. stolen: (n,) what of `run` the
+    hypervisor had. queue, queue_before: (n,) tuples
     at the end and at the begin of the window. io, memory: (n,) shares of the time asleep that the
     kernel says went to block I/O and to memory; the first may hold the second. gc: (n,) share of
     the time in which its JVM stood still for its garbage collector. backlog: (n,) bytes in the
@@ -90,6 +92,7 @@ class Assessment:
     backpressured: Array
     blocked: Array
     idle: Array
+    stolen: Array
     queue: Array
     queue_before: Array
     io: Array
@@ -134,6 +137,8 @@ def assess(
         guessed = "queue_size_estimate" in window.now.columns
         queue_now = window.value("queue_size") if queue is None or guessed else queue
     before = _queue_before(window)
+    stolen = _stolen(window, run, 1.0 - run - np.nan_to_num(wait))
+    run = run + stolen
     asleep = 1.0 - run - np.nan_to_num(wait)
     with np.errstate(all="ignore"):
         io, memory = (
@@ -166,6 +171,7 @@ def assess(
         backpressured=full,
         blocked=blocked,
         idle=idle,
+        stolen=stolen,
         queue=queue_now,
         queue_before=before,
         io=io,
@@ -222,6 +228,17 @@ def of_query(found: Assessment, rows: Index) -> int:
     if candidates:
         return int(max(candidates, key=lambda row: count[row] + float(found.severity[row])))
     return worst(found, own if len(own) else rows)
+
+
+def _stolen(window: Window, run: Array, rest: Array) -> Array:
+    """(n,) shares of the time in which a CPU that it had was the hypervisor's; `rest` at most.
+
+    To the kernel such a thread neither runs nor waits. Whose thread it was is not known: each lost
+    in proportion to what it ran.
+    """
+    with np.errstate(all="ignore"):
+        lost = run * window.gain("cpu_steal") / window.gain("cpu_busy")
+    return np.clip(np.nan_to_num(lost, posinf=0.0), 0.0, np.maximum(np.nan_to_num(rest), 0.0))
 
 
 def _asleep(

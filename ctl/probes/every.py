@@ -1,7 +1,7 @@
 """All that the kernel tells of an engine's threads, as columns: one interface over its sources.
 
-`threads` and `collector` are read at each look (1.4 us a thread, 2 us a JVM); `delays` and
-`backlog` cost more and run beside, now and then.
+`threads` and `collector` are read at each look (1.4 us a thread, 2 us a JVM), `stolen` twice a
+second; `delays` and `backlog` cost more and run beside, now and then.
 """
 
 from sched_ctl.model.graph import Array
@@ -9,6 +9,7 @@ from sched_ctl.model.topology import Topology
 from sched_ctl.probes.backlog import Backlogs
 from sched_ctl.probes.collector import CollectorPauses
 from sched_ctl.probes.delays import ThreadDelays
+from sched_ctl.probes.stolen import StolenTime
 from sched_ctl.probes.threads import ThreadTimes
 
 __all__ = ["Probes"]
@@ -19,6 +20,7 @@ class Probes:
 
     def __init__(self) -> None:
         self._times = ThreadTimes()
+        self._stolen = StolenTime()
         self._pauses = CollectorPauses()
         self._delays = ThreadDelays()
         self._backlogs = Backlogs()
@@ -30,6 +32,7 @@ class Probes:
         """
         return {
             **self._times.read(topology),
+            **self._stolen.read(topology, time_s),
             **self._pauses.read(topology),
             **self._delays.read(topology, time_s),
             **self._backlogs.read(topology, time_s),

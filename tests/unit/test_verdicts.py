@@ -133,6 +133,39 @@ def test_waiting_for_memory_is_told_by_the_kernel_or_by_pressure() -> None:
         assert Verdict(found.verdict[0]).word == word
 
 
+def robbed(row: Shares, stolen: float, busy: float) -> Assessment:
+    """Where the hypervisor had so many CPUs on average, and the machine so many."""
+    made = window(row, REST, REST)
+    assert made.base is not None
+    now, then = (
+        Snapshot(
+            CHAIN,
+            old.time_s,
+            {
+                **old.columns,
+                "cpu_steal": array(*[90 + stolen * old.time_s] * 3),
+                "cpu_busy": array(*[900 + busy * old.time_s] * 3),
+            },
+        )
+        for old in (made.now, made.base)
+    )
+    return assess(Window(now, then))
+
+
+def test_what_the_hypervisor_took_is_no_sleep() -> None:
+    saturated = (0.75, 0.01, 0.0, 0.0, 750.0)
+    assert judged(saturated, REST, REST)[0] == "io-bound"  # to who does not know of it
+    found = robbed(saturated, stolen=0.48, busy=1.5)
+    assert Verdict(found.verdict[0]) is Verdict.SINGLE_THREAD_BOUND
+    assert found.run[0] == pytest.approx(0.99) and found.stolen[0] == pytest.approx(0.24)
+    assert Verdict(found.verdict[1]) is Verdict.INPUT_BOUND
+    # It explains no more than it took, and no more than is missing.
+    asleep = (0.05, 0.0, 0.05, 0.0, 50.0)
+    assert Verdict(robbed(asleep, stolen=0.48, busy=1.5).verdict[0]) is Verdict.IO_BOUND
+    assert robbed(asleep, stolen=1.9, busy=0.1).run[0] == pytest.approx(0.05 + 0.95)
+    assert robbed(saturated, stolen=0.0, busy=0.0).run[0] == pytest.approx(0.75)
+
+
 def test_time_in_which_the_jvm_stands_still_is_told_from_io() -> None:
     asleep = (0.05, 0.0, 0.05, 0.0, 50.0)
     told = window(asleep, REST, asleep)
