@@ -15,11 +15,12 @@ from pathlib import Path
 from bench.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
+SHAPES = ("etl", "stats", "lr", "vs")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("shape", metavar="SHAPE")
+    parser.add_argument("shape", metavar="SHAPE", choices=SHAPES)
     parser.add_argument("loads", nargs="*", default=["0.95"], metavar="LOAD")
     parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--json", type=Path, help="keep all phases there, beside those of before")
