@@ -34,7 +34,6 @@ from bench.inside import (
 from engines.cluster import PROMETHEUS, Cluster, patiently, running
 
 FOLDER = Path("/run/flink")
-SETTLE_S = 1.0
 WARM_S = 1.5
 TRACE_S = 2.0
 LATE_NS = 100_000_000
@@ -132,7 +131,7 @@ def run(cluster: Cluster, name: str) -> None:
                 load.mine(NORMAL)
             if not scenario.saturated:
                 patiently(lambda: caught_up(outs), 1, "no backlog")
-            time.sleep(SETTLE_S)
+            time.sleep(scenario.settle_s)
             found = {
                 "scenario": name,
                 **measure(phase.name, SECONDS, pids, role_in(scenario.jobs), neighbour),

@@ -30,7 +30,7 @@ class Scenario:
     trace: after each phase it is traced who wakes whom.
     saturated: the jobs take all the CPU that they get; else a phase begins when none has a backlog.
     main: the program of the jobs. file: the argument by which each job writes down what is counted,
-    where that is not "out". cluster: settings of Flink.
+    where that is not "out". cluster: settings of Flink. settle_s: before a phase is measured.
     """
 
     jobs: Mapping[str, Mapping[str, Any]]
@@ -43,6 +43,7 @@ class Scenario:
     main: str = "Query"
     file: Mapping[str, str] = field(default_factory=dict)
     cluster: Mapping[str, str] = field(default_factory=dict)
+    settle_s: float = 1.0
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -72,6 +73,12 @@ NICE = tuple(
 AWAKE = tuple(
     replace(phase, load=(*phase.load, "--period", "1")) for phase in (HR, MULTI, BALANCED)
 )
+# Flushers come when their own timers ring, as they do without us.
+UNALIGNED = tuple(
+    replace(phase, load=(*phase.load, "--backend-option", "scx.align=0"))
+    for phase in (HR, BALANCED)
+)
+ALIGN_S = 6.0  # with timers of 0.1 s
 FOLLOWING = ("--policy", "hr", *(f"--helper={role}=follow" for role in ("fetcher", "flusher")))
 FOLLOWED = tuple(
     Phase(f"{name}, helpers follow", name, options, FOLLOWING)
@@ -100,19 +107,20 @@ def at(timeout_ms: int, **more: Any) -> dict[str, Any]:
     return {"buffer_timeout": f"{timeout_ms} ms", **more}
 
 
-def sql(light: str, heavy: str) -> Scenario:
+def sql(light: str, heavy: str, timeout_ms: int = 1, ours: tuple[Phase, ...] = ()) -> Scenario:
     """Two of Nexmark's queries, of which the heavy one takes all that it gets."""
     return Scenario(
         {
             "light": {"query": light, "rate": 500},
             "heavy": {"query": heavy, "rate": 1_000_000, "every": 100},
         },
-        (*NICE[:2], MULTI, BALANCED),
-        at(1),
+        ours or (*NICE[:2], MULTI, BALANCED),
+        at(timeout_ms),
         real_time_input=False,
         main="Sql",
         file={"heavy": "ingest"},
         cluster={"taskmanager.memory.managed.size": "128m"},  # of which windows want some
+        settle_s=1.0 if timeout_ms < 50 else ALIGN_S,
     )
 
 
@@ -122,9 +130,16 @@ SCENARIOS = {
     "light-10": Scenario(PAIR, (HR, MULTI, BALANCED), at(10), real_time_input=False),
     "light-10-follow": Scenario(PAIR, FOLLOWED, at(10), real_time_input=False),
     "light-10-trace": Scenario(PAIR, (MULTI,), at(10), real_time_input=False, trace=True),
-    "light-100": Scenario(PAIR, (HR, MULTI, BALANCED), at(100), real_time_input=False),
+    "light-100": Scenario(
+        PAIR, (HR, MULTI, BALANCED), at(100), real_time_input=False, settle_s=ALIGN_S
+    ),
+    "light-100-unaligned": Scenario(
+        PAIR, UNALIGNED, at(100), real_time_input=False, settle_s=ALIGN_S
+    ),
     "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED), at(0, **CHAINED)),
-    "light-default": Scenario(PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False),
+    "light-default": Scenario(
+        PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False, settle_s=ALIGN_S
+    ),
     "light-hog": Scenario(PAIR, (HR, MULTI, BALANCED), at(10), real_time_input=False, hog=True),
     "light-hog-awake": Scenario(PAIR, AWAKE, at(10), real_time_input=False, hog=True),
     "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),
@@ -132,5 +147,7 @@ SCENARIOS = {
     "light-nice": Scenario(PAIR, NICE, at(1), real_time_input=False),
     "sql": sql("q18", "q5"),  # as in bench/engines/flink.py
     "sql-17": sql("q17", "q19"),
+    "sql-100": sql("q18", "q5", 100, (MULTI, BALANCED)),
+    "sql-17-100": sql("q17", "q19", 100, (MULTI, BALANCED)),
     "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }

@@ -64,6 +64,7 @@
 #include "cgroups.bpf.h"
 #include "fair.bpf.h"
 #include "others.bpf.h"
+#include "flushers.bpf.h"
 #include "starve.bpf.h"
 #include "caches.bpf.h"
 
@@ -129,7 +130,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	count(idle_wakeups);
 	slot = find_slot(p);
 	if (!slot) {
-		if (throttled(p, 0, clock_ns()))
+		if (throttled(p, 0, clock_ns()) || is_flusher(p))
 			return cpu;
 		set_vtime(p, others_start(p, true));
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), 0);
@@ -167,6 +168,8 @@ static __always_inline void enqueue_other(struct task_struct *p, u64 enq_flags)
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
+	if ((enq_flags & SCX_ENQ_WAKEUP) && hold_flusher(p, enq_flags))
+		return;
 	queue_other(p, enq_flags);
 	/* Not at wake-ups only: it may have been preempted, or been allowed on more CPUs. */
 	kick_idle(p);
@@ -464,6 +467,10 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			credit_ns -= ran_ns;
 		}
 	}
+	if (c->done) {
+		let_go(c->done, now_ns);
+		c->done = 0;
+	}
 
 	/* Before it is anybody's turn: the bounds of waiting hold whatever the weights are. */
 	if ((s64)(now_ns - c->next_chores_ns) >= 0 && do_chores(c, llc, cpu, now_ns))
@@ -671,10 +678,14 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		charge_operator(c, p, llc_of(cpu));
 		if (!operators_first)
 			threads[slot].vtime += own_charge(p, ran_ns);
-		if (!runnable)
+		if (!runnable) {
 			note_burst(&threads[slot]);
-		else if (use_cgroups && !operators_first &&
-			 threads[slot].part != (u16)control.weight_part) {
+			threads[slot].slept_ns = c->since_ns + ran_ns;
+			if (threads[slot].held)
+				c->done = slot;
+		}
+		if (runnable && use_cgroups && !operators_first &&
+		    threads[slot].part != (u16)control.weight_part) {
 			discount_thread(p);
 			count_thread(p, slot);
 		}
@@ -774,7 +785,7 @@ s32 BPF_PROG(sched_ctl_init)
 	s32 error;
 
 	others_init();
-	error = fair_init();
+	error = fair_init() ?: flushers_init();
 	if (error)
 		return error;
 	if (use_cgroups) {

@@ -127,6 +127,7 @@ struct control {
 	__u32 least_us;			/* an operator runs so long before a more urgent one of
 					 * another query that wakes up preempts it; 0 = never */
 	__u32 weight_part;		/* of the operators' weights, WEIGHT_ONE = all; 0 = all */
+	__u32 hold_us;			/* a flusher is held for so long at most; 0 = never */
 	struct queue queues[MAX_QUEUES];
 	struct group groups[MAX_GROUPS];
 };
@@ -154,7 +155,9 @@ struct thread {
 	__u64 woken_ns;			/* when that was */
 	__u64 vtime;			/* packed: what it would have if it were not an operator */
 	__u64 hungry_ns;		/* as queued_ns, but turns that were lent do not count */
+	__u64 slept_ns;			/* when it went to sleep last */
 	__u8 lent;			/* 1: its turn is a lent one */
+	__u8 held;			/* 1: a flusher of it may be held until it sleeps */
 } LINES;
 
 struct queue_state {			/* one a set of queues */
@@ -169,7 +172,15 @@ struct group_state {
 };
 
 struct adoption {
-	__u32 slot;			/* 1..MAX_SLOTS-1 */
+	__u32 slot;			/* 1..MAX_SLOTS-1; 0 = it is no operator ... */
+	__u32 flushes;			/* ... but hands on what the operator in this slot makes */
+	/* The scheduler writes these, of a flusher: */
+	__u64 flushed_ns;		/* when it was last let run */
+	__u64 since_ns;			/* how long its operator had been asleep when it woke up last */
+	__u64 held_ns;			/* for how long it is held at most ... */
+	__u64 until_ns;			/* ... which is until then */
+	__u32 misses;			/* times in a row that it was held in vain */
+	__u32 period_us;		/* of its timer, about */
 };
 
 /* Counters, one struct a CPU. The controller sums them up and shows these texts. */
@@ -207,6 +218,8 @@ struct stats {
 	__u64 looks		ABOUT("looks at the operators of another set of queues");
 	__u64 by_right		ABOUT("operators run before others who lag behind, as they would without an order");
 	__u64 lent		ABOUT("short turns lent to operators that wait for long: they may hold locks");
+	__u64 held		ABOUT("flushers held back until their operator has done its batch");
+	__u64 held_in_vain	ABOUT("flushers let go because that took too long");
 } LINES;
 
 struct exit_report {

@@ -133,6 +133,7 @@ struct cpu {
 	u8 hurried;			/* 1: somebody waits so long that turns are short */
 	u8 contended;			/* 1: others of another set could run here */
 	u8 pulled;			/* 1: the other that runs next lagged behind in another set */
+	u32 done;			/* slot of an operator that went to sleep here, whose flushers wait */
 	u64 next_far_ns;		/* when to look at the operators of other sets */
 	u64 from_vtime;			/* of whom `from` tells, packed */
 	u16 from;			/* set whose others have the next turn here, + 1; 0 = ours */

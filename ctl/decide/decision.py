@@ -32,6 +32,8 @@ __all__ = ["HELPER_RULES", "decide"]
 
 Mask = npt.NDArray[np.bool_]
 
+FLUSHER = "flusher"  # role of helpers that hand on by a timer what their operator makes
+
 # What may be done with a helper thread, by its role
 HELPER_RULES = MappingProxyType(
     {
@@ -97,6 +99,7 @@ def decide(
             queue_size=queue,
             groups=_groups(layout, place, _grouping(policy, shares)),
             depth=layout.depth,
+            flushers=layout.flushers,
         )
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
@@ -112,6 +115,7 @@ def decide(
         queue_size=_pick(queue, row, decided),
         groups=_groups(layout, place, _grouping(policy, shares)),
         depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
+        flushers=layout.flushers,
     )
 
 
@@ -140,6 +144,7 @@ class _Layout:
     labels: tuple[str, ...]
     groups: tuple[tuple[str, str], ...]
     depth: Index
+    flushers: tuple[tuple[Thread, Thread], ...]
 
     @cached_property
     def only_place(self) -> Index | None:
@@ -221,6 +226,7 @@ def _layout(
     threads: dict[Thread, int] = {}
     roles: list[str] = []
     helpers: list[tuple[Thread, bool]] = []
+    flushers: list[tuple[Thread, Thread]] = []
     pairs: list[tuple[int, int, str, tuple[str, str]]] = []  # thread, frame row, label, group
     rule_of = dict(rules)
     for at, topology in enumerate(key.topologies):
@@ -263,9 +269,11 @@ def _layout(
                     let_decide(thread, i, operator.label)
         operator_threads = {t for operator in topology.operators for t in operator.threads}
         for helper in topology.helpers:
-            rule = first(rule_of, *names_of(topology.engine, helper.role)) or "leave"
-            serves = helper.serves
+            asked = first(rule_of, *names_of(topology.engine, helper.role))
+            rule, serves = asked or "leave", helper.serves
             outside = serves is not None and topology.operators[serves].query not in wanted
+            if helper.role == FLUSHER and serves is not None and not outside and asked is None:
+                flushers.extend((helper.thread, t) for t in topology.operators[serves].threads[:1])
             if rule == "leave" or helper.thread in operator_threads or outside or not wanted:
                 continue
             label = f"{topology.engine}: {helper.role}"
@@ -296,6 +304,7 @@ def _layout(
         labels=tuple(pair[2] for pair in pairs),
         groups=tuple(pair[3] for pair in pairs),
         depth=np.where(helping, 0, graph.reversed.height[row] + 1),
+        flushers=tuple(pair for pair in flushers if pair[0] not in threads),
     )
 
 

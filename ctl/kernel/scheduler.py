@@ -207,10 +207,13 @@ class Scheduler:
         """A sign of life; hints count while it is younger than `control.ttl_ms`."""
         self.control["heartbeat_ns"] = time.monotonic_ns()
 
-    def adopt(self, pidfd: int, slot: int) -> None:
-        """Tie the thread to a slot, which must be filled. OSError ESRCH if it is gone."""
+    def adopt(self, pidfd: int, slot: int, flushes: int = 0) -> None:
+        """Tie the thread to a slot, which must be filled. OSError ESRCH if it is gone.
+
+        flushes: with a slot of 0, the slot of the operator whose flusher it is.
+        """
         value = np.zeros((), dtype=self._object.btf.dtype("adoption"))
-        value["slot"] = slot
+        value["slot"], value["flushes"] = slot, flushes
         self._object.update("adopted", pidfd.to_bytes(4, "little", signed=True), value.tobytes())
 
     def disown(self, pidfd: int) -> bool:

@@ -38,6 +38,8 @@ class Schedule:
     that works for none.
     depth: (m,) how far along its query's data way the thread's operator is, from 1; 0 for helper
     threads and where unknown. (0,) if nobody said.
+    flushers: pairs of a helper thread that hands on by a timer what an operator makes, and the
+    operator's thread; helpers with a rule of their own are left out.
     """
 
     scope: str
@@ -51,6 +53,7 @@ class Schedule:
     groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
     queries: tuple[tuple[str, str] | None, ...] = ()
     depth: Index = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    flushers: tuple[tuple[Thread, Thread], ...] = ()
 
 
 def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:
@@ -76,4 +79,5 @@ def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:
         head_age_s=schedule.head_age_s[rows],
         queue_size=schedule.queue_size[rows],
         groups={name: group for name, group in groups.items() if group.rows},
+        flushers=tuple(pair for pair in schedule.flushers if spared.isdisjoint(pair)),
     )

@@ -9,13 +9,13 @@ import pytest
 from numpy.testing import assert_allclose
 
 from plans import array, plan, snapshot
-from sched_ctl.decide.decision import decide
+from sched_ctl.decide.decision import HELPER_RULES, decide
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.normalise import nice_values
 from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm, form
-from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import (
     Edge,
     HelperThread,
@@ -247,6 +247,18 @@ def test_helpers_without_a_rule_are_left_alone() -> None:
     assert len(scheduled(constant(), snapshot(HELPED), helpers={"*": "leave"}).threads) == 3
     first = scheduled(constant(), snapshot(HELPED), helpers={"gc": "leave", "*": "top"})
     assert Thread(1, 203, 7) not in first.threads
+
+
+def test_flushers_are_named_beside_their_operators() -> None:
+    _, b, c = (operator.threads[0] for operator in HELPED.operators)
+    first, second = Thread(1, 201, 7), Thread(1, 204, 7)
+    schedule = scheduled(constant(), snapshot(HELPED))
+    assert schedule.flushers == ((first, b), (second, c))
+    assert without(schedule, {c}).flushers == ((first, b),)
+    chosen = scheduled(constant(), snapshot(HELPED), select={"lab:1": frozenset({"q"})})
+    assert chosen.flushers == ((first, b),)
+    for rule in HELPER_RULES:  # a word of the user's counts
+        assert not scheduled(constant(), snapshot(HELPED), helpers={"flusher": rule}).flushers
 
 
 def test_a_helper_rule_may_name_the_kind_of_engine() -> None:

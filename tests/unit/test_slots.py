@@ -1,12 +1,17 @@
 """What slots of the BPF scheduler say of threads besides a policy's order."""
 
+import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
-from sched_ctl.backends.scx.slots import heads_ns, numbers, rivals
+from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals
+from sched_ctl.drivers.threads import thread_of
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -66,3 +71,63 @@ def test_head_ages_are_moments_and_unknown_ones_none() -> None:
     assert found[1] == found[2] == 0
     assert 2e9 <= now_ns - found[0] < 4e9
     assert 0 <= now_ns - found[3] < 2e9
+
+
+class Tied:
+    """In place of the loaded program: thread ids and what they are tied to."""
+
+    def __init__(self) -> None:
+        self.slots = np.zeros(9, dtype=[("flags", np.uint8)])
+        self.now: dict[int, tuple[int, int]] = {}
+
+    def adopt(self, pidfd: int, slot: int, flushes: int = 0) -> None:
+        self.now[_tid(pidfd)] = slot, flushes
+
+    def disown(self, pidfd: int) -> bool:
+        return self.now.pop(_tid(pidfd), None) is not None
+
+
+def _tid(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        return int(next(line for line in file if line.startswith("Pid:")).split()[1])
+
+
+@pytest.fixture
+def threads() -> Iterator[list[Thread]]:
+    """Four real ones."""
+    end = threading.Event()
+    running = [threading.Thread(target=end.wait, daemon=True) for _ in range(4)]
+    for one in running:
+        one.start()
+    found = [thread_of(os.getpid(), one.native_id or 0) for one in running]
+    yield [one for one in found if one is not None]
+    end.set()
+    for one in running:
+        one.join()
+
+
+def test_flushers_follow_the_slots_of_their_operators(threads: list[Thread]) -> None:
+    first, second, flusher, other = threads
+    tied: Any = Tied()
+    try:
+        os.close(os.pidfd_open(flusher.tid, os.O_EXCL))
+    except OSError:
+        pytest.skip("needs thread pidfds (Linux 6.9)")
+    slots = Slots(tied, full=True)
+    slots.follow("s", (), (first, second))
+    slots.adopt((first, second))
+    base = replace(schedule([0, 0], ()), threads=(first, second))
+    gone = Thread(first.pid, 1 << 21, 5)  # no thread has such an id
+    one = replace(base, flushers=((flusher, second), (other, first), (gone, first)))
+    slots.follow_flushers([one])
+    at = {thread: slots.of([thread])[0] for thread in (first, second)}
+    assert tied.now[flusher.tid] == (0, at[second]) and tied.now[other.tid] == (0, at[first])
+    tied.now[flusher.tid] = 7, 7  # nothing has changed: nothing is written
+    slots.follow_flushers([one])
+    assert tied.now[flusher.tid] == (7, 7)
+    # One that is an operator now keeps its slot, one that is named no more is any thread again.
+    slots.follow("s", (first, second), (first, second, other))
+    slots.adopt((other,))
+    slots.follow_flushers([replace(one, flushers=((other, first),))])
+    assert flusher.tid not in tied.now
+    assert tied.now[other.tid] == (slots.of([other])[0], 0)

@@ -107,6 +107,8 @@ class Scx(Backend):
         changed = self._write()
         writes += changed
         more, gone = self._slots.adopt(fresh)
+        if self.mode == "full" and self.options.align > 0:
+            self._slots.follow_flushers([one.schedule for one in self._scopes.values()])
         if not self._attached:
             # Only now: a thread that is queued without a slot stays among the others for a while.
             self._attach()
@@ -194,6 +196,7 @@ class Scx(Backend):
         control["starvation_ms"] = round(self.options.starvation)
         control["preempt_times"] = self.options.preempt
         control["least_us"] = round(self.options.interrupt * 1e3)
+        control["hold_us"] = round(self.options.align * 1e3)
         return scheduler
 
     def _take(self, scheduler: Scheduler) -> None:

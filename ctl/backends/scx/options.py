@@ -98,6 +98,16 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             le=1_000_000,
         ),
     ] = 0
+    align: Annotated[
+        float,
+        msgspec.Meta(
+            description="a thread that hands on an operator's buffers by a timer waits for so long "
+            "at most, now and then, to come right after the operator's batches; 0 = never",
+            ge=0,
+            le=1000,
+            extra={"unit": "ms"},
+        ),
+    ] = 250.0
     live: Annotated[
         bool,
         msgspec.Meta(description="go by head ages and queue lengths that engines write"),

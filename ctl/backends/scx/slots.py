@@ -1,8 +1,10 @@
 """Which thread has which slot of the memory shared with the scheduler, and what stands there."""
 
+import operator
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,8 @@ class Slots:
         self._full = full
         self._adopted: dict[Thread, Adopted] = {}
         self._free = deque(range(1, len(scheduler.slots)))
+        self._flushers: dict[Thread, int] = {}  # and the slots of their operators
+        self._pairs: list[tuple[tuple[Thread, Thread], ...]] = []
 
     def get(self, thread: Thread) -> Adopted | None:
         return self._adopted.get(thread)
@@ -107,19 +111,38 @@ class Slots:
                 )
         return tuple(problems), gone
 
+    def follow_flushers(self, schedules: Sequence[Schedule]) -> None:
+        """Tie those helper threads to the slots of their operators that the schedules name."""
+        pairs = [schedule.flushers for schedule in schedules]
+        if len(pairs) == len(self._pairs) and all(map(operator.is_, pairs, self._pairs)):
+            return
+        self._pairs = pairs
+        wanted = {
+            flusher: self._adopted[thread].slot
+            for one in pairs
+            for flusher, thread in one
+            if thread in self._adopted and flusher not in self._adopted
+        }
+        before, self._flushers = self._flushers, wanted
+        for flusher in before.keys() - wanted.keys() - self._adopted.keys():
+            self._disown(flusher)
+        for flusher, slot in wanted.items() - before.items():
+            # Who is gone, or cannot be tied, goes on as any other thread.
+            with suppress(OSError), open(thread_pidfd(flusher.tid), "rb", buffering=0) as fd:
+                if identity.same(flusher) is not None:
+                    self._scheduler.adopt(fd.fileno(), 0, flushes=slot)
+
     def _release(self, thread: Thread) -> None:
         adopted = self._adopted.pop(thread)
         self._scheduler.slots[adopted.slot]["flags"] = 0
         self._free.append(adopted.slot)  # at the far end: it rests before it is used again
-        if adopted.gone:
-            return
-        try:
-            fd = thread_pidfd(thread.tid)
-        except OSError:
-            return
-        with open(fd, "rb", buffering=0):
+        if not adopted.gone:
+            self._disown(thread)
+
+    def _disown(self, thread: Thread) -> None:
+        with suppress(OSError), open(thread_pidfd(thread.tid), "rb", buffering=0) as fd:
             if identity.same(thread) is not None:
-                self._scheduler.disown(fd)
+                self._scheduler.disown(fd.fileno())
 
 
 def numbers(schedules: Sequence[Schedule]) -> tuple[Index, Index]:

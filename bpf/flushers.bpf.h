@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Flushers: helper threads that hand on what one operator has made, each by a timer of its own.
+ *
+ * Without room for many tuples in a moment, engines collect what an operator makes in buffers and
+ * hand them on when they are full, or when their time is up (Flink's buffer timeout, 100 ms by
+ * default). A tuple waits for the flusher of each operator on its way, and how the timers lie to
+ * each other decides for how long: half a timeout at each on average, and nearly a whole one at
+ * each where all fire at one moment, which is what a pause for the garbage collector leaves behind.
+ * Such timers count from when the thread has flushed. So who flushes a little later this time does
+ * from now on, and a flusher is best off right after its operator has done what the one before it
+ * handed on: then a tuple waits for one timer instead of for all.
+ *
+ * So a flusher that wakes up when its operator has worked and gone to sleep a while ago is held back,
+ * if that was as long ago as the last time: until the operator has worked and goes to sleep again, which
+ * should be one period after the last time. What it has to hand on then has waited for one period, the
+ * timeout that the engine promises, this once. From then on it wakes up just before its operator works,
+ * or just after, and is held for moments at most. Who has nothing to hand on may wait a little, too.
+ * Nobody is held where the operator has just finished, or works for longer than a tenth of the
+ * period. An ingress works when something comes in, by no clock of ours: its flusher is left alone, as
+ * is for a while one that was held in vain several times.
+ *
+ * Held flushers wait in a queue of their own. Who lets them go is the CPU on which the operator goes
+ * to sleep, else a timer.
+ */
+#ifndef SCHED_CTL_FLUSHERS_BPF_H
+#define SCHED_CTL_FLUSHERS_BPF_H
+
+#define LEAST_PERIOD (4 * MS)		/* what wakes up more often waits for locks, or is worth nothing */
+#define MOST_PERIOD (10000 * MS)
+#define EMPTY_STEPS 4			/* for so many steps it may wait while it has nothing to hand on */
+#define HOLDS_GO_ON (100 * MS)
+
+enum {
+	HELD_DSQ = PARKED_DSQ + 1,
+	STEPS = 10,			/* of a period: how exact it is to be */
+	SAME = 16,			/* times that differ by such a part of a period are the same */
+	MOST_MISSES = 20,		/* in a row ... */
+	LONG_MISS = 5,			/* ... of which one that took long counts so much */
+	INGRESS = 1,			/* depth of an operator that none of ours feeds */
+	REST = 100,			/* periods without any try after that */
+};
+
+struct hold {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct hold);
+} holds SEC(".maps");
+
+u64 hold_ends_ns;			/* when the timer rings; 0 = it does not */
+u64 last_hold_ns;
+
+/* Is it a flusher of one of our operators? Then the idle CPU that was found has to ask. */
+static __always_inline bool is_flusher(struct task_struct *p)
+{
+	struct adoption *a;
+
+	if (!control.hold_us || !hints_valid)
+		return false;
+	a = bpf_task_storage_get(&adopted, p, 0, 0);
+	return a && a->flushes;
+}
+
+/* The time from a flush until the timer rings, which a stop of the whole process makes shorter. */
+static __always_inline u64 period_of(struct adoption *a, u64 slept_ns)
+{
+	u32 us = slept_ns / 1024;
+
+	if (!a->period_us)
+		a->period_us = us;
+	else if (us < a->period_us)
+		a->period_us -= (a->period_us - us) / 8;
+	else
+		a->period_us += (us - a->period_us) / 2;
+	return (u64)a->period_us * 1024;
+}
+
+/* For how long a flusher that wakes up is to wait; 0 = not at all. */
+static __always_inline u64 hold_for(struct adoption *a, u64 now_ns)
+{
+	u32 slot = a->flushes & (MAX_SLOTS - 1);
+	struct thread *t = &threads[slot];
+	u64 slept_ns = now_ns - a->flushed_ns, period_ns, step_ns, since_ns, before_ns, ran_ns;
+	bool made = (s64)(t->slept_ns - a->flushed_ns) > 0;	/* something since it flushed */
+
+	if (!(slots[slot].flags & SLOT_ACTIVE) || slots[slot].depth == INGRESS ||
+	    (s64)slept_ns < LEAST_PERIOD || (s64)slept_ns > MOST_PERIOD)
+		return 0;
+	period_ns = period_of(a, slept_ns);
+	step_ns = period_ns / STEPS;
+	if (a->misses >= MOST_MISSES) {
+		a->misses = a->misses < MOST_MISSES + REST ? a->misses + 1 : 0;
+		return 0;
+	}
+	if (t->burst_ns > step_ns)
+		return 0;
+	if (t->weight) {
+		ran_ns = t->run_ns - t->woken_run_ns;
+		if (ran_ns > step_ns)
+			return 0;
+		made |= ran_ns || !t->queued_ns;
+	}
+	if (!made)
+		return EMPTY_STEPS * step_ns;
+	since_ns = now_ns - t->slept_ns;
+	if (t->weight || since_ns + step_ns >= period_ns)
+		return 2 * step_ns;
+	before_ns = a->since_ns;
+	a->since_ns = since_ns;
+	if (since_ns <= step_ns || since_ns - before_ns + period_ns / SAME > 2 * period_ns / SAME)
+		return 0;
+	return period_ns - since_ns + step_ns;
+}
+
+static __always_inline void let_go_after(u64 left_ns, u64 now_ns)
+{
+	struct hold *hold;
+	u32 zero = 0;
+
+	hold = bpf_map_lookup_elem(&holds, &zero);
+	if (!hold)
+		return;
+	hold_ends_ns = now_ns + left_ns;
+	bpf_timer_start(&hold->timer, left_ns, 0);
+}
+
+/* One of the others woke up. Returns whether it was put aside. */
+static __always_inline bool hold_flusher(struct task_struct *p, u64 enq_flags)
+{
+	struct adoption *a;
+	u64 now_ns, left_ns;
+
+	if (!control.hold_us || !hints_valid)
+		return false;
+	a = bpf_task_storage_get(&adopted, p, 0, 0);
+	if (!a || !a->flushes)
+		return false;
+	now_ns = clock_ns();
+	left_ns = hold_for(a, now_ns);
+	if (left_ns > control.hold_us * US)
+		left_ns = control.hold_us * US;
+	if (!left_ns) {
+		a->flushed_ns = now_ns;
+		return false;
+	}
+	count(held);
+	a->held_ns = left_ns;
+	a->until_ns = now_ns + left_ns;
+	threads[a->flushes & (MAX_SLOTS - 1)].held = 1;
+	last_hold_ns = now_ns;
+	set_vtime(p, others_start(p, true));
+	dsq_insert(p, HELD_DSQ, others_slice_ns(), enq_flags);
+	if (!hold_ends_ns || (s64)(hold_ends_ns - a->until_ns) > 0)
+		let_go_after(left_ns, now_ns);
+	return true;
+}
+
+/* The operator in this slot goes to sleep: its flushers' turn. */
+subprogram int let_go(u32 slot, u64 now_ns)
+{
+	struct bpf_iter_scx_dsq it;
+	struct adoption *a;
+	struct task_struct *p;
+	u32 llc;
+
+	slot &= MAX_SLOTS - 1;
+	threads[slot].held = 0;
+	bpf_rcu_read_lock();
+	bpf_iter_scx_dsq_new(&it, HELD_DSQ, 0);
+	while ((p = bpf_iter_scx_dsq_next(&it))) {
+		a = bpf_task_storage_get(&adopted, p, 0, 0);
+		if (!a || a->flushes != slot)
+			continue;
+		a->misses = 0;
+		a->flushed_ns = now_ns;
+		llc = llc_of(scx_bpf_task_cpu(p));
+		mark_other(llc, p, p->scx.dsq_vtime);
+		dsq_move_vtime(&it, p, others_dsq(llc));
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	bpf_rcu_read_unlock();
+	return 0;
+}
+
+/* Their time is up. */
+static int end_holds(void *map, int *key, struct bpf_timer *timer)
+{
+	u64 now_ns = clock_ns(), left_ns = HOLDS_GO_ON;
+	struct bpf_iter_scx_dsq it;
+	struct adoption *a;
+	struct task_struct *p;
+	struct cpu *c;
+	u32 cpu;
+
+	hold_ends_ns = 0;
+	bpf_rcu_read_lock();
+	bpf_iter_scx_dsq_new(&it, HELD_DSQ, 0);
+	while ((p = bpf_iter_scx_dsq_next(&it))) {
+		a = bpf_task_storage_get(&adopted, p, 0, 0);
+		if (a && (s64)(a->until_ns - now_ns) > 0) {
+			if (a->until_ns - now_ns < left_ns)
+				left_ns = a->until_ns - now_ns;
+			continue;
+		}
+		if (a) {
+			if (a->misses < MOST_MISSES)
+				a->misses += a->held_ns * 4 > (u64)a->period_us * 1024 ? LONG_MISS : 1;
+			a->flushed_ns = now_ns;
+		}
+		count(held_in_vain);
+		cpu = scx_bpf_task_cpu(p);
+		c = &cpus[cpu & (MAX_CPUS - 1)];
+		mark_other(llc_of(cpu), p, p->scx.dsq_vtime);
+		if (!dsq_move_vtime(&it, p, others_dsq(llc_of(cpu))) || kick_idle(p))
+			continue;
+		if (c->tier == TIER_NONE)
+			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		else
+			interrupt(cpu, now_ns, now_ns - c->turn_ns, base_slice_us * US);
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	bpf_rcu_read_unlock();
+	/* One that was held just now may not be in the queue yet. */
+	if (scx_bpf_dsq_nr_queued(HELD_DSQ) > 0 || (s64)(now_ns - last_hold_ns) < HOLDS_GO_ON)
+		let_go_after(left_ns < 20 * MS ? left_ns : 20 * MS, now_ns);
+	return 0;
+}
+
+static __always_inline int flushers_init(void)
+{
+	struct hold *hold;
+	u32 zero = 0;
+
+	hold = bpf_map_lookup_elem(&holds, &zero);
+	if (!hold)
+		return -2;		/* ENOENT */
+	bpf_timer_init(&hold->timer, &holds, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&hold->timer, end_holds);
+	return scx_bpf_create_dsq(HELD_DSQ, -1);
+}
+
+#endif
