@@ -119,7 +119,8 @@ def test_flushers_follow_the_slots_of_their_operators(threads: list[Thread]) -> 
     base = replace(schedule([0, 0], ()), threads=(first, second))
     gone = Thread(first.pid, 1 << 21, 5)  # no thread has such an id
     one = replace(base, flushers=((flusher, second), (other, first), (gone, first)))
-    slots.follow_flushers([one])
+    assert not slots.follow_flushers([base])
+    assert slots.follow_flushers([one])
     at = {thread: slots.of([thread])[0] for thread in (first, second)}
     assert tied.now[flusher.tid] == (0, at[second]) and tied.now[other.tid] == (0, at[first])
     tied.now[flusher.tid] = 7, 7  # nothing has changed: nothing is written
@@ -128,6 +129,6 @@ def test_flushers_follow_the_slots_of_their_operators(threads: list[Thread]) -> 
     # One that is an operator now keeps its slot, one that is named no more is any thread again.
     slots.follow("s", (first, second), (first, second, other))
     slots.adopt((other,))
-    slots.follow_flushers([replace(one, flushers=((other, first),))])
+    assert not slots.follow_flushers([replace(one, flushers=((other, first),))])
     assert flusher.tid not in tied.now
     assert tied.now[other.tid] == (slots.of([other])[0], 0)

@@ -19,6 +19,7 @@ from sched_ctl.kernel import sched, schedext
 from sched_ctl.runfolder import RunFolder
 
 OPERATORS = 5
+BUFFER_TIMEOUT = "100 ms"  # Flink's own
 SOON_S = 10.0 * SLOWER
 FOLDER = Path("/run/flink")
 OUT = Path("/tmp/out.txt")
@@ -40,7 +41,9 @@ def main() -> None:
     with running(FOLDER, ({},)) as cluster:
         say("Flink is up")
         # All records are written down, so that progress can be seen.
-        cluster.submit(name="q", rate=50, parse_us=50, work_us=200, out=OUT)
+        cluster.submit(
+            name="q", rate=50, parse_us=50, work_us=200, out=OUT, buffer_timeout=BUFFER_TIMEOUT
+        )
         say("the job runs")
         (pid,) = (process.pid for process in cluster.task_managers)
         patiently(lambda: len(operators(pid)) >= OPERATORS, 10, "operator threads")
@@ -94,6 +97,13 @@ def schedule(cluster: Cluster, pid: int, before: State) -> None:
         say(f"{records() - done} records, {more - runs} runs of operators")
         assert more > runs
         assert "policy auto: balanced (a single query" in LOG.read_text()
+
+        def held() -> int:
+            counters: dict[str, int] = request(RUN_DIR, "dispatch", timeout_s=SOON_S)["counters"]
+            return counters["held"] - counters["held_in_vain"]
+
+        patiently(lambda: held() > 0, 30, "flushers come after their operators' batches")
+        say(f"{held()} flushers were held until a batch was done")
         load.send_signal(signal.SIGINT)
         assert load.wait(SOON_S) == 0
         assert "everything is as it was before" in LOG.read_text()

@@ -108,7 +108,10 @@ class Scx(Backend):
         writes += changed
         more, gone = self._slots.adopt(fresh)
         if self.mode == "full" and self.options.align > 0:
-            self._slots.follow_flushers([one.schedule for one in self._scopes.values()])
+            some = self._slots.follow_flushers([one.schedule for one in self._scopes.values()])
+            # Each wake-up of other threads is looked at while this is not 0.
+            assert self.scheduler is not None
+            self.scheduler.control["hold_us"] = round(self.options.align * 1e3) if some else 0
         if not self._attached:
             # Only now: a thread that is queued without a slot stays among the others for a while.
             self._attach()
@@ -196,7 +199,6 @@ class Scx(Backend):
         control["starvation_ms"] = round(self.options.starvation)
         control["preempt_times"] = self.options.preempt
         control["least_us"] = round(self.options.interrupt * 1e3)
-        control["hold_us"] = round(self.options.align * 1e3)
         return scheduler
 
     def _take(self, scheduler: Scheduler) -> None:

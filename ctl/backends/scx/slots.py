@@ -111,11 +111,14 @@ class Slots:
                 )
         return tuple(problems), gone
 
-    def follow_flushers(self, schedules: Sequence[Schedule]) -> None:
-        """Tie those helper threads to the slots of their operators that the schedules name."""
+    def follow_flushers(self, schedules: Sequence[Schedule]) -> bool:
+        """Tie those helper threads to the slots of their operators that the schedules name.
+
+        Returns whether there are any.
+        """
         pairs = [schedule.flushers for schedule in schedules]
         if len(pairs) == len(self._pairs) and all(map(operator.is_, pairs, self._pairs)):
-            return
+            return bool(self._flushers)
         self._pairs = pairs
         wanted = {
             flusher: self._adopted[thread].slot
@@ -131,6 +134,7 @@ class Slots:
             with suppress(OSError), open(thread_pidfd(flusher.tid), "rb", buffering=0) as fd:
                 if identity.same(flusher) is not None:
                     self._scheduler.adopt(fd.fileno(), 0, flushes=slot)
+        return bool(wanted)
 
     def _release(self, thread: Thread) -> None:
         adopted = self._adopted.pop(thread)
