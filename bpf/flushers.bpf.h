@@ -2,13 +2,12 @@
 /*
  * Flushers: helper threads that hand on what one operator has made, each by a timer of its own.
  *
- * Without room for many tuples in a moment, engines collect what an operator makes in buffers and
- * hand them on when they are full, or when their time is up (Flink's buffer timeout, 100 ms by
- * default). A tuple waits for the flusher of each operator on its way, and how the timers lie to
- * each other decides for how long: half a timeout at each on average, and nearly a whole one at
- * each where all fire at one moment, which is what a pause for the garbage collector leaves behind.
- * Such timers count from when the thread has flushed. So who flushes a little later this time does
- * from now on, and a flusher is best off right after its operator has done what the one before it
+ * Engines collect in buffers what an operator makes, and hand a buffer on when it is full or when
+ * its time is up (Flink's buffer timeout, 100 ms by default). A tuple waits for the flusher of each
+ * operator on its way, and how their timers lie to each other decides for how long: half a timeout
+ * at each on average, and nearly a whole one where each rings just before the one that it waits
+ * for. Such a timer counts from when the thread has flushed. So who flushes later once does from
+ * then on, and the best moment is right after the operator has done what the flusher before it
  * handed on: then a tuple waits for one timer instead of for all.
  *
  * So a flusher that wakes up when its operator has worked and gone to sleep a while ago is held back,

@@ -24,6 +24,9 @@
  * 4. OTHERS (others.bpf.h): weighted fair, with a small guaranteed and prepaid share; in full
  *    mode by the weights and limits of their cgroups, where there are any (cgroups.bpf.h).
  *
+ *    Flushers, which hand on what an operator has made by timers of their own, are others that
+ *    may be held until it is done (flushers.bpf.h).
+ *
  * 5. LIFE of a thread:
  *
  *	woken -> select_cpu -> idle CPU found: runs there at once
