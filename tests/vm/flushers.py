@@ -184,7 +184,7 @@ def busy_operator() -> None:
             time.sleep(3)
             more = scheduler.counter("held") - held
             print("held", held, "and then", more)
-            assert more <= 2 and _runs(flusher) - runs > 25
+            assert more <= 2 and _runs(flusher) - runs > 15  # of 29
     finally:
         for pid in (operator, flusher):
             os.kill(pid, signal.SIGKILL)
