@@ -139,7 +139,7 @@ def assess(
     before = _queue_before(window)
     stolen = _stolen(window, run, 1.0 - run - np.nan_to_num(wait))
     run = run + stolen
-    asleep = 1.0 - run - np.nan_to_num(wait)
+    asleep = np.maximum(1.0 - run - np.nan_to_num(wait), 0.0)  # not below, by rounding
     with np.errstate(all="ignore"):
         io, memory = (
             np.clip(window.rate(name) / each, 0.0, asleep) for name in ("io_delay", "memory_delay")

@@ -166,6 +166,14 @@ def test_what_the_hypervisor_took_is_no_sleep() -> None:
     assert robbed(saturated, stolen=0.0, busy=0.0).run[0] == pytest.approx(0.75)
 
 
+def test_nothing_is_unknown_where_the_hypervisor_took_all_that_is_missing() -> None:
+    rng = np.random.default_rng(2)
+    for run, wait in rng.uniform(0.05, 0.5, (300, 2)):
+        found = robbed((run, wait, 0.0, 0.0, 5.0), stolen=99.0, busy=1.0)
+        assert found.idle[0] == found.backpressured[0] == found.blocked[0] == 0.0
+        assert found.run[0] == pytest.approx(1 - wait)
+
+
 def test_time_in_which_the_jvm_stands_still_is_told_from_io() -> None:
     asleep = (0.05, 0.0, 0.05, 0.0, 50.0)
     told = window(asleep, REST, asleep)
