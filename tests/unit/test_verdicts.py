@@ -133,9 +133,9 @@ def test_waiting_for_memory_is_told_by_the_kernel_or_by_pressure() -> None:
         assert Verdict(found.verdict[0]).word == word
 
 
-def robbed(row: Shares, stolen: float, busy: float) -> Assessment:
+def robbed(row: Shares, stolen: float, busy: float, seconds: float = S) -> Assessment:
     """Where the hypervisor had so many CPUs on average, and the machine so many."""
-    made = window(row, REST, REST)
+    made = window(row, REST, REST, seconds=seconds)
     assert made.base is not None
     now, then = (
         Snapshot(
@@ -169,8 +169,9 @@ def test_what_the_hypervisor_took_is_no_sleep() -> None:
 def test_nothing_is_unknown_where_the_hypervisor_took_all_that_is_missing() -> None:
     rng = np.random.default_rng(2)
     for run, wait in rng.uniform(0.05, 0.5, (300, 2)):
-        found = robbed((run, wait, 0.0, 0.0, 5.0), stolen=99.0, busy=1.0)
-        assert found.idle[0] == found.backpressured[0] == found.blocked[0] == 0.0
+        found = robbed((run, wait, 0.0, 0.0, 5.0), stolen=99.0, busy=1.0, seconds=3.3)
+        lost = (found.idle[0], found.backpressured[0], found.blocked[0])
+        assert lost == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
         assert found.run[0] == pytest.approx(1 - wait)
 
 
