@@ -20,7 +20,7 @@ NEVER_YET_S = 60.0  # a look where nothing was ever stolen: the page has a line 
 
 
 class StolenTime:
-    """Reads for one engine; 50 us a look on a small machine."""
+    """Reads for one engine; 20 us a look on a machine with two CPUs."""
 
     def __init__(self, path: Path = Path("/proc/stat")) -> None:
         self._path = path
