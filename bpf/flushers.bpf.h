@@ -54,15 +54,15 @@ struct {
 u64 hold_ends_ns;			/* when the timer rings; 0 = it does not */
 u64 last_hold_ns;
 
-/* Is it a flusher of one of our operators? Then the idle CPU that was found has to ask. */
-static __always_inline bool is_flusher(struct task_struct *p)
+/* What is kept of a flusher of one of our operators; NULL = it is none. */
+static __always_inline struct adoption *flusher(struct task_struct *p)
 {
 	struct adoption *a;
 
 	if (!control.hold_us || !hints_valid)
-		return false;
+		return NULL;
 	a = bpf_task_storage_get(&adopted, p, 0, 0);
-	return a && a->flushes;
+	return a && a->flushes ? a : NULL;
 }
 
 /* The time from a flush until the timer rings, which a stop of the whole process makes shorter. */
@@ -131,13 +131,10 @@ static __always_inline void let_go_after(u64 left_ns, u64 now_ns)
 /* One of the others woke up. Returns whether it was put aside. */
 static __always_inline bool hold_flusher(struct task_struct *p, u64 enq_flags)
 {
-	struct adoption *a;
+	struct adoption *a = flusher(p);
 	u64 now_ns, left_ns;
 
-	if (!control.hold_us || !hints_valid)
-		return false;
-	a = bpf_task_storage_get(&adopted, p, 0, 0);
-	if (!a || !a->flushes)
+	if (!a)
 		return false;
 	now_ns = clock_ns();
 	left_ns = hold_for(a, now_ns);

@@ -133,8 +133,8 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	count(idle_wakeups);
 	slot = find_slot(p);
 	if (!slot) {
-		if (throttled(p, 0, clock_ns()) || is_flusher(p))
-			return cpu;
+		if (throttled(p, 0, clock_ns()) || flusher(p))
+			return cpu;		/* the idle CPU asks, if it is not held */
 		set_vtime(p, others_start(p, true));
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), 0);
 		return cpu;

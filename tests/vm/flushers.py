@@ -193,6 +193,7 @@ def busy_operator() -> None:
 
 def deaths() -> None:
     """Flushers and operators that end while one waits for the other."""
+    caught = 0
     for victim in ("flushers", "operators"):
         for _ in range(8):
             with row(APART[0], cost_s=0.0001) as found, scheduled(found) as scheduler:
@@ -202,6 +203,7 @@ def deaths() -> None:
                 until_s = time.monotonic() + 2
                 while scheduler.counter("held") == held and time.monotonic() < until_s:
                     time.sleep(0.001)
+                caught += scheduler.counter("held") > held
                 os.kill(pids[1], signal.SIGKILL)
                 os.waitpid(pids[1], 0)
                 time.sleep(0.3)
@@ -212,6 +214,7 @@ def deaths() -> None:
                         runs = _runs(pid)
                         time.sleep(3 * TIMEOUT_S)
                         assert _runs(pid) > runs
+    assert caught >= 8  # of 16: else nobody was held when somebody died
 
 
 def _runs(pid: int) -> int:
