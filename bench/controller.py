@@ -238,7 +238,7 @@ async def measured(
     if INSTRUMENTED:
         backend.apply = stages.time("apply", backend.apply)  # type: ignore[method-assign]
     settings = Settings(
-        policy=(Section(policy=policy),), period=1 / rate, calm_period=0, discover=5.0
+        policy=(Section(policy=policy),), period=1 / rate, calm_period=0, cpu_limit=0, discover=5.0
     )
     kind = DriverKind("synthetic", lambda: [engine.target], lambda _: engine, prompt=True)
     controller = Controller(settings, {"synthetic": kind}, Backends(lambda *_: (backend, []), {}))

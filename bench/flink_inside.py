@@ -132,9 +132,11 @@ def run(cluster: Cluster, name: str) -> None:
             if not scenario.saturated:
                 patiently(lambda: caught_up(outs), 1, "no backlog")
             time.sleep(scenario.settle_s)
+            others = {} if load is None else {"the controller": load.process.pid}
+            role = role_in(scenario.jobs)
             found = {
                 "scenario": name,
-                **measure(phase.name, SECONDS, pids, role_in(scenario.jobs), neighbour),
+                **measure(phase.name, SECONDS, {**pids, **others}, role, neighbour),
             }
             if scenario.trace:
                 found["waits"] = trace(pids["tm"], scenario.jobs)

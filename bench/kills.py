@@ -78,6 +78,7 @@ def two_engines() -> Iterator[tuple[Settings, DriverKind, tuple[int, int]]]:
             backend="nice",
             period=0.01,
             calm_period=0,
+            cpu_limit=0,
             discover=0.1,
         )
         targets = [Target("lab", str(pid), pid) for pid in pids]

@@ -19,7 +19,11 @@ SETTLE_S = 3.0
 def observed(target: Target, kind: DriverKind, windows: int) -> Seen:
     """Operator or query -> its verdicts in so many windows."""
     settings = Settings(
-        policy=(Section(policy="constant"),), engine=(target.engine,), period=0.25, calm_period=0
+        policy=(Section(policy="constant"),),
+        engine=(target.engine,),
+        period=0.25,
+        calm_period=0,
+        cpu_limit=0,
     )
     seen: Seen = {}
 

@@ -219,6 +219,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"unit": "s"},
         ),
     ] = 0.0
+    cpu_limit: Annotated[
+        float,
+        Meta(
+            description="CPU time that may go into passes, with what engines take to answer: where "
+            "they cost more they are further apart, by half of stale_after at most; 0: no limit",
+            ge=0,
+            le=1,
+            extra={"unit": "CPUs", "metavar": "CPUS"},
+        ),
+    ] = 0.02
     pressure: Annotated[
         Literal["poll", "trigger"],
         Meta(

@@ -34,6 +34,7 @@ from sched_ctl.kernel.identity import Lifetime
 from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
+from sched_ctl.probes.answering import AnsweringTime
 from sched_ctl.probes.every import Probes
 from sched_ctl.probes.sleeps import SleepPlaces
 
@@ -193,6 +194,8 @@ class Engine:
         self.sleeps = SleepPlaces()  # looks while somebody wants to know
         self._lifetime = None if target.pid is None else Lifetime(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
+        self._answering = AnsweringTime()  # touched by the worker only
+        self.answering_s = 0.0  # CPU time that its own threads took for all answers so far
         self.costly: str | None = None  # that it is asked less often for what it costs, in words
         self._said: Topology | None = None  # the last one, as the driver made it ...
         self._own: Topology | None = None  # ... and what of it is the owner's
@@ -313,8 +316,9 @@ class Engine:
             self._driver = self._kind.connect(self.target)
         self.provides = self._driver.provides
         self.derived = getattr(self._driver, "derived", {})
-        began_s = time.thread_time()
+        began_s, answering_s = time.thread_time(), self._answering.read(self._own)
         answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
+        self.answering_s += max(0.0, self._answering.read(self._own) - answering_s)
         snapshot = self._owned(self._driver, answer)
         self._spent_s = time.thread_time() - began_s
         if probing:
@@ -360,6 +364,7 @@ class Engine:
             if driver is not None:
                 driver.close()
         finally:
+            self._answering.close()
             if probes is not None:
                 probes.close()
 

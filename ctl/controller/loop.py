@@ -237,6 +237,8 @@ class Controller:
                 await asyncio.sleep(0)
         if self.noted is not None:
             self.noted()
+        answering_s = sum(engine.answering_s for engine in self.engines.values())
+        self.pace.charge(time.process_time() + answering_s)
 
     def close(self) -> tuple[str, ...]:
         """Put everything back and let go of the engines. Returns what could not be, in words."""
@@ -500,8 +502,13 @@ def claims_of(settings: Settings, kinds: Mapping[str, DriverKind]) -> Claims:
 
 
 def pace_of(settings: Settings) -> Pace:
-    calm_s = min(settings.calm_period, settings.stale_after / 2)  # else rest looks like silence
-    return Pace(calm_s, settings.pressed_period)
+    longest_s = settings.stale_after / 2  # else rest looks like silence
+    return Pace(
+        min(settings.calm_period, longest_s),
+        settings.pressed_period,
+        cpu_limit=settings.cpu_limit,
+        longest_s=longest_s,
+    )
 
 
 def _on_time(engine: Engine, patience_s: float, _: object) -> None:

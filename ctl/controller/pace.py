@@ -7,10 +7,15 @@ the look comes when the pass would have. Under pressure `pressed_period`, if it 
 passes more frequent. Without PSI, or while somebody looks at verdicts, every pass is run, but for
 those that would find what the one before did: a policy that goes by averages alone decides anew
 when these have moved on, some times a second at most.
+
+Nor do passes take more of a CPU than `cpu_limit`: on a slow machine, and for an engine whose
+answers are long, they are further apart.
 """
 
 import logging
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -27,18 +32,30 @@ PRESSED_SHARE = 0.10  # so much is
 # The kernel looks ten times a window, and allows none below half a second.
 TRIGGER_WINDOW_S = 0.5
 TRIGGER_SHARE = 0.02  # what is stalled for so much of a window is no calm any more
+COSTS = 5  # passes whose median counts: one that met a new engine costs much, once
+REMARKABLE = 1.5  # periods between two passes
 
 
 class Pace:
     """Filters the rules that are due.
 
-    calm_period_s, pressed_period_s: see the settings of these names. gauge: None = of the machine.
+    calm_period_s, pressed_period_s, cpu_limit: see the settings of these names. longest_s: so far
+    apart are passes at most for what they cost. gauge: None = of the machine.
     """
 
     def __init__(
-        self, calm_period_s: float, pressed_period_s: float, gauge: Gauge | None = None
+        self,
+        calm_period_s: float,
+        pressed_period_s: float,
+        gauge: Gauge | None = None,
+        *,
+        cpu_limit: float = 0.0,
+        longest_s: float = 0.0,
     ) -> None:
         self._calm_s, self._pressed_s = calm_period_s, pressed_period_s
+        self._limit, self._longest_s = cpu_limit, longest_s
+        self._costs_s: deque[float] = deque(maxlen=COSTS)
+        self._charged_s = float("nan")
         self._gauge = Gauge("cpu") if gauge is None else gauge
         self._ran_s: dict[str, float] = {}
         self._trigger: psi.Trigger | None = None
@@ -87,6 +104,32 @@ class Pace:
                 rule.timer.done(now_s)
         return due
 
+    def charge(self, total_s: float) -> None:
+        """A pass has ended. total_s: CPU time of everything that is done for passes, so far."""
+        spent_s, self._charged_s = total_s - self._charged_s, total_s
+        if spent_s >= 0:  # NaN at first
+            self._costs_s.append(spent_s)
+
+    @property
+    def pass_s(self) -> float:
+        """CPU time of a pass, with all that was done since the one before; 0 until it is known."""
+        return statistics.median(self._costs_s) if len(self._costs_s) == COSTS else 0.0
+
+    @property
+    def least_s(self) -> float:
+        """Passes are not closer than this, for what they cost."""
+        return min(self.pass_s / self._limit, self._longest_s) if self._limit else 0.0
+
+    def note(self, period_s: float) -> str | None:
+        """That a rule of this period has fewer passes, in words."""
+        least_s = self.least_s
+        if least_s < REMARKABLE * period_s:
+            return None
+        return (
+            f"a pass each {least_s:.2g} s, not each {period_s:.2g} s: it takes {self.pass_s:.2g} s "
+            f"of CPU time, and cpu_limit is {self._limit:.2g} of a CPU"
+        )
+
     def stir(self, rule: Rule) -> None:
         """Its engines' threads have changed: do not leave out its next pass."""
         self._ran_s.pop(rule.name, None)
@@ -123,8 +166,10 @@ class Pace:
 
     def _wanted_s(self, period_s: float, now_s: float) -> float:
         share = self.some_share
-        if share < CALM_SHARE and now_s >= self.watched_until_s:
-            return max(period_s, self._calm_s)
         if self._pressed_s and share >= PRESSED_SHARE:
-            return min(period_s, self._pressed_s)
-        return period_s
+            period_s = min(period_s, self._pressed_s)
+        if now_s < self.watched_until_s:
+            return period_s
+        if share < CALM_SHARE:
+            period_s = max(period_s, self._calm_s)
+        return max(period_s, self.least_s)

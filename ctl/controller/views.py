@@ -104,6 +104,8 @@ def _notes(controller: Controller) -> list[str]:
     notes = {} if made is None else {name: made[name].note for name in made.names}
     found = [f"{name}: {note}" for name, note in notes.items() if note]
     for rule in controller.rules:
+        slower = controller.pace.note(rule.section.period or 1.0)
+        found += [] if slower is None else [f"policy {rule.name}: {slower}"]
         found += [f"policy {rule.name}: stepped back: {why}" for why in rule.stepped_back]
         if rule.resting:
             found.append(f"policy {rule.name}: nothing is enforced, until policy set")

@@ -15,7 +15,7 @@ import numpy as np
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Thread, Topology
 
-__all__ = ["PROVIDES", "ThreadTimes", "available"]
+__all__ = ["PROVIDES", "ThreadTimes", "available", "open_times", "read_times"]
 
 PROVIDES = frozenset({"thread_cpu_time", "run_delay"})
 UNKNOWN = b"-1 -1 -1\n"
@@ -49,7 +49,7 @@ class ThreadTimes:
         try:
             parts = [os.pread(fd, 96, 0) for fd in self._order]
         except OSError:  # of one of them
-            parts = [_read(fd) for fd in self._order]
+            parts = [read_times(fd) for fd in self._order]
         n = len(topology.operators)
         if not parts:
             self.turns = np.full(n, np.nan)
@@ -84,7 +84,7 @@ class ThreadTimes:
         old, self._fds = self._fds, {}
         for _, thread in wanted:
             fd = old.pop(thread, None)
-            self._fds[thread] = _open(thread) if fd is None else fd
+            self._fds[thread] = open_times(thread) if fd is None else fd
         for fd in old.values():
             if fd >= 0:
                 os.close(fd)
@@ -94,7 +94,7 @@ class ThreadTimes:
         self._topology = topology
 
 
-def _open(thread: Thread) -> int:
+def open_times(thread: Thread) -> int:
     """A descriptor, or -1: the thread is gone, or there are no descriptors left."""
     try:
         return os.open(f"/proc/{thread.pid}/task/{thread.tid}/schedstat", os.O_RDONLY)
@@ -104,7 +104,8 @@ def _open(thread: Thread) -> int:
         return -1
 
 
-def _read(fd: int) -> bytes:
+def read_times(fd: int) -> bytes:
+    """CPU time and time waited, ns, and turns; `UNKNOWN` if the thread is gone."""
     try:
         return os.pread(fd, 96, 0)
     except OSError:  # ESRCH: the thread ended; EBADF: it had ended before we opened

@@ -99,7 +99,12 @@ def test_a_schedule_is_made_anew_where_it_may_be_another(policy: str, anew: bool
     """hr goes by averages alone, the others by what waits, or by chance."""
     engine, backend = FakeEngine(), FakeBackend()
     settings = Settings(
-        policy=(Section(policy=policy),), period=0.01, calm_period=0, discover=5, window=100
+        policy=(Section(policy=policy),),
+        period=0.01,
+        calm_period=0,
+        cpu_limit=0,
+        discover=5,
+        window=100,
     )
     controller = Controller(settings, FakeEngine.kind(engine), backends(backend))
 

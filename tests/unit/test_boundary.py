@@ -25,6 +25,7 @@ QUICK = Settings(
     policy=(Section(policy="hr"),),
     period=0.02,
     calm_period=0,  # whatever else runs on this machine
+    cpu_limit=0,
     poll_timeout=1,
     discover=0.1,
     window=0.1,

@@ -176,8 +176,8 @@ def test_every_setting_says_what_it_is() -> None:
         for setting in declared(struct):
             assert len(setting.description) > 10, setting.key
             if setting.type is float:
-                assert setting.unit in ("s", "MB"), setting.key
-                assert setting.metavar == {"s": None, "MB": "MB"}[setting.unit]
+                assert setting.unit in ("s", "MB", "CPUs"), setting.key
+                assert setting.metavar == {"s": None, "MB": "MB", "CPUs": "CPUS"}[setting.unit]
 
 
 def test_pairs() -> None:

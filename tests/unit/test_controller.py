@@ -37,7 +37,13 @@ from sched_ctl.model.topology import (
 from support import wait_until
 
 QUICK = Settings(
-    period=0.02, calm_period=0, poll_timeout=0.1, stale_after=0.6, discover=0.1, window=0.1
+    period=0.02,
+    calm_period=0,
+    cpu_limit=0,
+    poll_timeout=0.1,
+    stale_after=0.6,
+    discover=0.1,
+    window=0.1,
 )
 
 

@@ -89,6 +89,41 @@ def test_nothing_is_left_out_while_somebody_looks() -> None:
     assert passes(0.0, 12, watched=3.5) == [0, 1, 2, 3, 8]
 
 
+def limited(limit: float, *costs_s: float, **more: float) -> list[float]:
+    """When a rule with a period of 1 s has its passes under pressure, if each costs so much."""
+    pace = Pace(5.0, 0.0, FakeGauge(1.0), cpu_limit=limit, longest_s=5.0)
+    pace.watched_until_s = more.get("watched", 0.0)
+    section = Section(name="r", policy="qs", period=1.0)
+    rule = Rule(section, make_policy(section, "nice"), "nice", Timer(1.0, 0.0))
+    rule.urgent = False
+    ran, total_s = [], 3.0
+    pace.charge(total_s)
+    for cost_s in costs_s:
+        while not pace.due([rule], now_s := rule.timer.due_s):
+            pass
+        ran.append(now_s)
+        rule.timer.done(now_s)
+        total_s += cost_s
+        pace.charge(total_s)
+    return ran
+
+
+def test_passes_that_cost_more_than_the_limit_are_further_apart() -> None:
+    assert limited(0.02, *[0.02] * 9) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert limited(0.02, *[0.06] * 8) == [0, 1, 2, 3, 4, 7, 10, 13]
+    assert limited(0.02, *[0.6] * 7) == [0, 1, 2, 3, 4, 9, 14]  # not further than that
+    assert limited(0.0, *[0.6] * 7) == [0, 1, 2, 3, 4, 5, 6]  # no limit
+
+
+def test_a_single_dear_pass_changes_nothing_and_cheap_ones_end_it() -> None:
+    assert limited(0.02, *[0.01] * 4, 0.9, *[0.01] * 4) == list(range(9))
+    assert limited(0.02, *[0.06] * 5, *[0.01] * 6) == [0, 1, 2, 3, 4, 7, 10, 13, 14, 15, 16]
+
+
+def test_the_limit_waits_while_somebody_looks() -> None:
+    assert limited(0.02, *[0.06] * 10, watched=8.5) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 11]
+
+
 def test_what_is_urgent_never_waits() -> None:
     pace = Pace(5.0, 0.0, FakeGauge(0.0))
     section = Section(name="r", policy="qs", period=1.0)

@@ -53,7 +53,7 @@ def test_it_takes_time_to_come_and_to_go(
     assert "".join(str(int(state)) for state in found) == on
 
 
-QUICK = Settings(period=0.02, calm_period=0, poll_timeout=1, discover=0.1, window=0.1)
+QUICK = Settings(period=0.02, calm_period=0, cpu_limit=0, poll_timeout=1, discover=0.1, window=0.1)
 
 
 def settings(*switches: Switch, policy: str = "hr") -> Settings:

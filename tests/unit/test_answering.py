@@ -1,0 +1,122 @@
+"""What an engine's answers cost it, and that passes are further apart for it."""
+
+import asyncio
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from fakes import FakeBackend, FakeEngine, backends
+
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller import views
+from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers.threads import thread_of
+from sched_ctl.model.topology import HelperThread, Snapshot, Thread
+from sched_ctl.probes.answering import AnsweringTime
+
+
+class Server:
+    """A thread that takes CPU time when it is asked to."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def thread(self) -> Thread:
+        found = thread_of(os.getpid(), self._thread.native_id or 0)
+        assert found is not None
+        return found
+
+    def work(self, seconds: float) -> float:
+        """Returns what it took, s of CPU time."""
+        self._asked.put(seconds)
+        return self._done.get(timeout=30)
+
+    def end(self) -> None:
+        self._asked.put(-1.0)
+        self._thread.join(30)
+
+    def _serve(self) -> None:
+        while (seconds := self._asked.get()) >= 0:
+            began_s = time.thread_time()
+            while time.thread_time() - began_s < seconds:
+                pass
+            self._done.put(time.thread_time() - began_s)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def engine(server: Server) -> FakeEngine:
+    """Its metrics are served by a thread of this process."""
+    made = FakeEngine()
+    helper = HelperThread(server.thread, "metrics")
+    made.topology = replace(made.topology, helpers=(helper,))
+    return made
+
+
+def test_what_the_serving_threads_ran_counts(server: Server, engine: FakeEngine) -> None:
+    probe = AnsweringTime()
+    assert probe.read(None) == 0.0
+    before_s = probe.read(engine.topology)
+    ran_s = server.work(0.05)
+    assert probe.read(engine.topology) - before_s == pytest.approx(ran_s, rel=0.1, abs=2e-3)
+
+
+def test_other_threads_and_those_that_ended_do_not_count(
+    server: Server, engine: FakeEngine
+) -> None:
+    probe = AnsweringTime()
+    flusher = HelperThread(server.thread, "flusher")
+    server.work(0.02)
+    assert probe.read(replace(engine.topology, helpers=(flusher,))) == 0.0
+    assert probe.read(engine.topology) > 0.015
+    server.end()
+    assert probe.read(engine.topology) == 0.0
+    probe.close()
+    assert probe.read(engine.topology) == 0.0
+
+
+def test_passes_whose_answers_cost_the_engine_much_are_further_apart(
+    server: Server, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 ms of each answer, and a fifth of a CPU for all: ten a second at most, not fifty."""
+    asked_s = []
+    answer = engine.poll
+
+    def poll(timeout_s: float) -> Snapshot:
+        asked_s.append(time.monotonic())
+        server.work(0.02)
+        return answer(timeout_s)
+
+    monkeypatch.setattr(engine, "poll", poll)
+    settings = Settings(
+        policy=(Section(policy="qs"),), period=0.02, calm_period=0, cpu_limit=0.2, discover=5
+    )
+    controller = Controller(settings, FakeEngine.kind(engine), backends(FakeBackend()))
+
+    async def loop() -> list[str]:
+        try:
+            await controller.start()
+            await controller.run(2.0)
+            return list(views.status(controller)["notes"])
+        finally:
+            controller.close()
+
+    (note,) = [note for note in asyncio.run(loop()) if "cpu_limit" in note]
+    assert "not each 0.02 s" in note
+    apart = [later - sooner for sooner, later in itertools.pairwise(asked_s)]
+    assert min(apart[8:]) > 0.08
