@@ -24,6 +24,7 @@ from bench.inside import (
     Hog,
     Load,
     Neighbour,
+    Pulse,
     go_first,
     measure,
     put,
@@ -106,7 +107,7 @@ def run(cluster: Cluster, name: str) -> None:
         if role_of(comm, scenario.jobs).startswith("operators of")
     ]
     say(f"{len(operators)} operator threads: {sorted(operators)}")
-    neighbour = Neighbour(0.0003)
+    neighbour, pulse = Neighbour(0.0003), Pulse()
     pids["neighbour"] = neighbour.pid
     hog = Hog() if scenario.hog else None
     if hog is not None:
@@ -140,7 +141,8 @@ def run(cluster: Cluster, name: str) -> None:
             }
             if scenario.trace:
                 found["waits"] = trace(pids["tm"], scenario.jobs)
-            say(phase.name)
+            found["stopped_s"] = pulse.longest_s(found["begin"] - scenario.settle_s, found["end"])
+            say(f"{phase.name}: nothing ran for {found['stopped_s'] * 1e3:.0f} ms at most")
             if load is not None:
                 found["in_force"] = in_force
                 load.mine(FIRST)
@@ -155,6 +157,7 @@ def run(cluster: Cluster, name: str) -> None:
         if load is not None:
             load.end()
         neighbour.end()
+        pulse.end()
         if hog is not None:
             hog.end()
     put(engine, FIRST)

@@ -112,6 +112,8 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
         count, mean_ms, p99_ms = phase["neighbour"]
         found["neighbour /s"] = count / seconds
         found["neighbour late"], found["neighbour late p99"] = mean_ms, p99_ms
+    if "stopped_s" in phase:
+        found["the longest time nothing ran, ms"] = phase["stopped_s"] * 1e3
     for name, (count, length_s, held_up_s) in phase.get("waits", {}).items():
         found[f"{name}, times"] = count
         found[f"{name}, ms"] = length_s * 1e3
