@@ -79,6 +79,9 @@ UNALIGNED = tuple(
     for phase in (HR, BALANCED)
 )
 ALIGN_S = 6.0  # with timers of 0.1 s
+# Two threads for its dearest operator, and a heavy query like that; and one that two branches feed.
+PARALLEL = {name: {**arguments, "parallelism": 2} for name, arguments in PAIR.items()}
+FORKED = {**PAIR, "light": {**PAIR["light"], "shape": "fork"}}
 FOLLOWING = ("--policy", "hr", *(f"--helper={role}=follow" for role in ("fetcher", "flusher")))
 FOLLOWED = tuple(
     Phase(f"{name}, helpers follow", name, options, FOLLOWING)
@@ -135,6 +138,15 @@ SCENARIOS = {
     ),
     "light-100-unaligned": Scenario(
         PAIR, UNALIGNED, at(100), real_time_input=False, settle_s=ALIGN_S
+    ),
+    "light-100-parallel": Scenario(
+        PARALLEL, (HR, BALANCED), at(100), real_time_input=False, settle_s=ALIGN_S
+    ),
+    "light-100-fork": Scenario(
+        FORKED, (HR, BALANCED), at(100), real_time_input=False, settle_s=ALIGN_S
+    ),
+    "light-100-alone": Scenario(
+        {"light": PAIR["light"]}, (HR, BALANCED), at(100), real_time_input=False, settle_s=ALIGN_S
     ),
     "light-chained": Scenario(PAIR, (HR, MULTI, BALANCED), at(0, **CHAINED)),
     "light-default": Scenario(
