@@ -79,9 +79,6 @@ UNALIGNED = tuple(
     for phase in (HR, BALANCED)
 )
 ALIGN_S = 6.0  # with timers of 0.1 s
-# Two threads for its dearest operator, and a heavy query like that; and one that two branches feed.
-PARALLEL = {name: {**arguments, "parallelism": 2} for name, arguments in PAIR.items()}
-FORKED = {**PAIR, "light": {**PAIR["light"], "shape": "fork"}}
 FOLLOWING = ("--policy", "hr", *(f"--helper={role}=follow" for role in ("fetcher", "flusher")))
 FOLLOWED = tuple(
     Phase(f"{name}, helpers follow", name, options, FOLLOWING)
@@ -104,6 +101,21 @@ FIVE = {
     )
 }
 FIVE_90 = {name: {**arguments, "rate": 55} for name, arguments in FIVE.items()}
+
+
+# Two threads for its dearest operator, and a heavy query like that; and one that two branches feed.
+PARALLEL = {name: {**arguments, "parallelism": 2} for name, arguments in PAIR.items()}
+FORKED: dict[str, dict[str, Any]] = {**PAIR, "light": {**PAIR["light"], "shape": "fork"}}
+# As in bench/engines/flink.py, for a CPU of an eighth.
+THREE = {
+    "cheap": {"rate": 100, "parse_us": 50, "work_us": 150},
+    "middle": {"rate": 50, "parse_us": 100, "work_us": 1000},
+    "dear": {"rate": 1_000_000, "parse_us": 100, "work_us": 4000},
+}
+EQUAL = dict.fromkeys(("large", "small"), PAIR["heavy"])
+SHARES = Phase(
+    "shares", "constant", load=("--policy", "constant", "--share=large=4", "--share=small=1")
+)
 
 
 def at(timeout_ms: int, **more: Any) -> dict[str, Any]:
@@ -161,5 +173,9 @@ SCENARIOS = {
     "sql-17": sql("q17", "q19"),
     "sql-100": sql("q18", "q5", 100, (MULTI, BALANCED)),
     "sql-17-100": sql("q17", "q19", 100, (MULTI, BALANCED)),
+    "sql-18-19": sql("q18", "q19", 1, (MULTI, BALANCED)),
+    "sql-17-5": sql("q17", "q5", 1, (MULTI, BALANCED)),
+    "three": Scenario(THREE, (HR, BALANCED), at(1), real_time_input=False),
+    "equal": Scenario(EQUAL, (SHARES, BALANCED), at(1), real_time_input=False),
     "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }
