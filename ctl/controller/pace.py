@@ -58,6 +58,7 @@ class Pace:
         self._charged_s = float("nan")
         self._gauge = Gauge("cpu") if gauge is None else gauge
         self._ran_s: dict[str, float] = {}
+        self._stirred: set[str] = set()
         self._trigger: psi.Trigger | None = None
         self.some_share = float("nan")  # of the time between the last two looks
         self.rested = 0  # passes left out
@@ -80,6 +81,7 @@ class Pace:
             rule.name
             for rule in ticking
             if rule.name in self._ran_s
+            and rule.name not in self._stirred
             and rule.holds(now_s)
             and not (all_seen or now_s < self.watched_until_s)
         }
@@ -94,11 +96,14 @@ class Pace:
             # By its deadline: one that the loop comes late for does not shift those that follow.
             due_s, tick_s = rule.timer.due_s, rule.timer.period_s
             wanted_s = self._wanted_s(rule.section.period or 1.0, now_s)
+            if rule.name in self._stirred:
+                wanted_s = min(wanted_s, max(tick_s, self.least_s))
             since_s = due_s - self._ran_s.get(rule.name, float("-inf"))
             timely = wanted_s <= tick_s or since_s >= wanted_s - tick_s / 2
             if timely and rule.name not in needless:
                 due.append(rule)
                 self._ran_s[rule.name] = due_s
+                self._stirred.discard(rule.name)
             else:
                 self.rested += 1
                 rule.timer.done(now_s)
@@ -131,8 +136,11 @@ class Pace:
         )
 
     def stir(self, rule: Rule) -> None:
-        """Its engines' threads have changed: do not leave out its next pass."""
-        self._ran_s.pop(rule.name, None)
+        """Its engines' threads have changed: do not leave out its next pass.
+
+        Within the limit: compilers of a Java machine come and go all the time.
+        """
+        self._stirred.add(rule.name)
 
     def watch(self, wake: Callable[[], None]) -> None:
         """Call `wake` when pressure begins. Raises OSError: then looks must do.

@@ -93,6 +93,7 @@ def limited(limit: float, *costs_s: float, **more: float) -> list[float]:
     """When a rule with a period of 1 s has its passes under pressure, if each costs so much."""
     pace = Pace(5.0, 0.0, FakeGauge(1.0), cpu_limit=limit, longest_s=5.0)
     pace.watched_until_s = more.get("watched", 0.0)
+    stirring_s = more.get("stirring", float("inf"))
     section = Section(name="r", policy="qs", period=1.0)
     rule = Rule(section, make_policy(section, "nice"), "nice", Timer(1.0, 0.0))
     rule.urgent = False
@@ -100,7 +101,8 @@ def limited(limit: float, *costs_s: float, **more: float) -> list[float]:
     pace.charge(total_s)
     for cost_s in costs_s:
         while not pace.due([rule], now_s := rule.timer.due_s):
-            pass
+            if now_s >= stirring_s:
+                pace.stir(rule)
         ran.append(now_s)
         rule.timer.done(now_s)
         total_s += cost_s
@@ -118,6 +120,10 @@ def test_passes_that_cost_more_than_the_limit_are_further_apart() -> None:
 def test_a_single_dear_pass_changes_nothing_and_cheap_ones_end_it() -> None:
     assert limited(0.02, *[0.01] * 4, 0.9, *[0.01] * 4) == list(range(9))
     assert limited(0.02, *[0.06] * 5, *[0.01] * 6) == [0, 1, 2, 3, 4, 7, 10, 13, 14, 15, 16]
+
+
+def test_threads_that_come_and_go_all_the_time_do_not_end_the_limit() -> None:
+    assert limited(0.02, *[0.06] * 8, stirring=0.0) == [0, 1, 2, 3, 4, 7, 10, 13]
 
 
 def test_the_limit_waits_while_somebody_looks() -> None:
