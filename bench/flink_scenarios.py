@@ -165,7 +165,8 @@ SCENARIOS = {
         PAIR, (HR, BALANCED), at(100, **CHAINED), real_time_input=False, settle_s=ALIGN_S
     ),
     "light-hog": Scenario(PAIR, (HR, MULTI, BALANCED), at(10), real_time_input=False, hog=True),
-    "light-hog-awake": Scenario(PAIR, AWAKE, at(10), real_time_input=False, hog=True),
+    # Each phase after the passes that a change of policy brings
+    "light-hog-awake": Scenario(PAIR, AWAKE, at(10), real_time_input=False, hog=True, settle_s=8.0),
     "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),
     "five-90": Scenario(FIVE_90, (HR, BALANCED), at(0, **CHAINED), saturated=False),
     "light-nice": Scenario(PAIR, NICE, at(1), real_time_input=False),
