@@ -10,14 +10,16 @@
  * then on, and the best moment is right after the operator has done what the flusher before it
  * handed on: then a tuple waits for one timer instead of for all.
  *
- * So a flusher that wakes up when its operator has worked and gone to sleep a while ago is held back,
- * if that was as long ago as the last time: until the operator has worked and goes to sleep again, which
- * should be one period after the last time. What it has to hand on then has waited for one period, the
- * timeout that the engine promises, this once. From then on it wakes up just before its operator works,
- * or just after, and is held for moments at most. Who has nothing to hand on may wait a little, too.
- * Nobody is held where the operator has just finished, or works for longer than a tenth of the
- * period. An ingress works when something comes in, by no clock of ours: its flusher is left alone, as
- * is for a while one that was held in vain several times.
+ * So a flusher is held back
+ *  - while its operator works: what comes of that would wait for a whole period else;
+ *  - when its operator has gone to sleep a while ago, as long ago as the last two times: until that
+ *    has worked again, which should be one period after the last time. What there is to hand on has
+ *    waited for one period then, the timeout that the engine promises, this once.
+ * From then on it wakes up shortly before its operator goes to sleep, or shortly after. Nobody is
+ * held who has nothing to hand on, for that would move its timer for nothing; nor where the operator
+ * has just finished (batches differ in length, and the timer goes by the longest), or works for
+ * longer than a third of the period. An ingress works when something comes in, by no clock of ours:
+ * its flusher is left alone, as is for a while one that was held in vain several times.
  *
  * Held flushers wait in a queue of their own. Who lets them go is the CPU on which the operator goes
  * to sleep, else a timer.
@@ -27,13 +29,16 @@
 
 #define LEAST_PERIOD (4 * MS)		/* what wakes up more often waits for locks, or is worth nothing */
 #define MOST_PERIOD (10000 * MS)
-#define EMPTY_STEPS 4			/* for so many steps it may wait while it has nothing to hand on */
 #define HOLDS_GO_ON (100 * MS)
 
 enum {
 	HELD_DSQ = PARKED_DSQ + 1,
 	STEPS = 10,			/* of a period: how exact it is to be */
-	SAME = 16,			/* times that differ by such a part of a period are the same */
+	SAME = 16,			/* times that differ by such a part of a period are the same ... */
+	REPEATS = 2,			/* ... so often: of batches that have no clock few are, by chance */
+	MOST_WORK = 2,			/* for such a part of a period it waits for one that works ... */
+	MOST_BURST = 3,			/* ... if that mostly takes no more than this part */
+	JUST_NOW = 2,			/* so many batches ago, and a step */
 	MOST_MISSES = 20,		/* in a row ... */
 	LONG_MISS = 5,			/* ... of which one that took long counts so much */
 	INGRESS = 1,			/* depth of an operator that none of ours feeds */
@@ -84,8 +89,7 @@ static __always_inline u64 hold_for(struct adoption *a, u64 now_ns)
 {
 	u32 slot = a->flushes & (MAX_SLOTS - 1);
 	struct thread *t = &threads[slot];
-	u64 slept_ns = now_ns - a->flushed_ns, period_ns, step_ns, since_ns, before_ns, ran_ns;
-	bool made = (s64)(t->slept_ns - a->flushed_ns) > 0;	/* something since it flushed */
+	u64 slept_ns = now_ns - a->flushed_ns, period_ns, step_ns, since_ns, before_ns;
 
 	if (!(slots[slot].flags & SLOT_ACTIVE) || slots[slot].depth == INGRESS ||
 	    (s64)slept_ns < LEAST_PERIOD || (s64)slept_ns > MOST_PERIOD)
@@ -96,24 +100,29 @@ static __always_inline u64 hold_for(struct adoption *a, u64 now_ns)
 		a->misses = a->misses < MOST_MISSES + REST ? a->misses + 1 : 0;
 		return 0;
 	}
-	if (t->burst_ns > step_ns)
+	if (t->burst_ns > period_ns / MOST_BURST)
 		return 0;
 	if (t->weight) {
-		ran_ns = t->run_ns - t->woken_run_ns;
-		if (ran_ns > step_ns)
+		if (t->run_ns - t->woken_run_ns > period_ns / MOST_WORK)
 			return 0;
-		made |= ran_ns || !t->queued_ns;
+		return period_ns / MOST_WORK;
 	}
-	if (!made)
-		return EMPTY_STEPS * step_ns;
+	if ((s64)(t->slept_ns - a->flushed_ns) <= 0)
+		return 0;		/* nothing was made since */
 	since_ns = now_ns - t->slept_ns;
-	if (t->weight || since_ns + step_ns >= period_ns)
+	if (since_ns + step_ns >= period_ns)
 		return 2 * step_ns;
 	before_ns = a->since_ns;
 	a->since_ns = since_ns;
-	if (since_ns <= step_ns || since_ns - before_ns + period_ns / SAME > 2 * period_ns / SAME)
+	if (since_ns <= step_ns + JUST_NOW * t->burst_ns ||
+	    since_ns - before_ns + period_ns / SAME > 2 * period_ns / SAME) {
+		a->repeats = 0;
 		return 0;
-	return period_ns - since_ns + step_ns;
+	}
+	if (++a->repeats < REPEATS)
+		return 0;
+	a->repeats = 0;
+	return period_ns - since_ns + t->burst_ns + step_ns / 2;	/* where it would be left alone */
 }
 
 static __always_inline void let_go_after(u64 left_ns, u64 now_ns)

@@ -181,6 +181,8 @@ struct adoption {
 	__u64 until_ns;			/* ... which is until then */
 	__u32 misses;			/* times in a row that it was held in vain */
 	__u32 period_us;		/* of its timer, about */
+	__u32 repeats;			/* times in a row that since_ns was what it had been */
+	__u32 reserved;
 };
 
 /* Counters, one struct a CPU. The controller sums them up and shows these texts. */

@@ -20,6 +20,10 @@ def check_a_tuple_waits_for_one_timer() -> None:
     flushers.one_timer()
 
 
+def check_a_tuple_waits_for_one_timer_where_tuples_are_rare() -> None:
+    flushers.one_timer_seldom()
+
+
 def check_who_has_no_batches_is_left_alone() -> None:
     flushers.left_alone()
 
