@@ -309,6 +309,7 @@ class Rule:
             select,
             self.section.shares or {},
             claims.helpers(fair=fair),
+            self.schedules[domain].heavy if domain in self.schedules else {},
         )
 
         def answer() -> Schedule:

@@ -9,15 +9,17 @@ every replica gets that of its logical one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.decide.idle import without_input_last
 from sched_ctl.errors import UserError, near_miss
+from sched_ctl.metrics import backlog
 from sched_ctl.metrics.catalogue import Resolution, evaluate
 from sched_ctl.metrics.levels import most_urgent
 from sched_ctl.metrics.window import Window
@@ -53,6 +55,7 @@ def decide(
     select: Mapping[str, frozenset[str]] | None = None,
     shares: Mapping[str, float] = MappingProxyType({}),
     helpers: Mapping[str, str] = MappingProxyType({}),
+    before: Mapping[tuple[str, str], float] = MappingProxyType({}),
 ) -> Schedule:
     """The schedule of one rule.
 
@@ -63,7 +66,7 @@ def decide(
     with the share of the first pattern that fits, else 1. helpers: pattern of a role, which may be
     named after its engine or kind as a query -> one of `HELPER_RULES`; the first that fits counts,
     a helper without one is left alone. Helpers that serve no operator count as part of every
-    rule that covers their engine.
+    rule that covers their engine. before: `Schedule.heavy` of the rule's last schedule.
 
     Raises UserError for an unknown helper rule or a share that is not positive.
     """
@@ -81,6 +84,7 @@ def decide(
         tuple(helpers.items()),
     )
     frame, age, queue = _frame(policy, layout, windows, resolutions)
+    frame, heavy = _with_heavy(policy, frame, windows, before)
     form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
     place = layout.only_place
     if place is None:
@@ -100,6 +104,7 @@ def decide(
             groups=_groups(layout, place, _grouping(policy, shares)),
             depth=layout.depth,
             flushers=layout.flushers,
+            heavy=heavy,
         )
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
@@ -116,6 +121,7 @@ def decide(
         groups=_groups(layout, place, _grouping(policy, shares)),
         depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
         flushers=layout.flushers,
+        heavy=heavy,
     )
 
 
@@ -328,6 +334,24 @@ def _frame(
     joined = {metric: _concatenated(columns) for metric, columns in parts.items()}
     frame = OperatorFrame(layout.operators, layout.graph, joined, layout.engine)
     return frame, joined["head_age"], joined["queue_size"]
+
+
+def _with_heavy(
+    policy: Policy,
+    frame: OperatorFrame,
+    windows: Mapping[str, Window],
+    before: Mapping[tuple[str, str], float],
+) -> tuple[OperatorFrame, Mapping[tuple[str, str], float]]:
+    """The frame with who was heavy lately, for policies that ask; and who will have been."""
+    beyond: Any = policy.options.get("heavy", backlog.HEAVY)
+    if not beyond or not windows or not policy.needs | policy.wants >= backlog.SEEN_BY:
+        return frame, MappingProxyType({})
+    engines = tuple(windows)
+    now_s = max(window.now.time_s for window in windows.values())
+    before = backlog.lately(before, now_s)
+    column = backlog.remembered(frame, engines, before)
+    seen = backlog.seen(frame, engines, before, now_s, beyond)
+    return replace(frame, columns={**frame.columns, backlog.BEFORE: column}), seen
 
 
 def _concatenated(columns: Sequence[Array]) -> Array:

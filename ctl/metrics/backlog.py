@@ -7,21 +7,32 @@ as well. A rule such as HR's would have the light one wait, for the last operato
 are cheap and many results leave them. Light ones first is what least attained service does, where
 who has got least is served next (Nuyens and Wierman, "The Foreground-Background queue: a survey",
 Performance Evaluation 65, 2008), in two steps: they use what they need and no more.
+
+A saturated query that uses little may be a light one that was kept from the CPU, and then gets all
+that it needs by going first. Or it was last in our own order, and wants everything: it would go
+first until it has used most of the CPU, and then the other one would, for seconds each. So who was
+heavy is so for a minute, as long as it is saturated. Where that is all of them, none goes last.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.errors import UserError
+from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm
 
-__all__ = ["HEAVY", "SEEN_BY", "heavy", "last"]
+__all__ = ["BEFORE", "HEAVY", "SEEN_BY", "heavy", "last", "lately", "remembered", "seen"]
 
 HEAVY = 1.25  # multiples of the queries' mean CPU use
 SATURATED = 0.95  # of the time an operator had work
 SEEN_BY = frozenset({"cpu_use", "utilisation"})
+BEFORE = "heavy_before"  # column of a frame: 1 where the query was heavy lately
+REMEMBERED_S = 60.0
+
+Queries = Mapping[tuple[str, str], float]  # (engine, query) -> when it was heavy last, s
 
 
 def heavy(frame: OperatorFrame, beyond: float = HEAVY) -> npt.NDArray[np.bool_]:
@@ -29,15 +40,53 @@ def heavy(frame: OperatorFrame, beyond: float = HEAVY) -> npt.NDArray[np.bool_]:
 
     beyond: multiples of the queries' mean CPU use.
     """
+    saturated, much = _saturated_and_much(frame, beyond)
+    before = frame.columns.get(BEFORE)
+    return saturated & (much if before is None else much | (before > 0))
+
+
+def lately(before: Queries, now_s: float) -> Queries:
+    """Those of before, unless one of them was seen too long ago: who is forgotten alone would go
+    before the others."""
+    return before if all(now_s - s < REMEMBERED_S for s in before.values()) else {}
+
+
+def remembered(frame: OperatorFrame, engines: Sequence[str], before: Queries) -> Array:
+    """The column `BEFORE` of the frame. engines: names, by the frame's numbers."""
+    return np.array([float(name in before) for name in _names(frame, engines)])
+
+
+def seen(
+    frame: OperatorFrame, engines: Sequence[str], before: Queries, now_s: float, beyond: float
+) -> Queries:
+    """Who is to be remembered: those that are heavy by what they use now, and those of before."""
+    saturated, much = _saturated_and_much(frame, beyond)
+    of_operators = zip(_names(frame, engines), saturated.tolist(), much.tolist(), strict=True)
+    return {
+        name: now_s if uses_much else before[name]
+        for name, is_saturated, uses_much in of_operators
+        if is_saturated and (uses_much or name in before)
+    }
+
+
+def _names(frame: OperatorFrame, engines: Sequence[str]) -> list[tuple[str, str]]:
+    queries = [operator.query for operator in frame.operators]
+    numbers = [0] * len(queries) if frame.engine is None else frame.engine.tolist()
+    return [(engines[at], query) for at, query in zip(numbers, queries, strict=True)]
+
+
+def _saturated_and_much(
+    frame: OperatorFrame, beyond: float
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(n,) each: whether an operator of its query is saturated, and whether that uses much."""
     unknown = np.full(len(frame), np.nan)
     use, busy = (frame.columns.get(name, unknown) for name in ("cpu_use", "utilisation"))
     saturated = busy >= SATURATED
     if not saturated.any():
-        return saturated
+        return saturated, saturated
     used = np.bincount(frame.query, np.nan_to_num(use))
-    found: npt.NDArray[np.bool_] = used > beyond * used.sum() / len(used)
-    found &= np.bincount(frame.query, saturated) > 0
-    return found[frame.query]
+    much = used > beyond * used.sum() / len(used)
+    return (np.bincount(frame.query, saturated) > 0)[frame.query], much[frame.query]
 
 
 def last(policy: Policy, beyond: float = HEAVY) -> Policy:

@@ -40,6 +40,8 @@ class Schedule:
     threads and where unknown. (0,) if nobody said.
     flushers: pairs of a helper thread that hands on by a timer what an operator makes, and the
     operator's thread; helpers with a rule of their own are left out.
+    heavy: engines and queries that use much of the CPU and are saturated, see `metrics.backlog`,
+    with the time (CLOCK_MONOTONIC, s) at which that was seen last.
     """
 
     scope: str
@@ -54,6 +56,7 @@ class Schedule:
     queries: tuple[tuple[str, str] | None, ...] = ()
     depth: Index = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     flushers: tuple[tuple[Thread, Thread], ...] = ()
+    heavy: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:

@@ -1,6 +1,6 @@
 """From snapshots to schedules: selection, levels, threads, helpers, groups, several engines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import thread_time
 
@@ -393,3 +393,51 @@ def test_queries_of_the_same_name_in_two_engines_are_two() -> None:
     assert scheduled("light-first", light, heavy).form.rank.tolist() == [1, 1, 0, 0]
     rates = scheduled("rb", light, heavy).form.static
     assert [rates[:2].max(), rates[2:].max()] == [1, 1]
+
+
+@pytest.mark.parametrize("every_s", [1, 3, 5, 30])
+def test_two_saturated_queries_do_not_take_turns_in_having_nothing(every_s: int) -> None:
+    """The share of the CPU is what our own order gives: who is last uses little, and wants all."""
+    both = plan({"a": ["x", "y"], "b": ["x", "y"]})
+
+    def flips(*, remembered: bool, asked_s: float = 600, window_s: int = 10) -> int:
+        """How often another query goes first, from a time on at which a had most of the CPU."""
+        used = [0.8] * window_s  # by a, each second; b has the rest
+        before: Mapping[tuple[str, str], float] = {}
+        first, changes = 0.0, 0
+        while len(used) < asked_s:
+            share = float(np.mean(used[-window_s:]))
+            columns = {"cpu_use": [share / 2] * 2 + [(1 - share) / 2] * 2, "utilisation": [1.0] * 4}
+            now = replace(snapshot(both, **columns), time_s=float(len(used)))
+            schedule = scheduled("light-first", now, before=before if remembered else {})
+            before = schedule.heavy
+            rank = schedule.form.rank
+            leads = float(np.sign(rank[0] - rank[2]))  # 0: the two share the CPU
+            changes += leads != first
+            first = leads
+            used += [0.5 + leads / 2] * every_s
+        return changes
+
+    assert flips(remembered=True) <= 4
+    if every_s >= 5:
+        assert flips(remembered=False) >= 15  # else nothing is shown
+
+
+def test_who_was_heavy_is_not_for_ever() -> None:
+    both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
+
+    def seen(time_s: float, use: Sequence[float], busy: float, before: object) -> Schedule:
+        columns = {"cpu_use": use, "utilisation": [0.1, 0.1, busy, 0.3]}
+        now = replace(snapshot(both, **columns), time_s=time_s)
+        return scheduled("light-first", now, before=before)
+
+    much, little = [0.02, 0.02, 0.5, 0.4], [0.4, 0.4, 0.1, 0.0]
+    heavy = seen(5.0, much, 1.0, {})
+    assert heavy.heavy == {("lab:1", "heavy"): 5.0}
+    assert seen(6.0, little, 1.0, heavy.heavy).form.rank.tolist() == [1, 1, 0, 0]
+    assert seen(6.0, little, 1.0, {}).form.rank.tolist() == [0, 0, 0, 0]
+    # It keeps up now, or has used little for a minute.
+    caught_up = seen(6.0, little, 0.9, heavy.heavy)
+    assert caught_up.form.rank.tolist() == [0, 0, 0, 0] and not caught_up.heavy
+    long_ago = seen(70.0, little, 1.0, heavy.heavy)
+    assert long_ago.form.rank.tolist() == [0, 0, 0, 0] and not long_ago.heavy
