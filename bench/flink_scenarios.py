@@ -105,6 +105,7 @@ FIVE_90 = {name: {**arguments, "rate": 55} for name, arguments in FIVE.items()}
 
 # Two threads for its dearest operator, and a heavy query like that; and one that two branches feed.
 PARALLEL = {name: {**arguments, "parallelism": 2} for name, arguments in PAIR.items()}
+SELDOM = {**PAIR, "light": {**PAIR["light"], "rate": 20}}
 FORKED: dict[str, dict[str, Any]] = {**PAIR, "light": {**PAIR["light"], "shape": "fork"}}
 # As in bench/engines/flink.py, for a CPU of an eighth.
 THREE = {
@@ -157,6 +158,9 @@ SCENARIOS = {
     "light-100-fork": Scenario(
         FORKED, (HR, BALANCED), at(100), real_time_input=False, settle_s=ALIGN_S
     ),
+    "light-100-seldom": Scenario(
+        SELDOM, (HR, BALANCED), at(100), real_time_input=False, settle_s=ALIGN_S
+    ),
     "light-100-alone": Scenario(
         {"light": PAIR["light"]}, (HR, BALANCED), at(100), real_time_input=False, settle_s=ALIGN_S
     ),
@@ -178,5 +182,7 @@ SCENARIOS = {
     "sql-17-5": sql("q17", "q5", 1, (MULTI, BALANCED)),
     "three": Scenario(THREE, (HR, BALANCED), at(1), real_time_input=False),
     "equal": Scenario(EQUAL, (SHARES, BALANCED), at(1), real_time_input=False),
+    # After shares that were unequal, with the default's own idea of who is heavy
+    "equal-awake": Scenario(EQUAL, (SHARES, AWAKE[2]), at(1), real_time_input=False, settle_s=12.0),
     "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }
