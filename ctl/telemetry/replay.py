@@ -192,6 +192,7 @@ def replay(
 ) -> Iterator[Step]:
     """Each record under each of the policies. Raises MissingMetric where one needs more."""
     resolutions: dict[tuple[str, frozenset[str]], Resolution] = {}
+    heavy: dict[tuple[str, str], Mapping[tuple[str, str], float]] = {}  # by policy and engine
     for record, window in windows(lines, window_s):
         place: dict[str, Array] = {}
         nice: dict[str, Array] = {}
@@ -208,7 +209,14 @@ def replay(
                     wants=policy.wants,
                 )
             name = record.engine
-            schedule = decide("replay", policy, {name: window}, {name: resolutions[key]})
+            schedule = decide(
+                "replay",
+                policy,
+                {name: window},
+                {name: resolutions[key]},
+                before=heavy.get((policy.name, name), {}),
+            )
+            heavy[policy.name, name] = schedule.heavy
             first = np.unique(np.array(schedule.operators), return_index=True)[1]
             first.sort()  # threads of one operator are alike
             labels = tuple(schedule.operators[row] for row in first)
