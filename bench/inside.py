@@ -52,6 +52,7 @@ FIRST = (os.SCHED_FIFO, os.sched_param(1))
 NORMAL = (os.SCHED_OTHER, os.sched_param(0))
 PAUSE_S = 0.3
 RECORDS = 1 << 16
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_LINE = 16000
 began_s = time.monotonic()
 
@@ -79,6 +80,41 @@ def sample(pids: Mapping[str, int]) -> dict[tuple[str, int], tuple[str, list[int
             with contextlib.suppress(OSError, ValueError):
                 text = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
                 found[label, tid] = comm, [int(word) for word in text.split()]
+    return found
+
+
+def processes() -> dict[int, tuple[str, float, float]]:
+    """Of each process: its name, its CPU time with that of threads that ended, and that of its
+    children that did, s."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            before, _, after = path.read_text(errors="replace").rpartition(") ")
+            own, of_user, children, of_children = map(int, after.split()[11:15])
+            times = (own + of_user) / TICKS_PER_S, (children + of_children) / TICKS_PER_S
+            found[int(path.parent.name)] = (before.partition("(")[2], *times)
+    return found
+
+
+def unseen(
+    before: Mapping[int, tuple[str, float, float]],
+    after: Mapping[int, tuple[str, float, float]],
+    seen_s: Mapping[int, float],
+) -> dict[str, float]:
+    """CPU time (s) of what has ended, and of processes that were not looked at; above 20 ms.
+
+    seen_s: of each process that was, the CPU time of its threads that were there at the end.
+    """
+    found: dict[str, float] = {}
+    for pid, (comm, own_s, children_s) in after.items():
+        _, own_before_s, children_before_s = before.get(pid, (comm, 0.0, 0.0))
+        what = f"ended threads of {comm}" if pid in seen_s else comm
+        for name, s in (
+            (what, own_s - own_before_s - seen_s.get(pid, 0.0)),
+            (f"ended children of {comm}", children_s - children_before_s),
+        ):
+            if s > 0.02:
+                found[name] = round(found.get(name, 0.0) + s, 3)
     return found
 
 
@@ -259,7 +295,7 @@ def measure(
     Operators' roles begin with "operators".
     """
     with unobtrusive():
-        before, (switches, cpu) = sample(pids), system()
+        before, (switches, cpu), all_before = sample(pids), system(), processes()
     sampled_s = time.monotonic()
     time.sleep(PAUSE_S)
     begin_s = time.monotonic()
@@ -267,13 +303,15 @@ def measure(
     end_s = time.monotonic()
     span_s = end_s - sampled_s
     with unobtrusive():
-        after, (switches_now, cpu_now) = sample(pids), system()
+        after, (switches_now, cpu_now), all_after = sample(pids), system(), processes()
+    seen_s = dict.fromkeys(pids.values(), 0.0)
     roles: dict[str, list[int]] = {}
     operators: dict[str, list[int]] = {}
     for key, (comm, now) in after.items():
         label, tid = key
         was = before.get(key, (comm, [0, 0, 0]))[1]
         spent = [b - a for a, b in zip(was, now, strict=True)]
+        seen_s[pids[label]] += spent[0] / 1e9
         role = role_of(label, comm)
         total = roles.setdefault(role, [0, 0, 0])
         for i in range(3):
@@ -290,6 +328,7 @@ def measure(
         "idle": (ticks[3] + ticks[4]) / max(1, sum(ticks)),
         "roles": {name: total for name, total in roles.items() if total[2]},
         "operators": operators,
+        "unseen": unseen(all_before, all_after, seen_s),
     }
     if neighbour is not None:
         late_ms = neighbour.late_s(begin_s, end_s) * 1e3
