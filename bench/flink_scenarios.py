@@ -13,13 +13,17 @@ LIGHT_FIRST = {"classes": {"light": "hr", "heavy": "hr"}}
 
 @dataclass(frozen=True)
 class Phase:
-    """policy: "" = the OS alone. load: arguments of `sched-ctl load`. measured: or to warm up."""
+    """policy: "" = the OS alone. load: arguments of `sched-ctl load`. measured: or to warm up.
+
+    awake: the controller looks each second, instead of sleeping while the phase is measured.
+    """
 
     name: str = "os"
     policy: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     load: tuple[str, ...] = ("--policy", "hr")
     measured: bool = True
+    awake: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ NICE = tuple(
 )
 # The controller of all other phases sleeps while they are measured.
 AWAKE = tuple(
-    replace(phase, load=(*phase.load, "--period", "1")) for phase in (HR, MULTI, BALANCED)
+    replace(phase, load=(*phase.load, "--period", "1"), awake=True)
+    for phase in (HR, MULTI, BALANCED)
 )
 # Flushers come when their own timers ring, as they do without us.
 UNALIGNED = tuple(
