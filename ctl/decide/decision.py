@@ -9,7 +9,7 @@ every replica gets that of its logical one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -84,7 +84,7 @@ def decide(
         tuple(helpers.items()),
     )
     frame, age, queue = _frame(policy, layout, windows, resolutions)
-    frame, heavy = _with_heavy(policy, frame, windows, before)
+    heavy = _heavy(policy, frame, windows, before)
     form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
     place = layout.only_place
     if place is None:
@@ -332,26 +332,27 @@ def _frame(
             # All rows, in their order, are what is wanted of most engines.
             parts[metric].append(column if len(rows) == len(column) else column[rows])
     joined = {metric: _concatenated(columns) for metric, columns in parts.items()}
+    if wanted >= backlog.SEEN_BY and policy.options.get("heavy", backlog.HEAVY):
+        joined[backlog.BEFORE] = np.zeros(len(layout.operators))
     frame = OperatorFrame(layout.operators, layout.graph, joined, layout.engine)
     return frame, joined["head_age"], joined["queue_size"]
 
 
-def _with_heavy(
+def _heavy(
     policy: Policy,
     frame: OperatorFrame,
     windows: Mapping[str, Window],
     before: Mapping[tuple[str, str], float],
-) -> tuple[OperatorFrame, Mapping[tuple[str, str], float]]:
-    """The frame with who was heavy lately, for policies that ask; and who will have been."""
-    beyond: Any = policy.options.get("heavy", backlog.HEAVY)
-    if not beyond or not windows or not policy.needs | policy.wants >= backlog.SEEN_BY:
-        return frame, MappingProxyType({})
+) -> Mapping[tuple[str, str], float]:
+    """Who is to be remembered as heavy; writes into the frame who was, where the policy asks."""
+    if backlog.BEFORE not in frame.columns or not windows:
+        return MappingProxyType({})
     engines = tuple(windows)
     now_s = max(window.now.time_s for window in windows.values())
     before = backlog.lately(before, now_s)
-    column = backlog.remembered(frame, engines, before)
-    seen = backlog.seen(frame, engines, before, now_s, beyond)
-    return replace(frame, columns={**frame.columns, backlog.BEFORE: column}), seen
+    frame[backlog.BEFORE][:] = backlog.remembered(frame, engines, before)
+    beyond: Any = policy.options.get("heavy", backlog.HEAVY)
+    return backlog.seen(frame, engines, before, now_s, beyond)
 
 
 def _concatenated(columns: Sequence[Array]) -> Array:

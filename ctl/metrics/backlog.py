@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.errors import UserError
-from sched_ctl.model.graph import Array
+from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm
 
 __all__ = ["BEFORE", "HEAVY", "SEEN_BY", "heavy", "last", "lately", "remembered", "seen"]
@@ -53,7 +53,10 @@ def lately(before: Queries, now_s: float) -> Queries:
 
 def remembered(frame: OperatorFrame, engines: Sequence[str], before: Queries) -> Array:
     """The column `BEFORE` of the frame. engines: names, by the frame's numbers."""
-    return np.array([float(name in before) for name in _names(frame, engines)])
+    if not before:
+        return np.zeros(len(frame))
+    _, names = _queries(frame, engines, np.arange(len(frame)))
+    return np.array([float(name in before) for name in names])[frame.query]
 
 
 def seen(
@@ -61,18 +64,24 @@ def seen(
 ) -> Queries:
     """Who is to be remembered: those that are heavy by what they use now, and those of before."""
     saturated, much = _saturated_and_much(frame, beyond)
-    of_operators = zip(_names(frame, engines), saturated.tolist(), much.tolist(), strict=True)
+    if not saturated.any():
+        return {}
+    rows, names = _queries(frame, engines, np.flatnonzero(saturated))
     return {
         name: now_s if uses_much else before[name]
-        for name, is_saturated, uses_much in of_operators
-        if is_saturated and (uses_much or name in before)
+        for name, uses_much in zip(names, much[rows].tolist(), strict=True)
+        if uses_much or name in before
     }
 
 
-def _names(frame: OperatorFrame, engines: Sequence[str]) -> list[tuple[str, str]]:
-    queries = [operator.query for operator in frame.operators]
-    numbers = [0] * len(queries) if frame.engine is None else frame.engine.tolist()
-    return [(engines[at], query) for at, query in zip(numbers, queries, strict=True)]
+def _queries(
+    frame: OperatorFrame, engines: Sequence[str], rows: Index
+) -> tuple[Index, list[tuple[str, str]]]:
+    """Of each query that these operators have, by number: a row, and engine and name."""
+    first = rows[np.unique(frame.query[rows], return_index=True)[1]]
+    at = np.zeros(len(first), dtype=int) if frame.engine is None else frame.engine[first]
+    queries = [frame.operators[row].query for row in first.tolist()]
+    return first, [(engines[i], query) for i, query in zip(at.tolist(), queries, strict=True)]
 
 
 def _saturated_and_much(
