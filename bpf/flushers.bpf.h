@@ -70,11 +70,16 @@ static __always_inline struct adoption *flusher(struct task_struct *p)
 	return a && a->flushes ? a : NULL;
 }
 
-/* The time from a flush until the timer rings, which a stop of the whole process makes shorter. */
+/*
+ * The time from a flush until the timer rings. A stop of the whole process, as for a collector, makes
+ * that longer once or shorter once: what is far longer counts as twice the period.
+ */
 static __always_inline u64 period_of(struct adoption *a, u64 slept_ns)
 {
 	u32 us = slept_ns / 1024;
 
+	if (a->period_us && us / 2 > a->period_us)
+		us = 2 * a->period_us;
 	if (!a->period_us)
 		a->period_us = us;
 	else if (us < a->period_us)
