@@ -511,13 +511,17 @@ class Saturated(FakeEngine):
     """Its query "heavy" never waits for input and uses four times the CPU of "light"."""
 
     counted = True  # whether the CPU time of threads is among its answers
+    last_s = float("inf")  # CLOCK_MONOTONIC: from then on "heavy" has a twentieth of that
 
     def poll(self, timeout_s: float) -> Snapshot:
         told = super().poll(timeout_s)
         heavy = np.array([o.query == "heavy" for o in self.topology.operators])
         columns = {**told.columns, "idle_time": np.where(heavy, 0.0, 0.8) * told.time_s}
+        late_s = max(0.0, told.time_s - self.last_s)
+        less = np.where(heavy, 0.95, 0.0) * late_s / told.time_s
+        columns["cpu_time"] = told.columns["cpu_time"] * (1 - less)
         if self.counted:
-            columns["thread_cpu_time"] = np.where(heavy, 0.8, 0.2) * told.time_s
+            columns["thread_cpu_time"] = np.where(heavy, 0.8, 0.2) * told.time_s * (1 - less)
         return replace(told, columns=columns)
 
 
@@ -545,6 +549,29 @@ def test_a_heavy_query_is_known_long_before_a_window_has_passed(late: str) -> No
         await until(lambda: len(backend.schedules) > 2)
         engine.topology, engine.counted = topology, True
         await until(lambda: ranks().get("heavy", 1.0) < ranks()["light"])  # or it gives up
+
+    drive(controller, script)
+
+
+def test_who_was_heavy_stays_last_though_it_uses_little_there() -> None:
+    """It is last in our own order, and still saturated: that it uses little says nothing."""
+    columns = {"tuples_in", "tuples_out", "cpu_time", "queue_size", "idle_time", "thread_cpu_time"}
+    engine = Saturated(queries={"light": 1, "heavy": 1}, provides=frozenset(columns))
+    backend = FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+
+    def ranks() -> list[float]:
+        return list(map(float, backend.schedules[-1].form.rank))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules and ranks() == [1, 0])
+        engine.last_s = time.monotonic()
+        await until(lambda: time.monotonic() > engine.last_s + 5 * QUICK.window)
+        seen = len(backend.schedules)
+        await until(lambda: len(backend.schedules) > seen + 5)
+        assert ranks() == [1, 0]
+        (seen_s,) = backend.schedules[-1].heavy.values()
+        assert seen_s < time.monotonic() - 2 * QUICK.window  # by what it used; since then by memory
 
     drive(controller, script)
 
