@@ -1,6 +1,6 @@
 """Feeds garbage to everything that takes what others wrote, and shows what breaks.
 
-    ./dev run python bench/fuzz.py [--seed N] [--seconds S] [TARGET ...]
+    ./dev run python -m bench.fuzz [--seed N] [--seconds S] [TARGET ...]
 
 Each input is a valid one with a few wrong places; input i of seed N is always the same. Only the
 errors that are made for users may come out. Anything else is printed with its input, and so is an

@@ -1,6 +1,6 @@
 """Kills a controller at random moments, restores, and looks whether all is as it was.
 
-    ./dev run python bench/kills.py [--rounds 500] [--seed N]
+    ./dev run python -m bench.kills [--rounds 500] [--seed N]
 
 A controller writes nice values of two lab engines a hundred times a second. It gets SIGKILL at some
 moment of its first 0.8 s; so does, in every third round, the `restore` that follows, and then there

@@ -1,6 +1,6 @@
 """Lets a controller run for long while engines come and go, and watches what it costs.
 
-    ./dev run python bench/soak.py [--minutes 15] [--period 0.1]
+    ./dev run python -m bench.soak [--minutes 15] [--period 0.1]
 
 One lab engine stays, another is killed and started anew every few seconds. Printed are memory,
 descriptors, threads and CPU time as they go, and at the end the periods missed and whether all is

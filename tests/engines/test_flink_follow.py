@@ -1,7 +1,7 @@
 """Jobs that are submitted, rescaled and submitted anew are scheduled within two periods.
 
 Counted in passes of the policy from when REST shows all tasks running, so that it does not matter
-how fast the machine is. `bench/follow.py flink` measures seconds.
+how fast the machine is. `bench/real/follow.py flink` measures seconds.
 """
 
 from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.fleet import differ, results, standalone
+from bench.scale.fleet import differ, results, standalone
 from sched_ctl.pipeline import generate
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ PLAN = generate.Plan(
 DRIVER = """
 import json, sys
 from pathlib import Path
-from bench.fleet import results
+from bench.scale.fleet import results
 from sched_ctl.pipeline.spark import spark
 
 master, source, out, settings = sys.argv[1:]

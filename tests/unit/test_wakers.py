@@ -1,8 +1,8 @@
-"""What bench/wakers.py makes of a trace of the scheduler."""
+"""What bench/guest/wakers.py makes of a trace of the scheduler."""
 
 import pytest
 
-from bench import wakers
+from bench.guest import wakers
 
 
 def switch(at: float, was: tuple[str, int], state: str, runs: tuple[str, int]) -> str:

@@ -1,7 +1,7 @@
 """What the policies are for, on the lab engine, against the OS and against RANDOM.
 
 In a guest with exact time, where the same run gives the same figures whatever the host does: the
-runs are those of bench/kernel.py. bench/lab.py repeats them on the machine itself.
+runs are those of bench/guest/kernel.py. bench/real/lab.py repeats them on the machine itself.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.kernel import BASE, FIGURES, HERE, MARK, ROOT, jobs
+from bench.guest.kernel import BASE, FIGURES, HERE, MARK, ROOT, jobs
 
 pytestmark = [pytest.mark.vm, pytest.mark.needs("root", "qemu", "cc"), pytest.mark.timeout(1800)]
 
@@ -38,7 +38,7 @@ def measured(vm: Callable[..., Any]) -> dict[str, Ratios]:
     with tempfile.NamedTemporaryFile("w", prefix="effect-", dir=ROOT / "build") as file:
         file.writelines(json.dumps(job) + "\n" for job in todo)
         file.flush()
-        command = [sys.executable, str(HERE / "kernel_guest.py"), file.name]
+        command = [sys.executable, str(HERE / "kernel_inside.py"), file.name]
         options = {"cpus": 1, "icount": True, "icount_shift": 0, "memory": "2G"}
         done = vm(KERNEL, *command, **options, timeout_s=60 + 120 * len(todo))
     lines = [line for line in done.output.splitlines() if line.startswith(MARK)]

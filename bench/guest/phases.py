@@ -13,15 +13,14 @@ __all__ = ["ROOT", "Runs", "collect", "figures", "from_guest", "keep", "kept", "
 
 Runs = dict[str, list[list[dict[str, Any]]]]  # of each scenario: runs, each with its phases
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MARK = "@@ "
-sys.path[:0] = [str(ROOT / "vagrant"), str(ROOT / "tests")]
 
 
 def from_guest(
     program: str, arguments: Sequence[str], kernel: str, cpus: int, limit_s: float
 ) -> Iterator[dict[str, Any]]:
-    """The phases that a program of this folder prints in a guest (bench/inside.py)."""
+    """The phases that a program of this folder prints in a guest (bench/guest/inside.py)."""
     import guest
     import kernels
 
@@ -29,7 +28,14 @@ def from_guest(
 
     command = [
         *("env", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT / 'tests'}:{ROOT}"),
-        *(f"SCHED_CTL_ENGINES={CACHE}", sys.executable, "-u", "-m", f"bench.{program}", *arguments),
+        *(
+            f"SCHED_CTL_ENGINES={CACHE}",
+            sys.executable,
+            "-u",
+            "-m",
+            f"bench.guest.{program}",
+            *arguments,
+        ),
     ]
     options = guest.Options(
         cpus=cpus,

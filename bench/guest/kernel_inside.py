@@ -1,6 +1,6 @@
-"""What `bench/kernel.py` runs inside a guest: the lab engine under one scheduler after another.
+"""What `kernel.py` runs inside a guest: the lab engine under one scheduler after another.
 
-    kernel_guest.py JOBS        JOBS: a file of JSON lines, one run each; results go to stdout
+    kernel_inside.py JOBS        JOBS: a file of JSON lines, one run each; results go to stdout
 
 A job names a variant (how the operators' threads are scheduled) and the engine's arguments. True
 costs and selectivities are used unless `noise` says otherwise, so what is measured is the

@@ -1,6 +1,6 @@
 """A real Storm under the BPF scheduler and by nice, in a guest with exact time: ratios to the OS.
 
-    ./dev run python -m bench.storm_kernel [--kernel 6.18] [--json FILE] SHAPE [LOAD ...]
+    ./dev run python -m bench.guest.storm [--kernel 6.18] [--json FILE] SHAPE [LOAD ...]
 
 SHAPE: of bench/workloads (etl, stats, lr, vs); LOAD: parts of the capacity, which is measured
 first. Arrivals are the same in each phase. What is shown: latency and tuples that leave, and how
@@ -12,7 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
-from bench.phases import ROOT, from_guest, keep, kept, show
+from bench.guest.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 SHAPES = ("etl", "stats", "lr", "vs")

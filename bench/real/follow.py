@@ -1,7 +1,7 @@
 """How soon what is new is scheduled: from a thread's birth to the value that is set for it.
 
-    ./dev run python bench/follow.py lab [--rounds 20] [--period 1]
-    ./dev run python bench/follow.py flink [--rounds 8] [--period 1]
+    ./dev run python -m bench.real.follow lab [--rounds 20] [--period 1]
+    ./dev run python -m bench.real.follow flink [--rounds 8] [--period 1]
 
 lab: a lab engine is started beside others, and its operators are looked at 500 times a second; the
 time counts from the birth of its last operator thread, by the kernel's clock. flink: to a cluster
@@ -26,13 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests")]
+from sched_ctl.controller.socket import request
+from sched_ctl.kernel import procfs
+from sched_ctl.lab import engine as lab
 
-from sched_ctl.controller.socket import request  # noqa: E402
-from sched_ctl.kernel import procfs  # noqa: E402
-from sched_ctl.lab import engine as lab  # noqa: E402
-
+ROOT = Path(__file__).parents[2]
 SET = 5  # of all operators at least, whatever the policy thinks of them
 OPTIONS = ("--backend", "nice", "--policy", "random")
 WORST = ("--backend-option", f"nice.best={SET}", "--backend-option", "nice.worst=10")

@@ -1,6 +1,6 @@
 """The lab engine under the BPF scheduler and its rivals, in a guest with exact time.
 
-    ./dev run python bench/kernel.py [--seeds 5] [--seconds 10] [--kernel 6.18] [--json FILE]
+    ./dev run python -m bench.guest.kernel [--seeds 5] [--seconds 10] [--kernel 6.18] [--json FILE]
                                      [--variants RE] [--cpus 2] [--caches 2] [CASE ...]
 
 Each case is a workload at a load, under each variant and seed; the same seed means the same
@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path.insert(0, str(ROOT / "vagrant"))
+ROOT = HERE.parents[1]
 MARK = "@@"
 BASE = "eevdf"
 LOAD_DELAY_S = 60
@@ -174,7 +173,7 @@ def run(todo: Sequence[Job], kernel: str, cpus: int = 1, caches: int = 1) -> Ite
     with tempfile.TemporaryDirectory(prefix="sched-ctl-bench-", dir=ROOT / "build") as folder:
         path = Path(folder, "jobs")
         path.write_text("".join(json.dumps(job) + "\n" for job in todo))
-        command = [sys.executable, str(HERE / "kernel_guest.py"), str(path)]
+        command = [sys.executable, str(HERE / "kernel_inside.py"), str(path)]
         timeout_s = 60 + 120.0 * len(todo)
         options = guest.Options(
             cpus=cpus,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bench.engines.abba import Figures, Phase, Way, take_turns
+from bench.real.abba import Figures, Phase, Way, take_turns
 from engines.cluster import running
 from engines.compete import finished, loaded
 

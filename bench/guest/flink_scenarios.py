@@ -1,4 +1,4 @@
-"""What bench/flink_kernel.py runs: jobs of tests/engines/jobs/Query.java, and phases."""
+"""What bench/guest/flink.py runs: jobs of tests/engines/jobs/Query.java, and phases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -112,7 +112,7 @@ FIVE_90 = {name: {**arguments, "rate": 55} for name, arguments in FIVE.items()}
 PARALLEL = {name: {**arguments, "parallelism": 2} for name, arguments in PAIR.items()}
 SELDOM = {**PAIR, "light": {**PAIR["light"], "rate": 20}}
 FORKED: dict[str, dict[str, Any]] = {**PAIR, "light": {**PAIR["light"], "shape": "fork"}}
-# As in bench/engines/flink.py, for a CPU of an eighth.
+# As in bench/real/flink.py, for a CPU of an eighth.
 THREE = {
     "cheap": {"rate": 100, "parse_us": 50, "work_us": 150},
     "middle": {"rate": 50, "parse_us": 100, "work_us": 1000},
@@ -179,7 +179,7 @@ SCENARIOS = {
     "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),
     "five-90": Scenario(FIVE_90, (HR, BALANCED), at(0, **CHAINED), saturated=False),
     "light-nice": Scenario(PAIR, NICE, at(1), real_time_input=False),
-    "sql": sql("q18", "q5"),  # as in bench/engines/flink.py
+    "sql": sql("q18", "q5"),  # as in bench/real/flink.py
     "sql-17": sql("q17", "q19"),
     "sql-100": sql("q18", "q5", 100, (MULTI, BALANCED)),
     "sql-17-100": sql("q17", "q19", 100, (MULTI, BALANCED)),

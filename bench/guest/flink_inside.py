@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bench import wakers
-from bench.flink_scenarios import SCENARIOS, SECONDS
-from bench.inside import (
+from bench.guest import wakers
+from bench.guest.flink_scenarios import SCENARIOS, SECONDS
+from bench.guest.inside import (
     FIRST,
     NORMAL,
     Hog,

@@ -1,8 +1,8 @@
 """The fleet's commands on telemetry of hundreds of nodes: what they take, and whether they hold.
 
-    ./dev run python -m bench.fleet scale [--nodes 200] [--hours 2] [--operators 100]
-    ./dev run python -m bench.fleet cluster [--nodes 8]    # two workers on loopback: same results?
-    ./dev run python -m bench.fleet kills [--kills 20] [--seed N]
+    ./dev run python -m bench.scale.fleet scale [--nodes 200] [--hours 2] [--operators 100]
+    ./dev run python -m bench.scale.fleet cluster [--nodes 8]  # two workers on loopback
+    ./dev run python -m bench.scale.fleet kills [--kills 20] [--seed N]
 
 CPU time is that of the driver, its JVM and its Python workers together; memory is the largest sum
 of their resident sets, looked at four times a second. Wall time is not told, as others may compute

@@ -1,6 +1,6 @@
 """What sched-ctl does to queries of real engines, against the system's own scheduling.
 
-    ./dev run python -m bench.engines [CASE ...] [--ways NAMES] [--cycles N] [--seconds S]
+    ./dev run python -m bench.real [CASE ...] [--ways NAMES] [--cycles N] [--seconds S]
                                       [--minutes M] [--alone] [--out FILE.json]
 
 Needs root, Java 17 or newer, Maven for Storm, and PyPI and Maven Central at the first run. Each
@@ -24,10 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-
-from bench.engines import flink, storm
-from bench.engines.abba import Phase, above_others, report
+from bench.real import flink, storm
+from bench.real.abba import Phase, above_others, report
 
 
 def main() -> None:

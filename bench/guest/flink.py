@@ -1,9 +1,9 @@
 """A real Flink under the BPF scheduler, in a guest with exact time: ratios to the OS.
 
-    ./dev run python -m bench.flink_kernel [--kernel 6.18] [--cpus 1] [--runs 1] [--json FILE]
+    ./dev run python -m bench.guest.flink [--kernel 6.18] [--cpus 1] [--runs 1] [--json FILE]
                                            SCENARIO ...
 
-All scenarios (bench/flink_scenarios.py) are run in one guest, `--runs` times; one may be named
+All scenarios (flink_scenarios.py) are run in one guest, `--runs` times; one may be named
 more than once. In each, Flink runs jobs in phases under the kernel's own scheduler and under ours.
 Arrivals are the same in each phase. What is shown: latency and throughput of each query; how long
 threads wait for a CPU, by what they do for the engine; and how late a process wakes up that has
@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.flink_scenarios import SCENARIOS
-from bench.phases import ROOT, from_guest, keep, kept, show
+from bench.guest.flink_scenarios import SCENARIOS
+from bench.guest.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 
 
 def run(scenarios: Sequence[str], kernel: str, cpus: int) -> Iterator[dict[str, Any]]:
-    """The phases of all scenarios, as bench/flink_inside.py prints them, in one guest."""
+    """The phases of all scenarios, as bench/guest/flink_inside.py prints them, in one guest."""
     from engines import cluster
 
     cluster.job_jar(cluster.download())  # a guest has no network, and can write nothing here

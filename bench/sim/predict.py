@@ -1,12 +1,12 @@
 """What the simulator predicts for the published tables of the guest, beside what was measured.
 
-    ./dev run python -m bench.predict [--costs FILE] [--cases RE] [--write]
-    ./dev run python -m bench.predict --results FILE   # of bench/kernel.py --json, not the tables
-    ./dev run python -m bench.predict --work      # gains over the ratio of work to hop cost
+    ./dev run python -m bench.sim.predict [--costs FILE] [--cases RE] [--write]
+    ./dev run python -m bench.sim.predict --results FILE  # of kernel --json, not the tables
+    ./dev run python -m bench.sim.predict --work      # gains over the ratio of work to hop cost
 
 Reads the measured ratios to EEVDF from docs/benchmarks.md and docs/kernel-benchmarks.md, and
 simulates the same workloads at the same loads with the arrivals that the lab engine draws from
-the same seeds. The costs of wake-ups and switches are those that `bench/kernel.py --calibrate`
+the same seeds. The costs of wake-ups and switches are those that `bench.guest.kernel --calibrate`
 measured in the guest, one a line; nothing is fitted to the tables.
 """
 
@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.kernel import CASES, VARIANTS
-from bench.kernel import FIGURES as TOLD
+from bench.guest.kernel import CASES, VARIANTS
+from bench.guest.kernel import FIGURES as TOLD
 from sched_ctl.lab import engine as lab
 from sched_ctl.sim import Costs, Node, Setting, Threads, User, of_workload, simulate_by_name
 from sched_ctl.workloads import workload
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("mean", "p99", "l2")
 HELD_OUT = ("etl-0.9", "etl-1.2", "syn-0.7", "syn-1.1")
 
@@ -164,7 +164,7 @@ def measured() -> Known:
 
 
 def results_of(path: Path) -> Known:
-    """As `measured`, from what `bench/kernel.py --json` wrote: seeds that all variants have."""
+    """As `measured`, from what `bench.guest.kernel --json` wrote: seeds that all variants have."""
     by: dict[str, dict[str, dict[int, dict[str, float]]]] = {}
     for result in map(json.loads, path.read_text().splitlines()):
         if "error" not in result:
@@ -345,15 +345,17 @@ def report(predicted: Found, real: Measured, own: Mapping[str, tuple[float, floa
     return "\n".join(lines) + "\n"
 
 
-MARK = "<!-- from here on written by: python -m bench.predict --write -->\n"
+MARK = "<!-- from here on written by: python -m bench.sim.predict --write -->\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--costs", type=Path, default=ROOT / "bench" / "guest-costs.json")
+    parser.add_argument("--costs", type=Path, default=Path(__file__).with_name("guest-costs.json"))
     parser.add_argument("--cases", default=".*", metavar="RE")
     parser.add_argument("--write", action="store_true", help="into docs/simulator.md")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="measured by bench/kernel.py")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="measured by bench.guest.kernel"
+    )
     parser.add_argument("--work", action="store_true", help="gains over the size of the work")
     parser.add_argument("--seeds", type=int, default=5, help="of --work")
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
  * that yield to each other. With an argument so many pairs at a time, each bound to a CPU of its
  * own; with a second one the partners are bound to the CPU that many further on. Prints their tids,
  * waits for a line on stdin, then prints ns a round trip and ns a yield: of all pairs together, as
- * CPUs that take turns on one clock share it. For bench/kernel.py.
+ * CPUs that take turns on one clock share it. For bench/guest/kernel.py.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,11 +1,11 @@
 """What `fleet sweep` would choose for workloads that nothing was fitted to, beside what is best.
 
-    ./dev run python -m bench.fleet_choice [--seeds 10] [CASE ...]
+    ./dev run python -m bench.sim.fleet_choice [--seeds 10] [CASE ...]
 
 The profile has each operator's cost, selectivity and rate, as `fleet profile` would, and nothing of
 the arrivals. The sweep's tasks run here, without Spark: with free switches, and with what
 `simulate --calibrate` measured in the guest (`fleet sweep --costs`). What is best was measured by
-`bench/kernel.py` in guests with exact time, and is read from docs/benchmarks.md: rows `scx-*`, mean
+`bench.guest.kernel` in guests with exact time, and is read from its results: rows `scx-*`, mean
 latency over that of the system's own scheduling.
 """
 
@@ -16,8 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from bench.kernel import CASES
-from bench.predict import measured
+from bench.guest.kernel import CASES
+from bench.sim.predict import measured
 from sched_ctl.lab import engine as lab
 from sched_ctl.pipeline import sweep
 from sched_ctl.sim import Costs, of_workload

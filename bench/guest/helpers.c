@@ -2,7 +2,7 @@
  * bounded queues, and helpers that wake up each millisecond and do next to nothing, as a Flink's
  * flushers do with a short buffer timeout. With an argument so many helpers. Prints the tids, the
  * operators' first; waits for a line on stdin; then prints what the two seconds after it gave. For
- * bench/kernel.py.
+ * bench/guest/kernel.py.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

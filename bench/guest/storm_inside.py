@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.inside import NORMAL, Load, Pulse, go_first, measure, say, show, threads
+from bench.guest.inside import NORMAL, Load, Pulse, go_first, measure, say, show, threads
 from engines.cluster import patiently
 from engines.storm import Storm, finished, running
 from sched_ctl.workloads import workload
 from sched_ctl.workloads.demand import rate_scale
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path("/run/storm")
 HOW = ("--engine", "storm", "--poll-timeout", "30", "--stale-after", "60", "--discover", "60")
 SECONDS = 12.0

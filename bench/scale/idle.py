@@ -1,6 +1,6 @@
 """What the controller costs where nothing happens: CPU time in a guest that is idle but for it.
 
-    vagrant/vm run 6.18 --cpus 1 --icount -- .venv/bin/python bench/idle.py [SECONDS]
+    vagrant/vm run 6.18 --cpus 1 --icount -- .venv/bin/python -m bench.scale.idle [SECONDS]
 
 The lab engine runs 20 operators to which nothing comes. With --icount the guest's clock counts
 instructions, 2 ns each, so that what else the host does has no part in it; a real CPU takes less.

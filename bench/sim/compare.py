@@ -1,6 +1,6 @@
 """Which policy for which workload, in the simulator: mean response time and l2 over the OS's.
 
-    ./dev run python bench/compare.py [--seeds 3] [--free]
+    ./dev run python -m bench.sim.compare [--seeds 3] [--free]
 
 Threads as under our BPF scheduler (`--scheduler scx`) against EEVDF with equal weights. Wake-ups
 and switches cost what they cost in a guest (`guest-costs.json`); with --free nothing, so that what
@@ -64,7 +64,7 @@ def run(job: Run) -> Figures:
     if job.workload in made:
         spec = made[job.workload](job.seed)
     else:
-        spec = workload.load(HERE / "workloads" / f"{job.workload}.graph")
+        spec = workload.load(HERE.parent / "workloads" / f"{job.workload}.graph")
     scheduler = "os" if job.policy == OS else "scx"
     options = {} if job.patience is None else {"patience": job.patience}
     result = simulate(
@@ -84,7 +84,7 @@ def run(job: Run) -> Figures:
 
 @cache
 def costs() -> dict[str, Costs]:
-    """What `bench/kernel.py --calibrate` measured."""
+    """What `bench/guest/kernel.py --calibrate` measured."""
     found = map(json.loads, (HERE / "guest-costs.json").read_text().splitlines())
     return {entry.pop("job"): Costs(**entry) for entry in found}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.engines.abba import Figures, Phase, Way, take_turns
+from bench.real.abba import Figures, Phase, Way, take_turns
 from engines.compete import following
 from engines.storm import Storm, finished, running
 from sched_ctl.drivers import Target

@@ -1,4 +1,4 @@
-/* Threads that never sleep, for bench/caches.py. Arguments: their number, and optionally for how
+/* Threads that never sleep, for bench/guest/caches.py. Arguments: their number, and optionally for how
  * many us each works and then sleeps. Prints a byte when all are there; they begin to work once
  * stdin ends.
  */

@@ -1,4 +1,4 @@
-"""What a tuple's way from one operator to the next costs: `python -m bench.engine`.
+"""What a tuple's way from one operator to the next costs: `python -m bench.real.hop`.
 
 A chain of ten operators that do hardly any work is run with one thread an operator and with a pool
 of one worker, in alternation. The overhead of a hop is the CPU time of the process that is left

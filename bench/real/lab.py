@@ -1,6 +1,6 @@
 """The lab engine under the OS's own scheduling and under sched-ctl, on this machine.
 
-    ./dev run python bench/lab.py [--seeds 3] [--seconds 8] [--json FILE] [CASE ...]
+    ./dev run python -m bench.real.lab [--seeds 3] [--seconds 8] [--json FILE] [CASE ...]
 
 Each case is a workload at a load, and some variants: ways to schedule it. For each seed the OS
 and all variants run in the order A B C C B A, every run with the same arrivals and the same filter

@@ -1,6 +1,6 @@
 """What the controller itself costs: time of a pass by stage, CPU share, memory, writes.
 
-    ./dev run python bench/controller.py [--operators 100 1000 10000] [--json FILE]
+    ./dev run python -m bench.scale.controller [--operators 100 1000 10000] [--json FILE]
 
 A helper process holds as many sleeping threads as there are operators (chains of five), so nice
 values go to real threads. The engine is synthetic: reading it costs what reading the lab engine's

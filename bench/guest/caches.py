@@ -1,6 +1,6 @@
 """Threads that never sleep under the BPF scheduler, in a guest with several last-level caches.
 
-    ./dev run python bench/caches.py [--kernel 6.18] [--cpus 4] [--caches 2] [--seconds 4]
+    ./dev run python -m bench.guest.caches [--kernel 6.18] [--cpus 4] [--caches 2] [--seconds 4]
                                      [--realtime] CASE ...
 
     fair:N       CPU time of N threads that are not adopted (full mode), and under EEVDF
@@ -27,7 +27,7 @@ from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler, last_level_caches, thread_pidfd
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 PLACE_US = 1_000_000  # between two places of the order
 SETTLE_S = 4.0  # before shares are measured
 
@@ -50,7 +50,6 @@ def main() -> None:
 
 
 def in_guest(arguments: argparse.Namespace) -> None:
-    sys.path.insert(0, str(ROOT / "vagrant"))
     import guest
     import kernels
 
