@@ -19,11 +19,14 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     workload: Annotated[
         str, typer.Option(help="Workload: syn, etl, ..., or a graph file.", metavar="NAME|FILE")
-    ] = "syn",
+    ] = "mixed",
     load: Annotated[
         float, typer.Option(help="CPU time asked for, as a part of what there is.", min=0.05, max=2)
-    ] = 0.9,
-    policy: Annotated[str, typer.Option(help="Policy to compare with the OS.")] = "hr",
+    ] = 1.2,
+    policy: Annotated[
+        str,
+        typer.Option(help="Policy to compare with the OS; auto = what load takes on this machine."),
+    ] = "auto",
     backend: Annotated[str, typer.Option(help="How it reaches the kernel.")] = "auto",
     period: Annotated[
         float, typer.Option(help="Seconds from pass to pass.", min=0.001, metavar="SECONDS")
@@ -42,8 +45,11 @@ def demo(
 ) -> None:
     """See the effect: the built-in lab engine under the OS's own scheduling and under a policy.
 
-    The two take turns (ABBA), so that neither has the better times. Takes about a minute; nothing
-    on the machine but the lab engine is touched.
+    Three light queries run beside one that always has more to do than a CPU can give it. The two
+    schedulers take turns (ABBA), so that neither has the better times. Takes about a minute;
+    nothing on the machine but the lab engine is touched.
+
+    Examples: sched-ctl demo;  sched-ctl demo --workload syn --load 0.9 --policy hr
     """
     from sched_ctl.demo.results import Options
     from sched_ctl.demo.run import run

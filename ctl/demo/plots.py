@@ -1,6 +1,7 @@
 """Pictures of what the demo measured, as PNG files. Needs the extra `plots`."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +12,18 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the back end
 import numpy as np
 import seaborn as sns  # type: ignore[import-untyped]
+from matplotlib.lines import Line2D
 
 from sched_ctl.demo.results import Phase
-from sched_ctl.model.graph import Array
 from sched_ctl.show import number
 
 __all__ = ["latencies", "queues"]
 
-SAMPLES = 20_000  # drawn for a distribution: enough for the 99.9th percentile
 COLOURS = ("#8a8a8a", "#1f77b4")  # the OS grey, the policy blue
 
 
 def _schedulers(phases: Sequence[Phase]) -> list[str]:
     return list(dict.fromkeys(phase.scheduler for phase in phases))
-
-
-def _values(phases: Sequence[Phase], scheduler: str, what: str) -> Array:
-    """About SAMPLES values with the distribution of all phases of a scheduler."""
-    edges: list[float] = []
-    counts: list[int] = []
-    for phase in phases:
-        if phase.scheduler == scheduler:
-            for low, count in getattr(phase.results.total, what).histogram:
-                edges.append(low)
-                counts.append(count)
-    if not counts:
-        return np.empty(0)
-    order = np.argsort(edges)
-    cumulated = np.cumsum(np.array(counts, dtype=float)[order])
-    # Evenly spaced quantiles: what plotting all of them would show, without all of them.
-    at = (np.arange(min(SAMPLES, int(cumulated[-1]))) + 0.5) / min(SAMPLES, cumulated[-1])
-    rows = np.searchsorted(cumulated, at * cumulated[-1])
-    return np.asarray(np.array(edges)[order][rows], dtype=np.float64)
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -51,59 +32,44 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def latencies(path: Path, phases: Sequence[Phase], title: str) -> Path:
-    """Latency and slowdown as letter-value plots (Hofmann et al. 2017), the mean as a line."""
-    with sns.axes_style("whitegrid"):
-        figure, axes = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
-    names = _schedulers(phases)
-    palette = dict(zip(names, COLOURS, strict=False))
-    for axis, (what, scale, label) in zip(
-        axes,
-        (("latency_s", 1e3, "end-to-end latency (ms)"), ("slowdown", 1.0, "slowdown")),
-        strict=True,
-    ):
-        values = {name: _values(phases, name, what) * scale for name in names}
-        x = np.concatenate([np.full(len(v), name) for name, v in values.items()])
-        y = np.concatenate(list(values.values()))
-        sns.boxenplot(
-            x=x[y > 0],
-            y=y[y > 0],
-            hue=x[y > 0],
-            order=names,
-            palette=palette,
-            k_depth="tukey",
-            width=0.6,
-            flier_kws={"s": 4, "alpha": 0.4},
-            log_scale=True,
-            legend=False,
-            ax=axis,
-        )
-        for place, name in enumerate(names):
-            mean = float(
-                np.mean(
-                    [
-                        getattr(p.results.total, what).mean * scale
-                        for p in phases
-                        if p.scheduler == name
-                    ]
-                )
-            )
-            axis.hlines(mean, place - 0.38, place + 0.38, color="#d62728", lw=1.6, zorder=5)
+def latencies(path: Path, queries: Sequence[Mapping[str, Any]], policy: str, title: str) -> Path:
+    """Of each query a bar from p50 to p99 under the OS, and one under the policy, in ms."""
+    with sns.axes_style("whitegrid", {"axes.grid.axis": "x"}):
+        figure, axis = plt.subplots(figsize=(8, 1.2 + 0.75 * len(queries)), layout="constrained")
+    for row, query in enumerate(queries):
+        for who, colour, shift in (("os", COLOURS[0], -0.17), ("policy", COLOURS[1], 0.17)):
+            half, tail = (query[at][who] for at in ("p50_ms", "p99_ms"))
+            if not 0 < half <= tail < math.inf:
+                continue
+            axis.hlines(row + shift, half, tail, color=colour, lw=7, alpha=0.35)
+            axis.plot(half, row + shift, "o", color=colour, ms=9)
             axis.annotate(
-                f"mean {number(mean)}",
-                (place + 0.39, mean),
-                xytext=(2, 4),
+                f"{number(half)} ... {number(tail)} ms",
+                (tail, row + shift),
+                xytext=(7, 0),
                 textcoords="offset points",
-                ha="right",
+                va="center",
                 fontsize=9,
-                color="#d62728",
-                bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75},
-                zorder=6,
+                color=colour,
             )
-        axis.set_ylabel(label)
-        axis.set_xlabel("")
-        axis.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda v, _: f"{v:g}"))
-    figure.suptitle(f"{title}: all tuples", fontsize=12)
+    axis.set_xscale("log")
+    axis.margins(x=0.1, y=0.12)
+    axis.set_xlim(right=axis.get_xlim()[1] * 4)  # for the words behind the longest bar
+    axis.set_yticks(range(len(queries)), [query["query"] for query in queries])
+    axis.invert_yaxis()
+    axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_xlabel("how long tuples take (ms): the dot is half of them, the bar's end 99 of 100")
+    axis.legend(
+        handles=[
+            Line2D([], [], marker="o", lw=7, alpha=0.8, color=colour, label=name)
+            for colour, name in zip(COLOURS, ("the OS", policy), strict=True)
+        ],
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=2,
+        frameon=False,
+    )
+    axis.set_title(title, fontsize=11, loc="right")
     return _save(figure, path)
 
 

@@ -1,64 +1,68 @@
 """The demo's table, its words and its plots."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sched_ctl import show
-from sched_ctl.demo.results import Options, Phase, summary
+from sched_ctl.demo.results import Options, Phase, sentences, summary
 
 __all__ = ["report"]
 
 
 def report(options: Options, phases: list[Phase], backend: str, json: bool) -> None:
     found = summary(options, phases, backend)
-    plots = [] if options.out is None else _plots(options.out, options, phases)
+    plots = [] if options.out is None else _plots(options.out, options, phases, found["queries"])
     found["plots"] = [str(path) for path in plots]
     if json:
         show.emit_json(found)
         return
-    show.table(
-        ("", "unit", ">OS", f">{options.policy}", ">ratio", ">of the pairs", "verdict"),
-        (
-            (
-                row["measure"],
-                row["unit"],
-                show.number(row["os"]),
-                show.number(row["policy"]),
-                show.number(row["ratio"]),
-                f"{show.number(row['ratio_min'])} .. {show.number(row['ratio_max'])}",
-                row["verdict"],
-            )
-            for row in found["measures"]
-        ),
-        title=f"{options.workload} at {options.load:.0%}: {options.policy} ({backend}) against "
-        "the OS's own scheduling",
+    show.text(
+        f"{options.workload} at {options.load:.0%}: {options.policy} ({backend}) against the "
+        "OS's own scheduling"
     )
+    show.table(
+        ("query", ">p50 ms: OS", ">ours", ">p99 ms: OS", ">ours", ">tuples, ratio"),
+        (
+            [row["query"], *_milliseconds(row), show.number(row["tuples_per_s"]["ratio"], 3)]
+            for row in found["queries"]
+        ),
+    )
+    for line in sentences(found["queries"]):
+        show.text(line)
     _words(found, options)
     for path in plots:
-        show.text(f"plot: {path}")
+        show.text(f"picture: {path}")
+    show.text(
+        "next: sched-ctl check shows what this machine can do, sched-ctl load schedules "
+        "the engines that run here"
+    )
+
+
+def _milliseconds(row: Mapping[str, Any]) -> list[str]:
+    return [show.number(row[at][who]) for at in ("p50_ms", "p99_ms") for who in ("os", "policy")]
 
 
 def _words(found: Mapping[str, Any], options: Options) -> None:
     by = {
         verdict: [row["measure"] for row in found["measures"] if row["verdict"] == verdict]
-        for verdict in ("better", "worse", "unclear")
+        for verdict in ("worse", "unclear")
     }
-    if by["better"]:
-        show.text(f"{options.policy} is better in: {', '.join(by['better'])}")
     if by["worse"]:
-        show.text(f"{options.policy} loses in: {', '.join(by['worse'])}")
+        show.text(f"Over all tuples {options.policy} loses in: {', '.join(by['worse'])}.")
     if by["unclear"]:
-        show.text(f"the pairs do not agree on: {', '.join(by['unclear'])} (more --phases may tell)")
+        show.text(f"The pairs do not agree on: {', '.join(by['unclear'])} (--phases 8 may tell).")
     if found["disturbed_phases"]:
         show.text(
             f"{found['disturbed_phases']} of {2 * options.phases} phases were disturbed by other "
-            "programs: repeat on a quiet machine"
+            "programs: repeat on a quiet machine."
         )
 
 
-def _plots(out: Path, options: Options, phases: list[Phase]) -> list[Path]:
+def _plots(
+    out: Path, options: Options, phases: list[Phase], queries: Sequence[Mapping[str, Any]]
+) -> list[Path]:
     try:
         from sched_ctl.demo import plots
     except ImportError as error:
@@ -69,7 +73,7 @@ def _plots(out: Path, options: Options, phases: list[Phase]) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         return [
-            plots.latencies(out / "latency.png", phases, title),
+            plots.latencies(out / "latency.png", queries, options.policy, title),
             plots.queues(out / "queues.png", phases, title),
         ]
     except OSError as error:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from sched_ctl.backends.undo import journal as journals
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.lock import hold
 from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.rules import automatic
 from sched_ctl.demo.report import report
-from sched_ctl.demo.results import DISTURBED, OS, Options, Phase, Results
+from sched_ctl.demo.results import AUTO, DISTURBED, OS, Options, Phase, Results
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab import driver as lab_driver
 from sched_ctl.errors import EngineError, UserError
@@ -53,7 +55,8 @@ class _Stopped(KeyboardInterrupt):
 def run(options: Options, *, json: bool = False) -> None:
     """The whole demo. Raises UserError; ends every child and puts everything back on every path."""
     logging.getLogger().setLevel(logging.WARNING)
-    registry.policy(options.policy)  # an unknown one is an error now, not after the first phase
+    if options.policy != AUTO:
+        registry.policy(options.policy)  # an unknown one is an error now, not after the first phase
     cpus = sorted(os.sched_getaffinity(0))[-options.cpus :]
     if len(cpus) < options.cpus:
         raise UserError(f"--cpus {options.cpus}: there are only {len(cpus)} CPUs for us")
@@ -67,6 +70,8 @@ def run(options: Options, *, json: bool = False) -> None:
         for problem in journals.restore(journal):
             log.warning("left by an earlier controller, not put back: %s", problem)
         backend, steps = choose(options.backend, {}, journal)
+        if options.policy == AUTO:
+            options = replace(options, policy=automatic(backend.name)[0])
         try:
             _tell(options, backend, steps, cpus)
             phases = _phases(options, path, cpus, backend)
@@ -131,8 +136,8 @@ def _phases(options: Options, path: Path, cpus: list[int], backend: Backend) -> 
             f", disturbed: others used {phase.disturbed:.0%}" if phase.disturbed > DISTURBED else ""
         )
         print(
-            f"  {number + 1:2}/{2 * options.phases} {phase.scheduler:8} "
-            f"mean {phase.results.total.latency_s.mean * 1e3:8.1f} ms, "
+            f"  {number + 1:2}/{2 * options.phases} {phase.scheduler:11} "
+            f"p50 {phase.results.total.latency_s.p50 * 1e3:8.1f} ms, "
             f"p99 {phase.results.total.latency_s.p99 * 1e3:8.1f} ms{remark}",
             file=sys.stderr,
         )

@@ -32,6 +32,9 @@ def test_measures_both_and_draws(tmp_path: Path) -> None:
     # Open loop and far from saturation: what goes in does not depend on the scheduler. That the
     # same seed gives the same arrivals is what the ratio of a pair stands on.
     assert by_name["throughput"]["ratio"] == pytest.approx(1.0, abs=0.1)
+    assert [row["query"] for row in answer["queries"]] == ["alarms", "meters", "status", "archive"]
+    for row in answer["queries"]:
+        assert 0 < row["p50_ms"]["policy"] <= row["p99_ms"]["policy"]
     for plot in answer["plots"]:
         assert Path(plot).read_bytes().startswith(b"\x89PNG")
     assert len(answer["plots"]) == 2
