@@ -66,6 +66,9 @@ def top(
     only: Annotated[
         str, typer.Option("--filter", help="Show only operators with this in their name.")
     ] = "",
+    helpers: Annotated[
+        bool, typer.Option("--helpers", help="Show threads that run no operator, too.")
+    ] = False,
     interval: Annotated[
         float, typer.Option(help="Seconds from one look to the next.", min=0.2, max=60)
     ] = 2.0,
@@ -74,8 +77,7 @@ def top(
 ) -> None:
     """Watch the operators: queues, ages, priorities, waits for a CPU, what holds them back.
 
-    Keys: s sorts by the next column, g shows each query's graph from its sources on, / filters by
-    name, p or the space bar pauses, j and k, arrows and pages move, q quits.
+    Keys: ? tells them all; s sorts by the next column, / filters by name, q quits.
     """
     from sched_ctl import show
     from sched_ctl.cli import screen
@@ -88,7 +90,7 @@ def top(
     if json:
         show.emit_json(first)
         return
-    view = screen.View(sort=sort, only=only)
+    view = screen.View(sort=sort, only=only, helpers=helpers)
     if once or not screen.can_redraw():
         screen.print_once(first, view)
     else:

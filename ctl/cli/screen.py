@@ -52,6 +52,26 @@ SEQUENCES = {"[A": "\x10", "[B": "\x0e", "OA": "\x10", "OB": "\x0e", "[6~": "\x0
 SEQUENCE = re.compile(r"\x1b([\[O][0-9;]*[A-Za-z~])")
 PAGES = "\x06\x02"
 MOVES = {"j": 1, "k": -1, "\x0e": 1, "\x10": -1, "\x06": 1, "\x02": -1}
+HELP = """\
+ keys
+   s        sort by the next column      g          each query's graph, from sources on
+   /        show only names with this    Esc        show all again
+   j k      a line down, up              PgDn PgUp  a page
+   h        threads of no operator       p Space    pause
+   q        quit                         ?          this page; any key leads back
+
+ columns
+   queue    tuples that wait for the operator
+   age s    how long the first of them has waited
+   place    0 = least urgent, 1 = most urgent; - = all are equal, or nothing is known
+   applied  what is in force for the thread
+   run      part of the time in which it had a CPU
+   wait     part of the time in which it could have run, and had none
+   verdict  what holds it: cpu-starved   it is not given the CPU that it could use
+                           single-thread-bound   it always runs: more replicas would help
+                           io-bound, memory-bound   it sleeps with work in hand
+                           held by X   X's queue is full
+                           idle, input-bound   it has nothing to do"""
 Answer = dict[str, Any]
 
 
@@ -65,6 +85,8 @@ class View:
     typing: str | None = None
     first: int = 0  # row at the top
     page: int = 1  # rows that there is room for
+    helpers: bool = False  # threads that run no operator are shown, too
+    helping: bool = False  # what the keys and columns mean is shown instead
 
     def press(self, key: str) -> bool:
         """Take a key. Returns False if it says to end."""
@@ -81,10 +103,15 @@ class View:
         names = list(SORTS)
         if key in ("q", "\x03", "\x04"):
             return False
+        if self.helping or key == "?":  # any key leads back
+            self.helping = not self.helping
+            return True
         if key == "s":
             self.sort = names[(names.index(self.sort) + 1) % len(names)]
         elif key == "g":
             self.sort = "graph"
+        elif key == "h":
+            self.helpers = not self.helpers
         elif key == "/":
             self.typing = ""
         elif key in "p ":
@@ -99,7 +126,11 @@ class View:
 
 def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     """The whole picture, no higher than the terminal. height: 0 = as high as it gets."""
-    rows = [row for row in answer["rows"] if view.only.lower() in row["operator"].lower()]
+    if view.helping:
+        return Text(HELP, overflow="ellipsis")
+    named = [row for row in answer["rows"] if view.only.lower() in row["operator"].lower()]
+    helpers = sum(row["query"] is None for row in named)
+    rows = [row for row in named if view.helpers or row["query"] is not None]
     key, descending = SORTS[view.sort]
     rows.sort(key=lambda row: _order(row[key], descending))
     graphs = view.sort == "graph"
@@ -114,12 +145,21 @@ def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     shown = rows[view.first : view.first + room]
     table = _table(shown, width >= WIDE, graphs)
     below = len(rows) - view.first - len(shown)
-    foot = f"{len(rows)} operators" + (f", {below} more below (j, k)" if below else "")
+    foot = _count(len({row["operator"] for row in named if row["query"] is not None}), "operator")
+    if len(named) - helpers != len({row["operator"] for row in named if row["query"] is not None}):
+        foot += f" in {_count(len(named) - helpers, 'thread')}"
+    if helpers:
+        foot += f", {_count(helpers, 'helper')}" + ("" if view.helpers else " (h)")
+    foot += f", {below} more below (j, k)" if below else ""
     if height:
-        foot += "   s sort  g graph  / filter  p pause  q quit"
+        foot += "   s sort  / filter  ? help  q quit"
     if view.typing is not None:
         foot = f"filter: {view.typing}_"
     return Group(*head, table, Text(foot, style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def print_once(answer: Answer, view: View) -> None:

@@ -160,7 +160,7 @@ def test_a_query_is_shown_as_a_graph() -> None:
         row("q/fork", feeds=["q/left", "q/right"]),
         *(row(f"q/{side}", depth=1, feeds=["q/sink"]) for side in ("left", "right")),
     )
-    view = View()
+    view = View(helpers=True)
     view.press("g")
     shown = [line[:19].rstrip() for line in lines(told, view, 160, 24)[4:10]]
     assert shown == [
@@ -183,3 +183,28 @@ def test_long_lists_can_be_moved_through() -> None:
     for _ in range(200):
         view.press("k")
     assert any("q/000" in line for line in lines(told, view, 80, 24))
+
+
+def test_helpers_are_folded_and_never_counted_as_operators() -> None:
+    told = answer(
+        row("q/a", tid=1), row("q/a", tid=2), row("q/b", tid=3), row("GC", tid=4, query=None)
+    )
+    folded = lines(told, View(), 80, 24)
+    assert folded[-1].startswith("2 operators in 3 threads, 1 helper (h)")
+    assert not any(line.startswith("GC") for line in folded)
+    view = View()
+    assert view.press("h")
+    shown = lines(told, view, 80, 24)
+    assert shown[-1].startswith("2 operators in 3 threads, 1 helper ")
+    assert any(line.startswith("GC") for line in shown)
+
+
+def test_a_page_of_help_fits_and_any_key_leads_back() -> None:
+    view = View()
+    assert view.press("?")
+    page = lines(answer(row("q/a")), view, 80, 24)
+    assert len(page) <= 24 and "quit" in "\n".join(page) and "cpu-starved" in "\n".join(page)
+    assert all(len(line) <= 80 and "…" not in line for line in page)
+    assert view.press("s") and view.sort == "urgency"  # it only led back
+    assert "q/a" in "\n".join(lines(answer(row("q/a")), view, 80, 24))
+    assert view.press("?") and not view.press("q")
