@@ -77,6 +77,20 @@ def _dtypes(layout: bytes) -> dict[str, np.dtype[np.void]]:
         raise EngineError(f"its layout cannot be read: {error}") from error
 
 
+def _bucket_low_s(layout: bytes) -> Array:
+    """(b,) the least value of each bucket of the latencies' histograms, engine/histogram.h."""
+    described = json.loads(layout)
+    bits, buckets = int(described["histogram_sub_bits"]), int(described["histogram_buckets"])
+    if not 0 < bits <= 16:
+        raise EngineError("its layout cannot be read: sizes out of range")
+    bucket = np.arange(buckets)
+    shift = np.maximum(bucket >> bits, 1) - 1.0
+    inside = np.where(bucket >> bits > 0, (1 << bits) + bucket % (1 << bits), bucket)
+    with np.errstate(over="ignore"):
+        low_s: Array = inside * 2.0**shift * 1e-9
+    return low_s
+
+
 class LabFile:
     """The shared-memory file of one engine, checked. Raises EngineError for any other file."""
 
@@ -111,7 +125,9 @@ class LabFile:
         if size != self.size or not (0 < length <= MAX_LAYOUT_BYTES and offset + length <= size):
             raise self._error("its header and its size do not agree")
         try:
-            self._dtypes = _dtypes(self._read(length, offset))
+            layout = self._read(length, offset)
+            self._dtypes = _dtypes(layout)
+            self.bucket_low_s = _bucket_low_s(layout)
             header = self._header_from(self._read(self._dtypes["header"].itemsize, 0))
         except EngineError as error:
             raise self._error(error.message) from error
@@ -236,9 +252,13 @@ class LabFile:
         """A column of floating point numbers."""
         return self._column(section, field, np.dtype(np.float64))
 
+    def histograms(self, section: str, field: str) -> npt.NDArray[np.uint64]:
+        """A column of histograms, (rows, buckets)."""
+        return self._column(section, field, np.dtype(np.uint64))
+
     def _column(self, section: str, field: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         rows: npt.NDArray[np.void] = getattr(self, section)
-        if field not in (rows.dtype.names or ()) or rows.dtype[field].kind != dtype.kind:
+        if field not in (rows.dtype.names or ()) or rows.dtype[field].base.kind != dtype.kind:
             raise self._error(f"its layout lacks {section}.{field}")
         return rows[field]
 

@@ -32,6 +32,7 @@ __all__ = [
     "Step",
     "Window",
     "evaluate",
+    "in_flight",
     "resolve",
 ]
 
@@ -197,7 +198,7 @@ def _rate(counter: str) -> Callable[[Window, Values], Array]:
     return lambda window, _: window.rate(counter)
 
 
-def _in_flight(window: Window, _: Values) -> Array:
+def in_flight(window: Window) -> Array:
     """What upstream emitted and this operator did not take in yet; NaN for an ingress."""
     graph = window.graph
     sent = graph.share * window.value("tuples_out")[graph.source]
@@ -265,7 +266,7 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
             Derivation(
                 ("tuples_out", "tuples_in"),
                 "emitted upstream and not yet taken in; unknown at an ingress",
-                _in_flight,
+                lambda window, _: in_flight(window),
                 estimate=True,
             ),
         ),

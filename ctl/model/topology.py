@@ -21,6 +21,7 @@ from sched_ctl.model.graph import Array, Graph, Index
 __all__ = [
     "Edge",
     "HelperThread",
+    "Latencies",
     "LiveOffer",
     "LogicalOperator",
     "PhysicalOperator",
@@ -187,6 +188,22 @@ class Topology:
         return tuple(dict.fromkeys(operator.query for operator in self.operators))
 
 
+@dataclass(frozen=True, eq=False)
+class Latencies:
+    """End-to-end latencies as an engine counts them itself, from its start on.
+
+    rows: (m,) operators where tuples leave. tuples: (m,) so many; total_s: (m,) their latencies
+    added up. low_s: (b,) the least value of each bucket of a histogram, counts: (m, b) how many
+    lay in it; b = 0 where there is none.
+    """
+
+    rows: Index
+    tuples: Array
+    total_s: Array
+    low_s: Array
+    counts: Array
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What one engine reported at one moment.
@@ -197,6 +214,7 @@ class Snapshot:
     logical: the same over `topology.logical`, for engines that report by logical operator.
     priors: metric name -> (n,) array over `topology.operators`: what is taken to be true of an
     operator until it is measured, see `telemetry.profiles`; NaN = nothing.
+    latencies: None where the engine counts none.
     """
 
     topology: Topology
@@ -204,6 +222,7 @@ class Snapshot:
     columns: Mapping[str, Array]
     logical: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
     priors: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    latencies: Latencies | None = None
 
     @cached_property
     def cleaned(self) -> dict[object, Array]:

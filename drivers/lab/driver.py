@@ -20,6 +20,7 @@ from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import (
     Edge,
     HelperThread,
+    Latencies,
     LogicalOperator,
     PhysicalOperator,
     Snapshot,
@@ -33,6 +34,8 @@ __all__ = ["LabDriver", "connect", "find", "kind"]
 OUTSIDE = 2**64 - 1
 DONE = STATES.index("done")
 STALE_S = 1.0  # the heartbeat is renewed every 20 ms
+LATENCIES_EVERY_S = 0.1  # a histogram has 15 kB
+MOST_HISTOGRAMS = 64  # egresses; of more, means alone
 
 
 def _topology(file: LabFile, engine: str) -> Topology:
@@ -155,6 +158,8 @@ class LabDriver:
             {"tuples_in", "tuples_out", "cpu_time", "queue_size", "head_age", *COUNTERS}
         ) - (set(THREAD_MODE_ONLY) if file.pool else set())
         self._view = self._look()
+        self._latencies: Latencies | None = None
+        self._latencies_s = float("-inf")
 
     def _look(self) -> _View:
         generation = self.file["generation"]
@@ -168,7 +173,32 @@ class LabDriver:
         self._check_alive(now_ns)
         if file["generation"] != self._view.generation:
             self._view = self._look()
-        return Snapshot(self._view.topology, now_ns * 1e-9, self._columns(now_ns))
+        now_s = now_ns * 1e-9
+        if now_s - self._latencies_s >= LATENCIES_EVERY_S:
+            self._latencies, self._latencies_s = self._counted(), now_s
+        return Snapshot(
+            self._view.topology, now_s, self._columns(now_ns), latencies=self._latencies
+        )
+
+    def _counted(self) -> Latencies | None:
+        """The latencies at the egresses; None where they cannot be read at no cost."""
+        file = self.file
+        if file.egresses is None:
+            return None
+        rows = file.numbers("egresses", "operator").astype(np.intp)
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(file.operators)):
+            raise EngineError(f"{file.path}: an egress is no operator")
+        low_s, counts = np.empty(0), np.empty((len(rows), 0))
+        if len(rows) <= MOST_HISTOGRAMS:
+            low_s = file.bucket_low_s
+            counts = file.histograms("egresses", "latency_histogram").astype(np.float64)
+        return Latencies(
+            rows,
+            file.numbers("egresses", "departures").astype(np.float64),
+            file.reals("egresses", "latency_ns") * 1e-9,
+            low_s,
+            counts,
+        )
 
     def _check_alive(self, now_ns: int) -> None:
         silent_s = (now_ns - self.file["heartbeat_ns"]) * 1e-9

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from labengine import WORKLOADS
 
+from sched_ctl.adapt import effect
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab import driver as lab
 from sched_ctl.drivers.threads import thread_of
@@ -69,6 +70,28 @@ def test_finds_the_engine_and_its_topology(etl: Target) -> None:
             assert Path(f"/proc/{etl.pid}/task/{thread.tid}/comm").read_text()[:-1] == op.name[:15]
         assert {helper.role for helper in topology.helpers} == {"main", "source"}
         assert topology.notes == ()
+
+
+def test_latencies_and_their_histogram_agree(etl: Target) -> None:
+    """Buckets are 3% wide, so the histogram's mean is that of the sums but for that."""
+    with connected(etl) as driver:
+        span = effect.begin(driver.poll(1))
+
+        def enough() -> bool:
+            nonlocal span
+            span = effect.seen(span, driver.poll(1))
+            told = span.now.latencies
+            return told is not None and float(told.tuples.sum()) > 200
+
+        wait_until(enough)
+        [found] = effect.effects(span)
+        first, now = span.first.latencies, span.now.latencies
+    assert first is not None and now is not None
+    counts = (now.counts - first.counts).sum(axis=0)
+    middle_s = np.append((now.low_s[1:] + now.low_s[:-1]) / 2, now.low_s[-1])
+    assert found.source == "counted"
+    assert found.time_s == pytest.approx((counts * middle_s).sum() / counts.sum(), rel=0.05)
+    assert 0 < found.p50_s <= found.p99_s
 
 
 def test_counters_agree_with_the_kernel_and_with_time(etl: Target) -> None:

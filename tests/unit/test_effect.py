@@ -1,0 +1,206 @@
+"""What came of it: times in the system by each source, and what happens when a source is silent."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plans import array, plan
+from sched_ctl.adapt.effect import (
+    COUNTED,
+    LITTLE,
+    MOST_SAMPLES,
+    REPORTED,
+    Span,
+    begin,
+    effects,
+    seen,
+)
+from sched_ctl.model.topology import Latencies, Snapshot, Topology
+
+NAN = math.nan
+
+
+def snapshot(
+    topology: Topology, time_s: float, latencies: Latencies | None = None, /, **columns: object
+) -> Snapshot:
+    arrays = {name: np.array(values, dtype=float) for name, values in columns.items()}
+    return Snapshot(topology, time_s, arrays, latencies=latencies)
+
+
+def steady(
+    topology: Topology,
+    rates: list[float],
+    queues: list[float],
+    seconds: int = 10,
+    **more: list[float],
+) -> Span:
+    """A span of so many seconds at these rates and queues, a sample each second."""
+    span = None
+    for second in range(seconds + 1):
+        count = [rate * second for rate in rates]
+        counters = {name: [value * second for value in values] for name, values in more.items()}
+        span = seen(
+            span,
+            snapshot(
+                topology,
+                100.0 + second,
+                tuples_in=count,
+                tuples_out=count,
+                queue_size=queues,
+                **counters,
+            ),
+        )
+    assert span is not None
+    return span
+
+
+def test_littles_law_adds_up_along_the_way() -> None:
+    """In a chain of 100/s, 10 and 5 tuples that wait are 0.1 and 0.05 s."""
+    [effect] = effects(steady(plan({"q": "abc"}), [100, 100, 100], [NAN, 10, 5]))
+    assert effect.key == ("lab:1", "q")
+    assert effect.source == LITTLE and effect.time_s == pytest.approx(0.15)
+    assert effect.tuples_in == effect.tuples_out == 100
+    assert effect.error == 0.0 and math.isnan(effect.p99_s)
+
+
+def test_of_several_ways_the_mean_by_the_tuples_that_take_them() -> None:
+    """A fork to b (30/s, 0.2 s) and c (10/s, 1 s), both of them egresses."""
+    topology = plan({"q": "abc"}, [(0, 1), (0, 2)])
+    [effect] = effects(steady(topology, [40, 30, 10], [0, 6, 10]))
+    assert effect.time_s == pytest.approx((30 * 0.2 + 10 * 1.0) / 40)
+    assert effect.tuples_out == 40
+
+
+def test_queries_are_told_apart() -> None:
+    topology = plan({"quick": "ab", "slow": "ab"})
+    quick, slow = effects(steady(topology, [50, 50, 10, 10], [0, 0, 0, 20]))
+    assert (quick.time_s, slow.time_s) == (0.0, 2.0)
+
+
+def test_what_is_taken_from_nowhere_has_waited_all_the_while() -> None:
+    [effect] = effects(steady(plan({"q": "ab"}), [10, 0], [0, 7]))
+    assert effect.time_s == 10.0
+
+
+def test_without_queues_counters_tell_what_is_under_way() -> None:
+    topology = plan({"q": "ab"})
+    span = begin(snapshot(topology, 0, tuples_in=[0, 0], tuples_out=[0, 0]))
+    for second in range(1, 11):
+        count = [100 * second, 100 * second - 50]
+        span = seen(span, snapshot(topology, second, tuples_in=count, tuples_out=count))
+    [effect] = effects(span)
+    assert effect.source == LITTLE and effect.time_s == pytest.approx(50 / 95)
+
+
+def test_an_engine_that_tells_nothing_has_no_time() -> None:
+    topology = plan({"q": "ab"})
+    span = seen(begin(snapshot(topology, 0)), snapshot(topology, 1))
+    [effect] = effects(span)
+    assert effect.source == "unknown"
+    assert math.isnan(effect.time_s) and math.isnan(effect.tuples_in)
+    [effect] = effects(begin(snapshot(topology, 0)))
+    assert effect.seconds == 0 and math.isnan(effect.time_s)
+
+
+def latencies(tuples: float, total_s: float, counts: list[float]) -> Latencies:
+    low_s = array(0, 0.01, 0.02, 0.04, 0.08)
+    return Latencies(np.array([1]), array(tuples), array(total_s), low_s, np.array([counts]))
+
+
+def counted(first: Latencies | None, now: Latencies | None) -> Span:
+    topology = plan({"q": "ab"})
+    flow = {"tuples_in": [0, 0], "tuples_out": [0, 0], "queue_size": [0, 5]}
+    later = {name: [100, 100] for name in ("tuples_in", "tuples_out")} | {"queue_size": [0, 5]}
+    return seen(begin(snapshot(topology, 0, first, **flow)), snapshot(topology, 1, now, **later))
+
+
+def test_latencies_that_the_engine_counts_go_first() -> None:
+    span = counted(latencies(10, 50, [0, 0, 0, 0, 10]), latencies(110, 52, [0, 60, 38, 2, 10]))
+    [effect] = effects(span, {"q": 0.02})
+    assert effect.source == COUNTED and effect.time_s == pytest.approx(0.02)
+    assert effect.p50_s == pytest.approx(0.015) and effect.p99_s == pytest.approx(0.06)
+    assert effect.within_target == pytest.approx(0.6)
+    assert math.isnan(effects(span)[0].within_target)
+
+
+@pytest.mark.parametrize(
+    ("first", "now"),
+    [
+        (latencies(10, 1, [10, 0, 0, 0, 0]), latencies(10, 1, [10, 0, 0, 0, 0])),  # no more
+        (latencies(10, 1, [10, 0, 0, 0, 0]), latencies(4, 1, [4, 0, 0, 0, 0])),  # restarted
+        (latencies(10, 1, [10, 0, 0, 0, 0]), latencies(NAN, math.inf, [NAN] * 5)),
+        (latencies(10, 1, [10, 0, 0, 0, 0]), None),
+        (None, latencies(10, 1, [10, 0, 0, 0, 0])),
+    ],
+)
+def test_an_engine_that_stops_telling_is_judged_by_its_queues(
+    first: Latencies | None, now: Latencies | None
+) -> None:
+    [effect] = effects(counted(first, now))
+    assert effect.source == LITTLE and effect.time_s == pytest.approx(0.05)
+
+
+def test_a_mean_that_the_engine_reports_goes_before_littles_law_until_it_stops() -> None:
+    topology = plan({"q": "ab"})
+    span = None
+    for second, told in enumerate([0.2, 0.2, 0.4, 0.6]):
+        columns = {"tuples_in": [9 * second] * 2, "tuples_out": [9 * second] * 2}
+        span = seen(
+            span, snapshot(topology, second, latency=[NAN, told], queue_size=[0, 9], **columns)
+        )
+    assert span is not None
+    [effect] = effects(span, {"q": 0.4})
+    assert effect.source == REPORTED and effect.time_s == pytest.approx(0.4)
+    assert effect.within_target == pytest.approx(2 / 3) and effect.error > 0.2
+    gone = {"tuples_in": [36] * 2, "tuples_out": [36] * 2, "queue_size": [0, 9]}
+    [effect] = effects(seen(span, snapshot(topology, 4, **gone)))
+    assert effect.source == LITTLE and effect.time_s == pytest.approx(1.0)
+
+
+def test_targets_by_littles_law_are_met_in_so_many_samples() -> None:
+    topology = plan({"q": "ab"})
+    span = None
+    for second in range(11):
+        count = [100 * second] * 2
+        queue = [0, 10 if second % 5 else 110]
+        span = seen(
+            span, snapshot(topology, second, tuples_in=count, tuples_out=count, queue_size=queue)
+        )
+    assert span is not None
+    [effect] = effects(span, {"q": 0.5})
+    assert effect.time_s == pytest.approx(0.3) and effect.within_target == pytest.approx(0.8)
+    assert 0 < effect.error < 1
+
+
+def test_clocks_that_jump_begin_a_new_span() -> None:
+    topology = plan({"q": "ab"})
+    span = steady(topology, [10, 10], [0, 1])
+    for time_s in (50.0, 110.0 + 31.0, NAN):
+        after = seen(span, replace(span.now, time_s=time_s))
+        assert after.seconds == 0 or math.isnan(after.seconds)
+        assert len(after.queues) == 0
+        assert math.isnan(effects(after)[0].time_s)
+    assert seen(span, span.now) is span
+    other = plan({"q": "abc"})
+    assert seen(span, snapshot(other, 111.0)).seconds == 0
+
+
+def test_waits_for_a_cpu_add_up_along_the_way() -> None:
+    """Threads that wait 0.2 s a second, over 100 tuples a second, and 0.1 s: 3 ms a tuple."""
+    span = steady(plan({"q": "ab"}), [100, 100], [0, 0], run_delay=[0.2, 0.1])
+    assert effects(span)[0].cpu_wait_s == pytest.approx(0.003)
+
+
+def test_long_spans_keep_a_bounded_number_of_samples() -> None:
+    topology = plan({"q": "ab"})
+    span = None
+    for tick in range(3 * MOST_SAMPLES):
+        count = [tick] * 2
+        span = seen(
+            span,
+            snapshot(topology, tick / 10, tuples_in=count, tuples_out=count, queue_size=[0, 5]),
+        )
+    assert span is not None and len(span.queues) <= MOST_SAMPLES and span.stride == 4
+    assert effects(span)[0].time_s == pytest.approx(0.5)
