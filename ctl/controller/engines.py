@@ -7,7 +7,8 @@ memory, see `drivers.DriverKind`.) An engine is
     new         found, not heard of yet
     ok          answered when last asked
     silent      did not answer; its schedule stays
-    released    silent for longer than `stale_after`; its threads are as they were before us
+    released    silent for longer than `stale_after`, which lasts the longer the more the CPUs are
+                crowded; its threads are as they were before us
     gone        its process is no more
 """
 
@@ -176,6 +177,8 @@ class Engine:
         self.failures = 0  # since it answered last
         self.answered_s: float | None = None  # CLOCK_MONOTONIC of the last answer
         self.poll_s = 0.0  # how long the last answer took
+        self._silent_s = 0.0  # since it answered last, as an idle machine would count it
+        self._checked_s = 0.0
         self.late = False  # it exceeded the loop's patience when it was last asked
         self._kind = kind
         self.owners = owners or Owners()
@@ -272,25 +275,35 @@ class Engine:
         asked.add_done_callback(self._answer)
         return asked
 
-    def check(self, now_s: float, timeout_s: float, stale_after_s: float) -> str | None:
-        """Notice silence and death. Returns what changed, in words for the log."""
+    def check(
+        self, now_s: float, timeout_s: float, stale_after_s: float, slowness: float = 1.0
+    ) -> str | None:
+        """Notice silence and death. Returns what changed, in words for the log.
+
+        slowness: see `kernel.crowd`. An engine that gets no CPU cannot answer: it is what we are
+        for, and is not let go of for it.
+        """
         if self.state == "gone":
             return None
         # It may have ended between being found and being made a note of here: then, too.
         if self._lifetime is not None and not self._lifetime.lasts():
             self.state, self.problem = "gone", "its process ended"
             return "its process ended"
-        if self.busy and now_s - self._asked_s > 2 * timeout_s and self.state in ("new", "ok"):
-            self.problem = f"no answer within {timeout_s:g} s"
+        patient_s = timeout_s * slowness
+        if self.busy and now_s - self._asked_s > 2 * patient_s and self.state in ("new", "ok"):
+            self.problem = f"no answer within {patient_s:.3g} s"
             if self.state == "ok":
                 self.state = "silent"
-                return f"{self.problem}; its schedule stays for {stale_after_s:g} s"
+                return f"{self.problem}; its order is kept"
         if self.state == "silent" and self.answered_s is not None:
-            silent_s = now_s - self.answered_s
-            if silent_s > stale_after_s:
+            since_s = max(self._checked_s, self.answered_s)
+            self._silent_s += max(0.0, now_s - since_s) / slowness
+            self._checked_s = now_s
+            if self._silent_s > stale_after_s:
                 self.state = "released"
                 self._latest = None
                 self._history.clear()
+                silent_s = now_s - self.answered_s
                 return f"silent for {silent_s:.1f} s ({self.problem}): its threads are released"
         return None
 
@@ -389,6 +402,7 @@ class Engine:
                 log.info("%s: answers again", self.name)
             self.state, self.problem = "ok", None
         self.failures = 0
+        self._silent_s = 0.0
         self.answered_s = now_s
         began_s = time.thread_time()
         self._remember(snapshot)

@@ -32,6 +32,7 @@ from sched_ctl.controller.timers import Timer, earliest
 from sched_ctl.decide.guard import Guard
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
+from sched_ctl.kernel.crowd import slowness
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Snapshot
@@ -263,10 +264,10 @@ class Controller:
 
     async def _ask(self, engines: Sequence[Engine], patience_s: float) -> None:
         """Ask all of them at once; wait a while for those that usually answer in time."""
-        now_s = time.monotonic()
+        now_s, timeout_s = time.monotonic(), self.settings.poll_timeout * slowness()
         waiting: dict[asyncio.Future[Snapshot], Engine] = {}
         for engine in engines:
-            question = engine.ask(now_s, self.settings.poll_timeout)
+            question = engine.ask(now_s, timeout_s)
             if question is None:
                 continue
             if not engine.late:

@@ -16,6 +16,7 @@ from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.errors import near_miss
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.births import Births, Young, last_id
+from sched_ctl.kernel.crowd import slowness
 from sched_ctl.model.access import Access
 from sched_ctl.model.patterns import first
 
@@ -106,10 +107,11 @@ class Roster:
 
     def check(self) -> Iterator[Engine]:
         """Notice silence and death. Gives the engines whose threads are to be released."""
-        now_s = time.monotonic()
+        now_s, crowd = time.monotonic(), slowness()
+        patience = self._settings.poll_timeout, self._settings.stale_after
         for engine in list(self.engines.values()):
             before = engine.state
-            change = engine.check(now_s, self._settings.poll_timeout, self._settings.stale_after)
+            change = engine.check(now_s, *patience, crowd)
             if change:
                 log.warning("%s: %s", engine.name, change)
             if engine.state != before and engine.state in ("gone", "released"):

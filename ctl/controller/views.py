@@ -214,13 +214,23 @@ def problems(controller: Controller) -> list[str]:
         found.append(controller.waits.problem)
     for engine in controller.engines.values():
         if engine.problem is not None:
-            found.append(f"{engine.name}: {engine.state}: {engine.problem}")
+            found.append(_in_words(engine, engine.problem))
         found += engine.refused.values()
     for rule in controller.rules:
         if rule.problem is not None:
             found.append(f"policy {rule.name}: {rule.problem}")
         found += [f"policy {rule.name}: {problem}" for problem in rule.applied.problems]
     return found
+
+
+def _in_words(engine: Engine, problem: str) -> str:
+    """That it does not answer, and what that means for its threads."""
+    if engine.state == "silent" and engine.answered_s is not None:
+        silent_s = time.monotonic() - engine.answered_s
+        return f"{engine.name}: does not answer for {silent_s:.0f} s, order kept: {problem}"
+    if engine.state == "new" and engine.target.pid is not None:
+        return f"{engine.name}: pid {engine.target.pid} has not answered yet: {problem}"
+    return f"{engine.name}: {engine.state}: {problem}"
 
 
 def explain(controller: Controller, what: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from sched_ctl.drivers import Target
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.crowd import slowness
 from sched_ctl.kernel.netns import Listener, entered, listeners, listening_uid, same_network
 
 __all__ = [
@@ -32,9 +33,9 @@ __all__ = [
 
 # [HOST:]PORT[@PID]: an address, as process PID sees it.
 ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:@\s/]+):)?(?P<port>\d+)(?:@(?P<pid>\d+))?")
-PROBE_S = 0.5  # how long a port may take to say what it is
+PROBE_S = 0.5  # how long a port may take to say what it is, on an idle machine
 MOST_PORTS = 12  # asked of one process
-SEARCH_S = 3.0  # for all processes together
+SEARCH_S = 3.0  # for all processes together, likewise
 SEARCHERS = 16  # asked at the same time
 OURSELVES = ("127.0.0.1", "localhost", "::1")
 
@@ -75,7 +76,7 @@ def endpoint(
             break
         asked = Endpoint(listener.host, listener.port, pid)
         with suppress(EngineError):
-            if is_it(asked, min(probe_s, left)):
+            if is_it(asked, min(probe_s * slowness(), left)):
                 return asked
         asked.close()
     return None
@@ -101,7 +102,7 @@ def secured(pid: int, likely: Callable[[int], bool], end: float = math.inf) -> E
         left = end - time.monotonic()
         if likely(listener.port) and left > 0:
             asked = Endpoint(listener.host, listener.port, pid)
-            if asked.speaks_tls(min(PROBE_S, left)):
+            if asked.speaks_tls(min(PROBE_S * slowness(), left)):
                 return asked
             asked.close()
     return None
@@ -110,7 +111,7 @@ def secured(pid: int, likely: Callable[[int], bool], end: float = math.inf) -> E
 def endpoints(
     pids: Iterable[int], look: Callable[[int, float], Endpoint | None]
 ) -> Mapping[int, Endpoint]:
-    """What `look(pid, end)` found, as far as it can be told within `SEARCH_S`.
+    """What `look(pid, end)` found, as far as it can be told within `SEARCH_S` times the slowness.
 
     All are asked at the same time, and each user's first one before anybody's second: who
     starts many that stay silent delays himself.
@@ -119,7 +120,7 @@ def endpoints(
     for pid in pids:
         of_user.setdefault(procfs.owner(pid), []).append(pid)
     ranked = sorted((rank, pid) for own in of_user.values() for rank, pid in enumerate(own))
-    end = time.monotonic() + SEARCH_S
+    end = time.monotonic() + SEARCH_S * slowness()
     with ThreadPoolExecutor(SEARCHERS, "find engines") as pool:
         asked = {pid: pool.submit(look, pid, end) for _, pid in ranked}
     return {pid: found for pid, future in asked.items() if (found := future.result())}
@@ -177,7 +178,7 @@ def connected(
     try:
         return make(replace(target, pid=pid, uid=uid), rest)
     except EngineError as error:
-        unnamed = target.access is None and rest.speaks_tls(PROBE_S)
+        unnamed = target.access is None and rest.speaks_tls(PROBE_S * slowness())
         rest.close()
         if unnamed:
             raise EngineError(
