@@ -23,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import results
+from bench.results import Result, Row
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler, last_level_caches, thread_pidfd
 
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--shift", type=int, default=2, help="2**shift ns an instruction")
     parser.add_argument("--realtime", action="store_true", help="not exact")
+    results.argument(parser)
     parser.add_argument("--inside", metavar="SPIN", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
@@ -67,15 +70,40 @@ def in_guest(arguments: argparse.Namespace) -> None:
         icount_shift=arguments.shift,
         append=kernels.append(arguments.kernel),
     )
-    command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--inside", str(spin)]
+    command = [sys.executable, "-m", "bench.guest.caches", *sys.argv[1:], "--inside", str(spin)]
+    os.chdir(ROOT)
     environment = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    image = kernels.find(arguments.kernel)
+    image, text = kernels.find(arguments.kernel), ""
     with guest.boot(image, command, options, environment) as machine:
         for piece in machine.output():
+            text += piece.decode(errors="replace")
             sys.stdout.write(piece.decode(errors="replace"))
             sys.stdout.flush()
     if machine.returncode:
         sys.exit(f"the guest ended with {machine.returncode}\n{machine.log[-2000:]}")
+    if arguments.keep:
+        results.write(arguments.keep, told(text, arguments))
+
+
+def told(text: str, arguments: argparse.Namespace) -> Result:
+    """What the guest printed, a row for each line of a case."""
+    rows, case = [], ""
+    for line in text.splitlines():
+        if line.strip() in arguments.cases:
+            case = line.strip()
+        elif case and line.strip():
+            first, _, rest = line.strip().partition(" ")
+            rows.append(Row(f"{case}: {first}", {"told": rest.strip()}))
+    return Result(
+        title="Threads that never sleep on several last-level caches: CPUs that each has",
+        columns=["told"],
+        n=1,
+        spread=None,
+        seeds=None,
+        kernel=arguments.kernel,
+        rows=rows,
+        **results.here(),
+    )
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import results
 from bench.guest.flink_scenarios import SCENARIOS
 from bench.guest.phases import ROOT, from_guest, keep, kept, show
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, help="keep all phases there, and count those that are there already"
     )
+    results.argument(parser)
     asked = parser.parse_args()
     if unknown := set(asked.scenarios) - SCENARIOS.keys():
         parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
@@ -50,7 +52,7 @@ def main() -> None:
     runs = kept(asked.json)
     for _ in range(asked.runs):
         keep(run(asked.scenarios, asked.kernel, asked.cpus), runs, asked.json)
-    show(runs, asked.kernel)
+    show(runs, asked.kernel, asked.keep)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import results
+from bench.results import Figure, Result, Row
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MARK = "@@"
@@ -229,25 +232,38 @@ def built(name: str) -> Path:
 
 def compare(
     jobs: Mapping[str, Job], words: Sequence[str], kernel: str, cpus: int = 1, caches: int = 1
-) -> list[Job]:
+) -> Result:
     """What the program prints of itself under each scheduler; the first is the base of ratios."""
     todo = [{"name": name, "seed": 0, "program": words, **job} for name, job in jobs.items()]
     found = list(run(todo, kernel, cpus, caches))
     base = found[0]["figures"]
-    print(f"{'':30}" + "".join(f"{name:>24}" for name in base))
+    rows = []
     for result in found:
         if "error" in result:
-            print(f"{result['job']:30}{result['error']}")
+            print(f"{result['job']}: {result['error']}", file=sys.stderr)
             continue
         figures = result["figures"]
-        cells = [f"{figures[k]:8.0f} ({figures[k] / max(base[k], 1e-9):.2f})" for k in base]
-        print(f"{result['job']:30}" + "".join(f"{cell:>24}" for cell in cells), result["counted"])
-    return found
+        cells: dict[str, Figure | str] = {}
+        for name, value in figures.items():
+            cells[name] = Figure(round(value, 1), unit="/s" if "/s" in name else "ns")
+            cells[f"{name}, ratio"] = Figure(round(value / max(base[name], 1e-9), 4))
+        rows.append(Row(result["job"], cells))
+        print(result["job"], result["counted"], file=sys.stderr)
+    return Result(
+        title="What threads cost each other under each scheduler, and ratios to the first",
+        columns=[column for name in base for column in (name, f"{name}, ratio")],
+        n=1,
+        spread=None,
+        seeds=None,
+        kernel=kernel,
+        rows=rows,
+        **results.here(),
+    )
 
 
 def switches(
     kernel: str, chosen: str = ".*", cpus: int = 1, caches: int = 1, apart: int = 0
-) -> list[Job]:
+) -> Result:
     """What a context switch costs under each scheduler, ns, with a pair of threads on each CPU.
 
     apart: one pair, whose second thread is bound to the CPU so many after the first one's.
@@ -257,7 +273,7 @@ def switches(
     return compare(some, words, kernel, cpus, caches)
 
 
-def helpers(kernel: str, count: int) -> list[Job]:
+def helpers(kernel: str, count: int) -> Result:
     """What so many helper threads cost a saturated query under each scheduler (helpers.c)."""
     jobs = {name: {**job, "operators": 3} for name, job in HELPERS.items()}
     return compare(jobs, [str(built("helpers")), str(count)], kernel)
@@ -288,13 +304,13 @@ FIGURES: Mapping[str, Callable[[Job], float]] = {
 }
 
 
-def table(results: Sequence[Job]) -> str:
-    """Markdown: ratios to EEVDF in the same seed, geometric mean (smallest-largest) over seeds."""
+def tables(found: Sequence[Job], kernel: str) -> dict[str, Result]:
+    """Of each case ratios to EEVDF in the same seed; what a range is of are the seeds."""
     by: dict[str, dict[str, dict[int, Job]]] = {}
-    for result in results:
+    for result in found:
         case, variant = result["job"].split("/")
         by.setdefault(case, {}).setdefault(variant, {})[result["seed"]] = result
-    lines = []
+    told = {}
     for case, variants in by.items():
         base = {s: r for s, r in variants.get(BASE, {}).items() if "error" not in r}
         if not base:
@@ -303,23 +319,28 @@ def table(results: Sequence[Job]) -> str:
         figures = {
             n: f for n, f in FIGURES.items() if not any(map(math.isnan, map(f, base.values())))
         }
-        lines += [
-            f"\n### {case}\n",
-            f"{len(base)} seeds. {BASE}: mean latency {mean_ms:.3g} ms.\n",
-            "| | " + " | ".join(figures) + " |",
-            "|---" * (len(figures) + 1) + "|",
-        ]
+        rows = []
         for variant, seeds in variants.items():
             common = [s for s in seeds if s in base and "error" not in seeds[s]]
             if variant == BASE or not common:
                 continue
-            cells = []
-            for figure in figures.values():
-                ratios = [figure(seeds[s]) / max(figure(base[s]), 1e-12) for s in common]
-                mean = math.exp(sum(math.log(max(r, 1e-12)) for r in ratios) / len(ratios))
-                cells.append(f"**{mean:.2f}** ({min(ratios):.2f}-{max(ratios):.2f})")
-            lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            cells = {
+                name: results.over(figure(seeds[s]) / max(figure(base[s]), 1e-12) for s in common)
+                for name, figure in figures.items()
+            }
+            n = None if len(common) == len(base) else len(common)
+            rows.append(Row(variant, cells, n))
+        told[case] = Result(
+            title=f"{case}: ratios to EEVDF, whose mean latency is {mean_ms:.3g} ms",
+            columns=list(figures),
+            n=len(base),
+            spread="smallest-largest over seeds",
+            seeds=sorted(base),
+            kernel=kernel,
+            rows=rows,
+            **results.here(),
+        )
+    return told
 
 
 def main() -> None:
@@ -339,24 +360,26 @@ def main() -> None:
     parser.add_argument("--apart", type=int, default=0, metavar="CPUS", help="see switches.c")
     parser.add_argument("--calibrate", action="store_true", help="only what a hop costs")
     parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
+    results.argument(parser)
     arguments = parser.parse_args()
     for case in arguments.cases:
         if case not in CASES:
             parser.error(f"no case {case}; there are {', '.join(CASES)}")
-    results: list[Job] = []
+    found: list[Job] = []
     if arguments.switches:
         cpus, caches, apart = arguments.cpus, arguments.caches, arguments.apart
-        switches(arguments.kernel, arguments.variants, cpus, caches, apart)
+        told = switches(arguments.kernel, arguments.variants, cpus, caches, apart)
+        results.tell(told, arguments.keep)
         return
     if arguments.helpers:
-        helpers(arguments.kernel, arguments.helpers)
+        results.tell(helpers(arguments.kernel, arguments.helpers), arguments.keep)
         return
     if arguments.calibrate:
         subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
         calibration(arguments.kernel)
         return
     if arguments.show:
-        results = [json.loads(line) for line in arguments.json.read_text().splitlines()]
+        found = [json.loads(line) for line in arguments.json.read_text().splitlines()]
     else:
         chosen = [v for v in VARIANTS if v == BASE or re.fullmatch(arguments.variants, v)]
         seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
@@ -365,12 +388,13 @@ def main() -> None:
         for case in arguments.cases or CASES:
             todo = jobs(case, chosen, seeds, arguments.seconds, arguments.noise, arguments.cpus)
             for result in run(todo, arguments.kernel, arguments.cpus, arguments.caches):
-                results.append(result)
+                found.append(result)
                 print(result["job"], result["seed"], result.get("error", ""), file=sys.stderr)
                 if arguments.json:
                     with open(arguments.json, "a") as file:
                         file.write(json.dumps(result) + "\n")
-    print(table(results))
+    for case, of_case in tables(found, arguments.kernel).items():
+        results.tell(of_case, arguments.keep and f"{arguments.keep}-{case}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from bench import results
+from bench.results import Figure, Result, Row
+
 __all__ = ["ROOT", "Runs", "collect", "figures", "from_guest", "keep", "kept", "show", "table"]
 
 Runs = dict[str, list[list[dict[str, Any]]]]  # of each scenario: runs, each with its phases
@@ -89,9 +92,10 @@ def kept(path: Path | None) -> Runs:
     return found
 
 
-def show(runs: Runs, kernel: str) -> None:
-    for name, own in runs.items():
-        print(f"\n## {name}, {len(own)} runs, kernel {kernel}\n\n{table(own)}", flush=True)
+def show(runs: Runs, kernel: str, name: str | None) -> None:
+    """Print each scenario's figures; name: keep them, as NAME-SCENARIO."""
+    for scenario, own in runs.items():
+        results.tell(table(scenario, own, kernel), name and f"{name}-{scenario}")
 
 
 def figures(phase: dict[str, Any]) -> dict[str, float]:
@@ -129,11 +133,11 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def table(runs: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """One line a figure: the OS's mean, then each policy's ratio to the OS's of the same guest.
+def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) -> Result:
+    """One row a figure: the OS's mean, then each policy's ratio to the OS's of the same guest.
 
-    In brackets the smallest and the largest: of the OS's phases over their own mean, and of the
-    policy's ratios. In between is the geometric mean over its phases in all runs.
+    A range is of the OS's phases over their own mean, and of the policy's ratios. In between is the
+    geometric mean over its phases in all runs.
     """
     base: dict[str, list[float]] = {}
     spread: dict[str, list[float]] = {}
@@ -151,23 +155,28 @@ def table(runs: Sequence[Sequence[dict[str, Any]]]) -> str:
                     if policy != "os" and name in found:
                         of_policy = ratios.setdefault(policy, {})
                         of_policy.setdefault(name, []).append(found[name] / mean)
-    lines = ["| | OS | " + " | ".join(ratios) + " |", "|---" * (2 + len(ratios)) + "|"]
+    rows = []
     for name, means in base.items():
-        cells = [ranged(found.get(name, [])) for found in ratios.values()]
         around = spread.get(name, [1.0])
-        own_mean = f"{np.nanmean(means):.3g} ({short(min(around))}-{short(max(around))})"
-        lines.append(f"| {name} | {own_mean} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        mean = float(np.nanmean(means))
+        own_mean = Figure(mean, round(min(around), 3), round(max(around), 3), unit_of(name))
+        cells = {policy: results.over(of.get(name, [])) for policy, of in ratios.items()}
+        rows.append(Row(name, {"OS": own_mean, **cells}))
+    return Result(
+        title=f"{scenario}: the OS's own figures, and ratios to them",
+        columns=["OS", *ratios],
+        n=max((len(of) for each in ratios.values() for of in each.values()), default=0),
+        spread="smallest-largest over phases",
+        seeds=None,
+        kernel=kernel,
+        rows=rows,
+        **results.here(),
+    )
 
 
-def ranged(values: Sequence[float]) -> str:
-    """Their geometric mean, and the smallest and the largest."""
-    if not values:
-        return "-"
-    middle = float(np.exp(np.mean(np.log(np.maximum(values, 1e-9)))))
-    return f"{short(middle)} ({short(min(values))}-{short(max(values))})"
-
-
-def short(value: float) -> str:
-    """Two decimals below ten, without the zero in front."""
-    return f"{value:.2f}".removeprefix("0") if value < 9.995 else f"{value:.0f}"
+def unit_of(name: str) -> str:
+    """Of a figure of a phase."""
+    if name.endswith("/s"):
+        return "/s"
+    times = ("mean", "median", "p95", "p99", "late", "ms", "held up")
+    return "ms" if name.endswith(times) or name.startswith("delay") else "CPUs"

@@ -12,6 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
+from bench import results
 from bench.guest.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("loads", nargs="*", default=["0.95"], metavar="LOAD")
     parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--json", type=Path, help="keep all phases there, beside those of before")
+    results.argument(parser)
     asked = parser.parse_args()
     os.chdir(ROOT)
 
@@ -34,7 +36,7 @@ def main() -> None:
     words = [asked.shape, *asked.loads]
     limit_s = LIMIT_S * (1 + len(asked.loads))
     keep(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs, asked.json)
-    show(runs, asked.kernel)
+    show(runs, asked.kernel, asked.keep)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""docs/papers.md and its pictures, from what the sweeps found."""
+"""Results and pictures of docs/papers.md, from what the sweeps found."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import results
+from bench.results import Result, Row
 from sched_ctl.sim import interval, plots
 
 __all__ = ["Curve", "Data", "Figures", "write"]
@@ -56,7 +58,8 @@ def below(data: Figures, load: float, figure: str, one: str, other: str) -> floa
 def write(data: Data, each: Sequence[Data], out: Path) -> None:
     """each: the same of one seed alone, for the spreads."""
     _pictures(data, out / "papers")
-    (out / "papers.md").write_text(_text(data, each))
+    for name, result in _results(data, each).items():
+        results.tell(result, f"papers-{name}")
 
 
 def _curves(
@@ -174,7 +177,7 @@ def _pictures(data: Data, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class Compared:
     """kind: "points" for parts of 1, else ratios or absolute values."""
 
     what: str
@@ -183,7 +186,7 @@ class Row:
     kind: str
 
 
-def _shown(row: Row, seeds: Sequence[float]) -> str:
+def _shown(row: Compared, seeds: Sequence[float]) -> tuple[str, ...]:
     low, high, half = min(seeds), max(seeds), interval(seeds)[1]
     if row.kind == "points":
         gap = f"{100 * (row.ours - row.paper):+.0f} points"
@@ -193,7 +196,7 @@ def _shown(row: Row, seeds: Sequence[float]) -> str:
         factor = f"{row.ours / row.paper:.2f} times"
         ours = f"{row.ours:,.4g} ± {half:,.2g} ({low:,.4g} to {high:,.4g})"
         cells = (f"{row.paper:,.4g}", ours, factor)
-    return f"| {row.what} | " + " | ".join(cells) + " |"
+    return cells
 
 
 def _spread(data: Data, each: Sequence[Data], figure: Callable[[Data], float], form: str) -> str:
@@ -202,12 +205,12 @@ def _spread(data: Data, each: Sequence[Data], figure: Callable[[Data], float], f
     return f"{figure(data):{form}} ± {half:{form}}"
 
 
-def _rows(data: Data) -> list[Row]:
+def _rows(data: Data) -> list[Compared]:
     main = data.main
     rows = []
 
     def add(what: str, paper: float, ours: float, kind: str = "points") -> None:
-        rows.append(Row(what, paper, ours, kind))
+        rows.append(Compared(what, paper, ours, kind))
 
     for load, values in ((0.7, (0.74, 0.51, 0.18)), (0.97, (0.75, 0.53, 0.20))):
         rr, srpt, hr = values
@@ -265,9 +268,73 @@ def _rows(data: Data) -> list[Row]:
     return rows
 
 
-def _text(data: Data, each: Sequence[Data]) -> str:
+def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
+    def told(title: str, rows: dict[str, dict[str, str]], seeds: int = data.seeds) -> Result:
+        lines = [Row(name, dict(cells)) for name, cells in rows.items()]
+        return Result(
+            title=title,
+            columns=list(lines[0].figures),
+            n=seeds,
+            spread="± half of the 95% interval",
+            seeds=[*range(1, seeds + 1)],
+            kernel=None,
+            rows=lines,
+            **results.here(),
+        )
+
     of_seeds = [_rows(one) for one in each]
-    rows = [_shown(row, [found[i].ours for found in of_seeds]) for i, row in enumerate(_rows(data))]
+    names = ("paper", "ours", "difference")
+    ratios = {
+        row.what: dict(zip(names, _shown(row, [f[i].ours for f in of_seeds]), strict=True))
+        for i, row in enumerate(_rows(data))
+    }
+
+    def over_ideal(way: str, m: int) -> Callable[[Data], float]:
+        return lambda of: of.ways[way, m]["l2"] / of.ways["ideal", 0]["l2"]
+
+    ways = {
+        "logarithmic, decisions free": "log, free",
+        "one operation": "log, one operation",
+        "two operations": "log",
+        "uniform, two operations": "uniform",
+    }
+    clusters = {
+        str(m): {name: _spread(data, each, over_ideal(way, m), ".3f") for name, way in ways.items()}
+        for m in sorted(m for way, m in data.ways if way == "log")
+    }
+
+    def balanced(who: str, load: float, figure: str, scale: float, form: str) -> str:
+        return _spread(data, each, lambda of: of.balance[who, load][figure] * scale, form)
+
+    balance = {
+        f"{load:g}": {
+            **{f"variation, {w}": balanced(w, load, "variation", 1, ".2f") for w in ("os", "pool")},
+            **{f"mean, ms, {w}": balanced(w, load, "response", 1e3, ".3g") for w in ("os", "pool")},
+        }
+        for load in sorted({load for _, load in data.balance})
+    }
+
+    def let_through(a: float) -> Callable[[Data], float]:
+        return lambda of: of.capacity[a]["rate"]
+
+    through = "input rate let through, of the best possible"
+    shares = {
+        f"{a:g}": {through: _spread(data, each, let_through(a), ".3f")} for a in data.capacity
+    }
+    return {
+        "ratios": told("Sharaf et al.: the paper's ratios and ours", ratios),
+        "arrivals": told(
+            f"How the ratios depend on the arrivals ({data.default} is used above)",
+            _arrivals(data, each[: data.traffic_seeds]),
+            data.traffic_seeds,
+        ),
+        "clusters": told("Figure 13: l2 over that of a BSD whose decisions are free", clusters),
+        "balance": told("EdgeWise, figure 8: by input rate over capacity", balance),
+        "shares": told("EdgeWise, section 5.1: shares proportional to (q/r)^a", shares),
+    }
+
+
+def _arrivals(data: Data, each: Sequence[Data]) -> dict[str, dict[str, str]]:
     columns: tuple[tuple[float, str, str, str], ...] = (
         *((u, "slowdown", "hnr", p) for u in (0.7, 0.97) for p in ("rr-time", "rr", "srpt", "hr")),
         (0.97, "slowdown_max", "lsf", "hnr"),
@@ -276,7 +343,6 @@ def _text(data: Data, each: Sequence[Data]) -> str:
         (0.95, "l2", "bsd", "lsf"),
         (0.95, "l2", "bsd", "hnr"),
     )
-    fewer = each[: data.traffic_seeds]
 
     def traffic(label: str, column: tuple[float, str, str, str]) -> str:
         load, figure, one, other = column
@@ -285,63 +351,12 @@ def _text(data: Data, each: Sequence[Data]) -> str:
             curves = of.traffic
             return 1 - curves[label, load, one][figure] / curves[label, load, other][figure]
 
-        return _spread(data, fewer, found, ".2f")
+        return _spread(data, each, found, ".2f")
 
-    sensitivity = []
-    for label in dict.fromkeys(key[0] for key in data.traffic):
-        mark = " (used above)" if label == data.default else ""
-        cells = " | ".join(traffic(label, column) for column in columns)
-        sensitivity.append(f"| {label}{mark} | {cells} |")
-
-    def balanced(who: str, load: float, figure: str, scale: float, form: str) -> str:
-        return _spread(data, each, lambda of: of.balance[who, load][figure] * scale, form)
-
-    balance = [
-        f"| {load:g} | "
-        + " | ".join(balanced(who, load, "variation", 1, ".2f") for who in ("os", "pool"))
-        + " | "
-        + " | ".join(balanced(who, load, "response", 1e3, ".3g") for who in ("os", "pool"))
-        + " |"
-        for load in sorted({load for _, load in data.balance})
-    ]
-
-    def let_through(a: float) -> Callable[[Data], float]:
-        return lambda of: of.capacity[a]["rate"]
-
-    shares = [f"| {a:g} | {_spread(data, each, let_through(a), '.3f')} |" for a in data.capacity]
-
-    def over_ideal(way: str, m: int) -> Callable[[Data], float]:
-        return lambda of: of.ways[way, m]["l2"] / of.ways["ideal", 0]["l2"]
-
-    ways = [
-        f"| {m} | "
-        + " | ".join(
-            _spread(data, each, over_ideal(way, m), ".3f")
-            for way in ("log, free", "log, one operation", "log", "uniform")
-        )
-        + " |"
-        for m in sorted(m for way, m in data.ways if way == "log")
-    ]
-    uniform = min(over_ideal("uniform", m)(data) for way, m in data.ways if way == "uniform")
-    of_hr, of_hnr = data.example["hr"], data.example["hnr"]
-    texts: dict[str, object] = {
-        "packets": data.packets,
-        "seeds": data.seeds,
-        "default": data.default,
-        "hr_r": f"{of_hr[0]:.4g}",
-        "hr_h": f"{of_hr[1]:.4g}",
-        "hnr_r": f"{of_hnr[0]:.4g}",
-        "hnr_h": f"{of_hnr[1]:.4g}",
-        "rows": "\n".join(rows),
-        "sensitivity": "\n".join(sensitivity),
-        "balance": "\n".join(balance),
-        "shares": "\n".join(shares),
-        "ways": "\n".join(ways),
-        "hnr_ratio": _spread(data, each, over_ideal("hnr", 0), ".2f"),
-        "uniform": f"{uniform:.1f}",
-        "traffic_seeds": data.traffic_seeds,
+    return {
+        label: {
+            f"{load} {figure}: {one} < {other}": traffic(label, (load, figure, one, other))
+            for load, figure, one, other in columns
+        }
+        for label in dict.fromkeys(key[0] for key in data.traffic)
     }
-    template = (Path(__file__).parent / "papers.md.in").read_text()
-    for word, value in texts.items():
-        template = template.replace(f"@{word}@", str(value))
-    return template

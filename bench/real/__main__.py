@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from bench import results
 from bench.real import flink, storm
 from bench.real.abba import Phase, above_others, report
 
@@ -47,12 +48,13 @@ def main() -> None:
         help="this benchmark above all others of the machine (autogroup)",
     )
     parser.add_argument("--out", type=Path, help="write all phases as JSON")
+    results.argument(parser)
     given = parser.parse_args()
     if unknown := set(given.cases) - cases.keys():
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
     if given.alone:
         above_others()
-    results = {}
+    every = {}
     began_s = time.monotonic()
     names = given.cases or list(cases)
     for number, name in enumerate(names, 1):
@@ -71,10 +73,11 @@ def main() -> None:
             print(f"{name}: ended early: {error}", file=sys.stderr)
         if len(phases) < 3:
             continue
-        print(report(case.title, phases, given.least), flush=True)
-        results[name] = [asdict(phase) for phase in phases]
+        result = report(name, case.title, phases, given.least)
+        results.tell(result, given.keep and f"{given.keep}-{name}")
+        every[name] = [asdict(phase) for phase in phases]
         if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
+            given.out.write_text(json.dumps(every, indent=1))
 
 
 def run(

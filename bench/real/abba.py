@@ -7,6 +7,7 @@ alike. What differs between engines is how a phase is measured: that is handed i
 
 import math
 import os
+import platform
 import statistics
 import sys
 import time
@@ -14,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench import results
+from bench.results import Figure, Result, Row
 
 __all__ = ["OS", "Phase", "Way", "above_others", "cpu_seconds", "ratios", "report", "take_turns"]
 
@@ -100,29 +104,33 @@ def ratios(phases: Sequence[Phase], least_cpus: float = 0.0) -> dict[str, dict[s
     return found
 
 
-def report(title: str, phases: Sequence[Phase], least_cpus: float) -> str:
-    """A table in Markdown: median ratio, with the smallest and the largest, and how many pairs."""
+def report(name: str, title: str, phases: Sequence[Phase], least_cpus: float) -> Result:
+    """Ratios to the OS's phases around each; the first row is the OS's own, absolute."""
     figures = list(phases[0].figures)
     base = [p for p in phases if p.way == OS.name and p.cpus >= least_cpus]
-    known = {name: [p.figures[name] for p in base if p.figures[name] > 0] for name in figures}
-    os_row = [f"{statistics.median(values):.3g}" if values else "-" for values in known.values()]
-    lines = [
-        f"{title}\n",
-        f"| | {' | '.join(figures)} | pairs |",
-        "|---" * (len(figures) + 2) + "|",
-        f"| OS (absolute) | {' | '.join(os_row)} | |",
-    ]
+    own = {
+        figure: f"{statistics.median(values):.3g}"
+        for figure in figures
+        if (values := [p.figures[figure] for p in base if p.figures[figure] > 0])
+    }
+    rows = [Row("OS (absolute)", dict(own))]
     for way, row in ratios(phases, least_cpus).items():
-        cells = [
-            f"**{statistics.median(values):.2f}** ({min(values):.2f}-{max(values):.2f})"
+        cells: dict[str, Figure | str] = {
+            figure: Figure(round(statistics.median(values), 4), min(values), max(values))
+            for figure, values in row.items()
             if values
-            else "-"
-            for values in row.values()
-        ]
-        pairs = max((len(values) for values in row.values()), default=0)
-        of = sum(phase.way == way for phase in phases)
-        lines.append(f"| {way} | {' | '.join(cells)} | {pairs} of {of} |")
-    return "\n".join(lines) + "\n"
+        }
+        rows.append(Row(way, cells, max((len(values) for values in row.values()), default=0)))
+    return Result(
+        title=f"{name}: {title}",
+        columns=figures,
+        n=None,
+        spread="middle: median; smallest-largest over pairs",
+        seeds=None,
+        kernel=platform.release(),
+        rows=rows,
+        **results.here(),
+    )
 
 
 def above_others() -> None:

@@ -15,6 +15,7 @@ when REST has the job as cancelled to when `status` does not list its query any 
 import argparse
 import functools
 import os
+import platform
 import signal
 import statistics
 import subprocess
@@ -26,6 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench import results
+from bench.results import Figure, Result, Row
 from sched_ctl.controller.socket import request
 from sched_ctl.kernel import procfs
 from sched_ctl.lab import engine as lab
@@ -43,17 +46,35 @@ def main() -> None:
     arguments.add_argument("engine", choices=["lab", "flink"])
     arguments.add_argument("--rounds", type=int, default=10)
     arguments.add_argument("--period", type=float, default=1.0)
+    results.argument(arguments)
     given = arguments.parse_args()
     measure = of_lab if given.engine == "lab" else of_flink
     found: dict[str, list[float]] = {}
     for what, took_s in measure(given.rounds, given.period):
         found.setdefault(what, []).append(took_s)
-    for what, times_s in found.items():
-        print(
-            f"{given.engine}, {what}, a period of {given.period:g} s, {len(times_s)} rounds: "
-            f"median {statistics.median(times_s):.2f} s, worst {max(times_s):.2f} s, "
-            f"{sum(s > 2 * given.period for s in times_s)} beyond two periods"
+    rows = [
+        Row(
+            what,
+            {
+                "median": Figure(round(statistics.median(times_s), 2), unit="s"),
+                "worst": Figure(round(max(times_s), 2), unit="s"),
+                "beyond two periods": str(sum(s > 2 * given.period for s in times_s)),
+            },
+            len(times_s),
         )
+        for what, times_s in found.items()
+    ]
+    result = Result(
+        title=f"How soon what is new is scheduled: {given.engine}, period {given.period:g} s",
+        columns=["median", "worst", "beyond two periods"],
+        n=given.rounds,
+        spread=None,
+        seeds=None,
+        kernel=platform.release(),
+        rows=rows,
+        **results.here(),
+    )
+    results.tell(result, given.keep)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ the wake-up, the switch and the queue in the one case, of the pick and the queue
 
 import argparse
 import json
+import platform
 import statistics
 import subprocess
 import tempfile
@@ -15,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bench import results
+from bench.results import Figure, Result, Row
 from sched_ctl.lab.engine import PROGRAM, handed
 from sched_ctl.workloads.resolved import resolved_file
 
@@ -66,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--duration", type=float, default=2.0, help="seconds a run")
+    results.argument(parser)
     arguments = parser.parse_args()
     seen: dict[str, list[float]] = {kind: [] for kind in KINDS}
     switches: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -74,17 +78,26 @@ def main() -> None:
         workload.write_text(chain())
         for _ in range(arguments.rounds):
             for kind, options in KINDS.items():
-                results = measure(workload, arguments.duration, *options)
-                seen[kind].append(overhead_us(results))
-                switches[kind].append(results["context_switches_per_s"])
-    base = statistics.median(seen["threads"])
-    print(f"{'mode':16} {'us a hop':>9} {'(min':>7} {'max)':>7} {'ratio':>6} {'switches/s':>11}")
+                found = measure(workload, arguments.duration, *options)
+                seen[kind].append(overhead_us(found))
+                switches[kind].append(found["context_switches_per_s"])
+    rows = []
     for kind, values in seen.items():
         middle = statistics.median(values)
-        print(
-            f"{kind:16} {middle:9.2f} {min(values):7.2f} {max(values):7.2f} {middle / base:6.2f} "
-            f"{statistics.median(switches[kind]):11.0f}"
-        )
+        hop = Figure(round(middle, 3), min(values) / middle, max(values) / middle, "us")
+        per_s = Figure(statistics.median(switches[kind]), unit="/s")
+        rows.append(Row(kind, {"a hop": hop, "switches": per_s}))
+    result = Result(
+        title="What a tuple's way from one operator to the next costs",
+        columns=["a hop", "switches"],
+        n=arguments.rounds,
+        spread="middle: median; smallest-largest over rounds",
+        seeds=None,
+        kernel=platform.release(),
+        rows=rows,
+        **results.here(),
+    )
+    results.tell(result, arguments.keep)
 
 
 if __name__ == "__main__":

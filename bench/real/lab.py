@@ -24,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench import results
+from bench.results import Figure, Result, Row
 from sched_ctl.lab import engine as lab
 
 OS = "os"
@@ -178,34 +180,32 @@ def measure(case: Case, seeds: Sequence[int], seconds: float) -> dict[str, list[
     return table
 
 
-def markdown(case: Case, table: Mapping[str, list[dict[str, float]]]) -> str:
-    """The table of one case; ratios to the OS, geometric mean [smallest, largest] over seeds."""
+def result_of(case: Case, table: Mapping[str, list[dict[str, float]]]) -> Result:
+    """Ratios to the OS; the first row is the OS's own, absolute."""
     names = list(table[OS][0])
-    lines = [
-        f"### {case.workload} at {case.utilisation:g} {' '.join(case.engine)}".rstrip(),
-        "",
-        "| | " + " | ".join(names) + " |",
-        "|---" * (len(names) + 1) + "|",
-        "| OS | " + " | ".join(absolute(name, table[OS]) for name in names) + " |",
+    rows = [Row(OS, {name: absolute(name, table[OS]) for name in names})]
+    rows += [
+        Row(variant, {name: results.over(seed[name] for seed in table[variant]) for name in names})
+        for variant in case.variants
     ]
-    for variant in case.variants:
-        cells = [spread([seed[name] for seed in table[variant]]) for name in names]
-        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, ""])
+    engine = " ".join(case.engine)
+    return Result(
+        title=f"{case.workload} at {case.utilisation:g} {engine}".rstrip() + f", {machine()}",
+        columns=names,
+        n=len(table[OS]),
+        spread="smallest-largest over seeds",
+        seeds=[*range(1, len(table[OS]) + 1)],
+        kernel=platform.release(),
+        rows=rows,
+        **results.here(),
+    )
 
 
-def absolute(name: str, seeds: Sequence[Figures]) -> str:
+def absolute(name: str, seeds: Sequence[Figures]) -> Figure:
     value = statistics.fmean(seed[name] for seed in seeds)
     if "latency" in name or name == "p99":
-        return f"{value * 1e3:.4g} ms"
-    return f"{value:.4g}" + {"throughput": " /s", "switches": " /s"}.get(name, "")
-
-
-def spread(ratios: Sequence[float]) -> str:
-    if not all(ratio > 0 for ratio in ratios):
-        return "-"
-    mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    return f"**{mean:.2f}** [{min(ratios):.2f}, {max(ratios):.2f}]"
+        return Figure(value * 1e3, unit="ms")
+    return Figure(value, unit="/s" if name in ("throughput", "switches") else "")
 
 
 def machine() -> str:
@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    results.argument(parser)
     options = parser.parse_args()
     if unknown := set(options.cases) - CASES.keys():
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
@@ -234,7 +235,8 @@ def main() -> None:
     tables = {}
     for name in options.cases or CASES:
         table = measure(CASES[name], range(1, options.seeds + 1), options.seconds)
-        print(markdown(CASES[name], table), flush=True)
+        result = result_of(CASES[name], table)
+        results.tell(result, options.keep and f"{options.keep}-{name}")
         tables[name] = table
         if options.json:
             options.json.write_text(json.dumps({"machine": machine(), "cases": tables}, indent=1))

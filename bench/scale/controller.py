@@ -13,6 +13,7 @@ guest with --icount (see `idle`) they count instructions, 2 ns each, and nobody 
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import re
@@ -28,6 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from bench import results
+from bench.results import Figure, Result, Row
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.ladder import choose
 from sched_ctl.backends.undo import journal as journals
@@ -64,6 +67,7 @@ def main() -> None:
     arguments.add_argument("--json", type=Path, help="write the figures here")
     arguments.add_argument("--one", help=argparse.SUPPRESS)
     arguments.add_argument("--sleepers", type=int, help=argparse.SUPPRESS)
+    results.argument(arguments)
     given = arguments.parse_args()
     if given.sleepers:
         sleepers(given.sleepers)
@@ -73,13 +77,22 @@ def main() -> None:
         table(given)
 
 
+def row(name: str, figure: dict[str, Any]) -> Row:
+    return Row(
+        name,
+        {
+            "CPU": Figure(100 * figure["cpu_share"], unit="%"),
+            "RSS": Figure(figure["rss_bytes"] / 1e6, unit="MB"),
+            "writes": Figure(figure["writes_per_s"], unit="/s"),
+            "missed": str(figure["missed"]),
+            **{stage: Figure(ms, unit="ms") for stage, ms in figure["stage_ms"].items()},
+        },
+    )
+
+
 def table(given: argparse.Namespace) -> None:
     print(f"Linux {platform.release()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
-    print(
-        f"{'operators':>9} {'policy':>6} {'Hz':>4} {'CPU':>7} {'aim':>5} {'RSS MB':>6} "
-        f"{'writes/s':>8} {'missed':>6}  ms of a pass: poll, metrics, policy, schedule, apply"
-    )
-    figures = []
+    figures, rows = [], []
     for operators in given.operators:
         for policy in given.policies:
             for rate in given.rates:
@@ -91,7 +104,7 @@ def table(given: argparse.Namespace) -> None:
                     "probe": given.probe,
                 }
                 done = subprocess.run(
-                    [sys.executable, __file__, "--one", json.dumps(job)],
+                    [sys.executable, "-m", "bench.scale.controller", "--one", json.dumps(job)],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     text=True,
@@ -102,14 +115,19 @@ def table(given: argparse.Namespace) -> None:
                     sys.exit(done.stderr)
                 figure = json.loads(done.stdout)
                 figures.append(figure)
-                aim = AIMS.get((operators, rate))
-                stages = ", ".join(f"{ms:.2f}" for ms in figure["stage_ms"].values())
-                print(
-                    f"{operators:9} {policy:>6} {rate:4g} {figure['cpu_share']:7.2%} "
-                    f"{'' if aim is None else f'{aim:.1%}':>5} {figure['rss_bytes'] / 1e6:6.0f} "
-                    f"{figure['writes_per_s']:8.0f} {figure['missed']:6}  {stages}",
-                    flush=True,
-                )
+                rows.append(row(f"{operators:,} operators, {policy}, {rate:g} Hz", figure))
+                rows[-1].figures["aim"] = f"{AIMS.get((operators, rate), math.nan):.1%}"
+    result = Result(
+        title="CPU time and memory of the controller, and milliseconds of a pass by stage",
+        columns=list(rows[0].figures),
+        n=1,
+        spread=None,
+        seeds=None,
+        kernel=platform.release(),
+        rows=rows,
+        **results.here(),
+    )
+    results.tell(result, given.keep)
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -186,7 +204,7 @@ class Stages:
 
 def one(operators: int, policy: str, rate: float, seconds: float, probe: bool) -> dict[str, Any]:
     helper = subprocess.Popen(
-        [sys.executable, __file__, "--sleepers", str(operators)],
+        [sys.executable, "-m", "bench.scale.controller", "--sleepers", str(operators)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

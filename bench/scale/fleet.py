@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import random
 import shutil
 import signal
@@ -35,6 +36,7 @@ from typing import Any
 
 import msgspec
 
+from bench.results import Figure, Result, Row, argument, here, tell
 from sched_ctl.kernel import procfs
 from sched_ctl.pipeline import bottlenecks, compare, generate, ingest, report
 from sched_ctl.pipeline.profile import profile
@@ -130,7 +132,9 @@ def commands(
 # -- scale ----------------------------------------------------------------------------------------
 
 
-def scale(folder: Path, nodes: int, hours: float, operators: int, page: Path | None) -> None:
+def scale(
+    folder: Path, nodes: int, hours: float, operators: int, page: Path | None, keep: str | None
+) -> None:
     """A table: each command on half of the nodes, and on all."""
     with ProcessPoolExecutor(1, get_context("spawn")) as other:  # whose memory goes with it
         made = other.submit(generate.generate, folder / "all", plan_of(nodes, hours, operators))
@@ -158,14 +162,30 @@ def scale(folder: Path, nodes: int, hours: float, operators: int, page: Path | N
         sys.exit(f"{rows} rows are in, not {truth.operator_rows}")
     if page is not None:
         page.write_text(took[2]["report"].made, encoding="utf-8")
-    print("| command | CPU s, half | CPU s, all | ratio | rows per CPU s | peak memory, MB |")
-    print("|---|--:|--:|--:|--:|--:|")
-    for name, whole in took[2].items():
-        half = took[1][name]
-        print(
-            f"| {name} | {half.cpu_s:.0f} | {whole.cpu_s:.0f} | {whole.cpu_s / half.cpu_s:.2f} | "
-            f"{rows / whole.cpu_s / 1e3:,.0f} k | {whole.peak / 1e6:,.0f} |"
+    lines = [
+        Row(
+            name,
+            {
+                f"{nodes // 2} nodes": Figure(round(took[1][name].cpu_s, 1), unit="s"),
+                f"{nodes} nodes": Figure(round(whole.cpu_s, 1), unit="s"),
+                "ratio": Figure(round(whole.cpu_s / took[1][name].cpu_s, 3)),
+                "rows per CPU s": Figure(round(rows / whole.cpu_s / 1e3), unit="k"),
+                "most memory": Figure(round(whole.peak / 1e6), unit="MB"),
+            },
         )
+        for name, whole in took[2].items()
+    ]
+    result = Result(
+        title=f"CPU time of the fleet's commands, {hours:g} h of {operators} operators a node",
+        columns=list(lines[0].figures),
+        n=1,
+        spread=None,
+        seeds=None,
+        kernel=platform.release(),
+        rows=lines,
+        **here(),
+    )
+    tell(result, keep)
 
 
 def _some(of: Path, into: Path, count: int) -> None:
@@ -427,12 +447,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--page", type=Path, help="where to keep the report of scale")
     parser.add_argument("--folder", type=Path, help="for the data, instead of that of the system")
+    argument(parser)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     with tempfile.TemporaryDirectory(prefix="sched-ctl-fleet-", dir=given.folder) as name:
         work = {
             "scale": partial(
-                scale, Path(name), given.nodes or 200, given.hours, given.operators, given.page
+                scale,
+                Path(name),
+                given.nodes or 200,
+                given.hours,
+                given.operators,
+                given.page,
+                given.keep,
             ),
             "cluster": partial(cluster, Path(name), given.nodes or 8, given.hours, given.operators),
             "kills": partial(kills, Path(name), given.kills, given.seed),

@@ -7,7 +7,9 @@ instructions, 2 ns each, so that what else the host does has no part in it; a re
 Of all threads of `sched-ctl load`, over SECONDS (120) after it has settled for 10 s.
 """
 
+import argparse
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -16,9 +18,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench import results
+from bench.results import Figure, Result, Row
 from sched_ctl.lab import engine as lab
 
 SETTLE_S = 10.0
+NS_AN_INSTRUCTION = 2  # of the guest
 CPUCLOCK_SCHED = 2  # include/linux/posix-timers_types.h
 MAIN = "from sched_ctl.cli import main; main()"
 QUERY = "query q{0}\nop a{0} cost=1\nop b{0} cost=1\nedge a{0} b{0}\nsource a{0} rate=1\n"
@@ -64,15 +69,41 @@ def share(engine: str, options: Sequence[str], seconds: float) -> float:
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("seconds", nargs="?", type=float, default=120.0)
+    results.argument(parser)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "idle.graph")
         queries = "".join(QUERY.format(i) for i in range(10))
         path.write_text(f"workload idle base_cost_us=100\n{queries}")
         arguments = ["--utilisation", "1e-6", "--cpus", "1", "--burn", "nop", "--duration", "3600"]
         with lab.running(path, arguments) as engine:
-            for name, options in VARIANTS.items():
-                print(f"{name:34} {share(engine.name, options, seconds):8.3%}", flush=True)
+            shares = {
+                name: share(engine.name, options, given.seconds)
+                for name, options in VARIANTS.items()
+            }
+    rows = [
+        Row(
+            name,
+            {
+                "CPU of the guest": Figure(round(100 * found, 3), unit="%"),
+                "at one a nanosecond": Figure(round(100 * found / NS_AN_INSTRUCTION, 3), unit="%"),
+            },
+        )
+        for name, found in shares.items()
+    ]
+    result = Result(
+        title="CPU time of `sched-ctl load` beside an idle lab engine of 20 operators",
+        columns=list(rows[0].figures),
+        n=1,
+        spread=None,
+        seeds=None,
+        kernel=platform.release(),
+        rows=rows,
+        **results.here(),
+    )
+    results.tell(result, given.keep)
 
 
 if __name__ == "__main__":

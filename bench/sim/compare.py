@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import results
+from bench.results import Figure, Result, Row
 from sched_ctl.plugins import registry
 from sched_ctl.sim import Costs, Setting, of_workload, simulate
 from sched_ctl.workloads import synthetic, workload
@@ -89,19 +91,15 @@ def costs() -> dict[str, Costs]:
     return {entry.pop("job"): Costs(**entry) for entry in found}
 
 
-def geometric(ratios: Sequence[float]) -> str:
-    return f"{np.exp(np.mean(np.log(ratios))):.2f}"
-
-
-def table(lines: Sequence[Sequence[str]]) -> None:
-    head, *rest = lines
-    print("\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rest]))
+def geometric(ratios: Sequence[float]) -> float:
+    return round(float(np.exp(np.mean(np.log(ratios)))), 4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--free", action="store_true", help="no overheads: the order alone")
+    results.argument(parser)
     arguments = parser.parse_args()
     seeds = range(1, arguments.seeds + 1)
     more = range(1, 8 * arguments.seeds + 1)
@@ -116,41 +114,61 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         found = dict(zip(many + bounded, pool.map(run, many + bounded, chunksize=8), strict=True))
 
-    lines = [["", *POLICIES]]
-    for name, load in CASES:
-        means, fairness = [], []
-        for policy in POLICIES:
-            ours = [found[job(name, load, policy, None, s)] for s in seeds]
-            base = [found[job(name, load, OS, None, s)] for s in seeds]
-            both = list(zip(ours, base, strict=True))
-            means.append(float(geometric([o.mean / b.mean for o, b in both])))
-            fairness.append(geometric([o.l2 / b.l2 for o, b in both]))
-        near = 1.05 * min(means)
-        cells = [f"**{m:.2f}**" if m <= near else f"{m:.2f}" for m in means]
-        cells = [f"{mean} ({l2})" for mean, l2 in zip(cells, fairness, strict=True)]
-        lines.append([f"{name} {load}", *cells])
-    print("\nMean response time over EEVDF's, and in brackets l2 of slowdowns. Bold: within 5% of")
-    print("the best mean.\n")
-    table(lines)
+    def over(name: str, load: float, policy: str, figure: str) -> Figure:
+        runs = [(found[job(name, load, who, None, s)] for who in (policy, OS)) for s in seeds]
+        return Figure(geometric([getattr(o, figure) / getattr(b, figure) for o, b in runs]))
 
-    lines = [["SYN 0.97", "mean", "mean over HR's", "worst slowdown", "its largest", "l2"]]
+    rows = [
+        Row(
+            f"{name} {load}",
+            {
+                column: over(name, load, policy, figure)
+                for policy in POLICIES
+                for column, figure in ((policy, "mean"), (f"{policy} l2", "l2"))
+            },
+        )
+        for name, load in CASES
+    ]
+    told = Result(
+        title="Simulated: mean response time and l2 of slowdowns over EEVDF, threads as under scx",
+        columns=list(rows[0].figures),
+        n=len(seeds),
+        spread=None,
+        seeds=[*seeds],
+        kernel=None,
+        rows=rows,
+        **results.here(),
+    )
+    results.tell(told, arguments.keep and f"{arguments.keep}-policies")
+
     base = [found[job("syn", 0.97, OS, None, s)] for s in more]
     hr = [found[job("syn", 0.97, "hr", None, s)] for s in more]
-    for policy, patience in BOUNDED:
-        ours = [found[job("syn", 0.97, policy, patience, s)] for s in more]
+    rows = []
+    for bound, patience in BOUNDED:
+        ours = [found[job("syn", 0.97, bound, patience, s)] for s in more]
         worst = [o.worst / b.worst for o, b in zip(ours, base, strict=True)]
-        lines.append(
-            [
-                policy if patience is None else f"{policy}, patience {patience:g}",
-                geometric([o.mean / b.mean for o, b in zip(ours, base, strict=True)]),
-                geometric([o.mean / h.mean for o, h in zip(ours, hr, strict=True)]),
-                geometric(worst),
-                f"{max(worst):.1f}",
-                geometric([o.l2 / b.l2 for o, b in zip(ours, base, strict=True)]),
-            ]
-        )
-    print(f"\nOver EEVDF's, {len(more)} seeds.\n")
-    table(lines)
+        cells: dict[str, Figure | str] = {
+            "mean over EEVDF": Figure(
+                geometric([o.mean / b.mean for o, b in zip(ours, base, strict=True)])
+            ),
+            "mean over HR": Figure(
+                geometric([o.mean / h.mean for o, h in zip(ours, hr, strict=True)])
+            ),
+            "worst slowdown over EEVDF": Figure(geometric(worst), min(worst), max(worst)),
+            "l2": Figure(geometric([o.l2 / b.l2 for o, b in zip(ours, base, strict=True)])),
+        }
+        rows.append(Row(bound if patience is None else f"{bound}, patience {patience:g}", cells))
+    told = Result(
+        title="Simulated: SYN at 0.97, what a bound of the worst case costs",
+        columns=list(rows[0].figures),
+        n=len(more),
+        spread="smallest-largest over seeds",
+        seeds=[*more],
+        kernel=None,
+        rows=rows,
+        **results.here(),
+    )
+    results.tell(told, arguments.keep and f"{arguments.keep}-bound")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from bench import results
 from bench.guest.kernel import CASES
+from bench.results import Figure, Result, Row
 from bench.sim.predict import measured
 from sched_ctl.lab import engine as lab
 from sched_ctl.pipeline import sweep
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=UNSEEN)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=6.0, help="as in the guests")
+    results.argument(parser)
     given = parser.parse_args()
     real, _, _ = measured()
     lines = map(json.loads, COSTS.read_text().splitlines())
@@ -77,8 +80,7 @@ def main() -> None:
         for line in lines
         if line["job"] == "os"
     ]
-    print("| workload | switches | chosen | next | margin | measured: chosen | best | worse by |")
-    print("|---|---|---|---|--:|--:|---|--:|")
+    rows: list[Row] = []
     for case in given.cases:
         tried = {"os": 1.0}
         tried |= {
@@ -91,17 +93,29 @@ def main() -> None:
         tasks = [*itertools.product((MACHINE,), tried, *of)]
         for word, costs in (("free", None), ("calibrated", calibrated)):
             with ProcessPoolExecutor(2) as pool:
-                rows = [*pool.map(partial(sweep.task, profile_of(case), costs=costs), tasks)]
-            choice = next(iter(sweep.best(rows, ["latency"])), None)
-            if choice is None:
-                print(f"| {case} | {word} | none: unstable | | | | {best} {tried[best]:.2f} | |")
-                continue
-            print(
-                f"| {case} | {word} | {choice.policy} | {choice.next_policy} | "
-                f"{choice.margin:.1%} | {tried[choice.policy]:.2f} | {best} {tried[best]:.2f} | "
-                f"{tried[choice.policy] / tried[best] - 1:.0%} |",
-                flush=True,
-            )
+                swept = [*pool.map(partial(sweep.task, profile_of(case), costs=costs), tasks)]
+            choice = next(iter(sweep.best(swept, ["latency"])), None)
+            found: dict[str, Figure | str] = {
+                "best": best,
+                "measured: best": Figure(tried[best]),
+                "chosen": "none: unstable" if choice is None else choice.policy,
+            }
+            if choice is not None:
+                found["next"] = choice.next_policy
+                found["margin"] = Figure(round(100 * choice.margin, 1), unit="%")
+                found["measured: chosen"] = Figure(tried[choice.policy])
+            rows.append(Row(f"{case}, {word} switches", found))
+    result = Result(
+        title="The policy that `fleet sweep` chooses, and what guests measured (ratio to EEVDF)",
+        columns=["chosen", "next", "margin", "measured: chosen", "best", "measured: best"],
+        n=given.seeds,
+        spread=None,
+        seeds=[*range(1, given.seeds + 1)],
+        kernel=None,
+        rows=rows,
+        **results.here(),
+    )
+    results.tell(result, given.keep)
 
 
 if __name__ == "__main__":

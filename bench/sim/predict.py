@@ -1,13 +1,13 @@
 """What the simulator predicts for the published tables of the guest, beside what was measured.
 
-    ./dev run python -m bench.sim.predict [--costs FILE] [--cases RE] [--write]
-    ./dev run python -m bench.sim.predict --results FILE  # of kernel --json, not the tables
+    ./dev run python -m bench.sim.predict [--costs FILE] [--cases RE] [--keep sim]
+    ./dev run python -m bench.sim.predict --results FILE  # of kernel --json, not those kept
     ./dev run python -m bench.sim.predict --work      # gains over the ratio of work to hop cost
 
-Reads the measured ratios to EEVDF from docs/benchmarks.md and docs/kernel-benchmarks.md, and
-simulates the same workloads at the same loads with the arrivals that the lab engine draws from
-the same seeds. The costs of wake-ups and switches are those that `bench.guest.kernel --calibrate`
-measured in the guest, one a line; nothing is fitted to the tables.
+Reads the measured ratios to EEVDF from bench/results, and simulates the same workloads at the same
+loads with the arrivals that the lab engine draws from the same seeds. The costs of wake-ups and
+switches are those that `bench.guest.kernel --calibrate` measured in the guest, one a line; nothing
+is fitted.
 """
 
 import argparse
@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import results
 from bench.guest.kernel import CASES, VARIANTS
 from bench.guest.kernel import FIGURES as TOLD
+from bench.results import Figure, Result, Row
 from sched_ctl.lab import engine as lab
 from sched_ctl.sim import Costs, Node, Setting, Threads, User, of_workload, simulate_by_name
 from sched_ctl.workloads import workload
@@ -107,12 +109,10 @@ def uniforms(state: int, count: int) -> NDArray[np.float64]:
 # -- what was measured ----------------------------------------------------------------------------
 
 Measured = dict[tuple[str, str], dict[str, float]]
-NAMES = {  # of kernel-benchmarks.md
-    "SCHED_BATCH": "batch", "nice, HR": "nice-hr", "nice, QS": "nice-qs",
-    "SCHED_FIFO, HR": "fifo-hr", "scx, HR": "scx-hr", "scx, balanced": "scx-balanced",
-    "scx, BSD": "scx-bsd", "scx, FCFS": "scx-fcfs", "scx, QS": "scx-qs",
-    "pool, HR": "pool-hr", "pool, BSD": "pool-bsd",
-}  # fmt: skip
+PUBLISHED = (
+    *("syn-0.9", "etl-1.0", "multi-0.95", "etl-1.0-bounded", "vs-0.95", "lr-0.95", "stats-0.95"),
+    *("pred-0.95", "train-0.95", "syn-0.7", "syn-1.1", "etl-0.9", "etl-1.2", "etl-1.2-bounded"),
+)
 
 
 Known = tuple[Measured, dict[str, Sequence[int]], dict[str, float]]
@@ -123,43 +123,17 @@ def measured() -> Known:
     found: Measured = {}
     seeds: dict[str, Sequence[int]] = {}
     base: dict[str, float] = {}
-    case = ""
-    for line in (ROOT / "docs" / "benchmarks.md").read_text().splitlines():
-        if heading := re.fullmatch(r"### (\S+-[\d.]+\S*)", line):
-            case = heading[1]
-        elif line.startswith("#"):
-            case = ""
-        if not case:
-            continue
-        if first := re.match(r"(\d+) seeds\. eevdf: mean latency ([\d.]+) ms", line):
-            seeds[case], base[case] = range(1, int(first[1]) + 1), float(first[2]) * 1e-3
-        row = re.match(r"\| (\S+)(?: \((.*?)\))? \| \*\*", line)
-        if row and "earlier" not in (row[2] or ""):
-            cells = [float(x) for x in re.findall(r"\*\*([\d.]+)\*\*", line)]
-            figures = dict(
-                zip(
-                    ("thr", "mean", "p99", "proc", "slow", "smax", "l2", "qvar", "cs"),
-                    cells,
-                    strict=True,
-                )
-            )
-            found[case, row[1]] = figures
-    text = (ROOT / "docs" / "kernel-benchmarks.md").read_text()
-    loads = text[text.index("## Other loads") : text.index("## Single queries")]
-    cases = ("syn-0.7", "syn-1.1", "etl-0.9", "etl-1.2", "etl-1.2-bounded")
-    means = re.search(r"\(mean: ([\d., ]+) ms\)", loads)
-    assert means
-    for name, mean in zip(
-        cases, re.findall(r"[\d,]*\d\.?\d*", means[1].replace(", ", " ")), strict=True
-    ):
-        seeds[name], base[name] = range(1, 6), float(mean.replace(",", "")) * 1e-3
-    for line in loads.splitlines():
-        label, *rest = [cell.strip() for cell in line.strip("|").split("|")]
-        if label not in NAMES:
-            continue
-        for name, cell in zip(cases, rest, strict=True):
-            mean, _, p99, l2, *_ = cell.split()
-            found[name, NAMES[label]] = {"mean": float(mean), "p99": float(p99), "l2": float(l2)}
+    for case in PUBLISHED:
+        result = results.load(f"guest-{case}")
+        mean = re.search(r"mean latency is ([\d.]+) ms", result.title)
+        assert mean and result.seeds
+        seeds[case], base[case] = result.seeds, float(mean[1]) * 1e-3
+        for row in result.rows:
+            found[case, row.name] = {
+                column: figure.value
+                for column, figure in row.figures.items()
+                if isinstance(figure, Figure) and figure.value is not None
+            }
     return found, seeds, base
 
 
@@ -246,13 +220,12 @@ def ratios(runs: list[dict[str, float]], base: list[dict[str, float]]) -> dict[s
 BASES_US = (40, 100, 200, 400)
 
 
-def by_work(costs: Mapping[str, Costs], seeds: int) -> None:
+def by_work(costs: Mapping[str, Costs], seeds: int) -> Result:
     """Mean latency over EEVDF's, for work of several sizes: what is order, and what saved hops."""
     cases = ("lr-0.95", "etl-1.0", "stats-0.95", "vs-0.95", "pred-0.95", "syn-0.97", "multi-0.95")
-    print("| B, us | " + " | ".join(f"{c} HR, BSD" for c in cases) + " |")
-    print("|---" * (len(cases) + 1) + "|")
+    rows = []
     for base in BASES_US:
-        cells = []
+        cells: dict[str, Figure | str] = {}
         for case in cases:
             with ThreadPoolExecutor() as pool:
                 runs = {
@@ -261,8 +234,11 @@ def by_work(costs: Mapping[str, Costs], seeds: int) -> None:
                 }
                 found = {v: [r.result() for r in of] for v, of in runs.items()}
             pair = [ratios(found[v], found["eevdf"])["mean"] for v in ("scx-hr", "scx-bsd")]
-            cells.append(f"{pair[0]:.2f}, {pair[1]:.2f}")
-        print(f"| {base} | " + " | ".join(cells) + " |", flush=True)
+            cells[f"{case} HR, BSD"] = Figure(None, each=(round(pair[0], 4), round(pair[1], 4)))
+        rows.append(Row(f"{base} us", cells))
+    return told(
+        "Simulated: mean latency over EEVDF under sched_ext, by the work of a cost of 1", rows
+    )
 
 
 Found = dict[tuple[str, str], dict[str, float]]  # (case, variant) -> figures over EEVDF's
@@ -300,29 +276,11 @@ def regrets(predicted: Found, real: Measured) -> list[tuple[str, str, str, str, 
     return found
 
 
-def report(predicted: Found, real: Measured, own: Mapping[str, tuple[float, float]]) -> str:
-    """Markdown. own: case -> EEVDF's mean as predicted and as measured, in s."""
-    cases = dict.fromkeys(case for case, _ in predicted)
-
-    def kind(_: str, variant: str) -> str:
-        return variant.split("-")[0]
-
-    def held_out(case: str, _: str) -> str:
-        return "of " + ", ".join(HELD_OUT) if case.startswith(HELD_OUT) else "of the others"
-
-    lines = [
-        f"**{shares(predicted, real, lambda *_: '')} ratios are within 25%**: "
-        f"{shares(predicted, real, held_out)}. By variant: {shares(predicted, real, kind)}. "
-        f"By workload: {shares(predicted, real, lambda case, _: case)}.",
-        "",
-        "Choosing by it: how often the variant that is predicted best was measured to be less than "
-        "5% worse than the best, and where it was not.",
-        "",
-        "| | mean | p99 | l2 |",
-        "|---|---|---|---|",
-    ]
+def choices(predicted: Found, real: Measured) -> Result:
+    """How good a choice by the simulator is, by family of variants."""
+    rows = []
     for family in FAMILIES:
-        cells = []
+        cells: dict[str, Figure | str] = {}
         for figure in FIGURES:
             of = [r for r in regrets(predicted, real) if r[:2] == (family, figure)]
             bad = [
@@ -330,43 +288,77 @@ def report(predicted: Found, real: Measured, own: Mapping[str, tuple[float, floa
                 for _, _, case, chosen, best, regret in of
                 if regret >= 0.05
             ]
-            cells.append("; ".join([f"{len(of) - len(bad)} of {len(of)}", *bad]))
-        lines.append(f"| {family} | " + " | ".join(cells) + " |")
-    lines += ["", "| | mean | p99 | l2 |", "|---|---|---|---|"]
-    for case in cases:
-        ours, theirs = own[case]
-        lines.append(f"| **{case}**, EEVDF | {ours * 1e3:.4g} ms, {theirs * 1e3:.4g} ms | | |")
-        for variant in (v for c, v in predicted if c == case):
-            cells = []
-            for figure in FIGURES:
-                p, m = predicted[case, variant][figure], real[case, variant][figure]
-                cells.append(f"{p:.2f}, {m:.2f}" + ("" if within(p, m) else " !"))
-            lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            cells[figure] = "; ".join([f"{len(of) - len(bad)} of {len(of)}", *bad])
+        rows.append(Row(family, cells))
+    return told(
+        "How often the variant that is predicted best was measured to be less than 5% worse than "
+        "the best, and where not",
+        rows,
+    )
 
 
-MARK = "<!-- from here on written by: python -m bench.sim.predict --write -->\n"
+def hits(predicted: Found, real: Measured) -> Result:
+    """How many ratios are within 25%."""
+    groups: dict[str, Callable[[str, str], str]] = {
+        "all": lambda *_: "",
+        "by variant": lambda _, variant: variant.split("-")[0],
+        "by workload": lambda case, _: case,
+    }
+    return told(
+        "Predicted ratios within 25% of those measured",
+        [Row(name, {"within 25%": shares(predicted, real, of)}) for name, of in groups.items()],
+    )
+
+
+def pairs(predicted: Found, real: Measured) -> Result:
+    return told(
+        "Predicted and measured, over EEVDF",
+        [
+            Row(
+                f"{case} {variant}",
+                {
+                    f"{figure} {word}": Figure(round(of[case, variant][figure], 4))
+                    for figure in FIGURES
+                    for word, of in (("predicted", predicted), ("measured", real))
+                },
+            )
+            for case, variant in predicted
+        ],
+    )
+
+
+def told(title: str, rows: list[Row]) -> Result:
+    return Result(
+        title=title,
+        columns=list(rows[0].figures),
+        n=None,
+        spread=None,
+        seeds=None,
+        kernel="6.18",
+        rows=rows,
+        **results.here(),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--costs", type=Path, default=Path(__file__).with_name("guest-costs.json"))
     parser.add_argument("--cases", default=".*", metavar="RE")
-    parser.add_argument("--write", action="store_true", help="into docs/simulator.md")
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="measured by bench.guest.kernel"
     )
     parser.add_argument("--work", action="store_true", help="gains over the size of the work")
     parser.add_argument("--seeds", type=int, default=5, help="of --work")
+    results.argument(parser)
     arguments = parser.parse_args()
     lines = map(json.loads, arguments.costs.read_text().splitlines())
     costs = {entry.pop("job"): Costs(**entry) for entry in lines}
     if arguments.work:
-        by_work(costs, arguments.seeds)
+        result = by_work(costs, arguments.seeds)
+        results.tell(result, arguments.keep and f"{arguments.keep}-work")
         return
-    known, seeds, base = results_of(arguments.results) if arguments.results else measured()
+    known, seeds, _ = results_of(arguments.results) if arguments.results else measured()
     predicted: Found = {}
-    own: dict[str, tuple[float, float]] = {}
     for case in dict.fromkeys(c for c, _ in known):
         if not re.fullmatch(arguments.cases, case):
             continue
@@ -377,15 +369,9 @@ def main() -> None:
                 for v in ["eevdf", *variants]
             }
             figures = {v: [r.result() for r in found] for v, found in runs.items()}
-        own[case] = sum(r["mean"] for r in figures["eevdf"]) / len(seeds[case]), base[case]
         predicted |= {(case, v): ratios(figures[v], figures["eevdf"]) for v in variants}
-    text = report(predicted, known, own)
-    if arguments.write:
-        page = ROOT / "docs" / "simulator.md"
-        head, mark, _ = page.read_text().partition(MARK)
-        page.write_text(head + (mark or MARK) + "\n" + text)
-    else:
-        print(text)
+    for name, make in (("hits", hits), ("choice", choices), ("pairs", pairs)):
+        results.tell(make(predicted, known), arguments.keep and f"{arguments.keep}-{name}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""Results of benchmarks: what is written is what is read, and what pages show of it."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import results
+from bench.results import Figure, Result, Row
+
+RESULT = Result(
+    title="told",
+    columns=["mean", "p99"],
+    n=3,
+    spread="smallest-largest",
+    seeds=[1, 2, 3],
+    build=None,
+    kernel="6.18",
+    command="./dev run true",
+    rows=[
+        Row("hr", {"mean": Figure(0.5, 0.4, 0.625), "p99": Figure(1.5)}),
+        Row("os", {"mean": Figure(1235.0, 0.9, 1.1, "ms"), "p99": "unknown"}, 2),
+        Row("two", {"mean": Figure(None, unit="ms", each=(3.0, 12.25))}),
+    ],
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    results.write("one", RESULT)
+    assert results.load("one") == RESULT
+    assert len((tmp_path / "one.json").read_text().splitlines()) == 8 + 2 + len(RESULT.rows) + 2
+
+
+def test_a_table_tells_ranges_runs_and_units() -> None:
+    table = results.markdown(RESULT).splitlines()
+    assert table[0] == "*told* (n = 3, smallest-largest; kernel 6.18)"
+    assert table[1] == "`./dev run true`"
+    assert table[-3:] == [
+        "| hr | 0.50 (0.40-0.62) | 1.50 |",
+        "| os (n = 2) | 1,235 ms (0.90-1.10) | unknown |",
+        "| two | 3, 12.2 ms |  |",
+    ]
+
+
+def test_a_marked_section_is_written_anew_and_the_rest_stays() -> None:
+    page = "a\n<!-- figures: one: p99 -->\nold\n<!-- end -->\nb <!-- end -->\n"
+    new = results.refreshed(page, lambda name: RESULT)
+    assert new.startswith("a\n<!-- figures: one: p99 -->\n*told*")
+    assert new.endswith("| two |  |\n<!-- end -->\nb <!-- end -->\n")
+    assert "\nold" not in new and "0.50" not in new
+    assert results.refreshed(new, lambda name: RESULT) == new
+
+
+def test_a_column_that_is_not_there_is_refused() -> None:
+    with pytest.raises(KeyError, match="p95"):
+        results.markdown(RESULT, ["p95"])
+
+
+def test_runs_are_told_by_their_geometric_mean() -> None:
+    assert results.over([0.5, 2.0]) == Figure(1.0, 0.5, 2.0)
+    assert results.over([float("nan")]) == "-"
