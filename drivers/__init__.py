@@ -1,6 +1,6 @@
 """Drivers read an engine: its topology, its threads, its metrics. They change nothing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -60,6 +60,7 @@ class DriverKind:
     hangs. They need no thread then, which saves a tenth of the CPU time of a pass.
     of_processes: `find` looks at the processes of this machine alone, so that it need not be asked
     again while no process or thread was born.
+    mains: processes that look like such an engine, whether they answer or not.
     helpers: what to do with helper threads where the user says nothing, role pattern -> rule (see
     `decide.HELPER_RULES`); roles without one are left alone.
     """
@@ -69,4 +70,5 @@ class DriverKind:
     connect: Callable[[Target], Driver]
     prompt: bool = False
     of_processes: bool = False
+    mains: Callable[[], Iterable[int]] = tuple
     helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -24,6 +24,7 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     threads are read.
     """
     from sched_ctl import show
+    from sched_ctl.cli.nothing import nothing
     from sched_ctl.controller.socket import request
     from sched_ctl.kernel.sleeping import in_words
 
@@ -32,7 +33,7 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
         show.emit_json(answer)
         return
     if not answer:
-        show.text("no engine answers")
+        show.text(nothing(request(run_dir, "status")))
     for query in answer:
         show.text()
         show.text(f"{query['engine']} {query['query']}: {query['verdict']}: {query['operator']}")

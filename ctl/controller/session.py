@@ -311,6 +311,13 @@ def _text(arguments: Mapping[str, Any], key: str) -> str:
 def no_engine(settings: Settings, kinds: Mapping[str, DriverKind]) -> UserError:
     """That none of the engines that the settings ask for is here, and what to do."""
     looked_for = ", ".join(settings.engine) or "kinds " + ", ".join(sorted(kinds))
+    silent = [f"pid {pid} looks like {name}" for name, k in kinds.items() for pid in k.mains()]
+    if silent:
+        return UserError(
+            f"no engine answers: {', '.join(silent[:5])}",
+            "it may be starting, or have no CPU to answer with: try again in a minute, or name it: "
+            "--engine KIND:ADDRESS",
+        )
     hint = "start one, or name it: --engine KIND:ADDRESS; sched-ctl engines shows what is found"
     if os.geteuid() != 0:
         hint = "run this command as root: engines of other users may be hidden from you"

@@ -464,5 +464,6 @@ kind = DriverKind(
     find,
     connect,
     of_processes=True,
+    mains=local.job_managers,
     helpers={"flusher": "follow", "timer": "follow"},
 )

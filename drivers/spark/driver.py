@@ -316,5 +316,6 @@ kind = DriverKind(
     find,
     connect,
     of_processes=True,
+    mains=local.drivers,
     helpers={"stream": "follow", "fetcher": "follow", "python": "follow"},
 )

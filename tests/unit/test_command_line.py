@@ -16,6 +16,7 @@ from sched_ctl.config.settings import Settings
 from sched_ctl.controller.lock import run_folder
 from sched_ctl.controller.session import no_engine
 from sched_ctl.controller.socket import request
+from sched_ctl.drivers.flink.driver import kind as flink
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.errors import UserError
 from sched_ctl.model.policy import Spacing, form
@@ -123,6 +124,22 @@ def test_who_may_not_see_engines_is_told_to_be_root(monkeypatch: pytest.MonkeyPa
     assert "as root" in str(missing.hint)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "start one" in str(no_engine(Settings(), {}).hint)
+
+
+def test_an_engine_that_does_not_answer_is_named_by_its_process() -> None:
+    name = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
+    silent = subprocess.Popen(
+        ["sh", "-c", "echo ready; read -r _", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert silent.stdout is not None and silent.stdout.readline() == b"ready\n"
+        missing = no_engine(Settings(), {"flink": flink})
+        assert f"pid {silent.pid} looks like flink" in missing.message
+        assert "no CPU" in str(missing.hint)
+    finally:
+        silent.communicate(b"\n")
 
 
 def test_a_plan_by_a_backend_that_does_not_work_ends_as_load_does(
