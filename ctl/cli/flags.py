@@ -21,6 +21,7 @@ from sched_ctl.config.settings import (
     declared,
 )
 from sched_ctl.errors import UserError
+from sched_ctl.model.targets import parsed
 
 __all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "asked", "with_sections", "with_settings"]
 
@@ -197,6 +198,8 @@ def _option(setting: Setting) -> Any:
 def _value(setting: Setting, given: Any) -> Any:
     if setting.key == "policy":
         return [_section(text) for text in given]
+    if setting.key == "target":
+        return [_target(text) for text in given]
     if setting.key in ("backends", "access"):
         tables: dict[str, dict[str, Any]] = {}
         for key, value in parse_pairs(given, setting.flag, setting.metavar or "").items():
@@ -213,6 +216,13 @@ def _value(setting: Setting, given: Any) -> Any:
     if typing.get_origin(setting.type) is dict:
         return parse_pairs(given, setting.flag, setting.metavar or "KEY=VALUE")
     return given
+
+
+def _target(text: str) -> dict[str, Any]:
+    try:
+        return parsed(text)
+    except UserError as error:
+        raise ConfigError(f"command line: --target: {error.message}", error.hint) from error
 
 
 def _section(text: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from sched_ctl.config.settings import ConfigError, Section, Settings, Switch, declared
 from sched_ctl.model.access import Access
+from sched_ctl.model.targets import Target, faults
 
 __all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs"]
 
@@ -115,6 +116,10 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
         _check_keys(section, Section, origin, f"policy[{index}].")
         for number, switch in enumerate(_tables(section.get("switch"))):
             _check_keys(switch, Switch, origin, f"policy[{index}].switch[{number}].")
+        for number, target in enumerate(_tables(section.get("target"))):
+            _check_keys(target, Target, origin, f"policy[{index}].target[{number}].")
+    for index, target in enumerate(_tables(table.get("target"))):
+        _check_keys(target, Target, origin, f"target[{index}].")
     access = table.get("access")
     for name, reached in access.items() if isinstance(access, Mapping) else ():
         if isinstance(reached, Mapping):
@@ -130,6 +135,7 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
             raise ConfigError(f"{origin}: {key}: {value} is no finite number")
         if isinstance(value, str) and "\0" in value:
             raise ConfigError(f"{origin}: {key}: a NUL character", "take it out")
+    _check_targets(settings, origin)
     if not convert_only:
         _check_names(settings, origin)
     return settings
@@ -161,6 +167,14 @@ def _check_keys(table: Mapping[str, Any], struct: type[Struct], origin: str, whe
             raise ConfigError(f"{origin}: {where}{key}: there is no such setting", hint)
 
 
+def _check_targets(settings: Settings, origin: str) -> None:
+    places = [("", settings.target)]
+    places += [(f"policy[{i}].", s.target or ()) for i, s in enumerate(settings.policy)]
+    for where, targets in places:
+        for place, key, message, hint in faults(targets):
+            raise ConfigError(f"{origin}: {where}target[{place}].{key}: {message}", hint)
+
+
 def _check_names(settings: Settings, origin: str) -> None:
     names = [section.name or section.policy for section in settings.policy]
     for name in names:
@@ -176,10 +190,14 @@ def _check_names(settings: Settings, origin: str) -> None:
 def _hint(key: str) -> str | None:
     if key == "policy":
         return 'each policy is a section: a line [[policy]], and below it policy = "hr"'
-    match = re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
+    if key == "target":
+        return 'each target is a section: a line [[target]], and below it queries and latency'
+    target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)
+    match = target or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
     if match is None:
         return None
-    struct = Section if key.startswith("policy[") else Settings
+    struct: type[Struct] = Section if key.startswith("policy[") else Settings
+    struct = Target if target else struct
     for setting in declared(struct):
         if setting.key == match[1]:
             unit = f" ({setting.unit})" if setting.unit else ""

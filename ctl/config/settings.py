@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from sched_ctl.errors import UserError
 from sched_ctl.model.access import Access
+from sched_ctl.model.targets import FORM, Target
 from sched_ctl.runfolder import RunFolder
 
 __all__ = [
@@ -60,6 +61,14 @@ Shares = Annotated[
         description="CPU shares of queries, relative to each other: pattern = share; queries that "
         "match no pattern get 1. Without any, queries are not grouped",
         extra={"flag": "--share", "metavar": "QUERY=SHARE"},
+    ),
+]
+Targets = Annotated[
+    tuple[Target, ...],
+    Meta(
+        description="latencies that queries are to keep; of several for one query the first "
+        "counts. With any, auto takes deadline, which has those first whose targets are in danger",
+        extra={"flag": "--target", "metavar": FORM},
     ),
 ]
 OnlyStarved = Annotated[
@@ -145,6 +154,7 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backend: BackendName | None = None
     level: LevelName | None = None
     shares: Shares | None = None
+    target: Targets | None = None
     only_starved: OnlyStarved | None = None
     switch: Annotated[
         tuple[Switch, ...],
@@ -246,6 +256,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = {}
     level: LevelName = "auto"
     shares: Shares = {}
+    target: Targets = ()
     only_starved: OnlyStarved = False
     helpers: Annotated[
         dict[str, str],
@@ -463,6 +474,7 @@ def resolve(settings: Settings) -> tuple[Section, ...]:
             backend=section.backend or settings.backend,
             level=section.level or settings.level,
             shares=settings.shares if section.shares is None else section.shares,
+            target=settings.target if section.target is None else section.target,
             only_starved=(
                 settings.only_starved if section.only_starved is None else section.only_starved
             ),
