@@ -10,6 +10,7 @@ import numpy as np
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import catalogue as metrics
+from sched_ctl.metrics.backlog import SEEN_BY
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.policy import OperatorFrame, Policy
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
@@ -120,11 +121,18 @@ class Node:
     def frame(
         self, policy: Policy, time_s: float = 0.0, queues: tuple[Array, Array] | None = None
     ) -> OperatorFrame:
-        """What the policy gets to see. queues: (n,) queue sizes, (n,) head ages."""
+        """What the policy gets to see. queues: (n,) queue sizes, (n,) head ages.
+
+        Nobody is heavy: how much is used depends on the run.
+        """
         size, age = queues or (np.zeros(self.n), np.zeros(self.n))
         snapshot = self.snapshot(time_s, size, age)
         resolution = metrics.resolve(
-            policy.needs, snapshot.columns, policy=policy.name, engine="the simulator"
+            policy.needs,
+            snapshot.columns,
+            policy=policy.name,
+            engine="the simulator",
+            wants=policy.wants - SEEN_BY,
         )
         columns = metrics.evaluate(resolution, metrics.Window(snapshot))
         return OperatorFrame(self.topology.operators, self.topology.graph, columns)

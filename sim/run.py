@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.errors import UserError
+from sched_ctl.metrics import feasibility
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import NICE_STEP, nice_values
 from sched_ctl.model.policy import Policy, UrgencyForm
@@ -72,13 +73,14 @@ def simulate(
         )
     groups = _groups(node, policy)
     rotate = setting.scheduler == "user" and groups is not None
-    form = None if policy is None else policy.urgency(node.frame(policy))
+    watch = _Watch(node, setting)
+    form = None if policy is None else watch.form(policy)
     machine = Machine(_values(node, form, setting, streams, rotate))
     try:
         _enforce(machine, node, policy, form, setting, groups if rotate else None)
         if weights is not None:
             machine.set_weights(weights)
-        windows = _go(machine, node, policy, setting, progress, window_s)
+        windows = _go(machine, watch, policy, setting, progress, window_s)
         result = Result.of(node, policy, setting, machine.arrays, count, windows)
     finally:
         machine.close()
@@ -106,9 +108,30 @@ def simulate_by_name(
     return simulate(node, made, setting, progress=progress)
 
 
+class _Watch:
+    """Asks a policy for its form, and remembers how the queries stood with their targets."""
+
+    def __init__(self, node: Node, setting: Setting) -> None:
+        self.node = node
+        self._cpus = float(setting.cpus)
+        self._stood: Mapping[feasibility.Query, feasibility.Judgement] = {}
+
+    def form(
+        self, policy: Policy, time_s: float = 0.0, queues: tuple[Array, Array] | None = None
+    ) -> UrgencyForm:
+        frame = self.node.frame(policy, time_s, queues)
+        targets: Any = policy.options.get("targets", ())
+        if targets:
+            engines = (self.node.topology.engine,)
+            self._stood = feasibility.judge(frame, engines, targets, self._cpus, self._stood)
+            told = feasibility.tell(frame, engines, self._stood)
+            frame = replace(frame, columns={**frame.columns, **told})
+        return policy.urgency(frame)
+
+
 def _go(
     machine: Machine,
-    node: Node,
+    watch: _Watch,
     policy: Policy | None,
     setting: Setting,
     progress: Progress | None,
@@ -117,6 +140,7 @@ def _go(
     repeat = policy is not None and (
         setting.scheduler == "os"
         or policy.name == "random"
+        or bool(policy.options.get("targets"))
         or ("queue_size" in policy.needs and _reads_once(setting))
     )
     step = setting.period_s if repeat else setting.duration_s / 50 if progress else np.inf
@@ -139,8 +163,8 @@ def _go(
         if until == next_step:
             next_step += step
             if repeat and policy is not None:
-                form = policy.urgency(node.frame(policy, until, machine.observe()))
-                _enforce(machine, node, policy, form, setting, None)
+                form = watch.form(policy, until, machine.observe())
+                _enforce(machine, watch.node, policy, form, setting, None)
 
 
 def _enforce(

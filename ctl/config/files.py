@@ -191,7 +191,7 @@ def _hint(key: str) -> str | None:
     if key == "policy":
         return 'each policy is a section: a line [[policy]], and below it policy = "hr"'
     if key == "target":
-        return 'each target is a section: a line [[target]], and below it queries and latency'
+        return "each target is a section: a line [[target]], and below it queries and latency"
     target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)
     match = target or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
     if match is None:

@@ -24,6 +24,7 @@ from sched_ctl.decide.decision import HELPER_RULES, decide
 from sched_ctl.decide.guard import Guard
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.errors import UserError, near_miss
+from sched_ctl.kernel.cpus import cpus_of
 from sched_ctl.metrics.averages import Averages
 from sched_ctl.metrics.averages import window as window_of
 from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate, resolve
@@ -40,8 +41,8 @@ NO_ORDER = "constant"
 __all__ = ["Claims", "Rule", "automatic", "check_sections", "make_policy"]
 
 
-def automatic(backend: str) -> tuple[str, str]:
-    """What the policy "auto" stands for, and why, in words.
+def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
+    """What the policy "auto" stands for, and why, in words. targets: whether queries have any.
 
     It is what measured best. Where the kernel decides at each dispatch: one that weighs how long
     each has waited, but never by that alone: what has waited for long beside a saturated query is
@@ -49,8 +50,11 @@ def automatic(backend: str) -> tuple[str, str]:
     order that never moves (`hr`) switches more often inside a query. Where nice values or cgroup
     weights are written now and then, ages have changed before they count: then light queries first,
     and nothing else. A single query is left as it is there: a saturated one lost 4% of its
-    throughput under `hr`, and LR, STATS and ETL of the lab engine lose latency.
+    throughput under `hr`, and LR, STATS and ETL of the lab engine lose latency. What has a target
+    goes by that, and the rest as it would without.
     """
+    if targets:
+        return "deadline", "for the targets"
     if backend == "scx":
         return "balanced", "order at each dispatch"
     return "light-first", f"{backend} cannot follow waiting times"
@@ -58,8 +62,14 @@ def automatic(backend: str) -> tuple[str, str]:
 
 def make_policy(section: Section, backend: str) -> Policy:
     """The policy that a section names, at the level it asks for."""
-    name = automatic(backend)[0] if section.policy == "auto" else section.policy
-    policy = registry.policy(name, section.options)
+    targets = bool(section.target)
+    name = automatic(backend, targets)[0] if section.policy == "auto" else section.policy
+    options = dict(section.options)
+    if name == "deadline":
+        options.setdefault("targets", section.target or ())
+        if section.policy == "auto":
+            options.setdefault("others", automatic(backend)[0])
+    policy = registry.policy(name, options)
     # All that may be needed, so that what is missing is an error at once and not at a switch.
     needs = policy.needs.union(
         *(registry.policy(s.policy, s.options).needs for s in section.switch)
@@ -124,7 +134,7 @@ class Rule:
             return None
         queries = self.queries.get(self._first, 0)
         count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
-        return f"{count}, {automatic(self.backend)[1]}"
+        return f"{count}, {automatic(self.backend, bool(self.section.target))[1]}"
 
     def holds(self, now_s: float) -> bool:
         """Whether a pass would find what the last one did: averages that are good for half a
@@ -288,9 +298,9 @@ class Rule:
             if not queries:
                 continue
             resolution = resolutions[engine.name] = self.resolve(engine)
-            before, then = self.averages.get(engine.name), engine.then()
+            known_averages, then = self.averages.get(engine.name), engine.then()
             windows[engine.name], averages[engine.name] = window_of(
-                now, then, policy.level, engine.recent(then), resolution, before
+                now, then, policy.level, engine.recent(then), resolution, known_averages
             )
             select[engine.name] = queries
             spared |= claims.spared(engine.name, now.topology)
@@ -300,6 +310,7 @@ class Rule:
         known = self.decided.get(domain)
         if known is not None and known[0].same(asked):
             return lambda: known[1]
+        before = self.schedules.get(domain)
         made = functools.partial(
             decide,
             scope(self.name, domain),
@@ -309,7 +320,9 @@ class Rule:
             select,
             self.section.shares or {},
             claims.helpers(fair=fair),
-            self.schedules[domain].heavy if domain in self.schedules else {},
+            before.heavy if before is not None else {},
+            before.targets if before is not None else {},
+            cpus_of(e.target.pid for e in engines if e.target.pid) if self.section.target else 1.0,
         )
 
         def answer() -> Schedule:

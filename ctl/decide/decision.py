@@ -8,8 +8,9 @@ transformation rule (Lachesis, section 4): a fused operator gets the largest of 
 every replica gets that of its logical one.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -19,8 +20,9 @@ import numpy.typing as npt
 
 from sched_ctl.decide.idle import without_input_last
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.metrics import backlog
+from sched_ctl.metrics import backlog, feasibility
 from sched_ctl.metrics.catalogue import Resolution, evaluate
+from sched_ctl.metrics.feasibility import Judgement
 from sched_ctl.metrics.levels import most_urgent
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.frames import join_graphs, subgraph
@@ -56,6 +58,8 @@ def decide(
     shares: Mapping[str, float] = MappingProxyType({}),
     helpers: Mapping[str, str] = MappingProxyType({}),
     before: Mapping[tuple[str, str], float] = MappingProxyType({}),
+    stood: Mapping[tuple[str, str], Judgement] = MappingProxyType({}),
+    cpus: float = math.inf,
 ) -> Schedule:
     """The schedule of one rule.
 
@@ -66,7 +70,8 @@ def decide(
     with the share of the first pattern that fits, else 1. helpers: pattern of a role, which may be
     named after its engine or kind as a query -> one of `HELPER_RULES`; the first that fits counts,
     a helper without one is left alone. Helpers that serve no operator count as part of every
-    rule that covers their engine. before: `Schedule.heavy` of the rule's last schedule.
+    rule that covers their engine. before: `Schedule.heavy` of the rule's last schedule. stood: its
+    `Schedule.targets`. cpus: how many there are for these engines.
 
     Raises UserError for an unknown helper rule or a share that is not positive.
     """
@@ -85,6 +90,7 @@ def decide(
     )
     frame, age, queue = _frame(policy, layout, windows, resolutions)
     heavy = _heavy(policy, frame, windows, before)
+    frame, judged = _judged(policy, frame, tuple(windows), cpus, stood)
     form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
     place = layout.only_place
     if place is None:
@@ -105,6 +111,7 @@ def decide(
             depth=layout.depth,
             flushers=layout.flushers,
             heavy=heavy,
+            targets=judged,
         )
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
@@ -122,6 +129,7 @@ def decide(
         depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
         flushers=layout.flushers,
         heavy=heavy,
+        targets=judged,
     )
 
 
@@ -353,6 +361,22 @@ def _heavy(
     frame[backlog.BEFORE][:] = backlog.remembered(frame, engines, before)
     beyond: Any = policy.options.get("heavy", backlog.HEAVY)
     return backlog.seen(frame, engines, before, now_s, beyond)
+
+
+def _judged(
+    policy: Policy,
+    frame: OperatorFrame,
+    engines: Sequence[str],
+    cpus: float,
+    stood: Mapping[tuple[str, str], Judgement],
+) -> tuple[OperatorFrame, Mapping[tuple[str, str], Judgement]]:
+    """How queries stand with the targets that the policy has, told to it with the frame."""
+    targets: Any = policy.options.get("targets", ())
+    if not targets or not engines:
+        return frame, MappingProxyType({})
+    judged = feasibility.judge(frame, engines, targets, cpus, stood)
+    columns = {**frame.columns, **feasibility.tell(frame, engines, judged)}
+    return replace(frame, columns=columns), judged
 
 
 def _concatenated(columns: Sequence[Array]) -> Array:

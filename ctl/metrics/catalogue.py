@@ -89,6 +89,7 @@ METRICS = MappingProxyType(
             Metric("selectivity", "1", "output tuples per input tuple (s)"),
             Metric("global_selectivity", "1", "egress tuples per tuple entering here (S)"),
             Metric("global_cost", "s", "expected CPU time from here through the egress (C)"),
+            Metric("path_cost", "s", "CPU time along the costliest path from here to the egress"),
             Metric("ideal_time", "s", "CPU time of a tuple that survives every filter (T)"),
             Metric("utilisation", "1", "share of time busy or with work waiting (rho)"),
             Metric("busy", "1", "share of time the operator says it was busy"),
@@ -312,6 +313,13 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
                 ("cost", "selectivity"),
                 "costs downstream, weighted by the tuples that get there",
                 lambda window, v: formulas.global_cost(window.graph, v["cost"], v["selectivity"]),
+            ),
+        ),
+        "path_cost": (
+            Derivation(
+                ("cost",),
+                "costs along the costliest path from here on",
+                lambda window, v: formulas.costliest(window.graph, v["cost"]),
             ),
         ),
         "ideal_time": (

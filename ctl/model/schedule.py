@@ -8,6 +8,7 @@ show.
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class Schedule:
     operator's thread; helpers with a rule of their own are left out.
     heavy: engines and queries that use much of the CPU and are saturated, see `metrics.backlog`,
     with the time (CLOCK_MONOTONIC, s) at which that was seen last.
+    targets: how those that have a target stand with it, see `metrics.feasibility.Judgement`.
     """
 
     scope: str
@@ -57,6 +59,7 @@ class Schedule:
     depth: Index = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     flushers: tuple[tuple[Thread, Thread], ...] = ()
     heavy: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
+    targets: Mapping[tuple[str, str], Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:

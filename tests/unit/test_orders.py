@@ -119,6 +119,36 @@ TABLE = (
             Op("c", rank=0, per_second=1000, age=9.0),
         ),
     ),
+    Case(
+        "the least slack",  # targets of 50 ms, 2 s and 60 s
+        (
+            Op("late", -0.049, per_second=1, age=0.2),
+            Op("near its end", -2.0, per_second=1, age=1.97),
+            Op("fresh", -0.049, per_second=1, age=0.001),
+            Op("a minute", -60.0, per_second=1, age=59.9),
+            Op("far from it", -2.0, per_second=1, age=0.5),
+        ),
+    ),
+    Case(
+        "the least slack, above what is far larger in another rank",
+        (
+            Op("near its end", -2.0, rank=2, per_second=1, age=1.9999),
+            Op("fresh", -0.0499, rank=2, per_second=1, age=0.0001),
+            Op("fresh, and further on", -0.0501, rank=2, per_second=1, age=0.0001),
+            Op("many results", 1e6, rank=1, per_second=5e7, age=0.5),
+            Op("few results", 2e3, rank=1, per_second=1e3, age=0.5),
+            Op("heavy", 1e5, rank=0, per_second=1e5, age=0.9),
+        ),
+    ),
+    Case(
+        "the least slack, above what never gains",
+        (
+            Op("near its end", -2.0, rank=2, per_second=1, age=1.9999),
+            Op("fresh", -0.0499, rank=2, per_second=1, age=0.0001),
+            Op("b", 1e6, rank=1, age=0.5),
+            Op("a", 2e3, rank=1, age=0.9),
+        ),
+    ),
     Case("equal: the oldest", tuple(Op(f"{age}", 4, age=age) for age in (0.5, 0.3, 0.1))),
     Case(
         "equal in one rank: the oldest",

@@ -17,7 +17,19 @@ from sched_ctl.plugins import registry
 
 NAN = float("nan")
 ALL = [
-    *("balanced", "bsd", "chain", "constant", "cqc", "fcfs", "hnr", "hr", "lsf", "min-cost"),
+    *(
+        "balanced",
+        "bsd",
+        "chain",
+        "constant",
+        "cqc",
+        "deadline",
+        "fcfs",
+        "hnr",
+        "hr",
+        "lsf",
+        "min-cost",
+    ),
     *(
         "light-first",
         "min-latency",

@@ -39,7 +39,7 @@ U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 Query = tuple[str, str]  # engine, query
 # A tie-break by waiting time is one that could not change the order of others in this time.
-TIE_S = 1.0
+TIE_S = 1e5
 MIXED = 2  # times as many clusters for forms with a static and a growing part
 AGE_UNIT_S = 1.024e-6  # of slopes, see sched_ctl.h
 
@@ -312,13 +312,22 @@ def _part(
     if np.ptp(static) == 0:
         return _clustered(form.rank, slope, limits, clusters)
     if slope.min() > 0:
-        lead_us = (static - static.min()) / slope * 1e6
+        lead_us = _above_least(form.rank, static) / slope * 1e6
         if lead_us.max() <= limits.max_lead_us:
             # Two parts are quantised at once here: more clusters, as many as there may be.
             part = _clustered(form.rank, slope, limits, MIXED * clusters)
             part.lead_us = lead_us.astype(np.uint64)
             return part
     return _exact(form.rank, static, slope, np.zeros(len(static)), limits)
+
+
+def _above_least(rank: Array, static: Array) -> Array:
+    """(m,) how far each lies above the least of its rank: only these are compared."""
+    above = np.empty(len(static))
+    for value in set(rank.tolist()):
+        inside = rank == value
+        above[inside] = static[inside] - static[inside].min()
+    return above
 
 
 def _is_order(rank: Array, static: Array, slope: Array) -> bool:
@@ -328,7 +337,7 @@ def _is_order(rank: Array, static: Array, slope: Array) -> bool:
     levels = np.unique(static)
     if len(levels) < 2:
         return False
-    return bool(np.ptp(slope) <= 0 or slope.max() * TIE_S < np.diff(levels).min())
+    return bool(slope.max() * TIE_S < np.diff(levels).min())
 
 
 def _lexicographic(rank: Array, static: Array) -> Array:
@@ -400,13 +409,17 @@ def _exact(rank: Array, static: Array, slope: Array, per_tuple: Array, limits: L
     place = np.unique(rank, return_inverse=True)[1].ravel()
     place = np.minimum(place, 1 << (63 - limits.rank_shift)).astype(np.uint64)
     per_unit = slope * AGE_UNIT_S
-    above = static - static.min()
-    # One scale for all: as fine as fits into a slope of 20 bits, and so that base and tuples stay
+    above = _above_least(rank, static)
+    # One scale a rank: as fine as fits into a slope of 20 bits, and so that base and tuples stay
     # below a rank.
     below = 2.0 ** (limits.rank_shift - 2)
     most_per_tuple = min(2.0**32 - 1, below / limits.max_tuples)
     bounds = ((per_unit, limits.max_slope), (above, below), (per_tuple, most_per_tuple))
-    scale = min((most / float(part.max()) for part, most in bounds if part.any()), default=1.0)
+    scale = np.ones(n)
+    for value in set(rank.tolist()):
+        inside = rank == value
+        fits = [most / float(part[inside].max()) for part, most in bounds if part[inside].any()]
+        scale[inside] = min(fits, default=1.0)
     base = (above * scale).astype(np.uint64) + (place << np.uint64(limits.rank_shift))
     return Part(
         rows=np.arange(n),

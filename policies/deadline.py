@@ -1,0 +1,95 @@
+"""DEADLINE: the least slack first, u = -(L - W_x - C_x) = C_x - L + W_x.
+
+L is the target of the query, W_x the head age and C_x the CPU time along the costliest path from
+here to the egress: a tuple must start by arrival + L - C_x to leave in time (Cameo, Xu et al., NSDI
+2021). In a rank of their own above all others are queries whose target can be met and is
+in danger: less slack than `DANGER_S`, or than half of the target if that is longer. Below them come
+those that are late (`metrics.feasibility`), by weight; below these all others, with those whose
+target cannot be met whatever is done, in the order of another policy, `others`.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sched_ctl.errors import UserError
+from sched_ctl.metrics import feasibility
+from sched_ctl.metrics.feasibility import LATENCY, STANDING, WEIGHT, Standing
+from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm
+from sched_ctl.model.targets import Target, faults
+from sched_ctl.plugins import registry
+
+__all__ = ["DANGER_S", "policy"]
+
+DANGER_S = 2.0  # which is longer than it takes to look again
+
+
+def policy(targets: tuple[Target, ...] = (), others: str = "balanced") -> Policy:
+    """targets: tables of queries (patterns), latency ("50ms"), share and weight; the first counts.
+
+    others: the policy of those that have none, or no danger, or no hope.
+    """
+    for place, key, message, _ in faults(targets):
+        raise UserError(f"policy deadline: targets[{place}].{key}: {message}")
+    if others == "deadline":
+        raise UserError("policy deadline: others must be another policy")
+    rest = registry.policy(others)
+    if rest.level is not Level.PHYSICAL:
+        raise UserError(f"policy deadline: {others} is not on physical operators")
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        below = rest.urgency(frame)
+        told = _told(frame, targets)
+        latency, standing = told[LATENCY], told[STANDING]
+        path = np.nan_to_num(frame.columns.get("path_cost", np.zeros(len(frame))))
+        age = np.nan_to_num(frame.columns.get("head_age", np.zeros(len(frame))))
+        slack = _least(frame, latency - age - path)
+        first = (standing == Standing.MEETS) & (slack < np.maximum(DANGER_S, latency / 2))
+        late = standing == Standing.LATE
+        by_slack = first | late
+        rank = _stacked(below.rank, late, told[WEIGHT], first)
+        return UrgencyForm(
+            rank,
+            np.where(by_slack, path - latency, below.static),
+            np.where(by_slack, 1.0, below.per_second),
+            np.where(by_slack, 0.0, below.per_tuple),
+        )
+
+    return Policy(
+        name="deadline",
+        urgency=urgency,
+        needs=rest.needs,
+        wants=rest.wants | feasibility.WANTS,
+        goal="latency targets of queries, the least slack first",
+        spacing=rest.spacing,
+        steady=rest.steady,
+    )
+
+
+def _told(frame: OperatorFrame, targets: tuple[Target, ...]) -> Mapping[str, Array]:
+    """Columns of targets, and how the queries stand with them, see `feasibility.tell`.
+
+    Whoever decides has put them into the frame; else by the queries' names alone, as it is now, and
+    with CPUs enough.
+    """
+    if LATENCY in frame.columns:
+        return frame.columns
+    engines = [""] * (1 if frame.engine is None else int(frame.engine.max(initial=0)) + 1)
+    judged = feasibility.judge(frame, engines, targets, np.inf, {})
+    return feasibility.tell(frame, engines, judged)
+
+
+def _least(frame: OperatorFrame, slack: Array) -> Array:
+    """(n,) the least slack of each one's query."""
+    least = np.full(int(frame.query.max(initial=-1)) + 1, np.inf)
+    np.fmin.at(least, frame.query, slack)
+    return least[frame.query]
+
+
+def _stacked(below: Array, late: Array, weight: Array, first: Array) -> Array:
+    """(n,) ranks: those of others as they are, above them the late by weight, then the first."""
+    highest = float(np.nan_to_num(below).max(initial=0.0))
+    levels, level = np.unique(np.where(late, weight, 0.0), return_inverse=True)
+    rank = np.where(late, highest + 1 + level.reshape(-1), below)
+    return np.where(first, highest + 2 + len(levels), rank)
