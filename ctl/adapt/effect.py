@@ -48,6 +48,7 @@ class Effect:
     within_target: share of tuples that met the query's target; without a histogram the share of
     samples.
     cpu_wait_s: how long a tuple waited on its way for threads to get a CPU.
+    cpus: CPUs that its operators used.
     """
 
     engine: str
@@ -62,6 +63,12 @@ class Effect:
     p99_s: float = math.nan
     within_target: float = math.nan
     cpu_wait_s: float = math.nan
+    cpus: float = math.nan
+
+    @property
+    def cost_s(self) -> float:
+        """CPU time of the query, per tuple that it took in."""
+        return self.cpus / self.tuples_in if self.tuples_in > 0 else math.nan
 
     @property
     def key(self) -> tuple[str, str]:
@@ -135,6 +142,8 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
     reported = _over_time(span.latency, n)
     delay = _along(graph, divide(window.gain("run_delay"), window.gain("tuples_in")), given)
     delays = _means(rows, n, np.where(graph.egress, delay, np.nan), taken)
+    use = window.rate("cpu_time")
+    use = _sums(rows, n, np.where(np.isnan(use), window.rate("thread_cpu_time"), use))
     found = []
     for q, query in enumerate(topology.queries):
         target = targets.get(query, math.nan)
@@ -153,7 +162,7 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
             )
         elif math.isfinite(little[q]):
             effect = _sampled(effect, float(little[q]), LITTLE, series, target)
-        found.append(replace(effect, cpu_wait_s=float(delays[q])))
+        found.append(replace(effect, cpu_wait_s=float(delays[q]), cpus=float(use[q])))
     return tuple(found)
 
 

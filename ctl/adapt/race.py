@@ -1,0 +1,586 @@
+"""`auto` as a race: what comes of each order, beside the system's own scheduling, decides.
+
+Pure: `step` takes a race and what one phase gave, and returns the race with the arm whose turn it
+is next. Arm 0 is the operating system's own scheduling, the others are orders that suit.
+
+*Phases.* A half-round gives each arm that is left one phase, and no more than two in a row are not
+the system's own. The next one goes the other way round, so that a load that rises or falls counts
+for nobody:
+
+    (dropped) os A B os C | C os B A os | os B C os A | A os C B os ...
+
+Each half-round gives, for each arm, the logarithms of its ratios to the system's own (`Score`).
+
+*Judgement.* After each round an arm is out when it is worse than the best beyond its own spread, or
+loses throughput, the median or p99; it has won when it is the best, and better than the system's
+own beyond its spread. Both by Student's t on the half-rounds. Looks are many, so the i-th may err
+with `ALPHA / (arms * i * (i + 1))` alone: all looks at all arms together err with `ALPHA` at most
+(Bonferroni over arms, a spending that adds up to 1 over looks; Lan and DeMets 1983). When nothing
+is told apart within `MOST_ROUNDS`, the system's own stays.
+
+*Harm.* A phase three times as bad as the system's own is ended at once and costs a strike; the next
+phase is the system's own and counts for nothing, as what queued must drain; two strikes are out.
+
+*Afterwards* the winner stays. A phase of the system's own now and then, the rarer the more it would
+cost, is compared with those before and after; where that looks bad the next one comes soon. When
+rates, costs, engines or times are no longer those under which it won, the race opens again, and
+after `REOPEN` phases anyway. Where nobody waits for a CPU nothing is tried and nothing changed.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from sched_ctl.adapt.effect import Effect
+
+__all__ = [
+    "ALPHA",
+    "OS",
+    "Arm",
+    "Figures",
+    "Objective",
+    "Race",
+    "Score",
+    "compare",
+    "harms",
+    "is_worse",
+    "opened",
+    "price",
+    "step",
+    "told",
+]
+
+OS = "os"
+ALPHA = 0.05  # chance that an arm no better than the system's own is kept, or a good one is out
+LEAST_S = (
+    1e-3  # below that, a time in the system is as good as none: whose is longer does not count
+)
+FEWEST = 4  # half-rounds before anything is said
+ROUNDS = 3  # after so many the best is kept, if it is better than the system's own
+MOST_ROUNDS = 12
+WIN = 0.7  # part of the chance of error that goes to winning; the rest to being out
+HARM = math.log(3.0)  # so much worse in one phase is ended at once
+LOST = -math.log(0.98)  # throughput
+LOST_MUCH = -math.log(0.7)
+MEDIAN = math.log(1.2)
+TAIL = math.log(1.05)
+MISSED = 0.01  # share of tuples beyond their target that counts for nothing
+WIDEST = math.log(1e3)  # ratios beyond it are not told apart
+PRICE = 0.01  # of the time in the system, that the phases of the system's own may cost afterwards
+RARE, RAREST = 20, 400  # phases from one of them to the next
+SOON = 2
+DOUBT = math.log(1.1)
+REOPEN, REOPEN_AT_MOST = 180, 2160  # phases
+USUAL = 16  # phases that say under what the winner won
+CHANGED_RATE, CHANGED_TIME = math.log(1.25), math.log(2.0)
+ODD = 1e-4  # chance that a phase is taken for another than usual; it takes two in a row
+
+Objective = Literal["mean", "median", "p99", "worst"]
+Mode = Literal["race", "kept"]
+
+
+class Score(NamedTuple):
+    """An arm beside the system's own: logarithms of ratios, above 0 = worse; NaN = not known.
+
+    time: of what counts, see `compare`. lost: throughput. median, tail: p50 and p99 of latency.
+    """
+
+    time: float = math.nan
+    lost: float = math.nan
+    median: float = math.nan
+    tail: float = math.nan
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one phase gave. pressed: threads waited for a CPU."""
+
+    effects: tuple[Effect, ...] = ()
+    pressed: bool = True
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One order, and how it compares. scores: by half-round. ratio: the last known mean of their
+    times. phases: that it was in force.
+    """
+
+    name: str
+    scores: Mapping[int, Score] = field(default_factory=dict)
+    strikes: int = 0
+    out: str = ""  # why, in words
+    ratio: float = math.nan
+    phases: int = 0
+
+    @property
+    def time(self) -> float:
+        """Mean over the half-rounds; infinite where nothing is known."""
+        known = _known(score.time for score in self.scores.values())
+        return statistics.fmean(known) if known else math.inf
+
+
+@dataclass(frozen=True)
+class Race:
+    """The state. turn: the arm in force, for one phase. kept: the one that stays while nothing is
+    tried. drop: this phase does not count. left: turns of this half-round that are still to come,
+    `seen`: what those that are over gave.
+
+    Afterwards: checks: scores of the winner. before: its phase before one of the system's own.
+    """
+
+    arms: tuple[Arm, ...]
+    objective: Objective = "mean"
+    kept: int = 1
+    turn: int = 1
+    mode: Mode = "race"
+    begun: bool = False
+    drop: bool = True
+    left: tuple[int, ...] = ()
+    seen: tuple[tuple[int, Figures], ...] = ()
+    half: int = 0
+    os: Figures = field(default_factory=Figures)  # the last of the system's own
+    checks: tuple[Score, ...] = ()
+    before: Figures | None = None
+    own: Figures | None = None
+    quiet: int = 0  # phases since the winner won
+    check_in: int = RARE
+    reopen_after: int = REOPEN
+    usual: tuple[Figures, ...] = ()
+    odd: int = 0  # phases in a row that were not as usual
+    why: str = ""  # why the race is open, or why it ended, in words
+    races: int = 0  # that have ended
+
+
+def opened(names: Sequence[str], objective: Objective = "mean") -> Race:
+    """A race of the system's own with these; the first of them is in force until anybody waits."""
+    if not names:
+        raise ValueError("nobody takes part in the race")
+    return Race(tuple(Arm(name) for name in (OS, *names)), objective)
+
+
+def step(race: Race, figures: Figures) -> Race:
+    """A phase of `race.turn` is over."""
+    arm = race.arms[race.turn]
+    race = _with_arm(race, race.turn, replace(arm, phases=arm.phases + 1))
+    if not figures.pressed:
+        return replace(
+            race, turn=race.kept, drop=True, begun=False, left=(), seen=(), before=None, own=None
+        )
+    if race.mode == "kept":
+        return _watch(race, figures)
+    if not race.begun:
+        return replace(race, begun=True, turn=0, drop=True, left=_order(race), seen=())
+    if race.drop:
+        return _next(replace(race, drop=False))
+    if race.turn == 0:
+        race = replace(race, os=figures)
+    race = replace(race, seen=(*race.seen, (race.turn, figures)))
+    if race.turn and harms(race, figures):
+        return _struck(race)
+    return _next(race)
+
+
+def harms(race: Race, figures: Figures) -> bool:
+    """Whether what is seen so far of this phase is so bad that it should end now."""
+    if race.turn == 0 or not race.os.effects:
+        return False
+    score = compare(figures, race.os, race.objective)
+    return score.time > HARM or score.lost > LOST_MUCH
+
+
+def compare(ours: Figures, theirs: Figures, objective: Objective = "mean") -> Score:
+    """Ours beside theirs, query by query; of queries that both tell of, from the same source.
+
+    The objective says what is made of the queries' ratios: of the mean times in the system, of p50
+    or p99 where they are told (their mean, so the ratio of geometric means), or the worst of them.
+    Queries with a target count by the share of tuples that missed it, too.
+    """
+    known = {effect.key: effect for effect in theirs.effects}
+    pairs = [
+        (mine, known[mine.key])
+        for mine in ours.effects
+        if mine.key in known and mine.source == known[mine.key].source
+    ]
+    ratios = _known(
+        _ratio(_level(mine, objective), _level(other, objective), LEAST_S) for mine, other in pairs
+    )
+    time = math.nan
+    if ratios:
+        time = max(ratios) if objective == "worst" else statistics.fmean(ratios)
+    missed = _known(
+        _ratio(1 - mine.within_target, 1 - other.within_target, MISSED) for mine, other in pairs
+    )
+    if missed:
+        time = statistics.fmean(missed) + (0.0 if math.isnan(time) else time)
+    flows = [
+        (mine.tuples_in, other.tuples_in)
+        for mine, other in pairs
+        if math.isfinite(mine.tuples_in + other.tuples_in)
+    ]
+    mine_in, other_in = (sum(column) for column in zip(*flows, strict=True)) if flows else (0, 0)
+    return Score(
+        time,
+        math.nan if other_in <= 0 else _ratio(other_in, mine_in, other_in * 1e-3),
+        _mean(_ratio(mine.p50_s, other.p50_s, LEAST_S) for mine, other in pairs),
+        _mean(_ratio(mine.p99_s, other.p99_s, LEAST_S) for mine, other in pairs),
+    )
+
+
+def is_worse(values: Sequence[float], margin: float, level: float) -> bool:
+    """Whether the mean of these is above the margin, by Student's t, at a level (0..1)."""
+    known = _known(values)
+    if len(known) < FEWEST:
+        return False
+    above = statistics.fmean(known) - margin
+    if above <= 0:
+        return False
+    error = statistics.stdev(known) / math.sqrt(len(known))
+    if error == 0:
+        return True
+    return _normal(above / error, len(known) - 1) > statistics.NormalDist().inv_cdf(1 - level)
+
+
+def spending(look: int, arms: int) -> float:
+    """The level of the look-th look, from 1 on, at one of so many arms: in all, `ALPHA`."""
+    return ALPHA / (arms * look * (look + 1))
+
+
+# --- the race ---
+
+
+def _next(race: Race) -> Race:
+    """The next turn; after the last one of a half-round the reckoning."""
+    if race.left:
+        return replace(race, turn=race.left[0], left=race.left[1:])
+    own = [figures for turn, figures in race.seen if turn == 0]
+    arms = list(race.arms)
+    for turn, figures in race.seen:
+        if turn:
+            beside = [compare(figures, other, race.objective) for other in own]
+            score = _means(list(zip(*beside, strict=True)))
+            arms[turn] = replace(arms[turn], scores={**arms[turn].scores, race.half: score})
+    arms = [replace(arm, ratio=arm.time if math.isfinite(arm.time) else arm.ratio) for arm in arms]
+    race = replace(race, arms=tuple(arms), half=race.half + 1, seen=())
+    if race.half % 2 == 0:
+        race = _judged(race)
+        if race.mode == "kept":
+            return race
+    order = _order(race)
+    return replace(race, turn=order[0], left=order[1:])
+
+
+def _order(race: Race) -> tuple[int, ...]:
+    """The turns of the half-round that begins."""
+    active = _active(race)
+    by = (race.half // 2) % max(1, len(active))
+    rotated = (*active[by:], *active[:by])
+    pairs = [rotated[i : i + 2] for i in range(0, len(rotated), 2)]
+    order = [turn for pair in pairs for turn in (0, *pair)]
+    if len(rotated) % 2 == 0:
+        order.append(0)
+    return tuple(order if race.half % 2 == 0 else order[::-1])
+
+
+def _active(race: Race) -> tuple[int, ...]:
+    return tuple(turn for turn, arm in enumerate(race.arms) if turn and not arm.out)
+
+
+def _struck(race: Race) -> Race:
+    """The arm whose turn it was did harm: the system's own now, and what is queued drains."""
+    turn = race.turn
+    arm = race.arms[turn]
+    arm = replace(arm, strikes=arm.strikes + 1)
+    if arm.strikes > 1:
+        score = compare(race.seen[-1][1], race.os, race.objective)
+        arm = replace(arm, out=f"harmful: {_words(score)}", ratio=score.time)
+    race = _with_arm(race, turn, arm)
+    left = tuple(t for t in race.left if t != turn or not arm.out)
+    kept = 0 if race.kept == turn else race.kept
+    return replace(race, turn=0, drop=True, left=left, kept=kept)
+
+
+def _judged(race: Race) -> Race:
+    """After a round: who is out, and whether the race is over."""
+    rounds, arms = race.half // 2, len(race.arms) - 1
+    if rounds < FEWEST // 2:
+        return race
+    level = spending(rounds - FEWEST // 2 + 1, arms)
+    for turn in _active(race):
+        out = _fault(race, turn, (1 - WIN) * level)
+        if out:
+            race = _with_arm(race, turn, replace(race.arms[turn], out=out))
+    active = [turn for turn in _active(race) if _is_allowed(race.arms[turn])]
+    lead = min(active, key=lambda turn: race.arms[turn].time, default=0)
+    gains = [-score.time for score in race.arms[lead].scores.values()]
+    better = lead and is_worse(gains, 0.0, WIN * level)
+    alone = len(_active(race)) <= 1
+    if better and (alone or rounds >= ROUNDS):
+        return _kept(race, lead, "better than the system's own beyond its spread")
+    if not _active(race):
+        return _kept(race, 0, "all others were worse")
+    if rounds >= MOST_ROUNDS:
+        return _kept(race, 0, "nothing was better beyond its spread")
+    return race
+
+
+def _fault(race: Race, turn: int, level: float) -> str:
+    """Why an arm is out; "" if it is not."""
+    scores = race.arms[turn].scores
+    columns = list(zip(*scores.values(), strict=True))
+    if not columns:
+        return ""
+    for what, values, margin in zip(
+        ("time in the system", "throughput", "the median", "p99"),
+        columns,
+        (0.0, LOST, MEDIAN, 0.0),
+        strict=True,
+    ):
+        if is_worse(values, margin, level / (2 if what == "time in the system" else 6)):
+            return f"{what} worse than the system's own: {_words(_means(columns))}"
+    best = min(_active(race), key=lambda other: race.arms[other].time)
+    both = scores.keys() & race.arms[best].scores.keys()
+    if best != turn and _is_allowed(race.arms[best]):
+        ahead = [scores[half].time - race.arms[best].scores[half].time for half in both]
+        if is_worse(ahead, 0.0, level / 2):
+            return f"worse than {race.arms[best].name}: {_words(_means(columns))}"
+    return ""
+
+
+def _is_allowed(arm: Arm) -> bool:
+    """Whether it keeps throughput, median and p99, as far as can be told: but for one standard
+    error.
+    """
+    limits = {"lost": LOST, "median": MEDIAN, "tail": TAIL}
+    for what, limit in limits.items():
+        known = _known(getattr(score, what) for score in arm.scores.values())
+        if len(known) < 2:
+            continue
+        error = statistics.stdev(known) / math.sqrt(len(known))
+        if statistics.fmean(known) - error > limit:
+            return False
+    return math.isfinite(arm.time)
+
+
+def _kept(race: Race, winner: int, why: str) -> Race:
+    """The race is over, and the winner stays."""
+    ratio = race.arms[winner].ratio if winner else 0.0
+    again = winner == race.kept and race.races > 0
+    return replace(
+        race,
+        mode="kept",
+        kept=winner,
+        turn=winner,
+        drop=True,
+        left=(),
+        seen=(),
+        checks=(),
+        before=None,
+        own=None,
+        quiet=0,
+        check_in=_pause(ratio),
+        reopen_after=min(2 * race.reopen_after, REOPEN_AT_MOST) if again else REOPEN,
+        usual=(),
+        odd=0,
+        why=why,
+        races=race.races + 1,
+    )
+
+
+def _pause(ratio: float) -> int:
+    """Phases from one of the system's own to the next, for what that costs."""
+    cost = math.expm1(-ratio) if math.isfinite(ratio) else 1.0
+    return round(min(max(cost / PRICE, RARE), RAREST))
+
+
+# --- afterwards ---
+
+
+def _watch(race: Race, figures: Figures) -> Race:
+    """A phase after the race: of the winner, or of the system's own between two of the winner's."""
+    race = replace(race, quiet=race.quiet + 1)
+    if race.drop and race.turn == race.kept:
+        return replace(race, drop=False)
+    if race.turn == 0 and race.kept:
+        return replace(race, turn=race.kept, own=figures, os=figures)
+    if race.own is not None and race.before is not None:
+        race = _checked(race, figures)
+        if race.mode == "race":
+            return race
+    why = ""
+    if len(race.usual) < USUAL:
+        race = replace(race, usual=(*race.usual, figures))
+    else:
+        why = changed(race.usual, figures)
+    odd = race.odd + 1 if why or (race.kept and harms(race, figures)) else 0
+    race = replace(race, odd=odd)
+    if odd >= 2:
+        return _reopened(race, why or "it did harm")
+    if race.quiet >= race.reopen_after:
+        return _reopened(race, "it is time to look again")
+    if race.kept == 0:
+        return race
+    if race.check_in <= 1:
+        return replace(race, turn=0, before=figures, check_in=_pause(race.arms[race.kept].ratio))
+    return replace(race, check_in=race.check_in - 1)
+
+
+def _checked(race: Race, after: Figures) -> Race:
+    """One comparison more of the winner with the system's own."""
+    assert race.own is not None and race.before is not None
+    own = race.own
+    two = [compare(figures, own, race.objective) for figures in (race.before, after)]
+    score = _means(list(zip(*two, strict=True)))
+    race = replace(race, checks=(*race.checks, score), before=None, own=None)
+    if score.time > DOUBT or score.lost > 2 * LOST:
+        race = replace(race, check_in=SOON)
+    looks = len(race.checks) - FEWEST + 1
+    if looks < 1:
+        return race
+    level = spending(looks, 1)
+    times, losses = ([s.time for s in race.checks], [s.lost for s in race.checks])
+    if is_worse(times, 0.0, level / 2) or is_worse(losses, LOST, level / 2):
+        return _reopened(
+            replace(race, kept=0), f"{race.arms[race.kept].name} has become worse: {_words(score)}"
+        )
+    return race
+
+
+def _reopened(race: Race, why: str) -> Race:
+    """All take part again, from nothing."""
+    arms = tuple(Arm(arm.name, ratio=arm.ratio, phases=arm.phases) for arm in race.arms)
+    race = replace(race, arms=arms, mode="race", half=0, why=why, checks=(), before=None, own=None)
+    return replace(race, begun=True, turn=0, drop=True, left=_order(race), seen=(), odd=0)
+
+
+def changed(usual: Sequence[Figures], now: Figures) -> str:
+    """In what a phase is not as usual; "" if it is."""
+    if {e.key for e in now.effects} != {e.key for e in usual[-1].effects}:
+        return "other queries run"
+    sure = statistics.NormalDist().inv_cdf(1 - ODD / (2 * len(WORDS) * max(1, len(now.effects))))
+    before: dict[tuple[str, str], list[Effect]] = {}
+    for figures in usual:
+        for effect in figures.effects:
+            before.setdefault(effect.key, []).append(effect)
+    for effect in now.effects:
+        for what, least, limit in (
+            ("tuples_in", 1e-9, CHANGED_RATE),
+            ("cost_s", 1e-9, CHANGED_RATE),
+            ("time_s", LEAST_S, CHANGED_TIME),
+        ):
+            known = _known(_log(getattr(one, what), least) for one in before[effect.key])
+            value = _log(getattr(effect, what), least)
+            if len(known) < FEWEST or math.isnan(value):
+                continue
+            apart = abs(value - statistics.fmean(known))
+            error = statistics.stdev(known) * math.sqrt(1 + 1 / len(known))
+            if apart > limit and (error == 0 or _normal(apart / error, len(known) - 1) > sure):
+                return f"{WORDS[what]} of {effect.query} changed"
+    return ""
+
+
+WORDS = {"tuples_in": "the rate", "cost_s": "the cost", "time_s": "the time in the system"}
+
+
+# --- numbers ---
+
+
+def _level(effect: Effect, objective: Objective) -> float:
+    """What counts of a query."""
+    value = {"median": effect.p50_s, "p99": effect.p99_s}.get(objective, math.nan)
+    return value if math.isfinite(value) else effect.time_s
+
+
+def _ratio(above: float, below: float, least: float) -> float:
+    """Logarithm of a ratio; what is below `least` counts as that."""
+    if not (math.isfinite(above) and math.isfinite(below)):
+        return math.nan
+    ratio = math.log(max(above, least) / max(below, least))
+    return min(max(ratio, -WIDEST), WIDEST)
+
+
+def _log(value: float, least: float) -> float:
+    return math.log(max(value, least)) if math.isfinite(value) else math.nan
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = _known(values)
+    return statistics.fmean(known) if known else math.nan
+
+
+def _means(columns: Sequence[Sequence[float]]) -> Score:
+    return Score(*(_mean(column) for column in columns))
+
+
+def price(race: Race) -> float:
+    """What looking cost so far: share of the time in the system, above that of who is kept."""
+    phases = sum(arm.phases for arm in race.arms)
+    kept = race.arms[race.kept].ratio if race.kept else 0.0
+    if not phases or not math.isfinite(kept):
+        return math.nan
+    ratios = [0.0, *(arm.ratio for arm in race.arms[1:])]
+    above = [
+        arm.phases * math.expm1(ratio - kept)
+        for arm, ratio in zip(race.arms, ratios, strict=True)
+        if math.isfinite(ratio)
+    ]
+    return max(0.0, sum(above) / phases)
+
+
+def told(race: Race) -> str:
+    """A sentence about it, for people."""
+    kept = race.arms[race.kept]
+    others = [
+        f"{arm.name} {_times(arm.ratio)}{f' (out: {arm.out})' if arm.out else ''}"
+        for turn, arm in enumerate(race.arms)
+        if turn and turn != race.kept and math.isfinite(arm.ratio)
+    ]
+    tried = f"; tried: {', '.join(others)}" if others else ""
+    cost = price(race)
+    cost_words = "" if math.isnan(cost) or not race.half else f"; learning: {cost:.1%} of latency"
+    if race.mode == "race":
+        if not race.begun:
+            return f"{kept.name}, as nobody waits; nothing is tried{tried}"
+        at = race.arms[race.turn].name
+        why = f" ({race.why})" if race.why else ""
+        return f"trying{why}: {at} now, round {race.half // 2 + 1}{tried}{cost_words}"
+    if race.kept == 0:
+        return f"the system's own scheduling stays: {race.why}{tried}{cost_words}"
+    halves = len(kept.scores)
+    return (
+        f"{kept.name} won: {_times(kept.ratio)} of the time in the system under the system's own "
+        f"scheduling, in {halves} comparisons{tried}{cost_words}"
+    )
+
+
+def _times(ratio: float) -> str:
+    return f"{math.exp(ratio):.2f}"
+
+
+def _words(score: Score) -> str:
+    parts = [
+        f"{name} {math.exp(sign * value):.2f}"
+        for name, value, sign in (
+            ("time", score.time, 1),
+            ("throughput", score.lost, -1),
+            ("median", score.median, 1),
+            ("p99", score.tail, 1),
+        )
+        if math.isfinite(value)
+    ]
+    return ", ".join(parts)
+
+
+def _with_arm(race: Race, turn: int, arm: Arm) -> Race:
+    return replace(race, arms=(*race.arms[:turn], arm, *race.arms[turn + 1 :]))
+
+
+def _normal(t: float, freedom: int) -> float:
+    """The standard normal deviate as rare as this t (Wallace 1959; within 2% from 3 on)."""
+    scale = (8 * freedom + 1) / (8 * freedom + 3)
+    return scale * math.sqrt(freedom * math.log1p(t * t / freedom))

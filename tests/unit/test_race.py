@@ -1,0 +1,316 @@
+"""The race between orders, on made-up arms: who wins, at what price, and how often it errs."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sched_ctl.adapt.effect import COUNTED, LITTLE, Effect
+from sched_ctl.adapt.race import (
+    ALPHA,
+    MOST_ROUNDS,
+    Figures,
+    Race,
+    changed,
+    compare,
+    harms,
+    is_worse,
+    opened,
+    price,
+    spending,
+    step,
+    told,
+)
+
+BASE_S = 0.05
+QUERIES = 3
+
+
+@dataclass
+class World:
+    """Arms of which each has its time in the system, by phase. inertia: part of a phase's time that
+    is left from the phase before it, as queues have yet to drain.
+    """
+
+    ratios: Callable[[int], Sequence[float]]  # of a phase: of all arms, the system's own first
+    noise: float
+    seed: int = 1
+    drift: float = 0.0  # a phase, in the logarithm
+    inertia: float = 0.0
+    rate: Callable[[int], float] = lambda _: 100.0
+    delivered: Sequence[float] = (1.0,) * 9
+    race: Race = field(default_factory=lambda: opened(["a", "b", "c"]))
+    turns: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    level: float = math.nan
+
+    def run(self, phases: int) -> Race:
+        random = np.random.default_rng(self.seed)
+        for phase in range(len(self.turns), len(self.turns) + phases):
+            turn = self.race.turn
+            wanted = math.log(self.ratios(phase)[turn])
+            self.level = wanted if math.isnan(self.level) else self.level
+            self.level = self.inertia * self.level + (1 - self.inertia) * wanted
+            self.turns.append(turn)
+            self.times.append(math.exp(self.level))
+            self.race = step(self.race, self.figures(random, phase, turn))
+            self.kept.append(self.race.kept if self.race.mode == "kept" else -1)
+        return self.race
+
+    def figures(self, random: np.random.Generator, phase: int, turn: int) -> Figures:
+        common = BASE_S * math.exp(self.level + self.drift * phase)
+        times = common * np.exp(random.normal(0, self.noise * math.sqrt(QUERIES), QUERIES))
+        rate = self.rate(phase) * self.delivered[turn] * math.exp(random.normal(0, 0.01))
+        return Figures(tuple(effect(f"q{q}", time_s, rate) for q, time_s in enumerate(times)))
+
+
+def effect(query: str, time_s: float, rate: float = 100.0, **more: Any) -> Effect:
+    return replace(Effect("e", query, 7.0, rate, rate, time_s, COUNTED, cpus=1e-3 * rate), **more)
+
+
+def always(*ratios: float) -> Callable[[int], Sequence[float]]:
+    return lambda _: (1.0, *ratios)
+
+
+def longest(world: World, bad: float = 1.05) -> int:
+    """Phases in a row that were worse than the system's own."""
+    runs = [len(list(g)) for worse, g in groupby(time > bad for time in world.times) if worse]
+    return max(runs, default=0)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1, 0.2, 0.3])
+def test_the_right_one_wins_and_looking_is_cheap(noise: float) -> None:
+    for seed in range(4):
+        world = World(always(0.6, 0.85, 1.3), noise, seed)
+        race = world.run(110)
+        assert race.kept == 1 and race.mode == "kept", seed
+        regret = float(np.mean(world.times)) / 0.6 - 1
+        assert regret < (0.25 if noise <= 0.1 else 0.45)
+        assert longest(world) <= 2
+        assert "a won: 0." in told(race) and "learning: " in told(race)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
+def test_where_all_are_worse_the_systems_own_stays(noise: float) -> None:
+    for seed in range(3):
+        world = World(always(1.5, 2.0, 2.5), noise, seed)
+        race = world.run(110)
+        assert race.mode == "kept" and race.kept == 0
+        assert longest(world) <= 2
+        assert "the system's own scheduling stays" in told(race)
+
+
+def test_of_equals_none_is_kept_more_often_than_promised() -> None:
+    """Arms like the system's own, with much noise: it errs in no more than one race of twenty."""
+    races, mistaken = 60, 0
+    for seed in range(races):
+        world = World(always(1.0, 1.0, 1.0), 0.15, seed)
+        world.run(10 * MOST_ROUNDS + 5)
+        mistaken += any(kept > 0 for kept in world.kept)
+    assert mistaken <= 2 * ALPHA * races  # what is promised, and what chance adds to it
+    looks = [spending(look, 3) for look in range(1, 10_000)]
+    assert 3 * sum(looks) == pytest.approx(ALPHA, rel=0.001)
+
+
+@pytest.mark.parametrize("drift", [0.02, -0.02])
+def test_a_load_that_rises_counts_for_nobody(drift: float) -> None:
+    for seed in range(3):
+        good = World(always(0.7, 1.0, 1.2), 0.05, seed, drift=drift)
+        assert good.run(60).kept == 1
+        equal = World(always(1.0, 1.0, 1.0), 0.05, seed, drift=drift)
+        equal.run(60)
+        assert all(kept <= 0 for kept in equal.kept)
+
+
+def test_an_arm_that_ends_in_a_disaster_is_left_at_once() -> None:
+    """It is 70 times as bad: a phase, one more try, and never again."""
+    world = World(always(70.0, 0.7, 0.8), 0.1)
+    world.run(3)
+    ours = world.race
+    assert ours.turn == 1
+    bad = Figures(tuple(effect(f"q{q}", 70 * BASE_S) for q in range(QUERIES)))
+    assert harms(ours, bad) and not harms(replace(ours, turn=0), bad)
+    after = step(ours, bad)
+    assert after.turn == 0 and after.drop and after.arms[1].strikes == 1 and after.kept == 0
+    world.run(80)
+    assert world.turns[1:].count(1) == 2 and world.race.kept == 2
+    assert world.race.arms[1].out.startswith("harmful: time ")
+
+
+def test_an_arm_that_loses_throughput_cannot_win() -> None:
+    world = World(always(0.5, 0.8), 0.05, race=opened(["a", "b"]), delivered=(1.0, 0.93, 1.0))
+    assert world.run(80).kept == 2
+    assert "throughput" in world.race.arms[1].out
+
+
+def test_when_the_load_changes_the_race_opens_again() -> None:
+    """After phase 100 the other one is right, and twice as much comes in."""
+    world = World(
+        lambda phase: (1.0, 0.6, 0.9) if phase < 100 else (1.0, 1.4, 0.7),
+        0.05,
+        race=opened(["a", "b"]),
+        rate=lambda phase: 100.0 if phase < 100 else 200.0,
+    )
+    world.run(100)
+    assert world.kept[-1] == 1
+    world.run(5)
+    assert world.race.mode == "race" and "the rate of q0 changed" in world.race.why
+    world.run(60)
+    assert world.race.kept == 2
+    assert longest(world) <= 2
+
+
+def test_a_winner_that_has_become_worse_is_taken_back() -> None:
+    """A little worse, with nothing else to see: by phases of the system's own, that come sooner."""
+    world = World(lambda phase: (1.0, 0.8) if phase < 60 else (1.0, 1.3), 0.02, race=opened(["a"]))
+    world.run(60)
+    assert world.kept[-1] == 1
+    world.run(80)
+    assert world.race.kept == 0
+
+
+def test_it_does_not_open_again_without_a_reason() -> None:
+    for seed in range(4):
+        world = World(always(0.7, 0.9, 1.1), 0.1, seed)
+        world.run(60)
+        assert world.race.races == 1
+        world.run(130)
+        assert world.race.races == 1 and world.race.mode == "kept", world.race.why
+        own = world.turns[60:].count(0)
+        assert own <= 10, "a phase of the system's own is rare where it costs much"
+    world.run(400)
+    assert world.race.races > 1, "but now and then it looks"
+
+
+@pytest.mark.parametrize("inertia", [0.3, 0.6])
+def test_queues_that_drain_slowly_do_not_make_it_swing(inertia: float) -> None:
+    """What is left of the phase before blurs the arms; it must not make them take turns."""
+    for seed in range(3):
+        world = World(always(0.6, 0.8, 1.3), 0.1, seed, inertia=inertia)
+        world.run(400)
+        kept = [turn for turn, _ in groupby(turn for turn in world.kept if turn >= 0)]
+        assert len(kept) <= 2 and kept[-1] in (1, 2), kept
+
+
+def test_where_nobody_waits_nothing_is_tried() -> None:
+    race = opened(["a", "b"])
+    calm = Figures((effect("q", 0.0),), pressed=False)
+    for _ in range(50):
+        race = step(race, calm)
+        assert race.turn == race.kept == 1
+    assert told(race) == "a, as nobody waits; nothing is tried"
+    pressed = Figures((effect("q", 0.1),))
+    turns = []
+    for _ in range(4):
+        race = step(race, pressed)
+        turns.append(race.turn)
+    assert turns == [0, 0, 1, 2]
+    race = step(race, calm)
+    assert race.turn == 1 and race.seen == ()
+    assert step(race, pressed).turn == 0, "and begins with the system's own again"
+
+
+def test_no_more_than_two_phases_in_a_row_are_not_the_systems_own() -> None:
+    for arms in range(1, 5):
+        world = World(always(*[0.99] * arms), 0.2, race=opened([*"abcd"[:arms]]))
+        world.run(2 + 10 * arms)
+        runs = [len(list(g)) for tried, g in groupby(turn > 0 for turn in world.turns) if tried]
+        assert max(runs) == 2 if arms > 1 else max(runs) <= 2
+        halves = world.race.arms[1].scores
+        assert len(halves) >= 3
+
+
+def test_an_engine_that_tells_nothing_keeps_the_systems_own() -> None:
+    race = opened(["a"])
+    for _ in range(150):
+        race = step(race, Figures((Effect("e", "q", 7.0),)))
+    assert race.kept == 0 and math.isnan(race.arms[1].ratio)
+    assert "stays" in told(race)
+
+
+# --- what is compared ---
+
+
+def figures(*effects: Effect) -> Figures:
+    return Figures(tuple(effects))
+
+
+def test_ratios_are_of_queries_that_both_tell_of_alike() -> None:
+    ours = figures(effect("a", 0.2), effect("b", 0.1), effect("new", 9.0))
+    theirs = figures(effect("a", 0.1), effect("b", 0.1))
+    assert compare(ours, theirs).time == pytest.approx(math.log(2) / 2)
+    assert compare(ours, theirs, "worst").time == pytest.approx(math.log(2))
+    other = figures(effect("a", 0.1, source=LITTLE))
+    assert math.isnan(compare(ours, other).time)
+    assert compare(figures(effect("a", 1e-5)), figures(effect("a", 1e-7))).time == 0
+    assert compare(ours, figures(effect("a", 0.1, 125.0))).lost == pytest.approx(math.log(1.25))
+
+
+def test_objectives_take_the_percentiles_where_there_are_any() -> None:
+    ours = figures(effect("a", 0.2, p50_s=0.1, p99_s=0.8))
+    theirs = figures(effect("a", 0.1, p50_s=0.1, p99_s=0.2))
+    scores = {o: compare(ours, theirs, o).time for o in ("mean", "median", "p99", "worst")}
+    assert [round(math.exp(score), 6) for score in scores.values()] == [2, 1, 4, 2]
+    score = compare(ours, theirs)
+    assert (score.median, score.tail) == pytest.approx((0.0, math.log(4)))
+    bare = compare(figures(effect("a", 0.2)), figures(effect("a", 0.1)), "p99")
+    assert bare.time == pytest.approx(math.log(2))
+
+
+def test_targets_that_are_missed_count_first() -> None:
+    """A third of the missed tuples outweighs twice the time."""
+    ours = figures(effect("a", 0.2, within_target=0.91))
+    theirs = figures(effect("a", 0.1, within_target=0.71))
+    assert compare(ours, theirs).time < 0 < compare(theirs, ours).time
+    met = figures(effect("a", 0.2, within_target=0.999))
+    assert compare(met, figures(effect("a", 0.1, within_target=1.0))).time == pytest.approx(
+        math.log(2)
+    )
+
+
+def test_student_needs_four_and_does_not_mind_what_is_unknown() -> None:
+    assert not is_worse([9.0, 9.1, 9.2], 0.0, 0.01)
+    assert is_worse([0.5, 0.52, 0.48, 0.5, math.nan], 0.0, 0.01)
+    assert not is_worse([0.5, 0.52, 0.48, 0.5], 0.6, 0.01)
+    assert not is_worse([2.0, -1.0, 1.0, -0.5], 0.0, 0.01)
+    assert is_worse([0.1] * 4, 0.0, 0.01)
+
+
+def test_student_errs_as_often_as_its_level_says() -> None:
+    random = np.random.default_rng(3)
+    for freedom in (3, 7):
+        samples = random.normal(0, 1, (20_000, freedom + 1))
+        said = sum(is_worse(row, 0.0, 0.02) for row in samples.tolist())
+        assert said / 20_000 == pytest.approx(0.02, abs=0.004)
+
+
+def test_noise_is_not_taken_for_a_change_and_a_step_is_not_missed() -> None:
+    random = np.random.default_rng(5)
+
+    def phase(times: float = 1.0, rates: float = 1.0) -> Figures:
+        return figures(
+            *(
+                effect(f"q{q}", times * BASE_S * math.exp(n), rates * 100 * math.exp(m))
+                for q, (n, m) in enumerate(random.normal(0, (0.1, 0.03), (10, 2)))
+            )
+        )
+
+    usual = [phase() for _ in range(16)]
+    assert sum(bool(changed(usual, phase())) for _ in range(500)) <= 1
+    assert "the rate of q" in changed(usual, phase(rates=2.0))
+    assert "time in the system" in changed(usual, phase(times=8.0))
+    assert changed(usual, figures(effect("q0", BASE_S))) == "other queries run"
+
+
+def test_the_price_is_what_was_above_the_one_that_is_kept() -> None:
+    race = opened(["a"])
+    own, arm = race.arms
+    arms = (replace(own, phases=10), replace(arm, phases=90, ratio=math.log(0.5)))
+    assert price(replace(race, arms=arms, kept=1)) == pytest.approx(0.1)
+    assert price(replace(race, arms=arms, kept=0)) == 0.0
+    assert math.isnan(price(race))
