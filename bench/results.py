@@ -189,7 +189,7 @@ def markdown(result: Result, columns: Sequence[str] = ()) -> str:
 
 
 def caption(result: Result) -> str:
-    n = ", ".join(filter(None, [result.n and f"n = {result.n}", result.spread]))
+    n = ", ".join(filter(None, [f"n = {result.n}" if result.n else None, result.spread]))
     known = {"kernel": result.kernel, "build": result.build}
     facts = [n, *(f"{key} {value}" for key, value in known.items() if value)]
     told = "; ".join(fact for fact in facts if fact)
