@@ -34,7 +34,7 @@ RIVAL = 0.1  # of a CPU, below which nobody is named
 
 def autogroup_is_on() -> bool:
     try:
-        return AUTOGROUP.read_text().strip() == "1"
+        return procfs.text(AUTOGROUP).strip() == "1"
     except OSError:
         return False
 
@@ -44,7 +44,7 @@ def sessions(pids: Iterable[int]) -> dict[str, int]:
     found = {}
     for pid in pids:
         try:
-            text = Path(f"/proc/{pid}/autogroup").read_text()
+            text = procfs.text(f"/proc/{pid}/autogroup")
         except OSError:
             continue
         if match := SESSION.match(text):
@@ -156,7 +156,7 @@ class Demand:
 
 def _wanted_ns(pid: int, tid: int) -> int:
     try:
-        run, wait, _ = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()
+        run, wait, _ = procfs.text(f"/proc/{pid}/task/{tid}/schedstat").split()
     except (OSError, ValueError):
         return 0
     return int(run) + int(wait)

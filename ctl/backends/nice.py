@@ -13,7 +13,6 @@ groups cannot be had here; see `inside_groups` for what comes near.
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -179,6 +178,6 @@ def may_lower() -> bool:
 def _autogroup() -> str:
     """A warning, where nice values do not count between engines."""
     with contextlib.suppress(OSError):
-        if Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1":
+        if procfs.text("/proc/sys/kernel/sched_autogroup_enabled").strip() == "1":
             return "; autogroup is on: it counts inside one session or cgroup only, not between"
     return ""

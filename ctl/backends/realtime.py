@@ -19,7 +19,7 @@ from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.nice import may_lower
 from sched_ctl.backends.parameters import Parameters, Recheck, Target, real_time
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.kernel import sched
+from sched_ctl.kernel import procfs, sched
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import positions
 from sched_ctl.model.schedule import Schedule
@@ -103,7 +103,7 @@ class RealTime(Backend):
 
 def probe() -> Probe:
     try:
-        runtime_us = int(THROTTLE.read_text())
+        runtime_us = int(procfs.text(THROTTLE))
     except (OSError, ValueError):
         return Probe(False, f"{THROTTLE} cannot be read, so nothing would bound real-time threads")
     if runtime_us < 0:
@@ -119,7 +119,7 @@ def probe() -> Probe:
 
 def _cpu_seconds(thread: Thread) -> float:
     try:
-        text = Path(f"/proc/{thread.pid}/task/{thread.tid}/schedstat").read_text()
+        text = procfs.text(f"/proc/{thread.pid}/task/{thread.tid}/schedstat")
     except OSError:
         return 0.0
     return int(text.split()[0]) / 1e9

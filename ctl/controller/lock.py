@@ -131,7 +131,7 @@ def _shared_namespace() -> str:
 
 def _lock_holder(inode: int) -> int | None:
     """The process that holds a flock on this inode, if we can see it (proc_locks(5))."""
-    for line in Path("/proc/locks").read_text().splitlines():
+    for line in procfs.lines("/proc/locks"):
         fields = line.split()
         if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
             return int(fields[4]) if int(fields[4]) > 0 else None

@@ -4,7 +4,6 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from sched_ctl.controller.owners import first_user
 from sched_ctl.kernel import cgroup, procfs, psi, sleeping, sockdiag, taskstats, tracing
@@ -75,7 +74,7 @@ def _sched_ext() -> Iterator[Finding]:
 
 
 def _cgroups() -> Iterator[Finding]:
-    mounts = [line.split() for line in (_read("/proc/mounts") or "").splitlines()]
+    mounts = [line.split() for line in filter(None, (_read("/proc/mounts") or "").split("\n"))]
     v1 = [m[1] for m in mounts if m[2] == "cgroup" and "cpu" in m[3].split(",")]
     v2 = [m[1] for m in mounts if m[2] == "cgroup2"]
     with_cpu = [path for path in v2 if "cpu" in (_read(f"{path}/cgroup.controllers") or "").split()]
@@ -276,14 +275,12 @@ TOPICS: dict[str, Callable[[], Iterator[Finding]]] = {
 
 
 def _capable(name: str) -> bool:
-    for line in (_read("/proc/self/status") or "").splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> CAPABILITIES[name] & 1)
-    return os.geteuid() == 0
+    found = procfs.field("/proc/self/status", "CapEff")
+    return bool(int(found[0], 16) >> CAPABILITIES[name] & 1) if found else os.geteuid() == 0
 
 
 def _read(path: str) -> str | None:
     try:
-        return Path(path).read_text().strip()
+        return procfs.text(path).strip()
     except OSError:
         return None

@@ -16,7 +16,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.owners import user
 from sched_ctl.controller.rules import Rule
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.kernel import psi
+from sched_ctl.kernel import procfs, psi
 from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
@@ -434,5 +434,4 @@ def _why_not(controller: Controller, what: str) -> str:
 
 
 def _rss_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
+    return int(procfs.text("/proc/self/statm").split()[1]) * resource.getpagesize()

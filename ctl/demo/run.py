@@ -34,6 +34,7 @@ from sched_ctl.demo.results import AUTO, DISTURBED, OS, Options, Phase, Results
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab import driver as lab_driver
 from sched_ctl.errors import EngineError, UserError
+from sched_ctl.kernel import procfs
 from sched_ctl.lab import engine as lab
 from sched_ctl.plugins import drivers, registry
 from sched_ctl.runfolder import RunFolder
@@ -234,7 +235,7 @@ async def _watch(engine: lab.Engine, samples: list[tuple[float, float]]) -> None
 def _busy_s(cpus: list[int]) -> float:
     """CPU seconds that these CPUs were not idle since boot, /proc/stat in proc(5)."""
     ticks = 0
-    for line in Path("/proc/stat").read_text().splitlines():
+    for line in procfs.lines("/proc/stat"):
         name, *values = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
             user, nice, system, _, _, irq, softirq, steal = map(int, values[:8])

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sched_ctl.kernel import procfs
+
 __all__ = [
     "ROOT_NAME",
     "Hierarchy",
@@ -62,10 +64,11 @@ class Hierarchy:
         made it may call it anything.
         """
         try:
-            lines = Path(f"/proc/{pid}/task/{tid}/cgroup").read_text().split("\n")
-        except (FileNotFoundError, ProcessLookupError, UnicodeDecodeError):
+            text = procfs.text(f"/proc/{pid}/task/{tid}/cgroup")
+            text.encode()
+        except (FileNotFoundError, ProcessLookupError, UnicodeEncodeError):
             return None
-        for line in lines:
+        for line in text.split("\n"):
             if line.count(":") < 2:
                 continue
             _, controllers, path = line.split(":", 2)
@@ -122,7 +125,7 @@ def hierarchies() -> tuple[Hierarchy, ...]:
     The cpu controller is in one of them only; which one, shows `cgroup.controllers` of version 2.
     """
     found: dict[int, Hierarchy] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in procfs.lines("/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         root, mount = (_unescaped(part) for part in before.split()[3:5])
         kind, _, options = after.split(maxsplit=2)

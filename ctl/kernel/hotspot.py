@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
@@ -121,9 +120,7 @@ def is_hotspot(pid: int) -> bool:
 
 
 def _status(pid: int) -> _Status:
-    fields = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    )
+    fields = dict(line.split(":", 1) for line in procfs.lines(f"/proc/{pid}/status"))
     inner = fields.get("NSpid", str(pid)).split()
     return _Status(
         uid=int(fields["Uid"].split()[1]),
@@ -138,11 +135,9 @@ def _host_tids(pid: int) -> dict[int, int]:
     """Ids of the process's threads in its own pid namespace -> those in ours."""
     found = {}
     for tid in procfs.tids(pid):
-        with suppress(OSError), open(f"/proc/{pid}/task/{tid}/status") as lines:
-            for line in lines:
-                if line.startswith("NSpid:"):
-                    found[int(line.split()[-1])] = tid
-                    break
+        with suppress(OSError):
+            if inner := procfs.field(f"/proc/{pid}/task/{tid}/status", "NSpid"):
+                found[int(inner[-1])] = tid
     return found
 
 

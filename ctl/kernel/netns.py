@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sched_ctl.kernel import procfs
+
 __all__ = ["Listener", "entered", "listeners", "listening_uid", "same_network"]
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -106,8 +108,8 @@ def listening_uid(port: int) -> int | None:
 def _listening(folder: str) -> Iterator[tuple[str, int, int, str]]:
     """Address, port, uid and inode of each listening TCP socket of a namespace."""
     for table in ("tcp", "tcp6"):
-        with suppress(FileNotFoundError), open(f"{folder}/{table}") as lines:
-            for line in lines.read(TABLE_LIMIT).splitlines()[1:]:
+        with suppress(FileNotFoundError):
+            for line in procfs.lines(f"{folder}/{table}", TABLE_LIMIT)[1:]:
                 fields = line.split()
                 if len(fields) > 9 and fields[3] == TCP_LISTEN:
                     address, port = fields[1].split(":")

@@ -1,6 +1,10 @@
 """Processes and threads as /proc shows them, proc(5).
 
 Everything here may be gone by the next line: readers return None, or leave out, what died.
+
+Names are bytes, of anybody's choice, cut anywhere: the kernel escapes line feeds and backslashes
+in them and nothing else. So no file of /proc is opened as text, and lines end at line feeds alone:
+to str.splitlines(), and even to that of bytes, a name such as "\\rUid: 0" would be two lines.
 """
 
 import os
@@ -17,12 +21,15 @@ __all__ = [
     "cpu_ns",
     "descendants",
     "effective_uid",
+    "field",
+    "lines",
     "name_of",
     "owner",
     "parse_stat",
     "pids",
     "process_of",
     "stat",
+    "text",
     "tids",
 ]
 
@@ -98,10 +105,8 @@ def pids() -> list[int]:
 
 def process_of(tid: int) -> int | None:
     """Process that a thread belongs to, or None if it is gone."""
-    for line in (_read(f"/proc/{tid}/status") or b"").splitlines():
-        if line.startswith(b"Tgid:"):
-            return int(line.split()[1])
-    return None
+    found = field(f"/proc/{tid}/status", "Tgid")
+    return int(found[0]) if found else None
 
 
 def name_of(tid: int) -> str:
@@ -113,10 +118,8 @@ def name_of(tid: int) -> str:
 
 def effective_uid(pid: int) -> int | None:
     """User that a process acts as, or None if it is gone."""
-    for line in (_read(f"/proc/{pid}/status") or b"").splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[2])
-    return None
+    found = field(f"/proc/{pid}/status", "Uid")
+    return int(found[1]) if found else None
 
 
 def owner(pid: int) -> int | None:
@@ -125,10 +128,8 @@ def owner(pid: int) -> int | None:
     The real one: /proc/PID belongs to root where a process asked not to be dumped (prctl(2)), and
     the effective one is root's where a user runs a program of root's with the set-user-id bit.
     """
-    for line in (_read(f"/proc/{pid}/status") or b"").splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    return None
+    found = field(f"/proc/{pid}/status", "Uid")
+    return int(found[0]) if found else None
 
 
 def descendants(pid: int) -> list[int]:
@@ -154,12 +155,36 @@ def command_line(pid: int) -> list[str]:
 
 def boot_id() -> str:
     """Identity of this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def boot_ticks() -> int:
     """Now, on the scale of `Stat.start_time`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S)
+
+
+def text(path: str | Path, limit: int = -1) -> str:
+    """A file of /proc as text; bytes that are none come as surrogates, as os.fsdecode has them.
+
+    Raises OSError. limit: bytes that are read at most.
+    """
+    with open(path, "rb") as file:
+        return file.read(limit).decode("utf-8", errors="surrogateescape")
+
+
+def lines(path: str | Path, limit: int = -1) -> list[str]:
+    """Its lines, none of which somebody's name can add to. Raises OSError."""
+    return text(path, limit).removesuffix("\n").split("\n")
+
+
+def field(path: str, key: str) -> list[str]:
+    """The words after "KEY:" in a file such as /proc/PID/status; empty if there are none."""
+    try:
+        found = lines(path)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    start = key + ":"
+    return next((line[len(start) :].split() for line in found if line.startswith(start)), [])
 
 
 def _read(path: str) -> bytes | None:

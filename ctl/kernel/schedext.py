@@ -6,12 +6,12 @@ Documentation/scheduler/sched-ext.rst of the kernel.
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sched_ctl.kernel import procfs
 from sched_ctl.kernel.btf import VMLINUX, Btf, BtfError, Kind
 
 __all__ = [
@@ -161,9 +161,8 @@ def usable_types(kernel: Btf) -> Obstacle | None:
 
 def missing_capabilities() -> list[str]:
     """Capabilities that loading and adopting need and this process lacks."""
-    status = Path("/proc/self/status").read_text()
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    effective = int(match[1], 16) if match else 0
+    found = procfs.field("/proc/self/status", "CapEff")
+    effective = int(found[0], 16) if found else 0
     needed = dict(_CAPABILITIES)
     if not effective >> needed.pop("CAP_SYS_ADMIN") & 1:
         return [name for name, bit in needed.items() if not effective >> bit & 1]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sched_ctl.kernel import netns
+from sched_ctl.kernel import netns, procfs
 
 __all__ = ["Connection", "SocketOwners", "connections", "inodes"]
 
@@ -165,8 +165,8 @@ def _connection(answer: memoryview) -> Connection:
 
 def _tabled(pid: int) -> Iterator[Connection]:
     for table in ("tcp", "tcp6"):
-        with suppress(FileNotFoundError), open(f"/proc/{pid}/net/{table}") as lines:
-            for line in lines.read(TABLE_LIMIT).splitlines()[1:]:
+        with suppress(FileNotFoundError):
+            for line in procfs.lines(f"/proc/{pid}/net/{table}", TABLE_LIMIT)[1:]:
                 fields = line.split()
                 if len(fields) > 9 and int(fields[3], 16) in (ESTABLISHED, CLOSE_WAIT):
                     waiting = int(fields[4].split(":")[1], 16)

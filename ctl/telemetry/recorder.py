@@ -30,7 +30,7 @@ def machine() -> str:
     """The kind of this machine, the same on like ones."""
     model = ""
     try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+        for line in Path("/proc/cpuinfo").read_bytes().decode(errors="replace").split("\n"):
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Model", "Hardware"):
                 model = " ".join(value.split())

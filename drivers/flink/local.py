@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sched_ctl.drivers.flink.plan import TaskManager
 from sched_ctl.drivers.jvm import JavaProcess
@@ -123,7 +122,7 @@ def match(
 def _has_address(pid: int, address: str) -> bool:
     """True if the address is one of the process's network namespace."""
     with suppress(OSError):
-        return f"|-- {address}\n" in Path(f"/proc/{pid}/net/fib_trie").read_text()
+        return f"|-- {address}\n" in procfs.text(f"/proc/{pid}/net/fib_trie")
     return False
 
 

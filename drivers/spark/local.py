@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.sources import search
@@ -117,6 +116,6 @@ def _parent(pid: int) -> int | None:
 def _children(pid: int) -> list[int]:
     """Processes that its first thread started: the daemon has no other that does."""
     try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(word) for word in procfs.text(f"/proc/{pid}/task/{pid}/children").split()]
     except OSError:
         return []

@@ -1,0 +1,126 @@
+"""/proc holds names of anybody's choice: bytes, cut anywhere, with line ends of every kind."""
+
+import ast
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sched_ctl.kernel import hotspot, procfs
+from sched_ctl.kernel.cgroup import hierarchies
+
+ROOT = Path(__file__).parents[2]
+PR_SET_NAME = 15
+NAMES = (
+    "Größenschätzung über",
+    "窗口聚合算子测试",
+    "a\rUid: 0 0 0 0",
+    "a\x0bUid: 0",
+    "a\u2028NSpid: 1",
+)
+
+
+@contextmanager
+def named(name: bytes) -> Iterator[int]:
+    """A thread of ours with this name; its id."""
+    ready, done, tids = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name)
+        tids.append(threading.get_native_id())
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    try:
+        yield tids[0]
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_may_be_cut_at_every_byte(name: str) -> None:
+    """The kernel keeps 15 bytes, whatever letters they cut."""
+    content = name.encode()
+    for cut in range(1, min(len(content), 15) + 1):
+        with named(content[:cut]) as tid:
+            status = f"/proc/{os.getpid()}/task/{tid}/status"
+            assert procfs.field(status, "Pid") == [str(tid)]
+            assert procfs.field(status, "Uid")[0] == str(os.getuid())
+            assert procfs.process_of(tid) == os.getpid()
+            found = procfs.stat(os.getpid(), tid)
+            assert found is not None and found.tid == tid
+            inner = procfs.field(status, "NSpid")[-1]
+            assert hotspot._host_tids(os.getpid())[int(inner)] == tid
+            for hierarchy in hierarchies():
+                hierarchy.folder_of(os.getpid(), tid)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("name", [b"\rUid: 0 0 0 0", b"\x0bUid:\t0\t0", b"\x85Uid: 0 0"])
+def test_nobody_becomes_root_by_a_name(name: bytes) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.setresuid(20001, 20001, 20001)
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name)
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        os.close(reader)
+        while (found := procfs.stat(child)) and not found.name.endswith(name[-4:].decode()):
+            pass
+        assert procfs.owner(child) == procfs.effective_uid(child) == 20001
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+
+
+def _text_of_proc(tree: ast.AST) -> Iterator[int]:
+    """Lines of calls that read a file below /proc as text, or end lines where names may."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        written = ast.unparse(node)
+        modes = [
+            a.value
+            for a in (*node.args[1:], *(k.value for k in node.keywords))
+            if isinstance(a, ast.Constant) and isinstance(a.value, str)
+        ]
+        as_text = called in ("read_text", "open") and not any("b" in mode for mode in modes)
+        if "/proc" in written and (
+            (as_text and not written.startswith("os.open")) or called == "splitlines"
+        ):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("folder", ["ctl", "drivers"])
+def test_no_file_of_proc_is_opened_as_text(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in _text_of_proc(ast.parse(path.read_text()))
+    ]
+    assert not found, f"use kernel.procfs.text() or lines(): {found}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'Path(f"/proc/{pid}/status").read_text()',
+        'open("/proc/locks")',
+        'Path("/proc/stat").open("r")',
+        '(_read(f"/proc/{pid}/status") or b"").splitlines()',
+    ],
+)
+def test_what_opens_it_as_text_is_found(line: str) -> None:
+    assert list(_text_of_proc(ast.parse(line)))
