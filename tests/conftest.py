@@ -67,7 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(capability, ...): skipped where one is missing")
-    # Tests run beside each other, and beside a controller of this machine, see controller/lock.py.
+    # Tests run beside each other, and beside a controller of this machine, see service/lock.py.
     os.environ.setdefault("SCHED_CTL_MACHINE_LOCK", "no")
     # A background job of a shell ignores it, and so would all that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

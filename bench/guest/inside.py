@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from engines.cluster import patiently
-from sched_ctl.controller.socket import request
 from sched_ctl.kernel import schedext
+from sched_ctl.service.socket import request
 
 __all__ = [
     "FIRST",

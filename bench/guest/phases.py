@@ -30,7 +30,11 @@ def from_guest(
     from engines.cluster import CACHE
 
     command = [
-        *("env", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={ROOT / 'tests'}:{ROOT}"),
+        *(
+            "env",
+            "PYTHONDONTWRITEBYTECODE=1",
+            f"PYTHONPATH={ROOT / 'tests'}:{ROOT / 'tests' / 'helpers'}:{ROOT}",
+        ),
         *(
             f"SCHED_CTL_ENGINES={CACHE}",
             sys.executable,

@@ -29,9 +29,9 @@ from typing import Any
 
 from bench import results
 from bench.results import Figure, Result, Row
-from sched_ctl.controller.socket import request
 from sched_ctl.kernel import procfs
 from sched_ctl.lab import engine as lab
+from sched_ctl.service.socket import request
 
 ROOT = Path(__file__).parents[2]
 SET = 5  # of all operators at least, whatever the policy thinks of them

@@ -35,7 +35,7 @@ from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.ladder import choose
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller import rules
+from sched_ctl.controller import rule
 from sched_ctl.controller.loop import Controller
 from sched_ctl.decide import decision as scheduling
 from sched_ctl.drivers import DriverKind, Target
@@ -228,8 +228,8 @@ def one(operators: int, policy: str, rate: float, seconds: float, probe: bool) -
 def instrument(stages: Stages, engine: Synthetic) -> None:
     engine.poll = stages.time("poll", engine.poll)  # type: ignore[method-assign]
     scheduling.evaluate = stages.time("metrics", metrics.evaluate)  # type: ignore[attr-defined]
-    rules.decide = stages.time("schedule", scheduling.decide)  # type: ignore[attr-defined]
-    made = rules.make_policy
+    rule.decide = stages.time("schedule", scheduling.decide)  # type: ignore[attr-defined]
+    made = rule.make_policy
 
     def timed(section: Section, backend: str) -> Any:
         from dataclasses import replace

@@ -10,22 +10,13 @@ from typing import Any
 
 import msgspec
 
-from sched_ctl.backends import (
-    Backend,
-    Probe,
-    cgroup1,
-    cgroup2,
-    groups,
-    nice,
-    pool,
-    quota,
-    realtime,
-    slices,
-)
-from sched_ctl.backends.groups import GroupOptions
+from sched_ctl.backends import Backend, Probe, pool
+from sched_ctl.backends.cgroups import groups, quota, v1, v2
+from sched_ctl.backends.cgroups.groups import GroupOptions
 from sched_ctl.backends.scx import probe as scx_probe
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.backends.threads import nice, realtime, slices
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.model.schedule import Schedule
@@ -75,32 +66,32 @@ KINDS: tuple[Kind, ...] = (
     Kind("scx", scx_probe.probe, ScxOptions, Scx),
     Kind(
         "cgroup2+nice",
-        cgroup2.probe,
-        cgroup2.Cgroup2Options,
-        cgroup2.Cgroup2Nice,
+        v2.probe,
+        v2.Cgroup2Options,
+        v2.Cgroup2Nice,
         planned=_in_v2_nice,
     ),
     Kind(
         "cgroup1+nice",
-        cgroup1.probe,
+        v1.probe,
         GroupOptions,
-        cgroup1.Cgroup1Nice,
+        v1.Cgroup1Nice,
         planned=_in_v1_nice,
     ),
     Kind("nice", nice.probe, nice.NiceOptions, nice.Nice, planned=nice.planned),
     Kind(
         "cgroup2",
-        cgroup2.probe,
-        cgroup2.Cgroup2Options,
-        cgroup2.Cgroup2,
+        v2.probe,
+        v2.Cgroup2Options,
+        v2.Cgroup2,
         auto=False,
         planned=_in_v2,
     ),
     Kind(
         "cgroup1",
-        cgroup1.probe,
+        v1.probe,
         GroupOptions,
-        cgroup1.Cgroup1,
+        v1.Cgroup1,
         auto=False,
         planned=_in_v1,
     ),

@@ -64,7 +64,7 @@ def asked() -> Iterator[None]:
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each setting; it is called with the `settings` in force.
 
-    One with a parameter `read_again` gets what reads them anew, see `controller.reload.ReadAgain`.
+    One with a parameter `read_again` gets what reads them anew, see `service.reload.ReadAgain`.
     """
     settings = [
         *declared(Settings),

@@ -25,8 +25,8 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """
     from sched_ctl import show
     from sched_ctl.cli.nothing import nothing
-    from sched_ctl.controller.socket import request
     from sched_ctl.kernel.sleeping import in_words
+    from sched_ctl.service.socket import request
 
     answer = request(run_dir, "bottlenecks")
     if json:
@@ -82,7 +82,7 @@ def top(
     """
     from sched_ctl import show
     from sched_ctl.cli import screen
-    from sched_ctl.controller.socket import request
+    from sched_ctl.service.socket import request
 
     if sort not in screen.SORTS:
         raise ConfigError(f"cannot sort by {sort!r}", f"one of: {', '.join(screen.SORTS)}")

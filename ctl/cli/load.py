@@ -43,9 +43,9 @@ def load(
     """
     import sys
 
-    from sched_ctl.controller import session as loading
-    from sched_ctl.controller.rules import check_sections
     from sched_ctl.plugins import drivers
+    from sched_ctl.service import session as loading
+    from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
     problems = loading.run(
@@ -70,7 +70,7 @@ def reload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     them. SIGHUP does the same.
     """
     from sched_ctl import show
-    from sched_ctl.controller.socket import request
+    from sched_ctl.service.socket import request
 
     answer = request(run_dir, "reload")
     if json:
@@ -99,7 +99,7 @@ def policy_set(
     """
     from sched_ctl import show
     from sched_ctl.config.files import parse_pairs
-    from sched_ctl.controller.socket import request
+    from sched_ctl.service.socket import request
 
     arguments = {"policy": name, "options": parse_pairs(option or [], "--option")}
     if rule is not None:
@@ -114,7 +114,7 @@ def policy_set(
 def unload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """End the running controller; returns when everything is put back."""
     from sched_ctl import show
-    from sched_ctl.controller.socket import request
+    from sched_ctl.service.socket import request
 
     answer = request(run_dir, "unload", timeout_s=120.0)
     if json:
@@ -131,7 +131,7 @@ def unload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
 def restore(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """Put back what a controller that was killed has left changed."""
     from sched_ctl import show
-    from sched_ctl.controller import session as loading
+    from sched_ctl.service import session as loading
 
     problems = loading.put_back(run_dir)
     if json:

@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 def check(json: Json = False) -> None:
     """Tell what this machine can do, why not more, and what to do about it."""
     from sched_ctl import show
-    from sched_ctl.controller.machine import check as look
+    from sched_ctl.cli.check import check as look
 
     findings = look()
     if json:
@@ -44,8 +44,8 @@ def engines(settings: Settings, json: Json = False) -> None:
     import asyncio
 
     from sched_ctl import show
-    from sched_ctl.controller.session import look, no_engine
     from sched_ctl.plugins import drivers
+    from sched_ctl.service.session import look, no_engine
 
     logging.getLogger().setLevel(logging.ERROR)
     found = asyncio.run(look(settings, drivers.drivers()))
@@ -157,10 +157,10 @@ def plan(
     Examples: sched-ctl plan --policy hr;  sched-ctl plan --engine flink --json
     """
     from sched_ctl import show
-    from sched_ctl.controller import session as loading
-    from sched_ctl.controller import views
-    from sched_ctl.controller.rules import check_sections
     from sched_ctl.plugins import drivers
+    from sched_ctl.service import session as loading
+    from sched_ctl.service import views
+    from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
     logging.getLogger().setLevel(logging.WARNING)
@@ -251,7 +251,7 @@ def _least_urgent_last(row: dict[str, Any]) -> float:
 def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """Show what the running controller does: policies, engines, problems, its own cost."""
     from sched_ctl import show
-    from sched_ctl.controller.socket import request
+    from sched_ctl.service.socket import request
 
     answer = request(run_dir, "status")
     if json:
@@ -347,7 +347,7 @@ def explain(
 ) -> None:
     """Tell why a thread has the priority that it has: from its metrics to what is in force."""
     from sched_ctl import show
-    from sched_ctl.controller.socket import request
+    from sched_ctl.service.socket import request
 
     answer = request(run_dir, "explain", {"what": what})
     if json:
@@ -414,9 +414,9 @@ def config(
 
     from sched_ctl import show
     from sched_ctl.config.dump import dump
-    from sched_ctl.controller.roster import wanted_kinds
-    from sched_ctl.controller.rules import check_sections
+    from sched_ctl.engines.roster import wanted_kinds
     from sched_ctl.plugins import drivers
+    from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
     wanted_kinds(settings, drivers.drivers())

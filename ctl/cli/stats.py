@@ -33,7 +33,7 @@ def stats(
     Example: sched-ctl stats --watch
     """
     from sched_ctl import show
-    from sched_ctl.controller.socket import request
+    from sched_ctl.service.socket import request
 
     def ask() -> dict[str, Any]:
         answer: dict[str, Any] = request(run_dir, "dispatch")

@@ -1,1 +1,1 @@
-"""The running controller: loop, rules, engines, socket, and what it shows of itself."""
+"""What the program is about: the loop, its rules, and what is enforced."""

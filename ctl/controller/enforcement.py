@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from sched_ctl.backends import Applied, Backend
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.undo.journal import JournalError
-from sched_ctl.controller.owners import COMMON, user
-from sched_ctl.controller.remarks import Remarks
-from sched_ctl.controller.rules import Rule
+from sched_ctl.controller.rule import Rule
+from sched_ctl.engines.owners import COMMON, user
+from sched_ctl.engines.remarks import Remarks
 from sched_ctl.errors import UserError
 from sched_ctl.model.schedule import Schedule, without
 

@@ -20,17 +20,19 @@ import msgspec
 
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.config.settings import Section, Settings, resolve
-from sched_ctl.controller.boundary import is_ours, words
+from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
-from sched_ctl.controller.engines import Engine, Worker
-from sched_ctl.controller.owners import COMMON, Owners
 from sched_ctl.controller.pace import Pace
-from sched_ctl.controller.remarks import Remarks
-from sched_ctl.controller.roster import Roster, wanted_kinds
-from sched_ctl.controller.rules import Claims, Rule, make_policy
-from sched_ctl.controller.timers import Timer, earliest
+from sched_ctl.controller.rule import Rule, make_policy
 from sched_ctl.decide.guard import Guard
 from sched_ctl.drivers import DriverKind
+from sched_ctl.engines.boundary import is_ours, words
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import COMMON, Owners
+from sched_ctl.engines.remarks import Remarks
+from sched_ctl.engines.roster import Roster, wanted_kinds
+from sched_ctl.engines.timers import Timer, earliest
+from sched_ctl.engines.worker import Worker
 from sched_ctl.errors import UserError
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.metrics.catalogue import MissingMetric
@@ -316,7 +318,13 @@ class Controller:
             if schedule.threads or any(e.domain == domain for e in self.engines.values())
         }
         rule.stage_s["apply"] = time.perf_counter() - began_s
-        self.remarks.tell(rule)
+        self.remarks.tell(
+            rule.name,
+            rule.threads,
+            rule.windows,
+            rule.applied.problems,
+            repaired=bool(rule.repaired),
+        )
 
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""

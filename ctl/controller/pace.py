@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from sched_ctl.controller.rules import Rule
+from sched_ctl.controller.rule import Rule
 from sched_ctl.kernel import psi
 from sched_ctl.probes.pressure import Gauge
 

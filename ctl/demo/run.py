@@ -26,9 +26,8 @@ from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.ladder import choose
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller.lock import hold
 from sched_ctl.controller.loop import Controller
-from sched_ctl.controller.rules import automatic
+from sched_ctl.controller.rule import automatic
 from sched_ctl.demo.report import report
 from sched_ctl.demo.results import AUTO, DISTURBED, OS, Options, Phase, Results
 from sched_ctl.drivers import Target
@@ -38,6 +37,7 @@ from sched_ctl.kernel import procfs
 from sched_ctl.lab import engine as lab
 from sched_ctl.plugins import drivers, registry
 from sched_ctl.runfolder import RunFolder
+from sched_ctl.service.lock import hold
 
 __all__ = ["run"]
 

@@ -11,8 +11,8 @@ import pytest
 
 from engines.cluster import ADAPTIVE, Cluster, running
 from engines.compete import following
-from sched_ctl.controller.socket import request
 from sched_ctl.kernel import procfs
+from sched_ctl.service.socket import request
 from support import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]

@@ -8,10 +8,11 @@ import pytest
 from contenders import SHARES, engine, folder
 from victims import Victim, plan
 
-from sched_ctl.backends import BackendFailed, realtime, slices
-from sched_ctl.backends.quota import Quota, QuotaOptions
-from sched_ctl.backends.realtime import RealTime, RealTimeOptions
-from sched_ctl.backends.slices import SliceOptions, Slices
+from sched_ctl.backends import BackendFailed
+from sched_ctl.backends.cgroups.quota import Quota, QuotaOptions
+from sched_ctl.backends.threads import realtime, slices
+from sched_ctl.backends.threads.realtime import RealTime, RealTimeOptions
+from sched_ctl.backends.threads.slices import SliceOptions, Slices
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched

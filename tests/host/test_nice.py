@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from victims import Victim, plan, state
 
-from sched_ctl.backends.nice import Nice, NiceOptions
+from sched_ctl.backends.threads.nice import Nice, NiceOptions
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal, JournalError
 from sched_ctl.backends.undo.records import Set

@@ -13,11 +13,11 @@ import pytest
 from fakes import FakeBackend, FakeEngine, backends
 
 from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller import views
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.model.topology import HelperThread, Snapshot, Thread
 from sched_ctl.probes.answering import AnsweringTime
+from sched_ctl.service import views
 from support import wait_until
 
 

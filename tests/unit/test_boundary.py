@@ -14,12 +14,12 @@ import pytest
 from fakes import FakeBackend, FakeEngine, backends, drive
 
 from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller import views
-from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.engines.engine import Engine
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.model.topology import Snapshot
+from sched_ctl.service import views
 
 QUICK = Settings(
     policy=(Section(policy="hr"),),

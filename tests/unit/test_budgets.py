@@ -11,18 +11,18 @@ from threading import Thread
 
 import pytest
 from fakes import FakeEngine
+from stress import fuzz
 
-from bench import fuzz
 from sched_ctl.config.settings import Settings
-from sched_ctl.controller import roster
-from sched_ctl.controller.engines import Engine
-from sched_ctl.controller.owners import Owners
-from sched_ctl.controller.remarks import Remarks
-from sched_ctl.controller.roster import Roster
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import local
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.engines import roster
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import Owners
+from sched_ctl.engines.remarks import Remarks
+from sched_ctl.engines.roster import Roster
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.netns import listeners

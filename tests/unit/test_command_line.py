@@ -13,15 +13,15 @@ import pytest
 
 from sched_ctl.backends import Probe, ladder
 from sched_ctl.config.settings import Settings
-from sched_ctl.controller.lock import run_folder
-from sched_ctl.controller.session import no_engine
-from sched_ctl.controller.socket import request
 from sched_ctl.drivers.flink.driver import kind as flink
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.errors import UserError
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
 from sched_ctl.pipeline.generate import Plan, generate
+from sched_ctl.service.lock import run_folder
+from sched_ctl.service.session import no_engine
+from sched_ctl.service.socket import request
 
 RUN = "import sys; from sched_ctl.start import main; sys.argv[0] = 'sched-ctl'; main()"
 

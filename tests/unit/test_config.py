@@ -16,9 +16,9 @@ from sched_ctl.config.settings import (
     declared,
     resolve,
 )
-from sched_ctl.controller.rules import check_sections
 from sched_ctl.errors import UserError
 from sched_ctl.model.access import Access
+from sched_ctl.service.sections import check_sections
 
 BACKENDS = {kind.name: kind.options for kind in ladder.KINDS}
 

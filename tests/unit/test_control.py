@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sched_ctl.controller import session
-from sched_ctl.controller import socket as control
 from sched_ctl.errors import UserError
 from sched_ctl.runfolder import RunFolder
+from sched_ctl.service import session
+from sched_ctl.service import socket as control
 
 held_up = threading.Event()  # the server is, by its verb "hold up"
 

@@ -17,11 +17,10 @@ from fakes import FakeBackend, FakeEngine, backends, chains, sleeping_threads
 from sched_ctl.backends import Applied
 from sched_ctl.backends.undo.journal import JournalError
 from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller import views
-from sched_ctl.controller.engines import carry_over
 from sched_ctl.controller.loop import Controller
 from sched_ctl.decide import decision
 from sched_ctl.drivers import Target
+from sched_ctl.engines.engine import carry_over
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.schedule import Schedule
@@ -34,6 +33,7 @@ from sched_ctl.model.topology import (
     Thread,
     Topology,
 )
+from sched_ctl.service import views
 from support import wait_until
 
 QUICK = Settings(

@@ -6,8 +6,8 @@ from typing import Never
 
 import pytest
 
-from sched_ctl.controller.engines import Engine
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.engines.engine import Engine
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel.crowd import MOST, slowness
 

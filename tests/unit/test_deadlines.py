@@ -1,6 +1,6 @@
 import pytest
 
-from sched_ctl.controller.timers import Timer, earliest
+from sched_ctl.engines.timers import Timer, earliest
 
 
 def test_late_passes_do_not_shift_those_that_follow() -> None:

@@ -14,12 +14,12 @@ import pytest
 from sched_ctl.backends import Applied, Backend, Probe, ladder
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.controller import machine
-from sched_ctl.controller.session import _choose
+from sched_ctl.cli import check as machine
 from sched_ctl.errors import UserError
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
 from sched_ctl.model.topology import Thread, UserThread
+from sched_ctl.service.session import _choose
 
 
 class Fake(Backend):

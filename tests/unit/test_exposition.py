@@ -13,9 +13,9 @@ from fakes import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
 from sched_ctl.config.settings import Section, Settings
-from sched_ctl.controller import bottlenecks, endpoint
 from sched_ctl.controller.loop import Controller
 from sched_ctl.errors import UserError
+from sched_ctl.service import bottlenecks, endpoint
 from sched_ctl.telemetry.exposition import FAMILIES, MOST_OPERATORS, page
 
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana-dashboard.json"

@@ -18,7 +18,7 @@ main()
 """
 MODULES = """
 import sys
-import sched_ctl.controller.session, sched_ctl.controller.recording, sched_ctl.cli.fleet
+import sched_ctl.service.session, sched_ctl.service.recording, sched_ctl.cli.fleet
 import sched_ctl.telemetry.replay, sched_ctl.pipeline, sched_ctl.pipeline.tables
 print(*({"pyspark", "pandas", "pyarrow", "py4j"} & set(sys.modules)))
 """

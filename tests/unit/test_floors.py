@@ -19,8 +19,9 @@ FLOORS = (
     ("drivers",),
     ("plugins",),
     ("adapt", "decide", "policies", "config"),
-    ("backends", "sim", "telemetry"),
+    ("backends", "engines", "sim", "telemetry"),
     ("controller",),
+    ("service",),
     ("demo", "pipeline"),
     ("cli",),
     ("start",),
@@ -36,8 +37,13 @@ NEVER = {
     "policies": {"backends", "kernel", "drivers", "show"},
     "drivers": {"backends", "metrics", "show"},
     "backends": {"drivers", "plugins", "decide", "policies", "config", "show"},
+    "engines": {"decide", "policies", "plugins", "show"},
+    "controller": {"show"},
     "telemetry": {"backends", "kernel", "show"},
-    "pipeline": {"backends", "controller", "drivers", "kernel", "probes", "show"},
+    "pipeline": {
+        *("backends", "controller", "drivers", "engines"),
+        *("kernel", "probes", "service", "show"),
+    },
     "sim": {"backends", "kernel", "drivers", "probes", "config", "show"},
 }
 FOLDERS = {

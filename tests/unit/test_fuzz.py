@@ -1,8 +1,8 @@
-"""A little of `bench/fuzz.py`: garbage ends in errors for users, and in nothing else."""
+"""A little of `tests/stress/fuzz.py`: garbage ends in errors for users, and in nothing else."""
 
 import pytest
+from stress import fuzz
 
-from bench import fuzz
 from sched_ctl.drivers.flink import local
 
 

@@ -113,7 +113,7 @@ def run(folder: Path, *arguments: str, **files: str) -> "subprocess.CompletedPro
             *("-p", "no:cacheprovider", "-v", *arguments),
         ],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'vagrant'}"},
+        env=os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS / 'helpers'}:{TESTS.parent / 'vagrant'}"},
         capture_output=True,
         text=True,
         timeout=120,

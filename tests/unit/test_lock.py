@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sched_ctl.controller import lock
-from sched_ctl.controller.lock import hold, run_folder
 from sched_ctl.errors import UserError
+from sched_ctl.service import lock
+from sched_ctl.service.lock import hold, run_folder
 
 ROOT = pytest.mark.needs("root")
 HOLDS = """

@@ -16,16 +16,17 @@ from fakes import FakeBackend, FakeEngine, backends, drive, sleeping_threads
 from sched_ctl.backends import Backend, Probe
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.config.settings import Section, SettingError, Settings
-from sched_ctl.controller import owners, views
-from sched_ctl.controller.engines import Engine
 from sched_ctl.controller.loop import Controller
-from sched_ctl.controller.owners import Owners, belonging
 from sched_ctl.decide import decision
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.flink import local
 from sched_ctl.drivers.sources import search
+from sched_ctl.engines import owners
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import Owners, belonging
 from sched_ctl.kernel import procfs
 from sched_ctl.model.topology import Thread
+from sched_ctl.service import views
 from support import wait_until
 
 QUICK = Settings(
@@ -112,7 +113,7 @@ def test_what_spoils_one_users_pass_spoils_no_other(monkeypatch: pytest.MonkeyPa
         return decided(scope, *rest)
 
     decided = decision.decide
-    monkeypatch.setattr("sched_ctl.controller.rules.decide", decide)
+    monkeypatch.setattr("sched_ctl.controller.rule.decide", decide)
     backend = FakeBackend()
     controller = Controller(
         QUICK, FakeEngine.kind(of("root", 0), of("ann", ANN)), backends(backend)

@@ -7,8 +7,8 @@ import pytest
 
 from sched_ctl.config.settings import Section
 from sched_ctl.controller.pace import Pace
-from sched_ctl.controller.rules import Rule, make_policy
-from sched_ctl.controller.timers import Timer
+from sched_ctl.controller.rule import Rule, make_policy
+from sched_ctl.engines.timers import Timer
 from sched_ctl.probes.pressure import Gauge, Level
 
 

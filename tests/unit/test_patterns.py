@@ -8,9 +8,10 @@ import pytest
 from plans import plan, snapshot
 from sched_ctl.backends.scx.hints import Limits, hints
 from sched_ctl.config.settings import Section
-from sched_ctl.controller.rules import Claims, Rule
-from sched_ctl.controller.timers import Timer
+from sched_ctl.controller.claims import Claims
+from sched_ctl.controller.rule import Rule
 from sched_ctl.decide.decision import decide
+from sched_ctl.engines.timers import Timer
 from sched_ctl.metrics.catalogue import Resolution, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import engine_fits, first, fits, names_of

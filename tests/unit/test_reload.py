@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from fakes import FakeBackend, FakeEngine, backends
 
-from sched_ctl.backends.nice import NiceOptions
+from sched_ctl.backends.threads.nice import NiceOptions
 from sched_ctl.config.settings import Section, SettingError, Settings
-from sched_ctl.controller import views
 from sched_ctl.controller.loop import Controller
-from sched_ctl.controller.reload import ReadAgain, reload, reloaded
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.access import Access
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.service import views
+from sched_ctl.service.reload import ReadAgain, reload, reloaded
 
 QUICK = Settings(
     policy=(Section(policy="hr"),),

@@ -32,7 +32,7 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_some.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_some.py"]
-    path = {"PYTHONPATH": str(TESTS), "PATH": "/usr/bin:/bin"}
+    path = {"PYTHONPATH": f"{TESTS}:{TESTS / 'helpers'}", "PATH": "/usr/bin:/bin"}
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=path, check=False, timeout=60
     )

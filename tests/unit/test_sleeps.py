@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sched_ctl.controller import machine
+from sched_ctl.cli import check as machine
 from sched_ctl.kernel import procfs, sleeping
 from sched_ctl.kernel.sleeping import Sleep, in_words, where
 from sched_ctl.model.topology import Thread

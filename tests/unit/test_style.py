@@ -51,5 +51,7 @@ def test_types() -> None:
     """All in one run, which reads what they have in common once."""
     tree = import_tree()
     folders = [name for name in ("tests", "bench", "vagrant") if any((ROOT / name).rglob("*.py"))]
-    path = f"{tree}:{ROOT / 'tests'}:{ROOT / 'vagrant'}"
+    path = ":".join(
+        map(str, (tree, *(ROOT / name for name in ("tests/helpers", "tests", "vagrant"))))
+    )
     run("mypy", str(tree / "sched_ctl"), *folders, MYPYPATH=path)

@@ -12,11 +12,11 @@ from fakes import FakeBackend, FakeEngine, backends
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import Section, SettingError, Settings, Switch
-from sched_ctl.controller import views
 from sched_ctl.controller.loop import Controller
-from sched_ctl.controller.rules import check_sections
 from sched_ctl.controller.switches import Watch
 from sched_ctl.metrics.catalogue import MissingMetric
+from sched_ctl.service import views
+from sched_ctl.service.sections import check_sections
 
 
 def states(switch: Switch, values: list[float]) -> list[bool]:

@@ -14,7 +14,7 @@ from sched_ctl.cli import app
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import ConfigError, Section, Settings, resolve
-from sched_ctl.controller.rules import make_policy
+from sched_ctl.controller.rule import make_policy
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.feasibility import Judgement, Load, Standing, feasible

@@ -14,9 +14,9 @@ from typing import Any
 
 from engines.cluster import SLOWER, Cluster, patiently, running
 from engines.compete import State, states
-from sched_ctl.controller.socket import request
 from sched_ctl.kernel import sched, schedext
 from sched_ctl.runfolder import RunFolder
+from sched_ctl.service.socket import request
 
 OPERATORS = 5
 BUFFER_TIMEOUT = "100 ms"  # Flink's own

@@ -12,8 +12,9 @@ from pathlib import Path
 from victims import Victim, plan
 from vm.inside import look_until
 
-from sched_ctl.backends import BackendFailed, cgroup2
-from sched_ctl.backends.cgroup2 import Cgroup2, Cgroup2Nice, Cgroup2Options
+from sched_ctl.backends import BackendFailed
+from sched_ctl.backends.cgroups import v2
+from sched_ctl.backends.cgroups.v2 import Cgroup2, Cgroup2Nice, Cgroup2Options
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import threads_of
@@ -146,11 +147,11 @@ def check_a_cgroup_with_children_is_refused_in_words() -> None:
         inner.mkdir()
         child = int(victim.ask("threads 1")) and int(victim.ask("child 0"))
         cgroup.write(inner / "cgroup.procs", str(child))
-        problem = cgroup2.why_not(ENGINE, MOUNT)
+        problem = v2.why_not(ENGINE, MOUNT)
         assert problem is not None and "inner" in problem[0], problem
         cgroup.write(ENGINE / "cgroup.procs", str(child))
         inner.rmdir()
-        assert cgroup2.why_not(ENGINE, MOUNT) is None
+        assert v2.why_not(ENGINE, MOUNT) is None
 
 
 def check_one_unfit_cgroup_spoils_no_other() -> None:

@@ -22,13 +22,14 @@ from vm.inside import only_on, text_of
 from vm.machine import wait_for
 
 from sched_ctl import cli, show
+from sched_ctl.cli import check as machine
 from sched_ctl.config.files import load as load_settings
-from sched_ctl.controller import machine, views
-from sched_ctl.controller import session as loading
 from sched_ctl.kernel import cgroup, procfs, sched, schedext
 from sched_ctl.lab import engine as lab
 from sched_ctl.plugins import drivers, registry
 from sched_ctl.runfolder import RunFolder
+from sched_ctl.service import session as loading
+from sched_ctl.service import views
 from support import wait_until
 
 KERNELS = ("6.18", "7.3")

@@ -12,10 +12,10 @@ from vm.inside import look_until, only_on, text_of
 from vm.machine import journal, progress, schedule, spinning
 
 from sched_ctl.backends import Backend, ladder
-from sched_ctl.backends.cgroup2 import Cgroup2Nice
-from sched_ctl.backends.neighbours import AUTOGROUP
-from sched_ctl.backends.nice import Nice
+from sched_ctl.backends.cgroups.v2 import Cgroup2Nice
 from sched_ctl.backends.scx.probe import probe
+from sched_ctl.backends.threads.neighbours import AUTOGROUP
+from sched_ctl.backends.threads.nice import Nice
 from sched_ctl.kernel import cgroup, schedext
 from sched_ctl.model.topology import Thread
 

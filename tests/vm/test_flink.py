@@ -22,7 +22,11 @@ def test_flink_under_sched_ext(vm: Callable[..., Any], kernel_image: Callable[[s
     kernel_image(KERNEL)
     cluster.job_jar(cluster.download())  # a guest has no network, and can write nothing here
     command = [
-        *("env", f"PYTHONPATH={ROOT / 'tests'}", f"SCHED_CTL_ENGINES={cluster.CACHE}"),
+        *(
+            "env",
+            f"PYTHONPATH={ROOT / 'tests'}:{ROOT / 'tests' / 'helpers'}",
+            f"SCHED_CTL_ENGINES={cluster.CACHE}",
+        ),
         *(sys.executable, str(Path(__file__).with_name("flink_inside.py"))),
     ]
     for _ in range(2):

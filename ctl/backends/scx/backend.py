@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sched_ctl.backends import Applied, Backend
-from sched_ctl.backends.parameters import Parameters, Target, policy_alone
 from sched_ctl.backends.scx import server
 from sched_ctl.backends.scx.hints import Limits, Part, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
@@ -31,6 +30,7 @@ from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import mode_of
 from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, write
 from sched_ctl.backends.scx.weight import Weight
+from sched_ctl.backends.threads.parameters import Parameters, Target, policy_alone
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup, sched
 from sched_ctl.kernel.scheduler import Exit, LoadError, Scheduler

@@ -1,0 +1,1 @@
+"""Backends that put threads into groups of their own."""

@@ -1,0 +1,425 @@
+"""Groups of threads as cgroups with CPU weights, and nice values inside them.
+
+Our cgroups lie in one folder `sched-ctl` inside the cgroup in which the engine's threads are found
+(its base), so the limits of the engine's container or service keep holding. A process goes there
+as a whole or not at all: a group of operators alone would put the rest of its virtual machine, the
+garbage collector and the heartbeats, at a disadvantage. The folder weighs as much as the processes
+did without it (see `neighbours`). What a schedule asks for becomes:
+
+* groups with shares: a cgroup each, whose weights have the ratios of the shares, and one for the
+  *rest*, all other threads of these processes, which weighs as much as the heaviest of the others;
+* no groups, weights alone: a cgroup for each thread with a weight by its priority, or, beyond
+  `max_groups` threads, one for each level of priority, which weighs as much as its threads;
+* no groups, with nice inside: nice alone, and no cgroup, where nice counts between all threads
+  and between nobody else. That is so in a cgroup of the engine's own, and in one session under
+  autogroup. Processes of the root cgroup for which it is not go into one cgroup together.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from sched_ctl.backends import Applied, Backend, BackendFailed
+from sched_ctl.backends.cgroups.places import Places
+from sched_ctl.backends.cgroups.wanted import Wanted, wanted_groups
+from sched_ctl.backends.threads import neighbours, nice
+from sched_ctl.backends.threads.nice import Nice, NiceOptions, inside_groups, with_shares
+from sched_ctl.backends.undo import put_back as undo
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.records import Moved
+from sched_ctl.kernel import cgroup, identity
+from sched_ctl.kernel.births import Births
+from sched_ctl.kernel.cgroup import ROOT_NAME
+from sched_ctl.model.schedule import Group as Shared
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+
+__all__ = ["GroupOptions", "Groups", "planned"]
+
+DRIFT = 0.02  # a weight that follows the demand is rewritten when it is off by that much
+
+
+class GroupOptions(NiceOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the cgroup backends; those of nice count where nice goes inside the groups."""
+
+    max_groups: Annotated[
+        int,
+        msgspec.Meta(description="cgroups at most, for a schedule without groups", ge=1, le=10_000),
+    ] = 256
+
+
+@dataclass
+class _Scope:
+    """place: threads in groups of their own. whole: processes taken along -> their base."""
+
+    threads: tuple[Thread, ...] = ()
+    keys: tuple[str | None, ...] = ()
+    groups: Mapping[str, Shared] = field(default_factory=dict)
+    place: dict[Thread, Path] = field(default_factory=dict)
+    whole: dict[int, Path] = field(default_factory=dict)
+    gone: int = 0
+    unfit: tuple[str, ...] = ()  # bases that cannot have groups, in words
+    tried_s: float = 0.0  # when it was last seen that they cannot
+
+
+class Groups(Places, Backend):
+    """Common part of the cgroup backends; see `backends.Backend`."""
+
+    name: ClassVar[str]
+    with_nice: ClassVar[bool]
+
+    def __init__(self, journal: Journal, options: GroupOptions | None = None) -> None:
+        self.options = options or self.default_options()
+        super().__init__(journal)
+        self._nice = Nice(journal, self.options)
+        self._scopes: dict[str, _Scope] = {}
+        self._weights: dict[Path, int] = {}  # as we wrote them
+        self._demand: dict[Path, neighbours.Demand] = {}  # by base
+        self._spoilt: dict[Path, tuple[float, BackendFailed]] = {}  # bases: since when, and why
+        self._looked_at = time.monotonic()
+        self._births = Births()
+
+    @classmethod
+    def default_options(cls) -> GroupOptions:
+        return GroupOptions()
+
+    def apply(self, schedule: Schedule) -> Applied:
+        """See `Backend.apply`. Raises BackendFailed where no base can have groups.
+
+        Where only some engines' cgroups cannot, their threads get nice values alone, moved by the
+        shares, and a problem says so.
+        """
+        scope = self._scopes.setdefault(schedule.scope, _Scope())
+        by_priority = not (schedule.groups or self.with_nice)
+        same = scope.threads == schedule.threads and scope.groups == schedule.groups
+        if scope.unfit and time.monotonic() - scope.tried_s >= self.options.recheck:
+            scope.keys, same = (), False  # somebody may have mended it
+        problems: list[str] = []
+        writes = repaired = 0
+        try:
+            if by_priority or not same:
+                wanted = self._wanted(schedule)
+                if scope.threads != schedule.threads or scope.keys != wanted.keys:
+                    writes += self._place(scope, schedule, wanted, problems)
+                writes += self._weigh(scope, schedule, wanted)
+                scope.groups = dict(schedule.groups)
+            writes += self._balance()
+        except OSError as error:
+            raise BackendFailed(f"{error.filename}: {error.strerror}") from error
+        now = time.monotonic()
+        stirred = self._births.changed(self._pids)
+        if stirred or now - self._looked_at >= self.options.recheck:
+            self._looked_at = now
+            repaired = self._repair()
+        placed = Applied(
+            writes=writes + repaired,
+            unchanged=max(0, len(schedule.threads) - writes - scope.gone),
+            repaired=repaired,
+            gone=scope.gone,
+            problems=(*scope.unfit, *problems),
+        )
+        if not self.with_nice:
+            return placed
+        levels = inside_groups(schedule, self.options)
+        if scope.unfit:
+            outside = [row for row, t in enumerate(schedule.threads) if t not in scope.place]
+            levels[outside] = with_shares(schedule, self.options)[outside]
+        inner = self._nice.write(schedule, levels)
+        return Applied(
+            writes=placed.writes + inner.writes,
+            unchanged=min(placed.unchanged, inner.unchanged),
+            repaired=placed.repaired + inner.repaired,
+            gone=max(placed.gone, inner.gone),
+            problems=(*placed.problems, *inner.problems),
+        )
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        found: dict[str, str | float] = dict(self._nice.applied(thread))
+        for scope in self._scopes.values():
+            base = scope.whole.get(thread.pid)
+            if folder := scope.place.get(thread) or (base and self._rest(base)):
+                found["cgroup"] = str(folder)
+                found[self._tree.weight] = self._weights.get(folder, 0)
+        return found
+
+    def restore(self) -> tuple[str, ...]:
+        problems = list(self._nice.restore())
+        self._scopes.clear()
+        problems += self._tidy()
+        return tuple(problems)
+
+    # What is wanted
+
+    def _wanted(self, schedule: Schedule) -> Wanted:
+        scale, most = self._tree.weights, self.options.max_groups
+        return wanted_groups(schedule, scale, most, by_priority=not self.with_nice)
+
+    # Where threads are
+
+    def _place(self, scope: _Scope, schedule: Schedule, wanted: Wanted, problems: list[str]) -> int:
+        """Make the groups, move the threads that are not where they should be; tidy up."""
+        bases = [self._base(thread) for thread in schedule.threads]
+        where = list(zip(schedule.threads, bases, wanted.keys, strict=True))
+        pooled = self._pooled((thread.pid, base) for thread, base, _ in where if base)
+        hidden = {t.pid for t, base, _ in where if base is None and identity.same(t) is not None}
+        gone = bases.count(None)
+        fit: dict[Path, BackendFailed | None] = {}
+        target: dict[Thread, Path] = {}
+        whole: dict[int, Path] = {}
+        for thread, base, key in where:
+            if base is None or (key is None and base not in pooled):
+                continue
+            if base not in fit:
+                fit[base] = self._unfit(base)
+            if fit[base] is not None:
+                continue
+            whole[thread.pid] = base
+            if key is not None:
+                target[thread] = base / ROOT_NAME / self._slug(schedule.scope, key)
+        for base in set(whole.values()):
+            with self._at(base):
+                for folder in (self._rest(base), *dict.fromkeys(target.values())):
+                    if _base_of(folder) == base:
+                        self._make(folder)
+            fit[base] = self._trouble(base)
+        whole = {pid: base for pid, base in whole.items() if fit[base] is None}
+        target = {t: folder for t, folder in target.items() if fit[_base_of(folder)] is None}
+        unfit = [error for error in fit.values() if error is not None]
+        others = [other for other in self._scopes.values() if other is not scope]
+        if unfit and not whole and not any(other.whole for other in others):
+            raise unfit[0]
+        only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
+        scope.unfit = tuple(f"{error.message}: {only}" for error in unfit) + tuple(
+            f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
+            for pid in sorted(hidden)
+        )
+        scope.tried_s = time.monotonic()
+        writes, lost = self._put(scope, target, problems)
+        gone += lost
+        before = scope.whole
+        scope.threads, scope.keys = schedule.threads, wanted.keys
+        scope.whole, scope.gone = whole, gone
+        kept = {pid for other in self._scopes.values() for pid in other.whole}
+        for pid, base in whole.items():
+            with self._at(base):
+                writes += self._take_along(pid, base, problems)
+        for pid in before.keys() - kept:
+            writes += self._let_go(pid, before[pid])
+        problems += self._tidy()
+        return writes
+
+    def _put(
+        self, scope: _Scope, target: dict[Thread, Path], problems: list[str]
+    ) -> tuple[int, int]:
+        """Threads into their groups, and those that need none any more into the rest's.
+
+        Returns the writes, and how many are gone.
+        """
+        self._journal.write(
+            Moved(thread.pid, thread.tid, thread.start_time, str(folder.parent.parent))
+            for thread, folder in target.items()
+            if thread.key not in self._journal.state.moved
+        )
+        new = [(thread, f) for thread, f in target.items() if scope.place.get(thread) != f]
+        writes = sum(self._move(thread, folder, problems) for thread, folder in new)
+        gone = len(new) - writes
+        for thread, folder in scope.place.items():
+            if thread not in target:
+                writes += self._move(thread, self._rest(folder.parent.parent), [])
+        scope.place = target
+        return writes, gone
+
+    def _pooled(self, places: Iterable[tuple[int, Path]]) -> set[Path]:
+        """Bases whose processes must have a group together for nice to count as it should.
+
+        In the root cgroup nice counts between the threads of a session only, so several sessions
+        need one. Without autogroup it would count against the whole machine.
+        """
+        pids = {pid for pid, base in places if base == self._tree.mount}
+        if not self.with_nice or not pids:
+            return set()
+        if neighbours.autogroup_is_on() and len(neighbours.sessions(pids)) <= 1:
+            return set()
+        return {self._tree.mount}
+
+    # What they weigh
+
+    def _weigh(self, scope: _Scope, schedule: Schedule, wanted: Wanted) -> int:
+        """Write the weights of groups that differ. Returns how many."""
+        key_of = dict(zip(schedule.threads, wanted.keys, strict=True))
+        weights = {
+            folder: wanted.weights[key]
+            for thread, folder in scope.place.items()
+            if (key := key_of[thread]) is not None
+        }
+        writes = 0
+        for folder, weight in weights.items():
+            with self._at(_base_of(folder)):
+                writes += self._write_weight(folder, weight)
+        return writes
+
+    def _balance(self) -> int:
+        """Weights of our folders, and of the rest in them. Returns how many were written."""
+        writes = 0
+        bases: dict[Path, set[int]] = {}
+        for scope in self._scopes.values():
+            for pid, base in scope.whole.items():
+                bases.setdefault(base, set()).add(pid)
+        for base, pids in bases.items():
+            with self._at(base):
+                writes += self._balance_base(base, pids)
+        return writes
+
+    def _balance_base(self, base: Path, pids: set[int]) -> int:
+        _, high, default = self._tree.weights
+        root, rest = base / ROOT_NAME, self._rest(base)
+        of_groups = {f for scope in self._scopes.values() for f in scope.place.values()}
+        inside = [self._weights.get(f, default) for f in of_groups if f.parent == root]
+        heaviest = max(inside, default=default)
+        writes = int(self._write_weight(rest, min(high, heaviest * len(pids))))
+        if base == self._tree.mount and neighbours.autogroup_is_on():
+            threads, drift = neighbours.sessions_weight(pids), 0.0
+        else:
+            demand = self._demand.setdefault(base, neighbours.Demand())
+            threads, drift = demand.look(pids), DRIFT
+        return writes + self._write_weight(root, min(high, round(default * threads)), drift)
+
+    def _write_weight(self, folder: Path, weight: int, drift: float = 0.0) -> bool:
+        now = self._weights.get(folder)
+        if now is not None and abs(weight - now) <= drift * now:
+            return False
+        cgroup.write(folder / self._tree.weight, str(weight))
+        self._weights[folder] = weight
+        return True
+
+    # What others do meanwhile
+
+    def _repair(self) -> int:
+        """Put our threads and weights back where they were; others that got in, out."""
+        repaired = 0
+        inside: dict[Path, set[int]] = {}
+        for folder, weight in self._weights.items():
+            with self._at(_base_of(folder)):
+                inside[folder] = set(self._tree.members(folder))
+                if (folder / self._tree.weight).read_text().strip() != str(weight):
+                    cgroup.write(folder / self._tree.weight, str(weight))
+                    repaired += 1
+        place = {t: folder for scope in self._scopes.values() for t, folder in scope.place.items()}
+        for thread, folder in place.items():
+            if thread.tid in inside.get(folder, ()):
+                inside[folder].discard(thread.tid)
+            elif self._move(thread, folder, []):
+                repaired += 1
+        rests = {
+            self._rest(base) for scope in self._scopes.values() for base in scope.whole.values()
+        }
+        for folder, strangers in inside.items():
+            if folder in rests or folder.name == ROOT_NAME:
+                continue
+            for tid in strangers:  # born of a thread in a query's group
+                try:
+                    self._tree.move(tid, self._rest(folder.parent.parent))
+                except OSError:
+                    continue  # it ended, or goes when the group is removed
+        for scope in self._scopes.values():
+            for pid, base in scope.whole.items():
+                with self._at(base):
+                    repaired += self._take_along(pid, base, [])
+        return repaired
+
+    @contextmanager
+    def _at(self, base: Path) -> Iterator[None]:
+        """What fails in a base is the trouble of the engines there alone.
+
+        Its owner may rename our folder, or the base itself, or take the controller away. Those
+        engines go on without groups from the next pass on; later it is tried again.
+        """
+        try:
+            yield
+        except (OSError, BackendFailed) as error:
+            if not isinstance(error, BackendFailed):
+                why = f"the cgroup {base} cannot be used: {error.filename}: {error.strerror}"
+                error = BackendFailed(why)
+            self._spoilt[base] = time.monotonic(), error
+            for scope in self._scopes.values():
+                if base in scope.whole.values():
+                    scope.threads = ()  # they are placed anew
+                    scope.whole = {pid: b for pid, b in scope.whole.items() if b != base}
+                    scope.place = {t: f for t, f in scope.place.items() if _base_of(f) != base}
+            self._weights = {f: w for f, w in self._weights.items() if _base_of(f) != base}
+
+    def _trouble(self, base: Path) -> BackendFailed | None:
+        return self._spoilt[base][1] if base in self._spoilt else None
+
+    def _unfit(self, base: Path) -> BackendFailed | None:
+        """Make our folder in a base, or tell why that cannot be."""
+        tried = self._spoilt.get(base)
+        if tried is None or time.monotonic() - tried[0] >= self.options.recheck:
+            self._spoilt.pop(base, None)
+            with self._at(base):
+                self._prepare(base)
+        return self._trouble(base)
+
+    def _pids(self) -> set[int]:
+        return {thread.pid for scope in self._scopes.values() for thread in scope.threads}
+
+    def _tidy(self) -> list[str]:
+        """Remove what no scope needs any more."""
+        scopes = self._scopes.values()
+        used = {folder for scope in scopes for folder in scope.place.values()}
+        used |= {self._rest(base) for scope in scopes for base in scope.whole.values()}
+        roots = {folder.parent for folder in used}
+        held = {pid for scope in scopes for pid in scope.whole}
+        state = self._journal.state
+        mount = self._tree.mount
+        problems = undo.moved(
+            self._journal,
+            [
+                key
+                for key, record in state.moved.items()
+                if record.pid not in held and Path(record.cgroup).is_relative_to(mount)
+            ],
+        )
+        needless = [
+            path
+            for path in state.groups
+            if Path(path) not in used | roots and Path(path).is_relative_to(mount)
+        ]
+        problems += undo.groups(self._journal, needless)
+        for path in needless:
+            self._weights.pop(Path(path), None)
+        bases = {root.parent for root in roots}
+        problems += undo.files(
+            self._journal,
+            [
+                path
+                for path in state.files
+                if Path(path).is_relative_to(mount)
+                and not any(base.is_relative_to(Path(path).parent) for base in bases)
+            ],
+        )
+        return problems
+
+
+def _base_of(folder: Path) -> Path:
+    """The base in which a group of ours lies, or our folder that holds them."""
+    return folder.parent if folder.name == ROOT_NAME else folder.parent.parent
+
+
+def planned(
+    schedule: Schedule, options: GroupOptions, version: Literal[1, 2], *, with_nice: bool
+) -> dict[str, list[object]]:
+    """What `apply` would set, where the engines' cgroups can have groups."""
+    tree = cgroup.Hierarchy(version, Path())
+    wanted = wanted_groups(schedule, tree.weights, options.max_groups, by_priority=not with_nice)
+    values: dict[str, list[object]] = {}
+    if wanted.weights:
+        values[tree.weight] = [None if key is None else wanted.weights[key] for key in wanted.keys]
+    if with_nice:
+        values |= nice.planned(schedule, options, inside_groups(schedule, options))
+    return values

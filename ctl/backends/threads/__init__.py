@@ -1,0 +1,1 @@
+"""Backends that change parameters of single threads."""

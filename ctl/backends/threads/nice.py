@@ -1,0 +1,183 @@
+"""nice: the more urgent a thread, the lower its nice value.
+
+A nice level is worth a factor of 1.25 in CPU time against competitors (kernel: sched-nice-design),
+so 0..10 spans a factor of 9.3: a favoured query gained no more from a wider range. Values below 0
+are left to the user's wish: with them operators would push aside the engine's own control threads,
+its garbage collector among them. The scheduling policy stays what it is: a favoured thread that is
+SCHED_BATCH waits for its turn whenever it wakes up.
+
+Nice counts among threads of one cgroup only (or of one session, with autogroup). The shares of
+groups cannot be had here; see `inside_groups` for what comes near.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+import msgspec
+import numpy as np
+
+from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.backends.threads.neighbours import Rivals
+from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, at_first
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.kernel import procfs, sched
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.normalise import NICE_STEP, nice_levels
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+
+__all__ = ["Nice", "NiceOptions", "inside_groups", "may_lower", "planned", "probe", "with_shares"]
+
+
+class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the nice backend, and of nice inside cgroups."""
+
+    best: Annotated[int, msgspec.Meta(description="nice of the most urgent", ge=-20, le=19)] = 0
+    worst: Annotated[int, msgspec.Meta(description="nice of the least urgent", ge=-20, le=19)] = 10
+    dead_band: Annotated[
+        float,
+        msgspec.Meta(
+            description="a nice value is rewritten when the wanted one, not rounded, is further "
+            "from it than this, so that one on the edge between two does not flip; 0.5: always",
+            ge=0.5,
+            le=19,
+            extra={"unit": "nice levels"},
+        ),
+    ] = 0.6
+    recheck: Recheck = 10.0
+
+    def __post_init__(self) -> None:
+        if self.best > self.worst:
+            raise ValueError(f"`best` {self.best} must not be above `worst` {self.worst}")
+
+
+class Nice(Backend):
+    """The backend; see `backends.Backend`."""
+
+    name: ClassVar[str] = "nice"
+
+    def __init__(self, journal: Journal, options: NiceOptions | None = None) -> None:
+        self.options = options or NiceOptions()
+        self._parameters = Parameters(journal, self.options.recheck)
+        self._rivals: dict[str, Rivals] = {}  # by scope
+        self._last: dict[str, tuple[Schedule, Target]] = {}  # by scope
+
+    def apply(self, schedule: Schedule) -> Applied:
+        last = self._last.get(schedule.scope)
+        if last is None or last[0] is not schedule:
+            target = _target(schedule, wanted(schedule, self.options), self.options)
+            last = self._last[schedule.scope] = schedule, target
+        return self._write(last[1])
+
+    def write(self, schedule: Schedule, levels: Array) -> Applied:
+        """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
+        return self._write(_target(schedule, levels, self.options))
+
+    def _write(self, target: Target) -> Applied:
+        applied = self._parameters.apply(target)
+        if not np.any(target.values >= 0.5):
+            return applied
+        rivals = self._rivals.setdefault(target.scope, Rivals())
+        problem = rivals.look(lambda: {thread.pid for thread in target.threads})
+        return applied + Applied(problems=(problem,)) if problem else applied
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        return self._parameters.applied(thread)
+
+    def restore(self) -> tuple[str, ...]:
+        return self._parameters.restore()
+
+
+def probe() -> Probe:
+    """Whether nice values can be put back to what they were, which takes a privilege."""
+    if not may_lower():
+        return Probe(
+            False,
+            "not permitted to lower a nice value, so no change could be undone",
+            "run as root, or give the process CAP_SYS_NICE",
+        )
+    return Probe(True, "nice works on every kernel" + _autogroup())
+
+
+def wanted(schedule: Schedule, options: NiceOptions) -> Array:
+    """(m,) nice levels, not rounded, for threads that had 0."""
+    if schedule.groups:
+        return with_shares(schedule, options)
+    return nice_levels(schedule, options.best, options.worst)
+
+
+def planned(
+    schedule: Schedule, options: NiceOptions, levels: Array | None = None
+) -> dict[str, list[object]]:
+    """What `apply` would set in these threads as they are now; levels: see `Nice.write`."""
+    levels = wanted(schedule, options) if levels is None else levels
+    found = [procfs.stat(thread.pid, thread.tid) for thread in schedule.threads]
+    own = np.array([0 if stat is None else stat.nice for stat in found], dtype=np.intp)
+    return {"nice": at_first(_target(schedule, levels, options), own).tolist()}
+
+
+def _target(schedule: Schedule, levels: Array, options: NiceOptions) -> Target:
+    best, worst = options.best, options.worst
+    return Target(schedule.scope, schedule.threads, levels, options.dead_band, best, worst)
+
+
+def inside_groups(schedule: Schedule, options: NiceOptions) -> Array:
+    """(m,) nice levels for threads that only compete with those of their own group."""
+    levels = nice_levels(schedule, options.best, options.worst)
+    for group in schedule.groups.values():
+        rows = np.asarray(group.rows, dtype=np.intp)
+        levels[rows] = nice_levels(_part(schedule, rows), options.best, options.worst)
+    return levels
+
+
+def _part(schedule: Schedule, rows: Index) -> Schedule:
+    """The urgencies of some rows; who they belong to does not count here."""
+    return replace(
+        schedule,
+        threads=(),
+        operators=(),
+        form=schedule.form.take(rows),
+        head_age_s=schedule.head_age_s[rows],
+        queue_size=schedule.queue_size[rows],
+        groups={},
+    )
+
+
+def with_shares(schedule: Schedule, options: NiceOptions) -> Array:
+    """Nice levels moved so that a group's weight, summed over its threads, comes near its share.
+
+    Near, because the kernel divides the CPU among the threads that can run: a group whose threads
+    are mostly idle gets less than its share here, and all of it with cgroups.
+    """
+    wanted = inside_groups(schedule, options)
+    total = len(schedule.threads)
+    shares = sum(group.share for group in schedule.groups.values())
+    for group in schedule.groups.values():
+        rows = np.asarray(group.rows, dtype=np.intp)
+        if not len(rows) or not shares > 0:
+            continue
+        weight = (NICE_STEP ** -wanted[rows]).sum() / total
+        wanted[rows] += np.log(weight / (group.share / shares)) / np.log(NICE_STEP)
+    wanted += options.best - wanted.min(initial=np.inf)
+    return np.clip(wanted, options.best, options.worst)
+
+
+def may_lower() -> bool:
+    """Try it on ourselves; nothing is left changed."""
+    try:
+        nice = sched.get_nice(0)
+        sched.set_nice(0, max(nice - 1, -20))
+        sched.set_nice(0, nice)
+    except OSError:
+        return False
+    return True
+
+
+def _autogroup() -> str:
+    """A warning, where nice values do not count between engines."""
+    with contextlib.suppress(OSError):
+        if procfs.text("/proc/sys/kernel/sched_autogroup_enabled").strip() == "1":
+            return "; autogroup is on: it counts inside one session or cgroup only, not between"
+    return ""

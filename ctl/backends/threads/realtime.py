@@ -1,0 +1,125 @@
+"""realtime: SCHED_RR or SCHED_FIFO, a priority by urgency. Only for who asks for it by name.
+
+A real-time thread runs before all ordinary ones, the collector and the heartbeats of its own
+engine among them, and before what else is on the machine. Two bounds keep that from being for
+ever: the kernel's throttling, which must be on (sched(7), sched_rt_runtime_us), and ours: a
+thread that used more than `bound` of a CPU since the last pass is an ordinary one until it uses
+half of that. What real-time threads start is ordinary.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.backends.threads.nice import may_lower
+from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, real_time
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.kernel import procfs, sched
+from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import positions
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+
+__all__ = ["RealTime", "RealTimeOptions", "probe"]
+
+THROTTLE = Path("/proc/sys/kernel/sched_rt_runtime_us")
+POLICIES = {"rr": sched.RR, "fifo": sched.FIFO}
+
+
+class RealTimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the realtime backend."""
+
+    policy: Annotated[Literal["rr", "fifo"], msgspec.Meta(description="SCHED_RR or SCHED_FIFO")] = (
+        "rr"
+    )
+    highest: Annotated[
+        int, msgspec.Meta(description="priority of the most urgent; the least has 1", ge=1, le=49)
+    ] = 10
+    bound: Annotated[
+        float,
+        msgspec.Meta(
+            description="a thread that used more of a CPU is an ordinary one until it uses half",
+            gt=0,
+            le=0.95,
+        ),
+    ] = 0.5
+    recheck: Recheck = 10.0
+
+
+class RealTime(Backend):
+    """The backend; see `backends.Backend`."""
+
+    name: ClassVar[str] = "realtime"
+
+    def __init__(self, journal: Journal, options: RealTimeOptions | None = None) -> None:
+        self.options = options or RealTimeOptions()
+        self._policy = POLICIES[self.options.policy]
+        kind = real_time(self._policy)
+        self._parameters = Parameters(journal, self.options.recheck, kind)
+        self._used: dict[Thread, tuple[float, float]] = {}  # when (s), CPU time until then (s)
+        self._greedy: set[Thread] = set()
+
+    def apply(self, schedule: Schedule) -> Applied:
+        """See `Backend.apply`. Shares are not had here: groups count for nothing."""
+        place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+        levels = 1 + np.nan_to_num(place) * (self.options.highest - 1)
+        levels[np.isnan(place)] = 0  # nothing to say: ordinary
+        levels[self._bounded(schedule.threads)] = 0
+        return self._parameters.apply(Target(schedule.scope, schedule.threads, np.rint(levels)))
+
+    def _bounded(self, threads: tuple[Thread, ...]) -> Array:
+        """(m,) whether each thread has used too much since it was last looked at."""
+        now_s = time.monotonic()
+        for thread in threads:
+            cpu_s = _cpu_seconds(thread)
+            at_s, before_s = self._used.get(thread, (now_s, cpu_s))
+            if now_s > at_s:
+                use = (cpu_s - before_s) / (now_s - at_s)
+                if use > self.options.bound:
+                    self._greedy.add(thread)
+                elif use < self.options.bound / 2:
+                    self._greedy.discard(thread)
+            self._used[thread] = now_s, cpu_s
+        return np.array([thread in self._greedy for thread in threads], dtype=np.bool_)
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        found = dict(self._parameters.applied(thread))
+        if found.get("priority"):
+            found["policy"] = sched.POLICY_NAMES[self._policy]
+        elif found:
+            found["bounded"] = "yes" if thread in self._greedy else "no"
+        return found
+
+    def restore(self) -> tuple[str, ...]:
+        self._used.clear()
+        self._greedy.clear()
+        return self._parameters.restore()
+
+
+def probe() -> Probe:
+    try:
+        runtime_us = int(procfs.text(THROTTLE))
+    except (OSError, ValueError):
+        return Probe(False, f"{THROTTLE} cannot be read, so nothing would bound real-time threads")
+    if runtime_us < 0:
+        return Probe(
+            False,
+            "real-time threads are not throttled: one that spins would take its CPU for good",
+            "sysctl kernel.sched_rt_runtime_us=950000",
+        )
+    if not may_lower():
+        return Probe(False, "not permitted to raise priorities", "run as root")
+    return Probe(True, f"real-time threads are throttled to {runtime_us / 1e4:.0f}% by the kernel")
+
+
+def _cpu_seconds(thread: Thread) -> float:
+    try:
+        text = procfs.text(f"/proc/{thread.pid}/task/{thread.tid}/schedstat")
+    except OSError:
+        return 0.0
+    return int(text.split()[0]) / 1e9

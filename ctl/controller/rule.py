@@ -1,0 +1,363 @@
+"""One `[[policy]]` section at work, and the schedule that follows."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from sched_ctl.backends import Applied
+from sched_ctl.config.settings import Section
+from sched_ctl.controller.claims import Claims
+from sched_ctl.controller.switches import PRESSURE, Watch, joined
+from sched_ctl.decide.decision import decide
+from sched_ctl.decide.guard import Guard
+from sched_ctl.decide.starved import only_starved
+from sched_ctl.engines.boundary import is_ours
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import COMMON, scope
+from sched_ctl.engines.timers import Timer
+from sched_ctl.kernel.cpus import cpus_of
+from sched_ctl.metrics.averages import Averages
+from sched_ctl.metrics.averages import window as window_of
+from sched_ctl.metrics.catalogue import Resolution, evaluate, resolve
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.policy import Level, Policy
+from sched_ctl.model.schedule import Schedule, without
+from sched_ctl.model.topology import Thread
+from sched_ctl.plugins import registry
+from sched_ctl.probes import threads as probes
+
+NO_ORDER = "constant"
+
+__all__ = ["Rule", "automatic", "make_policy"]
+
+
+def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
+    """What the policy "auto" stands for, and why, in words. targets: whether queries have any.
+
+    It is what measured best. Where the kernel decides at each dispatch: one that weighs how long
+    each has waited, but never by that alone: what has waited for long beside a saturated query is
+    that query's own backlog (`bsd` was seen to make a light one wait 3 to 55 times as long), and an
+    order that never moves (`hr`) switches more often inside a query. Where nice values or cgroup
+    weights are written now and then, ages have changed before they count: then light queries first,
+    and nothing else. A single query is left as it is there: a saturated one lost 4% of its
+    throughput under `hr`, and LR, STATS and ETL of the lab engine lose latency. What has a target
+    goes by that, and the rest as it would without.
+    """
+    if targets:
+        return "deadline", "for the targets"
+    if backend == "scx":
+        return "balanced", "order at each dispatch"
+    return "light-first", f"{backend} cannot follow waiting times"
+
+
+def make_policy(section: Section, backend: str) -> Policy:
+    """The policy that a section names, at the level it asks for."""
+    targets = bool(section.target)
+    name = automatic(backend, targets)[0] if section.policy == "auto" else section.policy
+    options = dict(section.options)
+    if name == "deadline":
+        options.setdefault("targets", section.target or ())
+        if section.policy == "auto":
+            options.setdefault("others", automatic(backend)[0])
+    policy = registry.policy(name, options)
+    # All that may be needed, so that what is missing is an error at once and not at a switch.
+    needs = policy.needs.union(
+        *(registry.policy(s.policy, s.options).needs for s in section.switch)
+    )
+    needs |= {switch.metric for switch in section.switch} - {PRESSURE}
+    if needs != policy.needs:
+        policy = replace(policy, needs=needs)
+    if section.only_starved:
+        policy = only_starved(policy)
+    if section.level in (None, "auto"):
+        return policy
+    return replace(policy, level=Level(section.level))
+
+
+@dataclass
+class Rule:
+    """A `[[policy]]` section at work: its policy, its clock, and what came of its last pass."""
+
+    section: Section  # resolved: no None left, see config.settings.resolve
+    policy: Policy
+    backend: str  # the name of the one in force
+    timer: Timer
+    fair: dict[str, str] = field(default_factory=dict)  # backend -> that in its place for users
+    queries: dict[str, int] = field(default_factory=dict)  # ruled, with threads here, by domain
+    variants: dict[str, Policy] = field(default_factory=dict)  # what "auto" is, by domain
+    resolutions: dict[str, tuple[frozenset[str], Resolution]] = field(default_factory=dict)
+    averages: dict[str, Averages] = field(default_factory=dict)  # by engine
+    decided: dict[str, tuple["_Asked", Schedule]] = field(default_factory=dict)  # by domain
+    schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
+    applied: Applied = field(default_factory=Applied)
+    windows: Mapping[str, Window] = field(default_factory=dict)
+    passes: int = 0
+    writes: int = 0
+    repaired: int = 0
+    urgent: bool = True  # something changed: do not wait for the deadline
+    problem: str | None = None  # of the policy as a whole
+    stage_s: dict[str, float] = field(default_factory=dict)  # of the last pass
+    guard: Guard | None = None
+    stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
+    resting: bool = False  # nothing is enforced: the guard found that all of it harms
+    watches: tuple[Watch, ...] = ()  # of the section's switches
+    switched: Watch | None = None  # the one whose policy is in force
+
+    @property
+    def name(self) -> str:
+        return self.section.name
+
+    @property
+    def acting(self) -> Section:
+        """The section, with the policy of the switch that is on."""
+        if self.switched is None:
+            return self.section
+        switch = self.switched.switch
+        return msgspec.structs.replace(self.section, policy=switch.policy, options=switch.options)
+
+    @property
+    def chosen(self) -> str | None:
+        """Why the policy in force is, for "auto" or by a switch; None where it was named."""
+        if self.switched is not None:
+            return self.switched.why
+        if self.section.policy != "auto":
+            return None
+        queries = self.queries.get(self._first, 0)
+        count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
+        return f"{count}, {automatic(self.backend, bool(self.section.target))[1]}"
+
+    def holds(self, now_s: float) -> bool:
+        """Whether a pass would find what the last one did: averages that are good for half a
+        period yet.
+
+        That nobody is born, ends or is put somewhere else meanwhile is for others to see.
+        """
+        return (
+            bool(self.schedules)
+            and not (self.section.switch or self.guard or self.problem or self.applied.problems)
+            and all(
+                self._holds(*item, now_s + self.timer.period_s / 2)
+                for item in self.schedules.items()
+            )
+        )
+
+    def _holds(self, domain: str, schedule: Schedule, then_s: float) -> bool:
+        asked, decided = self.decided.get(domain, (None, None))
+        return (
+            asked is not None
+            and decided is schedule
+            and bool(asked.averages)  # else it waits for an engine to answer
+            and all(averages.until_s > then_s for averages in asked.averages.values())
+        )
+
+    @property
+    def threads(self) -> int:
+        return sum(len(schedule.threads) for schedule in self.schedules.values())
+
+    @property
+    def _first(self) -> str:
+        """The domain whose policy is shown as the rule's: the common one, where it has any."""
+        return min(self.queries, default=COMMON)
+
+    def backend_of(self, domain: str) -> str:
+        """What enforces it there: other users than the common ones must not gain by it."""
+        if domain == COMMON:
+            return self.backend
+        return self.fair.get(self.backend, "nice" if self.backend == "scx" else self.backend)
+
+    def policy_of(self, domain: str) -> Policy:
+        return self.variants.get(domain, self.policy)
+
+    def count(self, queries: Mapping[str, int]) -> bool:
+        """So many queries are ruled now, by domain. True: that makes it another policy."""
+        domains = self.queries.keys()
+        self.queries = dict(queries)
+        if self.acting.policy != "auto" or domains == queries.keys():
+            return False
+        before = {domain: self.policy_of(domain).name for domain in queries}
+        self.enforce_by(self.backend)
+        return any(self.policy_of(domain).name != name for domain, name in before.items())
+
+    def enforce_by(self, backend: str) -> None:
+        """Another backend from now on, and the policy that suits it."""
+        self.backend = backend
+        self.variants = {}
+        self.policy = make_policy(self.acting, backend)
+        if self.acting.policy == "auto":
+            self.variants = {
+                domain: make_policy(self.acting, self.backend_of(domain)) for domain in self.queries
+            }
+        self.resolutions = {}
+
+    def look(
+        self, now_s: float, resolutions: Mapping[str, Resolution], claims: Claims, pressure: float
+    ) -> str | None:
+        """See whether another policy is to take over, by what the engines told in this pass.
+
+        Returns what changed, in words. pressure: share of time in which threads waited for a CPU.
+        """
+        if tuple(watch.switch for watch in self.watches) != self.section.switch:
+            self.watches = tuple(map(Watch, self.section.switch))
+        for watch in self.watches:
+            parts = []
+            for engine, window in self.windows.items():
+                queries = claims.of(self, engine, window.now.topology)
+                if watch.switch.metric != PRESSURE and engine in resolutions:
+                    column = evaluate(resolutions[engine], window)[watch.switch.metric]
+                    parts.append(column[[o.query in queries for o in window.operators]])
+            watch.look(pressure if watch.switch.metric == PRESSURE else joined(watch, parts), now_s)
+        wanted = next((watch for watch in self.watches if watch.on), None)
+        if wanted is self.switched:
+            return None
+        before, self.switched = self.policy.name, wanted
+        self.enforce_by(self.backend)
+        if self.guard is not None:
+            self.guard.forget()
+        self.urgent = True
+        why = "what called for it is over" if wanted is None else wanted.why
+        return f"{self.policy.name} instead of {before}: {why}"
+
+    def step_back(self, why: str) -> str:
+        """The guard found harm: a policy that orders nothing, then nothing at all. In words."""
+        assert self.guard is not None
+        self.stepped_back += (why,)
+        self.guard.forget()
+        self.urgent = True
+        if self.policy.name != NO_ORDER and not self.resting:
+            self.section = msgspec.structs.replace(
+                self.section, policy=NO_ORDER, options={}, switch=()
+            )
+            self.switched = None
+            self.enforce_by(self.backend)
+            return f"{NO_ORDER} instead, which orders nothing"
+        self.resting, self.guard = True, None
+        return "nothing is enforced any more, until policy set"
+
+    def resolve(self, engine: Engine) -> Resolution:
+        """How this policy's metrics are got from the engine. Raises MissingMetric."""
+        policy = self.policy_of(engine.domain)
+        assert engine.provides is not None
+        provides = engine.provides
+        if probes.available():
+            provides = provides | probes.PROVIDES
+        known = self.resolutions.get(engine.name)
+        if known is None or known[0] != provides:
+            resolution = resolve(
+                policy.needs,
+                provides,
+                policy=policy.name,
+                engine=engine.name,
+                derived=engine.derived,
+                wants=policy.wants,
+            )
+            known = self.resolutions[engine.name] = (provides, resolution)
+        return known[1]
+
+    def uses_probes(self, engine: Engine) -> bool:
+        known = self.resolutions.get(engine.name)
+        return known is not None and any(
+            step.metric in probes.PROVIDES
+            and step.derivation is None
+            and step.metric not in (engine.provides or ())
+            for step in known[1].steps
+        )
+
+    def prepare(
+        self,
+        engines: Sequence[Engine],
+        claims: Claims,
+        domain: str = COMMON,
+        *,
+        fair: bool = False,
+    ) -> Callable[[], Schedule]:
+        """What makes the schedule over those of these engines, all of a domain, that it rules.
+
+        The function returned may be called from any thread. fair: of the backend, see there.
+        """
+        policy = self.policy_of(domain)
+        windows: dict[str, Window] = {}
+        averages: dict[str, Averages] = {}
+        resolutions: dict[str, Resolution] = {}
+        select: dict[str, frozenset[str]] = {}
+        spared: set[Thread] = set()
+        for engine in engines:
+            now = engine.snapshot
+            if now is None or self.name in engine.refused:
+                continue
+            queries = claims.of(self, engine.name, now.topology)
+            if not queries:
+                continue
+            resolution = resolutions[engine.name] = self.resolve(engine)
+            known_averages, then = self.averages.get(engine.name), engine.then()
+            windows[engine.name], averages[engine.name] = window_of(
+                now, then, policy.level, engine.recent(then), resolution, known_averages
+            )
+            select[engine.name] = queries
+            spared |= claims.spared(engine.name, now.topology)
+        self.windows = {**self.windows, **windows}
+        self.averages.update(averages)
+        asked = _Asked(policy, self.section, claims, fair, averages, select)
+        known = self.decided.get(domain)
+        if known is not None and known[0].same(asked):
+            return lambda: known[1]
+        before = self.schedules.get(domain)
+        made = functools.partial(
+            decide,
+            scope(self.name, domain),
+            policy,
+            windows,
+            resolutions,
+            select,
+            self.section.shares or {},
+            claims.helpers(fair=fair),
+            before.heavy if before is not None else {},
+            before.targets if before is not None else {},
+            cpus_of(e.target.pid for e in engines if e.target.pid) if self.section.target else 1.0,
+        )
+
+        def answer() -> Schedule:
+            schedule = without(made(), spared)
+            self.decided.pop(domain, None)
+            if asked.is_of_averages:
+                self.decided[domain] = asked, schedule
+            return schedule
+
+        return answer
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """All that a schedule depends on, apart from how it is now at the engines."""
+
+    policy: Policy
+    section: Section
+    claims: Claims
+    fair: bool
+    averages: Mapping[str, Averages]
+    select: Mapping[str, frozenset[str]]
+
+    def same(self, other: "_Asked") -> bool:
+        return (
+            self.policy is other.policy
+            and self.section is other.section
+            and self.claims is other.claims
+            and self.fair == other.fair
+            and self.select == other.select
+            and list(self.averages.values()) == list(other.averages.values())
+        )
+
+    @property
+    def is_of_averages(self) -> bool:
+        """Whether the policy asked for nothing that tells of now, and answers for itself alone."""
+        reads = self.policy.needs | self.policy.wants
+        return (
+            self.policy.steady
+            and is_ours(self.policy)
+            and all(
+                reads & known.resolution.needs <= known.columns.keys()
+                and not known.window.now.topology.idle_spins
+                for known in self.averages.values()
+            )
+        )

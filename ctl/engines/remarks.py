@@ -1,0 +1,62 @@
+"""What the log is told, each thing once until it is another one."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from sched_ctl.metrics.window import Window
+
+__all__ = ["Remarks"]
+
+log = logging.getLogger(__name__)
+
+
+class Remarks:
+    """Remembers what was said about what."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+        self._told: dict[str, tuple[object, ...]] = {}  # of rules
+
+    def say(self, about: str, message: str, level: int = logging.WARNING) -> None:
+        """Log a message once, until it is another one; "" means that all is well again."""
+        if self._said.get(about) != message:
+            self._said[about] = message
+            if message:
+                log.log(level, "%s", message)
+
+    def forget(self, engine: str) -> None:
+        """It is gone, and will not come back under this name."""
+        self._said.pop(f"notes {engine}", None)
+
+    def tell(
+        self,
+        rule: str,
+        threads: int,
+        windows: Mapping[str, Window],
+        problems: Sequence[str],
+        *,
+        repaired: bool,
+    ) -> None:
+        """What a pass of the rule gave."""
+        notes_of = [window.now.topology.notes for window in windows.values()]
+        told = (threads, [*windows], problems, repaired, notes_of)
+        if self._told.get(rule) == told:
+            return
+        self._told[rule] = told
+        engines = ", ".join(windows) or "no engine"
+        message = f"policy {rule}: {threads} threads of {engines}"
+        self.say(f"threads {rule}", message, logging.INFO)
+        self.say(
+            f"problems {rule}",
+            f"policy {rule}: " + "; ".join(problems[:5]) if problems else "",
+        )
+        for engine, window in windows.items():
+            notes = "; ".join(window.now.topology.notes[:5])
+            self.say(f"notes {engine}", f"{engine}: {notes}" if notes else "")
+        # Once, not each pass: what fights us may do so for days. `status` has the count.
+        self.say(
+            f"repaired {rule}",
+            f"policy {rule}: somebody else changes its threads; they are set again"
+            if repaired
+            else "",
+        )

@@ -1,0 +1,188 @@
+"""Which engines are here: looking for them, places for them, and noticing their end."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from sched_ctl.config.settings import SettingError, Settings
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import COMMON, Owners, user
+from sched_ctl.engines.remarks import Remarks
+from sched_ctl.engines.timers import Timer
+from sched_ctl.engines.worker import Worker
+from sched_ctl.errors import near_miss
+from sched_ctl.kernel import procfs
+from sched_ctl.kernel.births import Births, Young, last_id
+from sched_ctl.kernel.crowd import slowness
+from sched_ctl.model.access import Access
+from sched_ctl.model.patterns import first
+
+__all__ = ["Roster", "wanted_kinds"]
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 60.0  # a kind is looked for so often even if no process or thread was born
+MOST_ENGINES = 256
+MOST_OF_USER = 32  # engines of one user who is ordered alone
+MOST_OF_USERS = 192  # engines of all such users together: the rest is for root and the system
+
+
+class Roster:
+    """The engines of this machine. arrived: called with each that is found."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kinds: Mapping[str, DriverKind],
+        owners: Owners,
+        remarks: Remarks,
+        arrived: Callable[[Engine], None],
+    ) -> None:
+        self.engines: dict[str, Engine] = {}
+        self.timer = Timer(settings.discover, time.monotonic())
+        self._young = Young()
+        self._births = Births()
+        self._settings, self._kinds, self._owners = settings, kinds, owners
+        self._remarks, self._arrived = remarks, arrived
+        self._finding: dict[str, asyncio.Future[Sequence[Target]]] = {}
+        self._finders: dict[str, Worker[Sequence[Target]]] = {}
+        self._looked: dict[str, tuple[float, bytes]] = {}  # when, and who was born last
+        self._again = True
+
+    def follow(self, settings: Settings, kinds: Mapping[str, DriverKind], owners: Owners) -> None:
+        """Other settings from now on: let go of the engines that they do not want any more."""
+        self.timer = Timer(settings.discover, time.monotonic())
+        self._settings, self._kinds, self._owners = settings, kinds, owners
+        self._looked.clear()
+        for engine in [e for e in self.engines.values() if not self._is_wanted(e.target)]:
+            log.info("%s: not wanted any more", engine.name)
+            engine.close()
+            del self.engines[engine.name]
+        for engine in self.engines.values():
+            engine.owners, engine.window_s = owners, settings.window
+            engine.reach(self._access(engine.name))
+            engine.refused.clear()
+
+    async def discover(self, patience_s: float) -> None:
+        """Look for engines that came and went; wait for the answer at most so long."""
+        for name, kind in self._kinds.items():
+            if name in self._finding or (kind.of_processes and self._is_quiet(name)):
+                continue
+            finder = self._finders.get(name)
+            if finder is None:
+                finder = self._finders[name] = Worker(f"find {name}")
+            future = finder.call(kind.find)
+            self._finding[name] = future
+            future.add_done_callback(functools.partial(self._found, name))
+        if patience_s and self._finding:
+            await asyncio.wait(list(self._finding.values()), timeout=patience_s)
+            await asyncio.sleep(0)  # the callbacks
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to look for engines: it is time, or a new process may be one."""
+        timely = self.timer.is_due(now_s)
+        if timely:
+            self.timer.done(now_s)
+        self._again = self._young.due()  # one that may not have been ready
+        return self._again or timely
+
+    def _is_quiet(self, name: str) -> bool:
+        """Whether looking for engines of this kind would find what it found the last time."""
+        now_s, born = time.monotonic(), last_id()
+        looked_s, before = self._looked.get(name, (float("-inf"), b""))
+        if not self._again and born and born == before and now_s - looked_s < QUIET_S:
+            return True
+        self._looked[name] = now_s, born
+        return False
+
+    def stirring(self) -> list[Engine]:
+        """Engines in whose processes threads came or went since they were last looked at."""
+        changed = self._births.changed(
+            lambda: {pid for engine in self.engines.values() for pid in engine.pids}
+        )
+        return [engine for engine in self.engines.values() if engine.pids & changed]
+
+    def check(self) -> Iterator[Engine]:
+        """Notice silence and death. Gives the engines whose threads are to be released."""
+        now_s, crowd = time.monotonic(), slowness()
+        patience = self._settings.poll_timeout, self._settings.stale_after
+        for engine in list(self.engines.values()):
+            before = engine.state
+            change = engine.check(now_s, *patience, crowd)
+            if change:
+                log.warning("%s: %s", engine.name, change)
+            if engine.state != before and engine.state in ("gone", "released"):
+                yield engine
+            if engine.state == "gone":
+                engine.close()
+                del self.engines[engine.name]
+
+    def close(self) -> None:
+        """Let go of the engines; does not wait for them."""
+        for engine in self.engines.values():
+            engine.close()
+        for finder in self._finders.values():
+            finder.stop()
+
+    def _found(self, name: str, future: "asyncio.Future[Sequence[Target]]") -> None:
+        self._finding.pop(name, None)
+        if future.cancelled() or name not in self._kinds:  # not wanted any more
+            return
+        error = future.exception()
+        if error is not None:
+            log.debug("%s", name, exc_info=error)
+            self._remarks.say(f"find {name}", f"{name}: cannot look for engines: {error}")
+        targets = list(future.result()) if error is None else []
+        for wanted in self._settings.engine:
+            kind, _, address = wanted.partition(":")
+            if kind == name and address and wanted not in [t.engine for t in targets]:
+                targets.append(Target(kind, address))
+        for target in targets:
+            if self._is_wanted(target) and target.engine not in self.engines:
+                if (refusal := self._full(target)) is not None:
+                    self._remarks.say(f"engines {refusal}", refusal)
+                    continue
+                reached = replace(target, access=self._access(target.engine))
+                engine = Engine(reached, self._kinds[name], self._settings.window, self._owners)
+                self.engines[target.engine] = engine
+                log.info("%s: found%s", engine.name, f", pid {target.pid}" if target.pid else "")
+                self._arrived(engine)
+
+    def _full(self, target: Target) -> str | None:
+        """Why there is no place for one more engine of its user, in words; None if there is."""
+        uid = target.uid if target.pid is None else procfs.owner(target.pid)
+        domain = self._owners.domain(uid)
+        others = [engine.domain for engine in self.engines.values() if engine.domain != COMMON]
+        if len(self.engines) >= MOST_ENGINES:
+            return f"more than {MOST_ENGINES} engines: the others are left alone"
+        if domain == COMMON:
+            return None
+        if others.count(domain) >= MOST_OF_USER:
+            who = user(int(domain))
+            return f"more than {MOST_OF_USER} engines of user {who}: the others are left alone"
+        if len(others) >= MOST_OF_USERS:
+            return f"more than {MOST_OF_USERS} engines of users: the others are left alone"
+        return None
+
+    def _access(self, engine: str) -> Access | None:
+        return first(self._settings.access, engine, engine.partition(":")[0])
+
+    def _is_wanted(self, target: Target) -> bool:
+        wanted = self._settings.engine
+        return not wanted or target.kind in wanted or target.engine in wanted
+
+
+def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[str, DriverKind]:
+    """The kinds that the settings ask for. Raises SettingError for one that there is not."""
+    wanted = {text.partition(":")[0] for text in settings.engine}
+    for kind in sorted(wanted - kinds.keys()):
+        raise SettingError(
+            ("engine",),
+            f"there is no driver for engines of kind {kind!r}{near_miss(kind, kinds)}",
+            f"kinds: {', '.join(sorted(kinds)) or 'none'}",
+        )
+    return {name: kind for name, kind in kinds.items() if not wanted or name in wanted}

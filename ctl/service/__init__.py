@@ -1,0 +1,1 @@
+"""A running controller as others meet it: session, lock, socket, page, files, what is shown."""

@@ -1,0 +1,361 @@
+"""What holds the operators of a controller's engines back: verdicts with their evidence.
+
+Verdicts need the times of the threads, which no policy may want. So they are read only while
+somebody looks: a request starts the readings, and the first answer waits until there are two.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sched_ctl import show
+from sched_ctl.controller.loop import Controller
+from sched_ctl.engines.engine import Engine
+from sched_ctl.kernel import procfs, psi, sleeping
+from sched_ctl.metrics import verdicts
+from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
+from sched_ctl.metrics.verdicts import Assessment, Verdict
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.topology import Snapshot, Thread
+from sched_ctl.probes import sleeps, threads
+from sched_ctl.probes.waits import Lately, WaitTimes
+from sched_ctl.service import views
+from sched_ctl.telemetry import exposition
+
+__all__ = ["Found", "assessed", "bottlenecks", "explained", "exposed", "look", "screen", "words"]
+
+WATCH_S = 15.0  # readings go on for so long after the last request
+SCRAPED_S = 60.0  # ... or after the last scrape
+WINDOW_S = 2.0  # verdicts are of about the last two seconds
+FIRST_S = 1.0  # the first window at least
+FIRST_LOOKS = 20  # at threads that sleep with work in hand
+PATIENCE_S = 5.0  # for it
+NAMED = 2  # of those behind whom a thread waits
+LEAST_ASLEEP = verdicts.LEAST_SHARE  # with work in hand, for anybody to look where
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The verdicts of one engine, over the operators of `window.now.topology`.
+
+    waits: what was traced of all engines' threads, if anything is.
+    """
+
+    engine: Engine
+    window: Window
+    assessment: Assessment
+    waits: WaitTimes
+
+
+async def look(controller: Controller) -> list[Found]:
+    """The verdicts of all engines now; waits for the readings if none were being made."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        controller.watch(WATCH_S)
+        found = list(assessed(controller))
+        # All of them: each has its looks begun
+        looked = [_looked_for_sleep(one) for one in found]
+        if (all(looked) and all(map(_ready, found))) or time.monotonic() > end_s:
+            return found
+        await asyncio.sleep(0.1)
+
+
+def assessed(controller: Controller) -> Iterator[Found]:
+    """Of the readings there are; no wait."""
+    controller.waits.look()
+    for engine in controller.engines.values():
+        now = engine.snapshot
+        if now is not None:
+            window = Window(now, _then(engine, now))
+            pressure = _memory_pressure(engine)
+            found = verdicts.assess(window, _queue(window), pressure)
+            yield Found(engine, window, found, controller.waits)
+
+
+def bottlenecks(found: list[Found]) -> list[dict[str, Any]]:
+    """One entry for each query: what holds it, and its operators with their evidence."""
+    return [
+        query | {"operators": [operator(one, row) for row in rows.tolist()]}
+        for one, rows, query in _queries(found)
+    ]
+
+
+def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]]:
+    """Each query, with the rows of its operators and what holds it."""
+    for one in found:
+        topology = one.window.now.topology
+        number = {query: place for place, query in enumerate(topology.queries)}
+        group = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
+        for place, rows in verdicts.rows_by(group, len(number)):
+            row = verdicts.of_query(one.assessment, rows)
+            verdict = Verdict(one.assessment.verdict[row])
+            yield (
+                one,
+                rows,
+                {
+                    "engine": one.engine.name,
+                    "query": topology.queries[place],
+                    "verdict": verdict.word,
+                    "operator": topology.operators[row].label,
+                    "advice": ADVICE[verdict],
+                },
+            )
+
+
+def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
+    """All that `sched-ctl top` draws: one row for each scheduled thread."""
+    labels = _labels(found)
+    rows = []
+    for rule, schedule in ((r, s) for r in controller.rules for s in r.schedules.values()):
+        for thread, plan in zip(schedule.threads, views.rows(schedule), strict=True):
+            place = labels.get(thread)
+            verdict = {} if place is None else operator(found[place[0]], place[1])
+            rows.append(
+                {**_nothing(), **verdict}
+                | {
+                    "operator": plan["operator"],
+                    "tid": plan["tid"],
+                    "policy": rule.policy.name,
+                    "queue": plan["queue_size"],
+                    "head_age_s": plan["head_age_s"],
+                    "urgency": plan["evaluated"],
+                    "place": plan["normalised"],
+                    "applied": views.applied(controller, rule, thread),
+                }
+                | (_place(found[place[0]], place[1]) if place else {})
+            )
+    return {
+        "policies": [
+            {"name": rule.name, "policy": rule.policy.name, "backend": rule.backend}
+            for rule in controller.rules
+        ],
+        "pressure": views.stalls(None),
+        "queries": [query for _, _, query in _queries(found)],
+        "rows": rows,
+    }
+
+
+def exposed(controller: Controller) -> str:
+    """The page for Prometheus. Verdicts come with the second scrape."""
+    controller.probe(SCRAPED_S)
+    found = list(assessed(controller))
+    threads: dict[tuple[str, str], list[Thread]] = {}
+    for one in found:
+        for operator in one.window.now.topology.operators:
+            threads.setdefault((one.engine.name, operator.query), []).extend(operator.threads)
+    waits = {key: counts.tolist() for key, counts in controller.waits.totals(threads).items()}
+    return exposition.page(views.status(controller), screen(controller, found), waits)
+
+
+def operator(one: Found, row: int) -> dict[str, Any]:
+    """The verdict of one operator with its evidence; shares of the time, None = unknown."""
+    found, topology = one.assessment, one.window.now.topology
+    limit = int(found.limit[row])
+    return {
+        "engine": one.engine.name,
+        "operator": topology.operators[row].label,
+        "replica": topology.operators[row].replica,
+        "verdict": Verdict(found.verdict[row]).word,
+        "by": None if limit < 0 else topology.operators[limit].label,
+        "confidence": round(float(found.confidence[row]), 3),
+        "run": _known(found.run[row]),
+        "stolen": _known(found.stolen[row]),
+        "wait": _known(found.wait[row]),
+        "backpressured": _known(found.backpressured[row]),
+        "blocked": _known(found.blocked[row]),
+        "idle": _known(found.idle[row]),
+        "io": _known(found.io[row]),
+        "memory": _known(found.memory[row]),
+        "gc": _known(found.gc[row]),
+        "backlog": _known(found.backlog[row]),
+        "queue": _known(found.queue[row]),
+        "queue_before": _known(found.queue_before[row]),
+        "seconds": _known(found.seconds),
+        "waits": _traced(one.waits.lately(topology.operators[row].threads)),
+        "sleeps": _sleeps(one, row),
+    }
+
+
+def _sleeps(one: Found, row: int) -> dict[str, Any] | None:
+    """Where an operator sleeps with work in hand; None if it does not, or too few looks saw it."""
+    if not one.assessment.blocked[row] >= LEAST_ASLEEP:
+        return None
+    places = one.engine.sleeps.lately(one.window.now.topology.operators[row].threads)
+    if places is None:
+        return None
+    blocked, idle, full = (
+        float(np.nan_to_num(share[row]))
+        for share in (
+            one.assessment.blocked,
+            one.assessment.idle,
+            one.assessment.backpressured,
+        )
+    )
+    told = sleeps.at_work(places, (idle + full) / (idle + full + blocked))
+    where = [{"where": p.what, "peer": p.peer, "share": _known(share)} for p, share in told]
+    return {"looks": places.looks, "places": where} if where else None
+
+
+def _traced(lately: Lately | None) -> dict[str, Any] | None:
+    """Waits for a CPU, counted and told by their quantiles; None if nothing is traced."""
+    if lately is None:
+        return None
+    return {
+        "count": lately.waits,
+        "seconds": _known(lately.seconds),
+        "median_s": _known(lately.shorter_than_s(0.5), 6),
+        "long_s": _known(lately.shorter_than_s(0.99), 6),
+    }
+
+
+ADVICE = {
+    Verdict.UNKNOWN: "too little is known: neither the kernel nor the engine tells enough",
+    Verdict.IDLE: "nothing arrives",
+    Verdict.INPUT_BOUND: "it keeps up with its input",
+    Verdict.CPU_STARVED: "a larger priority or share, or more CPUs, would speed it up",
+    Verdict.SINGLE_THREAD_BOUND: "its thread is always at work: more replicas would help, "
+    "priority would not",
+    Verdict.IO_BOUND: "it sleeps with work in hand (I/O, a lock, a remote service): more replicas "
+    "or asynchronous calls would help, priority would not",
+    Verdict.MEMORY_BOUND: "it waits for memory: give it more, or keep less state",
+    Verdict.BACKPRESSURED: "a queue downstream is full: look at the operator that holds it",
+}
+
+
+def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
+    """Thread -> which of `found`, and the row of its operator there."""
+    return {
+        thread: (place, row)
+        for place, one in enumerate(found)
+        for row, operator in enumerate(one.window.now.topology.operators)
+        for thread in operator.threads
+    }
+
+
+def _place(one: Found, row: int) -> dict[str, Any]:
+    """An operator's place in its query's graph: steps from the farthest source, whom it feeds."""
+    topology = one.window.now.topology
+    graph = topology.graph
+    fed = graph.target[graph.source == row]
+    return {
+        "query": topology.operators[row].query,
+        "depth": int(graph.reversed.height[row]),
+        "feeds": sorted({topology.operators[target].label for target in fed.tolist()}),
+    }
+
+
+def _nothing() -> dict[str, Any]:
+    """The verdict of a thread that runs no operator, such as a helper."""
+    shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
+    more = ("backlog", "waits", "sleeps")
+    place: dict[str, Any] = {"query": None, "depth": None, "feeds": []}
+    return dict.fromkeys(shares + more) | {"engine": None, "verdict": "unknown", "by": None} | place
+
+
+def _looked_for_sleep(one: Found) -> bool:
+    """Look at the threads that sleep with work in hand; whether that goes on for long enough."""
+    operators = one.window.now.topology.operators
+    rows = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP).tolist()
+    asleep = [thread for row in rows for thread in operators[row].threads if thread.tid]
+    one.engine.sleeps.follow(asleep, WATCH_S)
+    return not asleep or one.engine.sleeps.looks >= FIRST_LOOKS
+
+
+def _ready(one: Found) -> bool:
+    """Whether the window is long enough, and has the times of the threads at both ends."""
+    probed = "run_delay" in one.window.now.columns or not threads.available()
+    return probed and one.window.seconds >= FIRST_S
+
+
+def _then(engine: Engine, now: Snapshot) -> Snapshot | None:
+    """The newest snapshot a window old, else the oldest; of those with the threads' times."""
+    probed = "run_delay" in now.columns
+    old = [
+        snapshot
+        for snapshot in engine.history
+        if snapshot is not now and ("run_delay" in snapshot.columns) >= probed
+    ]
+    far = [snapshot for snapshot in old if now.time_s - snapshot.time_s >= WINDOW_S]
+    return far[-1] if far else old[0] if old else None
+
+
+def _queue(window: Window) -> Array | None:
+    """Queue sizes as policies see them: reported, else derived."""
+    now = window.now
+    try:
+        steps = resolve({"queue_size"}, now.columns, policy="verdicts", engine=now.topology.engine)
+    except MissingMetric:
+        return None
+    return evaluate(steps, window)["queue_size"]
+
+
+def _memory_pressure(engine: Engine) -> float:
+    """Of the engine's cgroup where the unified hierarchy has one, else of the machine."""
+    pid = engine.target.pid
+    group = None if pid is None else psi.group_of(pid)
+    pressure = psi.read(psi.path_of("memory", group))
+    return float("nan") if pressure is None else pressure.some.avg10_share
+
+
+def words(operator: dict[str, Any]) -> str:
+    """The evidence of a verdict in words."""
+    shares = {
+        "ran": operator["run"],
+        "of that on a CPU that the hypervisor had": operator["stolen"],
+        "waited for a CPU": operator["wait"],
+        "held by a full queue": operator["backpressured"],
+        "asleep with work in hand": operator["blocked"],
+        "of that for block I/O": operator["io"],
+        "for memory": operator["memory"],
+        "stopped by its garbage collector": operator["gc"],
+        "without input": operator["idle"],
+    }
+    # Unless they have taken some
+    hidden = (
+        "of that on a CPU that the hypervisor had",
+        "of that for block I/O",
+        "for memory",
+        "stopped by its garbage collector",
+    )
+    places = sleeping.in_words(operator["sleeps"])
+    told = ", ".join(
+        f"{word} {share:.0%}"
+        + (f" (of that {places})" if places and word == "asleep with work in hand" else "")
+        for word, share in shares.items()
+        if share is not None and (share >= 0.005 or word not in hidden)
+    )
+    queue, before = operator["queue"], operator["queue_before"]
+    moved = "" if queue is None or before is None else f"; queue {before:g} -> {queue:g}"
+    waiting = operator["backlog"]
+    moved += f"; {waiting / 1024:.0f} KiB wait in its sockets" if waiting else ""
+    by = f" by {operator['by']}" if operator["by"] else ""
+    over = "" if operator["seconds"] is None else f" of {operator['seconds']:.1f} s"
+    if (traced := operator["waits"]) and traced["count"]:
+        moved += (
+            f"; {traced['count']} waits for a CPU in {traced['seconds']:.0f} s, half of them below "
+            f"{show.number(traced['median_s'] * 1e3)} ms, 99% below "
+            f"{show.number(traced['long_s'] * 1e3)} ms"
+        )
+    return f"{operator['verdict']}{by} ({operator['confidence']:.0%} sure): {told}{over}{moved}"
+
+
+def explained(found: list[Found], tid: int) -> str | None:
+    """The verdict of the operator that a thread runs, with its evidence; None if it runs none."""
+    for thread, (place, row) in _labels(found).items():
+        if thread.tid == tid:
+            one = found[place]
+            lately = one.waits.lately((thread,), behind=True)
+            most = () if lately is None else lately.behind[:NAMED]
+            behind = ", ".join(f"{procfs.name_of(who)} {share:.0%}" for who, share in most)
+            return words(operator(one, row)) + (f", behind {behind}" if behind else "")
+    return None
+
+
+def _known(value: float, digits: int = 4) -> float | None:
+    number = float(value)
+    return round(number, digits) if np.isfinite(number) else None

@@ -1,0 +1,191 @@
+"""What a controller gives to its recorder after each pass: records, topologies, events.
+
+Nothing here writes to a disk, see `telemetry.recorder`. Whatever goes wrong is logged, and the
+controller goes on without.
+"""
+
+import logging
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.rule import Rule
+from sched_ctl.engines.engine import Engine
+from sched_ctl.kernel import psi
+from sched_ctl.metrics import verdicts
+from sched_ctl.model.topology import Topology
+from sched_ctl.telemetry import records
+from sched_ctl.telemetry.recorder import Recorder
+from sched_ctl.telemetry.span import Span, described, same
+
+__all__ = ["Recording", "start"]
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 60.0  # times of threads are read for so long after each pass
+NOBODY = "os"  # as a policy: the system's own scheduling
+
+
+def start(controller: Controller) -> "Recording | None":
+    """The recording that the settings ask for, if they do. Raises UserError."""
+    settings = controller.settings
+    if not settings.record:
+        return None
+    recorder = Recorder(
+        Path(settings.record),
+        settings.node or platform.node() or "node",
+        limit_bytes=round(settings.record_limit * 1e6),
+        rotate_s=settings.record_rotate,
+    )
+    return Recording(controller, recorder, settings.record_period)
+
+
+class Recording:
+    """Follows a controller: call `note` after each of its passes, and `close` at the end."""
+
+    def __init__(self, controller: Controller, recorder: Recorder, period_s: float) -> None:
+        self.recorder = recorder
+        self._controller, self._period_s = controller, period_s
+        self._spans: dict[str, Span] = {}
+        self._seen: dict[str, float] = {}  # time of the last snapshot, by engine
+        self._topologies: dict[str, tuple[Topology, records.Topology]] = {}
+        self._epochs: dict[str, int] = {}
+        self._told: dict[tuple[str, str, str], str] = {}  # events: what was said last
+        self._verdicts: dict[tuple[str, str], str] = {}  # of the last record, by engine and query
+        self._failed = False
+
+    def note(self) -> None:
+        """A pass has ended. Never raises."""
+        if self._failed:
+            return
+        try:
+            self._note()
+        except Exception:  # whatever it is, the threads must be scheduled
+            log.exception("recording has ended")
+            self._failed = True
+
+    def close(self) -> None:
+        """Write what was gathered, and wait a moment for the disk."""
+        if not self._failed:
+            for name in list(self._spans):
+                self._close_span(name, ((), ()))
+        for span in self._spans.values():
+            span.end()
+        self.recorder.close()
+
+    def _note(self) -> None:
+        controller = self._controller
+        controller.probe(PROBE_S)
+        for engine in controller.engines.values():
+            snapshot = engine.snapshot
+            self._tell("engine", engine.name, "", engine.state)
+            self._tell("error", engine.name, "", engine.problem or "")
+            if snapshot is None or self._seen.get(engine.name) == snapshot.time_s:
+                continue
+            self._seen[engine.name] = snapshot.time_s
+            self._pass(engine)
+        for name in self._spans.keys() - controller.engines.keys():
+            self._close_span(name, ((), ()))
+            self._spans.pop(name).end()
+            self._topologies.pop(name, None)
+            self._tell("engine", name, "", "gone")
+        for rule in controller.rules:
+            self._tell("policy", "", rule.name, " ".join((_policy(rule, ""), rule.backend)))
+            self._tell("error", "", rule.name, rule.problem or "")
+
+    def _pass(self, engine: Engine) -> None:
+        snapshot = engine.snapshot
+        assert snapshot is not None
+        ruled = self._ruled(engine, snapshot.topology)
+        if self._is_new(engine.name, snapshot.topology):
+            if engine.name in self._spans:
+                self._close_span(engine.name, ruled)
+                self._spans.pop(engine.name).end()
+            wall_s = time.time() - time.monotonic() + snapshot.time_s
+            self._spans[engine.name] = Span(snapshot, wall_s, ruled)
+            return
+        span = self._spans[engine.name]
+        span.add(snapshot)
+        # A pass comes a little early or late: half of one is no reason to wait for another.
+        slack_s = min(
+            0.2 * self._period_s, 0.5 * min(r.timer.period_s for r in self._controller.rules)
+        )
+        if span.seconds(snapshot) >= self._period_s - slack_s or span.ruled != ruled:
+            self._close_span(engine.name, ruled)
+
+    def _is_new(self, name: str, topology: Topology) -> bool:
+        """Whether other operators run than before; then the line that says so is written."""
+        known = self._topologies.get(name)
+        if known is not None and known[0] is topology:
+            return False
+        line = described(topology, self.recorder.node, round(time.time() * 1e3), 0)
+        if known is not None and same(known[1], line):
+            self._topologies[name] = (topology, known[1])
+            return False
+        line.epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
+        self._topologies[name] = (topology, line)
+        self.recorder.put(line)
+        return True
+
+    def _close_span(self, name: str, ruled: tuple[Sequence[str], ...]) -> None:
+        span = self._spans[name]
+        record, found = span.close(
+            self.recorder.node, self._epochs[name], ruled, self._memory(name)
+        )
+        if not record.passes:
+            return
+        self.recorder.put(record)
+        topology = self._topologies[name][0]
+        number = {query: place for place, query in enumerate(topology.queries)}
+        group = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
+        for place, rows in verdicts.rows_by(group, len(number)):
+            row = verdicts.of_query(found, rows)
+            word = verdicts.Verdict(found.verdict[row]).word
+            value, query = f"{word} {topology.operators[row].name}", topology.queries[place]
+            # One that lasts for a single record is noise.
+            if self._verdicts.get((name, query)) == value:
+                self._tell("verdict", name, query, value)
+            self._verdicts[name, query] = value
+
+    def _memory(self, name: str) -> float:
+        engine = self._controller.engines.get(name)
+        pid = None if engine is None else engine.target.pid
+        group = None if pid is None else psi.group_of(pid)
+        pressure = psi.read(psi.path_of("memory", group))
+        return float("nan") if pressure is None else pressure.some.avg10_share
+
+    def _ruled(self, engine: Engine, topology: Topology) -> tuple[Sequence[str], ...]:
+        """Policy and backend of each query, in order."""
+        policies = dict.fromkeys(topology.queries, (NOBODY, ""))
+        for rule in self._controller.rules:
+            if rule.name in engine.refused:
+                continue
+            for query in self._controller.claims.of(rule, engine.name, topology):
+                name = _policy(rule, engine.domain)
+                policies[query] = (name, "" if name == NOBODY else rule.backend_of(engine.domain))
+        return tuple(p for p, _ in policies.values()), tuple(b for _, b in policies.values())
+
+    def _tell(self, what: str, engine: str, about: str, value: str) -> None:
+        """An event, if it says something new."""
+        if self._told.get((what, engine, about), "") == value:
+            return
+        self._told[what, engine, about] = value
+        self.recorder.put(
+            records.Event(
+                node=self.recorder.node,
+                t=round(time.time() * 1e3),
+                what=what,  # type: ignore[arg-type]
+                engine=engine,
+                about=about,
+                value=value[:1000],
+            )
+        )
+
+
+def _policy(rule: Rule, domain: str) -> str:
+    own = rule.resting or (rule.guard is not None and rule.guard.own)
+    return NOBODY if own else rule.policy_of(domain).name

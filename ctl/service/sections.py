@@ -1,0 +1,77 @@
+"""Whether all that the configuration names exists: policies, backends, metrics, rules."""
+
+from sched_ctl.config.settings import Section, SettingError, Settings, Switch
+from sched_ctl.config.settings import resolve as resolve_settings
+from sched_ctl.controller.rule import make_policy
+from sched_ctl.controller.switches import PRESSURE, fault
+from sched_ctl.decide.decision import HELPER_RULES
+from sched_ctl.engines.owners import Owners
+from sched_ctl.errors import UserError, near_miss
+from sched_ctl.metrics.catalogue import METRICS
+from sched_ctl.plugins import registry
+from sched_ctl.service import endpoint
+
+__all__ = ["check_sections"]
+
+
+def check_sections(settings: Settings) -> None:
+    """Raises SettingError for a policy, a backend, an option or a rule that does not exist.
+
+    So that a misspelt word is an error at once, and not when it is needed first.
+    """
+    for section in resolve_settings(settings):
+        for switch in section.switch:  # first: the policy is made with all that they need
+            _check_switch(section, switch)
+        try:
+            make_policy(section, "nice")
+        except UserError as error:
+            known = section.policy == "auto" or section.policy in registry.policies()
+            raise SettingError(
+                ("policy", section.name, "options" if known else "policy"),
+                error.message,
+                error.hint,
+            ) from error
+    for role, rule in settings.helpers.items():
+        if rule not in HELPER_RULES:
+            raise SettingError(
+                ("helpers", role),
+                f"there is no rule {rule!r}{near_miss(rule, HELPER_RULES)}",
+                f"one of: {', '.join(HELPER_RULES)}",
+            )
+    Owners(settings.users)
+    if settings.metrics:
+        endpoint.parsed(settings.metrics)
+    _check_backends(settings)
+
+
+def _check_switch(section: Section, switch: Switch) -> None:
+    try:
+        registry.policy(switch.policy, switch.options)
+    except UserError as error:
+        raise SettingError(("policy", section.name, "switch"), error.message, error.hint) from error
+    known = [PRESSURE, *METRICS]
+    if switch.metric not in known:
+        raise SettingError(
+            ("policy", section.name, "switch"),
+            f"there is no metric {switch.metric!r}{near_miss(switch.metric, known)}",
+            f"one of: {', '.join(sorted(known))}",
+        )
+    if (wrong := fault(switch)) is not None:
+        raise SettingError(("policy", section.name, "switch"), wrong)
+
+
+def _check_backends(settings: Settings) -> None:
+    from sched_ctl.backends import ladder  # only at the start: it looks for backends
+
+    kinds = [kind.name for kind in ladder.KINDS]
+    for section in resolve_settings(settings):
+        if section.backend not in (None, "auto", *kinds):
+            raise SettingError(
+                ("policy", section.name, "backend"),
+                f"there is no backend {section.backend!r}{near_miss(str(section.backend), kinds)}",
+                f"one of: auto, {', '.join(kinds)}",
+            )
+    try:
+        ladder.read_options(settings.backends)
+    except ladder.OptionError as error:
+        raise SettingError(("backends", *error.where), error.message, error.hint) from error

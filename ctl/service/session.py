@@ -1,0 +1,324 @@
+"""The life of one controller process: lock, what a killed one left, the loop, the way out.
+
+SIGINT, SIGTERM, a terminal that goes away, `sched-ctl unload`, an error and the end of `--duration`
+all leave by the same way: every change to the machine is put back, then the lock is released. What
+SIGKILL or a power cut leaves behind stands in the journal and is put back at the next start.
+SIGHUP in any other case, and `sched-ctl reload`, have the configuration read again.
+"""
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sched_ctl.backends import Backend, Probe, ladder
+from sched_ctl.backends.in_use import Backends
+from sched_ctl.backends.undo import journal as journals
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers import DriverKind
+from sched_ctl.errors import UserError
+from sched_ctl.kernel import sched
+from sched_ctl.kernel.notify import notify, reloading, watchdog_s
+from sched_ctl.runfolder import RunFolder
+from sched_ctl.service import bottlenecks, endpoint, recording, views
+from sched_ctl.service import socket as control
+from sched_ctl.service.dispatch import dispatch
+from sched_ctl.service.lock import hold
+from sched_ctl.service.reload import ReadAgain, reloaded
+
+__all__ = ["look", "no_engine", "plan", "put_back", "run"]
+
+log = logging.getLogger(__name__)
+
+WORD = 4096  # characters of a name or pattern: making ready one of 30,000 took the loop 18 s
+OWN_NICE = -5  # three times the weight of a plain thread
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(
+    settings: Settings,
+    kinds: Mapping[str, DriverKind],
+    *,
+    duration_s: float = float("inf"),
+    once: bool = False,
+    started: Callable[[Controller], None] | None = None,
+    read_again: ReadAgain | None = None,
+) -> tuple[str, ...]:
+    """Schedule until told to stop. Returns what could not be put back, in words.
+
+    once: one pass, then put back. started: called when the first pass is done. From then on
+    SIGINT, SIGTERM and SIGHUP do nothing: a second one must not cut the last words short.
+    read_again: what `reload` and SIGHUP take the settings from; None: they are refused.
+    """
+    run_dir = Path(settings.run_dir)
+    with hold(run_dir):
+        journal = journals.Journal(RunFolder(run_dir).journal)
+        for problem in journals.restore(journal):
+            log.warning("left by an earlier controller, not put back: %s", problem)
+        _go_first()
+        options = ladder.read_options(settings.backends)
+        backends = Backends(functools.partial(_choose, journal=journal), options)
+        try:
+            return asyncio.run(
+                _run(settings, kinds, backends, duration_s, once, started, read_again)
+            )
+        finally:
+            for number in SIGNALS:  # at its own end the interpreter puts other handlers back
+                signal.signal(number, signal.SIG_IGN)
+            # What found no space in it was put back all the same.
+            if not journal.state:
+                with suppress(journals.JournalError):
+                    journal.clear()
+
+
+def _go_first() -> None:
+    """Be on time on a machine whose CPUs are crowded, which is where we are needed.
+
+    Of this process alone, before it has other threads, which inherit it; `cpu_limit` bounds what
+    it takes. Who may not has to wait like all others.
+    """
+    with suppress(OSError):
+        sched.set_nice(0, min(OWN_NICE, sched.get_nice(0)))
+
+
+def put_back(run_dir: Path) -> tuple[str, ...]:
+    """Undo what a killed controller left. Returns what could not be undone, in words."""
+    with hold(run_dir, "nothing to restore by hand: a controller is running"):
+        return tuple(journals.restore(journals.Journal(RunFolder(run_dir).journal)))
+
+
+def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float = 1.0) -> Controller:
+    """One pass that applies nothing; its result lies in the rules of the controller returned.
+
+    observe_s: between two readings of the engines, so that rates and costs are current.
+    """
+
+    async def observe() -> Controller:
+        controller = Controller(settings, kinds, None, ladder.expected)
+        try:
+            await controller.start()
+            if not controller.engines:
+                raise no_engine(settings, kinds)
+            await asyncio.sleep(observe_s)
+            await controller.step(controller.rules)
+            return controller
+        finally:
+            controller.close()
+
+    return asyncio.run(observe())
+
+
+def _choose(
+    name: str,
+    options: Mapping[str, msgspec.Struct],
+    failed: Collection[str] = (),
+    *,
+    journal: journals.Journal,
+) -> tuple[Backend, list[tuple[str, Probe]]]:
+    return ladder.choose(name, options, journal, failed)
+
+
+async def look(settings: Settings, kinds: Mapping[str, DriverKind]) -> list[dict[str, Any]]:
+    """The engines on this machine, as `status` shows them. Applies nothing."""
+    nothing = (Section(policy="constant"),)
+    controller = Controller(msgspec.structs.replace(settings, policy=nothing), kinds, None)
+    try:
+        await controller.start()
+        return views.engines(controller)
+    finally:
+        controller.close()
+
+
+async def _run(
+    settings: Settings,
+    kinds: Mapping[str, DriverKind],
+    backends: Backends,
+    duration_s: float,
+    once: bool,
+    started: Callable[[Controller], None] | None,
+    read_again: ReadAgain | None,
+) -> tuple[str, ...]:
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[tuple[str, ...]] = loop.create_future()
+    try:
+        controller = Controller(settings, kinds, backends)
+        recorded = recording.start(controller)
+        if recorded is not None:
+            controller.noted = recorded.note
+        reload = functools.partial(reloaded, controller, read_again)
+        _obey_signals(controller, loop, reload)
+        async with (
+            control.serve(Path(settings.run_dir), _handlers(controller, stopped, reload)),
+            endpoint.serve(settings.metrics, lambda: bottlenecks.exposed(controller)),
+        ):
+            alive = asyncio.create_task(_sign_of_life())
+            try:
+                await controller.start()
+                if not controller.engines:
+                    missing = no_engine(settings, kinds)
+                    if once:
+                        raise missing
+                    log.warning("%s; looking again every %g s", missing, settings.discover)
+                if controller.stopping is None:
+                    await controller.step(controller.rules)
+                    notify("READY=1")
+                    if started is not None:
+                        started(controller)
+                if not once:
+                    await controller.run(duration_s)
+            finally:
+                log.info("stopping: %s", controller.stopping or "done")
+                notify("STOPPING=1")
+                alive.cancel()
+                problems = controller.close()
+                stopped.set_result(problems)
+                if recorded is not None:
+                    recorded.close()
+    finally:
+        problems = backends.restore()  # nothing is left to do unless the way here was cut short
+    for problem in await stopped:
+        log.error("not put back: %s", problem)
+    return (*stopped.result(), *problems)
+
+
+async def _sign_of_life() -> None:
+    """Feed the service manager's watchdog from the loop: one that stands still is ended."""
+    every_s = watchdog_s()
+    while every_s is not None:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(every_s / 3)
+
+
+def _obey_signals(
+    controller: Controller, loop: asyncio.AbstractEventLoop, reload: Callable[[], Sequence[str]]
+) -> None:
+    # Under nohup(1) it does not mind that the terminal goes.
+    terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+    # Not loop.add_signal_handler: a closed loop puts the default back, by which one that comes
+    # late kills the process on its way out.
+    def stop(number: int, _: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(controller.stop, signal.Signals(number).name)
+
+    def hang_up(number: int, frame: object) -> None:
+        if terminal and not _has_terminal():
+            stop(number, frame)
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(reload_and_tell)
+
+    def reload_and_tell() -> None:
+        reloading()
+        with suppress(UserError):  # it is in the log, and in the status
+            reload()
+        notify("READY=1")
+
+    for number in SIGNALS:
+        signal.signal(number, hang_up if number == signal.SIGHUP else stop)
+
+
+def _has_terminal() -> bool:
+    """Whether there is a controlling terminal. The kernel takes it away before it sends SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _handlers(
+    controller: Controller,
+    stopped: "asyncio.Future[tuple[str, ...]]",
+    reload: Callable[[], Sequence[str]],
+) -> dict[str, control.Handler]:
+    async def status(_: Mapping[str, Any]) -> object:
+        return views.status(controller)
+
+    async def dispatched(_: Mapping[str, Any]) -> object:
+        return dispatch(controller)
+
+    async def explain(arguments: Mapping[str, Any]) -> object:
+        told = views.explain(controller, _text(arguments, "what"))
+        found = await bottlenecks.look(controller)
+        for thread in told:
+            thread["verdict"] = bottlenecks.explained(found, thread["tid"])
+        return told
+
+    async def held(_: Mapping[str, Any]) -> object:
+        return bottlenecks.bottlenecks(await bottlenecks.look(controller))
+
+    async def top(_: Mapping[str, Any]) -> object:
+        return bottlenecks.screen(controller, await bottlenecks.look(controller))
+
+    async def policy_set(arguments: Mapping[str, Any]) -> object:
+        options = arguments.get("options", {})
+        if not isinstance(options, dict):
+            raise UserError("policy-set: options must be an object")
+        rule = _rule(controller, arguments.get("rule"))
+        before = rule.policy.name
+        controller.set_policy(rule, _text(arguments, "policy"), options)
+        log.info("policy %s: %s instead of %s", rule.name, rule.policy.name, before)
+        return {"rule": rule.name, "policy": rule.policy.name, "before": before}
+
+    async def read(_: Mapping[str, Any]) -> object:
+        return {"changed": list(reload())}
+
+    async def unload(_: Mapping[str, Any]) -> object:
+        controller.stop("unload")
+        return {"not_put_back": list(await asyncio.shield(stopped))}
+
+    return {
+        "status": status,
+        "dispatch": dispatched,
+        "explain": explain,
+        "bottlenecks": held,
+        "top": top,
+        "policy-set": policy_set,
+        "reload": read,
+        "unload": unload,
+    }
+
+
+def _rule(controller: Controller, name: object) -> Any:
+    names = [rule.name for rule in controller.rules]
+    if name is None and len(names) == 1:
+        return controller.rules[0]
+    for rule in controller.rules:
+        if rule.name == name:
+            return rule
+    if name is None:
+        raise UserError("there are several policies: say which", f"one of: {', '.join(names)}")
+    raise UserError(f"there is no rule {name!r}", f"rules: {', '.join(names)}")
+
+
+def _text(arguments: Mapping[str, Any], key: str) -> str:
+    value = arguments.get(key)
+    if not isinstance(value, str) or not value:
+        raise UserError(f"the argument {key!r} is missing")
+    if len(value) > WORD:
+        raise UserError(f"the argument {key!r} is longer than {WORD} characters")
+    return value
+
+
+def no_engine(settings: Settings, kinds: Mapping[str, DriverKind]) -> UserError:
+    """That none of the engines that the settings ask for is here, and what to do."""
+    looked_for = ", ".join(settings.engine) or "kinds " + ", ".join(sorted(kinds))
+    silent = [f"pid {pid} looks like {name}" for name, k in kinds.items() for pid in k.mains()]
+    if silent:
+        return UserError(
+            f"no engine answers: {', '.join(silent[:5])}",
+            "it may be starting, or have no CPU to answer with: try again in a minute, or name it: "
+            "--engine KIND:ADDRESS",
+        )
+    hint = "start one, or name it: --engine KIND:ADDRESS; sched-ctl engines shows what is found"
+    if os.geteuid() != 0:
+        hint = "run this command as root: engines of other users may be hidden from you"
+    return UserError(f"no engine found ({looked_for})", hint)

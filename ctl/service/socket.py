@@ -1,0 +1,196 @@
+"""The control socket of a running controller.
+
+`RUN_DIR/control.sock`, for root alone: the file's mode says so, and so do the peer's credentials
+(SO_PEERCRED, unix(7)). One request and one answer on a connection, each a line of JSON:
+
+    {"verb": "status"}
+    {"ok": true, "result": {...}}
+
+    {"verb": "explain", "arguments": {"what": "etl/Join"}}
+    {"ok": false, "error": "no operator or thread ...", "hint": "..."}
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sched_ctl.errors import UserError
+from sched_ctl.runfolder import RunFolder
+from sched_ctl.service.lock import holder
+
+__all__ = ["Handler", "request", "serve"]
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES = 1 << 16
+ANSWER_BYTES = 1 << 26
+REQUEST_S = 5.0  # to send the request, and to take the answer
+CLIENTS = 16
+RETRY_S = 0.1
+
+Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    verb: str
+    arguments: dict[str, Any] = {}
+
+
+@asynccontextmanager
+async def serve(run_dir: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
+    """Answer requests in the running loop, in the `async with` body. The folder must exist."""
+    path = RunFolder(run_dir).socket
+    path.unlink(missing_ok=True)  # of a controller that was killed: we hold the lock
+    clients = 0
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal clients
+        clients += 1
+        try:
+            if clients <= CLIENTS and _is_us(writer):
+                writer.write(await _answer(reader, handlers) + b"\n")
+                await asyncio.wait_for(writer.drain(), REQUEST_S)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the client went away, or never said anything
+        finally:
+            clients -= 1
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    mask = os.umask(0o177)
+    try:
+        server = await asyncio.start_unix_server(client, path, limit=REQUEST_BYTES)
+    except OSError as error:
+        raise UserError(f"cannot make {path}: {error}", "give another --run-dir") from error
+    finally:
+        os.umask(mask)
+    try:
+        yield
+    finally:
+        server.close()
+        # An answer that is under way (to `unload`) still goes out.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REQUEST_S):
+                while clients:
+                    await asyncio.sleep(0.005)
+        path.unlink(missing_ok=True)
+
+
+def _is_us(writer: asyncio.StreamWriter) -> bool:
+    peer = writer.get_extra_info("socket")
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return uid in (0, os.geteuid())
+
+
+async def _answer(reader: asyncio.StreamReader, handlers: Mapping[str, Handler]) -> bytes:
+    try:
+        line = await _line(reader)
+    except asyncio.LimitOverrunError:
+        return _refusal(f"the request is longer than {REQUEST_BYTES} bytes")
+    try:
+        request = msgspec.json.decode(line, type=_Request)
+        handler = handlers.get(request.verb)
+        if handler is None:
+            raise UserError(
+                f"the controller knows no verb {request.verb[:40]!r}",
+                f"verbs: {', '.join(sorted(handlers))}",
+            )
+        return msgspec.json.encode({"ok": True, "result": await handler(request.arguments)})
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _refusal(f"this is no request: {error}")
+    except UserError as error:
+        return _refusal(error.message, error.hint)
+    except Exception as error:  # a fault of ours must not end the controller
+        log.exception("control socket")
+        return _refusal(f"{type(error).__name__}: {error}")
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The request. Raises TimeoutError, or IncompleteReadError or LimitOverrunError of asyncio."""
+    try:
+        return await asyncio.wait_for(reader.readuntil(b"\n"), REQUEST_S)
+    except TimeoutError:  # or we were held up: then it is there by now
+        return await asyncio.wait_for(reader.readuntil(b"\n"), RETRY_S)
+
+
+def _refusal(message: str, hint: str | None = None) -> bytes:
+    return msgspec.json.encode({"ok": False, "error": message, "hint": hint})
+
+
+def _connected(path: Path, timeout_s: float, end_s: float) -> socket.socket:
+    """A connection; tried until CLOCK_MONOTONIC is `end_s`, then raises OSError."""
+    while True:
+        peer = socket.socket(socket.AF_UNIX)
+        try:
+            peer.settimeout(timeout_s)
+            peer.connect(str(path))
+            return peer
+        except (FileNotFoundError, ConnectionRefusedError):
+            peer.close()
+            if time.monotonic() >= end_s:
+                raise
+            time.sleep(RETRY_S)
+        except BaseException:
+            peer.close()
+            raise
+
+
+def request(
+    run_dir: Path,
+    verb: str,
+    arguments: Mapping[str, Any] | None = None,
+    timeout_s: float = 30.0,
+    patience_s: float = 0.0,
+) -> Any:
+    """Ask the running controller. Raises UserError if there is none, or with what it refused.
+
+    patience_s: wait so long for one that is about to start.
+    """
+    path = RunFolder(run_dir).socket
+    end_s = time.monotonic() + patience_s
+    try:
+        with _connected(path, timeout_s, end_s) as peer:
+            peer.sendall(msgspec.json.encode({"verb": verb, "arguments": arguments or {}}) + b"\n")
+            answer = bytearray()
+            while part := peer.recv(1 << 18):
+                answer += part
+                if len(answer) > ANSWER_BYTES:
+                    raise UserError("the controller's answer has no end")
+    except TimeoutError:
+        raise UserError(
+            f"the controller does not answer within {timeout_s:g} s: {holder(run_dir) or path}",
+            "if it hangs, end it with: kill -9 PID; then: sched-ctl restore",
+        ) from None
+    except PermissionError:
+        raise UserError(f"{path} is for root", "run this command as root") from None
+    except (FileNotFoundError, ConnectionError):
+        raise UserError(
+            f"no controller runs on this machine: none answers at {path}",
+            "start one with: sched-ctl load",
+        ) from None
+    except OSError as error:  # a way through a file, or too long for a socket
+        raise UserError(
+            f"no controller can be asked at {path}: {error.strerror or error}",
+            "name the folder that load was given: --run-dir",
+        ) from None
+    try:
+        decoded = msgspec.json.decode(bytes(answer))
+        if decoded["ok"]:
+            return decoded["result"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise UserError(
+            f"the controller's answer cannot be read ({len(answer)} bytes)",
+            "are the controller and this command of the same version?",
+        ) from None
+    raise UserError(decoded["error"], decoded.get("hint"))

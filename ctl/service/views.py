@@ -1,0 +1,437 @@
+"""What a controller shows of itself: `status` and `explain`, as plain data with stable keys."""
+
+import math
+import os
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sched_ctl.backends import ladder
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.rule import Rule
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import user
+from sched_ctl.errors import UserError, near_miss
+from sched_ctl.kernel import procfs, psi
+from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import positions
+from sched_ctl.model.patterns import fits
+from sched_ctl.model.policy import Level
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+from sched_ctl.probes import threads as probes
+
+__all__ = [
+    "applied",
+    "engines",
+    "explain",
+    "plans",
+    "problems",
+    "rows",
+    "stalls",
+    "status",
+]
+
+NEAR_OPERATORS = 1000  # compared with a mistyped name, while the control loop waits
+
+
+def status(controller: Controller) -> dict[str, Any]:
+    now_s = time.monotonic()
+    up_s = now_s - controller.started_s
+    backends = controller.backends
+    return {
+        "pid": os.getpid(),
+        "uptime_s": round(up_s, 3),
+        "cpu_share": round((time.process_time() - controller.started_cpu_s) / max(up_s, 1e-9), 5),
+        "cpu_s": round(time.process_time(), 6),
+        "rss_bytes": _rss_bytes(),
+        "stopping": controller.stopping,
+        "pressure": _pressure(controller),
+        "policies": [_rule(rule) for rule in controller.rules],
+        "engines": engines(controller),
+        "backends": [] if backends is None else list(backends.names),
+        "not_taken": [
+            {"backend": name, "because": why}
+            for name, why in (() if backends is None else backends.steps)
+        ],
+        "notes": _notes(controller),
+        "problems": problems(controller),
+    }
+
+
+def _pressure(controller: Controller) -> dict[str, Any]:
+    """Of the machine, and of each engine's cgroup where the unified hierarchy has one of its own.
+
+    Shares are of the last 10 s; empty where the kernel tells none.
+    """
+    groups = {
+        engine.name: psi.group_of(engine.target.pid)
+        for engine in controller.engines.values()
+        if engine.target.pid is not None
+    }
+    pace = controller.pace
+    return {
+        "noticed": pace.source,
+        "passes_left_out": pace.rested,
+        "woken": pace.woken,
+        "machine": stalls(None),
+        "engines": {name: stalls(group) for name, group in groups.items() if group is not None},
+    }
+
+
+def stalls(group: Path | None) -> dict[str, Any]:
+    found = {resource: psi.read(psi.path_of(resource, group)) for resource in psi.RESOURCES}
+    return {
+        resource: {
+            "some": pressure.some.avg10_share,
+            "full": None if pressure.full is None else pressure.full.avg10_share,
+            "some_total_s": pressure.some.total_s,
+        }
+        for resource, pressure in found.items()
+        if pressure is not None
+    }
+
+
+def _notes(controller: Controller) -> list[str]:
+    """What backends have decided by themselves."""
+    made = controller.backends
+    notes = {} if made is None else {name: made[name].note for name in made.names}
+    found = [f"{name}: {note}" for name, note in notes.items() if note]
+    for rule in controller.rules:
+        slower = controller.pace.note(rule.section.period or 1.0)
+        found += [] if slower is None else [f"policy {rule.name}: {slower}"]
+        found += [f"policy {rule.name}: stepped back: {why}" for why in rule.stepped_back]
+        if rule.resting:
+            found.append(f"policy {rule.name}: nothing is enforced, until policy set")
+        elif rule.guard is not None:
+            found.append(f"policy {rule.name}: guard: {rule.guard.words}")
+    return found
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    return {
+        "name": rule.name,
+        "policy": rule.policy.name,
+        "chosen": rule.chosen,
+        "options": {key: _plain(value) for key, value in rule.policy.options.items()},
+        "level": rule.policy.level.value,
+        "backend": rule.backend,
+        "queries": list(rule.section.queries),
+        "period_s": rule.timer.period_s,
+        "passes": rule.passes,
+        "missed": rule.timer.missed,
+        "engines": list(rule.windows),
+        "threads": rule.threads,
+        "groups": sum(len(schedule.groups) for schedule in rule.schedules.values()),
+        "writes": rule.writes,
+        "repaired": rule.repaired,
+        "gone": rule.applied.gone,
+        "stage_ms": {name: round(s * 1e3, 3) for name, s in rule.stage_s.items()},
+        "problem": rule.problem,
+        "not_set": list(rule.applied.problems),
+    }
+
+
+def engines(controller: Controller) -> list[dict[str, Any]]:
+    now_s = time.monotonic()
+    return [_engine(engine, now_s) for engine in controller.engines.values()]
+
+
+def _engine(engine: Engine, now_s: float) -> dict[str, Any]:
+    snapshot = engine.snapshot
+    topology = None if snapshot is None else snapshot.topology
+    return {
+        "engine": engine.name,
+        "pid": engine.target.pid,
+        "user": None if engine.uid is None else user(engine.uid),
+        "ordered": engine.ordered,
+        "state": engine.state,
+        "answered_s_ago": None
+        if engine.answered_s is None
+        else round(now_s - engine.answered_s, 3),
+        "poll_ms": round(engine.poll_s * 1e3, 3),
+        "polls": engine.polls,
+        "failures": engine.failures,
+        "queries": [] if topology is None else list(topology.queries),
+        "operators": 0 if topology is None else len(topology.operators),
+        "threads": 0
+        if topology is None
+        else len({t for o in topology.operators for t in o.threads}),
+        "problem": engine.problem,
+        "refused": dict(engine.refused),
+        "notes": [
+            *([] if topology is None else topology.notes),
+            *([] if engine.costly is None else [engine.costly]),
+        ],
+    }
+
+
+def plans(controller: Controller) -> list[dict[str, Any]]:
+    """What each policy decided in its last pass."""
+    options = ladder.read_options(controller.settings.backends)
+    return [
+        {
+            "name": rule.name,
+            "policy": rule.policy.name,
+            "backend": rule.backend,
+            "engines": list(rule.windows),
+            "problem": rule.problem,
+            "threads": [
+                row | {"backend": rule.backend_of(domain), "sets": sets}
+                for domain, schedule in rule.schedules.items()
+                for row, sets in zip(
+                    rows(schedule), _sets(rule.backend_of(domain), options, schedule), strict=True
+                )
+            ],
+        }
+        for rule in controller.rules
+    ]
+
+
+def _sets(
+    backend: str, options: Mapping[str, msgspec.Struct], schedule: Schedule
+) -> list[dict[str, Any]]:
+    """What a backend would set, of each thread: {"nice": 3}."""
+    values = ladder.planned(backend, options, schedule)
+    return [
+        {name: _plain(column[row]) for name, column in values.items()}
+        for row in range(len(schedule.threads))
+    ]
+
+
+def problems(controller: Controller) -> list[str]:
+    """Whatever does not work as it should, in words."""
+    found = []
+    if controller.not_reloaded is not None:
+        found.append(f"the old configuration stays in force: {controller.not_reloaded}")
+    if controller.waits.problem is not None:
+        found.append(controller.waits.problem)
+    for engine in controller.engines.values():
+        if engine.problem is not None:
+            found.append(_in_words(engine, engine.problem))
+        found += engine.refused.values()
+    for rule in controller.rules:
+        if rule.problem is not None:
+            found.append(f"policy {rule.name}: {rule.problem}")
+        found += [f"policy {rule.name}: {problem}" for problem in rule.applied.problems]
+    return found
+
+
+def _in_words(engine: Engine, problem: str) -> str:
+    """That it does not answer, and what that means for its threads."""
+    if engine.state == "silent" and engine.answered_s is not None:
+        silent_s = time.monotonic() - engine.answered_s
+        return f"{engine.name}: does not answer for {silent_s:.0f} s, order kept: {problem}"
+    if engine.state == "new" and engine.target.pid is not None:
+        return f"{engine.name}: pid {engine.target.pid} has not answered yet: {problem}"
+    return f"{engine.name}: {engine.state}: {problem}"
+
+
+def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
+    """All that is known of the threads that `what` names.
+
+    what: a thread id, or a pattern of an operator ("query/operator", or its last part), or of a
+    thread name. Raises UserError if no scheduled thread is meant.
+    """
+    found = []
+    for rule in controller.rules:
+        matching = [
+            (domain, row)
+            for domain, schedule in rule.schedules.items()
+            for row, (thread, label) in enumerate(
+                zip(schedule.threads, schedule.operators, strict=True)
+            )
+            if what == str(thread.tid) or fits((what,), *_names(thread, label))
+        ]
+        if matching:
+            metrics = {
+                name: (window, evaluate(rule.resolutions[name][1], window))
+                for name, window in rule.windows.items()
+                if name in rule.resolutions
+            }
+            found += [
+                _thread(controller, rule, domain, row, metrics) for domain, row in matching[:100]
+            ]
+    if not found:
+        raise UserError(
+            f"no scheduled thread or operator is called {what!r}{_near(controller, what)}",
+            _why_not(controller, what),
+        )
+    return found
+
+
+def _names(thread: Thread, label: str) -> tuple[str, ...]:
+    return (label, label.rpartition("/")[2], thread.name)
+
+
+def _thread(
+    controller: Controller,
+    rule: Rule,
+    domain: str,
+    row: int,
+    metrics: Mapping[str, tuple[Window, Mapping[str, Array]]],
+) -> dict[str, Any]:
+    schedule, policy = rule.schedules[domain], rule.policy_of(domain)
+    thread, label = schedule.threads[row], schedule.operators[row]
+    enforced_by = rule.backend_of(domain)
+    return {
+        **rows(schedule, [row])[0],
+        "policy": policy.name,
+        "rule": rule.name,
+        "ordered": _ordered(controller, domain),
+        "why": f"policy {policy.name} (for {policy.goal}) is the first that selects it, "
+        f"by {' '.join(map(repr, rule.section.queries))}"
+        f"{f'; chosen by auto: {rule.chosen}' if rule.chosen else ''}; enforced by {enforced_by}",
+        "backend": enforced_by,
+        "applied": applied(controller, rule, thread),
+        "metrics": _metrics(rule, thread, label, metrics),
+    }
+
+
+def applied(controller: Controller, rule: Rule, thread: Thread) -> dict[str, Any]:
+    """What is in force for a thread; empty where nothing is applied."""
+    made = controller.backends
+    if made is None:
+        return {}
+    for name in (rule.backend, *rule.fair.values()):
+        if name in made.names and (found := made[name].applied(thread)):
+            return dict(found)
+    return {}
+
+
+def _ordered(controller: Controller, domain: str) -> str:
+    """Whose threads this one is compared with, and why."""
+    engines = [engine for engine in controller.engines.values() if engine.domain == domain]
+    return engines[0].ordered if engines else ""
+
+
+def _metrics(
+    rule: Rule,
+    thread: Thread,
+    label: str,
+    metrics: Mapping[str, tuple[Window, Mapping[str, Array]]],
+) -> list[dict[str, Any]]:
+    """Of the operators whose priorities may decide for the thread, at the level of the policy."""
+    for name, (window, columns) in metrics.items():
+        rows = [
+            row
+            for row, operator in enumerate(window.now.topology.operators)
+            if thread in operator.threads
+        ]
+        rows = [r for r in rows if window.now.topology.operators[r].label == label] or rows
+        if not rows:
+            continue
+        resolution = rule.resolutions[name][1]
+        return [
+            {"operator": operator} | _metric(resolution, metric, column[row])
+            for row, operator in _deciders(window, rows[0])
+            for metric, column in columns.items()
+        ]
+    return []
+
+
+def _deciders(window: Window, physical: int) -> list[tuple[int, str]]:
+    """Rows of the window's columns, and labels, of what a physical operator gets its priority by:
+    itself, or under a policy on logical operators each of those that it runs.
+    """
+    topology = window.now.topology
+    if window.level is Level.PHYSICAL:
+        return [(physical, topology.operators[physical].label)]
+    runs, logical, _, _ = topology.logical_rows
+    found = logical[runs == physical].tolist()
+    return [(row, f"{topology.logical[row].query}/{topology.logical[row].name}") for row in found]
+
+
+def _metric(resolution: Resolution, metric: str, value: float) -> dict[str, Any]:
+    declared = METRICS.get(metric)
+    step = resolution.by_metric.get(metric)
+    probed = metric in probes.PROVIDES and step is not None and step.derivation is None
+    return {
+        "metric": metric,
+        "value": _plain(float(value)),
+        "unit": "" if declared is None else declared.unit,
+        "meaning": "" if declared is None else declared.meaning,
+        "how": "schedstat of its threads"
+        if probed
+        else ""
+        if step is None
+        else resolution.how(metric),
+        "estimated": step is not None and resolution.is_estimate(metric),
+    }
+
+
+def rows(schedule: Schedule, only: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Rows of a schedule (`only` None = all of them), as `plan` shows them."""
+    form = schedule.form
+    ages, queues = schedule.head_age_s, schedule.queue_size
+    evaluated = form.at(ages, queues)
+    normalised = positions(form, ages, queues, schedule.spacing)
+    groups = {row: name for name, group in schedule.groups.items() for row in group.rows}
+    wanted = range(len(schedule.threads)) if only is None else only
+    return [
+        {
+            "tid": schedule.threads[row].tid or None,
+            "pid": schedule.threads[row].pid,
+            "name": schedule.threads[row].name,
+            "operator": schedule.operators[row],
+            "group": groups.get(row),
+            "share": schedule.groups[groups[row]].share if row in groups else None,
+            "urgency": {
+                "rank": _plain(form.rank[row]),
+                "static": _plain(form.static[row]),
+                "per_second": _plain(form.per_second[row]),
+                "per_tuple": _plain(form.per_tuple[row]),
+            },
+            "head_age_s": _plain(ages[row]),
+            "queue_size": _plain(queues[row]),
+            "evaluated": _plain(evaluated[row]),
+            "normalised": _plain(normalised[row]),
+        }
+        for row in wanted
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: NaN and infinities, which it has not, become null."""
+    if isinstance(value, (bool, int, str)) or value is None:
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else None
+
+
+def _near(controller: Controller, what: str) -> str:
+    """The scheduled operator that may have been meant, by its label or its last part."""
+    labels = {
+        name: None
+        for rule in controller.rules
+        for schedule in rule.schedules.values()
+        for label in schedule.operators[:NEAR_OPERATORS]
+        for name in (label, label.rpartition("/")[2])
+    }
+    return near_miss(what, labels)
+
+
+def _why_not(controller: Controller, what: str) -> str:
+    for engine in controller.engines.values():
+        snapshot = engine.snapshot
+        if snapshot is None:
+            continue
+        for operator in snapshot.topology.operators:
+            if what in (operator.label, operator.name):
+                if not operator.threads:
+                    return "the engine has it, but its thread is not known: see notes in status"
+                return "the engine has it, but no policy selects it, or it is excluded"
+    return "sched-ctl status shows engines and queries, sched-ctl plan their operators"
+
+
+def _rss_bytes() -> int:
+    return int(procfs.text("/proc/self/statm").split()[1]) * resource.getpagesize()

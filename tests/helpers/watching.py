@@ -1,0 +1,57 @@
+"""Verdicts as a controller that applies nothing sees them, window after window."""
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.service import bottlenecks
+
+__all__ = ["Seen", "observed", "share"]
+
+Seen = dict[str, list[dict[str, Any]]]
+SETTLE_S = 3.0
+
+
+def observed(target: Target, kind: DriverKind, windows: int) -> Seen:
+    """Operator or query -> its verdicts in so many windows."""
+    settings = Settings(
+        policy=(Section(policy="constant"),),
+        engine=(target.engine,),
+        period=0.25,
+        calm_period=0,
+        cpu_limit=0,
+    )
+    seen: Seen = {}
+
+    async def watch() -> None:
+        controller = Controller(settings, {kind.name: kind}, None)
+        try:
+            await controller.start()
+            running = asyncio.create_task(controller.run())
+            controller.watch(SETTLE_S + 1)
+            await asyncio.sleep(SETTLE_S)
+            for _ in range(windows):
+                began_s = time.monotonic()
+                for query in bottlenecks.bottlenecks(await bottlenecks.look(controller)):
+                    seen.setdefault(query["query"], []).append(query)
+                    for operator in query["operators"]:
+                        seen.setdefault(operator["operator"], []).append(operator)
+                await asyncio.sleep(max(0.0, began_s + 0.4 - time.monotonic()))
+            controller.stop("seen enough")
+            await running
+        finally:
+            controller.close()
+
+    asyncio.run(watch())
+    return seen
+
+
+def share(seen: Seen, name: str, *words: str) -> float:
+    """Of the windows, those in which the verdict was one of these."""
+    said = [f"{o['verdict']} by {o['by']}" if o.get("by") else o["verdict"] for o in seen[name]]
+    print(name, Counter(said))
+    return sum(word in words for word in said) / len(said)
