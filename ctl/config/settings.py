@@ -49,33 +49,31 @@ BackendName = Annotated[
 LevelName = Annotated[
     Literal["auto", "physical", "logical"],
     Meta(
-        description="whose priorities the policy computes: of the operators that the engine runs, "
-        "of those that the user wrote (each engine operator then gets the largest of its logical "
-        "ones), or what the policy itself prefers"
+        description="whose priorities the policy computes: of the engine's operators, of "
+        "those that the user wrote, or as it prefers"
     ),
 ]
 Share = Annotated[float, Meta(gt=0, le=1e6)]
 Shares = Annotated[
     dict[str, Share],
     Meta(
-        description="CPU shares of queries, relative to each other: pattern = share; queries that "
-        "match no pattern get 1. Without any, queries are not grouped",
+        description="CPU shares of queries, relative to each other; others get 1. Without "
+        "any, queries are not grouped",
         extra={"flag": "--share", "metavar": "QUERY=SHARE"},
     ),
 ]
 Targets = Annotated[
     tuple[Target, ...],
     Meta(
-        description="latencies that queries are to keep; of several for one query the first "
-        "counts. With any, auto takes deadline, which has those first whose targets are in danger",
+        description="latencies that queries are to keep; with any, auto takes deadline",
         extra={"flag": "--target", "metavar": FORM},
     ),
 ]
 OnlyStarved = Annotated[
     bool,
     Meta(
-        description="an operator that is held by a full queue downstream changes places with the "
-        "one that is slow to empty it, if that sleeps on I/O or for memory and is below"
+        description="a backpressured operator changes places with the I/O- or "
+        "memory-bound one that holds it"
     ),
 ]
 PolicyOptions = Annotated[
@@ -94,8 +92,8 @@ class Switch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metric: Annotated[
         str,
         Meta(
-            description="what is looked at: a metric of the operators that the rule has, or "
-            "pressure, the share of time in which some thread waited for a CPU",
+            description="a metric of the rule's operators, or pressure: the share of time in "
+            "which some thread waited for a CPU",
             min_length=1,
         ),
     ]
@@ -113,8 +111,8 @@ class Switch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     back: Annotated[
         float | None,
         Meta(
-            description="the other policy comes back when the metric is on the other side of this; "
-            "default: a fifth below `above`, a quarter above `below`"
+            description="where the other policy comes back; default: a fifth below `above`, a "
+            "quarter above `below`"
         ),
     ] = None
     lasting: Annotated[
@@ -187,25 +185,24 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     access: Annotated[
         dict[str, Access],
         Meta(
-            description="TLS, certificates and passwords for engines whose web interface asks for "
-            "them: a table for each pattern of an engine; the first that fits counts",
+            description="TLS, certificates and passwords for an engine's web interface: "
+            "tables by pattern of the engine",
             extra={"flag": "--access", "metavar": "ENGINE.KEY=FILE"},
         ),
     ] = {}
     exclude: Annotated[
         tuple[str, ...],
         Meta(
-            description="never touch these: patterns of a query, of query/operator, of a thread "
-            "name, or of each after engine:",
+            description="never touch these: patterns of a query, query/operator, thread name, "
+            "or of each after engine:",
             extra={"metavar": "PATTERN"},
         ),
     ] = ()
     users: Annotated[
         tuple[str, ...],
         Meta(
-            description="whose engines are ordered together with those of root and of the "
-            "system's own users, as names or uids; every other user's engines are ordered among "
-            "themselves alone, because what an engine says of itself counts",
+            description="whose engines are ordered together with root's, as names or uids; "
+            "others' are ordered alone",
             extra={"metavar": "USER"},
         ),
     ] = ()
@@ -213,8 +210,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calm_period: Annotated[
         float,
         Meta(
-            description="longest time between two passes while no thread waits for a CPU, by PSI, "
-            "which is looked at once a period; not above period: no pass is left out for that",
+            description="longest time between passes while no thread waits for a CPU; up to "
+            "period: none is skipped",
             ge=0,
             le=3600,
             extra={"unit": "s"},
@@ -232,8 +229,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpu_limit: Annotated[
         float,
         Meta(
-            description="CPU time that may go into passes, with what engines take to answer: where "
-            "they cost more they are further apart, by half of stale_after at most; 0: no limit",
+            description="CPU time that passes and engines' answers may take, else passes are "
+            "rarer; 0: no limit",
             ge=0,
             le=1,
             extra={"unit": "CPUs", "metavar": "CPUS"},
@@ -242,8 +239,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pressure: Annotated[
         Literal["poll", "trigger"],
         Meta(
-            description="how the end of calm is noticed: by a look once a period, or by a PSI "
-            "trigger, which wakes up the controller within 0.1 s of the first waits",
+            description="how the end of calm is noticed: by a look once a period, or at once "
+            "by a PSI trigger",
         ),
     ] = "poll"
     backend: BackendName = "auto"
@@ -261,20 +258,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     helpers: Annotated[
         dict[str, str],
         Meta(
-            description="engine threads that run no operator, pattern of a role or of kind:role = "
-            "rule: follow (as urgent as the operator it serves), top (above all operators), "
-            "neutral or leave; without a rule, what suits the engine: by nice and cgroups Flink's "
-            "flushers and timers follow and Storm's ackers are on top; all others are left alone, "
-            "and so are all by sched_ext, which is fair to them",
+            description="engine threads without an operator, pattern of role or kind:role = "
+            "follow, top, neutral or leave",
             extra={"flag": "--helper", "metavar": "ROLE=RULE"},
         ),
     ] = {}
     guard: Annotated[
         float,
         Meta(
-            description="time from one short phase of the system's own scheduling to the next, to "
-            "see whether ours helps: if throughput or waiting is worse under ours by more than its "
-            "noise, the policy is put out of force, then the backend; 0: no such phases",
+            description="time from one short phase of the OS's own scheduling to the next, "
+            "for comparison; 0: none",
             ge=0,
             le=86400,
             extra={"unit": "s"},
@@ -296,8 +289,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stale_after: Annotated[
         float,
         Meta(
-            description="an engine that stopped answering keeps its schedule for this long, then "
-            "its threads go back to what they were",
+            description="how long an engine that stopped answering keeps its schedule",
             ge=0,
             le=86400,
             extra={"unit": "s"},
@@ -306,8 +298,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     discover: Annotated[
         float,
         Meta(
-            description="time from one search for engines to the next; while no process or thread "
-            "is born on this machine, a minute",
+            description="time between searches for engines; a minute while nothing is born here",
             ge=0.1,
             le=3600,
             extra={"unit": "s"},
@@ -316,24 +307,23 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trace: Annotated[
         bool,
         Meta(
-            description="trace each wait of the engines' threads for a CPU: how long, and behind "
-            "whom, for explain, bottlenecks and Prometheus. Costs a little at each switch of the "
-            "machine"
+            description="trace each wait of engines' threads for a CPU. Costs a little at "
+            "each switch of the machine"
         ),
     ] = False
     metrics: Annotated[
         str,
         Meta(
-            description="where to tell Prometheus about engines and operators: 127.0.0.1:PORT, "
-            "[::1]:PORT or the path of a socket; empty: nowhere",
+            description="where to answer Prometheus: 127.0.0.1:PORT, [::1]:PORT or the path "
+            "of a socket; empty: nowhere",
             extra={"metavar": "ADDRESS"},
         ),
     ] = ""
     record: Annotated[
         str,
         Meta(
-            description="folder to record into what was seen of the engines, for replay and fleet; "
-            "empty: nothing is recorded",
+            description="folder to record into what was seen, for replay and fleet; empty: "
+            "nothing is recorded",
             extra={"metavar": "DIR"},
         ),
     ] = ""
@@ -367,8 +357,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     profiles: Annotated[
         str,
         Meta(
-            description="file of operator profiles (fleet profile): costs and selectivities to "
-            "start from, until an operator's own are measured; empty: none",
+            description="operator profiles (fleet profile) to start from, until an operator's "
+            "own figures are measured; empty: none",
             extra={"metavar": "FILE"},
         ),
     ] = ""

@@ -27,8 +27,8 @@ class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     latency: Annotated[
         str,
         Meta(
-            description="longest time from the arrival of a tuple until its result leaves, with "
-            "its unit: us, ms, s, min or h; at most a day"
+            description="longest time until a tuple's result leaves, with its unit (us, ms, "
+            "s, min, h); at most a day"
         ),
     ]
     share: Annotated[

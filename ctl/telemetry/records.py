@@ -47,12 +47,7 @@ Version = Annotated[int, Meta(description="version of the schema", ge=0, le=10**
 Node = Annotated[Name, Meta(description="name of the machine")]
 Seq = Annotated[
     Number,
-    Meta(
-        description="number of the line on its node: one more each line, so that gaps and "
-        "duplicates show; a run of the controller begins at the larger of the number that follows "
-        "the last one in the folder and the clock in milliseconds, so that numbers are never used "
-        "again when the folder is emptied"
-    ),
+    Meta(description="number of the line on its node, one more each line and never used again"),
 ]
 Time = Annotated[Number, Meta(description="Unix time in milliseconds")]
 Engine = Annotated[Name, Meta(description="name of the engine, as `flink:127.0.0.1:8081`")]
@@ -68,8 +63,8 @@ class Start(Struct, tag_field="k", tag="file", kw_only=True, omit_defaults=True)
     run: Annotated[
         Number,
         Meta(
-            description="`seq` of the first line since the controller was started: from there on "
-            "no number is missing unless a line was lost"
+            description="`seq` of the first line since the controller's start; from there on "
+            "no number is missing"
         ),
     ] = 0
     program: Annotated[Name, Meta(description="version of sched-ctl")] = ""
@@ -165,8 +160,8 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
     idle: Annotated[
         Column,
         Meta(
-            description="time without input, as the engine says; absent where `busy` and `full` "
-            "are told: it is what they leave of `d`",
+            description="time without input, as the engine says; absent where it follows from "
+            "the others",
             extra={"unit": "ms"},
         ),
     ] = None
@@ -214,11 +209,7 @@ class Event(Struct, tag_field="k", tag="event", kw_only=True, omit_defaults=True
     t: Time
     what: Annotated[
         Literal["policy", "verdict", "engine", "error", "lost"],
-        Meta(
-            description="policy: another one is in force; verdict: something else holds a query; "
-            "engine: it came, fell silent or went; error: something does not work; "
-            "lost: lines that could not be written"
-        ),
+        Meta(description="what happened, see below"),
     ]
     engine: Annotated[Name, Meta(description="which engine, if it is about one")] = ""
     about: Annotated[Name, Meta(description="query, operator or rule")] = ""

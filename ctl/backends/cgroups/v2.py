@@ -35,8 +35,8 @@ class Cgroup2Options(GroupOptions, frozen=True, kw_only=True, forbid_unknown_fie
     ancestors: Annotated[
         bool,
         msgspec.Meta(
-            description="let the cgroups above an engine's pass on the cpu controller, if they do "
-            "not: their other children, such as other services, then get equal weights"
+            description="let the cgroups above an engine's pass on the cpu controller; their "
+            "other children then weigh the same"
         ),
     ] = False
 

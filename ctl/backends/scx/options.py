@@ -17,8 +17,8 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     precedence: Annotated[
         Literal["fair", "engine"],
         msgspec.Meta(
-            description="fair: the engine gets of each CPU what the kernel's fair class would give "
-            "its threads; engine: operators go before everybody else, who have the guarantee",
+            description="fair: the engine's share is that of the kernel's fair class; engine: "
+            "operators go before all others",
         ),
     ] = "fair"
     slice: Annotated[
@@ -66,8 +66,8 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     server: Annotated[
         int,
         msgspec.Meta(
-            description="share of each CPU for operators against the fair class (partial mode); "
-            "0 = 90 if operators go first, else 50",
+            description="share of each CPU for operators in partial mode; 0 = 90 if operators "
+            "go first, else 50",
             ge=0,
             le=95,
             extra={"unit": "%"},
@@ -76,15 +76,14 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     caps: Annotated[
         dict[str, Annotated[int, msgspec.Meta(ge=1, le=512)]],
         msgspec.Meta(
-            description="how many threads of a query may run at once: pattern = number; others "
-            "run on as many CPUs as they can use",
+            description="how many threads of a query may run at once: pattern = number",
         ),
     ] = {}
     interrupt: Annotated[
         float,
         msgspec.Meta(
-            description="a more urgent operator of another query that wakes up waits until the one "
-            "that runs has had this much; 0 = until its slice ends",
+            description="a woken, more urgent operator waits until the one that runs had "
+            "this; 0 = slice end",
             ge=0,
             le=1000,
             extra={"unit": "ms"},
@@ -101,8 +100,8 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     align: Annotated[
         float,
         msgspec.Meta(
-            description="a thread that hands on an operator's buffers by a timer waits for so long "
-            "at most, now and then, to come right after the operator's batches; 0 = never",
+            description="how long a flusher may be held to come right after its operator's "
+            "batches; 0 = never",
             ge=0,
             le=1000,
             extra={"unit": "ms"},

@@ -39,8 +39,8 @@ class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dead_band: Annotated[
         float,
         msgspec.Meta(
-            description="a nice value is rewritten when the wanted one, not rounded, is further "
-            "from it than this, so that one on the edge between two does not flip; 0.5: always",
+            description="a nice value is rewritten when the wanted one, not rounded, is "
+            "further away; 0.5: always",
             ge=0.5,
             le=19,
             extra={"unit": "nice levels"},
