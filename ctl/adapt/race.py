@@ -153,11 +153,11 @@ class Race:
     races: int = 0  # that have ended
 
 
-def opened(names: Sequence[str], objective: Objective = "mean") -> Race:
-    """A race of the system's own with these; the first of them is in force until anybody waits."""
+def opened(names: Sequence[str], objective: Objective = "mean", kept: int = 1) -> Race:
+    """A race of the system's own with these. kept: which is in force until somebody waits."""
     if not names:
         raise ValueError("nobody takes part in the race")
-    return Race(tuple(Arm(name) for name in (OS, *names)), objective)
+    return Race(tuple(Arm(name) for name in (OS, *names)), objective, kept, kept)
 
 
 def step(race: Race, figures: Figures) -> Race:

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+MOST_EFFECTS = 30
+SOURCES = {
+    "counted": "engine",
+    "reported": "engine's mean",
+    "little": "queues",
+    "unknown": "",
+}
+
 
 def add_to(app: typer.Typer) -> None:
     for command in (check, engines, policies, plan, status, explain, config):
@@ -313,6 +321,8 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
             for engine in answer["engines"]
         ),
     )
+    if answer["effects"]:
+        _effects(answer["effects"])
     for step in answer["not_taken"]:
         show.text(f"backend {step['backend']}: not taken: {step['because']}")
     for note in answer["notes"]:
@@ -322,6 +332,37 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
             show.text(f"note: {engine['engine']}: {note}")
     for problem in answer["problems"][:50]:
         show.text(f"problem: {problem}")
+
+
+def _effects(effects: list[dict[str, Any]]) -> None:
+    """What came of it, by query; the first ones."""
+    from sched_ctl import show
+
+    def ms(seconds: float | None) -> str:
+        return "" if seconds is None else f"{show.number(seconds * 1e3)} ms"
+
+    def share(part: float | None) -> str:
+        return "" if part is None else f"{part:.1%}"
+
+    show.table(
+        ("query", ">in/s", ">out/s", ">time", ">±", "from", ">p50", ">p99", ">in target"),
+        (
+            (
+                f"{effect['engine']} {effect['query']}",
+                show.number(effect["tuples_in"]),
+                show.number(effect["tuples_out"]),
+                ms(effect["time_s"]),
+                share(effect["error"]),
+                SOURCES[effect["source"]],
+                ms(effect["p50_s"]),
+                ms(effect["p99_s"]),
+                share(effect["within_target"]),
+            )
+            for effect in effects[:MOST_EFFECTS]
+        ),
+    )
+    if len(effects) > MOST_EFFECTS:
+        show.text(f"and {len(effects) - MOST_EFFECTS} more queries, see --json")
 
 
 def _stalls(stalls: dict[str, Any]) -> str:

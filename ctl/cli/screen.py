@@ -240,6 +240,13 @@ def _head(answer: Answer, view: View) -> list[Text]:
         f"{state}{rules}",
         f"pressure: {pressure or 'not told'}   sorted by {view.sort}{filtered}",
     ]
+    times = [
+        f"{effect['query']} {effect['time_s'] * 1e3:.3g} ms"
+        for effect in answer.get("effects", ())
+        if effect["time_s"] is not None
+    ]
+    if times:
+        lines.append(f"time in the system: {', '.join(times[:8])}")
     for query in answer["queries"]:
         if query["verdict"] not in ("idle", "input-bound", "unknown"):
             lines.append(f"{query['query']} is held by {query['operator']}: {query['verdict']}")

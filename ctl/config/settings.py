@@ -273,6 +273,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"unit": "s"},
         ),
     ] = 0.0
+    race: Annotated[
+        float,
+        Meta(
+            description="length of the phases in which auto tries orders beside the OS's own, to "
+            "keep the best; 0: none",
+            ge=0,
+            le=3600,
+            extra={"unit": "s"},
+        ),
+    ] = 0.0
     window: Annotated[
         float,
         Meta(

@@ -18,12 +18,15 @@ from dataclasses import replace
 
 import msgspec
 
+from sched_ctl.adapt.race import told
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.config.settings import Section, Settings, resolve
+from sched_ctl.controller import races
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, make_policy
+from sched_ctl.controller.trial import Outcomes
 from sched_ctl.decide.guard import Guard
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.boundary import is_ours, words
@@ -91,6 +94,7 @@ class Controller:
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
         self._seen: list[object] = []  # at the last step
+        self.outcomes = Outcomes()
         self.waits = WaitTimes()
         self.pace = pace_of(settings)
         for section in sections:
@@ -111,13 +115,13 @@ class Controller:
         section = msgspec.structs.replace(
             rule.section, policy=name, options=dict(options), switch=()
         )
-        trial = replace(rule, section=section, switched=None)
+        trial = replace(rule, section=section, switched=None, trial=None)
         trial.enforce_by(rule.backend)
         for engine in self.engines.values():
             if engine.snapshot is not None and self.claims.covers(section, engine.name):
                 trial.resolve(engine)
         rule.section, rule.resolutions, rule.switched = section, trial.resolutions, None
-        rule.policy, rule.variants = trial.policy, trial.variants
+        rule.policy, rule.variants, rule.trial = trial.policy, trial.variants, None
         rule.problem = None
         rule.urgent = True
         rule.stepped_back, rule.resting, rule.guard = (), False, self.guard(rule.timer.period_s)
@@ -225,6 +229,10 @@ class Controller:
         if self.settings.trace and self.backends is not None:
             pids = {pid for engine in self.engines.values() for pid in engine.pids}
             self.waits.follow(pids)
+        for engine in concerned:
+            if engine.snapshot is not None:
+                latencies = functools.partial(races.latencies, engine, self.rules, self.claims)
+                self.outcomes.note(engine.snapshot, latencies)
         asked_s = time.perf_counter() - began_s
         for rule in rules:
             if self.stopping is not None:
@@ -300,6 +308,7 @@ class Controller:
         if rule.problem is not None:
             self.remarks.say(f"rule {rule.name}", f"policy {rule.name}: {rule.problem}")
         rule.stage_s["decide"] = time.perf_counter() - began_s
+        self._race(rule)
         if not domains or len(problems) == len(domains):
             return
         began_s = time.perf_counter()
@@ -328,7 +337,7 @@ class Controller:
 
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""
-        if rule.guard is not None and self.backends is not None:
+        if rule.guard is not None and rule.trial is None and self.backends is not None:
             common = {
                 name: window
                 for name, window in rule.windows.items()
@@ -337,6 +346,15 @@ class Controller:
             found = rule.guard.look(time.monotonic(), common or rule.windows)
             if found:
                 log.warning("policy %s: %s: %s", rule.name, found, rule.step_back(found))
+
+    def _race(self, rule: Rule) -> None:
+        """Let it be another order's turn, where a race finds the policy."""
+        others = [other for other in self.rules if other is not rule]
+        now_s, pressure = time.monotonic(), self.pace.some_share
+        if races.look(rule, others, self.engines, self.claims, now_s, pressure):
+            assert rule.trial is not None
+            message = f"policy {rule.name}: {told(rule.trial.race)}"
+            self.remarks.say(f"race {rule.name}", message, logging.INFO)
 
     def _switch(self, rule: Rule) -> None:
         """Let another policy take over from the next pass on, if a switch of the rule says so."""
@@ -351,7 +369,7 @@ class Controller:
 
     def _guarded(self, rule: Rule, schedule: Schedule) -> Schedule:
         """The schedule, or one of nobody while the system's own scheduling is looked at."""
-        if rule.resting or (rule.guard is not None and rule.guard.own):
+        if rule.own:
             return without(schedule, set(schedule.threads))
         return schedule
 
@@ -447,6 +465,7 @@ class Controller:
             if engine.state == "gone":
                 self.claims.forget(engine.name)
                 self.remarks.forget(engine.name)
+                self.outcomes.forget(engine.name)
                 for rule in self.rules:
                     rule.resolutions.pop(engine.name, None)
                     rule.averages.pop(engine.name, None)
@@ -471,12 +490,17 @@ class Controller:
                     queries[engine.domain] += self.claims.queries(
                         rule, engine.name, engine.snapshot.topology
                     )
-            if rule.count(+queries):
+            if rule.count(+queries) | races.enter(rule, self.engines, self.claims, self._phase_s):
                 for engine in self.engines.values():
                     engine.refused.pop(rule.name, None)
             if rule.queries and rule.chosen is not None:
                 message = f"policy {rule.name}: {rule.policy.name} ({rule.chosen})"
                 self.remarks.say(f"choice {rule.name}", message, logging.INFO)
+
+    @property
+    def _phase_s(self) -> float:
+        """Length of a phase of a race; 0: none is run."""
+        return 0.0 if self.backends is None else self.settings.race
 
     def _admit(self, *, strict: bool) -> None:
         """See that each policy finds its metrics in each engine that it rules."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from sched_ctl.adapt.race import told
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.switches import PRESSURE, Watch, joined
+from sched_ctl.controller.trial import Trial
 from sched_ctl.decide.decision import decide
 from sched_ctl.decide.guard import Guard
 from sched_ctl.decide.starved import only_starved
@@ -100,6 +102,7 @@ class Rule:
     problem: str | None = None  # of the policy as a whole
     stage_s: dict[str, float] = field(default_factory=dict)  # of the last pass
     guard: Guard | None = None
+    trial: Trial | None = None  # the race that finds the policy, for "auto"
     stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
     resting: bool = False  # nothing is enforced: the guard found that all of it harms
     watches: tuple[Watch, ...] = ()  # of the section's switches
@@ -111,11 +114,19 @@ class Rule:
 
     @property
     def acting(self) -> Section:
-        """The section, with the policy of the switch that is on."""
+        """The section, with the policy of the switch that is on, or whose turn it is in a race."""
         if self.switched is None:
-            return self.section
+            return self.section if self.trial is None else self.trial.section(self.section)
         switch = self.switched.switch
         return msgspec.structs.replace(self.section, policy=switch.policy, options=switch.options)
+
+    @property
+    def own(self) -> bool:
+        """Whether the system's own scheduling is in force: nothing is enforced."""
+        looking = (self.guard is not None and self.guard.own) or (
+            self.trial is not None and self.trial.own
+        )
+        return self.resting or looking
 
     @property
     def chosen(self) -> str | None:
@@ -124,6 +135,8 @@ class Rule:
             return self.switched.why
         if self.section.policy != "auto":
             return None
+        if self.trial is not None and self.trial.race.races:
+            return told(self.trial.race)
         queries = self.queries.get(self._first, 0)
         count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
         return f"{count}, {automatic(self.backend, bool(self.section.target))[1]}"
@@ -136,7 +149,8 @@ class Rule:
         """
         return (
             bool(self.schedules)
-            and not (self.section.switch or self.guard or self.problem or self.applied.problems)
+            and not (self.section.switch or self.guard or self.trial)
+            and not (self.problem or self.applied.problems)
             and all(
                 self._holds(*item, now_s + self.timer.period_s / 2)
                 for item in self.schedules.items()

@@ -136,6 +136,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
         ],
         "pressure": views.stalls(None),
         "queries": [query for _, _, query in _queries(found)],
+        "effects": views.effects(controller),
         "rows": rows,
     }
 

@@ -187,5 +187,4 @@ class Recording:
 
 
 def _policy(rule: Rule, domain: str) -> str:
-    own = rule.resting or (rule.guard is not None and rule.guard.own)
-    return NOBODY if own else rule.policy_of(domain).name
+    return NOBODY if rule.own else rule.policy_of(domain).name

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sched_ctl.backends import ladder
+from sched_ctl.controller import trial
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.engine import Engine
@@ -29,6 +30,7 @@ from sched_ctl.probes import threads as probes
 
 __all__ = [
     "applied",
+    "effects",
     "engines",
     "explain",
     "plans",
@@ -55,6 +57,7 @@ def status(controller: Controller) -> dict[str, Any]:
         "pressure": _pressure(controller),
         "policies": [_rule(rule) for rule in controller.rules],
         "engines": engines(controller),
+        "effects": effects(controller),
         "backends": [] if backends is None else list(backends.names),
         "not_taken": [
             {"backend": name, "because": why}
@@ -109,6 +112,8 @@ def _notes(controller: Controller) -> list[str]:
         found += [f"policy {rule.name}: stepped back: {why}" for why in rule.stepped_back]
         if rule.resting:
             found.append(f"policy {rule.name}: nothing is enforced, until policy set")
+        elif rule.trial is not None:
+            found.append(f"policy {rule.name}: {trial.told(rule.trial)['words']}")
         elif rule.guard is not None:
             found.append(f"policy {rule.name}: guard: {rule.guard.words}")
     return found
@@ -135,7 +140,17 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "stage_ms": {name: round(s * 1e3, 3) for name, s in rule.stage_s.items()},
         "problem": rule.problem,
         "not_set": list(rule.applied.problems),
+        "race": None if rule.trial is None else trial.told(rule.trial),
     }
+
+
+def effects(controller: Controller) -> list[dict[str, Any]]:
+    """What came of it lately, of each query; null where nobody tells."""
+    return [
+        {name: _plain(getattr(effect, name)) for name in (*effect.__slots__, "cost_s")}
+        for found in controller.outcomes.found.values()
+        for effect in found
+    ]
 
 
 def engines(controller: Controller) -> list[dict[str, Any]]:
@@ -291,6 +306,7 @@ def _thread(
         "backend": enforced_by,
         "applied": applied(controller, rule, thread),
         "metrics": _metrics(rule, thread, label, metrics),
+        "effects": [e for e in effects(controller) if label.startswith(f"{e['query']}/")],
     }
 
 

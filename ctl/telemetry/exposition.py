@@ -46,6 +46,19 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
             "histogram",
             "waits for a CPU of all threads of a query, traced",
         ),
+        "query_input_rate": ("gauge", "tuples a second that a query takes in"),
+        "query_output_rate": ("gauge", "tuples a second that it gives"),
+        "query_seconds": (
+            "gauge",
+            "mean time of a tuple in the system: from the engine, or by Little's law",
+        ),
+        "query_within_target_ratio": ("gauge", "share of tuples that met the query's target"),
+        "race_time_ratio": (
+            "gauge",
+            "time in the system under an order that auto tried, over that under the system's own",
+        ),
+        "race_kept": ("gauge", "1 for what auto keeps"),
+        "race_price_ratio": ("gauge", "share of the time in the system that trying has cost"),
         "operators_left_out": ("gauge", f"operators beyond the first {MOST_OPERATORS}"),
     }
 )
@@ -102,12 +115,28 @@ def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[S
         yield "repairs_total", labels, rule["repaired"]
         for stage, milliseconds in rule["stage_ms"].items():
             yield "pass_seconds", labels | {"stage": stage}, milliseconds / 1e3
+        if rule["race"] is not None:
+            yield from _race(labels, rule["race"])
+    for effect in status["effects"][:MOST_QUERIES]:
+        labels = {"engine": effect["engine"], "query": effect["query"]}
+        yield "query_input_rate", labels, effect["tuples_in"]
+        yield "query_output_rate", labels, effect["tuples_out"]
+        yield "query_seconds", labels | {"source": effect["source"]}, effect["time_s"]
+        yield "query_within_target_ratio", labels, effect["within_target"]
     for engine in status["engines"]:
         labels = {"engine": engine["engine"]}
         yield "engine_up", labels, int(engine["state"] == "ok")
         yield "engine_polls_total", labels, engine["polls"]
         yield "engine_poll_seconds", labels, engine["poll_ms"] / 1e3
     yield from _operators(screen["rows"])
+
+
+def _race(labels: Labels, race: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "race_price_ratio", labels, race["price"]
+    for arm in race["arms"]:
+        mine = {**labels, "arm": arm["arm"]}
+        yield "race_time_ratio", mine, arm["time_ratio"]
+        yield "race_kept", mine, int(arm["arm"] == race["kept"])
 
 
 def _operators(rows: list[dict[str, Any]]) -> Iterator[Sample]:

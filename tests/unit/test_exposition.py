@@ -93,6 +93,7 @@ STATUS: dict[str, Any] = {
     "pressure": {"passes_left_out": 0, "machine": {}, "engines": {}},
     "policies": [],
     "engines": [],
+    "effects": [],
 }
 PAGE_WITH_SHARES = page(STATUS, operators(1))
 

@@ -1,0 +1,132 @@
+"""Which rules run a race, with whom, and on which engines; see `trial`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from sched_ctl.adapt.effect import Effect
+from sched_ctl.adapt.race import opened
+from sched_ctl.controller.claims import Claims
+from sched_ctl.controller.rule import Rule
+from sched_ctl.controller.trial import AUTO, Trial, candidates
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import COMMON
+from sched_ctl.errors import UserError
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.patterns import names_of
+from sched_ctl.model.targets import target_of
+
+__all__ = ["enter", "latencies", "look"]
+
+
+def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: float) -> bool:
+    """Let the policy of a rule be found by a race, if it is "auto"; another one if others suit now.
+
+    phase_s: 0 = no race. Returns whether that makes it another policy.
+    """
+    before, queries = rule.trial, sum(rule.queries.values())
+    if not phase_s or rule.section.policy != AUTO or rule.section.switch:
+        rule.trial = None
+        if before is not None:
+            rule.enforce_by(rule.backend)
+        return before is not None
+    if not queries:
+        return False
+    ruled = [
+        engine
+        for engine in engines.values()
+        if engine.snapshot is not None and claims.of(rule, engine.name, engine.snapshot.topology)
+    ]
+    suited = candidates(rule.backend, queries, bool(rule.section.target))
+    names = tuple(name for name in suited if name == AUTO or _can(rule, name, ruled))
+    if before is not None and before.names == names:
+        before.phase_s = phase_s
+        return False
+    if not names:
+        return False
+    # What leaves a single query alone is not among them: until somebody waits, it stays so.
+    rule.trial = Trial(opened(names, kept=1 if names[0] == AUTO else 0), phase_s)
+    rule.enforce_by(rule.backend)
+    return True
+
+
+def look(
+    rule: Rule,
+    others: Iterable[Rule],
+    engines: Mapping[str, Engine],
+    claims: Claims,
+    now_s: float,
+    pressure: float,
+) -> bool:
+    """To be called at each pass of a rule. Whether another order is in force from now on.
+
+    Whoever is trying something is alone with it: two races would take each other for noise.
+    """
+    trial = rule.trial
+    if trial is None or rule.switched is not None or rule.resting:
+        return False
+    if any(other.trial is not None and other.trial.trying for other in others):
+        turned = trial.rest()
+    else:
+        turned = trial.look(
+            now_s,
+            _compared(rule, engines),
+            pressure,
+            lambda effect: _is_ruled(rule, engines, claims, effect),
+            lambda: {
+                name: latencies(engines[name], [rule], claims)
+                for name in rule.windows
+                if name in engines
+            },
+        )
+    if turned:
+        rule.enforce_by(rule.backend)
+        rule.urgent = True
+        for engine in engines.values():
+            engine.refused.pop(rule.name, None)
+    return turned
+
+
+def latencies(engine: Engine, rules: Sequence[Rule], claims: Claims) -> dict[str, float]:
+    """Query -> the target that it is to keep, s."""
+    found: dict[str, float] = {}
+    if engine.snapshot is None:
+        return found
+    for rule in rules:
+        if rule.section.target:
+            for query in claims.of(rule, engine.name, engine.snapshot.topology):
+                target = target_of(rule.section.target, *names_of(engine.name, query))
+                if target is not None:
+                    found[query] = target.latency_s
+    return found
+
+
+def _compared(rule: Rule, engines: Mapping[str, Engine]) -> Mapping[str, Window]:
+    """Engines whose word counts: those that are ordered together with root's. Where there are none,
+    those of one user; of several nobody's word moves the others.
+    """
+    domains = {name: engines[name].domain for name in rule.windows if name in engines}
+    if COMMON not in domains.values() and len(set(domains.values())) > 1:
+        return {}
+    whose = COMMON if COMMON in domains.values() else next(iter(domains.values()), COMMON)
+    return {name: rule.windows[name] for name, domain in domains.items() if domain == whose}
+
+
+def _is_ruled(rule: Rule, engines: Mapping[str, Engine], claims: Claims, effect: Effect) -> bool:
+    engine = engines.get(effect.engine)
+    snapshot = None if engine is None else engine.snapshot
+    return snapshot is not None and effect.query in claims.of(
+        rule, effect.engine, snapshot.topology
+    )
+
+
+def _can(rule: Rule, name: str, engines: Iterable[Engine]) -> bool:
+    """Whether these engines tell all that a policy needs."""
+    tried = replace(rule, trial=Trial(opened((name,)), 1.0), resolutions={}, variants={})
+    try:
+        tried.enforce_by(rule.backend)
+        for engine in engines:
+            if engine.provides is not None:
+                tried.resolve(engine)
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""A rule's race at work: its phases on the clock, what came of each, the order in force."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sched_ctl.adapt import race as races
+from sched_ctl.adapt.effect import Effect, Span, effects, seen
+from sched_ctl.adapt.race import OS, Figures, Race
+from sched_ctl.config.settings import Section
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.topology import Snapshot
+
+__all__ = ["AUTO", "Outcomes", "Trial", "candidates", "told"]
+
+AUTO = "auto"
+EVERY_S = 5.0  # that a shown effect is over, at least
+SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
+FEWEST_SAMPLES = 3  # before a phase is called harmful
+PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
+LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
+
+Targets = Mapping[str, float]  # query -> s
+
+
+def candidates(backend: str, queries: int, targets: bool = False) -> tuple[str, ...]:
+    """The orders that take part, by how they are enforced and how many queries there are.
+
+    The first is the one that "auto" takes without a race. By nice and cgroups that leaves a single
+    query alone, which is what the system's own does.
+    """
+    if backend == "scx":
+        others = ("hr", "light-first") if queries > 1 else ("hr", "qs")
+    else:
+        others = ("qs", "hr")
+    if targets:
+        return (AUTO, "balanced" if backend == "scx" else "light-first", "hr")
+    return (AUTO, *others) if backend == "scx" or queries > 1 else others
+
+
+@dataclass
+class Outcomes:
+    """What came of it lately, of all engines, for whoever looks."""
+
+    spans: dict[str, Span] = field(default_factory=dict)
+    found: dict[str, tuple[Effect, ...]] = field(default_factory=dict)
+
+    def note(self, snapshot: Snapshot, targets: Callable[[], Targets]) -> None:
+        """To be called with each answer of an engine."""
+        engine = snapshot.topology.engine
+        span = self.spans[engine] = seen(self.spans.get(engine), snapshot)
+        if span.seconds >= EVERY_S:
+            self.found[engine] = effects(span, targets())
+            self.spans[engine] = seen(None, snapshot)
+
+    def forget(self, engine: str) -> None:
+        self.spans.pop(engine, None)
+        self.found.pop(engine, None)
+
+
+@dataclass
+class Trial:
+    """The race of one rule. phase_s: length of a phase."""
+
+    race: Race
+    phase_s: float
+    began_s: float = math.nan
+    spans: dict[str, Span] = field(default_factory=dict)
+    pressure: list[float] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Who takes part beside the system's own."""
+        return tuple(arm.name for arm in self.race.arms[1:])
+
+    @property
+    def trying(self) -> bool:
+        """Whether something else than what is kept is being looked at."""
+        race = self.race
+        return race.turn != race.kept or (race.mode == "race" and race.begun)
+
+    @property
+    def own(self) -> bool:
+        """Whether the system's own scheduling is in force."""
+        return self.race.arms[self.race.turn].name == OS
+
+    def section(self, section: Section) -> Section:
+        """The rule's section, with the policy whose turn it is."""
+        turn = self.race.turn or self.race.kept or 1
+        name = self.race.arms[turn].name
+        return (
+            section if name == AUTO else msgspec.structs.replace(section, policy=name, options={})
+        )
+
+    def look(
+        self,
+        now_s: float,
+        windows: Mapping[str, Window],
+        pressure: float,
+        wanted: Callable[[Effect], bool] = lambda _: True,
+        targets: Callable[[], Mapping[str, Targets]] | None = None,
+    ) -> bool:
+        """To be called at each pass. Whether it is another arm's turn now.
+
+        windows: of the engines that are compared. pressure: share of time in which threads waited.
+        wanted: which effects count. targets: by engine.
+        """
+        if not windows:
+            return self.trying and self.rest()
+        if math.isnan(self.began_s):
+            self.began_s = now_s
+        passed_s = now_s - self.began_s
+        if passed_s < SETTLE * self.phase_s:
+            return False
+        for name, window in windows.items():
+            self.spans[name] = seen(self.spans.get(name), window.now)
+        self.pressure.append(pressure)
+        over = passed_s >= self.phase_s
+        if not over and (self.own or len(self.pressure) < FEWEST_SAMPLES):
+            return False
+        figures = self._figures(wanted, {} if targets is None else targets())
+        if not over and not races.harms(self.race, figures):
+            return False
+        turn, kept = self.race.turn, self.race.kept
+        self.race = races.step(self.race, figures)
+        self.began_s, self.spans, self.pressure = now_s, {}, []
+        return (turn, kept) != (self.race.turn, self.race.kept)
+
+    def rest(self) -> bool:
+        """Another race is run: try nothing meanwhile. Whether that makes it another arm's turn."""
+        turn = self.race.turn
+        self.race = races.step(self.race, Figures(pressed=False))
+        self.began_s, self.spans, self.pressure = math.nan, {}, []
+        return turn != self.race.turn
+
+    def _figures(self, wanted: Callable[[Effect], bool], targets: Mapping[str, Targets]) -> Figures:
+        found = tuple(
+            effect
+            for engine, span in self.spans.items()
+            for effect in effects(span, targets.get(engine, {}))
+            if wanted(effect)
+        )
+        known = [share for share in self.pressure if math.isfinite(share)]
+        pressed = statistics.fmean(known) >= PRESSED if known else True
+        waited = any(not effect.time_s < LEAST_S for effect in found)
+        return Figures(found, pressed and waited)
+
+
+def told(trial: Trial) -> dict[str, Any]:
+    """The race as plain data."""
+    race = trial.race
+
+    def number(value: float) -> float | None:
+        return round(value, 5) if math.isfinite(value) else None
+
+    return {
+        "mode": race.mode if race.begun or race.mode == "kept" else "calm",
+        "turn": race.arms[race.turn].name,
+        "kept": race.arms[race.kept].name,
+        "arms": [
+            {
+                "arm": arm.name,
+                "time_ratio": number(math.exp(arm.ratio)),
+                "comparisons": len(arm.scores),
+                "phases": arm.phases,
+                "out": arm.out or None,
+            }
+            for arm in race.arms
+        ],
+        "price": number(races.price(race)),
+        "races": race.races,
+        "why": race.why or None,
+        "words": races.told(race),
+    }

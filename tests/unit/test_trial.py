@@ -1,0 +1,123 @@
+"""Races of a controller's rules: phases on the clock, with engines and backends made up."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fakes import FakeBackend, FakeEngine, backends, drive
+
+from sched_ctl.backends import Applied
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.pace import Pace
+from sched_ctl.controller.trial import candidates
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.probes.pressure import Gauge, Level
+from sched_ctl.service import bottlenecks, views
+
+QUICK = Settings(
+    period=0.02, calm_period=0, cpu_limit=0, poll_timeout=0.1, stale_after=5, window=0.1
+)
+
+
+@dataclass
+class FakeGauge(Gauge):
+    """Pressure as the test wants it."""
+
+    share: float = 0.0
+
+    def read(self) -> Level | None:
+        return Level("cpu", self.share, 0.0, 0.0, 0.0)
+
+    def close(self) -> None: ...
+
+
+def settings(*sections: Section, **changes: Any) -> Settings:
+    return msgspec.structs.replace(QUICK, policy=sections, **changes)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def raced(
+    engine: FakeEngine, backend: FakeBackend, gauge: FakeGauge, *sections: Section, **changes: Any
+) -> Controller:
+    controller = Controller(
+        settings(*sections, **changes), FakeEngine.kind(engine), backends(backend)
+    )
+    controller.pace.close()
+    controller.pace = Pace(0.0, 0.0, gauge)
+    return controller
+
+
+def test_who_takes_part_suits_what_enforces_it() -> None:
+    assert candidates("scx", 3) == ("auto", "hr", "light-first")
+    assert candidates("nice", 3) == ("auto", "qs", "hr")
+    assert candidates("nice", 1) == ("qs", "hr"), "light-first leaves a single query alone"
+    assert candidates("cgroup2", 2, targets=True) == ("auto", "light-first", "hr")
+
+
+def test_auto_keeps_what_its_race_finds() -> None:
+    """Queues are short under qs, long under what auto takes first, and endless under hr."""
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    waiting = {"": 100.0, "light-first": 130.0, "qs": 40.0, "hr": 9000.0}
+
+    class Telling(FakeBackend):
+        def apply(self, schedule: Schedule) -> Applied:
+            enforced = schedule.policy if schedule.threads else ""
+            engine.queue = np.full(4, waiting.get(enforced, 100.0))
+            return super().apply(schedule)
+
+    backend = Telling()
+    gauge = FakeGauge()
+    controller = raced(engine, backend, gauge, Section(), race=0.1)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.passes > 40)
+        assert {s.policy for s in backend.schedules if s.threads} == {"light-first"}, "all is calm"
+        assert "nobody waits" in str(views.status(controller)["notes"])
+        gauge.share = 0.5
+        await until(lambda: rule.trial is not None and rule.trial.race.mode == "kept")
+        race = views.status(controller)["policies"][0]["race"]
+        assert race["kept"] == rule.policy.name == "qs"
+        arms = {arm["arm"]: arm for arm in race["arms"]}
+        assert arms["qs"]["time_ratio"] == pytest.approx(0.4, rel=0.05)
+        assert arms["hr"]["out"].startswith("harmful") and arms["hr"]["phases"] == 2
+        assert arms["auto"]["time_ratio"] == pytest.approx(1.3, rel=0.05)
+        assert "qs won: 0.4" in (rule.chosen or "") and race["price"] > 0
+        text = bottlenecks.exposed(controller)
+        assert 'sched_ctl_race_kept{rule="auto",arm="qs"} 1.0' in text
+        controller.set_policy(rule, "fcfs", {})
+        assert rule.trial is None and rule.policy.name == "fcfs"
+
+    drive(controller, script)
+    assert backend.restored == 1
+    hurt = [schedule.policy for schedule in backend.schedules if schedule.threads]
+    turns = [policy for policy, _ in itertools.groupby(hurt)]
+    assert turns.count("hr") == 2
+
+
+def test_two_races_take_turns() -> None:
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    engine.queue = np.full(4, 50.0)
+    sections = (Section(name="one", queries=("a",)), Section(name="two", queries=("b",)))
+    controller = raced(engine, FakeBackend(), FakeGauge(0.5), *sections, race=0.05)
+    seen: list[list[str]] = []
+
+    def trying() -> bool:
+        seen.append([r.name for r in controller.rules if r.trial is not None and r.trial.trying])
+        return ["one"] in seen and len(seen) > 100
+
+    async def script() -> None:
+        await until(trying)
+
+    drive(controller, script)
+    assert all(len(names) <= 1 for names in seen)
