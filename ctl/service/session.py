@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 WORD = 4096  # characters of a name or pattern: making ready one of 30,000 took the loop 18 s
 OWN_NICE = -5  # three times the weight of a plain thread
+MIND_S = 1.0  # how often it is looked whether the journal is in its place: 3 us
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -68,7 +69,7 @@ def run(
         backends = Backends(functools.partial(_choose, journal=journal), options)
         try:
             return asyncio.run(
-                _run(settings, kinds, backends, duration_s, once, started, read_again)
+                _run(settings, kinds, backends, journal, duration_s, once, started, read_again)
             )
         finally:
             for number in SIGNALS:  # at its own end the interpreter puts other handlers back
@@ -141,6 +142,7 @@ async def _run(
     settings: Settings,
     kinds: Mapping[str, DriverKind],
     backends: Backends,
+    journal: journals.Journal,
     duration_s: float,
     once: bool,
     started: Callable[[Controller], None] | None,
@@ -160,6 +162,7 @@ async def _run(
             endpoint.serve(settings.metrics, lambda: bottlenecks.exposed(controller)),
         ):
             alive = asyncio.create_task(_sign_of_life())
+            minding = asyncio.create_task(_mind(journal))
             try:
                 await controller.start()
                 if not controller.engines:
@@ -178,6 +181,7 @@ async def _run(
                 log.info("stopping: %s", controller.stopping or "done")
                 notify("STOPPING=1")
                 alive.cancel()
+                minding.cancel()
                 problems = controller.close()
                 stopped.set_result(problems)
                 if recorded is not None:
@@ -187,6 +191,20 @@ async def _run(
     for problem in await stopped:
         log.error("not put back: %s", problem)
     return (*stopped.result(), *problems)
+
+
+async def _mind(journal: journals.Journal) -> None:
+    """Notice that somebody has removed the journal or its folder, while we can write it anew."""
+    said = None
+    while True:
+        await asyncio.sleep(MIND_S)
+        try:
+            words = journal.check()
+        except journals.JournalError as error:
+            words = error.message
+        if words is not None and words != said:
+            log.warning("%s", words)
+        said = words
 
 
 async def _sign_of_life() -> None:

@@ -80,7 +80,7 @@ def parameters(log: Log, keys: Iterable[Key]) -> list[str]:
             continue
         try:
             put_back(record, log.state)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             problems.append(_words(error))
         else:
             done.append(key)
@@ -131,7 +131,7 @@ def moved(log: Log, keys: Iterable[Key]) -> list[str]:
             continue
         try:
             _move_back(record, log.state.groups)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             problems.append(_words(error))
         else:
             done.append(key)
@@ -220,7 +220,7 @@ def groups(log: Log, paths: Iterable[str]) -> list[str]:
             continue
         try:
             _remove(log.state.groups[path], log.state.groups)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             problems.append(_words(error))
         else:
             done.append(GroupRemoved(path=path))
@@ -285,5 +285,7 @@ def _is_kernels(path: str) -> bool:
     return os.path.realpath(path).startswith(("/proc/", "/sys/"))
 
 
-def _words(error: OSError) -> str:
+def _words(error: OSError | ValueError) -> str:
+    if isinstance(error, ValueError):  # what nobody can open: a journal from elsewhere
+        return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -1,6 +1,7 @@
 """What the journal's lines say, and what they add up to."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
@@ -21,7 +22,15 @@ __all__ = [
     "State",
 ]
 
-Key = tuple[int, int]  # a thread's identity: tid, start time
+# What a line may say: all else was not written by us, and nothing is set by it.
+Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]  # PID_MAX_LIMIT, linux/threads.h
+Ticks = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Nice = Annotated[int, msgspec.Meta(ge=-20, le=19)]
+Policy = Annotated[int, msgspec.Meta(ge=0, le=7)]  # linux/sched.h: SCHED_OTHER to SCHED_EXT
+Way = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A/[^\x00]*\Z")]
+Text = Annotated[str, msgspec.Meta(max_length=1 << 16, pattern=r"\A[^\x00]*\Z")]
+
+Key = tuple[Pid, Ticks]  # a thread's identity: tid, start time
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted", tag_field="is", omit_defaults=True):
@@ -30,13 +39,13 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted", tag_field="is", omit_d
     slice_ns: its time slice, 0 for the kernel's own; None where we leave slices alone.
     """
 
-    pid: int
-    tid: int
-    start_time: int = msgspec.field(name="start")
-    nice: int
-    policy: int = 0
+    pid: Pid
+    tid: Pid
+    start_time: Ticks = msgspec.field(name="start")
+    nice: Nice
+    policy: Policy = 0
     reset_on_fork: bool = False
-    slice_ns: int | None = None
+    slice_ns: Ticks | None = None
 
     @property
     def key(self) -> Key:
@@ -52,16 +61,16 @@ class Released(msgspec.Struct, frozen=True, tag="released", tag_field="is"):
 class Set(msgspec.Struct, frozen=True, tag="set", tag_field="is"):
     """Nice values that we are about to give adopted threads: tid, start time, value."""
 
-    nice: list[tuple[int, int, int]]
+    nice: list[tuple[Pid, Ticks, Nice]]
 
 
 class Moved(msgspec.Struct, frozen=True, tag="moved", tag_field="is"):
     """A thread's cgroup (its folder) before we first moved it."""
 
-    pid: int
-    tid: int
-    start_time: int = msgspec.field(name="start")
-    cgroup: str
+    pid: Pid
+    tid: Pid
+    start_time: Ticks = msgspec.field(name="start")
+    cgroup: Way
 
     @property
     def key(self) -> Key:
@@ -82,13 +91,13 @@ class Process(msgspec.Struct, frozen=True, tag="process", tag_field="is"):
     we set in it so far; a later line replaces an earlier one.
     """
 
-    pid: int
-    start_time: int = msgspec.field(name="start")
-    since: int
-    nice: int
-    policy: int
-    set_nice: list[int]
-    set_policies: list[int]
+    pid: Pid
+    start_time: Ticks = msgspec.field(name="start")
+    since: Ticks
+    nice: Nice
+    policy: Policy
+    set_nice: list[Nice]
+    set_policies: list[Policy]
 
     @property
     def tid(self) -> int:
@@ -97,28 +106,28 @@ class Process(msgspec.Struct, frozen=True, tag="process", tag_field="is"):
 
 
 class ProcessReleased(msgspec.Struct, frozen=True, tag="process released", tag_field="is"):
-    pid: int
+    pid: Pid
 
 
 class Group(msgspec.Struct, frozen=True, tag="group", tag_field="is"):
     """A cgroup (its folder) that we are about to make."""
 
-    path: str
+    path: Way
 
 
 class GroupRemoved(msgspec.Struct, frozen=True, tag="group removed", tag_field="is"):
-    path: str
+    path: Way
 
 
 class FileChanged(msgspec.Struct, frozen=True, tag="file", tag_field="is"):
     """A file of the kernel that we are about to write. undo: what to write to put it back."""
 
-    path: str
-    undo: str
+    path: Way
+    undo: Text
 
 
 class FileRestored(msgspec.Struct, frozen=True, tag="file restored", tag_field="is"):
-    path: str
+    path: Way
 
 
 Record = (
