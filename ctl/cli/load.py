@@ -111,12 +111,22 @@ def policy_set(
         print(f"{answer['rule']}: {answer['policy']} instead of {answer['before']}")
 
 
-def unload(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
+def unload(
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Kill a controller that does not answer, then put back."),
+    ] = False,
+    json: Json = False,
+) -> None:
     """End the running controller; returns when everything is put back."""
     from sched_ctl import show
-    from sched_ctl.service.socket import request
+    from sched_ctl.service import session, socket
 
-    answer = request(run_dir, "unload", timeout_s=120.0)
+    if force and not socket.answers(run_dir):
+        answer = {"not_put_back": list(session.end(run_dir))}
+    else:
+        answer = socket.request(run_dir, "unload", timeout_s=120.0)
     if json:
         show.emit_json(answer)
     if answer["not_put_back"]:

@@ -1,10 +1,19 @@
-"""One controller a machine: the lock in the run folder, the lock of the kernel, and who holds them.
+"""One controller a machine: who runs, and what keeps a second one from starting.
 
-Two controllers with different run folders, such as a container's and its host's, would take each
-other's nice values for what the threads had before, and give those back. A file that all
-containers of a machine see is the one that stands for a namespace which they share with it: of
-time, which hardly anybody unshares, or of users (namespaces(7)). A flock(2) on it holds across
-mount, network and pid namespaces, and ends with the process.
+Two controllers would take each other's nice values for what the threads had before, and give
+those back. What keeps a second one away, each of which only root can hold:
+
+1. the lock in the run folder, which is for root alone;
+2. the lock in the usual run folder, whichever is in use: all of the host's root shares it, and so
+   do containers that have the host's /run;
+3. a mark: a memory file (memfd_create(2)) that the controller keeps open, with its id inside. Who
+   sees the process finds it in /proc/PID/fd, from any mount namespace, and what another user made
+   belongs to that user. A child that inherits it has another id, and does not count.
+
+A container sees no mark of its host's controller. For it there is a hint: a flock(2) on the file
+that stands for a namespace which nearly all containers share (namespaces(7)). Anybody can hold
+that one, so it is told, and not obeyed. A lock that something keeps which is no controller (a
+child of one that was killed) is replaced. None of them stops `restore`.
 
 For tests, of which many run controllers at the same time, SCHED_CTL_MACHINE_LOCK=no leaves the
 run folder's lock as the only one. Never set it where a controller is to be trusted.
@@ -25,23 +34,39 @@ import msgspec
 
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.identity import born
 from sched_ctl.runfolder import RunFolder
 
-__all__ = ["Holder", "hold", "holder", "run_folder"]
+__all__ = ["Holder", "Running", "again", "hold", "hold_if_free", "holder", "others", "run_folder"]
 
 log = logging.getLogger(__name__)
 
+USUAL = RunFolder().path
+MARK = "sched-ctl controller"
+NAME_S = 2.0  # that a controller which is just starting may take to write its name into the lock
+LOCK_BYTES = 1 << 16
+FIRST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/proc_ns.h
+
 
 class Holder(msgspec.Struct, frozen=True):
-    """The controller that holds the lock. since: seconds since the epoch."""
+    """The controller that holds the lock. since: seconds since the epoch.
+
+    start_time: clock ticks since boot; 0 where an earlier version did not write it down.
+    """
 
     pid: int
     since: float
     command: str
+    start_time: int = 0
 
     def __str__(self) -> str:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"pid {self.pid}, since {clock}: {self.command}"
+
+    @property
+    def runs(self) -> bool:
+        now = born(self.pid)
+        return now is not None and self.start_time in (0, now)
 
 
 def run_folder(path: Path) -> Path:
@@ -87,41 +112,134 @@ def _check_way(path: Path) -> None:
             )
 
 
+class Running(UserError):
+    """There is a controller already. holder: which one, if its lock tells."""
+
+    def __init__(self, message: str, hint: str, found: Holder | None = None) -> None:
+        super().__init__(message, hint)
+        self.holder = found
+
+
 @contextmanager
-def hold(folder: Path, why: str = "another controller is running") -> Iterator[None]:
-    """Hold the locks. Raises UserError, naming who holds one, if it is taken."""
+def hold(folder: Path, why: str = "another controller is running") -> Iterator[Holder | None]:
+    """Hold the locks. Raises UserError, naming who runs, if there is a controller already.
+
+    Yields who held the lock of the folder before and was killed, if anybody was.
+    """
     with ExitStack() as held:
-        held.enter_context(_folder_lock(folder, why))
+        killed = held.enter_context(_lock(run_folder(folder), why))
         if os.environ.get("SCHED_CTL_MACHINE_LOCK") != "no":
-            held.enter_context(_machine_lock(why))
+            held.enter_context(_marked())
+            if found := others():
+                raise Running(
+                    f"{why}: pid {found[0]}, with another run folder",
+                    "there is one for a machine: end it, or let it schedule these engines as well",
+                )
+            held.enter_context(_machine_lock(folder, why))
+        yield killed
+
+
+@contextmanager
+def hold_if_free(folder: Path) -> Iterator[Holder | None]:
+    """Hold the folder's lock if it can be had, and go on without it if not.
+
+    Raises Running if a controller has it, by its process; else UserError only if another user
+    could lead the way to the folder elsewhere.
+    """
+    run_folder(folder)
+    with ExitStack() as held:
+        killed = None
+        try:
+            killed = held.enter_context(_lock(folder, "a controller is running"))
+        except Running:
+            raise
+        except UserError as error:
+            log.warning("%s: done without it", error.message)
+        yield killed
+
+
+@contextmanager
+def again(folder: Path) -> Iterator[None]:
+    """Lock the folder once more, where somebody has removed it or the lock that we hold."""
+    with _lock(run_folder(folder), "another controller is running"):
         yield
 
 
-@contextmanager
-def _machine_lock(why: str) -> Iterator[None]:
+def others() -> list[int]:
+    """Controllers of root's, and of ours, that we can see, whatever they have mounted where."""
+    return [pid for pid in procfs.pids() if pid != os.getpid() and _has_mark(pid)]
+
+
+def _has_mark(pid: int) -> bool:
+    trusted = {0, os.geteuid()}
+    if procfs.owner(pid) not in trusted:
+        return False
+    inner = (procfs.field(f"/proc/{pid}/status", "NSpid") or [str(pid)])[-1]
     try:
-        fd = os.open(_shared_namespace(), os.O_RDONLY | os.O_CLOEXEC)
+        for fd in os.scandir(f"/proc/{pid}/fd"):
+            if str(Path(fd.path).readlink()) != f"/memfd:{MARK} (deleted)":
+                continue
+            # A process of root's may have been handed one; it is its maker's.
+            with open(fd.path, "rb") as mark:
+                whose = os.fstat(mark.fileno()).st_uid
+                if whose in trusted and mark.read(32) == inner.encode():
+                    return True
+    except OSError:  # it has ended, or we may not look
+        pass
+    return False
+
+
+@contextmanager
+def _marked() -> Iterator[None]:
+    """Bear the mark: first, so that of two who start at once at least one sees the other."""
+    try:
+        fd = os.memfd_create(MARK, os.MFD_CLOEXEC)
     except OSError as error:
-        log.warning("cannot see whether another controller runs: %s", error)
+        log.warning("controllers with another run folder will not see this one: %s", error)
         yield
         return
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _lock_holder(os.fstat(fd).st_ino)
-            uid = None if pid is None else procfs.owner(pid)
-            if pid is None or uid in (None, 0, os.geteuid()):
-                who = "in another container or on the host" if pid is None else f"pid {pid}"
-                raise UserError(
-                    f"{why}: {who}, with another run folder",
-                    "there is one for a machine: end it, or let it schedule these engines as well",
-                ) from None
-            # Anybody may lock a file that all can read. He is seen, and not obeyed.
-            log.warning("pid %d of user %s holds the lock of controllers: ignored", pid, uid)
+        os.write(fd, str(os.getpid()).encode())
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _machine_lock(folder: Path, why: str) -> Iterator[None]:
+    with ExitStack() as held:
+        if os.geteuid() == 0 and folder.absolute() != USUAL:
+            try:
+                usual = run_folder(USUAL)
+            except UserError as error:  # /run may be read-only for a service that is shut in
+                log.debug("no lock for the whole machine: %s", error.message)
+            else:
+                held.enter_context(_lock(usual, why))
+        fd = _hint()
+        if fd is not None:
+            held.callback(os.close, fd)
+        yield
+
+
+def _hint() -> int | None:
+    """Take the lock that all containers see, and anybody may hold; None if it cannot be had."""
+    try:
+        fd = os.open(_shared_namespace(), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd
+    except OSError:
+        os.close(fd)
+    if str(Path("/proc/self/ns/pid").readlink()) == FIRST_PIDS:  # then we see all processes
+        log.warning("somebody who is no controller holds the lock that controllers use: ignored")
+    else:
+        log.warning(
+            "a controller may be running outside this container: what it sets would be taken for "
+            "what the threads had before. Only run two if they have engines of their own."
+        )
+    return None
 
 
 def _shared_namespace() -> str:
@@ -129,46 +247,100 @@ def _shared_namespace() -> str:
     return time_ if Path(time_).exists() else "/proc/self/ns/user"
 
 
-def _lock_holder(inode: int) -> int | None:
-    """The process that holds a flock on this inode, if we can see it (proc_locks(5))."""
-    for line in procfs.lines("/proc/locks"):
-        fields = line.split()
-        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
-            return int(fields[4]) if int(fields[4]) > 0 else None
-    return None
-
-
 @contextmanager
-def _folder_lock(folder: Path, why: str) -> Iterator[None]:
-    path = RunFolder(run_folder(folder)).lock
+def _lock(folder: Path, why: str) -> Iterator[Holder | None]:
+    """Hold a folder's lock with our name in it. Yields who held it before and was killed."""
+    path = RunFolder(folder).lock
+    fd, left = _locked(path, folder, why)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise UserError(
-            f"cannot open {path}: {error.strerror}", "look what it is, and remove it"
-        ) from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{why}: {holder(folder) or 'its lock names nobody'}",
-                "sched-ctl status shows what it does, sched-ctl unload ends it",
-            ) from None
-        me = Holder(os.getpid(), time.time(), shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+        before = _read(fd) or left
+        me = Holder(
+            os.getpid(),
+            time.time(),
+            shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            born(os.getpid()) or 0,
+        )
         os.ftruncate(fd, 0)
         with suppress(OSError):  # a full disk: the lock holds all the same, only without a name
             os.pwrite(fd, msgspec.json.encode(me), 0)
-        yield
-        os.ftruncate(fd, 0)
+        try:
+            yield before
+        finally:
+            os.ftruncate(fd, 0)
     finally:
         os.close(fd)
+
+
+def _locked(path: Path, folder: Path, why: str) -> tuple[int, Holder | None]:
+    """A descriptor that holds the lock; who stood in one that was replaced.
+
+    Raises Running if a controller has it.
+    """
+    left = None
+    for _ in range(8):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise UserError(
+                f"cannot open {path}: {error.strerror}", "look what it is, and remove it"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                return fd, left
+        except BlockingIOError:
+            if (running := _named(folder, fd)) is not None:
+                os.close(fd)
+                raise Running(
+                    f"{why}: {running}",
+                    "sched-ctl status shows what it does, sched-ctl unload ends it",
+                    running,
+                ) from None
+            # A child that a controller left behind: it would keep the lock for as long as it lives.
+            log.warning("%s is held by what is no controller: replaced", path)
+            if _is_at(fd, path):
+                left = _read(fd) or left
+                path.unlink(missing_ok=True)
+        os.close(fd)
+    raise UserError(f"{why}: {path} is taken again and again", "try again")
+
+
+def _named(folder: Path, fd: int) -> Holder | None:
+    """Who holds the lock, by what it says; None if that is no process (any more).
+
+    One that was started only just now has not written its name yet.
+    """
+    end_s = time.monotonic() + NAME_S
+    while True:
+        if (found := holder(folder)) is not None:
+            return found
+        if _read(fd) is not None or time.monotonic() > end_s:
+            return None
+        time.sleep(0.02)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the open file is the one at the path: it may have been replaced since."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    return False
 
 
 def holder(folder: Path) -> Holder | None:
     """Who wrote the lock file last, if that process still runs."""
     try:
-        found = msgspec.json.decode(RunFolder(folder).lock.read_bytes()[:65536], type=Holder)
+        fd = os.open(RunFolder(folder).lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        found = _read(fd)
+    finally:
+        os.close(fd)
+    return found if found is not None and found.runs else None
+
+
+def _read(fd: int) -> Holder | None:
+    try:
+        return msgspec.json.decode(os.pread(fd, LOCK_BYTES, 0), type=Holder)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return found if Path(f"/proc/{found.pid}").exists() else None

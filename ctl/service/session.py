@@ -10,9 +10,10 @@ import asyncio
 import functools
 import logging
 import os
+import select
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, endpoint, recording, views
 from sched_ctl.service import socket as control
 from sched_ctl.service.dispatch import dispatch
-from sched_ctl.service.lock import hold
+from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder
 from sched_ctl.service.reload import ReadAgain, reloaded
 
 __all__ = ["look", "no_engine", "plan", "put_back", "run"]
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 WORD = 4096  # characters of a name or pattern: making ready one of 30,000 took the loop 18 s
 OWN_NICE = -5  # three times the weight of a plain thread
 MIND_S = 1.0  # how often it is looked whether the journal is in its place: 3 us
+END_S = 10.0  # that a killed process may take to be gone
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -60,16 +62,18 @@ def run(
     read_again: what `reload` and SIGHUP take the settings from; None: they are refused.
     """
     run_dir = Path(settings.run_dir)
-    with hold(run_dir):
+    with hold(run_dir) as killed, ExitStack() as held:
         journal = journals.Journal(RunFolder(run_dir).journal)
-        for problem in journals.restore(journal):
+        for problem in (*journals.restore(journal), *_lost(journal, killed)):
             log.warning("left by an earlier controller, not put back: %s", problem)
         _go_first()
         options = ladder.read_options(settings.backends)
         backends = Backends(functools.partial(_choose, journal=journal), options)
         try:
             return asyncio.run(
-                _run(settings, kinds, backends, journal, duration_s, once, started, read_again)
+                _run(
+                    settings, kinds, backends, journal, duration_s, once, started, read_again, held
+                )
             )
         finally:
             for number in SIGNALS:  # at its own end the interpreter puts other handlers back
@@ -91,9 +95,54 @@ def _go_first() -> None:
 
 
 def put_back(run_dir: Path) -> tuple[str, ...]:
-    """Undo what a killed controller left. Returns what could not be undone, in words."""
-    with hold(run_dir, "nothing to restore by hand: a controller is running"):
-        return tuple(journals.restore(journals.Journal(RunFolder(run_dir).journal)))
+    """Undo what a killed controller left. Returns what could not be undone, in words.
+
+    No lock is in its way, only a controller that runs, which puts back by itself when it ends.
+    """
+    try:
+        with hold_if_free(run_dir) as killed:
+            journal = journals.Journal(RunFolder(run_dir).journal)
+            return (*journals.restore(journal), *_lost(journal, killed))
+    except Running as error:
+        if control.answers(run_dir):
+            raise UserError(
+                f"nothing to restore by hand: {error.message}",
+                "it puts back what it has changed when it ends: sched-ctl unload",
+            ) from None
+        raise UserError(
+            f"{error.message}, and does not answer",
+            "end it, and put back what it has changed: sched-ctl unload --force",
+        ) from None
+
+
+def end(run_dir: Path) -> tuple[str, ...]:
+    """End a controller that does not answer, and put back. Returns what could not be, in words."""
+    found = holder(run_dir)
+    if found is not None:
+        with suppress(ProcessLookupError):
+            process = os.pidfd_open(found.pid)
+            try:
+                if found.runs:  # asked after the descriptor was opened: it stands for this process
+                    log.warning("ending the controller: %s", found)
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    if not select.select([process], [], [], END_S)[0]:
+                        raise UserError(
+                            f"the controller does not end, though killed: {found}",
+                            "it waits in the kernel; when it is gone: sched-ctl restore",
+                        )
+            finally:
+                os.close(process)
+    return put_back(run_dir)
+
+
+def _lost(journal: journals.Journal, killed: Holder | None) -> list[str]:
+    """That a controller was killed, and what it wrote down is gone."""
+    if killed is None or not journal.blank:
+        return []
+    return [
+        f"a controller was killed ({killed}), and its journal is empty or gone: what it changed is "
+        "not known; threads of the engines may keep nice values and cgroups until they end"
+    ]
 
 
 def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float = 1.0) -> Controller:
@@ -147,8 +196,10 @@ async def _run(
     once: bool,
     started: Callable[[Controller], None] | None,
     read_again: ReadAgain | None,
+    held: ExitStack,
 ) -> tuple[str, ...]:
     loop = asyncio.get_running_loop()
+    run_dir = Path(settings.run_dir)
     stopped: asyncio.Future[tuple[str, ...]] = loop.create_future()
     try:
         controller = Controller(settings, kinds, backends)
@@ -158,11 +209,11 @@ async def _run(
         reload = functools.partial(reloaded, controller, read_again)
         _obey_signals(controller, loop, reload)
         async with (
-            control.serve(Path(settings.run_dir), _handlers(controller, stopped, reload)),
+            control.serve(run_dir, _handlers(controller, stopped, reload)) as listening,
             endpoint.serve(settings.metrics, lambda: bottlenecks.exposed(controller)),
         ):
             alive = asyncio.create_task(_sign_of_life())
-            minding = asyncio.create_task(_mind(journal))
+            minding = asyncio.create_task(_mind(journal, run_dir, listening, held))
             try:
                 await controller.start()
                 if not controller.engines:
@@ -193,14 +244,22 @@ async def _run(
     return (*stopped.result(), *problems)
 
 
-async def _mind(journal: journals.Journal) -> None:
-    """Notice that somebody has removed the journal or its folder, while we can write it anew."""
+async def _mind(
+    journal: journals.Journal,
+    run_dir: Path,
+    listening: Callable[[], Awaitable[None]],
+    held: ExitStack,
+) -> None:
+    """Notice that somebody has removed the run folder or what is in it, and make it anew."""
     said = None
     while True:
         await asyncio.sleep(MIND_S)
         try:
             words = journal.check()
-        except journals.JournalError as error:
+            if not RunFolder(run_dir).lock.exists():
+                held.enter_context(again(run_dir))
+            await listening()
+        except UserError as error:
             words = error.message
         if words is not None and words != said:
             log.warning("%s", words)

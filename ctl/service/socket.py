@@ -24,10 +24,12 @@ from typing import Any
 import msgspec
 
 from sched_ctl.errors import UserError
+from sched_ctl.kernel import procfs
+from sched_ctl.kernel.crowd import slowness
 from sched_ctl.runfolder import RunFolder
-from sched_ctl.service.lock import holder
+from sched_ctl.service.lock import Holder, holder
 
-__all__ = ["Handler", "request", "serve"]
+__all__ = ["Handler", "answers", "request", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,9 @@ ANSWER_BYTES = 1 << 26
 REQUEST_S = 5.0  # to send the request, and to take the answer
 CLIENTS = 16
 RETRY_S = 0.1
+SOON_S = 2.0  # without a sign of life: then it is said
+LOOK_S = 0.5
+PING = "ping"  # answered by one of an earlier version, too: that it knows no such verb
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
@@ -46,8 +51,13 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @asynccontextmanager
-async def serve(run_dir: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
-    """Answer requests in the running loop, in the `async with` body. The folder must exist."""
+async def serve(
+    run_dir: Path, handlers: Mapping[str, Handler]
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Answer requests in the running loop, in the `async with` body. The folder must exist.
+
+    Yields what listens anew if somebody has removed the socket; raises UserError if it cannot.
+    """
     path = RunFolder(run_dir).socket
     path.unlink(missing_ok=True)  # of a controller that was killed: we hold the lock
     clients = 0
@@ -67,15 +77,25 @@ async def serve(run_dir: Path, handlers: Mapping[str, Handler]) -> AsyncIterator
             with suppress(OSError):
                 await writer.wait_closed()
 
-    mask = os.umask(0o177)
+    async def listen() -> asyncio.Server:
+        mask = os.umask(0o177)
+        try:
+            return await asyncio.start_unix_server(client, path, limit=REQUEST_BYTES)
+        except OSError as error:
+            raise UserError(f"cannot make {path}: {error}", "give another --run-dir") from error
+        finally:
+            os.umask(mask)
+
+    server = await listen()
+
+    async def again() -> None:
+        nonlocal server
+        if not path.is_socket():
+            server.close()
+            server = await listen()
+
     try:
-        server = await asyncio.start_unix_server(client, path, limit=REQUEST_BYTES)
-    except OSError as error:
-        raise UserError(f"cannot make {path}: {error}", "give another --run-dir") from error
-    finally:
-        os.umask(mask)
-    try:
-        yield
+        yield again
     finally:
         server.close()
         # An answer that is under way (to `unload`) still goes out.
@@ -100,6 +120,8 @@ async def _answer(reader: asyncio.StreamReader, handlers: Mapping[str, Handler])
         return _refusal(f"the request is longer than {REQUEST_BYTES} bytes")
     try:
         request = msgspec.json.decode(line, type=_Request)
+        if request.verb == PING:
+            return msgspec.json.encode({"ok": True, "result": None})
         handler = handlers.get(request.verb)
         if handler is None:
             raise UserError(
@@ -136,6 +158,9 @@ def _connected(path: Path, timeout_s: float, end_s: float) -> socket.socket:
             peer.settimeout(timeout_s)
             peer.connect(str(path))
             return peer
+        except BlockingIOError:  # its queue is full: nobody takes anything out
+            peer.close()
+            raise TimeoutError from None
         except (FileNotFoundError, ConnectionRefusedError):
             peer.close()
             if time.monotonic() >= end_s:
@@ -155,22 +180,19 @@ def request(
 ) -> Any:
     """Ask the running controller. Raises UserError if there is none, or with what it refused.
 
-    patience_s: wait so long for one that is about to start.
+    patience_s: wait so long for one that is about to start. One that is stopped, or hangs, is not
+    waited for.
     """
     path = RunFolder(run_dir).socket
     end_s = time.monotonic() + patience_s
     try:
         with _connected(path, timeout_s, end_s) as peer:
             peer.sendall(msgspec.json.encode({"verb": verb, "arguments": arguments or {}}) + b"\n")
-            answer = bytearray()
-            while part := peer.recv(1 << 18):
-                answer += part
-                if len(answer) > ANSWER_BYTES:
-                    raise UserError("the controller's answer has no end")
+            answer = _received(peer, run_dir, timeout_s)
     except TimeoutError:
         raise UserError(
-            f"the controller does not answer within {timeout_s:g} s: {holder(run_dir) or path}",
-            "if it hangs, end it with: kill -9 PID; then: sched-ctl restore",
+            f"the controller does not answer: {holder(run_dir) or path}",
+            "if it hangs, end it with: sched-ctl unload --force",
         ) from None
     except PermissionError:
         raise UserError(f"{path} is for root", "run this command as root") from None
@@ -185,7 +207,7 @@ def request(
             "name the folder that load was given: --run-dir",
         ) from None
     try:
-        decoded = msgspec.json.decode(bytes(answer))
+        decoded = msgspec.json.decode(answer)
         if decoded["ok"]:
             return decoded["result"]
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -194,3 +216,64 @@ def request(
             "are the controller and this command of the same version?",
         ) from None
     raise UserError(decoded["error"], decoded.get("hint"))
+
+
+def answers(run_dir: Path, timeout_s: float = SOON_S) -> bool:
+    """Whether a controller shows any sign of life at its socket."""
+    try:
+        with _connected(RunFolder(run_dir).socket, timeout_s, 0.0) as peer:
+            peer.sendall(msgspec.json.encode({"verb": PING}) + b"\n")
+            return bool(peer.recv(1 << 16))
+    except OSError:
+        return False
+
+
+def _received(peer: socket.socket, run_dir: Path, timeout_s: float) -> bytes:
+    """The answer. Raises TimeoutError; UserError if it will not come, because of ..."""
+    answer = bytearray()
+    found = holder(run_dir)
+    began_s = said_s = time.monotonic()
+    while True:
+        now_s = time.monotonic()
+        if now_s - began_s >= timeout_s:
+            raise TimeoutError
+        peer.settimeout(min(LOOK_S, timeout_s - (now_s - began_s)))
+        try:
+            part = peer.recv(1 << 18)
+        except TimeoutError:
+            patient_s = time.monotonic() - said_s
+            if found is not None and patient_s >= SOON_S - LOOK_S:
+                _look(found, run_dir, said=said_s > began_s)
+                said_s = time.monotonic()
+            continue
+        if not part:
+            return bytes(answer)
+        answer += part
+        if len(answer) > ANSWER_BYTES:
+            raise UserError("the controller's answer has no end")
+
+
+def _look(found: Holder, run_dir: Path, *, said: bool) -> None:
+    """Nothing came for a while. Raises UserError if nothing will; else says it, once."""
+    how = procfs.stat(found.pid)
+    if how is None:
+        raise ConnectionResetError  # it has ended
+    if how.state in "Tt":
+        raise UserError(
+            f"the controller is stopped, and answers nobody: {found}",
+            f"let it go on: kill -CONT {found.pid}; or end it: sched-ctl unload --force",
+        )
+    if how.state == "S" and not answers(run_dir, LOOK_S * slowness()):
+        now = procfs.stat(found.pid)
+        if now is not None and now.state in "STt":
+            raise UserError(
+                f"the controller does not answer, and does nothing else: {found}",
+                "it hangs: end it, and put back what it changed: sched-ctl unload --force",
+            )
+    if not said:
+        doing = {"R": "works, or waits for a CPU", "D": "waits in the kernel"}.get(how.state)
+        log.warning(
+            "no answer yet: the controller (pid %d) %s",
+            found.pid,
+            doing or "is still at it",
+        )

@@ -21,6 +21,7 @@ from sched_ctl.backends.undo.records import (
     Released,
     Set,
 )
+from sched_ctl.kernel import procfs
 
 
 @pytest.fixture
@@ -345,7 +346,7 @@ def test_who_holds_it_writes_it_anew_when_it_is_gone_or_changed(path: Path) -> N
 def test_a_journal_of_version_1_is_read_and_written_anew(path: Path) -> None:
     """What a controller before an upgrade has left, with a last line that was cut off."""
     path.parent.mkdir(mode=0o700)
-    boot = journals.procfs.boot_id()
+    boot = procfs.boot_id()
     lines = [
         f'{{"is":"boot","boot":"{boot}","pid":5,"version":1}}',
         '{"is":"adopted","pid":1,"tid":2,"start":7,"nice":-3}',
@@ -365,7 +366,7 @@ def test_a_journal_of_version_1_is_read_and_written_anew(path: Path) -> None:
 
 def test_a_newer_version_is_refused(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
-    boot = journals.procfs.boot_id()
+    boot = procfs.boot_id()
     text = f'{{"is":"boot","boot":"{boot}","pid":5,"version":3}}'.encode()
     path.write_bytes(journals._sealed(text, 0))
     path.chmod(0o600)

@@ -4,45 +4,178 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sched_ctl.errors import UserError
 from sched_ctl.service import lock
-from sched_ctl.service.lock import hold, run_folder
+from sched_ctl.service.lock import hold, hold_if_free, holder, run_folder
+from support import wait_until
 
 ROOT = pytest.mark.needs("root")
-HOLDS = """
-import fcntl, os, sys
-fd = os.open(sys.argv[1], os.O_RDONLY)
-fcntl.flock(fd, fcntl.LOCK_EX)
-if len(sys.argv) > 2:
-    os.setuid(int(sys.argv[2]))
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In place of the kernel's file, which other tests and a real controller may hold."""
-    path = tmp_path / "namespace"
-    path.touch()
-    monkeypatch.setattr(lock, "_shared_namespace", lambda: str(path))
+    """The usual run folder and the hint are others here; real controllers have another mark."""
+    hint = tmp_path / "namespace"
+    hint.touch()
+    monkeypatch.setattr(lock, "_shared_namespace", lambda: str(hint))
+    monkeypatch.setattr(lock, "USUAL", tmp_path / "usual")
+    monkeypatch.setattr(lock, "MARK", f"sched-ctl test {os.getpid()} {tmp_path.name}")
     monkeypatch.delenv("SCHED_CTL_MACHINE_LOCK")
-    return path
+    return hint
+
+
+@contextmanager
+def elsewhere(folder: Path, *prefix: str, first: str = "", inside: str = "") -> Iterator[int]:
+    """Another process that holds the locks of a folder; the id that it says. Needs `machine`."""
+    code = f"""
+import os, subprocess, sys
+from pathlib import Path
+{first}
+from sched_ctl.service import lock
+lock.USUAL, lock.MARK = Path({str(lock.USUAL)!r}), {lock.MARK!r}
+lock._shared_namespace = lambda: {lock._shared_namespace()!r}
+with lock.hold(Path({str(folder)!r})):
+    {inside}
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+    command = [*prefix, sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        try:
+            yield int(child.stdout.readline())
+        finally:
+            child.kill()
 
 
 def test_a_second_run_folder_is_no_second_machine(machine: Path, tmp_path: Path) -> None:
     with (
-        hold(tmp_path / "one"),
-        pytest.raises(UserError, match=f"pid {os.getpid()}, with another run folder"),
+        elsewhere(tmp_path / "one") as pid,
+        pytest.raises(UserError, match=f"pid {pid}, with another run folder"),
         hold(tmp_path / "two"),
     ):
         pass
     with hold(tmp_path / "two"):
         pass
+
+
+@ROOT
+def test_the_usual_folder_is_locked_whichever_is_in_use(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left where a container sees no process of its host, but has its /run."""
+    monkeypatch.setattr(lock, "others", list)
+    with (
+        elsewhere(tmp_path / "one") as pid,
+        pytest.raises(UserError, match=f"another controller is running: pid {pid}"),
+        hold(tmp_path / "two"),
+    ):
+        pass
+
+
+@ROOT
+def test_nor_is_a_second_mount_namespace(machine: Path, tmp_path: Path) -> None:
+    """With a /run of its own, and even if somebody else holds what all containers see."""
+    own = f"subprocess.run(['mount', '-t', 'tmpfs', 'none', {str(tmp_path)!r}], check=True)"
+    with machine.open() as taken:
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        with (
+            elsewhere(tmp_path / "run", "unshare", "--mount", first=own) as pid,
+            pytest.raises(UserError, match=f"pid {pid}, with another run folder"),
+            hold(tmp_path / "run"),
+        ):
+            pass
+
+
+LEAVES_A_CHILD = """
+    inner = os.fork()
+    if inner:
+        print(inner, flush=True)
+        os.kill(os.getpid(), 9)
+    sys.stdin.read()
+    os._exit(0)"""
+
+
+def test_a_child_that_keeps_all_open_is_no_controller(
+    machine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It outlives a controller that was killed, with its lock and its mark."""
+    with elsewhere(tmp_path / "run", inside=LEAVES_A_CHILD.strip()) as child:
+        path = tmp_path / "run" / "lock"
+        wait_until(lambda: holder(tmp_path / "run") is None, what="the controller is dead")
+        with path.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with hold_if_free(tmp_path / "run") as killed:
+            assert killed is not None and killed.pid != child
+        assert "held by what is no controller: replaced" in caplog.text
+        with hold(tmp_path / "run") as killed, hold_if_free(tmp_path / "other"):
+            assert killed is None  # put back, so nothing is left to say
+        with hold(tmp_path / "two"):
+            pass
+
+
+@ROOT
+def test_what_another_user_holds_stops_nothing(
+    machine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a lock that anybody can have, nor a mark that he made and called like ours."""
+    code = f"""
+import fcntl, os, sys
+os.setresuid(20001, 20001, 20001)
+fd = os.open({str(machine)!r}, os.O_RDONLY)
+fcntl.flock(fd, fcntl.LOCK_EX)
+mark = os.memfd_create({lock.MARK!r})
+os.write(mark, str(os.getpid()).encode())
+if os.fork():
+    os._exit(0)
+os.ftruncate(mark, 0)
+os.pwrite(mark, str(os.getpid()).encode(), 0)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and int(other.stdout.readline()) > 0
+        with hold(tmp_path / "one"):
+            assert "holds the lock that controllers use: ignored" in caplog.text or (
+                "may be running outside this container" in caplog.text
+            )
+            with pytest.raises(UserError), hold(tmp_path / "one"):
+                pass
+        with hold_if_free(tmp_path / "one") as killed:
+            assert killed is None
+
+
+@ROOT
+def test_a_mark_that_was_handed_to_root_is_its_makers(machine: Path, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.seteuid(20001)
+        mark = os.memfd_create(lock.MARK)
+        os.write(mark, str(os.getpid()).encode())
+        os.seteuid(0)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    try:
+        wait_until(
+            lambda: any("memfd" in str(f.readlink()) for f in Path(f"/proc/{child}/fd").iterdir())
+        )
+        assert child not in lock.others()
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
 
 
 def test_tests_may_run_beside_each_other(
@@ -51,41 +184,6 @@ def test_tests_may_run_beside_each_other(
     monkeypatch.setenv("SCHED_CTL_MACHINE_LOCK", "no")
     with hold(tmp_path / "one"), hold(tmp_path / "two"):
         pass
-
-
-@ROOT
-def test_another_users_lock_is_not_obeyed(
-    machine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    command = [sys.executable, "-c", HOLDS, str(machine), "20001"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"held\n"
-        with hold(tmp_path / "one"):
-            assert f"pid {other.pid} of user 20001" in caplog.text
-        other.kill()
-
-
-@ROOT
-def test_a_namespace_is_one_file_for_all_containers() -> None:
-    """What the lock stands on, with another of the kernel's files than the one in use."""
-    path = "/proc/self/ns/uts"
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        tries = "import fcntl; fcntl.flock(open('/proc/self/ns/uts'), fcntl.LOCK_EX|fcntl.LOCK_NB)"
-        container = ["unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--mount-proc"]
-        done = subprocess.run(
-            [*container, sys.executable, "-c", tries], capture_output=True, text=True, check=False
-        )
-        if "unshare: " in done.stderr:
-            pytest.skip(f"needs namespaces: {done.stderr.strip()}")
-        assert "BlockingIOError" in done.stderr
-    finally:
-        os.close(fd)
-
-
-def test_the_file_that_is_locked_is_there() -> None:
-    assert Path(lock._shared_namespace()).exists()
 
 
 @ROOT
