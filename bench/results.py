@@ -21,7 +21,9 @@ import msgspec
 
 __all__ = [
     "FOLDER",
+    "MARK",
     "PAGES",
+    "ROOT",
     "Figure",
     "Result",
     "Row",
@@ -207,19 +209,6 @@ def refreshed(page: str, of: Callable[[str], Result] = load) -> str:
     return MARK.sub(section, page)
 
 
-def main() -> None:
-    for page in PAGES:
-        text = page.read_text()
-        new = refreshed(text)
-        if new != text:
-            page.write_text(new)
-            print(page.relative_to(ROOT))
-
-
 def used(pages: Mapping[Path, str]) -> set[str]:
     """Names of the results that pages show."""
     return {found[2] for text in pages.values() for found in MARK.finditer(text)}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,3 +1,3 @@
 """sched-ctl: schedules the operator threads of stream processing engines from the kernel."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -276,8 +276,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     race: Annotated[
         float,
         Meta(
-            description="length of the phases in which auto tries orders beside the OS's own, to "
-            "keep the best; 0: none",
+            description="length of phases in which auto tries orders beside the OS's; the "
+            "best stays; 0: none",
             ge=0,
             le=3600,
             extra={"unit": "s"},

@@ -26,9 +26,9 @@ fleet](fleet.md), and for `sched-ctl replay`. This is version {records.VERSION} 
 A closed file is called `NODE-START-SEQ.jsonl.gz`: the node's name, when its first line was written
 (UTC, as `20261122T061500Z`), and that line's number. It never changes any more, and can be
 fetched, or moved away. The file that grows has `.part` behind its name. Files are gzip, one JSON
-object a line. Each line goes to the file by itself, so a crash of the controller, or a full disk,
-costs at most the last one; what a power cut costs is up to the kernel, which writes to the disk
-within half a minute. A torn file is read up to where it is torn.
+object a line. Each line goes to the file by itself: a crash of the controller, or a full disk,
+costs at most the last one. A power cut may cost half a minute, after which the kernel writes to
+the disk. A torn file is read up to where it is torn.
 
 A file is closed after `record_rotate` seconds, or at 16 MB. All files of the node in the folder
 take `record_limit` MB at most: beyond that the oldest are deleted. While the disk is full, lines

@@ -18,7 +18,7 @@ NATIVE = {
     "bpf": "sched_ctl.kernel.scheduler",
 }
 EVERYTHING = ("tests/conftest.py", "pyproject.toml")
-ALWAYS = ("test_style.py", "test_floors.py")  # of all files
+ALWAYS = ("test_style.py", "test_floors.py", "test_docs.py")  # of all files
 
 
 def changed_files(root: Path) -> list[str]:
