@@ -30,6 +30,7 @@ from sched_ctl.controller.trial import Outcomes
 from sched_ctl.decide.guard import Guard
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.boundary import is_ours, words
+from sched_ctl.engines.budget import Budget
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON, Owners
 from sched_ctl.engines.remarks import Remarks
@@ -94,6 +95,8 @@ class Controller:
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
         self._seen: list[object] = []  # at the last step
+        self._budgets: dict[tuple[str, str], Budget] = {}  # by rule and domain
+        self._theirs_s = 0.0  # CPU time of the loop that was spent for users who are ordered alone
         self.outcomes = Outcomes()
         self.waits = WaitTimes()
         self.pace = pace_of(settings)
@@ -248,8 +251,9 @@ class Controller:
                 await asyncio.sleep(0)
         if self.noted is not None:
             self.noted()
-        answering_s = sum(engine.answering_s for engine in self.engines.values())
-        self.pace.charge(time.process_time() + answering_s)
+        # Engines pay for their answers themselves, and users for the order of what is theirs.
+        others_s = self._theirs_s + sum(engine.in_loop_s for engine in self.engines.values())
+        self.pace.charge(time.thread_time() - others_s)
 
     def close(self) -> tuple[str, ...]:
         """Put everything back and let go of the engines. Returns what could not be, in words."""
@@ -276,6 +280,7 @@ class Controller:
         """Ask all of them at once; wait a while for those that usually answer in time."""
         now_s, timeout_s = time.monotonic(), self.settings.poll_timeout * slowness()
         waiting: dict[asyncio.Future[Snapshot], Engine] = {}
+        self._share_out(now_s)
         for engine in engines:
             question = engine.ask(now_s, timeout_s)
             if question is None:
@@ -290,6 +295,33 @@ class Controller:
             # From now on its answers are taken when they come, until it is quick again.
             waiting[question].late = True
 
+    def _share_out(self, now_s: float) -> None:
+        """What each engine's answers may cost: an owner's engines have `cpu_limit` together.
+
+        While somebody looks, root's and the system's are asked at each pass.
+        """
+        limit, looked_at = self.settings.cpu_limit, now_s < self.pace.watched_until_s
+        owners = Counter(engine.domain for engine in self.engines.values())
+        for engine in self.engines.values():
+            free = looked_at and engine.domain == COMMON
+            engine.share = 0.0 if free else limit / owners[engine.domain]
+            engine.longest_s = self.pace.longest_s
+            engine.remarkable_s = self.pace.remarkable_s(self.rules)
+
+    def _rests(self, rule: Rule, domain: str) -> bool:
+        """Whether a user's engines keep the order that they have, for what deciding costs."""
+        budget = self._budgets.get((rule.name, domain))
+        return budget is not None and time.monotonic() < budget.rests_until_s
+
+    def _pay(self, rule: Rule, domain: str, spent_s: float) -> None:
+        """What was done for a user's engines is his, and keeps nobody else waiting."""
+        if domain == COMMON:
+            return
+        self._theirs_s += spent_s
+        budget = self._budgets.setdefault((rule.name, domain), Budget())
+        limit = self.settings.cpu_limit
+        budget.charge(spent_s, time.monotonic(), limit, self.pace.longest_s)
+
     def _pass(self, rule: Rule) -> None:
         began_s = time.perf_counter()
         domains: dict[str, list[Engine]] = {domain: [] for domain in rule.schedules}
@@ -299,11 +331,15 @@ class Controller:
         problems = []
         schedules = dict(rule.schedules)
         for domain, engines in domains.items():
+            if self._rests(rule, domain):
+                continue
+            deciding_s = time.thread_time()
             try:
                 schedules[domain] = self._decide(rule, engines, domain)
             except Exception as error:
                 log.debug("policy %s", rule.name, exc_info=error)
                 problems.append(words(error))
+            self._pay(rule, domain, time.thread_time() - deciding_s)
         rule.problem = "; ".join(problems) or None
         if rule.problem is not None:
             self.remarks.say(f"rule {rule.name}", f"policy {rule.name}: {rule.problem}")

@@ -8,8 +8,8 @@ passes more frequent. Without PSI, or while somebody looks at verdicts, every pa
 those that would find what the one before did: a policy that goes by averages alone decides anew
 when these have moved on, some times a second at most.
 
-Nor do passes take more of a CPU than `cpu_limit`: on a slow machine, and for an engine whose
-answers are long, they are further apart.
+Nor do passes take more of a CPU than `cpu_limit`: on a slow machine they are further apart. What
+engines' answers cost does not count here: see `engines.budget`.
 """
 
 import logging
@@ -53,7 +53,7 @@ class Pace:
         longest_s: float = 0.0,
     ) -> None:
         self._calm_s, self._pressed_s = calm_period_s, pressed_period_s
-        self._limit, self._longest_s = cpu_limit, longest_s
+        self._limit, self.longest_s = cpu_limit, longest_s
         self._costs_s: deque[float] = deque(maxlen=COSTS)
         self._charged_s = float("nan")
         self._gauge = Gauge("cpu") if gauge is None else gauge
@@ -110,7 +110,7 @@ class Pace:
         return due
 
     def charge(self, total_s: float) -> None:
-        """A pass has ended. total_s: CPU time of everything that is done for passes, so far."""
+        """A pass has ended. total_s: CPU time of all that is done for passes alone, so far."""
         spent_s, self._charged_s = total_s - self._charged_s, total_s
         if spent_s >= 0:  # NaN at first
             self._costs_s.append(spent_s)
@@ -123,7 +123,11 @@ class Pace:
     @property
     def least_s(self) -> float:
         """Passes are not closer than this, for what they cost."""
-        return min(self.pass_s / self._limit, self._longest_s) if self._limit else 0.0
+        return min(self.pass_s / self._limit, self.longest_s) if self._limit else 0.0
+
+    def remarkable_s(self, rules: Sequence[Rule]) -> float:
+        """So long a rest of an engine is worth a remark."""
+        return REMARKABLE * min((rule.section.period or 1.0 for rule in rules), default=1.0)
 
     def note(self, period_s: float) -> str | None:
         """That a rule of this period has fewer passes, in words."""

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from sched_ctl.drivers import Driver, DriverKind, Target
 from sched_ctl.engines.boundary import checked, words
+from sched_ctl.engines.budget import Budget
 from sched_ctl.engines.owners import COMMON, Owners, belonging
 from sched_ctl.engines.worker import Here, Worker
 from sched_ctl.kernel import procfs
@@ -47,7 +48,7 @@ RECONNECT_AFTER = 3  # failures in a row
 LONGEST_PAUSE_S = 2.0  # to ask one that does not answer costs little, and it may be back
 LONGEST_PAUSE_OF_USER_S = 30.0  # of a user who is ordered alone
 CPU_SHARE = 0.1  # that an engine of a user who is ordered alone may cost
-REMARKABLE_S = 1.0  # a rest that is worth a remark
+REMARKABLE_S = 1.0  # a rest that is worth a remark, unless passes are rarer than that
 BRIEF_S = 0.001  # engines that answer within this time are waited for on the spot
 HISTORY = 8  # snapshots kept a window: enough that one of them is about a window old
 
@@ -95,7 +96,11 @@ class Engine:
         self._lifetime = None if target.pid is None else Lifetime(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
         self._answering = AnsweringTime()  # touched by the worker only
-        self.answering_s = 0.0  # CPU time that its own threads took for all answers so far
+        self._budget = Budget()
+        self.share = 0.0  # of a CPU that its answers may take; 0: no limit but that of its owner
+        self.remarkable_s = REMARKABLE_S  # so long a rest is
+        self.longest_s = float("inf")  # that it is not asked for what it costs
+        self.in_loop_s = 0.0  # CPU time of the main loop that it has cost so far
         self.costly: str | None = None  # that it is asked less often for what it costs, in words
         self._said: Topology | None = None  # the last one, as the driver made it ...
         self._own: Topology | None = None  # ... and what of it is the owner's
@@ -228,9 +233,16 @@ class Engine:
         self.derived = getattr(self._driver, "derived", {})
         began_s, answering_s = time.thread_time(), self._answering.read(self._own)
         answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
-        self.answering_s += max(0.0, self._answering.read(self._own) - answering_s)
-        snapshot = self._owned(self._driver, answer)
-        self._spent_s = time.thread_time() - began_s
+        answering_s = max(0.0, self._answering.read(self._own) - answering_s)
+        snapshot = self._probed(self._owned(self._driver, answer), probing)
+        spent_s = time.thread_time() - began_s
+        if isinstance(self._worker, Here):
+            self.in_loop_s += spent_s
+        self._spent_s = spent_s + answering_s
+        return snapshot
+
+    def _probed(self, snapshot: Snapshot, probing: bool) -> Snapshot:
+        """The snapshot with what our probes read and profiles tell."""
         if probing:
             if self._probes is None:
                 self._probes = Probes()
@@ -303,8 +315,9 @@ class Engine:
         self.answered_s = now_s
         began_s = time.thread_time()
         self._remember(snapshot)
-        if self.domain != COMMON:
-            self._charge(self._spent_s + time.thread_time() - began_s, now_s)
+        spent_s = time.thread_time() - began_s
+        self.in_loop_s += spent_s
+        self._charge(self._spent_s + spent_s, now_s)
 
     def _failed(self, error: BaseException, now_s: float) -> None:
         self.failures += 1
@@ -321,14 +334,23 @@ class Engine:
             self._worker.tell(self._disconnect)
 
     def _charge(self, spent_s: float, now_s: float) -> None:
-        """An engine may not cost more than a share of a CPU: rest for as long as that takes."""
-        pause_s = spent_s / CPU_SHARE - self.poll_s
-        self._quiet_until_s = max(self._quiet_until_s, now_s + pause_s)
+        """An engine may not cost more than a share of a CPU: rest for as long as that takes.
+
+        One of a user who is ordered alone has a second bound, by each single answer.
+        """
+        theirs = self.domain != COMMON
+        longest_s = float("inf") if theirs else self.longest_s
+        pause_s, share = self._budget.charge(spent_s, self._asked_s, self.share, longest_s), 0.0
+        if pause_s:
+            spent_s, share = self._budget.cost_s, self.share
+        if theirs and spent_s / CPU_SHARE > pause_s:
+            pause_s, share = spent_s / CPU_SHARE, CPU_SHARE
+        self._quiet_until_s = max(self._quiet_until_s, self._asked_s + pause_s)
         self.costly = None
-        if pause_s > REMARKABLE_S:
+        if pause_s > self.remarkable_s:
             self.costly = (
                 f"an answer costs {spent_s:.2g} s of CPU time: asked every {pause_s:.2g} s, so "
-                f"that it takes {CPU_SHARE:.0%} of a CPU at most"
+                f"that it takes {share:.2g} of a CPU at most (cpu_limit)"
             )
 
     def _remember(self, snapshot: Snapshot) -> None:

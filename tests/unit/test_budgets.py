@@ -3,22 +3,28 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
-from fakes import FakeEngine
+from fakes import FakeBackend, FakeEngine, backends
 from stress import fuzz
 
-from sched_ctl.config.settings import Settings
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.rule import Rule
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import local
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines import roster
+from sched_ctl.engines.budget import Budget
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import Owners
 from sched_ctl.engines.remarks import Remarks
@@ -27,6 +33,8 @@ from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.netns import listeners
 from sched_ctl.lab import file as lab_file
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Snapshot
 
 ONE, OTHER = 20001, 20002
 
@@ -186,3 +194,107 @@ def test_kinds_of_processes_are_looked_for_when_something_was_born(
             made.close()
 
     asyncio.run(run())
+
+
+def test_what_costs_little_is_never_put_off_and_what_costs_much_is() -> None:
+    """Simulated: each is begun as soon as it may be, and costs what it costs."""
+
+    def begun(cost_s: float, share: float, longest_s: float = float("inf")) -> int:
+        budget, now_s = Budget(), 0.0
+        for step in range(1, 10**6):
+            budget.charge(cost_s, now_s, share, longest_s)
+            now_s = max(now_s + 0.1, budget.rests_until_s)  # a pass each 0.1 s
+            if now_s > 100.0:
+                return step
+        return 0
+
+    assert begun(0.001, 0.02) == begun(5.0, 0.0) == pytest.approx(1000, abs=2)
+    assert begun(0.02, 0.02) == pytest.approx(100, abs=6)  # 2% of a CPU
+    assert begun(2.0, 0.02) == 5  # all but the first five, which tell what it costs
+    assert begun(2.0, 0.02, longest_s=5.0) == pytest.approx(24, abs=2)
+
+
+def test_a_single_dear_answer_counts_for_little() -> None:
+    budget = Budget()
+    for cost_s in (3.0, 0.001, 0.001, 0.001, 0.001, 0.001):
+        budget.charge(cost_s, 10.0, 0.02)
+    assert budget.rests_until_s == pytest.approx(10.05)
+
+
+def burn(cpu_s: float) -> None:
+    end_s = time.thread_time() + cpu_s
+    while time.thread_time() < end_s:
+        pass
+
+
+def passes_beside(monkeypatch: pytest.MonkeyPatch, *hogs: tuple[int, int]) -> Controller:
+    """A small engine of root's was asked 20 times, beside engines (uid, how many) of long answers.
+
+    They are long in CPU time alone, so that a crowded machine changes little.
+    """
+    made = {0: [FakeEngine("small")]}
+    for uid, count in hogs:
+        made.setdefault(uid, []).extend(FakeEngine(f"{uid}-{n}") for n in range(count))
+
+    class Long(FakeEngine):
+        def poll(self, timeout_s: float) -> Snapshot:
+            burn(0.05)
+            return super().poll(timeout_s)
+
+    targets, drivers = [], {}
+    for uid, engines in made.items():
+        for engine in engines:
+            if engine.target.address != "small":
+                engine.__class__ = Long
+            targets.append(replace(engine.target, uid=uid))
+            drivers[targets[-1].engine] = engine
+    kind = DriverKind("fake", lambda: targets, lambda target: drivers[target.engine])
+    monkeypatch.setattr("sched_ctl.engines.engine.belonging", lambda topology, uid: topology)
+    settings = Settings(
+        policy=(Section(policy="qs"),), period=0.02, calm_period=0, cpu_limit=0.1, discover=5
+    )
+    controller = Controller(settings, {"fake": kind}, backends(FakeBackend()))
+
+    async def loop() -> Controller:
+        try:
+            await controller.start()
+            running = asyncio.create_task(controller.run(30.0))
+            while made[0][0].polls < 20 and not running.done():
+                await asyncio.sleep(0.01)
+            controller.stop("enough")
+            await running
+            return controller
+        finally:
+            controller.close()
+
+    return asyncio.run(loop())
+
+
+@pytest.mark.parametrize("hogs", [((ONE, 1),), ((0, 1),), ((ONE, 3), (OTHER, 2))])
+def test_roots_passes_pay_for_nobodys_long_answers(
+    monkeypatch: pytest.MonkeyPatch, hogs: tuple[tuple[int, int], ...]
+) -> None:
+    """A pass costs what it costs without them, and who answers at length is asked rarely."""
+    controller = passes_beside(monkeypatch, *hogs)
+    engines = controller.engines.values()
+    small = next(engine for engine in engines if engine.target.address == "small")
+    others = [engine for engine in engines if engine is not small]
+    assert len(others) == sum(count for _, count in hogs)
+    assert small.polls > max(engine.polls for engine in others)
+    assert controller.pace.pass_s < 0.03  # a single long answer takes 0.05
+
+
+def test_a_users_order_is_paid_for_by_that_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deciding takes long for his engines: they keep their order, and root's pass costs no more."""
+    decide = Controller._decide
+
+    def dear(self: Controller, rule: Rule, engines: Sequence[Engine], domain: str) -> Schedule:
+        decided[domain] += 1
+        burn(0.05 if domain else 0.0)
+        return decide(self, rule, engines, domain)
+
+    decided: Counter[str] = Counter()
+    monkeypatch.setattr(Controller, "_decide", dear)
+    controller = passes_beside(monkeypatch, (ONE, 1))
+    assert decided[""] > decided[str(ONE)] > 0
+    assert controller.pace.pass_s < 0.03
