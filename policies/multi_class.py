@@ -1,19 +1,31 @@
 """MULTI-CLASS: rank = class, inside each class the urgency of its own policy.
 
 Urgent classes first, whatever the load of the others (Haren, Palyvos-Giannas et al. 2019, section
-7.4: HIGH uses FCFS, LOW uses HR). A priority is the vector <class, in-class priority>, compared
-lexicographically; a class whose policy has ranks itself keeps them inside the class. Classes are
-query name patterns, the most important first. The spacing is logarithmic as soon as that of one
-class is: min-max on the logarithms keeps the order of the others.
+7.4: HIGH uses FCFS, LOW uses HR). With `strict` they may take all; without, no query that has work
+gets less than its share would be without an order, where the backend can hold that floor. A
+priority is the vector <class, in-class priority>, compared lexicographically; a class whose policy
+has ranks itself keeps them inside the class. Classes are query name patterns, the most important
+first. The spacing is logarithmic as soon as that of one class is: min-max on the logarithms keeps
+the order of the others.
 """
 
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 
 import numpy as np
 
 from sched_ctl.model.frames import subframe
+from sched_ctl.model.graph import Index
 from sched_ctl.model.patterns import fits
-from sched_ctl.model.policy import Level, OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.model.policy import (
+    Level,
+    OperatorFrame,
+    Policy,
+    Query,
+    Spacing,
+    UrgencyForm,
+    form,
+)
 from sched_ctl.plugins import registry
 
 __all__ = ["policy"]
@@ -24,11 +36,13 @@ DEFAULT = {"[Hh][Ii][Gg][Hh]*": "fcfs", "*": "hr"}
 def policy(
     classes: dict[str, str] | None = None,
     options: dict[str, dict[str, object]] | None = None,
+    strict: bool = False,
 ) -> Policy:
     """classes: query name pattern -> policy, most important first.
 
     options: pattern -> options of that class's policy. Queries that no pattern matches form a
-    last class without order.
+    last class without order. strict: an urgent class may take all, as in Haren, also what others
+    would have of the CPU without an order.
     """
     table = classes or DEFAULT
     if strangers := set(options or {}) - table.keys():
@@ -44,8 +58,20 @@ def policy(
     def class_of(query: str) -> int:
         return next((i for i, p in enumerate(parts) if fits((p,), query)), len(parts))
 
+    def members(frame: OperatorFrame) -> Index:
+        return np.array([class_of(operator.query) for operator in frame.operators], dtype=np.intp)
+
+    def remember(name: str, frame: OperatorFrame, now_s: float) -> Mapping[Query, float]:
+        found: dict[Query, float] = {}
+        member = members(frame)
+        for i, part in enumerate(parts.values()):
+            rows = np.flatnonzero(member == i)
+            if name in part.remembers and len(rows):
+                found.update(part.remembers[name](subframe(frame, rows), now_s))
+        return found
+
     def urgency(frame: OperatorFrame) -> UrgencyForm:
-        member = np.array([class_of(operator.query) for operator in frame.operators], dtype=np.intp)
+        member = members(frame)
         result = form(len(frame), static=np.nan)
         rank = 0.0  # of the most important of what is left
         for i, part in enumerate(parts.values()):
@@ -68,5 +94,9 @@ def policy(
         wants=frozenset[str]().union(*(part.wants for part in parts.values())),
         goal="important queries first, each class with its own goal",
         spacing=Spacing.LOGARITHMIC if logarithmic else Spacing.LINEAR,
+        remembers={
+            name: partial(remember, name) for part in parts.values() for name in part.remembers
+        },
         steady=all(part.steady for part in parts.values()),
+        strict=strict,
     )

@@ -24,7 +24,7 @@ from sched_ctl.metrics.averages import Averages
 from sched_ctl.metrics.averages import window as window_of
 from sched_ctl.metrics.catalogue import Resolution, evaluate, resolve
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.policy import Level, Policy
+from sched_ctl.model.policy import NOTHING, Level, Policy
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Thread
 from sched_ctl.plugins import registry
@@ -326,7 +326,7 @@ class Rule:
             select,
             self.section.shares or {},
             claims.helpers(fair=fair),
-            before.heavy if before is not None else {},
+            before.memory if before is not None else NOTHING,
             before.targets if before is not None else {},
             cpus_of(e.target.pid for e in engines if e.target.pid) if self.section.target else 1.0,
         )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from sched_ctl.decide.idle import without_input_last
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.metrics import backlog, feasibility
+from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.catalogue import Resolution, evaluate
 from sched_ctl.metrics.feasibility import Judgement
 from sched_ctl.metrics.levels import most_urgent
@@ -28,7 +28,7 @@ from sched_ctl.metrics.window import Window
 from sched_ctl.model.frames import join_graphs, subgraph
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.patterns import first, names_of
-from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm
+from sched_ctl.model.policy import NOTHING, Level, Memory, OperatorFrame, Policy, UrgencyForm
 from sched_ctl.model.schedule import Group, Schedule
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Thread, Topology
 
@@ -57,7 +57,7 @@ def decide(
     select: Mapping[str, frozenset[str]] | None = None,
     shares: Mapping[str, float] = MappingProxyType({}),
     helpers: Mapping[str, str] = MappingProxyType({}),
-    before: Mapping[tuple[str, str], float] = MappingProxyType({}),
+    memory: Memory = NOTHING,
     stood: Mapping[tuple[str, str], Judgement] = MappingProxyType({}),
     cpus: float = math.inf,
 ) -> Schedule:
@@ -70,7 +70,7 @@ def decide(
     with the share of the first pattern that fits, else 1. helpers: pattern of a role, which may be
     named after its engine or kind as a query -> one of `HELPER_RULES`; the first that fits counts,
     a helper without one is left alone. Helpers that serve no operator count as part of every
-    rule that covers their engine. before: `Schedule.heavy` of the rule's last schedule. stood: its
+    rule that covers their engine. memory: `Schedule.memory` of the rule's last schedule. stood: its
     `Schedule.targets`. cpus: how many there are for these engines.
 
     Raises UserError for an unknown helper rule or a share that is not positive.
@@ -88,8 +88,10 @@ def decide(
         None if select is None else tuple(select.get(name, frozenset()) for name in windows),
         tuple(helpers.items()),
     )
-    frame, age, queue = _frame(policy, layout, windows, resolutions)
-    heavy = _heavy(policy, frame, windows, before)
+    frame, age, queue = _frame(policy, layout, windows, resolutions, memory)
+    now_s = max((window.now.time_s for window in windows.values()), default=0.0)
+    memory = policy.remember(frame, now_s)
+    frame = frame.remembering(memory)
     frame, judged = _judged(policy, frame, tuple(windows), cpus, stood)
     form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
     place = layout.only_place
@@ -110,7 +112,8 @@ def decide(
             groups=_groups(layout, place, _grouping(policy, shares)),
             depth=layout.depth,
             flushers=layout.flushers,
-            heavy=heavy,
+            memory=memory,
+            strict=policy.strict,
             targets=judged,
         )
     decided = place >= 0
@@ -128,7 +131,8 @@ def decide(
         groups=_groups(layout, place, _grouping(policy, shares)),
         depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
         flushers=layout.flushers,
-        heavy=heavy,
+        memory=memory,
+        strict=policy.strict,
         targets=judged,
     )
 
@@ -327,6 +331,7 @@ def _frame(
     layout: _Layout,
     windows: Mapping[str, Window],
     resolutions: Mapping[str, Resolution],
+    memory: Memory,
 ) -> tuple[OperatorFrame, Array, Array]:
     """The frame, and its operators' head ages and queue sizes (NaN where unknown)."""
     wanted = policy.needs | policy.wants | {"head_age", "queue_size"}
@@ -340,27 +345,10 @@ def _frame(
             # All rows, in their order, are what is wanted of most engines.
             parts[metric].append(column if len(rows) == len(column) else column[rows])
     joined = {metric: _concatenated(columns) for metric, columns in parts.items()}
-    if wanted >= backlog.SEEN_BY and policy.options.get("heavy", backlog.HEAVY):
-        joined[backlog.BEFORE] = np.zeros(len(layout.operators))
-    frame = OperatorFrame(layout.operators, layout.graph, joined, layout.engine)
+    frame = OperatorFrame(
+        layout.operators, layout.graph, joined, layout.engine, tuple(windows), memory
+    )
     return frame, joined["head_age"], joined["queue_size"]
-
-
-def _heavy(
-    policy: Policy,
-    frame: OperatorFrame,
-    windows: Mapping[str, Window],
-    before: Mapping[tuple[str, str], float],
-) -> Mapping[tuple[str, str], float]:
-    """Who is to be remembered as heavy; writes into the frame who was, where the policy asks."""
-    if backlog.BEFORE not in frame.columns or not windows:
-        return MappingProxyType({})
-    engines = tuple(windows)
-    now_s = max(window.now.time_s for window in windows.values())
-    before = backlog.lately(before, now_s)
-    frame[backlog.BEFORE][:] = backlog.remembered(frame, engines, before)
-    beyond: Any = policy.options.get("heavy", backlog.HEAVY)
-    return backlog.seen(frame, engines, before, now_s, beyond)
 
 
 def _judged(

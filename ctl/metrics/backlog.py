@@ -12,27 +12,30 @@ A saturated query that uses little may be a light one that was kept from the CPU
 that it needs by going first. Or it was last in our own order, and wants everything: it would go
 first until it has used most of the CPU, and then the other one would, for seconds each. So who was
 heavy is so for a minute, as long as it is saturated. Where that is all of them, none goes last.
+
+Nor does CPU use tell a query that will always be saturated from one that catches up with a backlog
+and would be done soon at its fair share. Both are heavy here, so to be last must not take that
+share from them: who enforces an order that is not strict (`Policy.strict`) holds that floor
+(bpf/floor.h) or lets those of the last rank share.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.errors import UserError
-from sched_ctl.model.graph import Array, Index
-from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm
+from sched_ctl.model.policy import OperatorFrame, Policy, Query, UrgencyForm
 
-__all__ = ["BEFORE", "HEAVY", "SEEN_BY", "heavy", "last", "lately", "remembered", "seen"]
+__all__ = ["HEAVY", "MEMORY", "SEEN_BY", "heavy", "last", "seen"]
 
 HEAVY = 1.25  # multiples of the queries' mean CPU use
 SATURATED = 0.95  # of the time an operator had work
 SEEN_BY = frozenset({"cpu_use", "utilisation"})
-BEFORE = "heavy_before"  # column of a frame: 1 where the query was heavy lately
+MEMORY = "backlog.heavy"  # when queries were heavy last, CLOCK_MONOTONIC, s
 REMEMBERED_S = 60.0
-
-Queries = Mapping[tuple[str, str], float]  # (engine, query) -> when it was heavy last, s
 
 
 def heavy(frame: OperatorFrame, beyond: float = HEAVY) -> npt.NDArray[np.bool_]:
@@ -41,47 +44,33 @@ def heavy(frame: OperatorFrame, beyond: float = HEAVY) -> npt.NDArray[np.bool_]:
     beyond: multiples of the queries' mean CPU use.
     """
     saturated, much = _saturated_and_much(frame, beyond)
-    before = frame.columns.get(BEFORE)
-    return saturated & (much if before is None else much | (before > 0))
+    before = frame.memory.get(MEMORY, {})
+    if not before or not saturated.any():
+        return saturated & much
+    known = np.array([query in before for query in frame.queries], dtype=np.bool_)
+    return saturated & (much | known[frame.query])
 
 
-def lately(before: Queries, now_s: float) -> Queries:
-    """Those of before, unless one of them was seen too long ago: who is forgotten alone would go
-    before the others."""
-    return before if all(now_s - s < REMEMBERED_S for s in before.values()) else {}
+def seen(frame: OperatorFrame, now_s: float, beyond: float = HEAVY) -> Mapping[Query, float]:
+    """Who is to be remembered: those that are heavy by what they use now, and those of before.
 
-
-def remembered(frame: OperatorFrame, engines: Sequence[str], before: Queries) -> Array:
-    """The column `BEFORE` of the frame. engines: names, by the frame's numbers."""
-    if not before:
-        return np.zeros(len(frame))
-    _, names = _queries(frame, engines, np.arange(len(frame)))
-    return np.array([float(name in before) for name in names])[frame.query]
-
-
-def seen(
-    frame: OperatorFrame, engines: Sequence[str], before: Queries, now_s: float, beyond: float
-) -> Queries:
-    """Who is to be remembered: those that are heavy by what they use now, and those of before."""
+    All are forgotten as soon as one of them was seen too long ago: who is forgotten alone would go
+    before the others.
+    """
     saturated, much = _saturated_and_much(frame, beyond)
     if not saturated.any():
         return {}
-    rows, names = _queries(frame, engines, np.flatnonzero(saturated))
-    return {
-        name: now_s if uses_much else before[name]
-        for name, uses_much in zip(names, much[rows].tolist(), strict=True)
-        if uses_much or name in before
-    }
-
-
-def _queries(
-    frame: OperatorFrame, engines: Sequence[str], rows: Index
-) -> tuple[Index, list[tuple[str, str]]]:
-    """Of each query that these operators have, by number: a row, and engine and name."""
+    before = frame.memory.get(MEMORY, {})
+    if not all(now_s - at_s < REMEMBERED_S for at_s in before.values()):
+        before = {}
+    rows = np.flatnonzero(saturated)
     first = rows[np.unique(frame.query[rows], return_index=True)[1]]
-    at = np.zeros(len(first), dtype=int) if frame.engine is None else frame.engine[first]
-    queries = [frame.operators[row].query for row in first.tolist()]
-    return first, [(engines[i], query) for i, query in zip(at.tolist(), queries, strict=True)]
+    found = zip((frame.queries[i] for i in frame.query[first]), much[first].tolist(), strict=True)
+    return {
+        query: now_s if uses_much else before[query]
+        for query, uses_much in found
+        if uses_much or query in before
+    }
 
 
 def _saturated_and_much(
@@ -120,4 +109,10 @@ def last(policy: Policy, beyond: float = HEAVY) -> Policy:
         _, rank = np.unique(both, axis=1, return_inverse=True)
         return replace(inside, rank=rank.reshape(-1).astype(np.float64))
 
-    return replace(policy, urgency=urgency, wants=policy.wants | SEEN_BY)
+    remember = functools.partial(seen, beyond=beyond)
+    return replace(
+        policy,
+        urgency=urgency,
+        wants=policy.wants | SEEN_BY,
+        remembers={**policy.remembers, MEMORY: remember},
+    )

@@ -26,6 +26,8 @@ def subframe(frame: OperatorFrame, rows: Index) -> OperatorFrame:
         subgraph(frame.graph, rows),
         {name: column[rows] for name, column in frame.columns.items()},
         None if frame.engine is None else frame.engine[rows],
+        frame.engines,
+        frame.memory,
     )
 
 

@@ -13,7 +13,7 @@ pick. So a policy is written once and the same object runs everywhere.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
@@ -23,7 +23,23 @@ import numpy as np
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator
 
-__all__ = ["Level", "OperatorFrame", "Policy", "Spacing", "UrgencyForm", "form"]
+__all__ = [
+    "NOTHING",
+    "Level",
+    "Memory",
+    "OperatorFrame",
+    "Policy",
+    "Query",
+    "Remember",
+    "Spacing",
+    "UrgencyForm",
+    "form",
+]
+
+Query = tuple[str, str]  # engine, query
+Memory = Mapping[str, Mapping[Query, float]]  # by name: a number for each query that is remembered
+NOTHING: Memory = MappingProxyType({})
+_CACHED = {"query", "queries"}  # of a frame, whatever is remembered
 
 
 class Spacing(Enum):
@@ -46,13 +62,16 @@ class OperatorFrame:
 
     operators: n physical (or, for `Level.LOGICAL`, n logical) operators.
     columns: metric name -> (n,) array, NaN = unknown. Only what the policy `needs` is promised.
-    engine: (n,) a number for the engine of each; None: all are of one.
+    engine: (n,) a number for the engine of each; None: all are of one. engines: their names.
+    memory: what the policy remembers, this frame included, see `Policy.remembers`.
     """
 
     operators: tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]
     graph: Graph
     columns: Mapping[str, Array]
     engine: Index | None = None
+    engines: tuple[str, ...] = ("",)
+    memory: Memory = field(default_factory=lambda: NOTHING)
 
     def __getitem__(self, metric: str) -> Array:
         return self.columns[metric]
@@ -68,6 +87,21 @@ class OperatorFrame:
         names = (operator.query for operator in self.operators)
         found = [number.setdefault(key, len(number)) for key in zip(engine, names, strict=True)]
         return np.array(found, dtype=np.intp)
+
+    def remembering(self, memory: Memory) -> "OperatorFrame":
+        """The same frame, with this memory."""
+        if memory == self.memory:
+            return self
+        made = replace(self, memory=memory)
+        made.__dict__.update({name: self.__dict__[name] for name in _CACHED & self.__dict__.keys()})
+        return made
+
+    @cached_property
+    def queries(self) -> tuple[Query, ...]:
+        """Engine and name of each query, by the numbers of `query`."""
+        first = np.unique(self.query, return_index=True)[1].tolist()
+        engine = [0] * len(self) if self.engine is None else self.engine.tolist()
+        return tuple((self.engines[engine[row]], self.operators[row].query) for row in first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +148,10 @@ def form(
     return UrgencyForm(column(rank), column(static), column(per_second), column(per_tuple))
 
 
+# From a frame, with what was remembered before, and the time of its metrics (CLOCK_MONOTONIC, s)
+Remember = Callable[[OperatorFrame, float], Mapping[Query, float]]
+
+
 @dataclass(frozen=True)
 class Policy:
     """A scheduling policy.
@@ -126,7 +164,15 @@ class Policy:
     groups: query name -> (group, share), for a policy that divides the CPU among groups of queries
     and orders operators only inside them (round robin); its urgencies then need not be comparable
     between groups. Shares that the user sets go before. None: no groups.
+    remembers: what it wants to know of queries from frame to frame: by name, a function of a frame,
+    whose `memory` has what was remembered before, and of the time. `urgency` gets the frame with
+    what it returns. Each rule has a memory of its own; what is of queries that there are no more is
+    for the function to leave out. Names meet where a policy is made of others, so they begin with
+    that of the module or package: "backlog.heavy".
     steady: whether the same frame always has the same answer.
+    strict: whether the order counts even where it keeps a query from the share of the CPU that it
+    would have without one. Else that share is a floor below which no order takes a query that has
+    work, where the backend can hold one (bpf/floor.bpf.h).
     """
 
     name: str
@@ -138,4 +184,10 @@ class Policy:
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     groups: Callable[[str], tuple[str, float]] | None = None
     wants: frozenset[str] = frozenset()
+    remembers: Mapping[str, Remember] = field(default_factory=lambda: MappingProxyType({}))
     steady: bool = True
+    strict: bool = False
+
+    def remember(self, frame: OperatorFrame, now_s: float) -> Memory:
+        """All that is to be remembered from this frame on."""
+        return {name: of_frame(frame, now_s) for name, of_frame in self.remembers.items()}

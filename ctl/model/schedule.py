@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sched_ctl.model.graph import Array, Index
-from sched_ctl.model.policy import Spacing, UrgencyForm
+from sched_ctl.model.policy import NOTHING, Memory, Spacing, UrgencyForm
 from sched_ctl.model.topology import Thread
 
 __all__ = ["Group", "Schedule", "without"]
@@ -41,8 +41,8 @@ class Schedule:
     threads and where unknown. (0,) if nobody said.
     flushers: pairs of a helper thread that hands on by a timer what an operator makes, and the
     operator's thread; helpers with a rule of their own are left out.
-    heavy: engines and queries that use much of the CPU and are saturated, see `metrics.backlog`,
-    with the time (CLOCK_MONOTONIC, s) at which that was seen last.
+    memory: what the policy wants to know at the rule's next schedule, see `Policy.remembers`.
+    strict: whether the order counts whatever it takes from a query, see `Policy.strict`.
     targets: how those that have a target stand with it, see `metrics.feasibility.Judgement`.
     """
 
@@ -58,7 +58,8 @@ class Schedule:
     queries: tuple[tuple[str, str] | None, ...] = ()
     depth: Index = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     flushers: tuple[tuple[Thread, Thread], ...] = ()
-    heavy: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
+    memory: Memory = field(default_factory=lambda: NOTHING)
+    strict: bool = False
     targets: Mapping[tuple[str, str], Any] = field(default_factory=lambda: MappingProxyType({}))
 
 

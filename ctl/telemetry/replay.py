@@ -15,7 +15,7 @@ from sched_ctl.metrics.catalogue import Resolution, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import nice_levels, positions
-from sched_ctl.model.policy import Policy
+from sched_ctl.model.policy import NOTHING, Memory, Policy
 from sched_ctl.model.topology import (
     Edge,
     LogicalOperator,
@@ -192,7 +192,7 @@ def replay(
 ) -> Iterator[Step]:
     """Each record under each of the policies. Raises MissingMetric where one needs more."""
     resolutions: dict[tuple[str, frozenset[str]], Resolution] = {}
-    heavy: dict[tuple[str, str], Mapping[tuple[str, str], float]] = {}  # by policy and engine
+    memories: dict[tuple[str, str], Memory] = {}  # by policy and engine
     for record, window in windows(lines, window_s):
         place: dict[str, Array] = {}
         nice: dict[str, Array] = {}
@@ -214,9 +214,9 @@ def replay(
                 policy,
                 {name: window},
                 {name: resolutions[key]},
-                before=heavy.get((policy.name, name), {}),
+                memory=memories.get((policy.name, name), NOTHING),
             )
-            heavy[policy.name, name] = schedule.heavy
+            memories[policy.name, name] = schedule.memory
             first = np.unique(np.array(schedule.operators), return_index=True)[1]
             first.sort()  # threads of one operator are alike
             labels = tuple(schedule.operators[row] for row in first)

@@ -22,6 +22,7 @@ from sched_ctl.decide import decision
 from sched_ctl.drivers import Target
 from sched_ctl.engines.engine import carry_over
 from sched_ctl.errors import UserError
+from sched_ctl.metrics.backlog import MEMORY
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import (
@@ -570,7 +571,7 @@ def test_who_was_heavy_stays_last_though_it_uses_little_there() -> None:
         seen = len(backend.schedules)
         await until(lambda: len(backend.schedules) > seen + 5)
         assert ranks() == [1, 0]
-        (seen_s,) = backend.schedules[-1].heavy.values()
+        (seen_s,) = backend.schedules[-1].memory[MEMORY].values()
         assert seen_s < time.monotonic() - 2 * QUICK.window  # by what it used; since then by memory
 
     drive(controller, script)

@@ -11,10 +11,11 @@ from numpy.testing import assert_allclose
 from plans import array, plan, snapshot
 from sched_ctl.decide.decision import HELPER_RULES, decide
 from sched_ctl.errors import UserError
+from sched_ctl.metrics.backlog import MEMORY, SEEN_BY
 from sched_ctl.metrics.catalogue import resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.normalise import nice_values
-from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.policy import Level, Memory, OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import (
     Edge,
@@ -403,14 +404,14 @@ def test_two_saturated_queries_do_not_take_turns_in_having_nothing(every_s: int)
     def flips(*, remembered: bool, asked_s: float = 600, window_s: int = 10) -> int:
         """How often another query goes first, from a time on at which a had most of the CPU."""
         used = [0.8] * window_s  # by a, each second; b has the rest
-        before: Mapping[tuple[str, str], float] = {}
+        memory: Memory = {}
         first, changes = 0.0, 0
         while len(used) < asked_s:
             share = float(np.mean(used[-window_s:]))
             columns = {"cpu_use": [share / 2] * 2 + [(1 - share) / 2] * 2, "utilisation": [1.0] * 4}
             now = replace(snapshot(both, **columns), time_s=float(len(used)))
-            schedule = scheduled("light-first", now, before=before if remembered else {})
-            before = schedule.heavy
+            schedule = scheduled("light-first", now, memory=memory if remembered else {})
+            memory = schedule.memory
             rank = schedule.form.rank
             leads = float(np.sign(rank[0] - rank[2]))  # 0: the two share the CPU
             changes += leads != first
@@ -426,18 +427,62 @@ def test_two_saturated_queries_do_not_take_turns_in_having_nothing(every_s: int)
 def test_who_was_heavy_is_not_for_ever() -> None:
     both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
 
-    def seen(time_s: float, use: Sequence[float], busy: float, before: object) -> Schedule:
+    def seen(time_s: float, use: Sequence[float], busy: float, memory: object) -> Schedule:
         columns = {"cpu_use": use, "utilisation": [0.1, 0.1, busy, 0.3]}
         now = replace(snapshot(both, **columns), time_s=time_s)
-        return scheduled("light-first", now, before=before)
+        return scheduled("light-first", now, memory=memory)
 
     much, little = [0.02, 0.02, 0.5, 0.4], [0.4, 0.4, 0.1, 0.0]
     heavy = seen(5.0, much, 1.0, {})
-    assert heavy.heavy == {("lab:1", "heavy"): 5.0}
-    assert seen(6.0, little, 1.0, heavy.heavy).form.rank.tolist() == [1, 1, 0, 0]
+    assert heavy.memory == {MEMORY: {("lab:1", "heavy"): 5.0}}
+    assert seen(6.0, little, 1.0, heavy.memory).form.rank.tolist() == [1, 1, 0, 0]
     assert seen(6.0, little, 1.0, {}).form.rank.tolist() == [0, 0, 0, 0]
     # It keeps up now, or has used little for a minute.
-    caught_up = seen(6.0, little, 0.9, heavy.heavy)
-    assert caught_up.form.rank.tolist() == [0, 0, 0, 0] and not caught_up.heavy
-    long_ago = seen(70.0, little, 1.0, heavy.heavy)
-    assert long_ago.form.rank.tolist() == [0, 0, 0, 0] and not long_ago.heavy
+    caught_up = seen(6.0, little, 0.9, heavy.memory)
+    assert caught_up.form.rank.tolist() == [0, 0, 0, 0] and not caught_up.memory[MEMORY]
+    long_ago = seen(70.0, little, 1.0, heavy.memory)
+    assert long_ago.form.rank.tolist() == [0, 0, 0, 0] and not long_ago.memory[MEMORY]
+
+
+def test_a_policy_of_somebody_else_has_memory_and_options_of_its_own() -> None:
+    """Its option `heavy` means nothing outside it, though it looks at the same metrics as ours."""
+    both = plan({"etl": ["a", "b"], "other": ["c", "d"]})
+
+    def count(frame: OperatorFrame, now_s: float) -> Mapping[tuple[str, str], float]:
+        before = frame.memory.get("theirs.times", {})
+        return {query: before.get(query, 0) + 1 for query in frame.queries}
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        times = frame.memory["theirs.times"]
+        return form(len(frame), static=np.array([times[frame.queries[q]] for q in frame.query]))
+
+    theirs = Policy(
+        name="theirs",
+        urgency=urgency,
+        needs=SEEN_BY,
+        goal="",
+        options={"heavy": "etl*"},
+        remembers={"theirs.times": count},
+    )
+    columns = {"cpu_use": [0.02, 0.02, 0.5, 0.4], "utilisation": [0.1, 0.1, 1.0, 0.3]}
+    first = scheduled(theirs, snapshot(both, **columns))
+    assert first.form.static.tolist() == [1] * 4
+    assert scheduled(theirs, snapshot(both, **columns), memory=first.memory).form.static.max() == 2
+    # As a class among others, it has that of its own queries, and ours goes on with its own.
+    mixed = registry.policy("light-first", {"within": "constant"})
+    mixed = replace(mixed, remembers={**mixed.remembers, **theirs.remembers})
+    memory = scheduled(mixed, snapshot(both, **columns)).memory
+    assert memory.keys() == {MEMORY, "theirs.times"} and list(memory[MEMORY]) == [
+        ("lab:1", "other")
+    ]
+
+
+def test_each_class_of_multi_class_remembers_its_own_queries() -> None:
+    both = plan({"high-a": ["a"], "low-b": ["b"], "low-c": ["c"]})
+    same = {"cost": [1, 1, 1], "selectivity": [1, 1, 1], "head_age": [0, 0, 0]}
+    use = {"cpu_use": [0.02, 0.02, 0.9], "utilisation": [0.1, 0.1, 1.0]}
+    now = snapshot(both, **same, **use)
+    schedule = scheduled("multi-class", now)
+    assert list(schedule.memory[MEMORY]) == [("lab:1", "low-c")]
+    assert not schedule.strict
+    assert scheduled(registry.policy("multi-class", {"strict": True}), now).strict
