@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals
+from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, strict, write
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
@@ -132,3 +132,25 @@ def test_flushers_follow_the_slots_of_their_operators(threads: list[Thread]) -> 
     assert not slots.follow_flushers([replace(one, flushers=((other, first),))])
     assert flusher.tid not in tied.now
     assert tied.now[other.tid] == (slots.of([other])[0], 0)
+
+
+class Memory:
+    """What `write` and `Weight` use of a scheduler."""
+
+    def __init__(self) -> None:
+        row = [("lead_us", "u4"), ("flags", "u4"), ("rest", "u8", 3)]
+        self.slots = np.zeros(8, dtype=row)
+        self.threads = np.zeros(8, dtype=[("run_ns", "u8")])
+
+
+def test_the_only_engine_ends_and_nothing_is_left_to_write() -> None:
+    scheduler: Any = Memory()
+    before = scheduler.slots.copy()
+    assert write(scheduler, np.zeros(0, dtype=np.intp), np.zeros(0, dtype=before.dtype)) == 0
+    assert (scheduler.slots == before).all()
+    assert [len(of([schedule([], ())])) for of in (heads_ns, rivals, strict)] == [0, 0, 0]
+
+
+def test_strict_is_the_schedule_that_a_strict_policy_made() -> None:
+    one, two = schedule([0, 0], ()), replace(schedule([0], ()), strict=True)
+    assert strict([one, two]).tolist() == [False, False, True]

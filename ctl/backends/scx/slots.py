@@ -18,7 +18,7 @@ from sched_ctl.model.graph import Index
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["Adopted", "Slots", "heads_ns", "numbers", "rivals", "write"]
+__all__ = ["Adopted", "Slots", "heads_ns", "numbers", "rivals", "strict", "write"]
 
 _NUMBERS = 1 << 16  # of queries that a slot can name, and of depths
 _OLDEST_S = 1e6
@@ -183,6 +183,11 @@ def _rivals(schedule: Schedule) -> NDArray[np.bool_]:
     return found
 
 
+def strict(schedules: Sequence[Schedule]) -> NDArray[np.bool_]:
+    """(n,) whether the thread's order is one that may starve, by the policy's intent."""
+    return np.concatenate([np.full(len(s.threads), s.strict) for s in schedules])
+
+
 def heads_ns(schedules: Sequence[Schedule]) -> NDArray[np.uint64]:
     """(n,) when the oldest tuple of each thread's queue came in, CLOCK_MONOTONIC; 0 = unknown."""
     ages_s = np.concatenate([schedule.head_age_s for schedule in schedules])
@@ -197,6 +202,8 @@ def write(scheduler: Scheduler, slots: Index, fresh: NDArray[Any]) -> int:
     slots: (n,) with 0 for rows that have none. What is known of a slot's former thread is
     forgotten when the slot comes into use.
     """
+    if not len(slots):
+        return 0
     table = scheduler.slots
     # As words: comparing and copying structs member by member takes four times as long.
     words, wanted = (x.view(np.uint64).reshape(len(x), -1) for x in (table, fresh))
