@@ -109,6 +109,8 @@ static __always_inline void enter_operator(u32 slot, struct task_struct *p)
 	struct thread *t = &threads[slot];
 	u64 least;
 
+	if (!t->query)
+		floor_join(slot);
 	if (t->weight)
 		return;
 	t->weight = thread_weight(p);
@@ -127,6 +129,7 @@ static __always_inline void leave_operator(u32 slot)
 	if (!weight)
 		return;
 	t->weight = 0;
+	floor_part(slot);
 	__sync_fetch_and_add(&operators_weight, -(s64)weight);
 }
 
@@ -196,6 +199,7 @@ static __always_inline void charge_operator(struct cpu *c, struct task_struct *p
 	u64 ran_ns = p->se.sum_exec_runtime - c->charged_ns, most;
 
 	c->charged_ns += ran_ns;
+	floor_ran(c->slot, ran_ns);
 	if (operators_first)
 		return;
 	add(weighed_ns, ran_ns * 1024 / counted_weight());
@@ -264,7 +268,7 @@ subprogram int outranks(u32 slot, u64 key, u32 rival, u64 now_ns)
 
 	slot &= MAX_SLOTS - 1;
 	rival &= MAX_SLOTS - 1;
-	if (!s->query || !r->query || s->query == r->query)
+	if (!s->query || !r->query || s->query == r->query || goes_first(rival, slot))
 		return 0;
 	if (control.nr_groups) {
 		struct group *group = group_of(queue, &g);

@@ -145,14 +145,15 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
  * operators of its own query are compared with it nobody is held up, and the age of tuples keeps
  * the batches that a saturated query lives on.
  *
- * A turn that was lent (starve.bpf.h) is too short to have gone through a queue: it renews nothing, or
- * whom the order keeps waiting would never get old enough to have its turn.
+ * A turn that was lent, or is the only one in a long time by the bound of waiting (starve.bpf.h), has
+ * not gone through a queue: it renews nothing, or whom the order keeps waiting would never get old
+ * enough to have its turn.
  */
 static __always_inline void renew_age(u32 slot, u64 now_ns, u64 ran_ns)
 {
 	struct thread *t = &threads[slot];
 
-	if (t->lent)
+	if (t->lent || t->rescued)
 		return;
 	if (t->outside || ((slots[slot].flags & SLOT_RIVALS) && slots[slot].depth &&
 			   (s64)(now_ns - t->woken_ns - STANDING) > 0)) {

@@ -21,6 +21,8 @@
  *    the engine and was measured to be as good as the engine's true head ages, which it may
  *    share in `live`.
  *
+ *    The order takes from no query the share that it would have without one (floor.bpf.h).
+ *
  * 4. OTHERS (others.bpf.h): weighted fair, with a small guaranteed and prepaid share; in full
  *    mode by the weights and limits of their cgroups, where there are any (cgroups.bpf.h).
  *
@@ -65,10 +67,12 @@
 #include "queues.bpf.h"
 #include "order.bpf.h"
 #include "cgroups.bpf.h"
+#include "floor.bpf.h"
 #include "fair.bpf.h"
 #include "others.bpf.h"
 #include "flushers.bpf.h"
 #include "starve.bpf.h"
+#include "owed.bpf.h"
 #include "caches.bpf.h"
 
 #define LEAST_LOSS (MS / 2)	/* the fair class takes more than this; interrupts and drivers less */
@@ -285,7 +289,7 @@ static __always_inline void keep_operator(struct cpu *c, struct task_struct *pre
 		slice = HURRIED_SLICE;
 	if (now_ns - c->turn_ns >= slice)
 		c->turn_ns = now_ns;
-	threads[slot & (MAX_SLOTS - 1)].lent = 0;
+	threads[slot & (MAX_SLOTS - 1)].lent = threads[slot & (MAX_SLOTS - 1)].rescued = 0;
 	keep(prev, slice);
 }
 
@@ -303,7 +307,8 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	struct candidate *best = &c->here;
-	u64 waiting;
+	u64 waiting, key;
+	bool goes_on;
 	u32 i;
 
 	llc &= MAX_LLCS - 1;
@@ -312,10 +317,18 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 	for (i = 0; i < 4 && waiting; i++) {
 		if (pick(llc, cpu, now_ns, waiting, best) < 0)
 			return RUN_NOTHING;
-		if (slot && !better(best, &c->mine))
-			return RUN_KEEP;
-		if (slot && batch_goes_on(slot, best->exact ?: queues[llc].head_key[best->queue & (MAX_QUEUES - 1)],
-					  now_ns - c->turn_ns))
+		key = best->exact ?: queues[llc].head_key[best->queue & (MAX_QUEUES - 1)];
+		goes_on = slot && (!better(best, &c->mine) ||
+				   batch_goes_on(slot, key, now_ns - c->turn_ns));
+		if (!i && floor_due(c, now_ns)) {
+			switch (floor_instead(llc, cpu, now_ns, goes_on ? slot : packed_slot(key), slot)) {
+			case FLOOR_MOVED:
+				return RUN_MOVED;
+			case FLOOR_KEEP:
+				return RUN_KEEP;
+			}
+		}
+		if (goes_on)
 			return RUN_KEEP;
 		record(TRACE_PICK, 0, now_ns, best->urgency);
 		if ((s64)(best->vtime_ns - groups_now_ns) > 0)
@@ -435,6 +448,8 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 		count(rescues);
 		taken = 1;
 	}
+	if (control.floor_us && queues[llc].waiting && !floor_due(c, now_ns))
+		find_lag(llc, cpu, now_ns);
 	if (!taken && queues[llc].waiting && lend(llc, cpu, now_ns)) {
 		count(lent);
 		taken = 1;
@@ -530,7 +545,8 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 
 	/* A single queue and nobody to compare it with: no need to look at its head. */
-	if (waiting && !slot && !(waiting & (waiting - 1)) && !control.nr_groups) {
+	if (waiting && !slot && !(waiting & (waiting - 1)) && !control.nr_groups &&
+	    !floor_due(c, now_ns)) {
 		queue = waiting == 1 ? 0 : lowest(waiting);
 		if (!(control.queues[queue].flags & QUEUE_EXACT) && take_first(llc, queue))
 			return;

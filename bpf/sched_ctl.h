@@ -11,6 +11,9 @@
  *	.bss.slots     struct slot[]       the controller writes: hints, one slot a thread
  *	.bss.heads     u64[]               the controller writes: when the head of a thread's queue
  *	                                   came in, CLOCK_MONOTONIC; 0 = not known; index as slots
+ *	.bss.weights   u32[]               the controller writes: of each query, by the number in slot
+ *	                                   .query, in a fair class, WEIGHT_ONE = a thread of nice 0; 0 =
+ *	                                   it has no floor (floor.bpf.h)
  *	.bss.threads   struct thread[]     the scheduler writes: age, waits; same index as slots
  *	.bss.queues    struct queue_state  the scheduler writes
  *	.bss.groups    struct group_state  the scheduler writes
@@ -61,6 +64,7 @@ enum limits {
 	MAX_SLOPE = 1 << 20,		/* so that slope * (age + lead) stays below a rank */
 	MAX_LEAD_US = 1 << 30,		/* 18 minutes; larger leads count as this, as do live ages */
 	MAX_TUPLES = 1 << 20,		/* longer queues count as this, so that they stay below a rank */
+	MAX_QUERIES = 4096,		/* a power of two; beyond, queries share an entry; 0 is none */
 	MAX_ENGINES = 64,		/* that write live rows; a power of two; 0 is never used */
 	LIVE_ROW_BITS = 16,		/* slot.live = engine << LIVE_ROW_BITS | row */
 	WEIGHT_ONE = 1024,
@@ -128,6 +132,9 @@ struct control {
 					 * another query that wakes up preempts it; 0 = never */
 	__u32 weight_part;		/* of the operators' weights, WEIGHT_ONE = all; 0 = all */
 	__u32 hold_us;			/* a flusher is held for so long at most; 0 = never */
+	__u32 floor_us;			/* how far a query may lag behind its fair share of the CPU
+					 * before it goes first, us of a thread of nice 0; 0 = any */
+	__u32 reserved;
 	struct queue queues[MAX_QUEUES];
 	struct group groups[MAX_GROUPS];
 };
@@ -158,6 +165,8 @@ struct thread {
 	__u64 slept_ns;			/* when it went to sleep last */
 	__u8 lent;			/* 1: its turn is a lent one */
 	__u8 held;			/* 1: a flusher of it may be held until it sleeps */
+	__u8 rescued;			/* 1: its turn is one by the starvation bound */
+	__u16 query;			/* whose floor counts that it wants a CPU; 0 = nobody's */
 } LINES;
 
 struct queue_state {			/* one a set of queues */
@@ -219,6 +228,7 @@ struct stats {
 	__u64 other_pulls	ABOUT("other threads taken from another set of queues as behind");
 	__u64 looks		ABOUT("looks at the operators of another set of queues");
 	__u64 by_right		ABOUT("operators run before others who lag behind, as they would without an order");
+	__u64 owed		ABOUT("operators run because their query lagged behind its fair share");
 	__u64 lent		ABOUT("short turns lent to operators that wait for long: they may hold locks");
 	__u64 held		ABOUT("flushers held back until their operator has done its batch");
 	__u64 held_in_vain	ABOUT("flushers let go because that took too long");
@@ -242,6 +252,7 @@ enum trace_event {
 	TRACE_RESCUE = 6,
 	TRACE_COMPARE = 7,		/* a thread of an exact queue; key = its urgency */
 	TRACE_LEND = 8,			/* a short turn to one that waits for long */
+	TRACE_OWED = 9,			/* its query lagged behind its fair share */
 };
 
 /* One record of the map `trace`, a ring that is off unless trace_records > 0. */

@@ -58,7 +58,7 @@ static __always_inline void wait_in(struct thread *t, struct task_struct *p, u32
 		if (woken || !t->lent)
 			t->hungry_ns = now_ns;
 	}
-	t->lent = 0;
+	t->lent = t->rescued = 0;
 	t->set = llc + 1;
 	if (nr_cpus > 1)
 		t->only_cpu = p->nr_cpus_allowed == 1 ? cpu_of(p) + 1 : 0;
@@ -228,6 +228,7 @@ subprogram int rescue(u32 llc, s32 cpu, u64 now_ns)
 			continue;
 		}
 		threads[slot].rescues++;
+		threads[slot].rescued = 1;
 		record(TRACE_RESCUE, slot, now_ns, waited_ns);
 		mark_taken(llc & (MAX_LLCS - 1), queue & (MAX_QUEUES - 1));
 		c->hurried = waited_ns > LONG_WAIT;

@@ -50,6 +50,7 @@ struct control control SEC(".data.control") = {
 };
 struct slot slots[MAX_SLOTS] SEC(".bss.slots");
 u64 heads[MAX_SLOTS] SEC(".bss.heads");
+u32 weights[MAX_QUERIES] SEC(".bss.weights");
 struct thread threads[MAX_SLOTS] SEC(".bss.threads");
 struct queue_state queues[MAX_LLCS] SEC(".bss.queues");
 struct group_state groups[MAX_GROUPS] SEC(".bss.groups");
@@ -134,6 +135,9 @@ struct cpu {
 	u8 contended;			/* 1: others of another set could run here */
 	u8 pulled;			/* 1: the other that runs next lagged behind in another set */
 	u32 done;			/* slot of an operator that went to sleep here, whose flushers wait */
+	u32 floor_hand;			/* the first row in which it looks for who lags */
+	u64 next_floor_ns;		/* when it may look again, while somebody lags: until ... */
+	u64 floor_until_ns;		/* ... then */
 	u64 next_far_ns;		/* when to look at the operators of other sets */
 	u64 from_vtime;			/* of whom `from` tells, packed */
 	u16 from;			/* set whose others have the next turn here, + 1; 0 = ours */

@@ -7,6 +7,7 @@ measured it sleeps (its period is longer), so what is compared is the order of t
 """
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.guest import wakers
-from bench.guest.flink_scenarios import SCENARIOS, SECONDS
+from bench.guest.flink_scenarios import SCENARIOS
 from bench.guest.inside import (
     FIRST,
     NORMAL,
@@ -38,6 +39,7 @@ FOLDER = Path("/run/flink")
 WARM_S = 1.5
 TRACE_S = 2.0
 LATE_NS = 100_000_000
+ALL = 10_000  # tuples/s that no query here can do: it takes all that it gets
 FLUSH_S = 0.3  # the jobs write down what left with a delay of 0.1 s
 ROLES = {  # first characters of names, of which the kernel keeps 15
     "flusher": ("OutputFlusher",),
@@ -92,6 +94,7 @@ def run(cluster: Cluster, name: str) -> None:
     engine = {"tm": cluster.task_managers[0].pid, "jm": cluster.pid}
     pids = dict(engine)
     outs = {job: Path(f"/tmp/{name}-{time.monotonic_ns()}-{job}.txt") for job in scenario.jobs}
+    paced = {job: outs[job] for job, given in scenario.jobs.items() if given["rate"] < ALL}
     put(pids, FIRST)
     for job, arguments in scenario.jobs.items():
         file = {scenario.file.get(job, "out"): outs[job]}
@@ -131,14 +134,18 @@ def run(cluster: Cluster, name: str) -> None:
                 # Who asks keeps a controller busy for a while, beyond its limit.
                 in_force = {} if phase.awake else load.in_force()
                 load.mine(NORMAL)
-            if not scenario.saturated:
-                patiently(lambda: caught_up(outs), 1, "no backlog")
+            if not scenario.saturated or scenario.stop_s:
+                patiently(lambda: caught_up(paced), 1, "no backlog")
             time.sleep(scenario.settle_s)
+            if scenario.stop_s:
+                os.kill(pids["tm"], signal.SIGSTOP)
+                time.sleep(scenario.stop_s)
+                os.kill(pids["tm"], signal.SIGCONT)
             others = {} if load is None else {"the controller": load.process.pid}
             role = role_in(scenario.jobs)
             found = {
                 "scenario": name,
-                **measure(phase.name, SECONDS, {**pids, **others}, role, neighbour),
+                **measure(phase.name, scenario.seconds, {**pids, **others}, role, neighbour),
             }
             if scenario.trace:
                 found["waits"] = trace(pids["tm"], scenario.jobs)
@@ -186,6 +193,13 @@ def report(phase: dict[str, Any], outs: Mapping[str, Path]) -> None:
         table = np.array(whole, dtype=np.int64).reshape(-1, 2) / 1e9
         left, due = table[(table[:, 0] >= phase["begin"]) & (table[:, 0] < phase["end"])].T
         phase["queries"][job] = [round(float(x) * 1e3, 3) for x in left - due]
+        if SCENARIOS[phase["scenario"]].stop_s:
+            late = np.flatnonzero(left - due > LATE_NS / 1e9)
+            last = left[late[-1]] if len(late) else phase["begin"]
+            caught_up_s = float(last - phase["begin"])
+            phase.setdefault("caught_up_s", {})[job] = caught_up_s
+            each = np.histogram(left - phase["begin"], np.arange(0, 21, 2))[0] // 2
+            say(f"{phase['phase']}: {job} caught up in {caught_up_s:.2f} s, {each.tolist()}/s")
     show(phase)
 
 

@@ -35,6 +35,7 @@ class Scenario:
     saturated: the jobs take all the CPU that they get; else a phase begins when none has a backlog.
     main: the program of the jobs. file: the argument by which each job writes down what is counted,
     where that is not "out". cluster: settings of Flink. settle_s: before a phase is measured.
+    stop_s: for so long all of the engine's threads are stopped before each phase. seconds: of each.
     """
 
     jobs: Mapping[str, Mapping[str, Any]]
@@ -48,6 +49,8 @@ class Scenario:
     file: Mapping[str, str] = field(default_factory=dict)
     cluster: Mapping[str, str] = field(default_factory=dict)
     settle_s: float = 1.0
+    stop_s: float = 0.0
+    seconds: float = SECONDS
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -118,6 +121,19 @@ THREE = {
     "middle": {"rate": 50, "parse_us": 100, "work_us": 1000},
     "dear": {"rate": 1_000_000, "parse_us": 100, "work_us": 4000},
 }
+FOUR = {
+    "lone": {"rate": 60, "parse_us": 100, "work_us": 400},
+    "burst": {"rate": 100, "parse_us": 100, "work_us": 300},
+    "side": {"rate": 30, "parse_us": 100, "work_us": 7000},
+    "bulk": PAIR["heavy"],
+}
+AWAKE_MULTI = Phase(
+    "multi-class",
+    "multi-class",
+    {"classes": {"lone": "hr", "burst": "hr", "*": "hr"}},
+    AWAKE[0].load,
+    awake=True,
+)
 EQUAL = dict.fromkeys(("large", "small"), PAIR["heavy"])
 SHARES = Phase(
     "shares", "constant", load=("--policy", "constant", "--share=large=4", "--share=small=1")
@@ -189,5 +205,15 @@ SCENARIOS = {
     "equal": Scenario(EQUAL, (SHARES, BALANCED), at(1), real_time_input=False),
     # After shares that were unequal, with the default's own idea of who is heavy
     "equal-awake": Scenario(EQUAL, (SHARES, AWAKE[2]), at(1), real_time_input=False, settle_s=12.0),
+    # After a stop each query has a backlog; all but one could catch up at their fair share.
+    "catch-up": Scenario(
+        FOUR,
+        (AWAKE[2], AWAKE[0], AWAKE_MULTI),
+        at(10, **CHAINED),
+        real_time_input=False,
+        settle_s=3.0,
+        stop_s=10.0,
+        seconds=20.0,
+    ),
     "one": Scenario({"heavy": PAIR["heavy"]}, (HR, BALANCED), at(10)),
 }

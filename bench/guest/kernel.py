@@ -99,6 +99,12 @@ VARIANTS: Mapping[str, Job] = {
         for name in ("hr", "qs", "balanced")
         for how in ("judged", "starved")
     },
+    # How far a query may lag behind its fair share before it goes first, ms
+    **{
+        f"scx-{name}-floor-{ms}": scx(name, period_s=1.0, control={"floor_us": 1000 * ms})
+        for name in ("hr", "balanced", "bsd")
+        for ms in (0, 25, 50, 100)
+    },
     "scx-balanced-30": scx("balanced", options={"patience": 30.0}),
     # With the use of the CPU that is seen, each second; and the same without heavy queries.
     "scx-balanced-seen": scx("balanced", period_s=1.0, measured=True),

@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from sched_ctl.backends.pool import Pool
 from sched_ctl.backends.scx.hints import Limits, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
-from sched_ctl.backends.scx.slots import numbers, rivals
+from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.backends.scx.slots import numbers, rivals, strict
+from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.drivers.lab import driver
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
@@ -141,6 +143,8 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
     adopted: dict[int, int] = {}
     rows = LiveRows(scheduler)
     flags = scheduler.slot_flags
+    weight = Weight(scheduler, fair=False)
+    scheduler.control["floor_us"] = round(ScxOptions().floor * 1e3)
 
     def enforce(schedule: Schedule) -> None:
         told = np.zeros(len(schedule.threads), dtype=np.bool_)
@@ -168,6 +172,9 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
             slots["query"] = 0
         if not options.get("depth", True):
             slots["depth"] = 0
+        places = np.arange(1, len(slots) + 1)
+        weight.of(places, slots["query"].astype(np.intp), strict([schedule]))
+        weight.look()
         slots["live"] = indices
         slots["flags"] = (
             flags["SLOT_ACTIVE"]

@@ -132,6 +132,8 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
         found[f"{name}, times"] = count
         found[f"{name}, ms"] = length_s * 1e3
         found[f"{name}, of that held up, ms"] = held_up_s * 1e3
+    for query, caught_up_s in phase.get("caught_up_s", {}).items():
+        found[f"{query} caught up, s"] = caught_up_s
     found["switches/s"] = phase["switches"]
     found["idle"] = phase["idle"]
     return found

@@ -66,7 +66,8 @@ class Exit:
 class Scheduler:
     """Open, change `tunables` and memory, then `attach`. Close it, or use it as a context.
 
-    control, slots, heads, threads, queues, groups: arrays over the shared memory, see sched_ctl.h.
+    control, slots, heads, weights, threads, queues, groups: arrays over the shared memory, see
+    sched_ctl.h.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Scheduler:
         self.control = opened.array(".data.control", "control")
         self.slots = opened.array(".bss.slots", "slots")
         self.heads = opened.array(".bss.heads", "heads")
+        self.weights = opened.array(".bss.weights", "weights")
         self.threads = opened.array(".bss.threads", "threads")
         self.queues = opened.array(".bss.queues", "queues")
         self.groups = opened.array(".bss.groups", "groups")

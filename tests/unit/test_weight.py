@@ -1,9 +1,11 @@
 """What operators weigh together beside everybody else (backends/scx/weight.py)."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from sched_ctl.backends.scx.weight import fair_weight
+from sched_ctl.backends.scx.weight import Weight, fair_weight
 
 
 def fair_share(costs: np.ndarray, own: np.ndarray, hog: float = 1.0) -> tuple[np.ndarray, float]:
@@ -36,3 +38,44 @@ def test_queries_add_up_and_one_that_gets_nothing_still_wants_a_cpu() -> None:
     assert fair_weight(queries, cpu, wanted, np.ones(6)) == pytest.approx(2 + 1 + 0.06 + 0.1)
     none = np.zeros(0)
     assert fair_weight(np.zeros(0, dtype=np.intp), none, none, none) == 0
+
+
+class Told:
+    """What `Weight` uses of a scheduler."""
+
+    def __init__(self) -> None:
+        self.limits = {"WEIGHT_ONE": 1024, "MAX_QUERIES": 8}
+        self.weights = np.zeros(8, dtype=np.uint32)
+        fields = ("run_ns", "queued_ns", "wait_ns", "weight")
+        self.threads = np.zeros(6, dtype=[(name, np.uint64) for name in fields])
+        self.control: dict[str, int] = {}
+
+    def now_ns(self) -> int:
+        return 0
+
+    def counter(self, name: str) -> int:
+        return int(self.threads["run_ns"].sum())
+
+
+def test_a_floor_has_the_weight_that_its_query_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    told: Any = Told()
+    weight = Weight(told)
+    slots, queries = np.arange(1, 6), np.array([1, 1, 2, 3, 0])
+    no = np.zeros(5, dtype=np.bool_)
+    weight.of(slots, queries, no)
+    assert told.weights.tolist() == [0, 1024, 1024, 1024, 0, 0, 0, 0]  # as long as nothing is known
+    weight.of(slots, queries, queries == 3)
+    assert told.weights.tolist()[:4] == [0, 1024, 1024, 0]
+    for _ in range(20):
+        told.threads["run_ns"][1:] += np.array([300, 150, 400, 0, 0], dtype=np.uint64) * 1_000_000
+        now_s += 1.0
+        weight.of(slots, queries, no)
+        weight.look()
+    # Its dearest thread wants a CPU all the time, and the other half of it; the third query,
+    # which runs not at all, is as before.
+    assert told.weights.tolist()[:4] == [0, 1536, 1024, 1024]
+    moved = np.array([2, 2, 1, 3, 0])
+    weight.of(slots, moved, no)
+    assert told.weights.tolist()[:4] == [0, 1024, 1024, 1024]

@@ -364,3 +364,48 @@ def check_a_queue_that_stands_does_not_hold_up_another_query() -> None:
         late = late_s()
         print(f"late by {late * 1e3:.2f} ms", scheduler.stats())
         assert late < 0.01
+
+
+def check_who_lags_behind_its_fair_share_goes_first() -> None:
+    """The last in the order keeps the share it would have without one, and the first its place."""
+
+    def with_naps() -> None:  # a backlog that is handed over in pieces: it sleeps between them
+        time.sleep(0.0002)
+        until = time.thread_time() + 0.007
+        while time.thread_time() < until:
+            pass
+
+    with (
+        Scheduler(full=True) as scheduler,
+        busy(2) as (strict, bulk),
+        start(1, with_naps) as (side,),
+        napping() as (light, late_s),
+    ):
+        above_all()
+        as_queries(scheduler, [2, 1, 0, 3], [1, 2, 3, 4])
+        adopt(scheduler, [strict, bulk, side, light])
+        os.kill(strict, signal.SIGSTOP)
+        scheduler.attach()
+        found = {}
+        for floor_us, weights in (
+            (0, (1024, 1024)),
+            (50_000, (1024, 1024)),
+            (50_000, (1024, 2048)),
+        ):
+            scheduler.weights[2:5] = (*weights, 1024)
+            scheduler.control["floor_us"] = floor_us
+            late = late_s()
+            found[floor_us, weights] = (*shares([bulk, side], 2, settle_s=1), late)
+        print({case: np.round(seen, 4).tolist() for case, seen in found.items()})
+        print(scheduler.stats())
+        without, with_it, double = found.values()
+        assert without[1] < 0.1 < without[0]
+        assert abs(with_it[1] / sum(with_it[:2]) - 1 / 2) < 0.03
+        assert abs(double[1] / sum(double[:2]) - 2 / 3) < 0.05
+        assert max(with_it[2], double[2]) < without[2] + 0.0003
+        # Without a weight it has its place in the order alone, and no other makes up for it.
+        scheduler.weights[2] = 0
+        os.kill(strict, signal.SIGCONT)
+        first, *_ = shares([strict], 2, settle_s=1)
+        assert first > 0.8
+        assert scheduler.exit() is None

@@ -28,7 +28,7 @@ from sched_ctl.backends.scx.losses import Losses
 from sched_ctl.backends.scx.monitor import Ejected, Monitor, at_once, save_dump
 from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import mode_of
-from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, write
+from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, strict, write
 from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.backends.threads.parameters import Parameters, Target, policy_alone
 from sched_ctl.backends.undo.journal import Journal
@@ -198,6 +198,7 @@ class Scx(Backend):
         control["slice_us"] = round(self.options.slice * 1e3)
         control["starvation_ms"] = round(self.options.starvation)
         control["preempt_times"] = self.options.preempt
+        control["floor_us"] = round(self.options.floor * 1e3)
         control["least_us"] = round(self.options.interrupt * 1e3)
         return scheduler
 
@@ -205,7 +206,7 @@ class Scx(Backend):
         self.scheduler = scheduler
         self._losses = Losses()
         self._live = LiveRows(scheduler)
-        self._weight = Weight(scheduler) if self.fair else None
+        self._weight = Weight(scheduler, fair=self.fair)
         self._limits = Limits.of(scheduler.limits)
         self._slots = Slots(scheduler, full=self.mode == "full")
 
@@ -353,6 +354,8 @@ class Scx(Backend):
         fresh["lead_us"], fresh["queue"] = made.lead_us, made.queue
         fresh["slope"], fresh["base"] = made.slope, made.base
         fresh["query"], fresh["depth"] = numbers(schedules)
+        assert self._weight is not None
+        self._weight.of(slots, fresh["query"].astype(np.intp), strict(schedules))
         self.scheduler.heads[slots] = heads_ns(schedules)
         if (told := self._live.counting(live)).any():
             flags[told & made.by_age] |= names["SLOT_LIVE_AGE"]
@@ -361,8 +364,7 @@ class Scx(Backend):
             fresh["per_tuple"], fresh["live"] = made.per_tuple, live
         fresh["flags"] = flags
         changed = write(self.scheduler, slots, fresh)
-        if self._weight is not None:
-            self._weight.look(slots, fresh["query"].astype(np.intp))
+        self._weight.look()
         return changed
 
 

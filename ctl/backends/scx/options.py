@@ -89,6 +89,16 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             extra={"unit": "ms"},
         ),
     ] = 0.5
+    floor: Annotated[
+        float,
+        msgspec.Meta(
+            description="a query this far behind its fair share goes before those ahead of theirs; "
+            "0 = never",
+            ge=0,
+            le=10_000,
+            extra={"unit": "ms"},
+        ),
+    ] = 100.0
     preempt: Annotated[
         int,
         msgspec.Meta(

@@ -13,17 +13,19 @@ one for a tenth of its time. So a query weighs
     N = (longest part of the time that one of its threads wants a CPU) * sum(C_i) / max(C_i / w_i)
 
 with C_i the CPU time of its threads and w_i their weights (1 = nice 0). Where all threads together
-were counted with more than the sum over the queries, that part of it counts from now on.
+were counted with more than the sum over the queries, that part of it counts from now on. Without
+its first factor N is what the query weighs while it wants a CPU: by that its floor is reckoned.
 """
 
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.model.graph import Array, Index
 
-__all__ = ["Weight", "fair_weight"]
+__all__ = ["Weight", "fair_weight", "threads_of"]
 
 LEAST_S = 0.5  # from one look to the next
 SMOOTH_S = 2.0
@@ -31,21 +33,54 @@ LEAST_USE = 0.01  # of a CPU: below, it says nothing
 
 
 class Weight:
-    """Sets `control.weight_part` of a scheduler by what its threads did since the last look."""
+    """What the scheduler is told of weights, by what its threads did since the last look.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    fair: whether others share the CPU with operators by weight: `control.weight_part`. In any case
+    `weights`: of each query, for its floor (bpf/floor.bpf.h).
+    """
+
+    def __init__(self, scheduler: Scheduler, *, fair: bool = True) -> None:
         self._scheduler = scheduler
+        self._fair = fair
         self._slots: Index = np.zeros(0, dtype=np.intp)
+        self._queries: Index = np.zeros(0, dtype=np.intp)
+        self._strict = np.zeros(0, dtype=np.bool_)
         self._own: Array = np.zeros(0)
+        self._threads: Array = np.zeros(0)
         self._part = 1.0
+        self._remember(time.monotonic())
 
-    def look(self, slots: Index, queries: Index) -> None:
-        """slots: (n,) of all adopted threads. queries: (n,) numbers of theirs, 0 = not known."""
-        now_s = time.monotonic()
-        if not np.array_equal(slots, self._slots):
+    def of(self, slots: Index, queries: Index, strict: NDArray[np.bool_]) -> None:
+        """To be called before the slots are filled.
+
+        slots: (n,) of all adopted threads. queries: (n,) numbers of theirs, 0 = not known.
+        strict: (n,) whether the thread's query has no floor.
+        """
+        same = np.array_equal(slots, self._slots)
+        if not same:
             self._slots, self._own = slots.copy(), np.ones(len(slots))
-            self._remember(now_s)
+            self._threads = np.ones(len(slots))
+            self._remember(time.monotonic())
+        if not (same and np.array_equal(queries, self._queries)):
+            self._threads = np.ones(len(slots))
+            self._queries = queries.copy()
+        elif np.array_equal(strict, self._strict):
             return
+        self._strict = strict.copy()
+        self._tell()
+
+    def _tell(self) -> None:
+        """The floors' weights, as they are known now."""
+        limits, weights = self._scheduler.limits, self._scheduler.weights
+        told = np.zeros(len(weights), dtype=weights.dtype)
+        one = np.maximum(1, np.rint(self._threads * limits["WEIGHT_ONE"]))
+        told[self._queries % limits["MAX_QUERIES"]] = np.where(self._strict, 0, one)
+        told[0] = 0
+        weights[:] = told
+
+    def look(self) -> None:
+        """To be called now and then."""
+        now_s = time.monotonic()
         elapsed_s = now_s - self._at_s
         if elapsed_s < LEAST_S:
             return
@@ -53,13 +88,19 @@ class Weight:
         self._remember(now_s)
         elapsed_ns = elapsed_s * 1e9
         used_ns, counted_ns = self._seen[2] - operator_ns, self._seen[3] - weighed_ns
-        if used_ns < LEAST_USE * elapsed_ns or counted_ns <= 0:
+        if used_ns < LEAST_USE * elapsed_ns:
             return
         cpu = np.maximum(self._seen[0] - run_ns, 0) / elapsed_ns
+        smooth = min(1.0, elapsed_s / SMOOTH_S)
+        threads, enough = threads_of(self._queries, cpu, self._own)
+        self._threads += np.where(enough, threads - self._threads, 0.0) * smooth
+        self._tell()
+        if not self._fair or counted_ns <= 0:
+            return
         wanted = np.clip((self._seen[1] - wanted_ns) / elapsed_ns, 0, 1)
-        fair = fair_weight(queries, cpu, wanted, self._own)
+        fair = fair_weight(self._queries, cpu, wanted, self._own)
         part = min(1.0, fair * counted_ns / used_ns)
-        self._part += (part - self._part) * min(1.0, elapsed_s / SMOOTH_S)
+        self._part += (part - self._part) * smooth
         one = self._scheduler.limits["WEIGHT_ONE"]
         self._scheduler.control["weight_part"] = max(1, round(self._part * one))
 
@@ -83,13 +124,29 @@ def fair_weight(queries: Index, cpu: Array, wanted: Array, own: Array) -> float:
     queries: (n,) numbers, 0 = a query of its own. cpu, wanted: (n,) parts of the time in which each
     ran, and ran or waited. own: (n,) weights, 1 = nice 0.
     """
-    alone = queries == 0
-    numbers = np.where(alone, -1 - np.arange(len(queries)), queries)
+    query, total, most = _by_query(queries, cpu, own)
+    longest = np.zeros(len(total))
+    np.maximum.at(longest, query, wanted)
+    threads = np.divide(total, most, out=np.ones(len(total)), where=most > 0)
+    return float((longest * threads).sum())
+
+
+def threads_of(queries: Index, cpu: Array, own: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """(n,) what the thread's query weighs in the fair class while its busiest thread wants a CPU,
+    in threads of nice 0; (n,) whether it used enough of a CPU to tell. As `fair_weight`.
+    """
+    query, total, most = _by_query(queries, cpu, own)
+    enough = total >= LEAST_USE
+    threads = np.divide(total, most, out=np.ones(len(total)), where=enough & (most > 0))
+    return threads[query], enough[query]
+
+
+def _by_query(queries: Index, cpu: Array, own: Array) -> tuple[Index, Array, Array]:
+    """(n,) numbers from 0; of each query its CPU, and the most C_i / w_i."""
+    numbers = np.where(queries == 0, -1 - np.arange(len(queries)), queries)
     query = np.unique(numbers, return_inverse=True)[1].reshape(-1)
     count = int(query.max(initial=-1)) + 1
-    most, longest = np.zeros(count), np.zeros(count)
+    total, most = np.zeros(count), np.zeros(count)
+    np.add.at(total, query, cpu)
     np.maximum.at(most, query, cpu / own)
-    np.maximum.at(longest, query, wanted)
-    total = np.bincount(query, cpu, count)
-    threads = np.divide(total, most, out=np.ones(count), where=most > 0)
-    return float((longest * threads).sum())
+    return query, total, most
