@@ -78,6 +78,7 @@ def row(name: str, load: float, runs: Sequence[Result]) -> Row:
     figures = {
         "throughput": over([s.throughput for s in summaries]),
         "response_s": over([s.response_s for s in summaries]),
+        "response_p50_s": over([r.quantile(0.5) for r in runs]),
         "response_p99_s": over([r.quantile(0.99) for r in runs]),
         "response_max_s": over([s.response_max_s for s in summaries]),
         "slowdown": over([s.slowdown for s in summaries]),

@@ -300,6 +300,7 @@ FIGURES: Mapping[str, Callable[[Job], float]] = {
     "mean": lambda r: r["total"]["latency_s"]["mean"],
     "high": lambda r: r.get("high_latency_s", math.nan),
     "hslow": lambda r: r.get("high_slowdown", math.nan),
+    "p50": lambda r: r["total"]["latency_s"]["p50"],
     "p99": lambda r: r["total"]["latency_s"]["p99"],
     "proc": lambda r: r["total"]["processing_s"]["mean"],
     "slow": lambda r: r["total"]["slowdown"]["mean"],

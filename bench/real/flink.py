@@ -144,6 +144,9 @@ def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> 
             waits = finished(outs[case.favoured], end - seconds, end)
             figures = {
                 f"mean of {case.favoured} (ms)": _mean_ms(waits),
+                f"p50 of {case.favoured} (ms)": (
+                    float(np.median(waits)) * 1e3 if len(waits) else math.nan
+                ),
                 f"p99 of {case.favoured} (ms)": (
                     float(np.quantile(waits, 0.99)) * 1e3 if len(waits) else math.nan
                 ),

@@ -142,6 +142,7 @@ def figures(results: Mapping[str, Any], classes: Sequence[str]) -> Figures:
     found = {
         "throughput": results["departure_rate"],
         "mean latency": total["latency_s"]["mean"],
+        "p50": total["latency_s"]["p50"],
         "p99": total["latency_s"]["p99"],
         "slowdown": total["slowdown"]["mean"],
         "max slowdown": total["slowdown"]["max"],
@@ -203,7 +204,7 @@ def result_of(case: Case, table: Mapping[str, list[dict[str, float]]]) -> Result
 
 def absolute(name: str, seeds: Sequence[Figures]) -> Figure:
     value = statistics.fmean(seed[name] for seed in seeds)
-    if "latency" in name or name == "p99":
+    if "latency" in name or name in ("p50", "p99"):
         return Figure(value * 1e3, unit="ms")
     return Figure(value, unit="/s" if name in ("throughput", "switches") else "")
 

@@ -94,6 +94,7 @@ def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> 
             waits = finished(out, end - seconds, end)
             return {
                 "mean (ms)": float(waits.mean()) * 1e3 if len(waits) else math.nan,
+                "p50 (ms)": float(np.median(waits)) * 1e3 if len(waits) else math.nan,
                 "p99 (ms)": float(np.quantile(waits, 0.99)) * 1e3 if len(waits) else math.nan,
                 "delivered": len(waits) / seconds / (offered * leaving),
             }

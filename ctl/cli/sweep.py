@@ -183,6 +183,7 @@ def _show(source: Path, rows: list[Row]) -> None:
     columns = {
         "out/s": ("throughput", 1.0),
         "mean ms": ("response_s", 1e3),
+        "p50": ("response_p50_s", 1e3),
         "p99": ("response_p99_s", 1e3),
         "max": ("response_max_s", 1e3),
         "slow": ("slowdown", 1.0),
@@ -192,7 +193,7 @@ def _show(source: Path, rows: list[Row]) -> None:
         "CV": ("imbalance", 1.0),
     }
     if Console().width < 90:
-        del columns["CV"]
+        del columns["CV"], columns["queued"]
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
         if name == "mean ms":
