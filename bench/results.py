@@ -102,13 +102,18 @@ def write(name: str, result: Result) -> None:
 
 
 def _short(figure: Any) -> Any:
-    """Without what is as by default."""
+    """Without what is as by default, and without digits that tell nothing."""
     if isinstance(figure, str):
         return figure
-    figure = list(figure)
-    while len(figure) > 1 and not figure[-1] and figure[-1] != 0:
-        figure.pop()
-    return figure
+    value, low, high, unit, each = figure
+    short = [_rounded(value), _rounded(low), _rounded(high), unit, [*map(_rounded, each)]]
+    while len(short) > 1 and short[-1] in (None, "", []):
+        short.pop()
+    return short
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
 
 
 def argument(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +138,10 @@ def here() -> dict[str, Any]:
         text=True,
         check=False,
     )
-    words = [word for word in sys.argv[1:] if word != "--keep"]
+    words = list(sys.argv[1:])
+    if "--keep" in words:
+        at = words.index("--keep")
+        del words[at : at + 2]
     program = ".".join(Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("").parts)
     program = program.removesuffix(".__main__")
     return {

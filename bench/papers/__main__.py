@@ -1,7 +1,7 @@
-"""Reproduces figures of the papers in the simulator and writes docs/papers.md.
+"""Reproduces figures of the papers in the simulator and draws the pictures of docs/papers.md.
 
-python -m bench.papers                             # about half an hour of CPU time
-python -m bench.papers --packets 100 --seeds 1     # to see whether it works
+./dev run python -m bench.papers --keep papers             # half an hour of CPU time
+./dev run python -m bench.papers --packets 100 --seeds 1 --out /tmp   # whether it works
 """
 
 import argparse
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
+from bench import results
 from bench.papers import aqsios, edgewise
 from bench.papers.report import Curve, Data, write
 from bench.papers.sweep import POLICIES, run_all, under
@@ -138,7 +139,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8, help="runs of each point")
     parser.add_argument("--save", type=Path, metavar="FILE", help="keep what was found")
     parser.add_argument("--load", type=Path, metavar="FILE", help="only write it out, from --save")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of papers.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for papers/*.png")
+    results.argument(parser)
     arguments = parser.parse_args()
     if arguments.load:
         packets, seeds, runs = ast.literal_eval(arguments.load.read_text())
@@ -164,7 +166,8 @@ def main() -> None:
         }
         for i in range(seeds)
     ]
-    write(Data(**fixed, **means), [Data(**fixed, **one) for one in each], arguments.out)
+    every = [Data(**fixed, **one) for one in each]
+    write(Data(**fixed, **means), every, arguments.out, arguments.keep)
 
 
 def found(packets: int, seeds: tuple[int, ...]) -> dict[str, Runs]:

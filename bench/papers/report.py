@@ -55,11 +55,11 @@ def below(data: Figures, load: float, figure: str, one: str, other: str) -> floa
     return 1 - data[load, one][figure] / data[load, other][figure]
 
 
-def write(data: Data, each: Sequence[Data], out: Path) -> None:
+def write(data: Data, each: Sequence[Data], out: Path, keep: str | None) -> None:
     """each: the same of one seed alone, for the spreads."""
     _pictures(data, out / "papers")
     for name, result in _results(data, each).items():
-        results.tell(result, f"papers-{name}")
+        results.tell(result, keep and f"{keep}-{name}")
 
 
 def _curves(

@@ -59,3 +59,11 @@ def test_a_column_that_is_not_there_is_refused() -> None:
 def test_runs_are_told_by_their_geometric_mean() -> None:
     assert results.over([0.5, 2.0]) == Figure(1.0, 0.5, 2.0)
     assert results.over([float("nan")]) == "-"
+
+
+def test_the_command_that_is_told_repeats_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = str(results.ROOT / "bench" / "real" / "__main__.py")
+    words = [program, "--cycles", "1", "--keep", "name", "storm etl"]
+    monkeypatch.setattr("sys.argv", words)
+    told = results.here()["command"]
+    assert told == "./dev run python -m bench.real --cycles 1 'storm etl'"
