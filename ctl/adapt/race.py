@@ -64,6 +64,7 @@ WIN = 0.7  # part of the chance of error that goes to winning; the rest to being
 HARM = math.log(3.0)  # so much worse in one phase is ended at once
 LOST = -math.log(0.98)  # throughput
 LOST_MUCH = -math.log(0.7)
+BURSTS = 5.0
 MEDIAN = math.log(1.2)
 TAIL = math.log(1.05)
 MISSED = 0.01  # share of tuples beyond their target that counts for nothing
@@ -187,7 +188,15 @@ def harms(race: Race, figures: Figures) -> bool:
     if race.turn == 0 or not race.os.effects:
         return False
     score = compare(figures, race.os, race.objective)
-    return score.time > HARM or score.lost > LOST_MUCH
+    # Arrivals come in bursts: of a few tuples a third less is none.
+    chance = BURSTS * math.hypot(_chance(figures), _chance(race.os))
+    return score.time > HARM or score.lost > LOST_MUCH + chance
+
+
+def _chance(figures: Figures) -> float:
+    """Standard deviation of the logarithm of how many tuples came in, if they do so at random."""
+    tuples = sum(_known(effect.tuples_in * effect.seconds for effect in figures.effects))
+    return 1 / math.sqrt(max(tuples, 1.0))
 
 
 def compare(ours: Figures, theirs: Figures, objective: Objective = "mean") -> Score:

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import msgspec
 
-from sched_ctl.adapt.race import told
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.config.settings import Section, Settings, resolve
 from sched_ctl.controller import races
@@ -363,13 +362,14 @@ class Controller:
             if schedule.threads or any(e.domain == domain for e in self.engines.values())
         }
         rule.stage_s["apply"] = time.perf_counter() - began_s
-        self.remarks.tell(
-            rule.name,
-            rule.threads,
-            rule.windows,
-            rule.applied.problems,
-            repaired=bool(rule.repaired),
-        )
+        if not rule.looking:
+            self.remarks.tell(
+                rule.name,
+                rule.threads,
+                rule.windows,
+                rule.applied.problems,
+                repaired=bool(rule.repaired),
+            )
 
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""
@@ -389,8 +389,8 @@ class Controller:
         now_s, pressure = time.monotonic(), self.pace.some_share
         if races.look(rule, others, self.engines, self.claims, now_s, pressure):
             assert rule.trial is not None
-            message = f"policy {rule.name}: {told(rule.trial.race)}"
-            self.remarks.say(f"race {rule.name}", message, logging.INFO)
+            if (news := rule.trial.news) is not None:
+                log.info("policy %s: %s", rule.name, news)
 
     def _switch(self, rule: Rule) -> None:
         """Let another policy take over from the next pass on, if a switch of the rule says so."""
@@ -529,7 +529,7 @@ class Controller:
             if rule.count(+queries) | races.enter(rule, self.engines, self.claims, self._phase_s):
                 for engine in self.engines.values():
                     engine.refused.pop(rule.name, None)
-            if rule.queries and rule.chosen is not None:
+            if rule.queries and rule.chosen is not None and not (rule.looking or rule.own):
                 message = f"policy {rule.name}: {rule.policy.name} ({rule.chosen})"
                 self.remarks.say(f"choice {rule.name}", message, logging.INFO)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sched_ctl.adapt.effect import Effect
 from sched_ctl.adapt.race import opened
 from sched_ctl.controller.claims import Claims
-from sched_ctl.controller.rule import Rule
+from sched_ctl.controller.rule import Rule, automatic
 from sched_ctl.controller.trial import AUTO, Trial, candidates
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON
@@ -36,15 +36,16 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
         for engine in engines.values()
         if engine.snapshot is not None and claims.of(rule, engine.name, engine.snapshot.topology)
     ]
-    suited = candidates(rule.backend, queries, bool(rule.section.target))
-    names = tuple(name for name in suited if name == AUTO or _can(rule, name, ruled))
+    first = automatic(rule.backend, bool(rule.section.target))[0]
+    suited = candidates(first, rule.backend, queries)
+    names = tuple(name for name in suited if name == first or _can(rule, name, ruled))
     if before is not None and before.names == names:
         before.phase_s = phase_s
         return False
     if not names:
         return False
     # What leaves a single query alone is not among them: until somebody waits, it stays so.
-    rule.trial = Trial(opened(names, kept=1 if names[0] == AUTO else 0), phase_s)
+    rule.trial = Trial(opened(names, kept=1 if names[0] == first else 0), first, phase_s)
     rule.enforce_by(rule.backend)
     return True
 
@@ -121,7 +122,7 @@ def _is_ruled(rule: Rule, engines: Mapping[str, Engine], claims: Claims, effect:
 
 def _can(rule: Rule, name: str, engines: Iterable[Engine]) -> bool:
     """Whether these engines tell all that a policy needs."""
-    tried = replace(rule, trial=Trial(opened((name,)), 1.0), resolutions={}, variants={})
+    tried = replace(rule, trial=Trial(opened((name,)), "", 1.0), resolutions={}, variants={})
     try:
         tried.enforce_by(rule.backend)
         for engine in engines:

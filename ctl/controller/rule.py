@@ -123,10 +123,16 @@ class Rule:
     @property
     def own(self) -> bool:
         """Whether the system's own scheduling is in force: nothing is enforced."""
-        looking = (self.guard is not None and self.guard.own) or (
-            self.trial is not None and self.trial.own
-        )
-        return self.resting or looking
+        if self.trial is not None:
+            return self.resting or self.trial.own
+        return self.resting or (self.guard is not None and self.guard.own)
+
+    @property
+    def looking(self) -> bool:
+        """Whether what is in force is so for a phase, to see what comes of it."""
+        if self.trial is not None:
+            return self.trial.trying
+        return self.guard is not None and self.guard.own
 
     @property
     def chosen(self) -> str | None:

@@ -27,19 +27,19 @@ LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
 Targets = Mapping[str, float]  # query -> s
 
 
-def candidates(backend: str, queries: int, targets: bool = False) -> tuple[str, ...]:
+def candidates(first: str, backend: str, queries: int) -> tuple[str, ...]:
     """The orders that take part, by how they are enforced and how many queries there are.
 
-    The first is the one that "auto" takes without a race. By nice and cgroups that leaves a single
-    query alone, which is what the system's own does.
+    first: the one that "auto" takes without a race. By nice and cgroups `light-first` leaves a
+    single query alone, which is what the system's own does.
     """
     if backend == "scx":
         others = ("hr", "light-first") if queries > 1 else ("hr", "qs")
     else:
         others = ("qs", "hr")
-    if targets:
-        return (AUTO, "balanced" if backend == "scx" else "light-first", "hr")
-    return (AUTO, *others) if backend == "scx" or queries > 1 else others
+    if first == "deadline":
+        return (first, "balanced" if backend == "scx" else "light-first", "hr")
+    return (first, *others) if backend == "scx" or queries > 1 else others
 
 
 @dataclass
@@ -64,13 +64,15 @@ class Outcomes:
 
 @dataclass
 class Trial:
-    """The race of one rule. phase_s: length of a phase."""
+    """The race of one rule. first: what "auto" is without it. phase_s: length of a phase."""
 
     race: Race
+    first: str
     phase_s: float
     began_s: float = math.nan
     spans: dict[str, Span] = field(default_factory=dict)
     pressure: list[float] = field(default_factory=list)
+    said: tuple[object, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,9 +94,19 @@ class Trial:
         """The rule's section, with the policy whose turn it is."""
         turn = self.race.turn or self.race.kept or 1
         name = self.race.arms[turn].name
-        return (
-            section if name == AUTO else msgspec.structs.replace(section, policy=name, options={})
-        )
+        if name == self.first:
+            return section
+        return msgspec.structs.replace(section, policy=name, options={})
+
+    @property
+    def news(self) -> str | None:
+        """About the race, if there is something to say that was not said."""
+        race = self.race
+        state = race.mode, race.begun, race.kept, race.why, tuple(arm.out for arm in race.arms)
+        if state == self.said or not race.begun:
+            return None
+        self.said = state
+        return races.told(race)
 
     def look(
         self,

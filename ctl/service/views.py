@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from sched_ctl.adapt.race import OS
 from sched_ctl.backends import ladder
 from sched_ctl.controller import trial
 from sched_ctl.controller.loop import Controller
@@ -122,7 +123,7 @@ def _notes(controller: Controller) -> list[str]:
 def _rule(rule: Rule) -> dict[str, Any]:
     return {
         "name": rule.name,
-        "policy": rule.policy.name,
+        "policy": OS if rule.trial is not None and rule.trial.own else rule.policy.name,
         "chosen": rule.chosen,
         "options": {key: _plain(value) for key, value in rule.policy.options.items()},
         "level": rule.policy.level.value,

@@ -314,3 +314,11 @@ def test_the_price_is_what_was_above_the_one_that_is_kept() -> None:
     assert price(replace(race, arms=arms, kept=1)) == pytest.approx(0.1)
     assert price(replace(race, arms=arms, kept=0)) == 0.0
     assert math.isnan(price(race))
+
+
+def test_few_tuples_less_are_no_loss() -> None:
+    """A third less of 50 tuples is chance; of 5,000 it is not."""
+    race = replace(opened(["a"]), os=figures(effect("q", BASE_S, 7.0)), begun=True)
+    assert not harms(race, figures(effect("q", BASE_S, 4.5)))
+    race = replace(race, os=figures(effect("q", BASE_S, 700.0)))
+    assert harms(race, figures(effect("q", BASE_S, 420.0)))

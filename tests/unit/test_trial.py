@@ -58,10 +58,10 @@ def raced(
 
 
 def test_who_takes_part_suits_what_enforces_it() -> None:
-    assert candidates("scx", 3) == ("auto", "hr", "light-first")
-    assert candidates("nice", 3) == ("auto", "qs", "hr")
-    assert candidates("nice", 1) == ("qs", "hr"), "light-first leaves a single query alone"
-    assert candidates("cgroup2", 2, targets=True) == ("auto", "light-first", "hr")
+    assert candidates("balanced", "scx", 3) == ("balanced", "hr", "light-first")
+    assert candidates("light-first", "nice", 3) == ("light-first", "qs", "hr")
+    assert candidates("light-first", "nice", 1) == ("qs", "hr"), "it leaves a single query alone"
+    assert candidates("deadline", "cgroup2", 2) == ("deadline", "light-first", "hr")
 
 
 def test_auto_keeps_what_its_race_finds() -> None:
@@ -91,7 +91,7 @@ def test_auto_keeps_what_its_race_finds() -> None:
         arms = {arm["arm"]: arm for arm in race["arms"]}
         assert arms["qs"]["time_ratio"] == pytest.approx(0.4, rel=0.05)
         assert arms["hr"]["out"].startswith("harmful") and arms["hr"]["phases"] == 2
-        assert arms["auto"]["time_ratio"] == pytest.approx(1.3, rel=0.05)
+        assert arms["light-first"]["time_ratio"] == pytest.approx(1.3, rel=0.05)
         assert "qs won: 0.4" in (rule.chosen or "") and race["price"] > 0
         text = bottlenecks.exposed(controller)
         assert 'sched_ctl_race_kept{rule="auto",arm="qs"} 1.0' in text

@@ -1,0 +1,54 @@
+"""`auto` as a race, with a real engine near the end of one CPU, by whatever backend works here."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from labs import loaded, nices, sched_ctl, spe
+
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
+
+
+def test_the_race_keeps_nothing_that_is_worse_and_all_is_put_back(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def race() -> dict[str, Any]:
+        answer = msgspec.json.decode(sched_ctl("status", "--json", "--run-dir", str(run_dir)))
+        [rule] = answer["policies"]
+        return (rule["race"] | {"effects": answer["effects"]}) if rule["race"] else {}
+
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})  # of the engine, which is started by this thread
+    try:
+        engine_of = spe("mixed", "--utilisation", "0.95", duration_s=150)
+        engine = engine_of.__enter__()
+    finally:
+        os.sched_setaffinity(0, cpus)
+    try:
+        before = nices(engine)
+        with loaded(
+            run_dir, "--race", "0.2", "--period", "0.02", "--backend", "nice", engine=engine
+        ):
+            wait_until((run_dir / "control.sock").exists, 30)
+            wait_until(lambda: race().get("races"), 120)
+            ended = race()
+            status = sched_ctl("status", "--run-dir", str(run_dir))
+        after = nices(engine)
+    finally:
+        engine_of.__exit__(None, None, None)
+    print(ended["words"])
+    arms = {arm["arm"]: arm for arm in ended["arms"]}
+    assert arms.keys() == {"os", "light-first", "qs", "hr"}
+    tried = [arm for name, arm in arms.items() if name != "os"]
+    assert all(arm["time_ratio"] is not None for arm in tried), "each was compared"
+    kept = ended["kept"]
+    assert kept == "os" or (arms[kept]["time_ratio"] < 1 and arms[kept]["out"] is None)
+    effects = {effect["query"]: effect for effect in ended["effects"]}
+    assert effects.keys() == {"alarms", "meters", "status", "archive"}
+    assert effects["alarms"]["source"] == "counted" and effects["alarms"]["p99_s"] > 0
+    assert ended["words"] in " ".join(status.split())
+    assert after == before, "all is put back"
