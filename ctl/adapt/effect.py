@@ -26,7 +26,7 @@ import numpy.typing as npt
 from sched_ctl.metrics.catalogue import in_flight
 from sched_ctl.metrics.window import Window, divide
 from sched_ctl.model.graph import Array, Graph, Index
-from sched_ctl.model.topology import Snapshot, Topology
+from sched_ctl.model.topology import Snapshot
 
 __all__ = ["COUNTED", "LITTLE", "REPORTED", "Effect", "Span", "begin", "effects", "seen"]
 
@@ -117,7 +117,7 @@ def seen(span: Span | None, snapshot: Snapshot) -> Span:
     )
     if span.samples % span.stride:
         return span
-    rows, n = _by_query(snapshot.topology)
+    rows, n = snapshot.topology.query_rows, len(snapshot.topology.queries)
     queues = (*span.queues, _sum(rows, n, np.nan_to_num(queue)))
     latency = (*span.latency, _reported(window, rows, n))
     if len(queues) > MOST_SAMPLES:
@@ -130,7 +130,7 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
     """One a query. targets: query -> s, of those that have one."""
     topology = span.now.topology
     window = Window(span.now, span.first)
-    rows, n = _by_query(topology)
+    rows, n = topology.query_rows, len(topology.queries)
     graph = topology.graph
     taken, given = window.rate("tuples_in"), window.rate("tuples_out")
     tuples_in, tuples_out = (
@@ -288,13 +288,6 @@ def _reported(window: Window, rows: Index, n: int) -> Array:
     """(n,) by query: the mean latency that the engine reports, weighted by what left so far."""
     latency = window.value("latency")
     return _means(rows, n, latency, window.value("tuples_out"))
-
-
-def _by_query(topology: Topology) -> tuple[Index, int]:
-    """Of each operator the place of its query, and how many queries there are."""
-    number = {query: place for place, query in enumerate(topology.queries)}
-    rows = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
-    return rows, len(number)
 
 
 def _sums(rows: Index, n: int, values: Array) -> Array:

@@ -20,6 +20,7 @@ __all__ = ["AUTO", "Outcomes", "Trial", "candidates", "told"]
 AUTO = "auto"
 EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
+LOOK = 0.1  # of a phase, from one look for harm to the next
 FEWEST_SAMPLES = 3  # before a phase is called harmful
 PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
 LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
@@ -72,6 +73,7 @@ class Trial:
     began_s: float = math.nan
     spans: dict[str, Span] = field(default_factory=dict)
     pressure: list[float] = field(default_factory=list)
+    next_s: float = 0.0  # when to see again whether a phase does harm
     said: tuple[object, ...] = ()
 
     @property
@@ -132,8 +134,10 @@ class Trial:
             self.spans[name] = seen(self.spans.get(name), window.now)
         self.pressure.append(pressure)
         over = passed_s >= self.phase_s
-        if not over and (self.own or len(self.pressure) < FEWEST_SAMPLES):
+        early = self.own or len(self.pressure) < FEWEST_SAMPLES or now_s < self.next_s
+        if early and not over:
             return False
+        self.next_s = now_s + LOOK * self.phase_s
         figures = self._figures(wanted, {} if targets is None else targets())
         if not over and not races.harms(self.race, figures):
             return False

@@ -187,6 +187,12 @@ class Topology:
         """Names of the queries, in order of first appearance."""
         return tuple(dict.fromkeys(operator.query for operator in self.operators))
 
+    @cached_property
+    def query_rows(self) -> Index:
+        """(n,) place of each operator's query in `queries`."""
+        place = {query: number for number, query in enumerate(self.queries)}
+        return np.array([place[operator.query] for operator in self.operators], dtype=np.intp)
+
 
 @dataclass(frozen=True, eq=False)
 class Latencies:
