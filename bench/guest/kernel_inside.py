@@ -34,12 +34,13 @@ from sched_ctl.drivers.lab import driver
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 from sched_ctl.kernel.tracing import Tracer
 from sched_ctl.lab import engine as lab
-from sched_ctl.metrics import verdicts
+from sched_ctl.metrics import feasibility, verdicts
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import nice_values, positions
 from sched_ctl.model.policy import Policy
 from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.targets import Target, target_of
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.plugins import registry
 from sched_ctl.probes.threads import ThreadTimes
@@ -71,12 +72,14 @@ def schedule_of(
     then: Snapshot | None = None,
     told: dict[str, Counter[str]] | None = None,
     act: bool = True,
+    stood: dict[feasibility.Query, feasibility.Judgement] | None = None,
 ) -> Schedule:
     """What the policy decides now for the engine's threads, in the order of its operators.
 
     since: use of the CPU and utilisation are what was seen from then on, not the true ones. then:
     `only_starved`, by the verdicts from then on, which are counted in `told`. act: False = judge,
-    which takes the time that it takes, and leave the policy as it is.
+    which takes the time that it takes, and leave the policy as it is. stood: how queries stood
+    with their targets when this was asked last; brought up to date.
     """
     mine = {(o.query, o.name): row for row, o in enumerate(node.topology.operators)}
     operators = snapshot.topology.operators
@@ -99,6 +102,12 @@ def schedule_of(
         count({} if told is None else told, snapshot, found)
         frame = replace(frame, columns={**frame.columns, "verdict": verdict})
         policy = only_starved(policy) if act else policy
+    targets: Any = policy.options.get("targets", ())
+    if targets:
+        engines, stood = ("lab",), {} if stood is None else stood
+        stood |= feasibility.judge(frame, engines, targets, 1.0, stood)
+        columns = {**frame.columns, **feasibility.tell(frame, engines, stood)}
+        frame = replace(frame, columns=columns)
     form = policy.urgency(frame).take(rows)
     return Schedule(
         scope="bench",
@@ -317,7 +326,8 @@ def run(job: Job) -> dict[str, Any]:
                 return replace(found, columns={**times.read(found.topology), **found.columns})
 
             seen = deque([look()], maxlen=WINDOW)
-            enforce(schedule_of(node, policy, seen[0]))
+            stood: dict[feasibility.Query, feasibility.Judgement] = {}
+            enforce(schedule_of(node, policy, seen[0], stood=stood))
             if period_s := job.get("period_s"):
                 deadline = time.monotonic()
                 while engine.process.poll() is None:
@@ -328,13 +338,13 @@ def run(job: Job) -> dict[str, Any]:
                         seen.append(look())
                         then = seen[0] if job.get("only_starved") else None
                         act = job.get("only_starved") != "judged"
-                        enforce(schedule_of(node, policy, seen[-1], since, then, told, act))
+                        enforce(schedule_of(node, policy, seen[-1], since, then, told, act, stood))
         result: dict[str, Any] = json.loads(engine.results())
         result["verdicts"] = told
         took = time.monotonic() - began
         result["others"] = [(cpu_s(p) - u) / took for p, u in zip(others, used, strict=True)]
         result["report"] = report()
-    return {"job": job["name"], "seed": job["seed"], **compact(result)}
+    return {"job": job["name"], "seed": job["seed"], **compact(result, job.get("targets", ()))}
 
 
 def program(job: Job) -> dict[str, Any]:
@@ -422,8 +432,16 @@ def calibrated(job: Job) -> dict[str, Any]:
     return {"job": job["name"], "seed": 0, **asdict(costs)}
 
 
-def compact(result: dict[str, Any]) -> dict[str, Any]:
-    """Without the histograms, and of single queries the means over those of class high."""
+def compact(result: dict[str, Any], targets: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Without the histograms, and of single queries the means over those of class high.
+
+    targets: tables of `Target`; by_query then has each query's share within its target, if it has
+    one, its departures, and latencies.
+    """
+    if targets:
+        result["by_query"] = [
+            of_query(query, [Target(**target) for target in targets]) for query in result["queries"]
+        ]
     for part in [result["total"], *result.get("classes", {}).values()]:
         for value in part.values():
             if isinstance(value, dict):
@@ -435,6 +453,19 @@ def compact(result: dict[str, Any]) -> dict[str, Any]:
             total = sum(q["departures"] * q[figure]["mean"] for q in high)
             result[f"high_{figure}"] = total / count
     return result
+
+
+def of_query(query: Mapping[str, Any], targets: Sequence[Target]) -> dict[str, Any]:
+    latency, target = query["latency_s"], target_of(targets, query["name"])
+    found = {
+        "query": query["name"],
+        "departures": query["departures"],
+        **{name: latency[name] for name in ("mean", "p50", "p99")},
+    }
+    if target is not None and query["departures"]:
+        met = sum(n for low_s, n in latency["histogram"] if low_s < target.latency_s)
+        found |= {"target_s": target.latency_s, "met": met / query["departures"]}
+    return found
 
 
 def main() -> None:

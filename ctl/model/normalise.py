@@ -33,6 +33,9 @@ __all__ = [
 
 NICE_STEP = 1.25  # CPU weight of a nice level over that of the next, sched_prio_to_weight (kernel)
 GAP = 0.5  # between two ranks, of the width of a rank: 4 nice levels in 0..19 for two ranks
+# For `Spacing.RANKED`:
+CLOSE = 0.25  # width of a rank: of two ranks 5 nice levels in 0..19 each, and 9 between them
+LEAST_SLACK_S = 1e-3  # what has less, or is late, is as urgent
 
 
 def linear(values: Array) -> Array:
@@ -87,6 +90,8 @@ def positions(form: UrgencyForm, head_age_s: Array, queue_size: Array, spacing: 
     form, urgency = sure.form, sure.urgency()
     spread = logarithmic if spacing is Spacing.LOGARITHMIC else linear
     ranks = _ranks(form)
+    if spacing is Spacing.RANKED:
+        return _by_slack(urgency) if len(ranks) <= 1 else _bands(form, urgency, _by_slack, ranks)
     return spread(urgency) if len(ranks) <= 1 else _bands(form, urgency, spread, ranks)
 
 
@@ -97,11 +102,23 @@ def _ranks(form: UrgencyForm) -> list[float]:
     return sorted(set(form.rank[~np.isnan(form.rank)].tolist()))
 
 
+def _by_slack(urgency: Array) -> Array:
+    """`linear` of urgencies; of those that are slack (s, below 0) of its logarithm.
+
+    So who is very late leaves no less room for the others, and 10 ms are as far from 100 ms as
+    these from a second.
+    """
+    if not (urgency < 0).any():
+        return linear(urgency)
+    return linear(-np.log(np.maximum(-urgency, LEAST_SLACK_S)))
+
+
 def _bands(
     form: UrgencyForm, urgency: Array, spread: Callable[[Array], Array], ranks: Sequence[float]
 ) -> Array:
     inside = [spread(urgency[form.rank == rank]) for rank in ranks]
-    widths = [0.0 if np.isnan(place).all() else 1.0 for place in inside]
+    most = CLOSE if spread is _by_slack else 1.0
+    widths = [0.0 if np.isnan(place).all() else most for place in inside]
     total = sum(widths) + GAP * (len(ranks) - 1)
     result = np.full(len(form), 0.5)
     start = 0.0

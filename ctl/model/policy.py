@@ -47,6 +47,7 @@ class Spacing(Enum):
 
     LINEAR = "linear"
     LOGARITHMIC = "logarithmic"
+    RANKED = "ranked"  # logarithmic in slack, and what is in one rank belongs close together
 
 
 class Level(Enum):

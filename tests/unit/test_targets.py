@@ -303,7 +303,8 @@ def test_who_is_late_is_between_by_weight() -> None:
     }
     of = replace(of, columns={**of.columns, **columns})
     rank, _ = deadline(of, [0.0] * 5)
-    assert rank[0] == rank[1] > rank[3] > rank[2] > rank[4]
+    # Behind those of its weight or more, before those of less.
+    assert rank[3] > rank[0] == rank[1] > rank[2] > rank[4]
 
 
 def test_what_is_unknown_takes_no_target_away() -> None:
