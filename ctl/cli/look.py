@@ -259,6 +259,7 @@ def _least_urgent_last(row: dict[str, Any]) -> float:
 def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     """Show what the running controller does: policies, engines, problems, its own cost."""
     from sched_ctl import show
+    from sched_ctl.cli import targets
     from sched_ctl.service.socket import request
 
     answer = request(run_dir, "status")
@@ -323,6 +324,7 @@ def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     )
     if answer["effects"]:
         _effects(answer["effects"])
+    targets.table(answer["targets"])
     for step in answer["not_taken"]:
         show.text(f"backend {step['backend']}: not taken: {step['because']}")
     for note in answer["notes"]:
@@ -388,6 +390,7 @@ def explain(
 ) -> None:
     """Tell why a thread has the priority that it has: from its metrics to what is in force."""
     from sched_ctl import show
+    from sched_ctl.cli import targets
     from sched_ctl.service.socket import request
 
     answer = request(run_dir, "explain", {"what": what})
@@ -415,6 +418,8 @@ def explain(
             if place is None
             else f"  place      {place:.2f} of the range (0 least, 1 most urgent)"
         )
+        if thread["target"] is not None:
+            show.text(f"  target     {targets.in_words(thread['target'])}")
         if thread["group"] is not None:
             show.text(f"  group      {thread['group']}, share {thread['share']:g}")
         applied = ", ".join(f"{k} {v}" for k, v in thread["applied"].items()) or "nothing"

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sched_ctl import show
+from sched_ctl.cli import targets
 from sched_ctl.errors import UserError
 
 __all__ = ["SORTS", "View", "can_redraw", "draw", "live", "pressed", "print_once"]
@@ -247,6 +248,8 @@ def _head(answer: Answer, view: View) -> list[Text]:
     ]
     if times:
         lines.append(f"time in the system: {', '.join(times[:8])}")
+    missed = (t for t in answer["targets"] if t["met"] is not None and t["met"] < t["share"])
+    lines += [f"target missed: {targets.in_words(target)}" for target in missed]
     for query in answer["queries"]:
         if query["verdict"] not in ("idle", "input-bound", "unknown"):
             lines.append(f"{query['query']} is held by {query['operator']}: {query['verdict']}")

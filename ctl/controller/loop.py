@@ -25,6 +25,7 @@ from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, make_policy
+from sched_ctl.controller.targets import TargetWatch
 from sched_ctl.controller.trial import Outcomes
 from sched_ctl.decide.guard import Guard
 from sched_ctl.drivers import DriverKind
@@ -98,6 +99,7 @@ class Controller:
         self._theirs_s = 0.0  # CPU time of the loop that was spent for users who are ordered alone
         self.outcomes = Outcomes()
         self.waits = WaitTimes()
+        self.targets = TargetWatch()
         self.pace = pace_of(settings)
         for section in sections:
             self.rules.append(self.rule(section))
@@ -248,6 +250,7 @@ class Controller:
             rule.passes += 1
             if len(rules) > 1:  # a slow one keeps neither socket nor signals waiting
                 await asyncio.sleep(0)
+        self.targets.note(self, time.monotonic())
         if self.noted is not None:
             self.noted()
         # Engines pay for their answers themselves, and users for the order of what is theirs.

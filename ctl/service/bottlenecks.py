@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sched_ctl import show
+from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.engines.engine import Engine
 from sched_ctl.kernel import procfs, psi, sleeping
@@ -134,6 +135,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
             {"name": rule.name, "policy": rule.policy.name, "backend": rule.backend}
             for rule in controller.rules
         ],
+        "targets": targets.rows(controller),
         "pressure": views.stalls(None),
         "queries": [query for _, _, query in _queries(found)],
         "effects": views.effects(controller),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.engine import Engine
@@ -56,6 +57,7 @@ class Recording:
         self._epochs: dict[str, int] = {}
         self._told: dict[tuple[str, str, str], str] = {}  # events: what was said last
         self._verdicts: dict[tuple[str, str], str] = {}  # of the last record, by engine and query
+        self._counted: dict[tuple[str, str], dict[str, int]] = {}  # tuples of queries with targets
         self._failed = False
 
     def note(self) -> None:
@@ -138,6 +140,7 @@ class Recording:
         )
         if not record.passes:
             return
+        self._add_targets(name, record)
         self.recorder.put(record)
         topology = self._topologies[name][0]
         number = {query: place for place, query in enumerate(topology.queries)}
@@ -150,6 +153,27 @@ class Recording:
             if self._verdicts.get((name, query)) == value:
                 self._tell("verdict", name, query, value)
             self._verdicts[name, query] = value
+
+    def _add_targets(self, name: str, record: records.Record) -> None:
+        """What became of the targets of the engine's queries, since the record before."""
+        rows = {row["query"]: row for row in targets.rows(self._controller, name)}
+        queries = self._topologies[name][0].queries
+        if not any(query in rows for query in queries):
+            return
+        mine = [rows.get(query) for query in queries]
+        record.target = [None if row is None else round(row["latency_s"] * 1e6) for row in mine]
+        for key in ("tuples", "met_tuples"):
+            now = [None if row is None else int(row[key]) for row in mine]
+            before = self._counted.get((name, key), {})
+            grown = [
+                None if count is None else max(0, count - before.get(query, 0))
+                for query, count in zip(queries, now, strict=True)
+            ]
+            self._counted[name, key] = {q: c for q, c in zip(queries, now, strict=True) if c}
+            if key == "tuples":
+                record.told = grown
+            else:
+                record.met = grown
 
     def _memory(self, name: str) -> float:
         engine = self._controller.engines.get(name)

@@ -12,7 +12,7 @@ import msgspec
 
 from sched_ctl.adapt.race import OS
 from sched_ctl.backends import ladder
-from sched_ctl.controller import trial
+from sched_ctl.controller import targets, trial
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.engine import Engine
@@ -57,6 +57,7 @@ def status(controller: Controller) -> dict[str, Any]:
         "stopping": controller.stopping,
         "pressure": _pressure(controller),
         "policies": [_rule(rule) for rule in controller.rules],
+        "targets": targets.rows(controller),
         "engines": engines(controller),
         "effects": effects(controller),
         "backends": [] if backends is None else list(backends.names),
@@ -107,6 +108,7 @@ def _notes(controller: Controller) -> list[str]:
     made = controller.backends
     notes = {} if made is None else {name: made[name].note for name in made.names}
     found = [f"{name}: {note}" for name, note in notes.items() if note]
+    found += controller.targets.notes(controller)
     for rule in controller.rules:
         slower = controller.pace.note(rule.section.period or 1.0)
         found += [] if slower is None else [f"policy {rule.name}: {slower}"]
@@ -308,7 +310,15 @@ def _thread(
         "applied": applied(controller, rule, thread),
         "metrics": _metrics(rule, thread, label, metrics),
         "effects": [e for e in effects(controller) if label.startswith(f"{e['query']}/")],
+        "target": _target(controller, schedule, row),
     }
+
+
+def _target(controller: Controller, schedule: Schedule, row: int) -> dict[str, Any] | None:
+    """What became of the target of the thread's query, if it has one."""
+    whose = schedule.queries[row] if schedule.queries else None
+    told = {(target["engine"], target["query"]): target for target in targets.rows(controller)}
+    return None if whose is None else told.get(whose)
 
 
 def applied(controller: Controller, rule: Rule, thread: Thread) -> dict[str, Any]:

@@ -59,6 +59,12 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "race_kept": ("gauge", "1 for what auto keeps"),
         "race_price_ratio": ("gauge", "share of the time in the system that trying has cost"),
+        "query_target_seconds": ("gauge", "latency that the query is to keep"),
+        "query_target_asked_ratio": ("gauge", "share of its tuples that are to keep it"),
+        "query_target_met_ratio": ("gauge", "share of its tuples that did, of the last seconds"),
+        "query_target_tuples_total": ("counter", "its tuples that were seen to keep it or not"),
+        "query_target_met_tuples_total": ("counter", "those of them that kept it"),
+        "query_target_possible": ("gauge", "0 if it cannot be met whatever is done"),
         "operators_left_out": ("gauge", f"operators beyond the first {MOST_OPERATORS}"),
     }
 )
@@ -128,6 +134,15 @@ def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[S
         yield "engine_up", labels, int(engine["state"] == "ok")
         yield "engine_polls_total", labels, engine["polls"]
         yield "engine_poll_seconds", labels, engine["poll_ms"] / 1e3
+    for target in status["targets"][:MOST_QUERIES]:
+        labels = {"engine": target["engine"], "query": target["query"]}
+        yield "query_target_seconds", labels, target["latency_s"]
+        yield "query_target_asked_ratio", labels, target["share"]
+        yield "query_target_met_ratio", labels, target["met"]
+        yield "query_target_tuples_total", labels, target["tuples"]
+        yield "query_target_met_tuples_total", labels, target["met_tuples"]
+        if target["standing"] is not None:
+            yield "query_target_possible", labels, int(target["standing"] != "over")
     yield from _operators(screen["rows"])
 
 

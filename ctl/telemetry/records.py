@@ -130,6 +130,20 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
     backend: Annotated[
         list[Name], Meta(description='what enforced it, for each query; "": nothing')
     ] = []
+    target: Annotated[
+        Column, Meta(description="of each query: latency that it is to keep", extra={"unit": "us"})
+    ] = None
+    told: Annotated[
+        Column,
+        Meta(
+            description="of each query: its tuples that were seen to keep the target or not",
+            extra={"unit": "tuples"},
+        ),
+    ] = None
+    met: Annotated[
+        Column,
+        Meta(description="of each query: those of them that kept it", extra={"unit": "tuples"}),
+    ] = None
     psi: Annotated[
         list[Number | None],
         Meta(

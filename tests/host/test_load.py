@@ -5,6 +5,7 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -112,6 +113,48 @@ def test_policy_set_changes_the_running_policy(run_dir: Path) -> None:
         wait_until(lambda: nices(engine) != hr, SOON_S)
         error = sched_ctl("policy", "set", "radnom", "--run-dir", str(run_dir), code=1)
         assert "did you mean 'random'" in error
+
+
+def test_targets_are_counted_and_what_is_impossible_is_said(run_dir: Path) -> None:
+    """By the engine's own histogram: no tuple takes a minute, and none a microsecond."""
+    stated = ("alarm0=2s", "alarm*=1min", "bulk0=1us")
+    targets = [word for target in stated for word in ("--target", target)]
+    targets += ["--policy", "deadline", "--policy-option", "others=constant"]  # and no race
+    with spe("targets") as engine:
+        before = nices(engine)
+        with loaded(run_dir, *targets, *BACKEND, engine=engine):
+
+            def told() -> dict[str, dict[str, Any]]:
+                status = scheduled(run_dir, engine)
+                [rule] = status["policies"]
+                assert rule["policy"] == "deadline"
+                rows = {row["query"]: row for row in status["targets"]}
+                return rows if all(row["met"] is not None for row in rows.values()) else {}
+
+            rows = wait_until(told, SOON_S, "hit rates are known")
+            assert sorted(rows) == ["alarm0", "alarm1", "alarm2", "alarm3", "bulk0"]
+            bulk, first = rows.pop("bulk0"), rows.pop("alarm0")
+            assert (first["latency_s"], first["standing"]) == (2, "meets")
+            assert (bulk["met"], bulk["standing"]) == (0, "over")
+            assert "cannot be met: its path alone takes" in bulk["says"]
+            for row in rows.values():
+                assert (row["met"], row["met_hour"], row["standing"]) == (1, 1, "meets")
+                assert row["source"] == "counted" and 0 < row["p99_s"] < 60
+                assert row["in_the_way"] is None
+            shown = sched_ctl("status", "--run-dir", str(run_dir))
+            assert "alarm0" in shown and "target of bulk0: cannot be met" in shown
+            explained = sched_ctl("explain", "alarm1/*", "--run-dir", str(run_dir))
+            assert "99% within 60 s: 100% now" in explained
+            assert "several targets are for alarm0: alarm0=2s counts" in " ".join(shown.split())
+            # Whose target is in danger soonest goes before who has none, or none that can be met.
+
+            def ordered() -> bool:
+                now = nices(engine)
+                return now["alarm0-read"] < now["bulk1-read"] == now["bulk0-read"]
+
+            wait_until(ordered, SOON_S, "nice values follow the targets")
+            sched_ctl("unload", "--run-dir", str(run_dir))
+            assert nices(engine) == before
 
 
 def test_an_engine_that_comes_back_is_scheduled_again(run_dir: Path) -> None:

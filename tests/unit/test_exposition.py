@@ -92,6 +92,7 @@ STATUS: dict[str, Any] = {
     "problems": [],
     "pressure": {"passes_left_out": 0, "machine": {}, "engines": {}},
     "policies": [],
+    "targets": [],
     "engines": [],
     "effects": [],
 }

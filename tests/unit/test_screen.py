@@ -37,6 +37,7 @@ def row(name: str, **more: Any) -> dict[str, Any]:
 def answer(*rows: dict[str, Any]) -> dict[str, Any]:
     return {
         "policies": [{"name": "qs", "policy": "qs", "backend": "nice"}],
+        "targets": [],
         "pressure": {"cpu": {"some": 0.42}, "io": {"some": 0.0}},
         "queries": [
             {"engine": "lab:1", "query": "q", "verdict": "cpu-starved", "operator": "q/heavy"}

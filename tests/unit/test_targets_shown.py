@@ -1,0 +1,219 @@
+"""What became of targets: counted by the minute, and shown wherever somebody looks."""
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeEngine
+from numpy.testing import assert_allclose
+
+from sched_ctl.adapt.hits import Hits, counted, share
+from sched_ctl.cli import targets as words
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller import targets
+from sched_ctl.controller.loop import Controller
+from sched_ctl.model.targets import Target
+from sched_ctl.model.topology import Latencies, Snapshot
+from sched_ctl.service import bottlenecks, recording, views
+
+NAN = float("nan")
+LOW_S = np.array([0.0, 0.01, 0.1])  # buckets: below 10 ms, below 100 ms, above
+STEP_S = 6.0  # of an engine's clock from one answer to the next
+
+
+class Counting(FakeEngine):
+    """Counts latencies: of 100 tuples a query in each step, so many in each bucket."""
+
+    def __init__(self, queries: Mapping[str, list[float]]) -> None:
+        super().__init__("a", dict.fromkeys(queries, 1))
+        self.each = np.array(list(queries.values()))
+        self.began_s = time.monotonic()
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        told = super().poll(timeout_s)
+        n = len(self.each)
+        counts = self.each * self.polls
+        columns = {
+            "tuples_in": np.full(n, 100.0 * self.polls),
+            "tuples_out": np.full(n, 100.0 * self.polls),
+            "cpu_time": np.arange(1.0, n + 1) * 0.6 * self.polls,
+            "run_delay": np.full(n, 2.0 * self.polls),
+            "queue_size": np.ones(n),
+        }
+        latencies = Latencies(
+            np.arange(n), counts.sum(axis=1), counts @ np.array([0.005, 0.05, 0.5]), LOW_S, counts
+        )
+        now_s = self.began_s + STEP_S * self.polls
+        return Snapshot(told.topology, now_s, columns, latencies=latencies)
+
+
+def target(pattern: str, latency: str, **more: float) -> Target:
+    return Target(queries=(pattern,), latency=latency, **more)
+
+
+def after(passes: int, engine: FakeEngine, look: Any, *stated: Target, policy: str = "auto") -> Any:
+    """What `look` finds in a controller after some passes."""
+
+    async def run() -> Any:
+        settings = Settings(policy=(Section(policy=policy),), target=stated, period=0.05)
+        controller = Controller(settings, FakeEngine.kind(engine), None)
+        try:
+            await controller.start()
+            for _ in range(passes):
+                await controller.step(controller.rules)
+            return look(controller)
+        finally:
+            controller.close()
+
+    return asyncio.run(run())
+
+
+ALARM, BULK = [90.0, 9.0, 1.0], [0.0, 20.0, 80.0]
+
+
+def test_hits_are_of_an_hour() -> None:
+    hits = Hits()
+    for minute in range(90):
+        # All are late until the minute 40, and none after it.
+        hits = counted(hits, 60.0 * minute + 5, 100, float(minute >= 40))
+    assert (hits.tuples, hits.met, hits.now) == (9000, 5000, 1)
+    assert len(hits.minutes) <= 62
+    assert_allclose(share(hits, 60.0 * 89 + 50), 50 / 61)
+    assert share(hits, 60.0 * 120) == 1
+    assert np.isnan(share(hits, 60.0 * 300))
+    assert counted(hits, 6000.0, 0, NAN) == counted(hits, 6000.0, 7, NAN) == hits
+    both = counted(counted(Hits(), 1.0, 10, 1.0), 2.0, 30, 0.5)
+    assert_allclose(share(both, 3.0), 25 / 40)
+
+
+def test_what_the_engine_counts_is_told_by_query() -> None:
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+    stated = (target("alarm", "100ms", share=0.995), target("none", "1s"))
+    [row] = after(4, engine, targets.rows, *stated)
+    assert (row["engine"], row["query"], row["latency_s"]) == ("fake:a", "alarm", 0.1)
+    assert row["source"] == "counted"
+    assert_allclose([row["met"], row["met_hour"]], 0.99)
+    assert row["met_tuples"] == pytest.approx(0.99 * row["tuples"], abs=1)
+    assert row["tuples"] >= 200
+    assert_allclose(row["margin_s"], 0.1 - row["p99_s"])
+    assert row["standing"] == "meets"
+    # The one that used most of the CPU meanwhile: 1.2 s in 6.
+    assert row["in_the_way"] == "bulk (0.20 CPUs)"
+    line = words.in_words(row)
+    assert line.startswith("alarm: 99.5% within 100 ms: 99% now, 99% in the last hour")
+    assert line.endswith("in the way: bulk (0.20 CPUs)")
+
+
+def test_any_policy_has_its_targets_counted() -> None:
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+    [row] = after(4, engine, targets.rows, target("bulk", "10ms"), policy="hr")
+    assert (row["met"], row["met_hour"], row["standing"]) == (0, 0, None)
+    assert "does not go by it" in (row["says"] or "the policy does not go by it")
+
+
+def test_nobody_in_the_way_of_who_waits_for_itself() -> None:
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+    poll = engine.poll
+
+    def calm(timeout_s: float) -> Snapshot:
+        told = poll(timeout_s)
+        told.columns["run_delay"][:] = 0.0
+        return told
+
+    engine.poll = calm  # type: ignore[method-assign]
+    [row] = after(4, engine, targets.rows, target("bulk", "10ms"))
+    assert row["in_the_way"] == "itself: most waits for op0"
+
+
+def test_an_impossible_target_is_told_with_what_it_would_take() -> None:
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+    stated = target("bulk", "5ms")  # its path takes 12 ms
+    [row] = after(4, engine, targets.rows, stated)
+    assert row["standing"] == "over"
+    assert row["says"].startswith("cannot be met: its path alone takes 12 ms")
+
+
+def test_targets_of_nobody_and_two_of_one_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+    stated = (target("al*", "1s"), target("alarm", "2s"), target("allarm", "1s"))
+
+    def look(controller: Controller) -> tuple[list[str], list[str], list[dict[str, Any]]]:
+        early = controller.targets.notes(controller)
+        controller.targets.note(controller, time.monotonic() + targets.NEVER_S + 1)
+        late = views.status(controller)["notes"]
+        return early, late, targets.rows(controller)
+
+    early, late, [row] = after(2, engine, look, *stated)
+    double = "fake:a: several targets are for alarm: al*=1s counts, the first"
+    assert early == [double]
+    [never] = [note for note in late if "has appeared" in note]
+    assert never.startswith("target of allarm: no query of that name")
+    assert double in late
+    assert row["latency_s"] == 1
+
+
+def test_it_is_in_status_top_explain_and_prometheus() -> None:
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+
+    def look(controller: Controller) -> dict[str, Any]:
+        found = list(bottlenecks.assessed(controller))
+        return {
+            "status": views.status(controller)["targets"],
+            "top": bottlenecks.screen(controller, found)["targets"],
+            "explain": views.explain(controller, "*"),
+            "page": bottlenecks.exposed(controller),
+        }
+
+    shown = after(4, engine, look, target("alarm", "100ms"), policy="deadline")
+    assert json.dumps(shown["status"])
+    assert shown["status"] == shown["top"]
+    explained = {row["operator"].partition("/")[0]: row["target"] for row in shown["explain"]}
+    assert explained == {"alarm": shown["status"][0], "bulk": None}
+    labels = '{engine="fake:a",query="alarm"}'
+    for line in (
+        f"sched_ctl_query_target_seconds{labels} 0.1",
+        f"sched_ctl_query_target_met_ratio{labels} 0.99",
+        f"sched_ctl_query_target_possible{labels} 1.0",
+    ):
+        assert line in shown["page"].splitlines()
+
+
+def test_without_targets_nothing_is_looked_at() -> None:
+    engine = Counting({"alarm": ALARM})
+    seen = after(4, engine, lambda c: (targets.rows(c), c.targets.effects, c.targets.notes(c)))
+    assert seen == ([], {}, [])
+
+
+def test_it_is_recorded(tmp_path: Path) -> None:
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+
+    async def run() -> None:
+        settings = Settings(
+            target=(target("alarm", "100ms"),), record=str(tmp_path), record_period=5.0, period=0.05
+        )
+        controller = Controller(settings, FakeEngine.kind(engine), None)
+        kept = recording.start(controller)
+        assert kept is not None
+        await controller.start()
+        for _ in range(6):
+            await controller.step(controller.rules)
+            kept.note()
+        kept.close()
+        controller.close()
+
+    asyncio.run(run())
+    lines = []
+    for file in tmp_path.glob("*.gz*"):
+        with gzip.open(file, "rt") as text:
+            lines += [json.loads(line) for line in text]
+    found = [line for line in lines if line["k"] == "record" and line.get("told", [0])[0]]
+    assert found
+    for line in found:
+        assert line["target"] == [100_000, None]
+        assert line["met"][0] == pytest.approx(0.99 * line["told"][0], abs=1)
