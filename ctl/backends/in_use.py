@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.errors import UserError
+from sched_ctl.kernel import descriptors
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Thread, UserThread
 
@@ -56,6 +57,7 @@ class Backends:
         self.on_lost: Callable[[str], None] | None = None
         self._retries: dict[str, _Retry] = {}
         self._kernels: dict[str, tuple[Thread, ...]] = {}  # by scope, known to be the kernel's
+        descriptors.hold_back()
 
     def __getitem__(self, name: str) -> Backend:
         return self._made[name]
@@ -188,6 +190,7 @@ class Backends:
 
     def restore(self) -> tuple[str, ...]:
         """Put everything back. Returns what could not be, in words."""
+        descriptors.let_go()
         problems: list[str] = []
         for name in list(self._made):
             try:

@@ -7,13 +7,11 @@ between the question and the call; that its id is taken again in these two micro
 the kernel to go once round all ids (4 million on 64-bit machines).
 """
 
-import errno
 import os
-import resource
 import select
 from typing import Protocol
 
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import descriptors, procfs
 from sched_ctl.kernel.procfs import Stat
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "unpin",
 ]
 
-RESERVE = 64  # descriptors left for everything else, such as reading the pinned thread's stat
 UNPINNED = -1  # no descriptor was to be had: identity is read from the start time each time
 
 
@@ -128,16 +125,14 @@ def _open_folder(path: str) -> int:
     try:
         fd = os.open(path, _FLAGS)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if error.errno not in descriptors.EXHAUSTED:
             raise
         fd = UNPINNED
-    # The soft limit is 1,024 by default, for the sake of select(2), which we do not use.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if fd != UNPINNED and fd < soft - RESERVE:
+    if fd != UNPINNED and descriptors.keeps(fd):
         return fd
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return fd if fd != UNPINNED else _open_folder(path)
+    if descriptors.raise_limit():
+        unpin(fd)
+        return _open_folder(path)
     unpin(fd)
     return UNPINNED
 

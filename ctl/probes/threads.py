@@ -1,17 +1,18 @@
 """What the kernel knows of an engine's threads: CPU time and time waited for a CPU.
 
 From /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst in the kernel tree),
-whose file descriptors are kept: reading one again costs a tenth of opening it.
+whose file descriptors are kept: reading one again costs a tenth of opening it. Of a process with
+more threads than may keep one, the others are read by turns, and have their last times meanwhile.
 """
 
 import errno
 import functools
 import os
-import resource
-from contextlib import suppress
+from collections import deque
 
 import numpy as np
 
+from sched_ctl.kernel import descriptors
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Thread, Topology
 
@@ -19,6 +20,9 @@ __all__ = ["PROVIDES", "ThreadTimes", "available", "open_times", "read_times"]
 
 PROVIDES = frozenset({"thread_cpu_time", "run_delay"})
 UNKNOWN = b"-1 -1 -1\n"
+GONE, BY_TURNS = -1, -2  # in place of a descriptor
+SHARE = 1 / 8  # of all descriptors, which one engine may keep open here
+TURNS = 1024  # threads without a descriptor that are read at a time, 10 us each
 
 
 @functools.cache
@@ -35,9 +39,12 @@ class ThreadTimes:
         self._fds: dict[Thread, int] = {}
         self._row: Index = np.empty(0, dtype=np.intp)
         self._order: list[int] = []
+        self._waiting: deque[Thread] = deque()  # whose turn it is, of those without a descriptor
+        self._last: dict[Thread, bytes] = {}  # what those had when they were read
+        self._threads: list[Thread] = []  # in the order of _order
         self._single = False  # whether each operator has one thread
         self.turns: Array = np.empty(0)  # (n,) on a CPU, at the last reading; NaN where unknown
-        _raise_file_limit()
+        descriptors.raise_limit()
 
     def read(self, topology: Topology) -> dict[str, Array]:
         """`thread_cpu_time` and `run_delay`, (n,) s over the operators; NaN where unknown.
@@ -46,10 +53,13 @@ class ThreadTimes:
         """
         if topology is not self._topology:
             self._follow(topology)
-        try:
-            parts = [os.pread(fd, 96, 0) for fd in self._order]
-        except OSError:  # of one of them
-            parts = [read_times(fd) for fd in self._order]
+        if self._waiting:
+            parts = self._by_turns()
+        else:
+            try:
+                parts = [os.pread(fd, 96, 0) for fd in self._order]
+            except OSError:  # of one of them
+                parts = [read_times(fd) for fd in self._order]
         n = len(topology.operators)
         if not parts:
             self.turns = np.full(n, np.nan)
@@ -69,11 +79,27 @@ class ThreadTimes:
         self.turns = column(2)
         return {"thread_cpu_time": column(0), "run_delay": column(1)}
 
+    def _by_turns(self) -> list[bytes]:
+        for _ in range(min(TURNS, len(self._waiting))):
+            thread = self._waiting[0]
+            fd = _opened(thread)
+            if fd == BY_TURNS:  # not even for a moment: they keep what they had
+                break
+            self._last[thread] = read_times(fd)
+            if fd >= 0:
+                os.close(fd)
+            self._waiting.rotate(-1)
+        return [
+            self._last.get(thread, UNKNOWN) if fd == BY_TURNS else read_times(fd)
+            for thread, fd in zip(self._threads, self._order, strict=True)
+        ]
+
     def close(self) -> None:
         for fd in self._fds.values():
             if fd >= 0:
                 os.close(fd)
         self._fds, self._order, self._topology = {}, [], None
+        self._waiting.clear()
 
     def _follow(self, topology: Topology) -> None:
         wanted = [
@@ -82,26 +108,47 @@ class ThreadTimes:
             for thread in operator.threads
         ]
         old, self._fds = self._fds, {}
+        few = False
         for _, thread in wanted:
             fd = old.pop(thread, None)
-            self._fds[thread] = open_times(thread) if fd is None else fd
+            if fd is None:
+                fd = BY_TURNS if few else open_times(thread, SHARE)
+            few = few or fd == BY_TURNS
+            self._fds[thread] = fd
         for fd in old.values():
             if fd >= 0:
                 os.close(fd)
         self._row = np.array([row for row, _ in wanted], dtype=np.intp)
-        self._order = [self._fds[thread] for _, thread in wanted]
+        self._threads = [thread for _, thread in wanted]
+        self._order = [self._fds[thread] for thread in self._threads]
+        self._waiting = deque(t for t, fd in self._fds.items() if fd == BY_TURNS)
+        self._last = {t: self._last[t] for t in self._waiting if t in self._last}
         self._single = np.array_equal(self._row, np.arange(len(topology.operators)))
         self._topology = topology
 
 
-def open_times(thread: Thread) -> int:
-    """A descriptor, or -1: the thread is gone, or there are no descriptors left."""
+def open_times(thread: Thread, share: float = 1.0) -> int:
+    """A descriptor; GONE with its thread, or BY_TURNS: there are none left to be kept.
+
+    share: see `kernel.descriptors.keeps`.
+    """
+    fd = _opened(thread)
+    if fd >= 0 and not descriptors.keeps(fd, share):
+        os.close(fd)
+        return BY_TURNS
+    return fd
+
+
+def _opened(thread: Thread) -> int:
     try:
-        return os.open(f"/proc/{thread.pid}/task/{thread.tid}/schedstat", os.O_RDONLY)
+        path = f"/proc/{thread.pid}/task/{thread.tid}/schedstat"
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EMFILE, errno.ENFILE):
+        if error.errno in descriptors.EXHAUSTED:
+            return BY_TURNS
+        if error.errno not in (errno.ENOENT, errno.ESRCH):
             raise
-        return -1
+        return GONE
 
 
 def read_times(fd: int) -> bytes:
@@ -110,10 +157,3 @@ def read_times(fd: int) -> bytes:
         return os.pread(fd, 96, 0)
     except OSError:  # ESRCH: the thread ended; EBADF: it had ended before we opened
         return UNKNOWN
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -15,14 +15,14 @@ from support import wait_until
 PIN_MANY = """
 import os, resource
 from sched_ctl.drivers.threads import thread_of
-from sched_ctl.kernel import identity
+from sched_ctl.kernel import descriptors, identity
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))
 own = thread_of(os.getpid(), os.getpid())
 pins = [identity.pin(own)[0] for _ in range(400)]
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (256, 256)
 assert pins[0] != identity.UNPINNED and pins[-1] == identity.UNPINNED
 assert all(identity.is_alive(own, pin) for pin in pins)
-others = [os.open("/dev/null", os.O_RDONLY) for _ in range(identity.RESERVE - 1)]
+others = [os.open("/dev/null", os.O_RDONLY) for _ in range(descriptors.RESERVE - 1)]
 """
 
 
