@@ -156,9 +156,12 @@ def _command(pid: int, process: int, status: _Status, command: bytes, end: float
             connection.sendall(PROTOCOL + b"\0" + command + b"\0\0\0\0")
             answer = _receive(connection, end)
     except TimeoutError:
+        how = procfs.stat(pid)
         raise AttachError(
             f"Java process {pid} did not answer in time",
-            "it may be stopped, or have -XX:+DisableAttachMechanism set",
+            f"it is stopped; let it go on: kill -CONT {pid}"
+            if how is not None and how.state in "Tt"
+            else "it gets little CPU, or collects garbage: it is asked again",
         ) from None
     finally:
         os.close(folder)

@@ -39,9 +39,10 @@ class Listener:
     host: str
 
 
-def same_network(pid: int) -> bool:
-    """True if the process shares the calling thread's network namespace."""
-    return Path(f"/proc/{pid}/ns/net").stat() == Path("/proc/thread-self/ns/net").stat()
+def same_network(pid: int, other: int | None = None) -> bool:
+    """True if the process shares another's network namespace; None: the calling thread's."""
+    beside = "thread-self" if other is None else str(other)
+    return Path(f"/proc/{pid}/ns/net").stat() == Path(f"/proc/{beside}/ns/net").stat()
 
 
 @contextmanager

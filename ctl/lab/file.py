@@ -268,7 +268,10 @@ class LabFile:
 
 
 def _files() -> Sequence[Path]:
-    return sorted(path for path in FOLDER.glob(f"{PREFIX}*") if path.suffix[1:].isdecimal())
+    """Files named after a process that runs: anybody may make any number of others."""
+    named = {f"{PREFIX}{pid}" for pid in procfs.pids()}
+    with os.scandir(FOLDER) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.name in named)
 
 
 def path_of(address: str) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sched_ctl.drivers.flink.plan import TaskManager
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.sources import search
-from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.drivers.sources.http import PAGE_LIMIT, PROBE_LIMIT, Endpoint
 from sched_ctl.kernel import procfs
 
 __all__ = [
@@ -72,7 +72,7 @@ def rest_endpoint(pid: int, end: float = math.inf) -> Endpoint | None:
 
 
 def _is_rest(endpoint: Endpoint, timeout_s: float) -> bool:
-    answer = endpoint.json("/config", timeout_s)
+    answer = endpoint.json("/config", timeout_s, limit=PROBE_LIMIT)
     return isinstance(answer, dict) and "flink-version" in answer
 
 
@@ -88,7 +88,9 @@ def metrics_endpoint(pid: int, known: TaskManager) -> Endpoint | None:
 
 
 def _is_metrics_page(endpoint: Endpoint, timeout_s: float) -> bool:
-    return PROBE_FAMILY.encode() in endpoint.get(f"/metrics?name[]={PROBE_FAMILY}", timeout_s)
+    return PROBE_FAMILY.encode() in endpoint.get(
+        f"/metrics?name[]={PROBE_FAMILY}", timeout_s, PAGE_LIMIT
+    )
 
 
 def match(

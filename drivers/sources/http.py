@@ -21,9 +21,15 @@ from sched_ctl.errors import EngineError
 from sched_ctl.kernel.netns import entered, listeners
 from sched_ctl.model.access import Access
 
-__all__ = ["ANSWER_LIMIT", "Endpoint"]
+__all__ = ["ANSWER_LIMIT", "PAGE_LIMIT", "PROBE_LIMIT", "Endpoint"]
 
 ANSWER_LIMIT = 16 << 20  # bytes
+PROBE_LIMIT = 64 << 10  # bytes of an answer that only tells what somebody is
+PAGE_LIMIT = 1 << 20  # likewise, of a page of metrics
+# Commas and brackets of an answer, before it is taken apart: each becomes an object of 50 to 500
+# bytes. An engine of 10,000 operators is asked by vertex, and answers with some ten thousand.
+MOST_VALUES = 400_000
+URL_SHOWN = 120  # characters of an address in a message
 
 
 @dataclass(eq=False)
@@ -103,6 +109,7 @@ class _Network(httpcore.NetworkBackend):
     """Makes connections inside the network namespace of process `pid`."""
 
     pid: int | None
+    listens: bool  # whether it is that process which must listen there
     deadline: float = 0.0
 
     def connect_tcp(
@@ -118,7 +125,7 @@ class _Network(httpcore.NetworkBackend):
                 connection = socket.create_connection(
                     (host, port), max(0.001, self.deadline - time.monotonic())
                 )
-            if self.pid is not None and not _listens(self.pid, port):
+            if self.pid is not None and self.listens and not _listens(self.pid, port):
                 connection.close()
                 raise httpcore.ConnectError(f"process {self.pid} no longer listens there")
         except TimeoutError as error:
@@ -127,6 +134,16 @@ class _Network(httpcore.NetworkBackend):
             raise httpcore.ConnectError(error) from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return _Stream(connection, self)
+
+
+def _shown(url: str) -> str:
+    """An address in a message: of a query with a hundred names, the beginning."""
+    return url if len(url) <= URL_SHOWN else f"{url[:URL_SHOWN]}..."
+
+
+def _in_words(timeout_s: float) -> str:
+    """What was left of a question's time tells nobody anything."""
+    return f"within {timeout_s:.2g} s" if timeout_s >= 0.1 else "in time"
 
 
 def _listens(pid: int, port: int) -> bool:
@@ -140,16 +157,23 @@ def _listens(pid: int, port: int) -> bool:
 class Endpoint:
     """A server that one thread asks: host and port as process `pid` sees them (None: as we do).
 
-    With a pid, it is that process that must listen there, at each new connection. With an access,
+    With a pid, it is that process that must listen there, at each new connection, unless `listens`
+    is False: then it only holds the network namespace. With an access,
     TLS is spoken, and what the access names is read here: raises UserError.
     """
 
     def __init__(
-        self, host: str, port: int, pid: int | None = None, access: Access | None = None
+        self,
+        host: str,
+        port: int,
+        pid: int | None = None,
+        access: Access | None = None,
+        *,
+        listens: bool = True,
     ) -> None:
         self.host = host
         self.port = port
-        self._network = _Network(pid)
+        self._network = _Network(pid, listens)
         self._scheme = "http" if access is None else "https"
         self._headers = []
         self._name = {}
@@ -179,31 +203,39 @@ class Endpoint:
         bytes, or if the answer is not 200.
         """
         url = self._url(path)
+        shown = _shown(url)
         self._network.deadline = time.monotonic() + timeout_s
         try:
             with self._pool.stream(
                 "GET", url, headers=self._headers, extensions=self._name
             ) as response:
                 if response.status != 200:
-                    raise EngineError(f"{url} answered with status {response.status}")
+                    raise EngineError(f"{shown} answered with status {response.status}")
                 body = bytearray()
                 for part in response.iter_stream():
                     body += part
                     if len(body) > limit:
-                        raise EngineError(f"{url} answered with more than {limit} bytes")
+                        raise EngineError(f"{shown} answered with more than {limit} bytes")
                 return bytes(body)
         except httpcore.TimeoutException:
-            raise EngineError(f"{url} did not answer within {timeout_s:.3g} s") from None
+            raise EngineError(f"{shown} did not answer {_in_words(timeout_s)}") from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
-            raise EngineError(f"{url} cannot be reached: {error or type(error).__name__}") from None
+            why = error or type(error).__name__
+            raise EngineError(f"{shown} cannot be reached: {why}") from None
 
-    def json(self, path: str, timeout_s: float, kind: Any = Any) -> Any:
-        """The body at this path, decoded from JSON and checked against the type `kind`."""
-        body = self.get(path, timeout_s)
+    def json(self, path: str, timeout_s: float, kind: Any = Any, limit: int = ANSWER_LIMIT) -> Any:
+        """The body at this path, decoded from JSON and checked against the type `kind`.
+
+        Raises EngineError, also for more than `MOST_VALUES` values.
+        """
+        body = self.get(path, timeout_s, limit)
+        if sum(map(body.count, (b",", b"{", b"["))) > MOST_VALUES:
+            where = _shown(self._url(path))
+            raise EngineError(f"{where} answered with more than {MOST_VALUES} values")
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineError(f"{self._url(path)} answered oddly: {error}") from None
+            raise EngineError(f"{_shown(self._url(path))} answered oddly: {error}") from None
 
     def speaks_tls(self, timeout_s: float) -> bool:
         """Whether somebody there answers a TLS greeting, with whatever certificate."""

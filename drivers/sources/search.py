@@ -168,13 +168,18 @@ def connected(
         )
     host = (match["host"] or "127.0.0.1").strip("[]")
     port = int(match["port"])
-    pid = int(match["pid"]) if match["pid"] else target.pid
-    uid = target.uid
-    if pid is None:
+    holder = int(match["pid"]) if match["pid"] else None
+    pid, uid = target.pid or holder, target.uid
+    if holder is not None and not _listens_at(holder, port):
+        # It only holds the namespace, as the first process of a pod does: who listens there is it.
+        pid = _main_at("127.0.0.1", port, mains, holder)
+        with suppress(OSError), entered(holder):
+            found = listening_uid(port)
+            uid = uid if found is None else found
+    elif pid is None:
         pid = _main_at(host, port, mains)
-    if pid is None and uid is None:
-        uid = listening_user(host, port)
-    rest = Endpoint(host, port, pid, target.access)
+        uid = listening_user(host, port) if pid is None and uid is None else uid
+    rest = Endpoint(host, port, pid or holder, target.access, listens=pid is not None)
     try:
         return make(replace(target, pid=pid, uid=uid), rest)
     except EngineError as error:
@@ -188,15 +193,22 @@ def connected(
         raise error
 
 
-def _main_at(host: str, port: int, mains: Callable[[], Iterable[int]]) -> int | None:
-    """The process in our own network namespace that listens there."""
+def _main_at(
+    host: str, port: int, mains: Callable[[], Iterable[int]], holder: int | None = None
+) -> int | None:
+    """The process in our own network namespace, or in that of `holder`, that listens there."""
     if host not in OURSELVES:
         return None
     for pid in mains():
         with suppress(OSError):
-            if same_network(pid) and any(found.port == port for found in listeners(pid)):
+            beside = same_network(pid) if holder is None else same_network(pid, holder)
+            if beside and _listens_at(pid, port):
                 return pid
     return None
+
+
+def _listens_at(pid: int, port: int) -> bool:
+    return any(found.port == port for found in listening(pid))
 
 
 def listening_user(host: str, port: int) -> int | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.sources import search
-from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.drivers.sources.http import PAGE_LIMIT, Endpoint
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import hotspot, procfs
 from sched_ctl.model.topology import Thread
@@ -73,7 +73,7 @@ def interface(pid: int, end: float = math.inf) -> Endpoint | None:
 
 def _is_interface(endpoint: Endpoint, timeout_s: float) -> bool:
     # Not /api: its first answer takes seconds, for Spark loads that part only then.
-    return b".driver." in endpoint.get("/metrics/json/", timeout_s)
+    return b".driver." in endpoint.get("/metrics/json/", timeout_s, PAGE_LIMIT)
 
 
 def interfaces(pids: Iterable[int]) -> Mapping[int, Endpoint]:

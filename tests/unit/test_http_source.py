@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.sources import http
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.errors import EngineError
 
@@ -136,4 +138,34 @@ sys.stdin.read()
     with server(lambda connection: connection.sendall(OK)) as (port, _):
         endpoint = Endpoint("127.0.0.1", port, os.getpid())
         assert endpoint.get("/", 5.0) == b"ok"
+        endpoint.close()
+
+
+@pytest.mark.parametrize("value", [b"{},", b"[],", b"1,", b'"",'])
+def test_so_many_values_are_not_even_taken_apart(value: bytes) -> None:
+    """16 MB of {} became 368 MB of objects."""
+    body = b"[" + value * (http.MOST_VALUES + 1) + b"1]"
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with server(lambda c: c.sendall(head + body)) as (port, _):
+        endpoint = Endpoint("127.0.0.1", port)
+        with pytest.raises(EngineError, match=f"more than {http.MOST_VALUES} values"):
+            endpoint.json("/", 30)
+        endpoint.close()
+
+
+def test_a_probe_reads_little() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
+    with server(lambda c: c.sendall(head + bytes(100000))) as (port, _):
+        endpoint = Endpoint("127.0.0.1", port)
+        with pytest.raises(EngineError, match=f"more than {http.PROBE_LIMIT} bytes"):
+            local._is_rest(endpoint, 30)
+        endpoint.close()
+
+
+def test_messages_are_short_and_name_no_leftover_of_a_timeout() -> None:
+    with server(lambda _: time.sleep(0.2)) as (port, _):
+        endpoint = Endpoint("127.0.0.1", port)
+        with pytest.raises(EngineError) as error:
+            endpoint.get("/metrics?get=" + "0.numRecordsIn," * 100, 0.0531)
+        assert "did not answer in time" in str(error.value) and len(str(error.value)) < 200
         endpoint.close()

@@ -1,12 +1,17 @@
 """Engines that may be seen and not be asked."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from sched_ctl.drivers import Target
 from sched_ctl.drivers.sources import search
+from sched_ctl.kernel import procfs
+from sched_ctl.lab import file as lab_file
 from support import wait_until
 
 ASK = """
@@ -54,3 +59,50 @@ def test_an_engine_whose_network_is_closed_to_us_is_found_and_says_so(contained:
     assert "not permitted to enter its network namespace" in done.stdout
     assert "CAP_SYS_ADMIN" in done.stdout and "containers.conf" in done.stdout
     print(done.stdout)
+
+
+@pytest.fixture
+def pod() -> Iterator[tuple[int, int]]:
+    """A process that only holds a network namespace, and one of user 20001 that listens in it."""
+    hold = ["unshare", "--net", "sh", "-c", "ip link set lo up && exec sleep 600"]
+    server = (sys.executable, "-m", "http.server", "8081", "--bind", "127.0.0.1")
+    holder = subprocess.Popen(hold)
+    try:
+        wait_until(lambda: procfs.command_line(holder.pid)[:1] == ["sleep"] or holder.poll(), 30)
+        if holder.poll() is not None:
+            pytest.skip("needs network namespaces")
+        inside = ["nsenter", f"--net=/proc/{holder.pid}/ns/net", "setpriv", "--reuid=20001"]
+        with subprocess.Popen(
+            [*inside, "--clear-groups", *server],
+            cwd="/",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as listening:
+            wait_until(lambda: search.listening(listening.pid), 30)
+            yield holder.pid, listening.pid
+            listening.kill()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@pytest.mark.needs("root")
+def test_an_address_may_name_the_holder_of_a_namespace(pod: tuple[int, int]) -> None:
+    """Who listens there is the engine; where that is no process that we know, it has his uid."""
+    holder, listening = pod
+    named = Target("flink", f"127.0.0.1:8081@{holder}")
+    for mains, pid in (([holder, listening], listening), ([], None)):
+        target, rest = search.connected(named, lambda m=mains: m, "it", lambda t, r: (t, r))
+        assert target.pid == pid
+        assert (procfs.owner(pid) if pid else target.uid) == 20001
+        assert rest.get("/", 10.0)
+        rest.close()
+
+
+def test_files_named_after_no_process_are_not_even_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_file, "FOLDER", tmp_path)
+    for name in (str(os.getpid()), "1", "4194399", "x", ""):
+        (tmp_path / f"{lab_file.PREFIX}{name}").touch()
+    assert [path.suffix for path in lab_file._files()] == sorted([".1", f".{os.getpid()}"])
