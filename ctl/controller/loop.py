@@ -131,6 +131,7 @@ class Controller:
         rule.stepped_back, rule.resting, rule.guard = (), False, self.guard(rule.timer.period_s)
         for engine in self.engines.values():
             engine.refused.pop(rule.name, None)
+        self._budgets.clear()  # what the one before cost
         if rule.schedules:
             self._pass(rule)
         self._wake.set()
@@ -160,6 +161,7 @@ class Controller:
         self.claims, self.owners = claims_of(settings, kinds), Owners(settings.users)
         self.rules[:] = rules
         self._deciding.clear()  # what was begun under the old ones
+        self._budgets.clear()
         self.roster.follow(settings, kinds, self.owners)
         if not settings.trace:
             self.waits.close()

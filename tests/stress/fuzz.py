@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.records import Adopted
 from sched_ctl.config import files
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
@@ -35,6 +37,7 @@ from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import hotspot
+from sched_ctl.kernel.procfs import boot_id
 from sched_ctl.lab.file import FOLDER, PREFIX
 from sched_ctl.service import session, socket
 from sched_ctl.service.sections import check_sections
@@ -353,15 +356,27 @@ class _Requests:
 
 
 JOURNAL = (
-    b'{"is":"boot","id":"%s"}\n{"is":"adopted","pid":1,"tid":10,"start_time":7,"nice":0,"policy":0}\n'
-    b'{"is":"group","path":"/sys/fs/cgroup/x","device":1,"inode":2}\n{"is":"set","tid":1}\n'
-)
+    b'{"is":"boot","boot":"%s","pid":5,"version":1}\n'
+    b'{"is":"adopted","pid":1,"tid":10,"start":7,"nice":0,"slice_ns":3000000}\n'
+    b'{"is":"set","nice":[[10,7,5]]}\n{"is":"released","threads":[[11,8]]}\n'
+    b'{"is":"moved","pid":1,"tid":10,"start":7,"cgroup":"/sys/fs/cgroup/a b"}\n'
+    b'{"is":"process","pid":1,"start":7,"since":9,"nice":0,"policy":0,"set_nice":[5],'
+    b'"set_policies":[0]}\n{"is":"group","path":"/sys/fs/cgroup/x"}\n'
+    b'{"is":"file","path":"/proc/sys/kernel/x","undo":"1"}\n'
+) % boot_id().encode()
 
 
 def journal(data: bytes) -> None:
-    """Read only: nothing is put back."""
-    read = Journal(in_file("journal", data))
-    read.close()
+    """As version 1 has it, and with right seals. Read only: nothing is put back."""
+    lines = [line for line in data.split(b"\n") if line]
+    texts = [line.replace(b'"version":1', b'"version":2') for line in lines]
+    sealed = [journals._sealed(text, number) for number, text in enumerate(texts)]
+    for content in (data, b"".join([*sealed[:1], journals._count_line(len(texts)), *sealed[1:]])):
+        read = Journal(in_file("journal", content))
+        for record in read.state.records():
+            if isinstance(record, Adopted):
+                assert -20 <= record.nice <= 19 and record.tid > 0
+        read.close()
 
 
 TARGETS: dict[str, Input] = {

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.sources import search
+from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.kernel import procfs
 from sched_ctl.lab import file as lab_file
 from support import wait_until
@@ -86,13 +88,17 @@ def pod() -> Iterator[tuple[int, int]]:
         holder.wait()
 
 
+def both(target: Target, rest: Endpoint) -> tuple[Target, Endpoint]:
+    return target, rest
+
+
 @pytest.mark.needs("root")
 def test_an_address_may_name_the_holder_of_a_namespace(pod: tuple[int, int]) -> None:
     """Who listens there is the engine; where that is no process that we know, it has his uid."""
     holder, listening = pod
     named = Target("flink", f"127.0.0.1:8081@{holder}")
     for mains, pid in (([holder, listening], listening), ([], None)):
-        target, rest = search.connected(named, lambda m=mains: m, "it", lambda t, r: (t, r))
+        target, rest = search.connected(named, partial(list, mains), "it", both)
         assert target.pid == pid
         assert (procfs.owner(pid) if pid else target.uid) == 20001
         assert rest.get("/", 10.0)
