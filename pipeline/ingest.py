@@ -31,6 +31,10 @@ MOST_FILES = 4000  # of a batch
 BATCH_BYTES = 2 << 30
 TRIES = 20
 PARTITIONS = ("kind", "date", "node")
+# What makes a line one of its kind, whatever the file that it came in is called, and where it lies:
+# a node that numbers anew is of another boot or run, and so is another machine of its name.
+OLDER = ("node", "seq", "t")
+KEY = (*OLDER, "boot", "run")
 READ = {"recursiveFileLookup": "true"}
 
 Files = list[tuple[str, Source]]  # with their paths
@@ -263,7 +267,8 @@ def _write(frame: "DataFrame", folder: str) -> None:
 def _numbers(fleet: Fleet, folder: str) -> int:
     """How many lines the rows of a batch are of, those of several files each for itself."""
     rows = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder))
-    return rows.where("seq IS NOT NULL AND kind <> 'file'").select("file", "seq").distinct().count()
+    told = rows.where("seq IS NOT NULL AND kind <> 'file'")
+    return told.select("source", "seq").distinct().count()
 
 
 def _overlapping(fleet: Fleet, stats: Sequence[Any]) -> list[str]:
@@ -287,9 +292,12 @@ def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
     everything = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder)).select(*COLUMNS)
     numbered = F.col("kind").isin("operator", "event", "topology") & F.col("node").isin(nodes)
     mine = everything.where(numbered)
-    chosen = mine.groupBy("node", "seq").agg(F.min("file").alias("file"))
+    chosen = mine.groupBy(*KEY).agg(F.min("source").alias("source"))
     for kind in ("operator", "event", "topology"):
-        there = fleet.read(kind).where(F.col("node").isin(nodes)).select("node", "seq").distinct()
-        chosen = chosen.join(there, ["node", "seq"], "left_anti")
-    kept = mine.join(chosen, ["node", "seq", "file"], "left_semi")
+        there = fleet.read(kind).where(F.col("node").isin(nodes)).select(*KEY).distinct()
+        chosen = chosen.join(there.where("run IS NOT NULL"), [*KEY], "left_anti")
+        # Of before boots and runs were kept: what is left is a line's number and its time.
+        older = there.where("run IS NULL").select(*OLDER)
+        chosen = chosen.join(older, [*OLDER], "left_anti")
+    kept = mine.join(chosen, [*KEY, "source"], "left_semi")
     return everything.where(~numbered).unionByName(kept)

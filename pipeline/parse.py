@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sched_ctl.metrics import verdicts
 from sched_ctl.model.topology import Topology
+from sched_ctl.pipeline.plausible import implausible, misplaced
 from sched_ctl.pipeline.tables import COLUMNS
 from sched_ctl.telemetry import reading, records, replay
 from sched_ctl.telemetry.recorder import kind_of_machine
@@ -23,7 +24,6 @@ __all__ = ["SCHEMA", "of_file", "rows"]
 
 ROWS = 20_000  # of a batch, about
 MOST_BAD = 1000  # lines named of each file; the others are counted
-LATEST_MS = 4_102_444_800_000  # 2100: a later time is a broken clock
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
 SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
 
@@ -48,14 +48,15 @@ def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For `mapInArrow`: (path, content) of files to rows of the wide schema."""
     for batch in batches:
         for path, content in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-            yield from of_file(path.rpartition("/")[2], content.as_buffer().to_pybytes())
+            yield from of_file(path, content.as_buffer().to_pybytes())
 
 
 class _Rows:
     """Rows of one file, gathered by column; a record gives as many as it has operators."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
+    def __init__(self, path: str) -> None:
+        self.path, self.file = path, path.rpartition("/")[2]
+        self.boot, self.run = "", 0  # of the file's first line
         self._clear()
 
     def _clear(self) -> None:
@@ -64,7 +65,8 @@ class _Rows:
         self._records: list[tuple[records.Record, int, str, dict[str, Any]]] = []
 
     def add(self, **row: Any) -> None:
-        self._single.append(row)
+        told = {"file": self.file, "source": self.path, "boot": self.boot, "run": self.run}
+        self._single.append(told | row)
         self.size += 1
 
     def add_record(
@@ -102,6 +104,9 @@ class _Rows:
 
         each("kind", ["operator"] * len(found))
         each("file", [self.file] * len(found))
+        each("source", [self.path] * len(found))
+        each("boot", [self.boot] * len(found))
+        each("run", [self.run] * len(found))
         each("date", [_date(r.t) for r, _, _, _ in found])
         for name in ("node", "seq", "t", "d", "engine", "epoch"):
             each(name, [getattr(r, name) for r, _, _, _ in found])
@@ -136,10 +141,13 @@ class _Rows:
         return pa.RecordBatch.from_arrays([columns[n] for n in SCHEMA.names], schema=SCHEMA)
 
 
-def of_file(file: str, data: bytes) -> Iterator[pa.RecordBatch]:
-    """All rows of one file, the last of which counts them (table `file`)."""
-    gathered = _Rows(file)
-    named = records.FileName.parse(file)
+def of_file(path: str, data: bytes) -> Iterator[pa.RecordBatch]:
+    """All rows of one file, the last of which counts them (table `file`).
+
+    path: its folder tells it from others of its name; what is in both counts once by what it says.
+    """
+    gathered = _Rows(path)
+    named = records.FileName.parse(gathered.file)
     node = named.node if named else "unknown"
     day = f"{named.start[:4]}-{named.start[4:6]}-{named.start[6:8]}" if named else "unknown"
     machine, first_line = "", True
@@ -151,14 +159,14 @@ def of_file(file: str, data: bytes) -> Iterator[pa.RecordBatch]:
         nonlocal bad
         bad += 1
         if bad <= MOST_BAD:
-            gathered.add(kind="bad", date=day, node=node, file=file, line=line, why=why, text=text)
+            gathered.add(kind="bad", date=day, node=node, line=line, why=why, text=text)
 
     for found in reading.lines_of(data):
         if isinstance(found, reading.Bad):
             set_aside(found.line, found.why, found.text)
             continue
         number, line = found
-        if first_line:
+        if first_line and misplaced(line) is None:
             node, first_line = line.node, False
         why = _wrong(line, node, topologies)
         if why:
@@ -169,8 +177,9 @@ def of_file(file: str, data: bytes) -> Iterator[pa.RecordBatch]:
             continue
         seen.add(line.seq)
         good += 1
-        common = {"date": _date(line.t), "node": node, "seq": line.seq, "t": line.t, "file": file}
+        common = {"date": _date(line.t), "node": node, "seq": line.seq, "t": line.t}
         if isinstance(line, records.Start):
+            gathered.boot, gathered.run = line.boot, line.run
             machine = kind_of_machine(line.machine, line.cpus)
         elif isinstance(line, records.Topology):
             topologies[line.engine] = (line.epoch, _made(line))
@@ -204,7 +213,6 @@ def of_file(file: str, data: bytes) -> Iterator[pa.RecordBatch]:
         kind="file",
         date=day,
         node=node,
-        file=file,
         seq=min(seen, default=None),
         last_seq=max(seen, default=None),
         good=good,
@@ -218,10 +226,10 @@ def _wrong(
     line: records.Line, node: str, topologies: dict[str, tuple[int, dict[str, Any]]]
 ) -> str | None:
     """Why a line that can be read cannot be used."""
+    if why := misplaced(line):
+        return why
     if line.node != node:
         return f"of another node than the file: {line.node!r}"
-    if not line.node or line.t > LATEST_MS:
-        return "no node" if not line.node else f"time {line.t} is none"
     if isinstance(line, records.Topology):
         sizes = {len(line.ops), len(line.query_of)}
         sizes |= {len(line.replica)} if line.replica else set()
@@ -241,8 +249,7 @@ def _wrong(
             values = getattr(line, field)
             if values is not None and len(values) != n:
                 return f"{field} has {len(values)} entries for {n} operators"
-        if line.d > 86_400_000:
-            return "longer than a day"
+        return implausible(line, known[1]["threads"])
     return None
 
 
@@ -271,6 +278,7 @@ def _made(line: records.Topology) -> dict[str, Any]:
     """What all records of a topology have in common, as columns."""
     return {
         "names": line.ops,
+        "threads": line.threads,
         "topology": _topology(line),
         "query_of": line.query_of,
         "queries": len(line.queries),

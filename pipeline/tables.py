@@ -45,7 +45,10 @@ COLUMNS = MappingProxyType(
         "about": "STRING",
         "value": "STRING",
         "count": "BIGINT",
+        "boot": "STRING",  # of the node's kernel; "" = not told
+        "run": "BIGINT",  # of the controller, by the number of its first line
         "file": "STRING",
+        "source": "STRING",  # path of the file as it was read
         "line": "INT",
         "why": "STRING",
         "text": "STRING",
@@ -56,7 +59,7 @@ COLUMNS = MappingProxyType(
     }
 )
 
-_ROW = ("date", "node", "seq", "t", "file")
+_ROW = ("date", "node", "boot", "run", "seq", "t", "file", "source")
 # table -> its columns
 KINDS = MappingProxyType(
     {
@@ -69,7 +72,7 @@ KINDS = MappingProxyType(
         ),
         "event": (*_ROW, "engine", "what", "about", "value", "count"),
         "topology": (*_ROW, "machine", "engine", "epoch", "text"),  # text: the line itself
-        "bad": ("date", "node", "file", "line", "why", "text"),
+        "bad": ("date", "node", "file", "source", "line", "why", "text"),
         "file": ("date", "node", "file", "seq", "last_seq", "good", "bad", "repeated"),
     }
 )

@@ -16,7 +16,7 @@ from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.engine import Engine
-from sched_ctl.kernel import psi
+from sched_ctl.kernel import procfs, psi
 from sched_ctl.metrics import verdicts
 from sched_ctl.model.topology import Topology
 from sched_ctl.telemetry import records
@@ -41,6 +41,7 @@ def start(controller: Controller) -> "Recording | None":
         settings.node or platform.node() or "node",
         limit_bytes=round(settings.record_limit * 1e6),
         rotate_s=settings.record_rotate,
+        boot=procfs.boot_id(),
     )
     return Recording(controller, recorder, settings.record_period)
 

@@ -48,7 +48,7 @@ def kind_of_machine(name: str, cpus: int) -> str:
 class Recorder:
     """`put` may be called from one other thread, and never waits.
 
-    rotate_s: age at which a file is closed. clock: Unix time in seconds.
+    rotate_s: age at which a file is closed. boot: the kernel's boot id. clock: Unix time in s.
     Raises UserError if the folder cannot be written to.
     """
 
@@ -59,10 +59,11 @@ class Recorder:
         *,
         limit_bytes: int,
         rotate_s: float,
+        boot: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         prepare(folder)
-        self.node = records.node_name(node)
+        self.node, self._boot = records.node_name(node), boot
         self.problem: str | None = None  # why nothing can be written now
         self.written = self.lost = 0
         self._store = Store(folder, self.node, limit_bytes)
@@ -157,6 +158,7 @@ class Recorder:
             node=self.node,
             t=now_ms,
             run=self._run,
+            boot=self._boot,
             program=sched_ctl.__version__,
             cpus=os.cpu_count() or 0,
             machine=self._machine,

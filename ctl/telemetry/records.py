@@ -67,6 +67,13 @@ class Start(Struct, tag_field="k", tag="file", kw_only=True, omit_defaults=True)
             "no number is missing"
         ),
     ] = 0
+    boot: Annotated[
+        Name,
+        Meta(
+            description="the kernel's boot id: tells two machines of one name apart, "
+            "and nodes that number anew"
+        ),
+    ] = ""
     program: Annotated[Name, Meta(description="version of sched-ctl")] = ""
     cpus: Annotated[Number, Meta(description="CPUs of the machine")] = 0
     machine: Annotated[

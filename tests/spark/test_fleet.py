@@ -246,3 +246,58 @@ def test_a_profile_is_the_truth(spark: "SparkSession", tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     profiles.write(path, made)
     assert profiles.read(path) == made
+
+
+def recorded(node: str, first: int, rows: int, boot: str, t: int = 1_800_000_000_000) -> bytes:
+    """A file of a node: lines from number `first` on, `rows` records of two operators."""
+    start = records.Start(node=node, seq=first, t=t, run=first, boot=boot, machine="m")
+    topology = records.Topology(
+        node=node, seq=first + 1, t=t, engine="e", epoch=1, queries=["q"], ops=["a", "b"],
+        query_of=[0, 0],
+    )  # fmt: skip
+    lines: list[records.Line] = [start, topology]
+    for at in range(rows):
+        counted: list[int | None] = [at, at]
+        lines.append(
+            records.Record(
+                node=node, seq=first + 2 + at, t=t + at * 5000, d=5000, engine="e", epoch=1,
+                policy=["os"], backend=[""], cpu=counted, tuples_in=counted,
+            )
+        )  # fmt: skip
+    return b"".join(map(records.encode, lines))
+
+
+def test_lines_count_once_by_what_they_are_not_by_what_their_file_is_called(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Copies under the same name in two folders, and under others; numbers that begin again on a
+    node without a clock; two machines of one name; what cannot be true."""
+    rows, name = 20, "gw-1-20270115T080000Z-1.jsonl.gz"
+    places = {
+        f"a/{name}": recorded("gw-1", 1, rows, "boot-1"),
+        f"b/{name}": recorded("gw-1", 1, rows, "boot-1"),  # the same bytes
+        "b/gw-1-20270115T080001Z-1.jsonl.gz": recorded("gw-1", 1, rows // 2, "boot-1"),  # a part
+        f"c/{name}": recorded("gw-1", 1, rows, "boot-2"),  # it booted, and numbers anew
+        f"d/{name}": recorded("gw-1", 1, rows, "boot-3", 1_800_000_000_001),  # another machine
+        "e/gw-2-19700101T000000Z-1.jsonl.gz": recorded("gw-2", 1, rows, "boot-4", 60_000),
+        f"f/{'x' * 200}-20270115T080000Z-1.jsonl.gz": recorded("x" * 300, 1, rows, "boot-5"),
+    }
+    for place, content in places.items():
+        path = tmp_path / "in" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    out = str(tmp_path / "out")
+    done = ingest.ingest(spark, str(tmp_path / "in"), out)
+    assert done.rows == 3 * rows * 2  # boot-1, boot-2, boot-3; two operators each
+    # Of each copy the records and the topology line.
+    assert done.repeated == (rows + 1) + (rows // 2 + 1)
+    fleet = Fleet(spark, out)
+    reasons = {(r["node"], r["why"]) for r in fleet.read("bad").select("node", "why").collect()}
+    assert ("gw-2", "time 60000: the node's clock was not set") in reasons
+    assert ("x" * 200, "a node's name of more than 120 bytes") in reasons
+    # Sent once more, later, under one more name: nothing is new.
+    late = tmp_path / "in" / "g" / "gw-1-20270115T080002Z-1.jsonl.gz"
+    late.parent.mkdir()
+    late.write_bytes(places[f"c/{name}"])
+    again = ingest.ingest(spark, str(tmp_path / "in"), out)
+    assert again.rows == 0 and again.repeated == rows + 1
