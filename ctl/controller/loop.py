@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import msgspec
 
+from sched_ctl.adapt.guard import Guard
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.config.settings import Section, Settings, resolve
 from sched_ctl.controller import races
@@ -27,7 +28,6 @@ from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, make_policy
 from sched_ctl.controller.targets import TargetWatch
 from sched_ctl.controller.trial import Outcomes
-from sched_ctl.decide.guard import Guard
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.boundary import is_ours, words
 from sched_ctl.engines.budget import Budget

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from sched_ctl.adapt.guard import Guard
 from sched_ctl.adapt.race import told
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section
@@ -13,7 +14,6 @@ from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.switches import PRESSURE, Watch, joined
 from sched_ctl.controller.trial import Trial
 from sched_ctl.decide.decision import decide
-from sched_ctl.decide.guard import Guard
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.engines.boundary import is_ours
 from sched_ctl.engines.engine import Engine

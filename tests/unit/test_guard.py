@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plans import plan
-from sched_ctl.decide.guard import Figures, Guard, figures, worse
+from sched_ctl.adapt.guard import Guard, worse
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import Snapshot
@@ -49,13 +49,6 @@ def window(now: Snapshot, then: Snapshot | None = None) -> Window:
     return Window(now, then, Level.PHYSICAL)
 
 
-def test_wait_is_what_waits_over_what_passes() -> None:
-    both = window(snapshot(10, 1000, 50), snapshot(5, 500, 10))
-    assert figures([both], [20, 40]) == Figures(100, 0.3)
-    assert math.isnan(figures([both], [math.nan]).wait_s)
-    assert math.isnan(figures([window(snapshot(5, 500, 10))], [10]).throughput)
-
-
 def run(guard: Guard, seconds: int, queue_ours: float, queue_own: float) -> list[tuple[int, str]]:
     """Passes once a second; what it found, and when."""
     found = []
@@ -88,3 +81,14 @@ def test_phases_take_turns_and_harm_is_found() -> None:
 def test_help_and_empty_queues_are_left_alone() -> None:
     assert run(Guard(20, 5), 300, queue_ours=50, queue_own=100) == []
     assert run(Guard(20, 5), 300, queue_ours=0.05, queue_own=0.0) == []
+
+
+def test_what_the_engine_tells_goes_before_its_queues() -> None:
+    """Its latency is three times as long under ours, while its queues are shorter."""
+    guard, found = Guard(every_s=20, phase_s=5), []
+    for second in range(140):
+        now = snapshot(second, 100 * second, 50 if guard.own else 10)
+        told = {"latency": np.array([math.nan, 0.1 if guard.own else 0.3])}
+        latency = Snapshot(TOPOLOGY, now.time_s, {**now.columns, **told})
+        found.append(guard.look(float(second), {"e": window(latency)}))
+    assert "tuples wait 3.00 times as long as by the system's own scheduling" in found

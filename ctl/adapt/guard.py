@@ -1,13 +1,10 @@
 """Does scheduling help? Short phases of the system's own scheduling, compared with ours.
 
 An order that helps one workload harms another, so whoever schedules should look at what comes of
-it. Each phase of the system's own lies between two of ours, and their figures are compared as a
-ratio, so that a load that rises or falls does not count. What is compared:
-
-* *throughput*: tuples a second that the ingress operators take in;
-* *wait*: tuples in all queues over that throughput, the mean time in queues by Little's law.
-
-Ours is called worse only when the ratios say so beyond their own spread.
+it. Each phase of the system's own lies between two of ours, and their effects (`adapt.effect`) are
+compared as ratios, so that a load that rises or falls does not count: what the queries take in, and
+the time in the system, as a race compares them. Ours is called worse only when the ratios say so
+beyond their own spread.
 """
 
 import math
@@ -15,12 +12,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from sched_ctl.adapt.effect import Span, effects, seen
+from sched_ctl.adapt.race import Figures, compare
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.topology import Snapshot
 
-__all__ = ["FEWEST", "Figures", "Guard", "figures", "worse"]
+__all__ = ["FEWEST", "Guard", "worse"]
 
 MARGIN = 0.05  # that much worse is not worth a step back
 MOST = 8  # comparisons that count: the last ones
@@ -29,26 +25,6 @@ MOST = 8  # comparisons that count: the last ones
 ERRORS = {4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50}
 FEWEST = min(ERRORS)  # comparisons before anything is said
 SETTLE = 0.3  # of a phase, in which what was queued under the other regime goes
-LEAST_WAIT_S = 1e-3  # below that, queues are as good as empty: whose are longer does not count
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one phase gave. NaN where the engines do not tell."""
-
-    throughput: float
-    wait_s: float
-
-
-def figures(windows: Sequence[Window], waiting: Sequence[float]) -> Figures:
-    """windows: one an engine, from the beginning of the phase. waiting: samples of all queues."""
-    rates = [window.rate("tuples_in")[window.graph.ingress] for window in windows]
-    known = np.concatenate([*rates, np.empty(0)])
-    throughput = float(np.nansum(known)) if np.isfinite(known).any() else math.nan
-    waits = [value for value in waiting if math.isfinite(value)]
-    if not waits or not throughput > 0:
-        return Figures(throughput, math.nan)
-    return Figures(throughput, statistics.fmean(waits) / throughput)
 
 
 def worse(ratios: Sequence[float]) -> bool:
@@ -73,8 +49,7 @@ class Guard:
     changes_s: float = math.nan
     ratios: dict[str, list[float]] = field(default_factory=lambda: {"throughput": [], "wait": []})
     _began_s: float = math.nan
-    _first: Mapping[str, Snapshot] = field(default_factory=dict)
-    _waiting: list[float] = field(default_factory=list)
+    _spans: dict[str, Span] = field(default_factory=dict)
     _kept: list[Figures] = field(default_factory=list)  # ours, the system's own
 
     def look(self, now_s: float, windows: Mapping[str, Window]) -> str | None:
@@ -86,21 +61,13 @@ class Guard:
         length_s = self.changes_s - self._began_s
         if now_s < self._began_s + SETTLE * length_s and now_s < self.changes_s:
             return None
-        now = {name: window.now for name, window in windows.items()}
-        if not self._first:
-            self._first = now
-        self._waiting.append(sum(_waiting(window) for window in windows.values()))
+        for name, window in windows.items():
+            self._spans[name] = seen(self._spans.get(name), window.now)
         if now_s < self.changes_s:
             return None
-        seen = figures(
-            [
-                Window(now[name], first, windows[name].level)
-                for name, first in self._first.items()
-                if name in now and first.topology is now[name].topology
-            ],
-            self._waiting,
-        )
-        found = self._compare(seen)
+        spans = [span for name, span in self._spans.items() if name in windows]
+        figures = Figures(tuple(effect for span in spans for effect in effects(span)))
+        found = self._compare(figures)
         self._begin(now_s, own=not self.own)
         return found
 
@@ -127,22 +94,18 @@ class Guard:
     def _begin(self, now_s: float, *, own: bool) -> None:
         self.own, self._began_s = own, now_s
         self.changes_s = now_s + (self.phase_s if own else self.every_s - self.phase_s)
-        self._first, self._waiting = {}, []
+        self._spans = {}
 
-    def _compare(self, seen: Figures) -> str | None:
+    def _compare(self, figures: Figures) -> str | None:
         """A phase is over; if it was the second of ours, there is something to compare."""
-        self._kept.append(seen)
+        self._kept.append(figures)
         if self.own or len(self._kept) < 3:
             return None
         before, system, after = self._kept[-3:]
         self._kept = self._kept[-1:]
-        throughput = (
-            (before.throughput + after.throughput) / 2 / system.throughput
-            if system.throughput > 0
-            else math.nan
-        )
-        wait_s = (before.wait_s + after.wait_s) / 2
-        wait = max(wait_s, LEAST_WAIT_S) / max(system.wait_s, LEAST_WAIT_S)
+        scores = [compare(ours, system) for ours in (before, after)]
+        throughput = math.exp(-statistics.fmean(score.lost for score in scores))
+        wait = math.exp(statistics.fmean(score.time for score in scores))
         for name, ratio in (("throughput", throughput), ("wait", wait)):
             if ratio > 0 and math.isfinite(ratio):
                 self.ratios[name].append(ratio)
@@ -151,9 +114,3 @@ class Guard:
         if worse(self.ratios["wait"]):
             return f"tuples wait {wait:.2f} times as long as by the system's own scheduling"
         return None
-
-
-def _waiting(window: Window) -> float:
-    """Tuples in the queues of an engine, as far as it tells; NaN if it tells nothing."""
-    queue = window.value("queue_size")
-    return float(np.nansum(queue)) if np.isfinite(queue).any() else math.nan
