@@ -124,6 +124,23 @@ def test_the_drawing_is_of_the_figures_that_are_kept() -> None:
     assert figures.DRAWING.read_text() == drawn, "./dev figures"
 
 
+def test_results_that_are_named_are_there() -> None:
+    names = {path.stem for path in results.FOLDER.glob("*.json")}
+    kinds = "|".join(sorted({name.partition("-")[0] for name in names if "-" in name}))
+    told = set()
+    for page in (ROOT / "docs").glob("*.md"):
+        told |= set(re.findall(rf"`((?:{kinds})-[a-z0-9.-]+)`", prose(page.read_text())))
+    assert {name for name in told if name not in names} - {"light-first"} == set()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in results.FOLDER.glob("*.json")))
+def test_a_result_says_how_it_was_measured(name: str) -> None:
+    result = results.load(name)
+    assert result.rows and set(result.rows[0].figures) <= set(result.columns)
+    assert {column for row in result.rows for column in row.figures} <= set(result.columns)
+    assert any((result.command, result.build, result.kernel))
+
+
 def test_no_page_tells_of_what_was() -> None:
     """The page says what is; what was is in the history."""
     diary = re.compile(r"\b(an|the) (earlier|former) build\b|\bthe build before\b", re.IGNORECASE)
