@@ -222,7 +222,10 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
 
 
 class Event(Struct, tag_field="k", tag="event", kw_only=True, omit_defaults=True):
-    """Something that happened."""
+    """Something that happened. `policy`: another one is in force; `verdict`: something else holds a
+    query; `engine`: it came, fell silent or went; `error`: something does not work; `lost`: lines
+    that could not be written.
+    """
 
     v: Version = field(default_factory=lambda: VERSION)  # which is never left out
     node: Node
@@ -230,7 +233,7 @@ class Event(Struct, tag_field="k", tag="event", kw_only=True, omit_defaults=True
     t: Time
     what: Annotated[
         Literal["policy", "verdict", "engine", "error", "lost"],
-        Meta(description="what happened, see below"),
+        Meta(description="what happened, see above"),
     ]
     engine: Annotated[Name, Meta(description="which engine, if it is about one")] = ""
     about: Annotated[Name, Meta(description="query, operator or rule")] = ""
