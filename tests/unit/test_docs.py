@@ -133,6 +133,17 @@ def test_results_that_are_named_are_there() -> None:
     assert {name for name in told if name not in names} - {"light-first"} == set()
 
 
+def test_files_and_tests_that_are_named_are_there() -> None:
+    told = "\n".join(prose(page.read_text()) for page in (ROOT / "docs").glob("*.md"))
+    folders = "bench|bpf|ctl|drivers|engine|packaging|policies|sim|tests|vagrant"
+    files = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", told)) - {"tests/vm/guest_NAME.py"}
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = set(re.findall(r"`(test_[a-z0-9_]+)`", told))
+    tests -= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert [test for test in tests if f"def {test}(" not in sources] == []
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in results.FOLDER.glob("*.json")))
 def test_a_result_says_how_it_was_measured(name: str) -> None:
     result = results.load(name)
