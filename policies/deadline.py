@@ -73,7 +73,10 @@ def policy(targets: tuple[Target, ...] = (), others: str = "balanced") -> Policy
         wants=rest.wants | feasibility.WANTS,
         goal="latency targets of queries, the least slack first",
         spacing=rest.spacing,
+        remembers=rest.remembers,
         steady=rest.steady,
+        strict=rest.strict,
+        targets=tuple(targets),
     )
 
 

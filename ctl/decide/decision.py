@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -359,10 +358,9 @@ def _judged(
     stood: Mapping[tuple[str, str], Judgement],
 ) -> tuple[OperatorFrame, Mapping[tuple[str, str], Judgement]]:
     """How queries stand with the targets that the policy has, told to it with the frame."""
-    targets: Any = policy.options.get("targets", ())
-    if not targets or not engines:
+    if not policy.targets or not engines:
         return frame, MappingProxyType({})
-    judged = feasibility.judge(frame, engines, targets, cpus, stood)
+    judged = feasibility.judge(frame, engines, policy.targets, cpus, stood)
     columns = {**frame.columns, **feasibility.tell(frame, engines, judged)}
     return replace(frame, columns=columns), judged
 

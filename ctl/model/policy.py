@@ -21,6 +21,7 @@ from types import MappingProxyType
 import numpy as np
 
 from sched_ctl.model.graph import Array, Graph, Index
+from sched_ctl.model.targets import Target
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator
 
 __all__ = [
@@ -171,6 +172,8 @@ class Policy:
     for the function to leave out. Names meet where a policy is made of others, so they begin with
     that of the module or package: "backlog.heavy".
     steady: whether the same frame always has the same answer.
+    targets: of its queries; how these stand with them is told to it with the frame, as the columns
+    of `metrics.feasibility.tell`.
     strict: whether the order counts even where it keeps a query from the share of the CPU that it
     would have without one. Else that share is a floor below which no order takes a query that has
     work, where the backend can hold one (bpf/floor.bpf.h).
@@ -188,6 +191,7 @@ class Policy:
     remembers: Mapping[str, Remember] = field(default_factory=lambda: MappingProxyType({}))
     steady: bool = True
     strict: bool = False
+    targets: tuple[Target, ...] = ()
 
     def remember(self, frame: OperatorFrame, now_s: float) -> Memory:
         """All that is to be remembered from this frame on."""

@@ -17,6 +17,7 @@ from sched_ctl.metrics.window import Window
 from sched_ctl.model.normalise import nice_values
 from sched_ctl.model.policy import Level, Memory, OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.model.schedule import Schedule, without
+from sched_ctl.model.targets import Target
 from sched_ctl.model.topology import (
     Edge,
     HelperThread,
@@ -445,7 +446,7 @@ def test_who_was_heavy_is_not_for_ever() -> None:
 
 
 def test_a_policy_of_somebody_else_has_memory_and_options_of_its_own() -> None:
-    """Its option `heavy` means nothing outside it, though it looks at the same metrics as ours."""
+    """Its options mean nothing outside it, though it looks at the same metrics as ours."""
     both = plan({"etl": ["a", "b"], "other": ["c", "d"]})
 
     def count(frame: OperatorFrame, now_s: float) -> Mapping[tuple[str, str], float]:
@@ -461,7 +462,7 @@ def test_a_policy_of_somebody_else_has_memory_and_options_of_its_own() -> None:
         urgency=urgency,
         needs=SEEN_BY,
         goal="",
-        options={"heavy": "etl*"},
+        options={"heavy": "etl*", "targets": "none"},
         remembers={"theirs.times": count},
     )
     columns = {"cpu_use": [0.02, 0.02, 0.5, 0.4], "utilisation": [0.1, 0.1, 1.0, 0.3]}
@@ -486,3 +487,14 @@ def test_each_class_of_multi_class_remembers_its_own_queries() -> None:
     assert list(schedule.memory[MEMORY]) == [("lab:1", "low-c")]
     assert not schedule.strict
     assert scheduled(registry.policy("multi-class", {"strict": True}), now).strict
+
+
+def test_who_was_heavy_is_remembered_below_targets_too() -> None:
+    both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
+    same = {name: [1.0] * 4 for name in ("cost", "selectivity", "input_rate", "head_age")}
+    much, little = [0.02, 0.02, 0.5, 0.4], [0.4, 0.4, 0.1, 0.0]
+    policy = registry.policy("deadline", {"targets": (Target(queries=("light",), latency="1h"),)})
+    first = scheduled(policy, snapshot(both, **same, cpu_use=much, utilisation=[0, 0, 1.0, 0.3]))
+    now = snapshot(both, **same, cpu_use=little, utilisation=[0, 0, 1.0, 0.3])
+    assert len(set(scheduled(policy, now, memory=first.memory).form.rank)) == 2
+    assert len(set(scheduled(policy, now).form.rank)) == 1
