@@ -160,7 +160,9 @@ def over(values: Iterable[float]) -> Figure | str:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Ratios with two digits, all else with three that count."""
+    """Ratios with two digits, all else with three that count; a dash where nothing was seen."""
+    if not math.isfinite(value):
+        return "-"
     if not unit:
         return f"{value:.2f}" if abs(value) < 99.5 else f"{value:,.0f}"
     if unit == "%":

@@ -67,3 +67,9 @@ def test_the_command_that_is_told_repeats_the_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sys.argv", words)
     told = results.here()["command"]
     assert told == "./dev run python -m bench.real --cycles 1 'storm etl'"
+
+
+def test_what_was_not_seen_is_a_dash() -> None:
+    """As of a helper that only one of the phases had."""
+    nothing = float("nan")
+    assert [results.number(nothing, unit) for unit in ("", "%", "ms")] == ["-"] * 3
