@@ -1,8 +1,10 @@
 """A real Storm under the BPF scheduler and by nice, in a guest with exact time: ratios to the OS.
 
-    ./dev run python -m bench.guest.storm [--kernel 6.18] [--json FILE] SHAPE [LOAD ...]
+    ./dev run python -m bench.guest.storm [--kernel 6.18] [--json FILE] [--ways WAYS]
+        SHAPE [LOAD ...]
 
-SHAPE: of bench/workloads (etl, stats, lr, vs); LOAD: parts of the capacity, which is measured
+SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `queues` sets `qs` by nice beside the
+published rule of Lachesis (bench/lachesis.py). LOAD: parts of the capacity, which is measured
 first. Arrivals are the same in each phase. What is shown: latency and tuples that leave, and how
 long threads wait for a CPU, by what they do for the engine. To boot and start Storm takes ten
 minutes, a load as long.
@@ -16,7 +18,8 @@ from bench import results
 from bench.guest.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
-SHAPES = ("etl", "stats", "lr", "vs")
+SHAPES = ("etl", "fork", "stats", "lr", "vs")
+WAYS = ("all", "queues")
 
 
 def main() -> None:
@@ -24,6 +27,7 @@ def main() -> None:
     parser.add_argument("shape", metavar="SHAPE", choices=SHAPES)
     parser.add_argument("loads", nargs="*", default=["0.95"], metavar="LOAD")
     parser.add_argument("--kernel", default="6.18")
+    parser.add_argument("--ways", choices=WAYS, default="all")
     parser.add_argument("--json", type=Path, help="keep all phases there, beside those of before")
     results.argument(parser)
     asked = parser.parse_args()
@@ -33,7 +37,7 @@ def main() -> None:
 
     storm.job_jar(storm.download())  # a guest has no network, and can write nothing here
     runs = kept(asked.json)
-    words = [asked.shape, *asked.loads]
+    words = [asked.shape, asked.ways, *asked.loads]
     limit_s = LIMIT_S * (1 + len(asked.loads))
     keep(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs, asked.json)
     show(runs, asked.kernel, asked.keep)

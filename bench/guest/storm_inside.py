@@ -1,6 +1,6 @@
 """Runs in a guest: a topology on a real Storm, in phases under the OS and under sched-ctl.
 
-    storm_inside.py SHAPE LOAD ...    Prints each phase as JSON, in lines that begin with "@@ ".
+    storm_inside.py SHAPE WAYS LOAD ...    prints each phase as JSON, in lines that begin "@@ ".
 
 Its capacity is measured first. All of Storm has the one CPU, and so has the controller, which looks
 once a second, as it does by default. Before each phase what waits leaves, and the arrivals begin
@@ -12,14 +12,15 @@ import math
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.guest.inside import NORMAL, Load, Pulse, go_first, measure, say, show, threads
+from bench.guest.inside import FIRST, NORMAL, Load, Pulse, go_first, measure, say, show, threads
 from engines.cluster import patiently
 from engines.storm import Storm, finished, running
 from sched_ctl.workloads import workload
@@ -60,16 +61,30 @@ class Way:
 
     policy: str = ""
     backend: str = ""
+    options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return f"{self.policy}, {self.backend}" if self.policy else "os"
+        if not self.policy:
+            return "os"
+        return ", ".join(word for word in (self.policy, self.backend, *self.options) if word)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of `sched-ctl load`, apart from the policy."""
+        given = (("--backend-option", option) for option in self.options)
+        return ("--backend", self.backend, *(word for pair in given for word in pair))
 
 
-WAYS = (
-    *(Way(policy, "scx") for policy in ("qs", "hr", "auto")),
-    *(Way(policy, "nice") for policy in ("qs", "hr")),
-)
+RIVAL = Way("Lachesis' rule")
+ABOVE = ("nice.best=0", "nice.worst=10")  # no weight is kept
+WAYS = {
+    "all": (
+        *(Way(policy, "scx") for policy in ("qs", "hr", "auto")),
+        *(Way(policy, "nice") for policy in ("qs", "hr")),
+    ),
+    "queues": (RIVAL, Way("qs", "nice"), Way("qs", "nice", ABOVE)),
+}
 
 
 def role_of(label: str, comm: str) -> str:
@@ -151,10 +166,34 @@ def daemons() -> dict[str, int]:
     return found
 
 
-def phases() -> Iterator[Way]:
+class Rival:
+    """Lachesis' rule (bench.lachesis) at work."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.lachesis", name, str(pid)],
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setscheduler(0, *FIRST),
+        )
+
+        def ready() -> bool:
+            assert self.process.poll() is None
+            return len({os.getpriority(os.PRIO_PROCESS, tid) for tid, _ in threads(pid)}) > 1
+
+        patiently(ready, 60, "nice values")
+
+    def set(self, policy: str) -> None:
+        pass
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def phases(ways: Sequence[Way]) -> Iterator[Way]:
     yield Way()
-    yield from WAYS
-    yield from reversed(WAYS)
+    yield from ways
+    yield from reversed(ways)
     yield Way()
 
 
@@ -176,20 +215,22 @@ def phase(
     return found
 
 
-def run(topology: Topology, rate: float, scenario: str) -> None:
+def run(topology: Topology, rate: float, scenario: str, ways: Sequence[Way]) -> None:
     pids = {"tm": topology.pid, **daemons()}
     operators = sum(role_of("tm", comm) == "operators" for _, comm in threads(topology.pid))
-    load: Load | None = None
-    backend, pulse = "", Pulse()
+    load: Load | Rival | None = None
+    by, pulse = Way(), Pulse()
     try:
-        for way in phases():
-            if load is not None and way.backend != backend:
+        for way in phases(ways):
+            if load is not None and (way.backend, way.options) != (by.backend, by.options):
                 load.end()
                 load = None
             topology.offer(0.5 * rate)
-            if way.policy and load is None:
-                arguments = ("--policy", way.policy, "--backend", way.backend)
-                load, backend = Load(arguments, operators, pids, HOW), way.backend
+            if way == RIVAL and load is None:
+                load, by = Rival(topology.shape, topology.pid), way
+            elif way.policy and load is None:
+                arguments = ("--policy", way.policy, *way.arguments)
+                load, by = Load(arguments, operators, pids, HOW), way
             if load is not None:
                 load.set(way.policy)
                 for tid, _ in threads(load.process.pid):
@@ -207,7 +248,7 @@ def run(topology: Topology, rate: float, scenario: str) -> None:
 
 
 def main() -> None:
-    shape, loads = sys.argv[1], [float(word) for word in sys.argv[2:]]
+    shape, ways, loads = sys.argv[1], WAYS[sys.argv[2]], [float(word) for word in sys.argv[3:]]
     go_first()
     socket.sethostname("localhost")  # Storm looks its own name up
     with running(FOLDER, period_ms=250, settings=PATIENCE) as cluster:
@@ -217,7 +258,7 @@ def main() -> None:
         capacity = topology.capacity(0.4 * half)
         say(f"capacity {capacity:.0f}/s, {capacity / half / 2:.2f} of its operators' alone")
         for load in loads:
-            run(topology, load * capacity, f"{shape} at {load:g}")
+            run(topology, load * capacity, f"{shape} at {load:g}", ways)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from sched_ctl.kernel.cpus import cpus_of
 from sched_ctl.metrics.averages import Averages
 from sched_ctl.metrics.averages import window as window_of
 from sched_ctl.metrics.catalogue import Resolution, evaluate, resolve
-from sched_ctl.metrics.window import Window
+from sched_ctl.metrics.window import SAMPLES, Window
 from sched_ctl.model.policy import NOTHING, Level, Policy
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Thread
@@ -270,7 +270,8 @@ class Rule:
                 policy=policy.name,
                 engine=engine.name,
                 derived=engine.derived,
-                wants=policy.wants,
+                # A queue is long or short by the time that it takes.
+                wants=policy.wants | ({"cost"} if policy.needs & SAMPLES else set()),
             )
             known = self.resolutions[engine.name] = (provides, resolution)
         return known[1]
@@ -297,6 +298,7 @@ class Rule:
         The function returned may be called from any thread. fair: of the backend, see there.
         """
         policy = self.policy_of(domain)
+        held = self.backend_of(domain) != "scx"  # which evaluates at each dispatch
         windows: dict[str, Window] = {}
         averages: dict[str, Averages] = {}
         resolutions: dict[str, Resolution] = {}
@@ -311,8 +313,9 @@ class Rule:
                 continue
             resolution = resolutions[engine.name] = self.resolve(engine)
             known_averages, then = self.averages.get(engine.name), engine.then()
+            lately = engine.lately() if held else ()
             windows[engine.name], averages[engine.name] = window_of(
-                now, then, policy.level, engine.recent(then), resolution, known_averages
+                now, then, policy.level, engine.recent(then), resolution, known_averages, lately
             )
             select[engine.name] = queries
             spared |= claims.spared(engine.name, now.topology)
@@ -335,10 +338,13 @@ class Rule:
             before.memory if before is not None else NOTHING,
             before.targets if before is not None else {},
             cpus_of(e.target.pid for e in engines if e.target.pid) if self.section.target else 1.0,
+            before is not None and before.standing,
         )
 
         def answer() -> Schedule:
             schedule = without(made(), spared)
+            if domain != COMMON:
+                schedule = replace(schedule, lifts=False)
             self.decided.pop(domain, None)
             if asked.is_of_averages:
                 self.decided[domain] = asked, schedule

@@ -17,13 +17,14 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from sched_ctl.decide.held import steadily
 from sched_ctl.decide.idle import without_input_last
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.catalogue import Resolution, evaluate
 from sched_ctl.metrics.feasibility import Judgement
 from sched_ctl.metrics.levels import most_urgent
-from sched_ctl.metrics.window import Window
+from sched_ctl.metrics.window import SAMPLES, Window
 from sched_ctl.model.frames import join_graphs, subgraph
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.patterns import first, names_of
@@ -59,6 +60,7 @@ def decide(
     memory: Memory = NOTHING,
     stood: Mapping[tuple[str, str], Judgement] = MappingProxyType({}),
     cpus: float = math.inf,
+    standing: bool = False,
 ) -> Schedule:
     """The schedule of one rule.
 
@@ -69,8 +71,8 @@ def decide(
     with the share of the first pattern that fits, else 1. helpers: pattern of a role, which may be
     named after its engine or kind as a query -> one of `HELPER_RULES`; the first that fits counts,
     a helper without one is left alone. Helpers that serve no operator count as part of every
-    rule that covers their engine. memory: `Schedule.memory` of the rule's last schedule. stood: its
-    `Schedule.targets`. cpus: how many there are for these engines.
+    rule that covers their engine. memory: `Schedule.memory` of the rule's last schedule. stood,
+    standing: its `targets` and `standing`. cpus: how many there are for these engines.
 
     Raises UserError for an unknown helper rule or a share that is not positive.
     """
@@ -78,7 +80,7 @@ def decide(
     windows = {
         name: window
         if window.level is policy.level
-        else Window(window.now, window.then, policy.level, window.recent)
+        else Window(window.now, window.then, policy.level, window.recent, lately=window.lately)
         for name, window in windows.items()
     }
     layout = _layout(
@@ -93,6 +95,9 @@ def decide(
     frame = frame.remembering(memory)
     frame, judged = _judged(policy, frame, tuple(windows), cpus, stood)
     form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
+    held = any(window.lately for window in windows.values())
+    cost_s = frame.columns.get("cost")
+    standing, grain = steadily(form, age, queue, cost_s, standing) if held else (False, None)
     place = layout.only_place
     if place is None:
         at_present = form.at(age, queue)
@@ -114,6 +119,8 @@ def decide(
             memory=memory,
             strict=policy.strict,
             targets=judged,
+            standing=standing,
+            grain=grain,
         )
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
@@ -133,6 +140,8 @@ def decide(
         memory=memory,
         strict=policy.strict,
         targets=judged,
+        standing=standing,
+        grain=grain,
     )
 
 
@@ -334,6 +343,8 @@ def _frame(
 ) -> tuple[OperatorFrame, Array, Array]:
     """The frame, and its operators' head ages and queue sizes (NaN where unknown)."""
     wanted = policy.needs | policy.wants | {"head_age", "queue_size"}
+    if policy.needs & SAMPLES:
+        wanted |= {"cost"}  # see `held`
     parts: dict[str, list[Array]] = {metric: [] for metric in wanted}
     for (engine, window), rows in zip(windows.items(), layout.rows, strict=True):
         columns = evaluate(resolutions[engine], window)

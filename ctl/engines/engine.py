@@ -31,6 +31,7 @@ from sched_ctl.engines.owners import COMMON, Owners, belonging
 from sched_ctl.engines.worker import Here, Worker
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.identity import Lifetime
+from sched_ctl.metrics.window import REPORTS, SAMPLES
 from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
@@ -83,6 +84,7 @@ class Engine:
         self.window_s = window_s
         self._history: deque[Snapshot] = deque()
         self._latest: Snapshot | None = None
+        self._samples: deque[Snapshot] = deque(maxlen=REPORTS)  # see `Window.lately`
         self._whole_s = 0.0  # of the first answer with all operators and counters of the last one
         self._asked: asyncio.Future[Snapshot] | None = None
         self._asked_s = 0.0
@@ -140,6 +142,10 @@ class Engine:
     def history(self) -> tuple[Snapshot, ...]:
         """Answers that were kept, oldest first."""
         return tuple(self._history)
+
+    def lately(self) -> tuple[Snapshot, ...]:
+        """The last answers, with samples and tuple counts alone: see `Window.lately`."""
+        return tuple(self._samples)
 
     def then(self) -> Snapshot | None:
         """The snapshot to compare the last one with: a window old, or the oldest there is."""
@@ -205,6 +211,7 @@ class Engine:
                 self.state = "released"
                 self._latest = None
                 self._history.clear()
+                self._samples.clear()
                 silent_s = now_s - self.answered_s
                 return f"silent for {silent_s:.1f} s ({self.problem}): its threads are released"
         return None
@@ -357,6 +364,8 @@ class Engine:
         last = self._latest
         if last is not None and snapshot.topology is not last.topology:
             self._history = deque(carry_over(s, snapshot.topology) for s in self._history)
+            carried = [carry_over(s, snapshot.topology) for s in self._samples]
+            self._samples = deque(carried, maxlen=REPORTS)
         more = (
             last is None
             or snapshot.topology is not last.topology
@@ -365,6 +374,7 @@ class Engine:
         if more:
             self._whole_s = snapshot.time_s
         self._latest = snapshot
+        self._samples.append(_sampled(snapshot))
         # Not every snapshot is kept: at 10 Hz and 10,000 operators they would take all the memory.
         if (
             more
@@ -374,6 +384,16 @@ class Engine:
             self._history.append(snapshot)
         while len(self._history) > 2 and snapshot.time_s - self._history[1].time_s >= self.window_s:
             self._history.popleft()
+
+
+def _sampled(snapshot: Snapshot) -> Snapshot:
+    """What `Window.lately` needs of it, and nothing else: ten of these are kept."""
+    wanted = SAMPLES | {"tuples_in", "tuples_out"}
+    columns, logical = (
+        {name: column for name, column in table.items() if name in wanted}
+        for table in (snapshot.columns, snapshot.logical)
+    )
+    return Snapshot(snapshot.topology, snapshot.time_s, columns, logical)
 
 
 def carry_over(old: Snapshot, topology: Topology) -> Snapshot:

@@ -54,11 +54,12 @@ def window(
     recent: Snapshot | None,
     resolution: Resolution,
     before: Averages | None,
+    lately: tuple[Snapshot, ...] = (),
 ) -> tuple[Window, Averages]:
     """A window, with the averages of one before it if they hold."""
     if before is not None:
-        made = Window(now, then, level, recent, before.columns)
+        made = Window(now, then, level, recent, before.columns, lately)
         if before.hold(made, resolution):
             return made, before
-    made = Window(now, then, level, recent)
+    made = Window(now, then, level, recent, lately=lately)
     return made, Averages(made, resolution, made.averages)

@@ -202,9 +202,9 @@ def _rate(counter: str) -> Callable[[Window, Values], Array]:
 def in_flight(window: Window) -> Array:
     """What upstream emitted and this operator did not take in yet; NaN for an ingress."""
     graph = window.graph
-    sent = graph.share * window.value("tuples_out")[graph.source]
+    sent = graph.share * window.mean("tuples_out")[graph.source]
     arrived = np.bincount(graph.target, weights=sent, minlength=graph.n)
-    waiting = np.maximum(arrived - window.value("tuples_in"), 0.0)
+    waiting = np.maximum(arrived - window.mean("tuples_in"), 0.0)
     return np.where(graph.ingress, np.nan, waiting)
 
 

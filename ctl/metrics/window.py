@@ -14,8 +14,11 @@ from sched_ctl.model.graph import Array, Graph
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot
 
-__all__ = ["Window", "clean", "divide"]
+__all__ = ["REPORTS", "SAMPLES", "Window", "clean", "divide"]
 
+REPORTS = 10  # that a sample is the mean of, for who holds a decision until the next one
+
+SAMPLES = frozenset({"queue_size", "queue_size_estimate", "head_age", "head_age_estimate"})
 INFINITY_BITS = np.uint64(0x7FF0_0000_0000_0000)  # IEEE 754, binary64
 
 
@@ -45,6 +48,10 @@ class Window:
     level: whether the columns are over the physical or over the logical operators. What the
     engine reports at the other level is converted, see `sched_ctl.metrics.levels`.
     averages: columns of metrics that need not be worked out again, see `metrics.averages`.
+    lately: the last few snapshots of `now`'s topology, `now` among them, over which `SAMPLES` are
+    averaged; they need no other columns than these and tuple counts. Empty: a sample is what it is
+    now. A value that is held for a second, and was read in a moment, makes the queue that it
+    favoured the shortest of all by the next one: so the operators would take turns.
     """
 
     now: Snapshot
@@ -52,6 +59,7 @@ class Window:
     level: Level = Level.PHYSICAL
     recent: Snapshot | None = None
     averages: dict[str, Array] = field(default_factory=dict)
+    lately: tuple[Snapshot, ...] = ()
 
     @property
     def operators(self) -> tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]:
@@ -77,8 +85,19 @@ class Window:
         return float("nan") if self.base is None else self.now.time_s - self.base.time_s
 
     def value(self, metric: str) -> Array:
-        """(n,) what the engine says now, cleaned; NaN where it says nothing."""
-        return self._column(self.now, metric)
+        """(n,) what the engine says, cleaned: now, or of samples lately; NaN where nothing."""
+        return self.mean(metric) if metric in SAMPLES else self._column(self.now, metric)
+
+    def mean(self, metric: str) -> Array:
+        """(n,) over `lately`, of what is known there; NaN where nothing is."""
+        columns = [
+            self._column(one, metric) for one in self.lately if one.topology is self.now.topology
+        ]
+        if len(columns) < 2:
+            return self._column(self.now, metric)
+        found = np.array(columns)
+        known = ~np.isnan(found)
+        return divide(np.where(known, found, 0.0).sum(axis=0), known.sum(axis=0).astype(np.float64))
 
     def or_prior(self, metric: str, column: Array) -> Array:
         """(n,) the column, with what is taken to be true where it is unknown."""

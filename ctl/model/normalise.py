@@ -6,16 +6,19 @@ Two things are not in order and are told apart:
 * *unknown* among others that are known: in the middle of them, see `model.unknown`; of a bare NaN
   among numbers the position is 0.5;
 * *nothing to say*, because all are equal or unknown: position NaN, and whoever turns positions
-  into nice values or weights uses the mechanism's own default, as if we were not there.
+  into nice values or weights uses the mechanism's own default, as if we were not there. So it is
+  for a source at which nothing waits, under a policy of queues or ages: it has none, and last it
+  would starve.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.model.graph import Array
+from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.policy import Spacing, UrgencyForm
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.unknown import known
@@ -26,12 +29,17 @@ __all__ = [
     "logarithmic",
     "nice_levels",
     "nice_values",
+    "places",
     "positions",
     "scaled_shares",
     "weights",
+    "with_weight_kept",
 ]
 
 NICE_STEP = 1.25  # CPU weight of a nice level over that of the next, sched_prio_to_weight (kernel)
+BEST, WORST = -20, 19  # nice values that there are
+LEAST_DEMAND = 0.01  # of a CPU: who hardly ran may begin to
+SPAN = 10  # nice levels from the most to the least urgent: a favoured query gains no more by more
 GAP = 0.5  # between two ranks, of the width of a rank: 4 nice levels in 0..19 for two ranks
 # For `Spacing.RANKED`:
 CLOSE = 0.25  # width of a rank: of two ranks 5 nice levels in 0..19 each, and 9 between them
@@ -80,15 +88,84 @@ def logarithmic(values: Array) -> Array:
     return linear(values if logs is None else logs)
 
 
-def positions(form: UrgencyForm, head_age_s: Array, queue_size: Array, spacing: Spacing) -> Array:
+def from_one_up(values: Array, grain: float, span: float) -> Array:
+    """(n,) positions by the factors between values, each counted from `grain` upwards.
+
+    1 for the largest, and 0 for what is `span` nice levels or more below it, so few tuples among
+    none make a small difference (Lachesis' rule for queues, its section 4).
+    """
+    if not grain > 0 or not np.isfinite(values).all():
+        return linear(values)
+    logs = np.log1p(np.maximum(values, 0.0) / grain) / math.log(NICE_STEP)
+    if not len(logs) or logs.min() == logs.max():
+        return np.full(len(values), np.nan)
+    return np.asarray(np.maximum(0.0, 1.0 - (logs.max() - logs) / max(1.0, span)))
+
+
+def places(schedule: Schedule, span: float = SPAN) -> Array:
+    """(m,) positions of a schedule's threads, for who holds them until the next schedule.
+
+    span: nice levels between the positions 0 and 1, see `from_one_up`. Helper threads above all
+    operators are one level above, whether they have work or not.
+    """
+    top = _above(schedule)
+    place = np.full(len(schedule.form), np.nan)
+    rows = np.flatnonzero(~(top | _empty_sources(schedule)))
+    grain = None if schedule.standing else schedule.grain
+    place[rows] = positions(
+        schedule.form.take(rows),
+        schedule.head_age_s[rows],
+        schedule.queue_size[rows],
+        schedule.spacing,
+        grain,
+        span,
+    )
+    if top.any() and not np.isnan(place).all():
+        place *= 1.0 - 1.0 / max(2.0, span)
+        place[top] = 1.0
+    return place
+
+
+def _above(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """(m,) whether each is a helper thread of a rank above that of every operator."""
+    none = np.zeros(len(schedule.form), dtype=np.bool_)
+    helps = schedule.depth == 0
+    if len(helps) != len(none) or helps.all() or not helps.any():
+        return none
+    above: npt.NDArray[np.bool_] = schedule.form.rank > schedule.form.rank[~helps].max()
+    return helps & above
+
+
+def _empty_sources(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """(m,) whether each is an ingress at which nothing waits, where waiting is what counts."""
+    form, depth = schedule.form, schedule.depth
+    sampled = (form.per_second != 0) | (form.per_tuple != 0)
+    if len(depth) != len(sampled) or not sampled.any() or not (depth > 1).any():
+        return np.zeros(len(sampled), dtype=np.bool_)
+    urgency = form.at(schedule.head_age_s, schedule.queue_size)
+    empty: npt.NDArray[np.bool_] = (depth == 1) & sampled & (form.static == 0) & ~(urgency > 0)
+    return empty
+
+
+def positions(
+    form: UrgencyForm,
+    head_age_s: Array,
+    queue_size: Array,
+    spacing: Spacing,
+    grain: float | None = None,
+    span: float = SPAN,
+) -> Array:
     """(n,) positions of urgency forms, at the given head ages and queue sizes.
 
     Ranks (lexicographic comparison) become bands one above the other, with a gap between: whatever
     has the larger rank has the larger position. A rank in which nothing differs has no width.
+    grain, span: see `from_one_up`, by which linear priorities go where it is given.
     """
     sure = known(form, head_age_s, queue_size)
     form, urgency = sure.form, sure.urgency()
     spread = logarithmic if spacing is Spacing.LOGARITHMIC else linear
+    if grain is not None and spacing is Spacing.LINEAR:
+        spread = functools.partial(from_one_up, grain=grain, span=span)
     ranks = _ranks(form)
     if spacing is Spacing.RANKED:
         return _by_slack(urgency) if len(ranks) <= 1 else _bands(form, urgency, _by_slack, ranks)
@@ -133,28 +210,69 @@ def nice_values(schedule: Schedule, best: int = 0, worst: int = 19) -> npt.NDArr
     return np.rint(nice_levels(schedule, best, worst)).astype(np.intp)
 
 
-def nice_levels(schedule: Schedule, best: int = 0, worst: int = 19) -> Array:
+def nice_levels(
+    schedule: Schedule, best: int = 0, worst: int = 19, neutral: float | None = None
+) -> Array:
     """(m,) nice values before they are rounded, in best..worst.
 
     Logarithmic priorities without ranks take the exact form if it fits: CPU time in proportion to
     priority, n(x) = best + (log p_max - log p(x)) / log 1.25 (Lachesis, section 4). What does not
-    fit, and all else, is squeezed into the range by min-max. Nothing to say: nice 0, or what is
-    nearest to it in the range.
+    fit, and all else, is squeezed into the range by min-max. Nothing to say: `neutral`, which
+    is nice 0, or what is nearest to it in the range.
     """
     if best > worst:
         raise ValueError(f"nice range {best}..{worst} is empty")
-    sure = known(schedule.form, schedule.head_age_s, schedule.queue_size)
-    form, urgency, span = sure.form, sure.urgency(), float(worst - best)
-    logs = _logs(urgency) if schedule.spacing is Spacing.LOGARITHMIC else None
-    if logs is None or len(_ranks(form)) > 1:
-        place = positions(form, sure.head_age_s, sure.queue_size, schedule.spacing)
-    else:
-        place = linear(logs)
-        if not np.isinf(logs).any():
-            sizes = logs[~np.isnan(logs)]
-            span = min(span, (sizes.max() - sizes.min()) / math.log(NICE_STEP))
-    neutral = min(max(0, best), worst)
+    span = float(worst - best)
+    place = places(schedule, span)
+    if schedule.spacing is Spacing.LOGARITHMIC:
+        span = _fitting(schedule, span)
+    neutral = min(max(0, best), worst) if neutral is None else neutral
     return np.where(np.isnan(place), neutral, best + (1.0 - place) * span)
+
+
+def with_weight_kept(
+    below: Array, own: Array | Index, demand: Array, best: int = BEST, worst: int = WORST
+) -> Array:
+    """(m,) nice values, not rounded, whose weights add up to what they were without us.
+
+    below: (m,) levels below the most urgent; NaN: a thread that keeps its own nice value. own: (m,)
+    these, from which none is moved further than best or worst. demand: (m,) the share of time in
+    which each wants a CPU: only who does takes anything from others. So helper threads of an
+    engine, and the programs beside it, have what they had, whoever of its operators is favoured.
+    Rounding is chosen for the sum, too.
+    """
+    said = ~np.isnan(below)
+    mine = np.asarray(own, dtype=np.float64)
+    if not said.any():
+        return mine.copy()
+    want = np.maximum(demand[said], LEAST_DEMAND)
+    before = float((want * NICE_STEP ** -mine[said]).sum())
+    place = mine[said] + below[said]
+    low, high = np.clip(mine[said] + best, BEST, WORST), np.clip(mine[said] + worst, BEST, WORST)
+
+    def total(levels: Array) -> float:
+        return float((want * NICE_STEP ** -np.clip(levels, low, high)).sum())
+
+    shift = 0.0
+    for _ in range(4):  # more than once only where something is beyond the range
+        shift += math.log(total(place + shift) / before) / math.log(NICE_STEP)
+    nearest = min(
+        (shift + part for part in sorted(np.linspace(-0.5, 0.5, 21).tolist(), key=abs)),
+        key=lambda by: round(abs(math.log(total(np.rint(place + by)) / before)), 9),
+    )
+    levels = mine.copy()
+    levels[said] = np.clip(place + nearest, low, high)
+    return levels
+
+
+def _fitting(schedule: Schedule, span: float) -> float:
+    """The span, or the lesser one that logarithmic priorities without ranks take."""
+    sure = known(schedule.form, schedule.head_age_s, schedule.queue_size)
+    logs = _logs(sure.urgency())
+    if logs is None or len(_ranks(sure.form)) > 1 or np.isinf(logs).any():
+        return span
+    sizes = logs[~np.isnan(logs)]
+    return min(span, float(sizes.max() - sizes.min()) / math.log(NICE_STEP))
 
 
 def weights(place: Array, low: int, high: int, default: int) -> npt.NDArray[np.intp]:

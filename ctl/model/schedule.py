@@ -44,6 +44,10 @@ class Schedule:
     memory: what the policy wants to know at the rule's next schedule, see `Policy.remembers`.
     strict: whether the order counts whatever it takes from a query, see `Policy.strict`.
     targets: how those that have a target stand with it, see `metrics.feasibility.Judgement`.
+    lifts: whether a thread may come to be above what it had. Not where a user's own word decides.
+    standing, grain: for who holds what samples say until the next schedule. standing: queues are
+    long, compared with what may change meanwhile. grain: where they are short, the urgency that one
+    waiting tuple makes; None: nothing is known of it.
     """
 
     scope: str
@@ -61,6 +65,9 @@ class Schedule:
     memory: Memory = field(default_factory=lambda: NOTHING)
     strict: bool = False
     targets: Mapping[tuple[str, str], Any] = field(default_factory=lambda: MappingProxyType({}))
+    lifts: bool = True
+    standing: bool = False
+    grain: float | None = None
 
 
 def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:

@@ -22,7 +22,7 @@ from sched_ctl.kernel import procfs, psi
 from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
-from sched_ctl.model.normalise import positions
+from sched_ctl.model.normalise import places
 from sched_ctl.model.patterns import fits
 from sched_ctl.model.policy import Level
 from sched_ctl.model.schedule import Schedule
@@ -398,7 +398,7 @@ def rows(schedule: Schedule, only: Sequence[int] | None = None) -> list[dict[str
     form = schedule.form
     ages, queues = schedule.head_age_s, schedule.queue_size
     evaluated = form.at(ages, queues)
-    normalised = positions(form, ages, queues, schedule.spacing)
+    normalised = places(schedule)
     groups = {row: name for name, group in schedule.groups.items() for row in group.rows}
     wanted = range(len(schedule.threads)) if only is None else only
     return [

@@ -22,6 +22,7 @@ from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cgroup1_cpu")]
 
+BELOW = GroupOptions(best=0)  # the whole range, whatever the threads weigh
 BURNER = """
 import os, sys, threading, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -52,7 +53,7 @@ def cpu_time(thread: Thread) -> int:
 def test_groups_become_cgroups_and_go_again(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(5)
     base = place(threads[0])
-    backend = Cgroup1Nice(journal)
+    backend = Cgroup1Nice(journal, BELOW)
     groups = {"q/../1": (1.0, (0, 1)), "q 2": (4.0, (2, 3))}
     schedule = plan(threads, [1, 2, 3, 4, 5], groups)
     done = backend.apply(schedule)
@@ -100,7 +101,7 @@ def test_many_threads_share_levels(victim: Victim, journal: Journal) -> None:
 def test_what_others_change_is_repaired(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(4)
     base = place(threads[0])
-    backend = Cgroup1Nice(journal, GroupOptions(recheck=0.1))
+    backend = Cgroup1Nice(journal, GroupOptions(best=0, recheck=0.1))
     schedule = plan(threads, [1, 2, 3, 4], {"a": (1.0, (0, 1)), "b": (4.0, (2, 3))})
     backend.apply(schedule)
     one, two = place(threads[0]), place(threads[2])
@@ -129,7 +130,7 @@ def test_the_groups_of_another_controller_stay(
     threads = victim.threads(4)
     base = place(threads[0])
     other = Journal(tmp_path / "other" / "journal")
-    ours, theirs = Cgroup1Nice(journal), Cgroup1Nice(other)
+    ours, theirs = Cgroup1Nice(journal, BELOW), Cgroup1Nice(other)
     ours.apply(plan(threads[:2], [1, 2], {"q": (1.0, (0, 1))}))
     theirs.apply(plan(threads[2:], [1, 2], {"q": (1.0, (0, 1))}))
     assert place(threads[0]) != place(threads[2])
@@ -154,7 +155,7 @@ def test_a_killed_controller_does_not_keep_another_from_leaving(
     killed = Journal(tmp_path / "killed" / "journal")
     Cgroup1Nice(killed).apply(plan(threads[:1], [1], {"q": (1.0, (0,))}))
     killed.close()
-    backend = Cgroup1Nice(journal)
+    backend = Cgroup1Nice(journal, BELOW)
     backend.apply(plan(threads[1:], [1], {"q": (1.0, (0,))}))
     left = Journal(killed.path)
     assert restore(left) == []  # while the other one still runs
@@ -166,7 +167,7 @@ def test_a_killed_controller_does_not_keep_another_from_leaving(
 
 def test_a_dead_or_reused_thread_is_no_error(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(3)
-    backend = Cgroup1Nice(journal)
+    backend = Cgroup1Nice(journal, BELOW)
     victim.end(threads[0].tid, 0)
     older = Thread(threads[1].pid, threads[1].tid, threads[1].start_time - 1)
     done = backend.apply(plan((threads[0], older, threads[2]), [1, 2, 3], {"a": (1, (0, 1, 2))}))
@@ -221,7 +222,7 @@ def test_a_cgroup_whose_name_is_no_text_makes_its_engine_step_down(
     try:
         for tid in procfs.tids(victim.pid):
             (strange / "tasks").write_text(str(tid))
-        backend = Cgroup1Nice(journal)
+        backend = Cgroup1Nice(journal, BELOW)
         done = backend.apply(plan(threads, [1, 2], {"q": (1.0, (0,)), "p": (4.0, (1,))}))
         assert any("no text" in problem for problem in done.problems)  # and no error of the backend
         assert sched.get_nice(threads[0].tid) > sched.get_nice(threads[1].tid)
@@ -248,7 +249,7 @@ def test_a_cgroup_that_its_owner_renames_is_that_engines_trouble(
             for tid in procfs.tids(engine.pid):
                 (folder / "tasks").write_text(str(tid))
         threads = (*victim.threads(2), *other.threads(2))
-        backend = Cgroup1Nice(journal, GroupOptions(recheck=0.3))
+        backend = Cgroup1Nice(journal, GroupOptions(best=0, recheck=0.3))
         schedule = plan(threads, [1, 2, 1, 2], {"a": (1, (0, 1)), "b": (4, (2, 3))})
         assert backend.apply(schedule).problems == ()
         assert place(threads[2]).parent == names[1] / "sched-ctl"

@@ -24,6 +24,8 @@ from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
 
+BELOW = NiceOptions(best=0)  # the whole range, whatever the threads weigh
+
 
 def nices(threads: tuple[Thread, ...]) -> list[int]:
     return [sched.get_nice(thread.tid) for thread in threads]
@@ -35,7 +37,7 @@ def test_sets_nice_alone_and_puts_it_back(victim: Victim, journal: Journal) -> N
     sched.set_policy(threads[2].tid, sched.BATCH, reset_on_fork=True)
     sched.set_nice(threads[3].tid, -5)
     before = victim.everything()
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     done = backend.apply(plan(threads, [1, 2, 3, 4, np.nan]))
     # The second had 7 of its own, and so has the place of 7 in 7..17.
     assert nices(threads) == [10, 14, 3, 0, 5]
@@ -57,7 +59,7 @@ def test_what_somebody_else_has_set_since_stays(
     victim: Victim, journal: Journal, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     threads = victim.threads(4)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads, [1, 2, 3, 4]))
     backend.apply(plan(threads, [4, 2, 3, 1]))
     assert nices(threads) == [0, 7, 3, 10]
@@ -81,7 +83,7 @@ def test_one_killed_between_journal_and_change_is_put_back(
 ) -> None:
     """The journal then tells of a value that the thread has not got yet."""
     [thread] = victim.threads(1)
-    Nice(journal).apply(plan([thread, *victim.threads(1)], [1, 2]))
+    Nice(journal, BELOW).apply(plan([thread, *victim.threads(1)], [1, 2]))
     assert nices((thread,)) == [10]
     journal.write([Set([(*thread.key, 3)])])
     assert journals.restore(Journal(journal.path)) == []
@@ -96,11 +98,11 @@ def test_nobody_gets_above_the_nice_value_of_his_own(
     threads = victim.threads(4)
     for thread in threads:
         sched.set_nice(thread.tid, own)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads, [1, 2, 3, 4]))
     now = nices(threads)
     assert now == sorted(now, reverse=True) and len(set(now)) == (1 if own == 19 else 4)
-    assert min(now) == own and max(now) == min(19, own + NiceOptions().worst)
+    assert min(now) == own and max(now) == min(19, own + BELOW.worst)
     assert backend.restore() == ()
     assert nices(threads) == [own] * 4
     for thread in threads:  # as the fixture wants them
@@ -115,7 +117,7 @@ def test_a_thread_as_young_as_our_coming_keeps_what_it_had(
     threads = victim.threads(3)
     monkeypatch.setattr(procfs, "boot_ticks", lambda: min(t.start_time for t in threads))
     sched.set_policy(threads[2].tid, sched.BATCH, reset_on_fork=True)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads, [1, 2, 3]))
     assert (backend.restore() if how == "restored" else tuple(journals.restore(journal))) == ()
     assert sched.get_policy(threads[2].tid) == (sched.BATCH, True)
@@ -135,7 +137,7 @@ def test_the_range_is_an_option(victim: Victim, journal: Journal) -> None:
 
 def test_only_differences_are_written(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(3)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads, [1, 2, 3]))
     again = backend.apply(plan(threads, [1, 2, 3]))
     assert (again.writes, again.unchanged) == (0, 3)
@@ -150,6 +152,9 @@ def test_only_differences_are_written(victim: Victim, journal: Journal) -> None:
 def test_a_value_on_the_edge_between_two_does_not_flip(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(3)
 
+    def wide(dead_band: float) -> NiceOptions:
+        return NiceOptions(best=0, worst=19, levels=19, dead_band=dead_band)
+
     def middle(options: NiceOptions) -> list[int]:
         """Nice of the second thread, whose level moves by a fifth from pass to pass."""
         backend = Nice(journal, options)
@@ -160,13 +165,22 @@ def test_a_value_on_the_edge_between_two_does_not_flip(victim: Victim, journal: 
         backend.restore()
         return seen
 
-    assert middle(NiceOptions(worst=19)) == [9, 9, 9, 9, 9, 10, 10, 10]
-    assert middle(NiceOptions(worst=19, dead_band=0.5)) == [9, 10, 9, 10, 9, 10, 10, 10]
+    assert middle(wide(0.6)) == [9, 9, 9, 9, 9, 10, 10, 10]
+    assert middle(wide(0.5)) == [
+        9,
+        10,
+        9,
+        10,
+        9,
+        10,
+        10,
+        10,
+    ]
 
 
 def test_a_thread_that_left_the_schedule_is_released(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(3)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads, [1, 2, 3]))
     backend.apply(plan(threads[:2], [1, 2]))
     assert state(victim.pid, threads[2].tid)[:2] == (0, (sched.OTHER, False))
@@ -179,7 +193,7 @@ def test_a_thread_that_left_the_schedule_is_released(victim: Victim, journal: Jo
 
 def test_scopes_do_not_touch_each_others_threads(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(4)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads[:2], [1, 2], scope="a"))
     backend.apply(plan(threads[2:], [1, 2], scope="b"))
     backend.apply(plan((), [], scope="a"))
@@ -190,7 +204,7 @@ def test_scopes_do_not_touch_each_others_threads(victim: Victim, journal: Journa
 def test_a_reused_thread_id_is_another_thread(victim: Victim, journal: Journal) -> None:
     real = victim.threads(2)
     older = dataclasses.replace(real[0], start_time=real[0].start_time - 1)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     done = backend.apply(plan((older, real[1]), [1, 2]))
     assert done.gone == 1 and not done.problems
     assert state(victim.pid, older.tid)[:2] == (0, (sched.OTHER, False))
@@ -199,7 +213,7 @@ def test_a_reused_thread_id_is_another_thread(victim: Victim, journal: Journal) 
 
 def test_a_thread_that_died_meanwhile_is_no_error(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(3)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads, [1, 2, 3]))
     victim.end(threads[0].tid, 0)
     done = backend.apply(plan(threads, [3, 2, 1]))
@@ -210,7 +224,7 @@ def test_a_thread_that_died_meanwhile_is_no_error(victim: Victim, journal: Journ
 
 def test_what_others_change_is_repaired(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(4)
-    backend = Nice(journal, NiceOptions(recheck=0.1))
+    backend = Nice(journal, NiceOptions(best=0, recheck=0.1))
     schedule = plan(threads, [1, 2, 3, 4])
     backend.apply(schedule)
     sched.set_nice(threads[1].tid, 3)
@@ -230,7 +244,7 @@ def test_what_others_change_is_repaired(victim: Victim, journal: Journal) -> Non
 def test_real_time_threads_are_left_alone(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(2)
     sched.set_policy(threads[0].tid, sched.RR, priority=1)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     done = backend.apply(plan(threads, [1, 2]))
     assert len(done.problems) == 1 and "SCHED_RR" in done.problems[0]
     assert sched.get_policy(threads[0].tid) == (sched.RR, False)
@@ -240,7 +254,7 @@ def test_real_time_threads_are_left_alone(victim: Victim, journal: Journal) -> N
 
 def test_children_get_back_what_they_inherited(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(2)
-    backend = Nice(journal)
+    backend = Nice(journal, BELOW)
     backend.apply(plan(threads, [1, 2]))
     born = int(victim.ask("from 0"))
     child = int(victim.ask("child 0"))
@@ -259,7 +273,7 @@ def test_strangers_that_inherited_are_put_back_meanwhile(
     victim: Victim, journal: Journal, recheck: float
 ) -> None:
     threads = victim.threads(2)
-    backend = Nice(journal, NiceOptions(recheck=recheck))
+    backend = Nice(journal, NiceOptions(best=0, recheck=recheck))
     schedule = plan(threads, [1, 2])
     backend.apply(schedule)
     born = int(victim.ask("from 0"))
@@ -279,7 +293,7 @@ def test_nothing_is_changed_without_the_journal(victim: Victim, tmp_path: Path) 
     journal.close()
     journal._fd = os.open("/dev/full", os.O_RDWR)
     with pytest.raises(JournalError):
-        Nice(journal).apply(plan(threads, [1, 2]))
+        Nice(journal, BELOW).apply(plan(threads, [1, 2]))
     assert {found[:2] for found in victim.everything().values()} == {(0, (sched.OTHER, False))}
 
 

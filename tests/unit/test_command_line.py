@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sched_ctl.backends import Probe, ladder
+from sched_ctl.backends.threads.nice import NiceOptions
 from sched_ctl.config.settings import Settings
 from sched_ctl.drivers.flink.driver import kind as flink
 from sched_ctl.drivers.threads import threads_of
@@ -155,15 +156,21 @@ def test_a_plan_by_a_backend_that_does_not_work_ends_as_load_does(
 
 
 def test_what_a_backend_will_set_is_told_before() -> None:
-    """For a thread whose owner has lowered it, too: nobody gains by us."""
+    """For a thread whose owner has lowered it, too: together they weigh what they did."""
     threads = tuple(thread for pid in (os.getpid(), 1) for thread in threads_of(pid)[:1])
     urgency = form(2, static=np.array([1.0, 100.0]))
     schedule = Schedule(
         "s", "p", Spacing.LOGARITHMIC, threads, ("q/a", "q/b"), urgency, np.zeros(2), np.zeros(2)
     )
     own = [os.getpriority(os.PRIO_PROCESS, thread.tid) for thread in threads]
+    before = sum(1.25**-nice for nice in own)
+    [nice] = ladder.planned("nice", {}, schedule).values()
+    assert nice[0] - own[0] == nice[1] - own[1] + 10
+    assert sum(1.25**-level for level in nice) == pytest.approx(before, rel=0.12)
     expected = [min(19, max(0, nice) + level) for nice, level in zip(own, (10, 0), strict=True)]
-    assert ladder.planned("nice", {}, schedule) == {"nice": expected}
+    below = {"nice": NiceOptions(best=0)}
+    assert ladder.planned("nice", below, schedule) == {"nice": expected}
+    assert ladder.planned("nice", {}, replace(schedule, lifts=False)) == {"nice": expected}
     groups = {"lab:1/q": Group(1.0, (0,)), "lab:1/r": Group(4.0, (1,))}
     told = ladder.planned("cgroup2+nice", {}, replace(schedule, groups=groups))
     assert told["cpu.weight"] == [50, 200]

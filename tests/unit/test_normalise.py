@@ -1,6 +1,7 @@
 """From priorities to nice values and weights: by hand, and properties over random priorities."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import (
     linear,
     logarithmic,
+    nice_levels,
     nice_values,
+    places,
     positions,
     scaled_shares,
     weights,
+    with_weight_kept,
 )
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
@@ -218,3 +222,68 @@ def test_shares_that_are_wider_than_the_range_are_squeezed() -> None:
 def test_shares_must_be_positive(bad: float) -> None:
     with pytest.raises(ValueError, match="positive"):
         scaled_shares({"a": 1.0, "b": bad})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_weights_of_those_that_want_to_run_add_up_to_what_they_were(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    n = int(random.integers(2, 30))
+    below = random.uniform(0, 10, n)
+    below[random.random(n) < 0.1] = NAN
+    own = random.integers(-5, 6, n)
+    demand = random.random(n) ** 3
+    levels = with_weight_kept(below, own, demand)
+    said = ~np.isnan(below)
+    assert (levels[~said] == own[~said]).all()
+    if not said.any():
+        return
+    before = (demand[said] * 1.25 ** -own[said].astype(float)).sum()
+    after = (demand[said] * 1.25 ** -np.rint(levels[said])).sum()
+    assert after == pytest.approx(before, rel=0.12)  # half a nice level
+    assert_allclose(np.diff(levels[said] - own[said]), np.diff(below[said]), atol=1e-9)
+
+
+def test_who_hardly_runs_is_lifted_and_who_always_does_stays_near_its_place() -> None:
+    light, heavy = with_weight_kept(array(0, 10), array(0, 0), array(0.03, 1.0))
+    assert heavy == pytest.approx(1, abs=0.6) and light == heavy - 10
+    light, heavy = with_weight_kept(array(0, 10), array(0, 0), array(1.0, 0.03))
+    assert light == pytest.approx(0, abs=0.6)
+    assert with_weight_kept(array(3, 3, 3), array(0, 0, 0), array(1, 0.1, 0)) == pytest.approx(0)
+    bounded = with_weight_kept(array(0, 10), array(0, 0), array(0.03, 1.0), -5, 10)
+    assert bounded[0] == -5
+
+
+def of_queues(queues: Array, depth: list[int], rank: Array | float = 0.0) -> Schedule:
+    n = len(queues)
+    made = schedule(np.zeros(n), Spacing.LINEAR)
+    return replace(
+        made,
+        form=form(n, rank=rank, per_tuple=1.0),
+        queue_size=queues,
+        depth=np.array(depth, dtype=np.intp),
+        grain=1.0,
+    )
+
+
+def test_short_queues_differ_by_factors_and_standing_ones_by_their_lengths() -> None:
+    short = of_queues(array(0, 1, 3, 0), [2, 2, 2, 2])
+    step = np.log(2) / np.log(1.25)
+    assert_allclose(nice_levels(short, 0, 10), [2 * step, step, 0, 2 * step])
+    one = of_queues(array(0, 0, 0.1), [2, 2, 2])
+    assert nice_levels(one, 0, 10).max() < 0.5  # a tuple now and then is next to nothing
+    standing = replace(short, standing=True)
+    assert_allclose(nice_levels(standing, 0, 9), [9, 6, 0, 9])
+    assert nice_levels(of_queues(array(0, 1e6), [2, 2]), 0, 10).tolist() == [10, 0]
+
+
+def test_a_source_without_a_queue_is_neutral_and_helpers_on_top_take_no_part_of_the_range() -> None:
+    for standing in (False, True):
+        fed = replace(of_queues(array(0, 5, 0), [1, 2, 3]), standing=standing)
+        place = places(fed)
+        assert np.isnan(place[0]) and place[1] == 1 and place[2] < 1
+    assert not np.isnan(places(of_queues(array(4, 5, 0), [1, 2, 3]))[0])
+    assert not np.isnan(places(of_queues(array(0, 5, 3), [1, 1, 1]))).any()  # nothing feeds any
+    acked = of_queues(array(0, 90, 0), [2, 2, 0], rank=array(0, 0, 1))
+    assert nice_values(replace(acked, standing=True), 0, 10).tolist() == [10, 1, 0]
+    alike = of_queues(array(3, 3, 0), [2, 2, 0], rank=array(0, 0, 1))
+    assert np.isnan(places(alike)[:2]).all()  # an order of nothing pushes nobody back

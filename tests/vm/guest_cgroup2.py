@@ -76,7 +76,7 @@ def place(thread: Thread) -> Path:
 def check_groups_are_threaded_children_and_go_again() -> None:
     with engine() as victim:
         threads, journal = victim.threads(4), new_journal()
-        backend = Cgroup2Nice(journal)
+        backend = Cgroup2Nice(journal, Cgroup2Options(best=0))
         schedule = plan(threads, [1, 2, 3, 4], {"a": (1, (0, 1)), "b": (4, (2, 3))})
         assert backend.apply(schedule).problems == ()
         one, two = place(threads[0]), place(threads[2])
@@ -107,7 +107,7 @@ def check_everything_is_put_back_after_kill_9() -> None:
         path = Path(tempfile.mkdtemp(dir="/run")) / "journal"
         for pause_s in (0.0, 0.02, 0.3):
             if (controller := os.fork()) == 0:
-                backend = Cgroup2Nice(Journal(path))
+                backend = Cgroup2Nice(Journal(path), Cgroup2Options(best=0))
                 for turn in range(10**6):
                     half = tuple(range(turn % 5 + 1))
                     rest = tuple(range(turn % 5 + 1, 6))
@@ -126,7 +126,7 @@ def check_a_cgroup_without_the_controller_is_refused_in_words() -> None:
     with engine(cpu=False) as victim:
         threads, journal = victim.threads(2), new_journal()
         schedule = plan(threads, [1, 2], {"a": (1, (0, 1))})
-        backend = Cgroup2Nice(journal)
+        backend = Cgroup2Nice(journal, Cgroup2Options(best=0))
         try:
             backend.apply(schedule)
         except BackendFailed as error:
@@ -163,7 +163,7 @@ def check_one_unfit_cgroup_spoils_no_other() -> None:
         threads = (*victim.threads(2), *other.threads(2))
         child = int(other.ask("child 0"))
         cgroup.write(inner / "cgroup.procs", str(child))
-        backend = Cgroup2Nice(new_journal(), Cgroup2Options(recheck=0.1))
+        backend = Cgroup2Nice(new_journal(), Cgroup2Options(best=0, recheck=0.1))
         schedule = plan(threads, [1, 2, 1, 2], {"a": (1, (0, 2)), "b": (4, (1, 3))})
         for _ in range(2):  # it is said again with each pass
             (problem,) = backend.apply(schedule).problems

@@ -125,10 +125,11 @@ class Groups(Places, Backend):
         )
         if not self.with_nice:
             return placed
-        levels = inside_groups(schedule, self.options)
+        options = nice.of_schedule(schedule, self.options)
+        levels = inside_groups(schedule, options)
         if scope.unfit:
             outside = [row for row, t in enumerate(schedule.threads) if t not in scope.place]
-            levels[outside] = with_shares(schedule, self.options)[outside]
+            levels[outside] = with_shares(schedule, options)[outside]
         inner = self._nice.write(schedule, levels)
         return Applied(
             writes=placed.writes + inner.writes,
@@ -421,5 +422,7 @@ def planned(
     if wanted.weights:
         values[tree.weight] = [None if key is None else wanted.weights[key] for key in wanted.keys]
     if with_nice:
-        values |= nice.planned(schedule, options, inside_groups(schedule, options))
+        values |= nice.planned(
+            schedule, options, inside_groups(schedule, nice.of_schedule(schedule, options))
+        )
     return values

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sched_ctl.model.normalise import positions, scaled_shares, weights
+from sched_ctl.model.normalise import places, scaled_shares, weights
 from sched_ctl.model.schedule import Schedule
 
 __all__ = ["Wanted", "wanted_groups"]
@@ -39,7 +39,7 @@ def wanted_groups(
         return Wanted(tuple(keys), scaled_shares(shares, low, high, default))
     if not by_priority:
         return Wanted(tuple(keys), {})
-    place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+    place = places(schedule)
     value = weights(
         place, max(low, round(default / SPREAD)), min(high, round(default * SPREAD)), default
     ).tolist()

@@ -16,17 +16,31 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+import numpy as np
+
 from sched_ctl.errors import printable
 from sched_ctl.kernel import cgroup, procfs
 from sched_ctl.kernel.cgroup import ROOT_NAME
+from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import NICE_STEP
+from sched_ctl.model.topology import Thread
 
-__all__ = ["Demand", "Rivals", "autogroup_is_on", "fair_group", "sessions", "sessions_weight"]
+__all__ = [
+    "Demand",
+    "Rivals",
+    "Wanted",
+    "autogroup_is_on",
+    "fair_group",
+    "sessions",
+    "sessions_weight",
+]
 
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SESSION = re.compile(r"(?P<name>/autogroup-\d+) nice (?P<nice>-?\d+)")
 EVERY_S = 1.0  # from one look at the demand to the next
 SMOOTH_S = 3.0
+WANTED_S = 10.0  # as above, of single threads: operators have queues for seconds
+LOOK_S = 0.002  # a thread, from one look to the next: .4% of a CPU
 RIVALS_FIRST_S = 10.0  # that two looks at who is busy are apart at first
 RIVALS_EVERY_S = 60.0  # and then: each takes 10 us a process, and more where caches are cold
 RIVAL = 0.1  # of a CPU, below which nobody is named
@@ -152,6 +166,50 @@ class Demand:
             self.threads += (now - self.threads) * min(1.0, elapsed_s / SMOOTH_S)
         self._seen, self._at_s = seen, now_s
         return self.threads
+
+
+class Wanted:
+    """The share of time in which each of some threads wants a CPU.
+
+    The larger one of the last look and of the last seconds, for who was idle may begin again at any
+    time; 1 where it is not known yet. A look costs some 8 us a thread, and so comes the more seldom
+    the more there are.
+    """
+
+    def __init__(self) -> None:
+        self._threads: tuple[Thread, ...] = ()
+        self._share = np.ones(0)
+        self._smooth: dict[Thread, float] = {}
+        self._seen: dict[Thread, int] = {}
+        self._at_s = 0.0
+
+    def look(self, threads: tuple[Thread, ...]) -> Array:
+        """(m,) the shares; the same object as before if nothing was looked at."""
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._at_s
+        if threads != self._threads:
+            self._threads = threads
+            self._share = np.array([min(1.0, self._smooth.get(t, 1.0)) for t in threads])
+        elif elapsed_s < max(EVERY_S, LOOK_S * len(threads)):
+            return self._share
+        seen = {thread: _wanted_ns(thread.pid, thread.tid) for thread in threads}
+        smooth: dict[Thread, float] = {}
+        shares = []
+        for thread, ns in seen.items():
+            before = self._seen.get(thread)
+            if before is None or elapsed_s < EVERY_S / 2:
+                now = smooth[thread] = self._smooth.get(thread, 1.0)
+            else:
+                now = (ns - before) / 1e9 / elapsed_s
+                was = self._smooth.get(thread, now)
+                smooth[thread] = was + (now - was) * min(1.0, elapsed_s / WANTED_S)
+            shares.append(min(1.0, max(now, smooth[thread])))
+        self._share, self._smooth = np.array(shares), smooth
+        if elapsed_s >= EVERY_S / 2 or not self._seen:
+            self._seen, self._at_s = seen, now_s
+        else:
+            self._seen |= {thread: ns for thread, ns in seen.items() if thread not in self._seen}
+        return self._share
 
 
 def _wanted_ns(pid: int, tid: int) -> int:

@@ -1,10 +1,11 @@
 """nice: the more urgent a thread, the lower its nice value.
 
 A nice level is worth a factor of 1.25 in CPU time against competitors (kernel: sched-nice-design),
-so 0..10 spans a factor of 9.3: a favoured query gained no more from a wider range. Values below 0
-are left to the user's wish: with them operators would push aside the engine's own control threads,
-its garbage collector among them. The scheduling policy stays what it is: a favoured thread that is
-SCHED_BATCH waits for its turn whenever it wakes up.
+so ten levels span a factor of 9.3: a favoured query gained no more from a wider range. Where they
+lie follows from the weights (`normalise.with_weight_kept`): all below 0, and the engine's operators
+would push aside its own garbage collector and heartbeats; all above, and they would yield to these
+and to every other program (a pipeline beside one hog: 4.3 -> 9.0 ms). The scheduling policy stays
+what it is: a favoured thread that is SCHED_BATCH waits for its turn whenever it wakes up.
 
 Nice counts among threads of one cgroup only (or of one session, with autogroup). The shares of
 groups cannot be had here; see `inside_groups` for what comes near.
@@ -19,23 +20,50 @@ import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.backends.threads import neighbours
 from sched_ctl.backends.threads.neighbours import Rivals
 from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, at_first
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import procfs, sched
 from sched_ctl.model.graph import Array, Index
-from sched_ctl.model.normalise import NICE_STEP, nice_levels
+from sched_ctl.model.normalise import NICE_STEP, SPAN, nice_levels
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["Nice", "NiceOptions", "inside_groups", "may_lower", "planned", "probe", "with_shares"]
+__all__ = [
+    "Nice",
+    "NiceOptions",
+    "inside_groups",
+    "may_lower",
+    "of_schedule",
+    "planned",
+    "probe",
+    "with_shares",
+]
 
 
 class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the nice backend, and of nice inside cgroups."""
+    """Options of the nice backend, and of nice inside cgroups.
 
-    best: Annotated[int, msgspec.Meta(description="nice of the most urgent", ge=-20, le=19)] = 0
-    worst: Annotated[int, msgspec.Meta(description="nice of the least urgent", ge=-20, le=19)] = 10
+    The levels lie between best and worst so that the weights of the threads that want to run add up
+    to what they were; a thread that had another nice value than 0 has these around its own.
+    """
+
+    best: Annotated[
+        int, msgspec.Meta(description="least nice value of an operator", ge=-20, le=19)
+    ] = -SPAN
+    worst: Annotated[
+        int, msgspec.Meta(description="largest nice value of an operator", ge=-20, le=19)
+    ] = SPAN
+    levels: Annotated[
+        int,
+        msgspec.Meta(
+            description="nice levels from the most to the least urgent; where these lie between "
+            "`best` and `worst`, the weights decide",
+            ge=0,
+            le=39,
+        ),
+    ] = SPAN
     dead_band: Annotated[
         float,
         msgspec.Meta(
@@ -52,6 +80,16 @@ class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.best > self.worst:
             raise ValueError(f"`best` {self.best} must not be above `worst` {self.worst}")
 
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether there is room to choose where the levels lie."""
+        return self.levels < self.worst - self.best
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Of nice values; where weight is kept, of levels below the most urgent."""
+        return (0, self.levels) if self.keeps_weight else (self.best, self.worst)
+
 
 class Nice(Backend):
     """The backend; see `backends.Backend`."""
@@ -62,22 +100,34 @@ class Nice(Backend):
         self.options = options or NiceOptions()
         self._parameters = Parameters(journal, self.options.recheck)
         self._rivals: dict[str, Rivals] = {}  # by scope
+        self._demand: dict[str, neighbours.Wanted] = {}  # by scope
         self._last: dict[str, tuple[Schedule, Target]] = {}  # by scope
 
     def apply(self, schedule: Schedule) -> Applied:
         last = self._last.get(schedule.scope)
-        if last is None or last[0] is not schedule:
-            target = _target(schedule, wanted(schedule, self.options), self.options)
-            last = self._last[schedule.scope] = schedule, target
+        demand = self._look(schedule)
+        if last is None or last[0] is not schedule or last[1].demand is not demand:
+            levels = wanted(schedule, self.options)
+            last = self._last[schedule.scope] = (
+                schedule,
+                _target(schedule, levels, self.options, demand),
+            )
         return self._write(last[1])
 
     def write(self, schedule: Schedule, levels: Array) -> Applied:
-        """Enforce nice values that somebody else made: (m,) over the schedule's threads."""
-        return self._write(_target(schedule, levels, self.options))
+        """Enforce levels that somebody else made: (m,) over the schedule's threads."""
+        options = of_schedule(schedule, self.options)
+        return self._write(_target(schedule, levels, options, self._look(schedule, options)))
+
+    def _look(self, schedule: Schedule, options: NiceOptions) -> Array | None:
+        """(m,) the threads' demand; None where it does not matter."""
+        if not options.keeps_weight:
+            return None
+        return self._demand.setdefault(schedule.scope, neighbours.Wanted()).look(schedule.threads)
 
     def _write(self, target: Target) -> Applied:
         applied = self._parameters.apply(target)
-        if not np.any(target.values >= 0.5):
+        if target.demand is not None or not np.any(target.values >= 0.5):
             return applied
         rivals = self._rivals.setdefault(target.scope, Rivals())
         problem = rivals.look(lambda: {thread.pid for thread in target.threads})
@@ -101,34 +151,56 @@ def probe() -> Probe:
     return Probe(True, "nice works on every kernel" + _autogroup())
 
 
+def of_schedule(schedule: Schedule, options: NiceOptions) -> NiceOptions:
+    """The options, bounded by what the threads had where none of them may come to be above it."""
+    if schedule.lifts or options.best >= 0:
+        return options
+    worst = max(options.worst, 0)
+    return msgspec.structs.replace(options, best=0, worst=worst, levels=worst)
+
+
 def wanted(schedule: Schedule, options: NiceOptions) -> Array:
-    """(m,) nice levels, not rounded, for threads that had 0."""
-    if schedule.groups:
-        return with_shares(schedule, options)
-    return nice_levels(schedule, options.best, options.worst)
+    """(m,) nice levels, not rounded, for threads that had 0; see `NiceOptions.range`."""
+    return with_shares(schedule, options) if schedule.groups else _levels(schedule, options)
+
+
+def _levels(schedule: Schedule, options: NiceOptions) -> Array:
+    neutral = float("nan") if options.keeps_weight else None
+    return nice_levels(schedule, *options.range, neutral)
 
 
 def planned(
     schedule: Schedule, options: NiceOptions, levels: Array | None = None
 ) -> dict[str, list[object]]:
     """What `apply` would set in these threads as they are now; levels: see `Nice.write`."""
+    options = of_schedule(schedule, options)
     levels = wanted(schedule, options) if levels is None else levels
     found = [procfs.stat(thread.pid, thread.tid) for thread in schedule.threads]
     own = np.array([0 if stat is None else stat.nice for stat in found], dtype=np.intp)
-    return {"nice": at_first(_target(schedule, levels, options), own).tolist()}
+    demand = np.ones(len(own)) if options.keeps_weight else None
+    return {"nice": at_first(_target(schedule, levels, options, demand), own).tolist()}
 
 
-def _target(schedule: Schedule, levels: Array, options: NiceOptions) -> Target:
-    best, worst = options.best, options.worst
-    return Target(schedule.scope, schedule.threads, levels, options.dead_band, best, worst)
+def _target(
+    schedule: Schedule, levels: Array, options: NiceOptions, demand: Array | None
+) -> Target:
+    return Target(
+        schedule.scope,
+        schedule.threads,
+        levels,
+        options.dead_band,
+        options.best,
+        options.worst,
+        demand,
+    )
 
 
 def inside_groups(schedule: Schedule, options: NiceOptions) -> Array:
     """(m,) nice levels for threads that only compete with those of their own group."""
-    levels = nice_levels(schedule, options.best, options.worst)
+    levels = _levels(schedule, options)
     for group in schedule.groups.values():
         rows = np.asarray(group.rows, dtype=np.intp)
-        levels[rows] = nice_levels(_part(schedule, rows), options.best, options.worst)
+        levels[rows] = _levels(_part(schedule, rows), options)
     return levels
 
 
@@ -141,6 +213,7 @@ def _part(schedule: Schedule, rows: Index) -> Schedule:
         form=schedule.form.take(rows),
         head_age_s=schedule.head_age_s[rows],
         queue_size=schedule.queue_size[rows],
+        depth=schedule.depth[rows] if len(schedule.depth) else schedule.depth,
         groups={},
     )
 
@@ -151,7 +224,7 @@ def with_shares(schedule: Schedule, options: NiceOptions) -> Array:
     Near, because the kernel divides the CPU among the threads that can run: a group whose threads
     are mostly idle gets less than its share here, and all of it with cgroups.
     """
-    wanted = inside_groups(schedule, options)
+    wanted = np.nan_to_num(inside_groups(schedule, options))
     total = len(schedule.threads)
     shares = sum(group.share for group in schedule.groups.values())
     for group in schedule.groups.values():
@@ -160,8 +233,9 @@ def with_shares(schedule: Schedule, options: NiceOptions) -> Array:
             continue
         weight = (NICE_STEP ** -wanted[rows]).sum() / total
         wanted[rows] += np.log(weight / (group.share / shares)) / np.log(NICE_STEP)
-    wanted += options.best - wanted.min(initial=np.inf)
-    return np.clip(wanted, options.best, options.worst)
+    best, worst = options.range
+    wanted += best - wanted.min(initial=np.inf)
+    return wanted if options.keeps_weight else np.clip(wanted, best, worst)
 
 
 def may_lower() -> bool:

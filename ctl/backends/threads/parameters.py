@@ -26,6 +26,7 @@ from sched_ctl.kernel import identity, procfs, sched
 from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.identity import UNPINNED
 from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.normalise import with_weight_kept
 from sched_ctl.model.topology import Thread
 
 __all__ = [
@@ -121,6 +122,8 @@ class Target:
     A value need not be whole: it is rounded, and written where it is further than dead_band from
     what is in force. best, worst: the range of nice values, for a thread that had 0 of its own.
     One that its owner has lowered gets a range as much lower, so that nobody gains by us.
+    demand: (m,) of nice values that are to keep the threads' weight, see `with_weight_kept`: then
+    values are levels below the most urgent, and the range is around what each thread had.
     """
 
     scope: str
@@ -129,6 +132,7 @@ class Target:
     dead_band: float = 0.5
     best: int = 0
     worst: int = 19
+    demand: Array | None = None
 
 
 @dataclass
@@ -409,6 +413,9 @@ def at_first(target: Target, own: Index) -> Index:
 
 def _lowered(target: Target, own: Index) -> Array | Index:
     """(m,) nice values of the target for threads that had these of their own."""
+    if target.demand is not None:
+        below = np.asarray(target.values, dtype=np.float64)
+        return with_weight_kept(below, own, target.demand, target.best, target.worst)
     lower = np.maximum(own, 0)
     if not lower.any():
         return target.values

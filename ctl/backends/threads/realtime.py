@@ -21,7 +21,7 @@ from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, r
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import procfs, sched
 from sched_ctl.model.graph import Array
-from sched_ctl.model.normalise import positions
+from sched_ctl.model.normalise import places
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
@@ -66,7 +66,7 @@ class RealTime(Backend):
 
     def apply(self, schedule: Schedule) -> Applied:
         """See `Backend.apply`. Shares are not had here: groups count for nothing."""
-        place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+        place = places(schedule)
         levels = 1 + np.nan_to_num(place) * (self.options.highest - 1)
         levels[np.isnan(place)] = 0  # nothing to say: ordinary
         levels[self._bounded(schedule.threads)] = 0

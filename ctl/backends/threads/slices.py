@@ -16,7 +16,7 @@ from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, slices
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
-from sched_ctl.model.normalise import positions
+from sched_ctl.model.normalise import places
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
@@ -55,7 +55,7 @@ class Slices(Backend):
 
     def apply(self, schedule: Schedule) -> Applied:
         """See `Backend.apply`. Shares are not had here: groups count for nothing."""
-        place = positions(schedule.form, schedule.head_age_s, schedule.queue_size, schedule.spacing)
+        place = places(schedule)
         short, long = self.options.short * 1e3, self.options.long * 1e3
         wanted = long * (short / long) ** np.nan_to_num(place)
         # Steps of a fifth: a slice that is nearly right is left alone
