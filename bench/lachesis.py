@@ -34,7 +34,7 @@ def nice_values(queues: Array) -> Index:
     """(n,) nice values for mean queue sizes (n,), in tuples; NaN = none."""
     waiting = np.log1p(np.maximum(np.nan_to_num(queues), 0.0)) / math.log(NICE_STEP)
     levels = BEST + waiting.max(initial=0.0) - waiting
-    return np.rint(np.clip(levels, BEST, WORST)).astype(np.intp)
+    return np.asarray(np.rint(np.clip(levels, BEST, WORST)), dtype=np.intp)
 
 
 class Rule:

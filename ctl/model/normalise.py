@@ -132,8 +132,8 @@ def _above(schedule: Schedule) -> npt.NDArray[np.bool_]:
     helps = schedule.depth == 0
     if len(helps) != len(none) or helps.all() or not helps.any():
         return none
-    above: npt.NDArray[np.bool_] = schedule.form.rank > schedule.form.rank[~helps].max()
-    return helps & above
+    above = schedule.form.rank > schedule.form.rank[~helps].max()
+    return np.asarray(helps & above, dtype=np.bool_)
 
 
 def _empty_sources(schedule: Schedule) -> npt.NDArray[np.bool_]:

@@ -327,7 +327,7 @@ def test_everything_is_put_back_after_kill_9(
     path = tmp_path / "journal"
     ids = json.dumps([(t.pid, t.tid, t.start_time) for t in threads])
     command = [sys.executable, "-c", CONTROLLER, str(path), ids, name]
-    folder = str(Path(__file__).parents[1])
+    folder = str(Path(__file__).parents[1] / "helpers")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": folder}
     ) as controller:

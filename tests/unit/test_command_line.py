@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def test_what_a_backend_will_set_is_told_before() -> None:
     )
     own = [os.getpriority(os.PRIO_PROCESS, thread.tid) for thread in threads]
     before = sum(1.25**-nice for nice in own)
-    [nice] = ladder.planned("nice", {}, schedule).values()
+    nice: Any = ladder.planned("nice", {}, schedule)["nice"]
     assert nice[0] - own[0] == nice[1] - own[1] + 10
     assert sum(1.25**-level for level in nice) == pytest.approx(before, rel=0.12)
     expected = [min(19, max(0, nice) + level) for nice, level in zip(own, (10, 0), strict=True)]

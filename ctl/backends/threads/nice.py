@@ -105,13 +105,11 @@ class Nice(Backend):
 
     def apply(self, schedule: Schedule) -> Applied:
         last = self._last.get(schedule.scope)
-        demand = self._look(schedule)
+        options = of_schedule(schedule, self.options)
+        demand = self._look(schedule, options)
         if last is None or last[0] is not schedule or last[1].demand is not demand:
-            levels = wanted(schedule, self.options)
-            last = self._last[schedule.scope] = (
-                schedule,
-                _target(schedule, levels, self.options, demand),
-            )
+            target = _target(schedule, wanted(schedule, options), options, demand)
+            last = self._last[schedule.scope] = schedule, target
         return self._write(last[1])
 
     def write(self, schedule: Schedule, levels: Array) -> Applied:
