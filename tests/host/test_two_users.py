@@ -75,8 +75,10 @@ def test_a_flood_in_one_users_queues_moves_no_thread_of_root(tmp_path: Path) -> 
     with spe() as engine, engine_of(OTHER, "stats", *flood) as other:
         assert other.pid is not None
         pid = other.pid
-        flags = ("--policy", "qs", "--backend", "nice", "--engine", other.engine)
-        flags += ("--backend-option", "nice.best=0")  # the best value is 0, whatever they weigh
+        flags = (
+            *("--policy", "qs", "--backend", "nice", "--engine", other.engine),
+            *("--backend-option", "nice.best=0"),  # the best value is 0, whatever they weigh
+        )
         with loaded(run_dir, *flags, engine=engine):
             scheduled(run_dir, engine)
             wait_until(lambda: max(levels(pid)) > 0, SOON_S, "the other's are ordered")
