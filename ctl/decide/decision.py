@@ -95,6 +95,8 @@ def decide(
     frame = frame.remembering(memory)
     frame, judged = _judged(policy, frame, tuple(windows), cpus, stood)
     form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
+    topologies = [window.now.topology for window in windows.values()]
+    spinning = frozenset(one.engine for one in topologies if one.idle_spins)
     held = any(window.lately for window in windows.values())
     cost_s = frame.columns.get("cost")
     standing, grain = steadily(form, age, queue, cost_s, standing) if held else (False, None)
@@ -121,6 +123,7 @@ def decide(
             targets=judged,
             standing=standing,
             grain=grain,
+            spinning=spinning,
         )
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
@@ -142,6 +145,7 @@ def decide(
         targets=judged,
         standing=standing,
         grain=grain,
+        spinning=spinning,
     )
 
 

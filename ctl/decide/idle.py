@@ -23,9 +23,12 @@ def without_input_last(
 
     queue_size: (n,) tuples, NaN = unknown: then it stays where it is. spins: (n,) whether the
     operator's thread uses a CPU while it waits for input. Policies on queues or ages say it
-    themselves: theirs are left as they are.
+    themselves: theirs are left as they are. So is one that favours nobody: a single query under
+    the default stays as the system has it.
     """
     idle = spins & (queue_size < 1)
+    if not _orders(form):
+        return form
     if policy.needs & {"queue_size", "head_age"} or not idle.any() or idle.all():
         return form
     lowest = float(np.nan_to_num(form.rank).min()) - 1
@@ -34,4 +37,12 @@ def without_input_last(
         np.where(idle, 0.0, form.static),
         np.where(idle, 0.0, form.per_second),
         np.where(idle, 0.0, form.per_tuple),
+    )
+
+
+def _orders(form: UrgencyForm) -> bool:
+    """Whether it tells any two operators apart."""
+    table = np.array([form.rank, form.static, form.per_second, form.per_tuple])
+    return bool(len(form)) and not bool(
+        ((table == table[:, :1]) | (np.isnan(table) & np.isnan(table[:, :1]))).all()
     )

@@ -44,6 +44,7 @@ class Schedule:
     memory: what the policy wants to know at the rule's next schedule, see `Policy.remembers`.
     strict: whether the order counts whatever it takes from a query, see `Policy.strict`.
     targets: how those that have a target stand with it, see `metrics.feasibility.Judgement`.
+    spinning: engines whose operators' threads use a CPU while they wait for input.
     lifts: whether a thread may come to be above what it had. Not where a user's own word decides.
     standing, grain: for who holds what samples say until the next schedule. standing: queues are
     long, compared with what may change meanwhile. grain: where they are short, the urgency that one
@@ -65,6 +66,7 @@ class Schedule:
     memory: Memory = field(default_factory=lambda: NOTHING)
     strict: bool = False
     targets: Mapping[tuple[str, str], Any] = field(default_factory=lambda: MappingProxyType({}))
+    spinning: frozenset[str] = frozenset()
     lifts: bool = True
     standing: bool = False
     grain: float | None = None

@@ -32,6 +32,7 @@ MISSING_EVERY_S = 10.0  # how often threads are looked for that only metrics tel
 LISTEN_EVERY_S = 10.0  # how often a port that was taken is tried again
 ATTACH_S = 5.0
 SLOW_S = 2.0  # a remark is made of reports that come less often
+FIRST_S = 15.0  # until then metrics may still be on their way: they come once a report.period
 RAREST = 200  # what looks like a sample of fewer is the first few counts
 HELP = "see Storm in docs/engines.md for the lines of storm.yaml"
 
@@ -85,6 +86,7 @@ class StormDriver:
         self._uid = uid
         self._workers: dict[int, Worker] = {}
         self._inboxes: dict[int, Inbox] = {}  # by the number of the network namespace
+        self._since_s = time.monotonic()
         self._no_inbox = ""  # why there is none, in words
         self._next_workers = self._next_listen = self._next_missing = 0.0
         self._next_names = self._next_shares = 0.0
@@ -210,6 +212,8 @@ class StormDriver:
                 yield f"worker {worker.pid}: {worker.trouble}"
         if self._no_inbox:
             yield self._no_inbox
+        elif not self._measures and time.monotonic() - self._since_s < FIRST_S:
+            yield "waiting for the first metrics of the topology's workers"
         elif not self._measures:
             yield f"no metrics came from the topology's workers yet; {HELP}"
         elif self._reading.period_s > SLOW_S:

@@ -372,6 +372,7 @@ def test_who_spins_without_input_is_below_all_who_have_some() -> None:
     a, b, c, d = levels(hr_like, spinning)
     assert d < b < c < a
     assert np.argmin(levels(hr_like, replace(spinning, idle_spins=False))) == 0
+    assert len(set(levels(constant(q_a=1, q_b=1, q_c=1, r_d=1), spinning))) == 1  # no order
     ranks = replace(hr_like, urgency=lambda frame: form(len(frame), rank=array(2, 1, 0, 0)))
     a, b, c, d = levels(ranks, spinning)
     assert b < c == d < a

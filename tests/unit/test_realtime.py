@@ -1,0 +1,61 @@
+"""Who may not have a real-time priority."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sched_ctl.backends.threads import realtime
+from sched_ctl.kernel import cgroup
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+
+THREADS = (Thread(1, 11, 7), Thread(1, 12, 7), Thread(2, 21, 7))
+
+
+def schedule() -> Schedule:
+    return Schedule(
+        "s",
+        "p",
+        Spacing.LINEAR,
+        THREADS,
+        ("q/a", "storm:x: acker", "r/b"),
+        form(3, static=np.arange(3.0)),
+        np.zeros(3),
+        np.zeros(3),
+        queries=(("storm:x", "q"), None, ("lab:1", "r")),
+    )
+
+
+def test_engines_whose_idle_threads_spin_are_refused_with_the_reason() -> None:
+    left, problems = realtime._permitted(replace(schedule(), spinning=frozenset({"storm:x"})))
+    assert left.threads == THREADS[2:]
+    assert len(problems) == 1 and problems[0].startswith("storm:x: no real-time priorities")
+    left, problems = realtime._permitted(schedule())
+    assert left.threads == THREADS and not problems
+
+
+def test_a_cgroup_without_real_time_runtime_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tree:
+        version = 1
+
+        def folder_of(self, pid: int, tid: int) -> Path:
+            return tmp_path / ("none" if pid == 2 else "some")
+
+    for name, runtime_us in (("none", 0), ("some", 950_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpu.rt_runtime_us").write_text(f"{runtime_us}\n")
+    monkeypatch.setattr(cgroup, "hierarchies", lambda: [Tree()])
+    monkeypatch.setattr(cgroup, "has_cpu", lambda tree: True)
+    left, problems = realtime._permitted(schedule())
+    assert left.threads == THREADS[:2]
+    assert len(problems) == 1 and str(tmp_path / "none") in problems[0]
+    monkeypatch.setattr(Tree, "folder_of", lambda self, pid, tid: tmp_path / "none")
+    monkeypatch.setattr(realtime, "may_lower", lambda: True)
+    monkeypatch.setattr(realtime, "THROTTLE", tmp_path / "some" / "cpu.rt_runtime_us")
+    found = realtime.probe()
+    assert not found.can and "real-time runtime" in found.because
