@@ -175,7 +175,7 @@ subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
 	}
 	for (i = 1; i < MAX_LLCS && i < nr_llcs; i++) {
 		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
-		if (sets[other].others_waiting && run_other(other)) {
+		if ((sets[other].others_waiting && run_other(other)) || run_yielder(other)) {
 			count(steals);
 			return 1;
 		}

@@ -33,7 +33,7 @@
 #ifndef SCHED_CTL_CGROUPS_BPF_H
 #define SCHED_CTL_CGROUPS_BPF_H
 
-enum { MAX_CGROUPS = 4096, MAX_DEPTH = 12, ROOT = 1, PARKED_DSQ = 1 << 20 };
+enum { MAX_CGROUPS = 4096, MAX_DEPTH = 12, ROOT = 1 };
 
 #define UNPARK_EVERY (10 * MS)
 #define LOOK_EVERY (50 * MS)		/* while nobody is parked */

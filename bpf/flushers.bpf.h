@@ -32,7 +32,6 @@
 #define HOLDS_GO_ON (100 * MS)
 
 enum {
-	HELD_DSQ = PARKED_DSQ + 1,
 	STEPS = 10,			/* of a period: how exact it is to be */
 	SAME = 16,			/* times that differ by such a part of a period are the same ... */
 	REPEATS = 2,			/* ... so often: of batches that have no clock few are, by chance */

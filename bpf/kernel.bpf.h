@@ -146,6 +146,7 @@ struct sched_ext_ops {
 	void (*quiescent)(struct task_struct *p, u64 deq_flags);
 	void (*enable)(struct task_struct *p);
 	void (*disable)(struct task_struct *p);
+	bool (*yield)(struct task_struct *from, struct task_struct *to);
 	void (*dump)(struct scx_dump_ctx *ctx);
 	void (*dump_task)(struct scx_dump_ctx *ctx, struct task_struct *p);
 	s32 (*init)(void);

@@ -18,6 +18,8 @@
 #ifndef SCHED_CTL_QUEUES_BPF_H
 #define SCHED_CTL_QUEUES_BPF_H
 
+enum { PARKED_DSQ = 1 << 20, HELD_DSQ, YIELDED_DSQ = PARKED_DSQ + 16 };
+
 #define PASSED (1ULL << 15)		/* a bit of packed times that no slot uses */
 
 /* Verified once, on its own: loops inside would multiply with the states of each caller. */
@@ -30,6 +32,8 @@ struct set {				/* of queues; one a last-level cache, or several */
 	u64 others_head;		/* vtime of the first of the others; 0 = not known */
 	s32 others_queued;		/* others that wait, or more */
 	u32 others_waiting;		/* 0: no other waits */
+	s32 yielders;			/* operators that yielded and were put aside, or more */
+	u32 any_yielded;		/* 1: there were some */
 } LINES;
 struct set sets[MAX_LLCS];
 s32 queued[MAX_LLCS][MAX_QUEUES] LINES;	/* threads in each queue, or more */
@@ -234,6 +238,11 @@ subprogram int repair(u32 llc)
 		__sync_fetch_and_or(&sets[llc].stale, 1ULL << i);
 		__sync_fetch_and_or(&queues[llc].waiting, 1ULL << i);
 		missing = 1;
+	}
+	if (sets[llc].any_yielded && sets[llc].yielders <= 0) {
+		n = scx_bpf_dsq_nr_queued(YIELDED_DSQ + llc);
+		sets[llc].yielders = n;
+		missing |= n > 0;
 	}
 	if (missing)
 		count(repairs);

@@ -52,6 +52,8 @@
  *    Exiting threads queue like all others (SCX_OPS_ENQ_EXITING), or each would go before operators.
  *    There is no cpu_release callback: re-queueing from there was seen to renew a hog's slice.
  *
+ *    Who yields has had its turn (yield.bpf.h): the next decision leaves it out.
+ *
  * 6. TRUST. Hints count while the heartbeat is young; after that every thread is "other". Leads
  *    are bounded, and an operator that waits longer than control.starvation_ms runs whatever the
  *    hints say, in its turn (starve.bpf.h). All indices from shared memory are masked. If the
@@ -73,6 +75,7 @@
 #include "flushers.bpf.h"
 #include "starve.bpf.h"
 #include "owed.bpf.h"
+#include "yield.bpf.h"
 #include "caches.bpf.h"
 
 #define LEAST_LOSS (MS / 2)	/* the fair class takes more than this; interrupts and drivers less */
@@ -234,6 +237,11 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	llc = llc_of(cpu);
+	if (t->yielded && !(enq_flags & SCX_ENQ_WAKEUP)) {
+		put_aside(p, slot, llc, key, slice_ns(slot), now_ns, enq_flags);
+		kick_idle(p);
+		return;
+	}
 	if (control.nr_groups && (enq_flags & SCX_ENQ_WAKEUP))
 		forgive_group(queue);
 	slice = slice_ns(slot);
@@ -290,6 +298,7 @@ static __always_inline void keep_operator(struct cpu *c, struct task_struct *pre
 	if (now_ns - c->turn_ns >= slice)
 		c->turn_ns = now_ns;
 	threads[slot & (MAX_SLOTS - 1)].lent = threads[slot & (MAX_SLOTS - 1)].rescued = 0;
+	threads[slot & (MAX_SLOTS - 1)].yielded = 0;
 	keep(prev, slice);
 }
 
@@ -464,7 +473,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	struct stats *s = &stats[cpu & (MAX_CPUS - 1)];
-	u32 llc = llc_of(cpu), slot = 0, queue = 0;
+	u32 llc = llc_of(cpu), slot = 0, rival = 0, queue = 0;	/* rival: it may go on by its own right */
 	bool runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
 	u64 now_ns = switch_clock_ns(cpu), ran_ns = 0, more_ns = 0, key = 0, waiting;
 	s64 credit_ns = c->credit_ns;
@@ -481,10 +490,13 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			charge_operator(c, prev, llc);
 			renew_age(slot, now_ns, more_ns);
 			key = key_of(slot, now_ns);
+			rival = c->yielded ? 0 : slot;
 		} else {
 			credit_ns -= ran_ns;
 		}
 	}
+	if (sets[llc].yielders > 0 && !(runnable && c->yielded))
+		take_back(llc, now_ns);
 	if (c->done) {
 		let_go(c->done, now_ns);
 		c->done = 0;
@@ -500,12 +512,12 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	      (slot || queues[llc].waiting || may_look(c, llc, slot, now_ns)) &&
 	      others_lag(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu)))) {
 		if (!operators_first) {
-			if (slot) {
+			if (rival) {
 				note_mine(cpu, slot, key, now_ns, ran_ns);
 				c->own = own_vtime(slot) + own_charge(prev, ran_ns);
 			}
 			switch (run_by_right(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu,
-					     now_ns, slot)) {
+					     now_ns, rival)) {
 			case RUN_MOVED:
 				return;
 			case RUN_KEEP:
@@ -531,7 +543,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	waiting = queues[llc].waiting;
 
-	if (slot) {
+	if (rival) {
 		if (!waiting && !may_look(c, llc, slot, now_ns)) {
 			s->keeps++;
 			keep_operator(c, prev, slot, now_ns);
@@ -541,18 +553,18 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	}
 
 	if (may_look(c, llc, slot, now_ns) && (slot || waiting || runnable || sets[llc].others_waiting) &&
-	    pull(llc, cpu, now_ns, slot))
+	    pull(llc, cpu, now_ns, rival))
 		return;
 
 	/* A single queue and nobody to compare it with: no need to look at its head. */
-	if (waiting && !slot && !(waiting & (waiting - 1)) && !control.nr_groups &&
+	if (waiting && !rival && !(waiting & (waiting - 1)) && !control.nr_groups &&
 	    !floor_due(c, now_ns)) {
 		queue = waiting == 1 ? 0 : lowest(waiting);
 		if (!(control.queues[queue].flags & QUEUE_EXACT) && take_first(llc, queue))
 			return;
 	}
 	if (waiting) {
-		switch (run_operator(llc, cpu, now_ns, slot)) {
+		switch (run_operator(llc, cpu, now_ns, rival)) {
 		case RUN_MOVED:
 			return;
 		case RUN_KEEP:
@@ -560,21 +572,25 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			break;
 		}
 	}
-	if (slot) {
+	if (rival) {
 		count(keeps);
 		keep_operator(c, prev, slot, now_ns);
 		return;
 	}
 
-	/* No operator wants this CPU. */
-	if (runnable && keep_other(prev, llc, cpu, now_ns))
+	/* No operator wants this CPU, but for those that have yielded. */
+	if (runnable && !slot && !sets[llc].yielders && keep_other(prev, llc, cpu, now_ns))
 		return;
 	if (run_next_other(llc, c)) {
 		count(leftovers);
 		return;
 	}
-	if (nr_llcs > 1 && steal(llc, cpu, now_ns))
+	if (run_yielder(llc) || (nr_llcs > 1 && steal(llc, cpu, now_ns)))
 		return;
+	if (slot && prev) {
+		keep_operator(c, prev, slot, now_ns);
+		return;
+	}
 	if (runnable && !throttled(prev, 0, now_ns)) {
 		keep(prev, others_slice_ns());	/* else the kernel refills 20 ms */
 		return;
@@ -602,6 +618,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 	else
 		c->turn_ns = now_ns;
 	c->resting = 0;
+	c->yielded = 0;
 	c->slot = slot;
 	if (slot) {
 		struct thread *t = &threads[slot];
@@ -619,6 +636,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 			set_slice(p, HURRIED_SLICE);
 		t->vtime = own_vtime(slot);
 		c->tier = TIER_OPERATOR;
+		t->yielded = 0;
 		stats[cpu].operator_runs++;
 		t->queued_ns = 0;
 		t->cpu = cpu;
@@ -823,6 +841,11 @@ s32 BPF_PROG(sched_ctl_init)
 			if (error)
 				return error;
 		}
+	for (llc = 0; llc < MAX_LLCS && llc < nr_llcs; llc++) {
+		error = scx_bpf_create_dsq(YIELDED_DSQ + llc, -1);
+		if (error)
+			return error;
+	}
 	return 0;
 }
 
@@ -843,6 +866,7 @@ struct sched_ext_ops sched_ctl = {
 	.dispatch = (void *)sched_ctl_dispatch,
 	.running = (void *)sched_ctl_running,
 	.stopping = (void *)sched_ctl_stopping,
+	.yield = (void *)sched_ctl_yield,
 	.runnable = (void *)sched_ctl_runnable,
 	.quiescent = (void *)sched_ctl_quiescent,
 	.enable = (void *)sched_ctl_enable,

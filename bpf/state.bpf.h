@@ -133,6 +133,7 @@ struct cpu {
 	u32 lending_hand;		/* ... and for whom to lend a turn */
 	u8 hurried;			/* 1: somebody waits so long that turns are short */
 	u8 contended;			/* 1: others of another set could run here */
+	u8 yielded;			/* 1: what runs here gave its turn up */
 	u8 pulled;			/* 1: the other that runs next lagged behind in another set */
 	u32 done;			/* slot of an operator that went to sleep here, whose flushers wait */
 	u32 floor_hand;			/* the first row in which it looks for who lags */

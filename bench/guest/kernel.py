@@ -220,6 +220,15 @@ SWITCHES: Mapping[str, Job] = {
 }
 
 
+_ENGINE = {"tunables": {"operators_first": True}}
+WAITS: Mapping[str, Job] = {
+    "eevdf": {"kind": "os"},
+    "scx, who waits first": {"kind": "scx", "full": True, "leads": [5_000_000, 0], **_ENGINE},
+    "scx, who waits last": {"kind": "scx", "full": True, "leads": [0, 5_000_000], **_ENGINE},
+    "scx, fair, who waits first": {"kind": "scx", "full": True, "leads": [5_000_000, 0]},
+}
+
+
 HELPERS: Mapping[str, Job] = {
     "eevdf": {"kind": "os"},
     "scx, full mode": {"kind": "scx", "full": True},
@@ -283,6 +292,11 @@ def helpers(kernel: str, count: int) -> Result:
     """What so many helper threads cost a saturated query under each scheduler (helpers.c)."""
     jobs = {name: {**job, "operators": 3} for name, job in HELPERS.items()}
     return compare(jobs, [str(built("helpers")), str(count)], kernel)
+
+
+def waits(kernel: str, words: Sequence[str]) -> Result:
+    """How far two threads get that wait for each other without sleeping (waits.c)."""
+    return compare(WAITS, [str(built("waits")), *words], kernel)
 
 
 def calibration(kernel: str) -> list[Job]:
@@ -364,6 +378,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results, one a line")
     parser.add_argument("--switches", action="store_true", help="only what a switch costs")
     parser.add_argument("--helpers", type=int, metavar="N", help="only what helper threads cost")
+    parser.add_argument("--waits", nargs="+", metavar="WORD", help="see waits.c: yield, pair ...")
     parser.add_argument("--apart", type=int, default=0, metavar="CPUS", help="see switches.c")
     parser.add_argument("--calibrate", action="store_true", help="only what a hop costs")
     parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
@@ -377,6 +392,9 @@ def main() -> None:
         cpus, caches, apart = arguments.cpus, arguments.caches, arguments.apart
         told = switches(arguments.kernel, arguments.variants, cpus, caches, apart)
         results.tell(told, arguments.keep)
+        return
+    if arguments.waits:
+        results.tell(waits(arguments.kernel, arguments.waits), arguments.keep)
         return
     if arguments.helpers:
         results.tell(helpers(arguments.kernel, arguments.helpers), arguments.keep)

@@ -348,7 +348,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def program(job: Job) -> dict[str, Any]:
-    """What a program prints of its own threads (switches.c, helpers.c), by name.
+    """What a program prints of its own threads (switches.c, helpers.c, waits.c), by name.
 
     It first prints their tids. operators: the first of these are a query's, from its ingress to its
     egress, and adopted; else all are, each a query of its own. counted: what the scheduler did
@@ -369,7 +369,10 @@ def program(job: Job) -> dict[str, Any]:
             stack.enter_context(Tracer(followed, wakings=job.get("wakings", False)))
         if job["kind"] == "scx":
             full, cgroups = job.get("full", False), job.get("cgroups", False)
-            scheduler = stack.enter_context(Scheduler(full=full, cgroups=cgroups))
+            tunables = job.get("tunables")
+            scheduler = stack.enter_context(
+                Scheduler(full=full, cgroups=cgroups, tunables=tunables)
+            )
             operators = job.get("operators", 0)
             tids = tids[:operators] if operators else tids
             count = operators or job.get("queues", 1)
@@ -380,6 +383,8 @@ def program(job: Job) -> dict[str, Any]:
                 scheduler.slots[1 : operators + 1]["query"] = 1
                 scheduler.slots[1 : operators + 1]["depth"] = np.arange(1, operators + 1)
             scheduler.slots["flags"] = scheduler.slot_flags["SLOT_ACTIVE"]
+            if leads := job.get("leads"):
+                scheduler.slots["lead_us"][1 : len(leads) + 1] = leads
             if job.get("live"):
                 rows = scheduler.live_rows(1, len(tids) + 1).rows
                 rows["head_ns"] = time.monotonic_ns()

@@ -409,3 +409,54 @@ def check_who_lags_behind_its_fair_share_goes_first() -> None:
         first, *_ = shares([strict], 2, settle_s=1)
         assert first > 0.8
         assert scheduler.exit() is None
+
+
+# -- who waits without sleeping --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def waiting_pair(wait: Callable[[], object]) -> Iterator[tuple[list[int], Callable[[], float]]]:
+    """Two processes, and steps a second: the first waits by `wait` for each step of the second."""
+    memory = mmap.mmap(-1, 8)
+    done = np.frombuffer(memory, dtype=np.int64)
+
+    def waits() -> None:
+        before = int(done[0])
+        while done[0] == before:
+            wait()
+
+    def steps() -> None:
+        until = time.thread_time() + 0.0005
+        while time.thread_time() < until:
+            pass
+        done[0] += 1
+
+    def rate() -> float:
+        time.sleep(0.3)
+        before, began = int(done[0]), time.monotonic()
+        time.sleep(2)
+        return (int(done[0]) - before) / (time.monotonic() - began)
+
+    with start(1, waits) as first, start(1, steps) as second:
+        yield [*first, *second], rate
+
+
+def steps_in_either_order(wait: Callable[[], object], least: float) -> None:
+    """The most urgent one waits, then the other: so much of what they get from the fair class."""
+    above_all()
+    with waiting_pair(wait) as (pids, rate):
+        usual = rate()
+        for tunables in ({"operators_first": True}, {}):
+            with Scheduler(full=True, tunables=tunables) as scheduler:
+                as_queries(scheduler, [1, 0], [1, 1])
+                adopt(scheduler, pids)
+                scheduler.attach()
+                for leads in ([1, 0], [0, 1]):
+                    as_queries(scheduler, leads, [1, 1])
+                    look_until(rate, lambda got: got > least * usual)
+                assert scheduler.exit() is None
+
+
+def check_who_yields_lets_others_go_on() -> None:
+    """sched_yield() for a less urgent one's work gives it the CPU, as without an order."""
+    steps_in_either_order(os.sched_yield, 0.5)
