@@ -26,8 +26,9 @@
  * LIMITS. CPU time is charged to every limited cgroup above the thread. At the end of a period a
  * quota is taken off. Who has more than its quota is throttled: its threads are parked in a queue
  * of their own when they are next queued, and a timer puts back those who may run again: each
- * 10 ms while there are any, and with thousands of them in pieces of UNPARK_FOR. A slice may
- * overdraw; that is taken off the periods to come. Bursts (cpu.max.burst) are not saved up.
+ * 10 ms while there are any, and with thousands of them in pieces of UNPARK_FOR. Where it cannot be
+ * started nobody is parked, and those that are go on. A slice may overdraw; that is taken off the
+ * periods to come. Bursts (cpu.max.burst) are not saved up.
  * Operators go first whatever cgroup they are in: they are not throttled and not charged.
  */
 #ifndef SCHED_CTL_CGROUPS_BPF_H
@@ -36,7 +37,7 @@
 enum { MAX_CGROUPS = 4096, MAX_DEPTH = 12, ROOT = 1 };
 
 #define UNPARK_EVERY (10 * MS)
-#define LOOK_EVERY (50 * MS)		/* while nobody is parked */
+#define PARKS_GO_ON (100 * MS)		/* the timer goes on for so long when nobody is parked any more */
 #define UNPARK_FOR (100 * US)		/* the longest look ... */
 #define UNPARK_SOON (2 * MS)		/* ... after which the next one goes on */
 
@@ -49,7 +50,9 @@ struct cgroup_state {
 	u32 reserved;
 };
 struct cgroup_state cgroup_states[MAX_CGROUPS];
-bool many_parked;			/* the last look came not to the end of those who are parked */
+u32 many_parked;			/* the last look came not to the end of those who are parked */
+u32 unparks;				/* the timer that puts them back is set */
+u64 last_parked_ns;
 
 struct counted {			/* a runnable thread, as it was counted */
 	u32 cgroup;
@@ -288,17 +291,34 @@ static __always_inline void discount_thread(struct task_struct *p)
 
 static int unpark(void *map, int *key, struct bpf_timer *timer);
 
-static __always_inline void start_timer(void)
+static __always_inline int unpark_init(void)
 {
 	struct unpark *u;
 	u32 zero = 0;
 
 	u = bpf_map_lookup_elem(&unpark_timer, &zero);
 	if (!u)
-		return;
-	bpf_timer_init(&u->timer, &unpark_timer, CLOCK_MONOTONIC);
-	bpf_timer_set_callback(&u->timer, unpark);
-	bpf_timer_start(&u->timer, LOOK_EVERY, 0);
+		return -2;		/* ENOENT */
+	return ready(bpf_timer_init(&u->timer, &unpark_timer, CLOCK_MONOTONIC)) ?:
+	       bpf_timer_set_callback(&u->timer, unpark);
+}
+
+/* A thread is about to be parked: is there a timer for it? Else it must not be. */
+static __always_inline bool unpark_later(u64 now_ns)
+{
+	struct unpark *u;
+	u32 zero = 0;
+
+	__sync_lock_test_and_set(&last_parked_ns, now_ns);	/* before who stops the timer looks */
+	if (unparks)
+		return true;
+	u = bpf_map_lookup_elem(&unpark_timer, &zero);
+	if (u && control.fault != FAULT_TIMERS && !bpf_timer_start(&u->timer, UNPARK_EVERY, 0)) {
+		unparks = 1;
+		return true;
+	}
+	count(no_timers);
+	return false;
 }
 
 #endif

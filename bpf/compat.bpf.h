@@ -21,6 +21,7 @@ extern s32 scx_bpf_select_cpu_dfl(struct task_struct *p, s32 prev_cpu, u64 wake_
 				  bool *is_idle) __ksym;
 extern s32 scx_bpf_pick_idle_cpu(const struct cpumask *allowed, u64 flags) __ksym;
 extern void scx_bpf_kick_cpu(s32 cpu, u64 flags) __ksym;
+extern void scx_bpf_cpuperf_set(s32 cpu, u32 perf) __ksym;
 extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 extern u32 scx_bpf_nr_cpu_ids(void) __ksym;
 extern void scx_bpf_error_bstr(char *fmt, unsigned long long *data, u32 size) __ksym;
@@ -59,8 +60,15 @@ extern bool scx_bpf_dispatch_from_dsq(struct bpf_iter_scx_dsq *it, struct task_s
 /* 6.14: a clock that is read once a scheduling event. */
 extern u64 scx_bpf_now(void) __ksym __weak;
 
-/* 6.19: the head of a queue without its lock. */
+/*
+ * 6.19: the head of a queue without its lock. Before 7.1 it may be of a thread that has gone (71d7847cad44,
+ * 2f2ea7709266; the fixes have no mark of their own), so it is used from there on, which another function of
+ * 7.1 tells: never called, and not worth a look at a version.
+ */
 extern struct task_struct *scx_bpf_dsq_peek(u64 dsq_id) __ksym __weak;
+extern bool scx_bpf_sub_dispatch(u64 cgroup_id) __ksym __weak;
+
+#define can_peek() (kernel_has(scx_bpf_dsq_peek) && kernel_has(scx_bpf_sub_dispatch))
 
 /* 6.19: instead of writes to the thread, which are deprecated since, and of many arguments. */
 extern bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym __weak;
@@ -153,11 +161,45 @@ static __always_inline u64 switch_clock_ns(s32 cpu)
 	return clock_ns();
 }
 
+/* The performance that the kernel asks the governor for; 0 where it does not tell. */
+static __always_inline u32 asked_for(s32 cpu)
+{
+	const struct rq *rq = NULL;
+
+	if (kernel_has(&runqueues) && bpf_core_field_exists(rq->scx.cpuperf_target)) {
+		rq = bpf_per_cpu_ptr(&runqueues, cpu);
+		if (rq)
+			return rq->scx.cpuperf_target;
+	}
+	return 0;
+}
+
 static __always_inline s32 cpu_of(const struct task_struct *p)
 {
 	if (bpf_core_field_exists(p->thread_info.cpu))
 		return p->thread_info.cpu;
 	return scx_bpf_task_cpu(p);
+}
+
+/*
+ * Does this CPU serve a hardware interrupt, such as a timer's? False where nobody tells: the counter of
+ * what must not be preempted is in another place on each architecture (6.15 took it out of pcpu_hot).
+ */
+extern const int __preempt_count __ksym __weak;
+extern const struct pcpu_hot pcpu_hot __ksym __weak;
+
+static __always_inline bool in_hard_interrupt(void)
+{
+	int depth = 0;
+#if defined(__TARGET_ARCH_x86)
+	if (kernel_has(&__preempt_count))
+		depth = *(const int *)bpf_this_cpu_ptr(&__preempt_count);
+	else if (kernel_has(&pcpu_hot))
+		depth = ((const struct pcpu_hot *)bpf_this_cpu_ptr(&pcpu_hot))->preempt_count;
+#elif defined(__TARGET_ARCH_arm64)
+	depth = bpf_get_current_task_btf()->thread_info.preempt.count;
+#endif
+	return depth & 0xf0000;		/* HARDIRQ_MASK, linux/preempt.h */
 }
 
 #define scx_error(text)								\

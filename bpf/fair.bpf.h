@@ -34,7 +34,8 @@
  * the next turn anyway, and at once, does not wait in the queue but goes straight to the CPU.
  *
  * The kernel ends slices at its ticks only. So each CPU has a timer, which is started where a run
- * has to end before that, and not at all if nobody asks.
+ * has to end before that, and not at all if nobody asks. Where it cannot be started the run ends at a
+ * tick: at the next one if that is known when the run begins, else with its slice.
  *
  * A higher class may be at work when somebody wakes up: then the operator that it interrupted waits
  * on this CPU (`resting`), and goes on until its least time is over.
@@ -56,6 +57,26 @@ struct {
 	__type(key, u32);
 	__type(value, struct alarm);
 } alarms SEC(".maps");
+
+/*
+ * Times that several CPUs move: never with a plain store, which would undo what another CPU adds. Who
+ * loses leaves it at what the other has made of it; the next one looks again.
+ */
+static __always_inline void raise(u64 *vtime, u64 least)
+{
+	u64 old = *vtime;
+
+	if (before(old, least))
+		__sync_bool_compare_and_swap(vtime, old, least);
+}
+
+static __always_inline void lower(u64 *vtime, u64 most)
+{
+	u64 old = *vtime;
+
+	if (before(most, old))
+		__sync_bool_compare_and_swap(vtime, old, most);
+}
 
 static __always_inline u64 lag_ns(void)
 {
@@ -117,8 +138,7 @@ static __always_inline void enter_operator(u32 slot, struct task_struct *p)
 	if (__sync_fetch_and_add(&operators_weight, t->weight) > 0)
 		return;
 	least = others_now - pack(lag_ns(), 0);
-	if (before(operators_vtime, least))
-		operators_vtime = least;
+	raise(&operators_vtime, least);
 }
 
 static __always_inline void leave_operator(u32 slot)
@@ -188,8 +208,7 @@ subprogram int fair_advance(u32 llc, u64 vtime)
 	if (!operators_first && operators_weight > 0 && before(operators_vtime, vtime) &&
 	    before(others_now - pack(FORGOTTEN, 0), operators_vtime))
 		vtime = operators_vtime;
-	if (before(others_now, vtime))
-		others_now = vtime;
+	raise(&others_now, vtime);
 	return 0;
 }
 
@@ -205,47 +224,67 @@ static __always_inline void charge_operator(struct cpu *c, struct task_struct *p
 	add(weighed_ns, ran_ns * 1024 / counted_weight());
 	__sync_fetch_and_add(&operators_vtime, operators_charge(p, ran_ns));
 	most = others_now + pack(MOST_AHEAD, 0);
-	if (before(most, operators_vtime))
-		operators_vtime = most;
+	lower(&operators_vtime, most);
 	if (sets[llc].others_waiting)
 		fair_advance(llc, operators_vtime);
-	else if (before(others_now, operators_vtime))
-		others_now = operators_vtime;
+	else
+		raise(&others_now, operators_vtime);
 }
 
 static int ring(void *map, int *key, struct bpf_timer *timer)
 {
 	struct cpu *c = &cpus[*key & (MAX_CPUS - 1)];
+	u64 armed_ns = c->armed_ns;
 
-	if (c->armed_ns && c->armed_ns == c->since_ns) {
+	/* Another CPU may set it anew at this moment, for a run that has begun since. */
+	if (!armed_ns || !__sync_bool_compare_and_swap(&c->armed_ns, armed_ns, 0))
+		return 0;
+	if (armed_ns == c->since_ns) {
 		if (c->tier == TIER_NONE)
 			c->wanted_us = 1;	/* a higher class runs: as soon as it is done */
 		count(preempts);
 		scx_bpf_kick_cpu(*key & (MAX_CPUS - 1), SCX_KICK_PREEMPT);
 	}
-	c->armed_ns = 0;
 	return 0;
 }
 
-/* Let this CPU choose again as soon as what runs there, and has for had_ns, has for least_ns. */
-static __always_inline void interrupt(u32 cpu, u64 now_ns, u64 had_ns, u64 least_ns)
+/*
+ * Let this CPU choose again as soon as what runs there, and has for had_ns, has for least_ns. False:
+ * there is no timer for it.
+ */
+static __always_inline bool interrupt(u32 cpu, u64 now_ns, u64 had_ns, u64 least_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u64 since_ns = c->since_ns, armed_ns = c->armed_ns;
 	struct alarm *alarm;
 
 	if ((s64)(had_ns - least_ns) >= 0) {
 		count(preempts);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
-		return;
+		return true;
 	}
-	if (c->armed_ns == c->since_ns)
-		return;
+	if (armed_ns == since_ns)
+		return true;
 	alarm = bpf_map_lookup_elem(&alarms, &cpu);
 	if (!alarm)
-		return;			/* there are no such CPUs */
-	c->armed_ns = c->since_ns;
+		return true;		/* there are no such CPUs */
+	if (!__sync_bool_compare_and_swap(&c->armed_ns, armed_ns, since_ns))
+		return true;		/* it rang, or another CPU set it: that one's time counts */
 	count(alarms);
-	bpf_timer_start(&alarm->timer, least_ns - had_ns, BPF_F_TIMER_CPU_PIN);
+	if (control.fault != FAULT_TIMERS &&
+	    !bpf_timer_start(&alarm->timer, least_ns - had_ns, BPF_F_TIMER_CPU_PIN))
+		return true;
+	count(no_timers);
+	__sync_bool_compare_and_swap(&c->armed_ns, since_ns, 0);
+	return false;
+}
+
+/* The same for what begins to run here, now. */
+static __always_inline void end_after(struct task_struct *p, u32 cpu, u64 now_ns, u64 had_ns,
+				      u64 least_ns)
+{
+	if (!interrupt(cpu, now_ns, had_ns, least_ns) && p->scx.slice > least_ns)
+		set_slice(p, least_ns);		/* and so at the tick after that */
 }
 
 /* As `interrupt`, or when the operator goes on that waits for a higher class to finish there. */
@@ -357,6 +396,7 @@ static __always_inline bool claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
 static __always_inline int fair_init(void)
 {
 	struct alarm *alarm;
+	int error;
 	u32 i;
 
 	operators_vtime = others_now;
@@ -366,8 +406,10 @@ static __always_inline int fair_init(void)
 		alarm = bpf_map_lookup_elem(&alarms, &cpu);
 		if (!alarm)
 			return -2;	/* ENOENT */
-		bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC);
-		bpf_timer_set_callback(&alarm->timer, ring);
+		error = ready(bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC)) ?:
+			bpf_timer_set_callback(&alarm->timer, ring);
+		if (error)
+			return error;
 	}
 	return 0;
 }

@@ -69,10 +69,24 @@ struct sched_entity {
 
 struct thread_info {
 	u32 cpu;
+#if defined(__TARGET_ARCH_arm64)
+	struct {
+		u32 count;
+	} preempt;
+#endif
+};
+
+struct pcpu_hot {
+	int preempt_count;
+};
+
+struct scx_rq {
+	u32 cpuperf_target;
 };
 
 struct rq {
 	u64 clock;
+	struct scx_rq scx;
 };
 
 struct scx_dispatch_q {
@@ -146,6 +160,7 @@ struct sched_ext_ops {
 	void (*quiescent)(struct task_struct *p, u64 deq_flags);
 	void (*enable)(struct task_struct *p);
 	void (*disable)(struct task_struct *p);
+	void (*update_idle)(s32 cpu, bool idle);
 	bool (*yield)(struct task_struct *from, struct task_struct *to);
 	void (*dump)(struct scx_dump_ctx *ctx);
 	void (*dump_task)(struct scx_dump_ctx *ctx, struct task_struct *p);
@@ -164,6 +179,7 @@ enum {
 	SCX_ENQ_WAKEUP = 1,
 	SCX_KICK_IDLE = 1,
 	SCX_KICK_PREEMPT = 2,
+	SCX_OPS_KEEP_BUILTIN_IDLE = 1,
 	SCX_OPS_ENQ_EXITING = 4,
 	SCX_OPS_SWITCH_PARTIAL = 8,
 	SCX_DSQ_ITER_REV = 1 << 16,

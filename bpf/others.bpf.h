@@ -28,8 +28,12 @@
  * long before the kernel's watchdog would take it for a stall.
  *
  * No CPU idles while a thread waits that may run there: whoever queues a thread, for whatever
- * reason, wakes an idle CPU for it. A CPU that goes idle at that very moment is not seen yet, so
- * every 10 ms a busy one looks whether some thread waits in vain (`rouse`).
+ * reason, wakes an idle CPU for it. A CPU that goes idle at that very moment has had its last look, and
+ * the kernel does not count it as idle yet: so it says so in a mask of ours (`idling`) and then looks
+ * once more at the marks of the queues, and who queues a thread sets these and then looks at that mask.
+ * The kernel inserts a thread after our programs have said where; an idle CPU that was woken for it and
+ * comes too early is the one thing left, for which every 10 ms a busy one looks whether some thread waits
+ * in vain (`rouse`).
  *
  * ops.dispatch runs before ops.stopping, so what `prev` has run so far is not in the bucket yet
  * when a decision is made: it is charged there by hand.
@@ -43,7 +47,9 @@
 #define MOST_SLICES 4			/* that a thread pays for, however long it ran in one */
 #define OTHERS_LOOK (50 * MS)
 
-enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128 };
+u64 idling[MAX_CPUS / 64] LINES;	/* CPUs that went idle, and were not seen to wake up */
+
+enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128, UNPARK_PIECES = 20 };
 
 u64 first_jiffies, first_ns;		/* the same moment by both clocks, at load */
 u64 starvation_jiffies;			/* other_starvation_ms; 0 = not known yet */
@@ -99,7 +105,7 @@ static __always_inline void queue_other(struct task_struct *p, u64 enq_flags)
 	u64 vtime = others_start(p, enq_flags & SCX_ENQ_WAKEUP);
 	u32 cpu = cpu_of(p), llc = llc_of(cpu);
 
-	if (throttled(p, 0, clock_ns())) {
+	if (throttled(p, 0, clock_ns()) && unpark_later(clock_ns())) {
 		count(parked);
 		set_vtime(p, vtime);
 		dsq_insert(p, PARKED_DSQ, others_slice_ns(), enq_flags);
@@ -245,6 +251,17 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	return true;
 }
 
+/* A CPU that went idle, or -1. */
+subprogram int find_idling(void)
+{
+	u32 i;
+
+	for (i = 0; i < MAX_CPUS / 64 && i * 64 < nr_cpus; i++)
+		if (idling[i])
+			return i * 64 + lowest(idling[i]);
+	return -1;
+}
+
 static __always_inline bool kick_idle(struct task_struct *p)
 {
 	s32 cpu;
@@ -252,8 +269,14 @@ static __always_inline bool kick_idle(struct task_struct *p)
 	if (nr_cpus < 2)
 		return false;
 	cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-	if (cpu < 0)
+	if (cpu < 0) {
+		/* Or one that was woken for another thread: so this tells nothing. */
+		cpu = p->nr_cpus_allowed == 1 ? cpu_of(p) : find_idling();
+		if (cpu >= 0 && may_run(p, cpu) &&
+		    idling[(cpu & (MAX_CPUS - 1)) / 64] >> (cpu & 63) & 1)
+			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return false;
+	}
 	count(kicks);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	return true;
@@ -279,9 +302,11 @@ subprogram int rouse_for(u64 dsq)
  * is an interrupt: with thousands of them it looks at some, puts those who stay at the end, and goes
  * on soon.
  */
-static int unpark(void *map, int *key, struct bpf_timer *timer)
+enum { UNPARK_NONE, UNPARK_LEFT, UNPARK_CUT };
+
+subprogram int unpark_some(u64 now_ns, int everybody)
 {
-	u64 now_ns = clock_ns(), oldest = bpf_jiffies64() - starvation_jiffies;
+	u64 oldest = bpf_jiffies64() - starvation_jiffies;
 	u64 until_ns = bpf_ktime_get_ns() + UNPARK_FOR, group, last = 0;
 	bool left = false, cut = false, many = many_parked, held = false;
 	struct bpf_iter_scx_dsq it;
@@ -295,7 +320,7 @@ static int unpark(void *map, int *key, struct bpf_timer *timer)
 		if (group != last)
 			held = charge_limits(group, 0, now_ns);
 		last = group;
-		if (held && (!starvation_jiffies || (s64)(p->scx.runnable_at - oldest) >= 0)) {
+		if (!everybody && held && (!starvation_jiffies || (s64)(p->scx.runnable_at - oldest) >= 0)) {
 			left = true;
 			if (many)
 				dsq_move(&it, p, PARKED_DSQ);
@@ -313,7 +338,28 @@ static int unpark(void *map, int *key, struct bpf_timer *timer)
 	bpf_iter_scx_dsq_destroy(&it);
 	bpf_rcu_read_unlock();
 	many_parked = cut;
-	bpf_timer_start(timer, cut ? UNPARK_SOON : left ? UNPARK_EVERY : LOOK_EVERY, 0);
+	return cut ? UNPARK_CUT : left ? UNPARK_LEFT : UNPARK_NONE;
+}
+
+static int unpark(void *map, int *key, struct bpf_timer *timer)
+{
+	u64 now_ns = clock_ns();
+	int left = unpark_some(now_ns, false);
+	u32 i;
+
+	__sync_lock_test_and_set(&unparks, 0);
+	if (left == UNPARK_NONE && (s64)(now_ns - last_parked_ns - PARKS_GO_ON) >= 0 &&
+	    scx_bpf_dsq_nr_queued(PARKED_DSQ) <= 0)
+		return 0;
+	unparks = 1;
+	if (control.fault != FAULT_TIMERS &&
+	    !bpf_timer_start(timer, left == UNPARK_CUT ? UNPARK_SOON : UNPARK_EVERY, 0))
+		return 0;
+	unparks = 0;
+	count(no_timers);
+	/* Nobody would come again but busy CPUs (`do_chores`). */
+	for (i = 0; i < UNPARK_PIECES && unpark_some(now_ns, true) == UNPARK_CUT; i++)
+		;
 	return 0;
 }
 

@@ -143,7 +143,7 @@ subprogram u64 peek(u64 dsq, s32 cpu)
 	struct task_struct *p;
 	u64 key = 0;
 
-	if (kernel_has(scx_bpf_dsq_peek)) {
+	if (can_peek()) {
 		p = scx_bpf_dsq_peek(dsq);
 		if (!p)
 			return 0;

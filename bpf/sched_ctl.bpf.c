@@ -72,6 +72,7 @@
 #include "floor.bpf.h"
 #include "fair.bpf.h"
 #include "others.bpf.h"
+#include "perf.bpf.h"
 #include "flushers.bpf.h"
 #include "starve.bpf.h"
 #include "owed.bpf.h"
@@ -127,6 +128,12 @@ static __always_inline void preempt_others(struct task_struct *p, s32 cpu, u64 n
 	}
 }
 
+/* Tests only. */
+static __always_inline bool loses_all(void)
+{
+	return control.fault == FAULT_ERROR || control.fault == FAULT_LOSS;
+}
+
 SEC("struct_ops/sched_ctl_select_cpu")
 s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
@@ -135,7 +142,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	u64 now_ns;
 	u32 slot, g;
 
-	if (!idle || control.fault)
+	if (!idle || loses_all())
 		return cpu;
 	count(idle_wakeups);
 	slot = find_slot(p);
@@ -205,8 +212,8 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	u64 now_ns, key, slice;
 	s32 cpu = cpu_of(p);
 
-	if (control.fault) {		/* tests only */
-		if (control.fault == 1)
+	if (loses_all()) {
+		if (control.fault == FAULT_ERROR)
 			scx_error("a fault was asked for");
 		return;
 	}
@@ -439,6 +446,11 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	llc &= MAX_LLCS - 1;
 	c->next_chores_ns = now_ns + CHORES_NS;
 	check_heartbeat(now_ns);
+	if (use_cgroups && !unparks && scx_bpf_dsq_nr_queued(PARKED_DSQ) > 0)
+		unpark_some(now_ns, true);
+	if (control.hold_us)
+		end_late_holds(now_ns);
+	perf_of_idle(now_ns);
 	if (nr_llcs > 1)
 		find_laggard(c, llc, cpu);
 	if (nr_cpus > 1 && (s64)(now_ns - sets[llc].next_repair_ns) > 0) {
@@ -482,6 +494,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	c->woken = 0;
 	c->resting = 0;
 	if (runnable) {
+		perf_note(cpu, now_ns, true);
 		ran_ns = prev->se.sum_exec_runtime - c->start_ns;
 		slot = hints_valid ? c->slot & (MAX_SLOTS - 1) : 0;
 		if (slot) {
@@ -524,7 +537,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 				if (!prev)
 					return;		/* for the verifier: it is there */
 				keep_operator(c, prev, slot, now_ns);
-				interrupt(cpu, now_ns, 0, base_slice_us * US);
+				end_after(prev, cpu, now_ns, 0, base_slice_us * US);
 				return;
 			}
 		}
@@ -603,6 +616,27 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		take_any(llc, cpu, now_ns);
 }
 
+/*
+ * Only where there are several CPUs: the loader takes it out else. The kernel counts this CPU as idle
+ * after this (SCX_OPS_KEEP_BUILTIN_IDLE).
+ */
+SEC("struct_ops/sched_ctl_update_idle")
+void BPF_PROG(sched_ctl_update_idle, s32 cpu, bool idle)
+{
+	u64 bit = 1ULL << (cpu & 63);
+	u32 llc = llc_of(cpu);
+
+	if (!idle) {
+		__sync_fetch_and_and(&idling[(cpu & (MAX_CPUS - 1)) / 64], ~bit);
+		return;
+	}
+	__sync_fetch_and_or(&idling[(cpu & (MAX_CPUS - 1)) / 64], bit);
+	if (queues[llc].waiting || sets[llc].others_waiting || sets[llc].yielders > 0) {
+		count(looked_again);
+		scx_bpf_kick_cpu(cpu, 0);
+	}
+}
+
 SEC("struct_ops/sched_ctl_running")
 void BPF_PROG(sched_ctl_running, struct task_struct *p)
 {
@@ -610,6 +644,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 	struct cpu *c = &cpus[cpu];
 	u64 now_ns = switch_clock_ns(cpu);
 
+	perf_note(cpu, now_ns, false);
 	c->start_ns = p->se.sum_exec_runtime;
 	c->since_ns = now_ns;
 	c->charged_ns = c->start_ns;
@@ -652,11 +687,11 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		record(TRACE_RUN, slot, now_ns, waited_ns);
 		if (t->lent) {
 			c->turn_ns = now_ns - slice_ns(slot);	/* it has none of its own */
-			interrupt(cpu, now_ns, 0, LENT_TURN);
+			end_after(p, cpu, now_ns, 0, LENT_TURN);
 		} else if (c->by_right) {
-			interrupt(cpu, now_ns, 0, base_slice_us * US);	/* others lag behind */
+			end_after(p, cpu, now_ns, 0, base_slice_us * US);	/* others lag behind */
 		} else if (c->wanted_us) {
-			interrupt(cpu, now_ns, now_ns - c->turn_ns, c->wanted_us * US);
+			end_after(p, cpu, now_ns, now_ns - c->turn_ns, c->wanted_us * US);
 		}
 	} else {
 		c->tier = is_worker(p) ? TIER_NONE : TIER_OTHER;	/* nobody preempts workers */
@@ -664,7 +699,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		c->vtime = p->scx.dsq_vtime;
 		if (c->woken && queues[llc_of(cpu)].waiting) {
 			if (!operators_first) {
-				interrupt(cpu, now_ns, 0, base_slice_us * US);
+				end_after(p, cpu, now_ns, 0, base_slice_us * US);
 			} else if (runs_leftovers(c, now_ns)) {
 				count(preempts);
 				scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
@@ -748,6 +783,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 	}
 	c->credit_ns = credit_ns;
 	c->stopped_ns = c->since_ns + ran_ns;
+	perf_note(cpu, c->stopped_ns, true);
 	c->slot = 0;
 	c->tier = TIER_NONE;
 	if (runnable && p->scx.slice) {
@@ -822,14 +858,16 @@ s32 BPF_PROG(sched_ctl_init)
 	s32 error;
 
 	others_init();
-	error = fair_init() ?: flushers_init();
+	error = fair_init() ?: flushers_init() ?: perf_init();
 	if (error)
 		return error;
 	if (use_cgroups) {
 		error = scx_bpf_create_dsq(PARKED_DSQ, -1);
 		if (error)
 			return error;
-		start_timer();
+		error = unpark_init();
+		if (error)
+			return error;
 	}
 	if (scx_bpf_nr_cpu_ids() > nr_cpus) {
 		scx_error("more CPUs than nr_cpus says");
@@ -867,6 +905,7 @@ struct sched_ext_ops sched_ctl = {
 	.running = (void *)sched_ctl_running,
 	.stopping = (void *)sched_ctl_stopping,
 	.yield = (void *)sched_ctl_yield,
+	.update_idle = (void *)sched_ctl_update_idle,
 	.runnable = (void *)sched_ctl_runnable,
 	.quiescent = (void *)sched_ctl_quiescent,
 	.enable = (void *)sched_ctl_enable,
@@ -876,7 +915,7 @@ struct sched_ext_ops sched_ctl = {
 	.init = (void *)sched_ctl_init,
 	.exit = (void *)sched_ctl_exit,
 	/* The loader clears SWITCH_PARTIAL for full mode. */
-	.flags = SCX_OPS_SWITCH_PARTIAL | SCX_OPS_ENQ_EXITING,
+	.flags = SCX_OPS_SWITCH_PARTIAL | SCX_OPS_ENQ_EXITING | SCX_OPS_KEEP_BUILTIN_IDLE,
 	.timeout_ms = 30000,
 	.name = "sched_ctl",
 };

@@ -73,6 +73,12 @@ enum limits {
 	DUMP_BYTES = 32768,		/* what the kernel keeps, unless told otherwise */
 };
 
+enum fault {
+	FAULT_ERROR = 1,		/* scx_bpf_error() */
+	FAULT_LOSS = 2,			/* lose every thread */
+	FAULT_TIMERS = 3,		/* no timer can be started */
+};
+
 enum slot_flags {
 	SLOT_ACTIVE = 1,		/* hints are valid; without it the thread is nobody's */
 	SLOT_UNTIL_BLOCK = 2,		/* slice: until it blocks (at most until_block_ms) */
@@ -127,7 +133,7 @@ struct control {
 	__u32 preempt_times;		/* a wake-up preempts what is this many times less urgent; 0 = never */
 	__u32 starvation_ms;		/* operators that wait longer run, in their turn ... */
 	__u32 rescue_ms;		/* ... one in this time on each CPU, or more (starve.bpf.h) */
-	__u32 fault;			/* tests only: 1 = scx_bpf_error(), 2 = lose every thread */
+	__u32 fault;			/* tests only: enum fault */
 	__u32 least_us;			/* an operator runs so long before a more urgent one of
 					 * another query that wakes up preempts it; 0 = never */
 	__u32 weight_part;		/* of the operators' weights, WEIGHT_ONE = all; 0 = all */
@@ -186,13 +192,10 @@ struct adoption {
 	__u32 flushes;			/* ... but hands on what the operator in this slot makes */
 	/* The scheduler writes these, of a flusher: */
 	__u64 flushed_ns;		/* when it was last let run */
-	__u64 since_ns;			/* how long its operator had been asleep when it woke up last */
 	__u64 held_ns;			/* for how long it is held at most ... */
 	__u64 until_ns;			/* ... which is until then */
 	__u32 misses;			/* times in a row that it was held in vain */
 	__u32 period_us;		/* of its timer, about */
-	__u32 repeats;			/* times in a row that since_ns was what it had been */
-	__u32 reserved;
 };
 
 /* Counters, one struct a CPU. The controller sums them up and shows these texts. */
@@ -232,6 +235,8 @@ struct stats {
 	__u64 owed		ABOUT("operators run because their query lagged behind its fair share");
 	__u64 lent		ABOUT("short turns lent to operators that wait for long: they may hold locks");
 	__u64 held		ABOUT("flushers held back until their operator has done its batch");
+	__u64 looked_again	ABOUT("CPUs that a thread was queued for as they went idle");
+	__u64 no_timers		ABOUT("timers that the kernel did not start: done without, at a tick or a decision");
 	__u64 held_in_vain	ABOUT("flushers let go because that took too long");
 } LINES;
 

@@ -31,6 +31,8 @@ const volatile u32 other_starvation_ms ABOUT(
 	"a thread that is not adopted and waits longer runs next, whatever its weight, ms") = 5000;
 const volatile bool use_cgroups ABOUT(
 	"weights and limits of cgroups count for threads that are not adopted") = false;
+const volatile bool follow_use ABOUT(
+	"the governor is asked for as much of each CPU as is used, else for all of it") = true;
 const volatile u32 trace_records ABOUT(
 	"size of the map trace, a power of two; 0 = no tracing") = TRACE_OFF;
 const volatile u32 nr_llcs ABOUT("sets of queues, one a last-level cache or more, 1..MAX_LLCS") = 1;
@@ -68,6 +70,7 @@ struct {
 	enum slot_flags slot_flags;
 	enum queue_flags queue_flags;
 	enum trace_event trace_event;
+	enum fault fault;
 } published;
 
 struct {
@@ -158,6 +161,12 @@ s64 operators_weight;			/* sum of the weights of those that want a CPU */
 u64 monotonic_offset_ns LINES;		/* CLOCK_MONOTONIC - scheduler clock */
 u64 others_first_until_ns;		/* hints came back: operators still queue among the others */
 u32 hints_valid = 1;			/* the heartbeat is young enough */
+
+/* A timer is there since the last time that this object was attached. */
+static __always_inline int ready(long error)
+{
+	return error == -16 ? 0 : error;	/* EBUSY */
+}
 
 #define MS 1000000LL
 #define US 1000LL

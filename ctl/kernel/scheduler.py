@@ -142,6 +142,8 @@ class Scheduler:
             ops["flags"] = int(ops["flags"]) | flags["SCX_OPS_ENQ_LAST"]
         else:
             ops["runnable"] = ops["quiescent"] = 0
+        if possible == 1:
+            ops["update_idle"] = 0
         if timeout_ms is not None:
             ops["timeout_ms"] = timeout_ms
         if "hotplug_seq" in ops and (sequence := schedext.hotplug_sequence()) is not None:

@@ -1,10 +1,8 @@
 """Operators in a row, as processes, and between two of them a flusher with a timer of its own."""
 
 import contextlib
-import functools
 import mmap
 import os
-import random
 import signal
 import struct
 import time
@@ -16,11 +14,11 @@ from operators import adopt
 from vm.inside import look_until
 
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
+from support import wait_until
 
-__all__ = ["busy_operator", "deaths", "left_alone", "one_timer", "one_timer_seldom"]
+__all__ = ["after_the_batch", "busy_operator", "deaths", "no_timers", "woken_by_others"]
 
 TIMEOUT_S = 0.1
-HOPS = 3
 TUPLES = 1 << 14  # the last ones, whose delays are kept
 HOLD_US = 250_000
 
@@ -135,60 +133,85 @@ def scheduled(found: Row, hold_us: int = HOLD_US) -> Iterator[Scheduler]:
         assert scheduler.exit() is None
 
 
-# Soon after each other, the last one first: a tuple just misses each of them. And at other times.
-TOGETHER = [0.015 * (HOPS - at) for at in range(HOPS)]
-APART = [(0.0, 0.055, 0.020), (0.0, 0.030, 0.090)]
-SELDOM_S = 0.25  # between two tuples: of five flushes three or four have nothing to hand on
+AMID = (0.0, 0.004)  # the second one rings while its operator works, for 8 ms
 
 
-def one_timer() -> None:
-    with row(TOGETHER) as found, scheduled(found, hold_us=0) as scheduler:
-        # Where nobody is held, half a timeout and then a whole one at each hop, for good.
-        look_until(lambda: found.delay_s(1.0), lambda got: got > 2 * TIMEOUT_S)
-        scheduler.control["hold_us"] = HOLD_US
-        time.sleep(3)
-        look_until(lambda: found.delay_s(1.0), lambda got: got < 0.7 * TIMEOUT_S)
-        print(scheduler.counter("held"), scheduler.counter("held_in_vain"))
-    for begins_s in APART:
-        with row(begins_s) as found, scheduled(found):
-            time.sleep(4)
-            look_until(lambda row=found: row.delay_s(1.0), lambda got: got < 0.7 * TIMEOUT_S)  # type: ignore[misc]
-
-
-def one_timer_seldom() -> None:
-    """Where tuples are rare, and come at any time, most flushes have nothing to hand on."""
-    any_time = random.Random(2)
-    with (
-        row(TOGETHER, lambda: any_time.expovariate(1 / SELDOM_S)) as found,
-        scheduled(found, hold_us=0) as scheduler,
-    ):
-        scheduler.slots[1]["depth"] = 1  # the source has no clock
-        look_until(lambda: found.delay_s(4.0), lambda got: got > 2 * TIMEOUT_S)
-        scheduler.control["hold_us"] = HOLD_US
-        time.sleep(6)
-        look_until(lambda: found.delay_s(8.0), lambda got: got < 0.8 * TIMEOUT_S)
-        print(scheduler.counter("held"), scheduler.counter("held_in_vain"))
-
-
-def left_alone() -> None:
-    """Who works by no clock loses little by it, and who does not work is left alone."""
-    any_time = random.Random(1)
-    for rate in (6, 2):
-        with (
-            row([0.0], functools.partial(any_time.expovariate, rate)) as found,
-            scheduled(found) as scheduler,
-        ):
-            # It is the source's own flusher that is meant here; of an ingress it would be let be.
-            scheduler.slots[1]["depth"] = 1
-            time.sleep(2)
-            assert scheduler.counter("held") == 0
-            scheduler.slots[1]["depth"] = 2
-            look_until(lambda row=found: row.delay_s(8.0), lambda got: got < 0.65 * TIMEOUT_S)  # type: ignore[misc]
-            print("held", scheduler.counter("held"), "in vain", scheduler.counter("held_in_vain"))
-            assert rate == 2 or scheduler.counter("held") > 0
-    with row([0.0], lambda: 60.0) as found, scheduled(found) as scheduler:
-        time.sleep(4)
+def after_the_batch() -> None:
+    """A flusher that rings amid the batch waits for its end, and hands on all of it."""
+    with row(AMID, cost_s=0.008) as found, scheduled(found, hold_us=0) as scheduler:
+        # Where nobody is held what is made waits for the next time.
+        look_until(lambda: found.delay_s(1.0), lambda got: got > 1.4 * TIMEOUT_S)
         assert scheduler.counter("held") == 0
+        scheduler.control["hold_us"] = HOLD_US
+        time.sleep(1)
+        look_until(lambda: found.delay_s(1.0), lambda got: got < 1.1 * TIMEOUT_S)
+        print("held", scheduler.counter("held"), "in vain", scheduler.counter("held_in_vain"))
+        assert scheduler.counter("held") > 0
+
+
+def batches() -> None:
+    spin(0.02)
+    time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def rings(*flush: Callable[[], None]) -> Iterator[Row]:
+    """An operator that works in batches, and its flushers."""
+    pids = [forked(batches), *(forked(one) for one in flush)]
+    try:
+        yield Row(pids[:1], pids[1:], np.empty(0))
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def by_its_timer() -> None:
+    time.sleep(0.05)
+
+
+def woken_by_others() -> None:
+    """Held is whom its own timer has woken; not whom a thread has, nor that of an ingress."""
+    reader, writer = os.pipe()
+
+    def wakes() -> None:
+        time.sleep(0.05)
+        os.write(writer, b"x")
+
+    waker = forked(wakes)
+    try:
+        with rings(lambda: bytes_of(reader)) as found, scheduled(found) as scheduler:
+            runs = _runs(found.flushers[0])
+            time.sleep(3)
+            assert _runs(found.flushers[0]) > runs + 20
+            assert scheduler.counter("held") == 0
+    finally:
+        os.kill(waker, signal.SIGKILL)
+        os.waitpid(waker, 0)
+    with rings(by_its_timer) as found, scheduled(found) as scheduler:
+        scheduler.slots[1]["depth"] = 1
+        time.sleep(1)
+        assert scheduler.counter("held") == 0
+        scheduler.slots[1]["depth"] = 2
+        wait_until(lambda: scheduler.counter("held") > 5, 20)
+
+
+def bytes_of(reader: int) -> None:
+    os.read(reader, 64)
+
+
+def no_timers() -> None:
+    """Where the kernel starts no timer nobody is held, and who was goes on."""
+    with rings(by_its_timer, by_its_timer, by_its_timer) as found, scheduled(found) as scheduler:
+        fault = scheduler.program.btf.enum("fault")["FAULT_TIMERS"]
+        wait_until(lambda: scheduler.counter("held") > 5, 20)
+        scheduler.control["fault"] = fault
+        wait_until(lambda: scheduler.counter("no_timers") > 0, 20)
+        for pid in found.flushers:
+            runs = _runs(pid)
+            wait_until(lambda pid=pid, runs=runs: _runs(pid) > runs + 10, 20)  # type: ignore[misc]
 
 
 def busy_operator() -> None:
@@ -210,28 +233,19 @@ def busy_operator() -> None:
 
 def deaths() -> None:
     """Flushers and operators that end while one waits for the other."""
-    caught = 0
     for victim in ("flushers", "operators"):
-        for _ in range(8):
-            with row(APART[0], cost_s=0.0001) as found, scheduled(found) as scheduler:
-                time.sleep(0.5)
-                held = scheduler.counter("held")
-                pids = getattr(found, victim)
-                until_s = time.monotonic() + 2
-                while scheduler.counter("held") == held and time.monotonic() < until_s:
-                    time.sleep(0.001)
-                caught += scheduler.counter("held") > held
-                os.kill(pids[1], signal.SIGKILL)
-                os.waitpid(pids[1], 0)
-                time.sleep(0.3)
-                assert scheduler.exit() is None
+        for _ in range(4):
+            with rings(by_its_timer, by_its_timer) as found, scheduled(found) as scheduler:
+                wait_until(lambda one=scheduler: one.counter("held"), 20)  # type: ignore[misc]
+                pid = getattr(found, victim)[0]
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
                 # Whose operator is gone, still has its turn.
-                for pid in found.flushers:
-                    if pid != pids[1]:
-                        runs = _runs(pid)
-                        time.sleep(3 * TIMEOUT_S)
-                        assert _runs(pid) > runs
-    assert caught >= 8  # of 16: else nobody was held when somebody died
+                for other in found.flushers:
+                    if other != pid:
+                        runs = _runs(other)
+                        wait_until(lambda other=other, runs=runs: _runs(other) > runs + 2, 20)  # type: ignore[misc]
+                assert scheduler.exit() is None
 
 
 def _runs(pid: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from operators import adopt, busy, shares, start
+from operators import adopt, busy, cpu_s, shares, start
 from vm.inside import look_until, only_on
 from vm.machine import above_all, journal, schedule, thread_of
 
@@ -460,3 +460,28 @@ def steps_in_either_order(wait: Callable[[], object], least: float) -> None:
 def check_who_yields_lets_others_go_on() -> None:
     """sched_yield() for a less urgent one's work gives it the CPU, as without an order."""
     steps_in_either_order(os.sched_yield, 0.5)
+
+
+def check_the_governor_is_asked_for_what_is_used() -> None:
+    """Of a CPU that idles, is used for a third of the time, or all the time: within 2%."""
+    above_all()
+    with Scheduler(full=True) as scheduler:
+        usages = scheduler.program.array(".bss", "usages")
+        scheduler.attach()
+
+        def apart(pids: Sequence[int]) -> float:
+            """Between what the kernel was asked for, on average, and what was used."""
+            time.sleep(0.5)
+            seen, used, began = [], [cpu_s(pid) for pid in pids], time.monotonic()
+            while time.monotonic() < began + 1:
+                time.sleep(0.023)
+                seen.append(int(usages["seen"][0]) / 1024)
+            took = time.monotonic() - began
+            share = sum(cpu_s(pid) - u for pid, u in zip(pids, used, strict=True)) / took
+            print(f"used {share:.3f}, asked for {np.mean(seen):.3f}")
+            return abs(float(np.mean(seen)) - share)
+
+        for work_s, nap_s in ((0.0001, 0.02), (0.003, 0.007), (0.01, 0.0)):
+            with napping(work_s, nap_s) as (pid, _):
+                look_until(lambda pid=pid: apart([pid]), lambda got: got < 0.02)  # type: ignore[misc]
+        assert scheduler.exit() is None

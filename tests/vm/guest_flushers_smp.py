@@ -1,4 +1,4 @@
-"""Threads that hand on by a timer what an operator makes: they come right after its batch.
+"""Threads that hand on by a timer what an operator makes: none is forgotten.
 
 With exact time on two CPUs, which take turns.
 """
@@ -14,10 +14,6 @@ ICOUNT_SHIFT = 2
 TIMEOUT_S = 120
 
 schedext.kernel_types()  # read once, before the checks are forked
-
-
-def check_a_tuple_waits_for_one_timer() -> None:
-    flushers.one_timer()
 
 
 def check_whoever_dies_nobody_is_forgotten() -> None:

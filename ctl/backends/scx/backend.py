@@ -185,6 +185,7 @@ class Scx(Backend):
             "operators_first": self.options.precedence == "engine",
             "guarantee_percent": self.options.guarantee,
             "debt_ms": _debt_ms(self.options.guarantee, self.options.ttl),
+            "follow_use": self.options.frequency == "use",
         }
         try:
             scheduler = Scheduler(full=full, cgroups=self._with_cgroups, tunables=tunables)

@@ -110,13 +110,19 @@ class ScxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     align: Annotated[
         float,
         msgspec.Meta(
-            description="how long a flusher may be held to come right after its operator's "
-            "batches; 0 = never",
+            description="how long a flusher may wait for its batch to end, 20 at most; 0 = never",
             ge=0,
             le=1000,
             extra={"unit": "ms"},
         ),
-    ] = 250.0
+    ] = 20.0
+    frequency: Annotated[
+        Literal["use", "highest"],
+        msgspec.Meta(
+            description="what CPUs are asked for where the clock follows use: what is used, or the "
+            "most",
+        ),
+    ] = "use"
     live: Annotated[
         bool,
         msgspec.Meta(description="go by head ages and queue lengths that engines write"),
