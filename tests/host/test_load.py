@@ -1,6 +1,7 @@
 """`sched-ctl load` on real threads, and the ways it can end."""
 
 import os
+import shutil
 import signal
 import socket
 from contextlib import suppress
@@ -67,6 +68,43 @@ def test_kill_9_and_restore(run_dir: Path) -> None:
         error = sched_ctl("status", "--run-dir", str(run_dir), code=1)
         assert "no controller runs" in error and "hint: " in error
         assert "as it was" in sched_ctl("restore", "--run-dir", str(run_dir))
+        assert nices(engine) == before
+
+
+def test_a_run_folder_that_somebody_removes_is_made_again(run_dir: Path) -> None:
+    """With all that is needed to ask the controller, to keep others away and to put back."""
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
+            scheduled(run_dir, engine)
+            wait_until(lambda: nices(engine) != before, SOON_S)
+            shutil.rmtree(run_dir)
+            files = [run_dir / name for name in ("journal", "lock", "control.sock")]
+            wait_until(lambda: all(file.exists() for file in files), SOON_S)
+            scheduled(run_dir, engine)
+            error = sched_ctl("load", "--run-dir", str(run_dir), *BACKEND, code=1)
+            assert f"another controller is running: pid {load.pid}" in error
+            load.kill()
+            load.wait()
+        assert nices(engine) != before
+        assert "as it was" in sched_ctl("restore", "--run-dir", str(run_dir))
+        assert nices(engine) == before
+
+
+def test_one_that_is_stopped_is_ended_by_force(run_dir: Path) -> None:
+    with spe() as engine:
+        before = nices(engine)
+        with loaded(run_dir, "--policy", "hr", *BACKEND, engine=engine) as load:
+            scheduled(run_dir, engine)
+            wait_until(lambda: nices(engine) != before, SOON_S)
+            load.send_signal(signal.SIGSTOP)
+            for verb in ("status", "unload"):
+                error = sched_ctl(verb, "--run-dir", str(run_dir), code=1)
+                assert f"the controller is stopped, and answers nobody: pid {load.pid}" in error
+                assert "unload --force" in error
+            assert "does not answer" in sched_ctl("restore", "--run-dir", str(run_dir), code=1)
+            assert "as it was" in sched_ctl("unload", "--force", "--run-dir", str(run_dir))
+            assert load.wait(SOON_S) == -signal.SIGKILL
         assert nices(engine) == before
 
 
