@@ -99,6 +99,7 @@ class Engine:
         self._spent_s = 0.0  # CPU time of the last answer
         self._answering = AnsweringTime()  # touched by the worker only
         self._budget = Budget()
+        self._rests_until_s = 0.0  # for what it costs; not while somebody looks, see `share`
         self.share = 0.0  # of a CPU that its answers may take; 0: no limit but that of its owner
         self.remarkable_s = REMARKABLE_S  # so long a rest is
         self.longest_s = float("inf")  # that it is not asked for what it costs
@@ -171,6 +172,8 @@ class Engine:
         Returns what to wait for; None if there is nothing to: not asked, or answered already.
         """
         if self.busy or now_s < self._quiet_until_s or self.state == "gone":
+            return None
+        if now_s < self._rests_until_s and (self.share or self.domain != COMMON):
             return None
         probing = self.probing
         self._asked_s = now_s
@@ -352,7 +355,7 @@ class Engine:
             spent_s, share = self._budget.cost_s, self.share
         if theirs and spent_s / CPU_SHARE > pause_s:
             pause_s, share = spent_s / CPU_SHARE, CPU_SHARE
-        self._quiet_until_s = max(self._quiet_until_s, self._asked_s + pause_s)
+        self._rests_until_s = self._asked_s + pause_s
         self.costly = None
         if pause_s > self.remarkable_s:
             self.costly = (

@@ -298,3 +298,23 @@ def test_a_users_order_is_paid_for_by_that_user(monkeypatch: pytest.MonkeyPatch)
     controller = passes_beside(monkeypatch, (ONE, 1))
     assert decided[""] > decided[str(ONE)] > 0
     assert controller.pace.pass_s < 0.03
+
+
+def test_who_is_looked_at_is_asked_though_it_costs_much() -> None:
+    """One of root's; a user's pays whoever looks."""
+
+    async def rests(uid: int) -> list[bool]:
+        fake = FakeEngine()
+        fake.target = replace(fake.target, uid=uid)
+        engine = Engine(fake.target, FakeEngine.kind(fake)["fake"], 1.0)
+        engine.share = 0.02
+        for _ in range(5):
+            engine._charge(1.0, 0.0)
+        found = [engine.ask(10.0, 1.0) is None]
+        engine.share = 0.0
+        found.append(engine.ask(5.0, 1.0) is None and not engine.busy)
+        engine.close()
+        return found
+
+    assert asyncio.run(rests(0)) == [True, False]
+    assert asyncio.run(rests(ONE)) == [True, True]
