@@ -408,6 +408,12 @@ def check_who_lags_behind_its_fair_share_goes_first() -> None:
         os.kill(strict, signal.SIGCONT)
         first, *_ = shares([strict], 2, settle_s=1)
         assert first > 0.8
+        # By the bound of waiting alone it has a turn now and then, and does not get younger in it.
+        scheduler.control["floor_us"] = 0
+        rescues = int(scheduler.threads["rescues"][2])
+        time.sleep(3)
+        age_s = (scheduler.now_ns() - int(scheduler.threads["origin_ns"][2])) * 1e-9
+        assert int(scheduler.threads["rescues"][2]) > rescues and age_s > 1.5, age_s
         assert scheduler.exit() is None
 
 
