@@ -58,8 +58,8 @@ class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     levels: Annotated[
         int,
         msgspec.Meta(
-            description="nice levels from the most to the least urgent; where these lie between "
-            "`best` and `worst`, the weights decide",
+            description="nice levels from the most to the least urgent; weights decide where "
+            "between `best` and `worst`",
             ge=0,
             le=39,
         ),
