@@ -118,7 +118,7 @@ def _permitted(schedule: Schedule) -> tuple[Schedule, tuple[str, ...]]:
     ]
     spared = {
         thread
-        for thread, query in zip(schedule.threads, schedule.queries, strict=True)
+        for thread, query in zip(schedule.threads, schedule.queries, strict=False)  # or () there
         if schedule.spinning and (query is None or query[0] in schedule.spinning)
     }
     for pid in sorted({thread.pid for thread in schedule.threads if thread not in spared}):
