@@ -75,7 +75,7 @@ def policy(targets: tuple[Target, ...] = (), others: str = "balanced") -> Policy
         spacing=rest.spacing,
         remembers=rest.remembers,
         steady=rest.steady,
-        strict=rest.strict,
+        strict=bool(targets) or rest.strict,
         targets=tuple(targets),
     )
 

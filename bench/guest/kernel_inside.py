@@ -113,6 +113,7 @@ def schedule_of(
         scope="bench",
         policy=policy.name,
         spacing=policy.spacing,
+        strict=policy.strict,
         threads=tuple(o.threads[0] for o in operators),
         operators=tuple(o.label for o in operators),
         form=form,
