@@ -19,7 +19,7 @@ from victims import plan
 from sched_ctl.backends import Backend
 from sched_ctl.backends.cgroups.v1 import Cgroup1Nice
 from sched_ctl.backends.threads.neighbours import autogroup_is_on
-from sched_ctl.backends.threads.nice import Nice
+from sched_ctl.backends.threads.nice import Nice, NiceOptions
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import thread_of, threads_of
 from sched_ctl.kernel import cgroup
@@ -90,7 +90,10 @@ def test_order_in_one_session_takes_no_cgroup(journal: Journal) -> None:
         backend = Cgroup1Nice(journal)
         backend.apply(plan(threads, [1, 2]))
         assert {folder(thread) for thread in threads_of(threads[0].pid)} == {base}
-        assert [os.getpriority(os.PRIO_PROCESS, t.tid) for t in threads] == [10, 0]
+        nices = [os.getpriority(os.PRIO_PROCESS, thread.tid) for thread in threads]
+        assert nices[0] > 0 > nices[1]
+        # Each level is a factor of 1.25: both want a CPU, and weigh together what they did.
+        assert sum(1.25**-nice for nice in nices) == pytest.approx(2, rel=0.12)
         assert backend.restore() == ()
 
 
@@ -139,7 +142,7 @@ def test_who_gains_by_sharing_a_session_is_named(journal: Journal) -> None:
         engine(1) as others,
         Popen(command, stdout=PIPE, text=True, start_new_session=True) as session,
     ):
-        backend = Nice(journal)
+        backend = Nice(journal, NiceOptions(best=0))  # threads are only lowered
         try:
             assert session.stdout
             ours, rival = (int(session.stdout.readline()) for _ in range(2))
