@@ -1,1 +1,1 @@
-"""Policies and drivers by name, through entry points."""
+"""Policies and drivers by name, from our folders, and through entry points of others."""

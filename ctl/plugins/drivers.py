@@ -1,4 +1,4 @@
-"""Drivers by name, ours and those of other distributions: entry points `sched_ctl.drivers`."""
+"""Drivers by name: ours from their folder, those of others by entry points `sched_ctl.drivers`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

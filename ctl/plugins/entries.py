@@ -1,12 +1,17 @@
-"""What installed distributions offer under a name, by entry points.
+"""What is offered under a name: by files in our own folders, by entry points of others.
 
-Each is imported only when it is asked for, and one that cannot be imported is an error only for
-who asks for it.
+A module of `policies/` that sets `policy` is the policy of its name, with hyphens for underscores;
+one of `drivers/` that sets `kind`, in a folder `driver.py`, is a driver. Nothing lists them. Each
+is imported only when it is asked for, and one that cannot be imported is an error only for who asks
+for it.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from sched_ctl.errors import UserError
@@ -14,6 +19,7 @@ from sched_ctl.errors import UserError
 __all__ = ["entries", "load", "problems", "usable"]
 
 OURS = "sched-ctl"
+SETS = {"sched_ctl.policies": "policy", "sched_ctl.drivers": "kind"}  # what a module is known by
 
 
 def problems(group: str, check: Callable[[object], bool]) -> dict[str, str]:
@@ -32,14 +38,34 @@ def problems(group: str, check: Callable[[object], bool]) -> dict[str, str]:
 
 
 def _distribution(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "?"
+    return entry.dist.name if entry.dist is not None else OURS
 
 
 @cache
 def all_entries(group: str) -> tuple[EntryPoint, ...]:
     """Each once, ours first: nobody replaces a policy of ours by installing a package."""
-    found = {(entry.name, entry.value): entry for entry in entry_points(group=group)}
-    return tuple(sorted(found.values(), key=lambda e: (_distribution(e) != OURS, e.name, e.value)))
+    others = {
+        (entry.name, entry.value): entry
+        for entry in entry_points(group=group)
+        if _distribution(entry) != OURS
+    }
+    return (*_own(group), *(others[key] for key in sorted(others)))
+
+
+def _own(group: str) -> Iterator[EntryPoint]:
+    """Those of our folder, by name. Reads the files, and imports none."""
+    thing = SETS[group]
+    sets = re.compile(rf"^(?:def {thing}\(|{thing}\b[^=\n]*=)", re.M)
+    [*folders] = map(Path, import_module(group).__path__)
+    files = [(path.stem, path.stem, path) for folder in folders for path in folder.glob("*.py")]
+    files += [
+        (path.parent.name, f"{path.parent.name}.driver", path)
+        for folder in folders
+        for path in folder.glob("*/driver.py")
+    ]
+    for name, module, path in sorted(files):
+        if not name.startswith("_") and sets.search(path.read_text()):
+            yield EntryPoint(name.replace("_", "-"), f"{group}.{module}:{thing}", group)
 
 
 def entries(group: str) -> dict[str, EntryPoint]:

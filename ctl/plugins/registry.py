@@ -1,4 +1,4 @@
-"""Policies by name, ours and those of other distributions: entry points `sched_ctl.policies`.
+"""Policies by name: our folder, and entry points `sched_ctl.policies` of other distributions.
 
 Each names a `Policy`, or a function `(**options) -> Policy` with keyword options.
 """

@@ -17,6 +17,8 @@ NATIVE = {
     "engine": "sched_ctl.lab.engine",
     "bpf": "sched_ctl.kernel.scheduler",
 }
+# What lies in these folders is found by these tests, which import none of it by name.
+FOUND = {"policies": ("test_policies.py", "test_registry.py"), "drivers": ("test_registry.py",)}
 EVERYTHING = ("tests/conftest.py", "pyproject.toml")
 ALWAYS = ("test_style.py", "test_floors.py", "test_docs.py")  # of all files
 
@@ -45,10 +47,12 @@ def concerned(root: Path, changed: list[str]) -> set[Path]:
         if modules & _imported(helper):
             modules.add(helper.stem)
     names = {PurePath(name).name for name in changed}
+    finding = {test for name in changed for test in FOUND.get(name.partition("/")[0], ())}
     return {
         test
         for test in tests
         if test.name in ALWAYS
+        or test.name in finding
         or str(test.relative_to(root)) in changed
         or modules & _imported(test)
         or any(name in test.read_text() for name in names)

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
         ("vagrant/qemu.py", "test_qemu.py", "test_normalise.py"),
         ("tests/unit/test_graph.py", "test_graph.py", "test_qemu.py"),
         ("packaging/sched-ctl.service", "test_service.py", "test_qemu.py"),
+        ("policies/new.py", "test_policies.py", "test_qemu.py"),
+        ("drivers/new/driver.py", "test_registry.py", "test_policies.py"),
         ("docs/nothing.md", "test_style.py", "test_graph.py"),
     ],
 )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sched_ctl import drivers as ours
+from sched_ctl import policies
 from sched_ctl.errors import UserError
 from sched_ctl.model.policy import Policy
 from sched_ctl.plugins import drivers, entries, registry
@@ -45,8 +47,39 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def test_ours_are_found() -> None:
+    """Each file of the folder is a policy, and nothing lists them."""
     assert registry.policy("fcfs").name == "fcfs"
-    assert not registry.problems()
+    assert not registry.problems() and not drivers.problems()
+    [folder] = map(Path, policies.__path__)
+    files = {path.stem.replace("_", "-") for path in folder.glob("[a-z]*.py")}
+    assert files == registry.policies().keys() and len(files) > 19
+    assert {"flink", "kernel", "lab", "liebre", "spark", "storm"} <= drivers.drivers().keys()
+
+
+def test_a_new_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy, a driver of one file and one in a folder; what sets neither is no plug-in."""
+    (tmp_path / "most_cpu.py").write_text(
+        "from sched_ctl.model.policy import Policy, form\n"
+        "def policy(weight: int = 1) -> Policy:\n"
+        "    return Policy('most-cpu', lambda f: form(len(f)), frozenset(), 'g')\n"
+    )
+    kind = "from sched_ctl.drivers import DriverKind\nkind = DriverKind('x', list, print)\n"
+    (tmp_path / "heron.py").write_text(kind)
+    (tmp_path / "samza").mkdir()
+    (tmp_path / "samza" / "driver.py").write_text(kind)
+    (tmp_path / "helper.py").write_text("def policy_of(): raise SystemExit\nKIND = kindred = 1\n")
+    for package in (policies, ours):
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    entries.all_entries.cache_clear()
+    try:
+        assert registry.policy("most-cpu", {"weight": 2}).name == "most-cpu"
+        assert {"heron", "samza"} <= drivers.drivers().keys()
+        named = {*entries.entries("sched_ctl.policies"), *entries.entries("sched_ctl.drivers")}
+        assert not {"helper", "threads", "threadnames", "sources"} & named
+    finally:
+        entries.all_entries.cache_clear()
+        for name in ("policies.most_cpu", "drivers.heron", "drivers.samza.driver", "drivers.samza"):
+            sys.modules.pop(f"sched_ctl.{name}", None)
 
 
 @pytest.mark.usefixtures("strangers")
