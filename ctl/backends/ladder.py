@@ -185,33 +185,45 @@ def _options(kind: Kind, options: Options) -> msgspec.Struct:
 
 
 def read_options(tables: Mapping[str, Mapping[str, object]]) -> Options:
-    """Options by backend name, from tables as in the configuration file. Raises OptionError."""
-    kinds = {kind.name: kind for kind in KINDS}
-    found = {}
+    """Options by backend name, from tables as in the configuration file. Raises OptionError.
+
+    A backend that is made of others, as cgroup1+nice is of cgroup1 and nice, has their options
+    too, unless its own table says otherwise.
+    """
     for name, table in tables.items():
-        if name not in kinds:
-            raise OptionError(
-                (name,),
-                f"there is no backend {name!r}{near_miss(name, kinds)}",
-                f"one of: {', '.join(kinds)}",
-            )
-        struct = kinds[name].options
-        known = struct.__struct_fields__
-        for key in table:
-            if key not in known:
-                raise OptionError(
-                    (name, key),
-                    f"backend {name} has no option {key!r}{near_miss(key, known)}",
-                    f"its options: {', '.join(known)}",
-                )
-        try:
-            found[name] = msgspec.convert(table, struct)
-        except msgspec.ValidationError as error:
-            what, _, where = str(error).partition(" - at `$.")
-            key = where.rstrip("`").partition("[")[0]
-            raise OptionError(
-                (name, key) if key in table else (name,),
-                f"backend {name}: {key + ': ' if key else ''}{what}",
-                "sched-ctl config shows what there is",
-            ) from None
+        _converted(name, table)
+    found: dict[str, msgspec.Struct] = {}
+    for kind in KINDS:
+        given = [tables[name] for name in (*kind.name.split("+"), kind.name) if name in tables]
+        if given:
+            found[kind.name] = _converted(kind.name, {k: v for t in given for k, v in t.items()})
     return found
+
+
+def _converted(name: str, table: Mapping[str, object]) -> msgspec.Struct:
+    kinds = {kind.name: kind for kind in KINDS}
+    if name not in kinds:
+        raise OptionError(
+            (name,),
+            f"there is no backend {name!r}{near_miss(name, kinds)}",
+            f"one of: {', '.join(kinds)}",
+        )
+    struct = kinds[name].options
+    known = struct.__struct_fields__
+    for key in table:
+        if key not in known:
+            raise OptionError(
+                (name, key),
+                f"backend {name} has no option {key!r}{near_miss(key, known)}",
+                f"its options: {', '.join(known)}",
+            )
+    try:
+        return msgspec.convert(table, struct)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        key = where.rstrip("`").partition("[")[0]
+        raise OptionError(
+            (name, key) if key in table else (name,),
+            f"backend {name}: {key + ': ' if key else ''}{what}",
+            "sched-ctl config shows what there is",
+        ) from None

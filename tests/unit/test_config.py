@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sched_ctl.backends import ladder
+from sched_ctl.backends.cgroups.groups import GroupOptions
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import MAX_BYTES, load, origin, parse_pairs
 from sched_ctl.config.settings import (
@@ -230,6 +231,31 @@ def test_a_word_that_means_nothing_names_the_file_that_has_it(
     with pytest.raises(SettingError, match=message) as caught:
         check_sections(load(path))
     assert re.fullmatch(f"{drop_in}: {key}", origin(path, {}, caught.value.where))
+
+
+def test_options_of_nice_count_where_it_goes_inside_cgroups() -> None:
+    """Whichever backend "auto" takes; a table of its own wins, and cgroups alone take none."""
+    text = """
+        [backends.nice]
+        best = 3
+        worst = 15
+        [backends.cgroup1]
+        max_groups = 7
+        [backends."cgroup1+nice"]
+        worst = 12
+    """
+    read = ladder.read_options(msgspec.toml.decode(text)["backends"])
+    inside = read["cgroup1+nice"]
+    assert isinstance(inside, GroupOptions)
+    assert (inside.best, inside.worst, inside.max_groups) == (3, 12, 7)
+    beside = read["cgroup2+nice"]
+    assert isinstance(beside, GroupOptions)
+    assert (beside.best, beside.worst, beside.max_groups) == (3, 15, GroupOptions().max_groups)
+    assert isinstance(read["cgroup1"], GroupOptions) and read["cgroup1"].worst == 10
+    assert read.keys() == {"nice", "cgroup1", "cgroup1+nice", "cgroup2+nice"}
+    with pytest.raises(ladder.OptionError, match="must not be above") as caught:
+        ladder.read_options({"nice": {"best": 9}, "cgroup1+nice": {"worst": 8}})
+    assert caught.value.where == ("cgroup1+nice",)
 
 
 def test_a_word_that_means_nothing_names_the_flag(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_backend_with_other_options_is_made_anew() -> None:
         at = len(backend.schedules)
         await case.until(lambda: len(backend.schedules) > at)
         assert controller.backends is not None
-        assert controller.backends._options == {"nice": NiceOptions(worst=5)}
+        assert controller.backends._options["nice"] == NiceOptions(worst=5)
 
     case.run(script)
 
