@@ -152,7 +152,7 @@ def _differences(steps: "DataFrame", base: str) -> list[Any]:
     by_node = both.groupBy("policy", "node").agg(
         F.sum(weight).alias("n"), *(mean(name) for name in FIGURES)
     )
-    return (
+    rows: list[Any] = (
         by_node.groupBy("policy")
         .agg(
             F.sum("n").alias("records"),
@@ -168,6 +168,7 @@ def _differences(steps: "DataFrame", base: str) -> list[Any]:
         )
         .collect()
     )
+    return rows
 
 
 def _interval(row: Any, base: str, figure: str) -> Compared:

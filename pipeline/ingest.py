@@ -267,8 +267,8 @@ def _write(frame: "DataFrame", folder: str) -> None:
 def _numbers(fleet: Fleet, folder: str) -> int:
     """How many lines the rows of a batch are of, those of several files each for itself."""
     rows = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder))
-    told = rows.where("seq IS NOT NULL AND kind <> 'file'")
-    return told.select("source", "seq").distinct().count()
+    lines = rows.where("seq IS NOT NULL AND kind <> 'file'").select("source", "seq").distinct()
+    return int(lines.count())
 
 
 def _overlapping(fleet: Fleet, stats: Sequence[Any]) -> list[str]:

@@ -179,7 +179,7 @@ def _worst(fleet: Fleet) -> list[Any]:
     from pyspark.sql import functions as F  # noqa: N812
 
     held = F.col("verdict").isin([int(v) for v in HOLDS])
-    return (
+    rows: list[Any] = (
         fleet.read("operator")
         .groupBy("node")
         .agg(F.try_divide(F.sum(F.when(held, F.col("d")).otherwise(0)), F.sum("d")).alias("held"))
@@ -188,6 +188,7 @@ def _worst(fleet: Fleet) -> list[Any]:
         .limit(WORST)
         .collect()
     )
+    return rows
 
 
 def _pressure(fleet: Fleet, nodes: list[str]) -> list[tuple[str, list[page.Point]]]:

@@ -2,9 +2,9 @@
 
 A test that decided nothing because others used the machine is counted apart: it lacks nothing.
 
-A test that fails is tried once more, unless `--changed` is given; checks in guests have a rule of
-their own (`vm.conftest`). The summary shows what was seen at first, and the run fails if more than
-`FLAKY` tests needed this.
+A test that fails is tried once more if it is about what else runs: an engine, this machine, Spark.
+A unit test never is, and checks in guests have a rule of their own (`vm.conftest`). The summary
+shows what was seen at first, and the run fails if more than `FLAKY` tests needed this.
 """
 
 import os
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=cost)
     for item in items:
-        if isinstance(item, pytest.Function) and not config.option.changed:
+        if isinstance(item, pytest.Function) and cost(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
         for mark in item.iter_markers("needs"):
             for capability in mark.args:

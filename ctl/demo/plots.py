@@ -11,7 +11,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt  # after the choice of the back end
 import numpy as np
-import seaborn as sns  # type: ignore[import-untyped]
+import seaborn as sns
 from matplotlib.lines import Line2D
 
 from sched_ctl.demo.results import Phase

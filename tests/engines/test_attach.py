@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -143,10 +142,8 @@ def test_stopped(classes: Path) -> None:
         check(pid)
         os.kill(pid, 19)
         try:
-            begin = time.monotonic()
             with pytest.raises(hotspot.AttachError, match="did not answer in time"):
                 hotspot.threads(pid, 0.3)
-            assert time.monotonic() - begin < 2
         finally:
             os.kill(pid, 18)
         check(pid)

@@ -1,7 +1,6 @@
 """What an engine's answers cost it, and that passes are further apart for it."""
 
 import asyncio
-import itertools
 import os
 import queue
 import threading
@@ -95,11 +94,12 @@ def test_passes_whose_answers_cost_the_engine_much_are_further_apart(
     server: Server, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """20 ms of each answer, and a fifth of a CPU for all: ten a second at most, not fifty."""
-    asked_s = []
+    asked = 0
     answer = engine.poll
 
     def poll(timeout_s: float) -> Snapshot:
-        asked_s.append(time.monotonic())
+        nonlocal asked
+        asked += 1
         server.work(0.02)
         return answer(timeout_s)
 
@@ -118,7 +118,8 @@ def test_passes_whose_answers_cost_the_engine_much_are_further_apart(
         finally:
             controller.close()
 
+    began_s = time.monotonic()
     (note,) = [note for note in asyncio.run(loop()) if "cpu_limit" in note]
     assert "at most" in note
-    apart = [later - sooner for sooner, later in itertools.pairwise(asked_s)]
-    assert min(apart[8:]) > 0.08
+    # Eight before it is known what they cost. A slow machine has fewer; without the limit it is 50.
+    assert asked <= 8 + 15 * (time.monotonic() - began_s)

@@ -169,7 +169,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def test_a_flood_is_held_back(inbox: Inbox) -> None:
     """One connection sends as fast as it can; the other's line still comes through."""
-    begin, used = time.monotonic(), time.process_time()
+    begin = time.monotonic()
     with connect(inbox) as flood, connect(inbox) as other:
         flood.settimeout(0.2)
         block = b"f 1 1\n" * 10_000
@@ -182,7 +182,6 @@ def test_a_flood_is_held_back(inbox: Inbox) -> None:
     taken = inbox.series()["f"].reports
     bound = graphite.BYTES_PER_S * (seconds + 1) + graphite.CHUNK * graphite.LINE_COST
     assert taken * graphite.LINE_COST <= bound
-    assert time.process_time() - used < 30  # and it ends
 
 
 @pytest.mark.needs("root")

@@ -1,4 +1,4 @@
-"""A test that fails is tried once more, visibly; too many of them fail the run."""
+"""A test of a machine that fails is tried once more, visibly; too many of them fail the run."""
 
 import subprocess
 import sys
@@ -12,6 +12,8 @@ SOME = """
 from pathlib import Path
 import pytest
 
+pytestmark = pytest.mark.{}
+
 @pytest.mark.parametrize("name", range({}))
 def test_passes_at_its_second_attempt(name):
     seen = Path(f"seen-{{name}}")
@@ -23,7 +25,7 @@ def test_well():
     pass
 """
 
-BAD = "def test_never():\n    assert False, 'never'\n"
+BAD = "import pytest\n@pytest.mark.engine\ndef test_never():\n    assert False, 'never'\n"
 
 
 def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +41,7 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
 
 
 def test_a_second_attempt_counts_and_is_shown(tmp_path: Path) -> None:
-    done = run(tmp_path, SOME.format(3))
+    done = run(tmp_path, SOME.format("host", 3))
     assert done.returncode == 0, done.stdout
     assert "4 passed, 3 rerun" in done.stdout
     assert "test_passes_at_its_second_attempt[0] failed in call at first:" in done.stdout
@@ -47,7 +49,7 @@ def test_a_second_attempt_counts_and_is_shown(tmp_path: Path) -> None:
 
 
 def test_more_than_three_of_them_fail_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, SOME.format(4))
+    done = run(tmp_path, SOME.format("spark", 4))
     assert done.returncode == 1, done.stdout
     assert "4 of them: more than 3 make the tests fail" in done.stdout
     assert "5 passed, 4 rerun" in done.stdout
@@ -59,7 +61,7 @@ def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
     assert "1 failed, 1 rerun" in done.stdout
 
 
-def test_nothing_is_tried_again_while_something_is_changed(tmp_path: Path) -> None:
-    done = run(tmp_path, SOME.format(1), "--changed")
+def test_a_unit_test_is_tried_once(tmp_path: Path) -> None:
+    done = run(tmp_path, SOME.format("quiet", 1))
     assert done.returncode == 1, done.stdout
     assert "1 failed, 1 passed" in done.stdout

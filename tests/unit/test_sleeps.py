@@ -224,15 +224,15 @@ def test_anything_may_be_in_these_files(
     files = {"syscall": call or None, "wchan": channel}
     monkeypatch.setattr(sleeping, "_read", lambda path: files[path.rpartition("/")[2]])
     monkeypatch.setattr(procfs, "stat", lambda pid, tid: procfs.Stat(tid, "x", "S", 0, 0, 0, 0))
-    me = procfs.pids()[0]
-    found = where(me, me)
+    nobody = 1 << 30  # has no descriptors
+    found = where(nobody, nobody)
     assert found is not None and found.what == what
 
 
 def test_numbers_of_system_calls_are_those_of_the_headers() -> None:
     include = Path("/usr/include")
     headers = {
-        "x86_64": sorted(include.glob("*/asm/unistd_64.h")),
+        "x86_64": sorted(include.glob("x86_64-linux-gnu/asm/unistd_64.h")),
         "aarch64": sorted(include.glob("asm-generic/unistd.h")),
     }
     if not any(headers.values()):

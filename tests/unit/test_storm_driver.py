@@ -1,7 +1,6 @@
 """The Storm driver's parts, on metric lines and thread names of a Storm 2.8.3 cluster."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -153,11 +152,9 @@ def test_a_plan_has_bounds() -> None:
     series = Series()
     series.take(20, 1.0)
     measures = [Measure("execute", 1, series, f"s{i}", "a") for i in range(20_000)]
-    begin = time.process_time()
     made = plan("q", thin, measures)
     assert made.cut
     assert len(made.edges) <= 100_000
-    assert time.process_time() - begin < 10
 
 
 def test_a_plan_is_the_same_while_counts_only_grow() -> None:

@@ -22,7 +22,10 @@ def fair_share(costs: np.ndarray, own: np.ndarray, hog: float = 1.0) -> tuple[np
 @pytest.mark.parametrize("seed", range(20))
 def test_a_saturated_query_weighs_what_it_does_without_an_order(seed: int) -> None:
     random = np.random.default_rng(seed)
-    costs, own = random.lognormal(sigma=2, size=6), random.choice([0.33, 1.0, 3.0], size=6)
+    costs, own = (
+        random.lognormal(sigma=2, size=6),
+        random.choice(np.array([0.33, 1.0, 3.0]), size=6),
+    )
     cpu, hog = fair_share(costs, own)
     awake = np.ones(6)  # as if the order let none of them sleep
     weight = fair_weight(np.ones(6, dtype=np.intp), cpu, awake, own)

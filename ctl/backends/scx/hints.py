@@ -141,7 +141,7 @@ def hints(
         shares = [share for _, share in parts]
         parts.append((rest, float(np.mean(shares)) if shares else 0.0))
     query, cap_of = _capped(schedule.queries, caps)
-    apart = [len({query[row] for row in rows} & cap_of.keys()) for rows, _ in parts if cap_of]
+    apart = [len({query[i] for i in rows.tolist()} & cap_of.keys()) for rows, _ in parts if cap_of]
     budget = max(1, limits.queues // max(1, len(parts) + sum(apart)))
     made = []
     for rows, share in parts:
