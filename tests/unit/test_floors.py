@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,13 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(part for part in parts if part and part != "__init__"), file
 
 
-def imports(file: Path) -> Iterator[str]:
+@cache
+def imports(file: Path) -> tuple[str, ...]:
     """Modules of ours that a file imports, whenever it does; those for types alone do not count."""
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[str]:
     tree = ast.parse(file.read_text())
     for_types = {
         node
