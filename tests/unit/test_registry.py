@@ -1,8 +1,10 @@
 """Entry points, also those of other distributions, also broken ones."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,10 +60,10 @@ def test_ours_are_found() -> None:
 
 def test_a_new_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy, a driver of one file and one in a folder; what sets neither is no plug-in."""
-    (tmp_path / "most_cpu.py").write_text(
+    (tmp_path / "a_new_one.py").write_text(
         "from sched_ctl.model.policy import Policy, form\n"
         "def policy(weight: int = 1) -> Policy:\n"
-        "    return Policy('most-cpu', lambda f: form(len(f)), frozenset(), 'g')\n"
+        "    return Policy('a-new-one', lambda f: form(len(f)), frozenset(), 'g')\n"
     )
     kind = "from sched_ctl.drivers import DriverKind\nkind = DriverKind('x', list, print)\n"
     (tmp_path / "heron.py").write_text(kind)
@@ -72,14 +74,35 @@ def test_a_new_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     entries.all_entries.cache_clear()
     try:
-        assert registry.policy("most-cpu", {"weight": 2}).name == "most-cpu"
+        assert registry.policy("a-new-one", {"weight": 2}).name == "a-new-one"
         assert {"heron", "samza"} <= drivers.drivers().keys()
         named = {*entries.entries("sched_ctl.policies"), *entries.entries("sched_ctl.drivers")}
         assert not {"helper", "threads", "threadnames", "sources"} & named
     finally:
         entries.all_entries.cache_clear()
-        for name in ("policies.most_cpu", "drivers.heron", "drivers.samza.driver", "drivers.samza"):
+        for name in (
+            "policies.a_new_one",
+            "drivers.heron",
+            "drivers.samza.driver",
+            "drivers.samza",
+        ):
             sys.modules.pop(f"sched_ctl.{name}", None)
+
+
+def test_the_first_policy_of_contributing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both files of that page, as they stand there."""
+    text = Path(__file__).parents[2].joinpath("CONTRIBUTING.md").read_text()
+    policy, test = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
+    (tmp_path / "oldest_first.py").write_text(policy)
+    monkeypatch.setattr(policies, "__path__", [*policies.__path__, str(tmp_path)])
+    entries.all_entries.cache_clear()
+    try:
+        names: dict[str, Any] = {}
+        exec(compile(test, "CONTRIBUTING.md", "exec"), names)
+        names["test_who_waits_longest_is_first"]()
+    finally:
+        entries.all_entries.cache_clear()
+        sys.modules.pop("sched_ctl.policies.oldest_first", None)
 
 
 @pytest.mark.usefixtures("strangers")
