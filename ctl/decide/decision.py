@@ -10,8 +10,7 @@ every replica gets that of its logical one.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -19,24 +18,21 @@ import numpy.typing as npt
 
 from sched_ctl.decide.held import steadily
 from sched_ctl.decide.idle import without_input_last
+from sched_ctl.decide.layout import Layout, SameObjects, layout_of
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.catalogue import Resolution, evaluate
 from sched_ctl.metrics.feasibility import Judgement
 from sched_ctl.metrics.levels import most_urgent
 from sched_ctl.metrics.window import SAMPLES, Window
-from sched_ctl.model.frames import join_graphs, subgraph
-from sched_ctl.model.graph import Array, Graph, Index
+from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.patterns import first, names_of
-from sched_ctl.model.policy import NOTHING, Level, Memory, OperatorFrame, Policy, UrgencyForm
+from sched_ctl.model.policy import NOTHING, Memory, OperatorFrame, Policy, UrgencyForm
 from sched_ctl.model.schedule import Group, Schedule
-from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Thread, Topology
 
 __all__ = ["HELPER_RULES", "decide"]
 
 Mask = npt.NDArray[np.bool_]
-
-FLUSHER = "flusher"  # role of helpers that hand on by a timer what their operator makes
 
 # What may be done with a helper thread, by its role
 HELPER_RULES = MappingProxyType(
@@ -83,8 +79,8 @@ def decide(
         else Window(window.now, window.then, policy.level, window.recent, lately=window.lately)
         for name, window in windows.items()
     }
-    layout = _layout(
-        _SameObjects(tuple(window.now.topology for window in windows.values())),
+    layout = layout_of(
+        SameObjects(tuple(window.now.topology for window in windows.values())),
         policy.level,
         None if select is None else tuple(select.get(name, frozenset()) for name in windows),
         tuple(helpers.items()),
@@ -132,8 +128,8 @@ def decide(
         policy=policy.name,
         spacing=policy.spacing,
         threads=layout.threads,
-        operators=_labels(layout, place),
-        queries=_queries(layout, place),
+        operators=layout.labels_by(place),
+        queries=layout.queries_by(place),
         form=_of_threads(form, row, decided, layout.top),
         head_age_s=_pick(age, row, decided),
         queue_size=_pick(queue, row, decided),
@@ -149,198 +145,9 @@ def decide(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Layout:
-    """All of a schedule that changes only with the topology.
-
-    rows: per engine, the rows of its columns that are in the frame. engine: (n,) see
-    `OperatorFrame`. spins: (n,) of the frame, see `Topology.idle_spins`.
-    owner, row: who may decide for whom: one entry for each pair of a thread and an operator of
-    the frame whose urgency it may get. labels, groups (engine, query), depth (see `Schedule`): of
-    the pairs.
-    roles: (m,) label of a thread that no operator decides for. top: (m,) true if above all.
-    """
-
-    rows: tuple[Index, ...]
-    engine: Index
-    spins: Mask
-    operators: tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]
-    graph: Graph
-    threads: tuple[Thread, ...]
-    roles: tuple[str, ...]
-    top: Mask
-    owner: Index
-    row: Index
-    labels: tuple[str, ...]
-    groups: tuple[tuple[str, str], ...]
-    depth: Index
-    flushers: tuple[tuple[Thread, Thread], ...]
-
-    @cached_property
-    def only_place(self) -> Index | None:
-        """(m,) the pair that decides for each thread, if none has a choice; -1: no operator."""
-        if len(set(self.owner.tolist())) < len(self.owner):
-            return None
-        place = np.full(len(self.threads), -1, dtype=np.intp)
-        place[self.owner] = np.arange(len(self.owner))
-        return place
-
-    @cached_property
-    def straight(self) -> bool:
-        """Whether thread i has operator i to decide for it, for all of them."""
-        rows = np.arange(len(self.operators))
-        return (
-            len(rows) > 0
-            and len(self.threads) == len(rows)
-            and all(np.array_equal(column, rows) for column in (self.owner, self.row))
-        )
-
-    @cached_property
-    def only_labels(self) -> tuple[str, ...]:
-        """(m,) labels if no thread has a choice."""
-        return _labels_of(self, self.only_place) if self.only_place is not None else ()
-
-    @cached_property
-    def only_queries(self) -> tuple[tuple[str, str] | None, ...]:
-        """(m,) engines and queries if no thread has a choice."""
-        return _queries_of(self, self.only_place) if self.only_place is not None else ()
-
-
-def _labels_of(layout: _Layout, place: Index) -> tuple[str, ...]:
-    return tuple(
-        layout.labels[at] if at >= 0 else role
-        for at, role in zip(place.tolist(), layout.roles, strict=True)
-    )
-
-
-def _labels(layout: _Layout, place: Index) -> tuple[str, ...]:
-    return layout.only_labels if place is layout.only_place else _labels_of(layout, place)
-
-
-def _queries_of(layout: _Layout, place: Index) -> tuple[tuple[str, str] | None, ...]:
-    return tuple(layout.groups[at] if at >= 0 else None for at in place.tolist())
-
-
-def _queries(layout: _Layout, place: Index) -> tuple[tuple[str, str] | None, ...]:
-    return layout.only_queries if place is layout.only_place else _queries_of(layout, place)
-
-
-class _SameObjects:
-    """Topologies as a cache key: equal if they are the very same objects (see `model`)."""
-
-    def __init__(self, topologies: tuple[Topology, ...]) -> None:
-        self.topologies = topologies
-
-    def __hash__(self) -> int:
-        return hash(tuple(map(id, self.topologies)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _SameObjects)
-            and len(self.topologies) == len(other.topologies)
-            and all(a is b for a, b in zip(self.topologies, other.topologies, strict=True))
-        )
-
-
-@lru_cache(maxsize=32)
-def _layout(
-    key: _SameObjects,
-    level: Level,
-    select: tuple[frozenset[str], ...] | None,
-    rules: tuple[tuple[str, str], ...],
-) -> _Layout:
-    """select: of each topology, the queries that count; None = all."""
-    rows: list[Index] = []
-    operators: list[PhysicalOperator | LogicalOperator] = []
-    graphs: list[Graph] = []
-    threads: dict[Thread, int] = {}
-    roles: list[str] = []
-    helpers: list[tuple[Thread, bool]] = []
-    flushers: list[tuple[Thread, Thread]] = []
-    pairs: list[tuple[int, int, str, tuple[str, str]]] = []  # thread, frame row, label, group
-    rule_of = dict(rules)
-    for at, topology in enumerate(key.topologies):
-        wanted = frozenset(topology.queries) if select is None else select[at]
-        of_level: Sequence[PhysicalOperator | LogicalOperator] = topology.operators
-        graph = topology.graph
-        if level is Level.LOGICAL:
-            of_level, graph = topology.logical, topology.logical_graph
-        chosen = np.array([i for i, o in enumerate(of_level) if o.query in wanted], dtype=np.intp)
-        place = {int(old): len(operators) + new for new, old in enumerate(chosen)}
-        rows.append(chosen)
-        operators.extend(of_level[i] for i in chosen)
-        graphs.append(subgraph(graph, chosen))
-        # physical row -> the frame rows that may decide for it
-        deciders: dict[int, list[int]] = {}
-        if level is Level.PHYSICAL:
-            deciders = {old: [new] for old, new in place.items()}
-        else:
-            physical, logical, _, _ = topology.logical_rows
-            for i, j in zip(physical.tolist(), logical.tolist(), strict=True):
-                if j in place:
-                    deciders.setdefault(i, []).append(place[j])
-
-        def let_decide(
-            thread: Thread,
-            i: int,
-            label: str,
-            topology: Topology = topology,
-            deciders: dict[int, list[int]] = deciders,
-        ) -> None:
-            group = (topology.engine, topology.operators[i].query)
-            owner = threads.setdefault(thread, len(threads))
-            if owner == len(roles):
-                roles.append(label)
-            pairs.extend((owner, row, label, group) for row in deciders.get(i, []))
-
-        for i, operator in enumerate(topology.operators):
-            if operator.query in wanted:
-                for thread in operator.threads:
-                    let_decide(thread, i, operator.label)
-        operator_threads = {t for operator in topology.operators for t in operator.threads}
-        for helper in topology.helpers:
-            asked = first(rule_of, *names_of(topology.engine, helper.role))
-            rule, serves = asked or "leave", helper.serves
-            outside = serves is not None and topology.operators[serves].query not in wanted
-            if helper.role == FLUSHER and serves is not None and not outside and asked is None:
-                flushers.extend((helper.thread, t) for t in topology.operators[serves].threads[:1])
-            if rule == "leave" or helper.thread in operator_threads or outside or not wanted:
-                continue
-            label = f"{topology.engine}: {helper.role}"
-            if rule == "follow" and serves is not None:
-                let_decide(helper.thread, serves, label)
-            elif helper.thread not in threads:
-                threads[helper.thread] = len(threads)
-                roles.append(label)
-            helpers.append((helper.thread, rule == "top"))
-    highest = [threads[thread] for thread, on_top in helpers if on_top]
-    top = np.isin(np.arange(len(threads)), highest)
-    owner, row = np.array([pair[:2] for pair in pairs], dtype=np.intp).reshape(-1, 2).T
-    graph = join_graphs(graphs)
-    # A helper hands work on to the operator that it serves: it is nowhere on the data's way.
-    helping = np.isin(owner, [threads[thread] for thread, _ in helpers])
-    engine = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
-    return _Layout(
-        rows=tuple(rows),
-        engine=engine,
-        spins=np.array([topology.idle_spins for topology in key.topologies], dtype=bool)[engine],
-        operators=tuple(operators),  # type: ignore[arg-type]
-        graph=graph,
-        threads=tuple(threads),
-        roles=tuple(roles),
-        top=top,
-        owner=owner,
-        row=row,
-        labels=tuple(pair[2] for pair in pairs),
-        groups=tuple(pair[3] for pair in pairs),
-        depth=np.where(helping, 0, graph.reversed.height[row] + 1),
-        flushers=tuple(pair for pair in flushers if pair[0] not in threads),
-    )
-
-
 def _frame(
     policy: Policy,
-    layout: _Layout,
+    layout: Layout,
     windows: Mapping[str, Window],
     resolutions: Mapping[str, Resolution],
     memory: Memory,
@@ -452,7 +259,7 @@ def _grouping(policy: Policy, shares: Mapping[str, float]) -> Grouping | None:
     return None if asked is None else lambda engine, query: asked(query)
 
 
-def _groups(layout: _Layout, place: Index, grouping: Grouping | None) -> Mapping[str, Group]:
+def _groups(layout: Layout, place: Index, grouping: Grouping | None) -> Mapping[str, Group]:
     """A thread is in the group of the query whose operator decides for it."""
     if grouping is None:
         return MappingProxyType({})

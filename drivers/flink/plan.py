@@ -276,6 +276,22 @@ def plan(jobs: Sequence[Job], details: Mapping[tuple[str, str], VertexDetail]) -
     return built.done()
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """A vertex and where it stands: its first row, and of `logical` its head and its leaves."""
+
+    vertex: Vertex
+    row: int
+    head: int
+    leaves: tuple[int, ...]
+
+
+def _numbered(name: str, used: Counter[str], shown: str) -> str:
+    """A name as it is shown, with a number from its second use on."""
+    used[name] += 1
+    return shown if used[name] == 1 else f"{shown} [{used[name]}]"
+
+
 class _Builder:
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -291,7 +307,7 @@ class _Builder:
         self.notes: list[str] = []
 
     def add(self, job: Job, query: str, details: Mapping[tuple[str, str], VertexDetail]) -> None:
-        known = {vertex.id: vertex for vertex in job.vertices}
+        known = {vertex.id for vertex in job.vertices}
         if len(known) < len(job.vertices):
             raise EngineError(f"Flink reports two vertices of job {job.jid[:40]} with one id")
         inputs = {
@@ -300,84 +316,102 @@ class _Builder:
         }
         feeds = Counter(source.id for sources in inputs.values() for source in sources)
         labels: Counter[str] = Counter()
-        first: dict[str, int] = {}  # vertex -> its first row
-        ends: dict[str, tuple[int, list[int]]] = {}  # vertex -> head and leaves among logical
         used: Counter[str] = Counter()
+        placed: dict[str, _Placed] = {}
         for vertex in job.vertices:
-            if len(vertex.name) > NAME_LIMIT:
-                self.notes.append(
-                    f"{query}: {vertex.name[:40]!r}... has a name of {len(vertex.name)} "
-                    f"characters, of which {NAME_LIMIT} are looked at: it is left alone"
-                )
-            names, links = chain(vertex.name[:NAME_LIMIT])
-            unique = []
-            for name in names:
-                used[name] += 1
-                unique.append(name if used[name] == 1 else f"{name} [{used[name]}]")
-            base = len(self.logical)
-            self.logical += [LogicalOperator(query, name) for name in unique]
-            self.chains[job.jid, vertex.id] = tuple(
-                (base + place, name) for place, name in enumerate(names)
-            )
-            self.logical_edges += [Edge(base + a, base + b) for a, b in links]
-            leaves = sorted(set(range(len(names))) - {a for a, _ in links})
-            # A sink at the end of a branch delivers, and feeds nobody.
-            feeding = [
-                leaf for leaf in leaves if not names[leaf].endswith((": Writer", "ommitter"))
-            ]
-            leaves = feeding or leaves
-            self.ends[job.jid, vertex.id] = tuple(leaves)
-            ends[vertex.id] = (base, [base + leaf for leaf in leaves])
-            first[vertex.id] = len(self.rows)
             detail = details.get((job.jid, vertex.id))
             if detail is None:
                 raise EngineError(f"Flink does not say how job {job.jid[:40]} runs")
-            subtasks = {s.subtask: s for s in detail.subtasks}
-            labels[vertex.name] += 1
-            again = labels[vertex.name]
-            label = vertex.name[:NAME_LIMIT]
-            label = label if again == 1 else f"{label} [{again}]"
-            for index in range(vertex.parallelism):
-                subtask = subtasks.get(index)
-                self.rows.append(
-                    Row(
-                        query=query,
-                        job=job.jid,
-                        vertex=vertex.id,
-                        task=vertex.name,
-                        label=label,
-                        index=index,
-                        parallelism=vertex.parallelism,
-                        attempt=subtask.attempt if subtask else 0,
-                        task_manager=subtask.taskmanager_id if subtask else "",
-                        running=subtask is not None and subtask.status == "RUNNING",
-                        logical=tuple(unique),
-                    )
-                )
-            count = vertex.parallelism
-            sources = inputs.get(vertex.id, [])
+            names = self._add_chain(job, query, vertex, used, placed)
+            label = _numbered(vertex.name, labels, vertex.name[:NAME_LIMIT])
+            self._add_rows(job, query, vertex, detail, label, names)
+            sources, count = inputs.get(vertex.id, []), vertex.parallelism
             self.source += [not sources] * count
             self.sink += [not feeds[vertex.id]] * count
             self.outputs += [feeds[vertex.id]] * count
             self.even += [all(s.ship_strategy in EVEN for s in sources)] * count
         for vertex in job.vertices:
             for source in inputs.get(vertex.id, []):
-                producers = known[source.id].parallelism
-                leaves = ends[source.id][1]
-                self._connect(
-                    (first[source.id], producers),
-                    (first[vertex.id], vertex.parallelism),
-                    source.ship_strategy,
-                    1 / min(len(leaves), feeds[source.id]),
+                self._feed(query, placed[source.id], placed[vertex.id], source, feeds[source.id])
+
+    def _add_chain(
+        self,
+        job: Job,
+        query: str,
+        vertex: Vertex,
+        used: Counter[str],
+        placed: dict[str, "_Placed"],
+    ) -> tuple[str, ...]:
+        """The logical operators that a vertex is fused from. Returns their names in the query."""
+        if len(vertex.name) > NAME_LIMIT:
+            self.notes.append(
+                f"{query}: {vertex.name[:40]!r}... has a name of {len(vertex.name)} "
+                f"characters, of which {NAME_LIMIT} are looked at: it is left alone"
+            )
+        names, links = chain(vertex.name[:NAME_LIMIT])
+        unique = tuple(_numbered(name, used, name) for name in names)
+        base = len(self.logical)
+        self.logical += [LogicalOperator(query, name) for name in unique]
+        self.chains[job.jid, vertex.id] = tuple(
+            (base + place, name) for place, name in enumerate(names)
+        )
+        self.logical_edges += [Edge(base + a, base + b) for a, b in links]
+        leaves = sorted(set(range(len(names))) - {a for a, _ in links})
+        # A sink at the end of a branch delivers, and feeds nobody.
+        feeding = [leaf for leaf in leaves if not names[leaf].endswith((": Writer", "ommitter"))]
+        leaves = feeding or leaves
+        self.ends[job.jid, vertex.id] = tuple(leaves)
+        placed[vertex.id] = _Placed(
+            vertex, len(self.rows), base, tuple(base + leaf for leaf in leaves)
+        )
+        return unique
+
+    def _add_rows(
+        self,
+        job: Job,
+        query: str,
+        vertex: Vertex,
+        detail: VertexDetail,
+        label: str,
+        names: tuple[str, ...],
+    ) -> None:
+        """The subtasks of a vertex, also those that do not run (yet)."""
+        subtasks = {s.subtask: s for s in detail.subtasks}
+        for index in range(vertex.parallelism):
+            subtask = subtasks.get(index)
+            self.rows.append(
+                Row(
+                    query=query,
+                    job=job.jid,
+                    vertex=vertex.id,
+                    task=vertex.name,
+                    label=label,
+                    index=index,
+                    parallelism=vertex.parallelism,
+                    attempt=subtask.attempt if subtask else 0,
+                    task_manager=subtask.taskmanager_id if subtask else "",
+                    running=subtask is not None and subtask.status == "RUNNING",
+                    logical=names,
                 )
-                self.logical_edges += [
-                    Edge(leaf, ends[vertex.id][0], 1 / len(leaves)) for leaf in leaves
-                ]
-                if len(leaves) > 1:
-                    self.notes.append(
-                        f"{query}: Flink does not tell which operator of {known[source.id].name!r} "
-                        f"feeds {vertex.name!r}; each is taken to give an equal part"
-                    )
+            )
+
+    def _feed(
+        self, query: str, source: "_Placed", to: "_Placed", by: Input, consumers: int
+    ) -> None:
+        """One vertex feeds another. consumers: how many inputs the source has an output for."""
+        count = len(source.leaves)
+        self._connect(
+            (source.row, source.vertex.parallelism),
+            (to.row, to.vertex.parallelism),
+            by.ship_strategy,
+            1 / min(count, consumers),
+        )
+        self.logical_edges += [Edge(leaf, to.head, 1 / count) for leaf in source.leaves]
+        if count > 1:
+            self.notes.append(
+                f"{query}: Flink does not tell which operator of {source.vertex.name!r} "
+                f"feeds {to.vertex.name!r}; each is taken to give an equal part"
+            )
 
     def _connect(
         self, producers: tuple[int, int], consumers: tuple[int, int], strategy: str, part: float

@@ -8,7 +8,7 @@ pool is one operator, with its Python workers.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sched_ctl.drivers.spark.answers import Job, Query, stages
 from sched_ctl.drivers.threadnames import OPERATOR, ThreadName
@@ -79,106 +79,154 @@ def plan(
     """
     called = names_of(application, queries)
     batched = sorted(run for run in called if run not in steady)
-    threads: dict[tuple[str, int, int], list[Thread]] = defaultdict(list)  # run, place, partition
+    found = _found(called, bool(batched), steady, jobs, here)
     tasks_of = {key: count for key, count in shape.items() if key[0] in steady & called.keys()}
-    pools: dict[str, list[Thread]] = {}
-    helpers: list[tuple[Thread, str, tuple[str, int, int] | str | None]] = []
+    for run, place, partition in found.threads:
+        tasks_of[run, place] = max(tasks_of.get((run, place), 0), partition + 1)
+    made = _Operators()
+    made.add_tasks(called, tasks_of, found.threads)
+    shared = called[batched[0]] if len(batched) == 1 else application
+    if batched:
+        made.add_pools(shared, batched, found.pools, executors)
+    else:
+        found.helpers += [
+            (thread, "idle", None) for pool in found.pools.values() for thread in pool
+        ]
+    edges, logical, logical_edges = _edges(made.operators)
+    return Plan(
+        operators=tuple(made.operators),
+        edges=edges,
+        logical=logical,
+        logical_edges=logical_edges,
+        helpers=tuple(
+            HelperThread(thread, role, made.row(serves)) for thread, role, serves in found.helpers
+        ),
+        notes=tuple(_notes(called, batched, shared, jobs, steady, here)),
+        source=tuple(made.source),
+        pools=tuple(operator.logical == (POOL,) for operator in made.operators),
+        shape=tasks_of,
+    )
+
+
+Task = tuple[str, int, int]  # run, place of its stage in the job, partition
+
+
+@dataclass
+class _Found:
+    """What threads do. helpers: with their role, and the task or the run that they serve."""
+
+    threads: dict[Task, list[Thread]] = field(default_factory=lambda: defaultdict(list))
+    pools: dict[str, list[Thread]] = field(default_factory=dict)  # by executor
+    helpers: list[tuple[Thread, str, Task | str | None]] = field(default_factory=list)
+
+
+def _found(
+    called: Mapping[str, str],
+    batched: bool,
+    steady: Set[str],
+    jobs: Sequence[Job],
+    here: Sequence[Here],
+) -> _Found:
+    """Threads by what their names say. batched: whether there are queries in micro-batches."""
+    found = _Found()
     stage_of = {
         stage: (job.group, place)
         for stage, (job, place) in stages(list(jobs)).items()
         if job.group in steady and job.group in called
     }
+    only = next(iter(called)) if len(called) == 1 else None
     for process in here:
-        pool = pools.setdefault(process.executor, []) if process.executor else []
+        pool = found.pools.setdefault(process.executor, []) if process.executor else []
         for thread, said in process.names.items():
             run = said.parts.get("run")
+            group, place = None, 0
             if said.role == OPERATOR and "stage" in said.parts:
                 group, place = stage_of.get(said.number("stage"), (None, 0))
-                if group is not None:
-                    threads[group, place, said.number("partition")].append(thread)
-                else:
-                    pool.append(thread)
+            if group is not None:
+                found.threads[group, place, said.number("partition")].append(thread)
             elif said.role in (OPERATOR, "idle"):
                 pool.append(thread)
             elif said.role == "fetcher" and run is not None and run in called:
-                helpers.append((thread, said.role, (run, 0, said.number("partition"))))
+                found.helpers.append((thread, said.role, (run, 0, said.number("partition"))))
             else:
-                helpers.append((thread, said.role, run if run in called else None))
+                found.helpers.append((thread, said.role, run if run in called else None))
         if batched and process.executor:
             pool.extend(process.workers)
         else:
-            only = next(iter(called)) if len(called) == 1 else None
-            helpers.extend((thread, "python", only) for thread in process.workers)
+            found.helpers.extend((thread, "python", only) for thread in process.workers)
+    return found
 
-    operators: list[PhysicalOperator] = []
-    source: list[tuple[tuple[str, ...], float]] = []
-    row_of: dict[tuple[str, int, int], int] = {}
-    first_of: dict[str, int] = {}
-    for run, place, partition in threads:
-        tasks_of[run, place] = max(tasks_of.get((run, place), 0), partition + 1)
-    left = MOST_OPERATORS
-    keys = []
-    for (run, place), count in sorted(
-        tasks_of.items(), key=lambda item: (called[item[0][0]], *item)
-    ):
-        keys += [(run, place, partition) for partition in range(min(count, left))]
-        left = MOST_OPERATORS - len(keys)
-    for key in keys:
-        run, place, partition = key
-        name, count = f"stage {place + 1}", tasks_of[run, place]
-        row_of[key] = first_of[run] = len(operators)
-        operators.append(
-            PhysicalOperator(
-                called[run],
-                f"{name} ({partition + 1}/{count})" if count > 1 else name,
-                (name,),
-                replica=partition,
-                replicas=count,
-                threads=tuple(sorted(threads.get(key, ()), key=lambda thread: thread.key)),
-            )
-        )
-        source.append(((run,) if place == 0 else (), 1 / tasks_of[run, place]))
-    shared = called[batched[0]] if len(batched) == 1 else application
-    if batched:
-        local = sorted(name for name in pools)
-        for replica, name in enumerate(local):
-            row = len(operators)
-            first_of.update(dict.fromkeys(batched, row) if replica == 0 else {})
-            operators.append(
+
+@dataclass
+class _Operators:
+    """Operators as they are made. source: see `Plan`."""
+
+    operators: list[PhysicalOperator] = field(default_factory=list)
+    source: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+    row_of: dict[Task, int] = field(default_factory=dict)
+    last_of: dict[str, int] = field(default_factory=dict)  # run -> the last of its tasks' rows
+
+    def add_tasks(
+        self,
+        called: Mapping[str, str],
+        tasks_of: Mapping[tuple[str, int], int],
+        threads: Mapping[Task, Sequence[Thread]],
+    ) -> None:
+        """An operator a task, `MOST_OPERATORS` at most. tasks_of: by run and place of the stage."""
+        stages_in_order = sorted(tasks_of.items(), key=lambda item: (called[item[0][0]], *item))
+        for (run, place), count in stages_in_order:
+            name = f"stage {place + 1}"
+            for partition in range(min(count, MOST_OPERATORS - len(self.operators))):
+                key = (run, place, partition)
+                self.row_of[key] = self.last_of[run] = len(self.operators)
+                self.operators.append(
+                    PhysicalOperator(
+                        called[run],
+                        f"{name} ({partition + 1}/{count})" if count > 1 else name,
+                        (name,),
+                        replica=partition,
+                        replicas=count,
+                        threads=_in_order(threads.get(key, ())),
+                    )
+                )
+                self.source.append(((run,) if place == 0 else (), 1 / count))
+
+    def add_pools(
+        self,
+        shared: str,
+        batched: Sequence[str],
+        pools: Mapping[str, Sequence[Thread]],
+        executors: int,
+    ) -> None:
+        """An operator for each executor's pool, of all runs in micro-batches together."""
+        for replica, name in enumerate(sorted(pools)):
+            if replica == 0:
+                self.last_of.update(dict.fromkeys(batched, len(self.operators)))
+            self.operators.append(
                 PhysicalOperator(
                     shared,
-                    POOL if len(local) == 1 else f"{POOL} of executor {name}",
+                    POOL if len(pools) == 1 else f"{POOL} of executor {name}",
                     (POOL,),
                     replica=replica,
-                    replicas=len(local),
-                    threads=tuple(sorted(pools[name], key=lambda thread: thread.key)),
+                    replicas=len(pools),
+                    threads=_in_order(pools[name]),
                 )
             )
-            source.append((tuple(batched), 1 / max(executors, len(local))))
-    else:
-        helpers += [(thread, "idle", None) for pool in pools.values() for thread in pool]
-    # Who serves a query whose tasks are many operators follows the last of them: all of a
-    # query's have the same share, and most policies put the last first.
-    made = tuple(
-        HelperThread(
-            thread,
-            role,
-            row_of.get(serves) if isinstance(serves, tuple) else first_of.get(serves or ""),
+            self.source.append((tuple(batched), 1 / max(executors, len(pools))))
+
+    def row(self, serves: Task | str | None) -> int | None:
+        """Of the operator that a helper serves.
+
+        Who serves a query whose tasks are many operators follows the last of them: all of a
+        query's have the same share, and most policies put the last first.
+        """
+        return (
+            self.row_of.get(serves) if isinstance(serves, tuple) else self.last_of.get(serves or "")
         )
-        for thread, role, serves in helpers
-    )
-    edges, logical, logical_edges = _edges(operators)
-    return Plan(
-        operators=tuple(operators),
-        edges=edges,
-        logical=logical,
-        logical_edges=logical_edges,
-        helpers=made,
-        notes=tuple(_notes(called, batched, shared, jobs, steady, here)),
-        source=tuple(source),
-        pools=tuple(operator.logical == (POOL,) for operator in operators),
-        shape=tasks_of,
-    )
+
+
+def _in_order(threads: Collection[Thread]) -> tuple[Thread, ...]:
+    return tuple(sorted(threads, key=lambda thread: thread.key))
 
 
 def _edges(

@@ -18,7 +18,7 @@ from sched_ctl.backends import Applied
 from sched_ctl.backends.undo.journal import JournalError
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
-from sched_ctl.decide import decision
+from sched_ctl.decide import layout
 from sched_ctl.drivers import Target
 from sched_ctl.engines.engine import carry_over
 from sched_ctl.errors import UserError
@@ -248,7 +248,7 @@ def test_an_engine_that_is_gone_leaves_no_memory_behind() -> None:
     controller = Controller(settings(), {"fake": found}, backends(backend))
     drive(controller, script)
     backend.schedules.clear()
-    decision._layout.cache_clear()  # which holds a few
+    layout.layout_of.cache_clear()  # which holds a few
     holds[0].set()
     wait_until(lambda: gc.collect() >= 0 and left[0]() is None)
 
