@@ -16,7 +16,7 @@ did without it (see `neighbours`). What a schedule asks for becomes:
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,9 +166,40 @@ class Groups(Places, Backend):
         """Make the groups, move the threads that are not where they should be; tidy up."""
         bases = [self._base(thread) for thread in schedule.threads]
         where = list(zip(schedule.threads, bases, wanted.keys, strict=True))
-        pooled = self._pooled((thread.pid, base) for thread, base, _ in where if base)
         hidden = {t.pid for t, base, _ in where if base is None and identity.same(t) is not None}
-        gone = bases.count(None)
+        target, whole, unfit = self._made(where, schedule.scope)
+        others = [other for other in self._scopes.values() if other is not scope]
+        if unfit and not whole and not any(other.whole for other in others):
+            raise unfit[0]
+        only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
+        scope.unfit = tuple(f"{error.message}: {only}" for error in unfit) + tuple(
+            f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
+            for pid in sorted(hidden)
+        )
+        scope.tried_s = time.monotonic()
+        writes, lost = self._put(scope, target, problems)
+        before = scope.whole
+        scope.threads, scope.keys = schedule.threads, wanted.keys
+        scope.whole, scope.gone = whole, bases.count(None) + lost
+        kept = {pid for other in self._scopes.values() for pid in other.whole}
+        for pid, base in whole.items():
+            with self._at(base):
+                writes += self._take_along(pid, base, problems)
+        for pid in before.keys() - kept:
+            writes += self._let_go(pid, before[pid])
+        problems += self._tidy()
+        return writes
+
+    def _made(
+        self, where: Sequence[tuple[Thread, Path | None, str | None]], scope: str
+    ) -> tuple[dict[Thread, Path], dict[int, Path], list[BackendFailed]]:
+        """Make the groups that threads are to be in.
+
+        where: threads, their bases (None = not seen) and the keys of their groups (None = of none).
+        Returns the group of each thread that is in one, the base of each process that is taken
+        along, and why bases cannot have groups.
+        """
+        pooled = self._pooled((thread.pid, base) for thread, base, _ in where if base)
         fit: dict[Path, BackendFailed | None] = {}
         target: dict[Thread, Path] = {}
         whole: dict[int, Path] = {}
@@ -181,38 +212,18 @@ class Groups(Places, Backend):
                 continue
             whole[thread.pid] = base
             if key is not None:
-                target[thread] = base / ROOT_NAME / self._slug(schedule.scope, key)
+                target[thread] = base / ROOT_NAME / self._slug(scope, key)
         for base in set(whole.values()):
             with self._at(base):
                 for folder in (self._rest(base), *dict.fromkeys(target.values())):
                     if _base_of(folder) == base:
                         self._make(folder)
             fit[base] = self._trouble(base)
-        whole = {pid: base for pid, base in whole.items() if fit[base] is None}
-        target = {t: folder for t, folder in target.items() if fit[_base_of(folder)] is None}
-        unfit = [error for error in fit.values() if error is not None]
-        others = [other for other in self._scopes.values() if other is not scope]
-        if unfit and not whole and not any(other.whole for other in others):
-            raise unfit[0]
-        only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
-        scope.unfit = tuple(f"{error.message}: {only}" for error in unfit) + tuple(
-            f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
-            for pid in sorted(hidden)
+        return (
+            {t: folder for t, folder in target.items() if fit[_base_of(folder)] is None},
+            {pid: base for pid, base in whole.items() if fit[base] is None},
+            [error for error in fit.values() if error is not None],
         )
-        scope.tried_s = time.monotonic()
-        writes, lost = self._put(scope, target, problems)
-        gone += lost
-        before = scope.whole
-        scope.threads, scope.keys = schedule.threads, wanted.keys
-        scope.whole, scope.gone = whole, gone
-        kept = {pid for other in self._scopes.values() for pid in other.whole}
-        for pid, base in whole.items():
-            with self._at(base):
-                writes += self._take_along(pid, base, problems)
-        for pid in before.keys() - kept:
-            writes += self._let_go(pid, before[pid])
-        problems += self._tidy()
-        return writes
 
     def _put(
         self, scope: _Scope, target: dict[Thread, Path], problems: list[str]
