@@ -88,7 +88,8 @@ def trace(pid: int, jobs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: [w.count, w.length_s, w.held_up_s] for name, w in sorted(found.items())}
 
 
-def run(cluster: Cluster, name: str) -> None:
+# One scenario, in the order in which it happens.
+def run(cluster: Cluster, name: str) -> None:  # noqa: PLR0915
     """Run the jobs of a scenario and measure its phases; leaves the cluster without jobs."""
     scenario = SCENARIOS[name]
     engine = {"tm": cluster.task_managers[0].pid, "jm": cluster.pid}

@@ -1,5 +1,6 @@
 """The linters and the type checker are part of the tests."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -8,6 +9,27 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+
+
+MOST_LINES = 60  # of a function, without its head and its docstring
+# Those that are longer, and why.
+LONG = {
+    "bench/guest/flink_inside.py:run": "one scenario, told in the order in which it happens",
+    "bench/papers/__main__.py:found": "a list of the papers' figures",
+    "bench/papers/report.py:_pictures": "a list of pictures",
+    "bench/papers/report.py:_results": "a list of tables",
+    "bench/sim/compare.py:main": "options, then one table after the other",
+    "ctl/cli/look.py:status": "a page, from top to bottom",
+    "ctl/cli/replay.py:replay": "a page, and the same as JSON",
+    "drivers/lab/driver.py:_topology": "a file's tables, each with what may be wrong in it",
+    "drivers/storm/plan.py:plan": "sums over streams that only make sense together",
+    "pipeline/bottlenecks.py:held": "one question to Spark",
+    "pipeline/generate.py:_files": "a record's fields, one after the other",
+    "pipeline/parse.py:of_file": "a row's fields for each kind of line",
+    "sim/run.py:_values": "the simulator's arguments, one after the other",
+    "tests/engines/test_flink_driver.py:test_topology_fusion_and_threads": "one start of Flink",
+    "tests/spark/application.py:main": "runs in Spark's own process, where nothing is imported",
+}
 
 
 def run(*command: str, **environment: str) -> None:
@@ -45,6 +67,22 @@ def test_lint() -> None:
 
 def test_format() -> None:
     run("ruff", "format", "--check", ".")
+
+
+def test_functions_are_short() -> None:
+    """A longer one is named with a reason; a reason that is not needed any more goes."""
+    long = set()
+    for file in sorted(ROOT.rglob("*.py")):
+        name = file.relative_to(ROOT)
+        if name.parts[0].startswith(".") or name.parts[0] in ("build", "dist"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                told = ast.get_docstring(node, clean=False) is not None
+                body = node.body[1:] if told else node.body
+                if body and (body[-1].end_lineno or 0) - body[0].lineno >= MOST_LINES:
+                    long.add(f"{name}:{node.name}")
+    assert long == LONG.keys()
 
 
 def test_types() -> None:
