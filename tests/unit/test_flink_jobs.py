@@ -105,3 +105,15 @@ def test_no_change_stays_unseen_whenever_it_comes(
             manager.pass_time(PERIOD_S)
         late += [seen.get(jid, 1e9) - at for jid, at in manager.changes_s.items()]
     assert max(late) < within_s
+
+
+def test_a_page_that_fails_is_looked_for_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sched_ctl.drivers.flink.driver.time.monotonic", lambda: 1000.0)
+    first, most = driver.PROBE_AGAIN_S
+    retry = driver.Retry()
+    pauses = []
+    for _ in range(8):
+        retry.later()
+        pauses.append(retry.at_s - 1000.0)
+    assert pauses == [min(first * 2**i, most) for i in range(8)]
+    assert pauses[-1] == most

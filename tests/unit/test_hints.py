@@ -130,6 +130,16 @@ def test_a_mixed_form_is_exact() -> None:
         assert order(urgency(given, np.full(3, seconds))) == order(expected)
 
 
+def test_more_ranks_than_an_exact_queue_can_tell_apart_do_not_wrap_around() -> None:
+    """128 of them are told apart; all that are higher are level with each other, and above."""
+    n = 300
+    shape = form(n, rank=np.arange(n) * 1.0, per_second=1.0, per_tuple=1.0)
+    given = made(shape, np.ones(n), live=[True] * n)
+    assert given.queue_exact.all()
+    places = (given.base >> np.uint64(LIMITS.rank_shift)).astype(int)
+    assert places.tolist() == [min(rank, 128) for rank in range(n)]
+
+
 def test_a_tie_break_needs_no_exact_queue() -> None:
     given = made(form(3, static=np.array([1.0, 1.0, 3.0]), per_second=1e-9 / TIE_S))
     assert not given.queue_exact.any()

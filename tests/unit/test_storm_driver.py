@@ -7,11 +7,13 @@ import pytest
 
 from sched_ctl.drivers import threadnames
 from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.drivers.storm import workers
 from sched_ctl.drivers.storm.driver import _addresses, _once
 from sched_ctl.drivers.storm.plan import Executor, executors, plan, same
 from sched_ctl.drivers.storm.reading import Reading
 from sched_ctl.drivers.storm.series import Measure, Sampled, take_apart
 from sched_ctl.drivers.storm.workers import Worker, query_of
+from sched_ctl.kernel import procfs
 from sched_ctl.model.topology import Thread
 
 TOPOLOGY = "lr-1-1795298020"
@@ -55,6 +57,27 @@ sink.default.7.6700-__execute-count-toll_cv:default.count 5
 sink.default.7.6700-__execute-count-__system:__tick.count 5
 storm.topology.lr-1-1795298020.localhost.__system.-1.6700-memory.heap.used 5
 storm.worker.lr-2-1795298021.localhost.sink.default.7.6700-__execute-count-x:default.count 5"""
+
+
+def test_workers_are_told_by_their_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what starts one and holds its line, not another program, not what is no topology."""
+    worker = [workers.MAIN, "lr-1-1795298020", "supervisor", "6627", "6700", "id"]
+    lines = {
+        1: ["java", *worker],
+        2: ["java", workers.LOG_WRITER, "java", *worker],
+        3: ["java", "org.example.Main", "lr-1-1795298020"],
+        4: ["java", workers.MAIN, "none"],
+        5: ["java", workers.MAIN],
+        6: ["java", *worker],
+    }
+    monkeypatch.setattr(procfs, "pids", lambda: list(lines))
+    monkeypatch.setattr(procfs, "command_line", lines.__getitem__)
+    stat = procfs.Stat(1, "java", "S", 0, 0, 0, 77)
+    monkeypatch.setattr(procfs, "stat", lambda pid: stat)
+    monkeypatch.setattr(procfs, "effective_uid", lambda pid: None if pid == 6 else 1000)
+    monkeypatch.setattr(workers.hotspot, "is_hotspot", lambda pid: True)
+    [found] = workers.workers()
+    assert (found.pid, found.topology, found.uid) == (1, "lr-1-1795298020", 1000)
 
 
 def running() -> list[Executor]:

@@ -79,6 +79,13 @@ def test_shares_add_up_to_one() -> None:
         assert ((found.confidence >= 0) & (found.confidence <= 1)).all()
 
 
+def test_time_that_two_sources_tell_is_counted_once() -> None:
+    """What a thread ran and what it waited for overlap in their readings: the run counts."""
+    found = assess(window(REST, (0.7, 0.6, 0.0, 0.0, 5.0), REST))
+    assert found.run[1] == pytest.approx(0.7)
+    assert found.wait[1] == pytest.approx(0.3)
+
+
 def test_the_end_of_a_line_of_backpressured_operators_holds_them_all() -> None:
     full = (0.05, 0.0, 0.05, 0.9, 50.0)
     heavy = (0.98, 0.01, 0.01, 0.0, 50.0)
