@@ -133,7 +133,7 @@ def test_a_mixed_form_is_exact() -> None:
 def test_more_ranks_than_an_exact_queue_can_tell_apart_do_not_wrap_around() -> None:
     """128 of them are told apart; all that are higher are level with each other, and above."""
     n = 300
-    shape = form(n, rank=np.arange(n) * 1.0, per_second=1.0, per_tuple=1.0)
+    shape = form(n, rank=np.arange(float(n)), per_second=1.0, per_tuple=1.0)
     given = made(shape, np.ones(n), live=[True] * n)
     assert given.queue_exact.all()
     places = (given.base >> np.uint64(LIMITS.rank_shift)).astype(int)

@@ -33,7 +33,17 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     (folder / "conftest_of_the_tests.py").symlink_to(TESTS / "conftest.py")
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_some.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_some.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore",
+        *options,
+        "test_some.py",
+    ]
     path = {"PYTHONPATH": f"{TESTS}:{TESTS / 'helpers'}", "PATH": "/usr/bin:/bin"}
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=path, check=False, timeout=60

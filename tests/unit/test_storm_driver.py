@@ -13,7 +13,7 @@ from sched_ctl.drivers.storm.plan import Executor, executors, plan, same
 from sched_ctl.drivers.storm.reading import Reading
 from sched_ctl.drivers.storm.series import Measure, Sampled, take_apart
 from sched_ctl.drivers.storm.workers import Worker, query_of
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import hotspot, procfs
 from sched_ctl.model.topology import Thread
 
 TOPOLOGY = "lr-1-1795298020"
@@ -75,7 +75,7 @@ def test_workers_are_told_by_their_command_lines(monkeypatch: pytest.MonkeyPatch
     stat = procfs.Stat(1, "java", "S", 0, 0, 0, 77)
     monkeypatch.setattr(procfs, "stat", lambda pid: stat)
     monkeypatch.setattr(procfs, "effective_uid", lambda pid: None if pid == 6 else 1000)
-    monkeypatch.setattr(workers.hotspot, "is_hotspot", lambda pid: True)
+    monkeypatch.setattr(hotspot, "is_hotspot", lambda pid: True)
     [found] = workers.workers()
     assert (found.pid, found.topology, found.uid) == (1, "lr-1-1795298020", 1000)
 
