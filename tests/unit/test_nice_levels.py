@@ -8,9 +8,9 @@ from sched_ctl.backends.threads.parameters import Target, at_first
 from sched_ctl.model.topology import Thread
 
 
-def levels(values: list[float], own: list[int], **limits: int) -> list[int]:
+def levels(values: list[float], own: list[int], *, best: int, worst: int) -> list[int]:
     threads = tuple(Thread(1, 100 + row, 0) for row in range(len(values)))
-    found = at_first(Target("s", threads, np.array(values), **limits), np.array(own))
+    found = at_first(Target("s", threads, np.array(values), best=best, worst=worst), np.array(own))
     return [int(level) for level in found]
 
 
