@@ -86,6 +86,12 @@ def test_functions_are_short() -> None:
     assert long == LONG.keys()
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their base names, and would refuse the second one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_types() -> None:
     """All in one run, which reads what they have in common once."""
     tree = import_tree()
