@@ -8,12 +8,18 @@ from typing import Any
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.engines.engine import Engine
 from sched_ctl.service import bottlenecks
 
 __all__ = ["Seen", "observed", "share"]
 
 Seen = dict[str, list[dict[str, Any]]]
 SETTLE_S = 3.0
+ANSWERS_S = 60.0  # on a busy machine an engine takes its time
+
+
+def engines(controller: Controller) -> list[Engine]:
+    return list(controller.engines.values())
 
 
 def observed(target: Target, kind: DriverKind, windows: int) -> Seen:
@@ -32,6 +38,10 @@ def observed(target: Target, kind: DriverKind, windows: int) -> Seen:
         try:
             await controller.start()
             running = asyncio.create_task(controller.run())
+            end_s = time.monotonic() + ANSWERS_S
+            while not any(e.snapshot and e.snapshot.topology.queries for e in engines(controller)):
+                assert time.monotonic() < end_s, "the engine tells of no query"
+                await asyncio.sleep(0.1)
             controller.watch(SETTLE_S + 1)
             await asyncio.sleep(SETTLE_S)
             for _ in range(windows):
