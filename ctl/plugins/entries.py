@@ -64,7 +64,7 @@ def _own(group: str) -> Iterator[EntryPoint]:
         for path in folder.glob("*/driver.py")
     ]
     for name, module, path in sorted(files):
-        if not name.startswith("_") and sets.search(path.read_text()):
+        if not name.startswith("_") and sets.search(path.read_text("utf-8", "replace")):
             yield EntryPoint(name.replace("_", "-"), f"{group}.{module}:{thing}", group)
 
 

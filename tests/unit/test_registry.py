@@ -70,6 +70,7 @@ def test_a_new_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "samza").mkdir()
     (tmp_path / "samza" / "driver.py").write_text(kind)
     (tmp_path / "helper.py").write_text("def policy_of(): raise SystemExit\nKIND = kindred = 1\n")
+    (tmp_path / "garbage.py").write_bytes(b"\xff\xfe no text")  # takes nothing else down
     for package in (policies, ours):
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     entries.all_entries.cache_clear()
