@@ -182,7 +182,11 @@ def test_load_and_undo(cluster: Storm, tmp_path: Path) -> None:
     """Priorities follow the policy while `load` runs, and are as before after it."""
     (pid,) = cluster.workers("fork")
     before = states(pid)
-    arguments = ["--policy", "hr", "--backend", "nice", "--period", "0.5"]
+    arguments = [
+        *("--policy", "hr", "--backend", "nice", "--period", "0.5"),
+        # Around 0, where levels lie by default, one of them may be what the thread had.
+        *("--backend-option", "nice.best=5", "--backend-option", "nice.worst=10"),
+    ]
     with following([pid], "storm", tmp_path, arguments, 5):
         changed = {
             procfs.stat(pid, tid).name  # type: ignore[union-attr]
