@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from operators import adopt
-from vm.inside import look_until
 
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 from support import wait_until
 
-__all__ = ["after_the_batch", "busy_operator", "deaths", "no_timers", "woken_by_others"]
+__all__ = ["busy_operator", "deaths", "no_timers", "woken_by_others"]
 
 TIMEOUT_S = 0.1
 TUPLES = 1 << 14  # the last ones, whose delays are kept
@@ -131,22 +130,6 @@ def scheduled(found: Row, hold_us: int = HOLD_US) -> Iterator[Scheduler]:
         scheduler.attach()
         yield scheduler
         assert scheduler.exit() is None
-
-
-AMID = (0.0, 0.004)  # the second one rings while its operator works, for 8 ms
-
-
-def after_the_batch() -> None:
-    """A flusher that rings amid the batch waits for its end, and hands on all of it."""
-    with row(AMID, cost_s=0.008) as found, scheduled(found, hold_us=0) as scheduler:
-        # Where nobody is held what is made waits for the next time.
-        look_until(lambda: found.delay_s(1.0), lambda got: got > 1.4 * TIMEOUT_S)
-        assert scheduler.counter("held") == 0
-        scheduler.control["hold_us"] = HOLD_US
-        time.sleep(1)
-        look_until(lambda: found.delay_s(1.0), lambda got: got < 1.1 * TIMEOUT_S)
-        print("held", scheduler.counter("held"), "in vain", scheduler.counter("held_in_vain"))
-        assert scheduler.counter("held") > 0
 
 
 def batches() -> None:

@@ -17,11 +17,6 @@ TIMEOUT_S = 120
 schedext.kernel_types()  # read once, before the checks are forked
 
 
-@only_on("6.18")
-def check_a_flusher_comes_right_after_the_batch() -> None:
-    flushers.after_the_batch()
-
-
 def check_who_was_woken_by_a_thread_is_not_held() -> None:
     flushers.woken_by_others()
 
