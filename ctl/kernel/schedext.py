@@ -27,6 +27,7 @@ __all__ = [
     "server_files",
     "server_share",
     "state",
+    "taken",
     "usable_types",
 ]
 
@@ -112,9 +113,14 @@ def obstacles() -> Iterator[Obstacle]:
             defect = Obstacle(f"the kernel's types cannot be read: {error}")
         if defect is not None:
             yield defect
+    if (obstacle := taken()) is not None:
+        yield obstacle
+
+
+def taken() -> Obstacle | None:
+    """Which scheduler is attached now, and what to do about it; None if none is."""
     other = attached()
-    if other is not None:
-        yield _taken(other)
+    return None if other is None else _taken(other)
 
 
 def _taken(other: str | None) -> Obstacle:

@@ -406,7 +406,8 @@ def changing_cpus() -> None:
 def stranger() -> Iterator[Callable[[bool], str]]:
     """Attaches (True) and detaches (False) a full scheduler of another name; says what came of it.
 
-    It is a copy of ours under another name, in a process of its own.
+    It is a copy of ours under another name, in a process of its own, and loaded before anything is
+    attached: an emulated CPU verifies it for 45 s, and a real-time thread lets nobody else run.
     """
     name = b"sched_ctl".ljust(128, b"\0")  # `name` of struct sched_ext_ops
     program = OBJECT.read_bytes()
@@ -419,16 +420,15 @@ def stranger() -> Iterator[Callable[[bool], str]]:
         ours.close()
         try:
             above_all()
-            while its.recv(1):
-                with Scheduler(full=True, path=path) as scheduler:
+            with Scheduler(full=True, path=path) as scheduler:
+                its.send(b"loaded")
+                while command := its.recv(1):
                     try:
-                        scheduler.attach()
+                        (scheduler.attach if command == b"+" else scheduler.detach)()
                     except LoadError as error:
                         its.send(str(error).encode())
-                        continue
-                    its.send(b"done")
-                    its.recv(1)
-                its.send(b"done")
+                    else:
+                        its.send(b"done")
         finally:
             os._exit(1)
     its.close()
@@ -438,6 +438,7 @@ def stranger() -> Iterator[Callable[[bool], str]]:
         return ours.recv(4096).decode()
 
     try:
+        assert ours.recv(16) == b"loaded"
         yield do
     finally:
         ours.close()

@@ -32,7 +32,7 @@ from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, stric
 from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.backends.threads.parameters import Parameters, Target, policy_alone
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.kernel import cgroup, sched
+from sched_ctl.kernel import cgroup, sched, schedext
 from sched_ctl.kernel.scheduler import Exit, LoadError, Scheduler
 from sched_ctl.model.graph import Index
 from sched_ctl.model.schedule import Schedule
@@ -85,6 +85,8 @@ class Scx(Backend):
     def apply(self, schedule: Schedule) -> Applied:
         """Raises Ejected when the kernel has ended the scheduler, LoadError if it cannot start."""
         if self.scheduler is None:
+            if (obstacle := schedext.taken()) is not None:
+                raise LoadError(obstacle)  # at once: to load it takes a slow CPU many seconds
             self._take(self._loaded())
         else:
             self._look()
