@@ -5,9 +5,9 @@
 
 SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `queues` sets `qs` by nice beside the
 published rule of Lachesis (bench/lachesis.py). LOAD: parts of the capacity, which is measured
-first. Arrivals are the same in each phase. What is shown: latency and tuples that leave, and how
-long threads wait for a CPU, by what they do for the engine. To boot and start Storm takes ten
-minutes, a load as long.
+first, or `step`: .7 of it, then 1.1. Arrivals are the same in each phase. What is shown: latency
+and tuples that leave, and how long threads wait for a CPU, by what they do for the engine. To boot
+and start Storm takes ten minutes, a load as long.
 """
 
 import argparse

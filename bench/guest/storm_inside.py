@@ -4,7 +4,8 @@
 
 Its capacity is measured first. All of Storm has the one CPU, and so has the controller, which looks
 once a second, as it does by default. Before each phase what waits leaves, and the arrivals begin
-anew, the same in each.
+anew, the same in each. LOAD: a part of the capacity, or `step`: LOW of it, and HIGH from the middle
+of what is measured.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ WAIT_S = 0.3  # mean latency that ends the ladder
 FLUSH_S = 0.3
 STOPPED_S = 0.1  # nothing ran for so long: then what came all at once decides, not we
 TRIES = 3
+STEP = "step"
+LOW, HIGH = 0.7, 1.1  # the two loads of a step
 PATIENCE = {  # an emulated JVM takes a minute to start
     "nimbus.task.launch.secs": "1800",
     "nimbus.task.timeout.secs": "600",
@@ -83,7 +87,7 @@ WAYS = {
         *(Way(policy, "scx") for policy in ("qs", "hr", "auto")),
         *(Way(policy, "nice") for policy in ("qs", "hr")),
     ),
-    "queues": (RIVAL, Way("qs", "nice"), Way("qs", "nice", ABOVE)),
+    "queues": (RIVAL, Way("qs", "nice"), Way("qs", "nice", ABOVE), Way("auto", "nice")),
 }
 
 
@@ -115,6 +119,10 @@ class Topology:
             end = time.monotonic()
             if not len(finished(self.out, end - 0.9, end)):
                 break
+        self.set(rate)
+
+    def set(self, rate: float) -> None:
+        """Have so many a second arrive, from now on."""
         self.rate.write_text(f"{rate:.1f}")
 
     def capacity(self, start: float) -> float:
@@ -198,12 +206,24 @@ def phases(ways: Sequence[Way]) -> Iterator[Way]:
 
 
 def phase(
-    topology: Topology, rate: float, way: Way, pids: Mapping[str, int], pulse: Pulse
+    topology: Topology, rates: Sequence[float], way: Way, pids: Mapping[str, int], pulse: Pulse
 ) -> dict[str, Any]:
-    """Measured from when what waited has left, and arrivals have begun anew."""
-    topology.offer(rate)
+    """Measured from when what waited has left, and arrivals have begun anew.
+
+    rates: what arrives a second, each for an equal part of what is measured.
+    """
+    topology.offer(rates[0])
     time.sleep(SETTLE_S)
+    steps = [
+        threading.Timer(SECONDS * part / len(rates), topology.set, (rate,))
+        for part, rate in enumerate(rates)
+        if part
+    ]
+    for step in steps:
+        step.start()
     found = measure(way.name, SECONDS, pids, role_of)
+    for step in steps:
+        step.join()
     time.sleep(FLUSH_S)
     waits = finished(topology.out, found["begin"], found["end"])
     found["queries"] = {topology.shape: [round(float(w) * 1e3, 3) for w in waits]}
@@ -215,7 +235,7 @@ def phase(
     return found
 
 
-def run(topology: Topology, rate: float, scenario: str, ways: Sequence[Way]) -> None:
+def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequence[Way]) -> None:
     pids = {"tm": topology.pid, **daemons()}
     operators = sum(role_of("tm", comm) == "operators" for _, comm in threads(topology.pid))
     load: Load | Rival | None = None
@@ -225,7 +245,7 @@ def run(topology: Topology, rate: float, scenario: str, ways: Sequence[Way]) -> 
             if load is not None and (way.backend, way.options) != (by.backend, by.options):
                 load.end()
                 load = None
-            topology.offer(0.5 * rate)
+            topology.offer(0.5 * rates[0])
             if way == RIVAL and load is None:
                 load, by = Rival(topology.shape, topology.pid), way
             elif way.policy and load is None:
@@ -237,7 +257,7 @@ def run(topology: Topology, rate: float, scenario: str, ways: Sequence[Way]) -> 
                     os.sched_setscheduler(tid, *NORMAL)
             others = {} if load is None else {"the controller": load.process.pid}
             for _ in range(TRIES):
-                found = phase(topology, rate, way, {**pids, **others}, pulse)
+                found = phase(topology, rates, way, {**pids, **others}, pulse)
                 if found["stopped_s"] < STOPPED_S:
                     break
             show({"scenario": scenario, **found})
@@ -248,7 +268,7 @@ def run(topology: Topology, rate: float, scenario: str, ways: Sequence[Way]) -> 
 
 
 def main() -> None:
-    shape, ways, loads = sys.argv[1], WAYS[sys.argv[2]], [float(word) for word in sys.argv[3:]]
+    shape, ways, loads = sys.argv[1], WAYS[sys.argv[2]], sys.argv[3:]
     go_first()
     socket.sethostname("localhost")  # Storm looks its own name up
     with running(FOLDER, period_ms=250, settings=PATIENCE) as cluster:
@@ -258,7 +278,8 @@ def main() -> None:
         capacity = topology.capacity(0.4 * half)
         say(f"capacity {capacity:.0f}/s, {capacity / half / 2:.2f} of its operators' alone")
         for load in loads:
-            run(topology, load * capacity, f"{shape} at {load:g}", ways)
+            parts = (LOW, HIGH) if load == STEP else (float(load),)
+            run(topology, [part * capacity for part in parts], f"{shape} at {load}", ways)
 
 
 if __name__ == "__main__":
