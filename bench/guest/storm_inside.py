@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.guest.inside import FIRST, NORMAL, Load, Pulse, go_first, measure, say, show, threads
 from engines.cluster import patiently
 from engines.storm import Storm, finished, running
@@ -126,8 +128,12 @@ class Topology:
         self.rate.write_text(f"{rate:.1f}")
 
     def capacity(self, start: float) -> float:
-        """The highest rate of the ladder that the engine kept up with."""
+        """Arrivals a second that the engine is done with while more than it can do arrive.
+
+        More than that is the highest rate of the ladder that it kept up with, for some seconds.
+        """
         kept, tried = 0.0, start
+        each: list[float] = []  # tuples that leave for one that arrives
         while True:
             self.offer(tried)
             time.sleep(LADDER_S)
@@ -136,11 +142,18 @@ class Topology:
             mean_s = float(waits.mean()) if len(waits) else math.inf
             say(f"{tried:.0f}/s: {len(waits)} left after {mean_s * 1e3:.1f} ms")
             if mean_s > WAIT_S and kept:
-                return kept
+                break
             if mean_s > WAIT_S:
                 tried /= LADDER**3  # it is still warming up, or too much from the first
                 continue
+            each.append(len(waits) / (tried * LADDER_S / 2))
             kept, tried = tried, tried * LADDER
+        self.offer(LADDER * kept)
+        time.sleep(SETTLE_S + SECONDS)
+        end = time.monotonic()
+        left = len(finished(self.out, end - SECONDS, end))
+        say(f"{LADDER * kept:.0f}/s: {left} left in {SECONDS:g} s, {np.mean(each):.2f} for each")
+        return float(left / SECONDS / np.mean(each))
 
 
 def started(cluster: Storm, shape: str) -> tuple[Topology, float]:
