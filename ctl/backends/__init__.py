@@ -1,5 +1,6 @@
 """Backends write a schedule to the kernel. Nothing else in sched-ctl changes the machine."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,15 +61,19 @@ class Backend(ABC):
     mode: which way it works, where it has several. note: what it decided by itself, for `status`.
     on_lost: to be called with the reason, from any thread, once it notices by itself that it no
     longer works.
+    good_until_s: CLOCK_MONOTONIC; if it passes, who decides stands still, and what is in force is
+    of old samples. expires: whether the backend then lets go of it by itself.
     """
 
     name: ClassVar[str]
     user_level: ClassVar[bool] = False
     lifts: ClassVar[bool] = False
+    expires: ClassVar[bool] = False
     fair: bool = False
     mode: str = ""
     note: str = ""
     on_lost: Callable[[str], None] | None = None
+    good_until_s: float = math.inf
 
     @abstractmethod
     def apply(self, schedule: Schedule) -> Applied:

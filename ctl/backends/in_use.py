@@ -2,6 +2,8 @@
 
 import functools
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -57,6 +59,9 @@ class Backends:
         self.on_lost: Callable[[str], None] | None = None
         self._retries: dict[str, _Retry] = {}
         self._kernels: dict[str, tuple[Thread, ...]] = {}  # by scope, known to be the kernel's
+        self._changing = threading.RLock()  # held while a backend changes the machine
+        self._good_until_s = math.inf
+        self._lapsed = False  # what was in force is put back, as nobody decided for long
         descriptors.hold_back()
 
     def __getitem__(self, name: str) -> Backend:
@@ -64,7 +69,10 @@ class Backends:
 
     def apply(self, name: str, schedule: Schedule) -> Applied:
         """Have a backend enforce the schedule, without threads that it cannot order."""
-        backend = self._made[name]
+        with self._changing:
+            return self._apply(self._made[name], schedule)
+
+    def _apply(self, backend: Backend, schedule: Schedule) -> Applied:
         if backend.user_level or schedule.threads is self._kernels.get(schedule.scope):
             return backend.apply(schedule)
         if UserThread not in set(map(type, schedule.threads)):
@@ -77,6 +85,43 @@ class Backends:
             f"{which}: run by the engine's own pool of workers, which only --backend pool orders"
         )
         return replace(applied, problems=(*applied.problems, problem))
+
+    def trust(self, until_s: float) -> bool:
+        """What is in force is good until then (CLOCK_MONOTONIC): somebody decides anew by then.
+
+        Returns whether it was put back since the last time, see `lapse`.
+        """
+        with self._changing:
+            lapsed, self._lapsed = self._lapsed, False
+            self._good_until_s = until_s
+            for backend in self._made.values():
+                backend.good_until_s = until_s
+        return lapsed
+
+    @property
+    def late(self) -> bool:
+        """Whether nobody has decided in time, and what is in force is still there."""
+        return not self._lapsed and time.monotonic() > self._good_until_s
+
+    def lapse(self, patience_s: float) -> tuple[str, ...] | None:
+        """Put all back for now, from another thread than the one that decides.
+
+        Its next `apply` brings it into force again. Returns what could not be put back, in words;
+        None where it was not to be: it decides again, or is about to change something.
+        """
+        if not self._changing.acquire(timeout=patience_s):
+            return None
+        try:
+            if not self.late:
+                return None
+            self._lapsed = True
+            problems: list[str] = []
+            for name, backend in list(self._made.items()):
+                if not backend.expires:
+                    problems += _restored(name, backend)
+            return tuple(problems)
+        finally:
+            self._changing.release()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,6 +170,7 @@ class Backends:
             return
         self._made[backend.name] = backend
         backend.on_lost = functools.partial(self._lost, backend.name)
+        backend.good_until_s = self._good_until_s
 
     def _lost(self, name: str, _why: str) -> None:
         if self.on_lost is not None:
@@ -160,13 +206,8 @@ class Backends:
     def _drop(self, name: str) -> tuple[str, ...]:
         """Put back what a backend did, and forget it."""
         self._asked = {asked: used for asked, used in self._asked.items() if used != name}
-        if name not in self._made:
-            return ()
-        try:
-            return self._made.pop(name).restore()
-        except Exception as error:  # the way down must not end here
-            log.debug("restore", exc_info=error)
-            return (f"{name}: {error}",)
+        with self._changing:
+            return _restored(name, self._made.pop(name)) if name in self._made else ()
 
     def climb(self) -> str | None:
         """Name of a better backend that failed before and works again, if it is time to look."""
@@ -192,10 +233,16 @@ class Backends:
         """Put everything back. Returns what could not be, in words."""
         descriptors.let_go()
         problems: list[str] = []
-        for name in list(self._made):
-            try:
-                problems += self._made.pop(name).restore()
-            except Exception as error:  # the other backends must still get their turn
-                log.debug("restore", exc_info=error)
-                problems.append(f"{name}: {error}")
+        with self._changing:
+            for name in list(self._made):
+                problems += _restored(name, self._made.pop(name))
         return tuple(problems)
+
+
+def _restored(name: str, backend: Backend) -> tuple[str, ...]:
+    """What could not be put back, in words. One that fails keeps no other from its turn."""
+    try:
+        return backend.restore()
+    except Exception as error:
+        log.debug("restore", exc_info=error)
+        return (f"{name}: {error}",)

@@ -26,6 +26,7 @@ from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, make_policy
+from sched_ctl.controller.standstill import LATE_PERIODS, LATE_S, Standstill
 from sched_ctl.controller.targets import TargetWatch
 from sched_ctl.controller.trial import Outcomes
 from sched_ctl.drivers import DriverKind
@@ -101,6 +102,7 @@ class Controller:
         self.waits = WaitTimes()
         self.targets = TargetWatch()
         self.pace = pace_of(settings)
+        self._standstill: Standstill | None = None
         for section in sections:
             self.rules.append(self.rule(section))
 
@@ -194,6 +196,8 @@ class Controller:
         if self.backends is not None:
             loop = asyncio.get_running_loop()
             self.backends.on_lost = lambda name: self._call_soon(loop, name)
+            self._standstill = Standstill(self.backends)
+            self._standstill.start()
         while self.stopping is None and time.monotonic() < end_s:
             if self.enforcement is not None:
                 self.enforcement.climb()
@@ -212,8 +216,19 @@ class Controller:
             timers = [self.roster.timer, *(rule.timer for rule in self.rules)]
             now_s = time.monotonic()
             pause_s = min(earliest(timers, now_s), max(0.0, end_s - now_s))
+            self._confirm(now_s + pause_s)
             # Signals and the socket have their turn even if there is no pause.
             await self._sleep(0 if any(rule.urgent for rule in self.rules) else pause_s)
+
+    def _confirm(self, next_s: float) -> None:
+        """What is in force was decided just now; the loop is back at `next_s`, or it fades."""
+        if self.backends is None:
+            return
+        period_s = min((rule.timer.period_s for rule in self.rules), default=0.0)
+        if self.backends.trust(next_s + max(LATE_S, LATE_PERIODS * period_s)):
+            log.warning("the controller's loop goes on: its order is brought into force again")
+            for rule in self.rules:
+                rule.urgent = True
 
     async def step(self, rules: Sequence[Rule]) -> None:
         """One pass of these rules."""
@@ -261,6 +276,8 @@ class Controller:
 
     def close(self) -> tuple[str, ...]:
         """Put everything back and let go of the engines. Returns what could not be, in words."""
+        if self._standstill is not None:
+            self._standstill.stop()
         self.restored = () if self.backends is None else self.backends.restore()
         self.pace.close()
         self.waits.close()

@@ -51,6 +51,7 @@ LONGEST_PAUSE_OF_USER_S = 30.0  # of a user who is ordered alone
 CPU_SHARE = 0.1  # that an engine of a user who is ordered alone may cost
 REMARKABLE_S = 1.0  # a rest that is worth a remark, unless passes are rarer than that
 BRIEF_S = 0.001  # engines that answer within this time are waited for on the spot
+GAP = 3  # times the longest time between two reports: those before tell of another time
 HISTORY = 8  # snapshots kept a window: enough that one of them is about a window old
 
 
@@ -85,6 +86,7 @@ class Engine:
         self._history: deque[Snapshot] = deque()
         self._latest: Snapshot | None = None
         self._samples: deque[Snapshot] = deque(maxlen=REPORTS)  # see `Window.lately`
+        self._apart_s = 0.0  # the last two reports
         self._whole_s = 0.0  # of the first answer with all operators and counters of the last one
         self._asked: asyncio.Future[Snapshot] | None = None
         self._asked_s = 0.0
@@ -377,6 +379,8 @@ class Engine:
         if more:
             self._whole_s = snapshot.time_s
         self._latest = snapshot
+        if self._follows_gap(snapshot.time_s):
+            self._samples.clear()
         self._samples.append(_sampled(snapshot))
         # Not every snapshot is kept: at 10 Hz and 10,000 operators they would take all the memory.
         if (
@@ -387,6 +391,15 @@ class Engine:
             self._history.append(snapshot)
         while len(self._history) > 2 and snapshot.time_s - self._history[1].time_s >= self.window_s:
             self._history.popleft()
+
+    def _follows_gap(self, time_s: float) -> bool:
+        """Whether nobody looked for so long that a mean over the reports before tells nothing."""
+        if not self._samples:
+            return False
+        times_s = [sample.time_s for sample in self._samples]
+        usual_s = max(np.diff(times_s), default=self._apart_s)
+        self._apart_s = time_s - times_s[-1]
+        return self._apart_s > GAP * max(usual_s, self.remarkable_s)
 
 
 def _sampled(snapshot: Snapshot) -> Snapshot:

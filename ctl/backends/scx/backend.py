@@ -62,6 +62,7 @@ class Scx(Backend):
     """The backend; see `backends.Backend`."""
 
     name: ClassVar[str] = "scx"
+    expires: ClassVar[bool] = True  # the scheduler itself forgets what is not renewed
     lifts: ClassVar[bool] = True  # operators run before other threads of the same weight
 
     def __init__(self, journal: Journal, options: ScxOptions | None = None) -> None:
@@ -226,7 +227,12 @@ class Scx(Backend):
             usual = 90 if self.options.precedence == "engine" else 50
             server.raise_to(self._journal, self.options.server or usual)
         log.info("sched_ext scheduler attached in %s mode, by %s", self.mode, self.scheduler.libbpf)
-        self._monitor = Monitor(self.scheduler, self.options.ttl / BEATS_PER_TTL, self._ended)
+        self._monitor = Monitor(
+            self.scheduler,
+            self.options.ttl / BEATS_PER_TTL,
+            self._ended,
+            lambda: self.good_until_s,
+        )
         self._monitor.start()
 
     def _ended(self, exit_: Exit) -> None:

@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,13 +42,22 @@ def at_once() -> Iterator[None]:
 
 
 class Monitor(threading.Thread):
-    """Gives the sign of life, and notices at once when the kernel has ended the scheduler."""
+    """Gives the sign of life, and notices at once when the kernel has ended the scheduler.
+
+    good_until_s: until when what was decided last is good (CLOCK_MONOTONIC). The life is that of
+    the loop that decides: when it stands still, there is no sign of it, and the hints expire.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, period_s: float, ended: Callable[[Exit], None]
+        self,
+        scheduler: Scheduler,
+        period_s: float,
+        ended: Callable[[Exit], None],
+        good_until_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         super().__init__(name="scx heartbeat", daemon=True)
         self._scheduler, self._period_s, self._ended = scheduler, period_s, ended
+        self._good_until_s = good_until_s
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -54,7 +65,8 @@ class Monitor(threading.Thread):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         while not self._stopped.wait(self._period_s):
-            self._scheduler.beat()
+            if time.monotonic() < self._good_until_s():
+                self._scheduler.beat()
             exit_ = self._scheduler.exit()
             if exit_ is not None:
                 # At once: before 7.1 the link of a scheduler that has ended, when it goes, ends the
