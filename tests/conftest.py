@@ -38,6 +38,7 @@ CAPABILITIES = {
     "maven": shutil.which("mvn") is not None,
     "vagrant": shutil.which("vagrant") is not None,
     "qemu": shutil.which("qemu-system-x86_64") is not None,
+    "mmdebstrap": shutil.which("mmdebstrap") is not None,
     "openssl": shutil.which("openssl") is not None,
     "chromium": bool(shutil.which("chromium-headless-shell") or shutil.which("chromium")),
 }
