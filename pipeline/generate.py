@@ -45,6 +45,11 @@ class Plan:
     policy_s: int = 600  # a policy's turn
     fault: tuple[int, int] = (0, 0)  # begin and end of it, from the start
     fault_nodes: int = 0  # the first of them
+    step: tuple[int, float] = (
+        0,
+        1.0,
+    )  # since when operator 3 of query 0 costs so many times as much
+    step_nodes: int = 0  # the first of them
     skew: int = 1  # the first node has so many times the queries
     bad_lines: int = 0  # in each file
     torn: int = 0  # files whose end is missing
@@ -216,6 +221,8 @@ def _columns(
         tuples_out[:, rows] = flow
     each = np.broadcast_to(cost, tuples_in.shape).copy()
     each[:, 1] *= 1 + plan.drift_a_day * days
+    if node < plan.step_nodes:
+        each[at >= plan.step[0], 3] *= plan.step[1]
     cpu = tuples_in * each * source.lognormal(0, 0.05, tuples_in.shape)
     load = cpu.sum(axis=1) / (STEP_S * plan.cpus)
     stretch = 1 / np.maximum(1.05 - np.minimum(load, 1.0), 0.05)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import HOLDS
-from sched_ctl.pipeline import bottlenecks, compare, page
+from sched_ctl.pipeline import bottlenecks, changes, compare, page
 from sched_ctl.pipeline.store import Fleet
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def report(fleet: Fleet) -> str:
     if not total["rows"]:
         raise UserError(f"there are no records in {fleet.out}", "sched-ctl fleet ingest first")
     held = bottlenecks.held(fleet)
+    changed = changes.changes(fleet)
     try:
         compared = compare.compare(fleet)
         why = ""
@@ -100,7 +101,7 @@ def report(fleet: Fleet) -> str:
                 ),
             )
         )
-    return whole(total, figures, held, compared, why, fleet)
+    return whole(total, figures, held, compared, why, fleet, changed)
 
 
 def whole(
@@ -110,6 +111,7 @@ def whole(
     compared: list[compare.Compared],
     why: str,
     fleet: Fleet,
+    changed: list[changes.Change],
 ) -> str:
     hours = (total["end"] - total["begin"]) / 3.6e6
     lines = sum(batch.lines for batch in fleet.batches)
@@ -151,9 +153,28 @@ def whole(
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width,initial-scale=1"><title>Fleet</title>'
-        f"<style>{STYLE}</style><h1>Fleet</h1><p>{escape(head)}</p><main>{''.join(figures)}</main>"
+        f"<style>{STYLE}</style><h1>Fleet</h1>{_first(changed, held)}"
+        f"<p>{escape(head)}</p><main>{''.join(figures)}</main>"
         f"<h2>What would help most</h2>{table if held else '<p>No operator was held.</p>'}"
         f"<h2>Policies</h2>{policies if compared else f'<p>{escape(why)}</p>'}</html>\n"
+    )
+
+
+def _first(changed: list[changes.Change], held: list[bottlenecks.Held]) -> str:
+    """What to do, in at most three sentences, and below them what changed."""
+    lasting = [change for change in changed if change.drifts or change.until_ms is None]
+    said = [f"Look at what came before: {changes.told(change)}." for change in lasting[:2]]
+    said += [
+        f"{h.engine} {h.query}/{h.operator} was held {h.lost_s / 3600:.2f} h ({h.verdict.word}): "
+        f"{h.advice.partition(':')[0].partition(';')[0]}."
+        for h in held[:1]
+    ]
+    advice = "".join(f"<li>{escape(one)}</li>" for one in said)
+    table = page.table(changes.COLUMNS, changes.rows(changed[:30]))
+    return (
+        (f"<ul>{advice}</ul>" if said else "<p>There is nothing to do.</p>")
+        + "<h2>What changed</h2>"
+        + (table if changed else "<p>Nothing.</p>")
     )
 
 

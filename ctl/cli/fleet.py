@@ -181,6 +181,31 @@ def bottlenecks(
 
 
 @fleet.command()
+def changes(source: Fleet, master: Master = None, conf: Conf = None, json: Json = False) -> None:
+    """Tell what changed: steps and drifts of cost, verdicts, latency, wait and rate, since when.
+
+    Times are UTC. What lasts comes first, and causes before their effects.
+    """
+    from dataclasses import asdict
+
+    from sched_ctl import show
+
+    check()
+    from sched_ctl.pipeline import changes as finding
+    from sched_ctl.pipeline.store import Fleet as Folder
+
+    with spark_of("changes", master, conf) as spark:
+        found = finding.changes(Folder(spark, source))
+    if json:
+        show.emit_json([asdict(change) | {"says": finding.told(change)} for change in found])
+        return
+    if not found:
+        show.text("nothing changed")
+        return
+    show.table(finding.COLUMNS, finding.rows(found[:50]))
+
+
+@fleet.command()
 def compare(
     source: Fleet,
     base: Annotated[

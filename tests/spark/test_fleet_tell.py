@@ -8,7 +8,7 @@ import pytest
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
-from sched_ctl.pipeline import bottlenecks, compare, generate, ingest, sweep
+from sched_ctl.pipeline import bottlenecks, changes, compare, generate, ingest, sweep
 from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.report import report, totals
@@ -150,3 +150,28 @@ def test_a_sweep_is_gone_on_with(
     assert not ran
     with pytest.raises(UserError, match="nosuch"):
         sweep.sweep(spark, made, out, ["nosuch"], [0.5], 1, 5.0)
+
+
+@pytest.mark.parametrize("factor", [2.0, 1.0])
+def test_what_changed_is_what_was_planted(
+    factor: float, spark: "SparkSession", tmp_path: Path
+) -> None:
+    """A cost that doubles on two nodes of three; and the same fleet, where nothing does."""
+    hour = 3600
+    plan = generate.Plan(
+        nodes=3, seconds=5 * hour, file_s=5 * hour, queries=1, seed=41, level=1,
+        step=(3 * hour, factor), step_nodes=2,
+    )  # fmt: skip
+    generate.generate(tmp_path / "in", plan)
+    ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    found = changes.changes(Fleet(spark, str(tmp_path / "out")))
+    if factor == 1.0:
+        assert found == []
+        return
+    [one] = found
+    assert (one.figure, one.label, one.drifts) == ("cost", "q0/o3", False)
+    assert one.nodes == ("gw-0000", "gw-0001")
+    assert one.begin_ms == (plan.start_s + 3 * hour) * 1000
+    assert one.until_ms is None
+    assert one.low < 2.0 < one.high
+    assert "costs 2.0 times as much on gw-0000, gw-0001 since " in changes.told(one)

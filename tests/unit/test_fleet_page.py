@@ -96,7 +96,7 @@ def full_page() -> str:
     ]
     total = {"nodes": 200, "queries": 20, "rows": 28_800_000, "begin": 0, "end": 7_200_000}
     fleet: Any = SimpleNamespace(batches=[SimpleNamespace(lines=288_000, bad=17)])
-    return report.whole(total, figures, held, compared, "", fleet)
+    return report.whole(total, figures, held, compared, "", fleet, [])
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -1,0 +1,71 @@
+"""Steps and drifts of a series: planted ones are found at their place, and no others."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sched_ctl.pipeline import steps
+
+N = 144
+FLOOR, LEAST = 0.01, math.log(1.2)
+
+
+def series(kind: str, seed: int) -> steps.Array:
+    source = np.random.default_rng([seed, 77])
+    at, noise = np.arange(N), source.normal(0, 1, N)
+    if kind == "remembers":
+        for i in range(1, N):
+            noise[i] += 0.9 * noise[i - 1]
+        return 0.1 * noise
+    made = {
+        "white": 0.05 * noise,
+        "heavy tails": 0.05 * source.standard_t(2, N),
+        "hours": 0.5 * np.sin(2 * np.pi * (at / 24 + source.random())) + 0.03 * noise,
+        "turns": 0.5 * (at // 12 % 2) + 0.05 * noise,
+        "walk": 0.1 * np.cumsum(noise),
+        "gaps": np.where(source.random(N) < 0.3, np.nan, 0.05 * noise),
+        "absurd": 0.05 * noise + 14.0 * (source.random(N) < 0.02),
+    }
+    return made[kind]
+
+
+KINDS = ("white", "heavy tails", "hours", "turns", "walk", "gaps", "absurd", "remembers")
+
+
+def test_where_nothing_changes_nothing_is_told() -> None:
+    told = [
+        (kind, seed)
+        for kind in KINDS
+        for seed in range(1000, 1020)
+        if steps.steps(series(kind, seed), FLOOR, LEAST)
+    ]
+    assert len(told) <= 1, told  # of 160
+
+
+@pytest.mark.parametrize("kind", ["white", "gaps", "absurd", "heavy tails"])
+def test_a_cost_that_doubles_is_told_with_its_begin_and_size(kind: str) -> None:
+    right = 0
+    for seed in range(2000, 2010):
+        x, at = series(kind, seed), 40 + 7 * (seed % 10)
+        x[at:] += math.log(2)
+        found = steps.steps(x, FLOOR, LEAST)
+        right += any(abs(one.at - at) <= 1 and one.low < math.log(2) < one.high for one in found)
+    assert right >= 7
+
+
+def test_a_drift_is_told_and_is_no_step() -> None:
+    for seed in range(5):
+        x = series("white", seed) * 0.4
+        assert steps.drift(x, [], FLOOR, LEAST / 2) is None
+        x += np.linspace(0, math.log(1.5), N)
+        found = steps.steps(x, FLOOR, LEAST)
+        assert found == []
+        drifted = steps.drift(x, found, FLOOR, LEAST / 2)
+        assert drifted is not None
+        assert drifted.size == pytest.approx(math.log(1.5), rel=0.15)
+
+
+def test_tails_are_those_of_tables() -> None:
+    assert steps.tail(2.571, 5) == pytest.approx(0.05, rel=0.01)
+    assert steps.tail(6.869, 5) == pytest.approx(0.001, rel=0.01)
