@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import releases
 
 from changed import changed_files, concerned
 from support import DISTURBED
@@ -39,6 +40,7 @@ CAPABILITIES = {
     "vagrant": shutil.which("vagrant") is not None,
     "qemu": shutil.which("qemu-system-x86_64") is not None,
     "mmdebstrap": shutil.which("mmdebstrap") is not None,
+    "podman": shutil.which("podman") is not None,
     "openssl": shutil.which("openssl") is not None,
     "chromium": bool(shutil.which("chromium-headless-shell") or shutil.which("chromium")),
 }
@@ -128,3 +130,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{count:4} {reason}")
     if len(skipped) == len(undecided):
         terminalreporter.line("none")
+
+
+@pytest.fixture(scope="session")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which `./dev release` left what it made, beside a file of somebody else."""
+    return releases.make(tmp_path_factory.mktemp("release"))

@@ -1,34 +1,17 @@
-"""What `./dev release` makes, installed and used on fresh Debian roots, in containers of their own.
+"""What `./dev release` makes, installed and used on fresh Debian roots."""
 
-The roots come from Debian's archive and are kept for later runs.
-"""
-
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import debian
 import pytest
+from releases import PYTHON, SUITES, kept_root, run
 
 from sched_ctl import __version__
 
-ROOT = Path(__file__).parents[2]
-PYTHON = {"bookworm": ("12", "3.11"), "trixie": ("13", "3.13")}
-OWN = debian.release()
-SUITES = list(PYTHON)[list(PYTHON).index(OWN) if OWN in PYTHON else 0 :]
-
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "mmdebstrap", "cc")]
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("release")
-    (out / "note.txt").write_text("of somebody else")
-    run([ROOT / "packaging" / "release", out])
-    return out
 
 
 @pytest.fixture(scope="module", params=SUITES)
@@ -41,35 +24,6 @@ def fresh(
     subprocess.run(["tar", "-xf", kept_root(suite), "-C", root], check=True)
     yield root, suite
     shutil.rmtree(root)
-
-
-def kept_root(suite: str) -> Path:
-    """An archive of the smallest system that has a Python with venv, made once."""
-    kept = debian.cache() / f"root-{suite}.tar"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        new = kept.with_suffix(f".{os.getpid()}.tar")
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3-venv"]
-        done = subprocess.run(
-            [*command, suite, new, f"{debian.MIRROR}/debian"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        if done.returncode != 0:
-            new.unlink(missing_ok=True)
-            pytest.skip("needs Debian's archive")
-        new.rename(kept)
-    return kept
-
-
-def run(command: Sequence[str | Path]) -> str:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def inside(root: Path, script: str) -> str:
@@ -135,7 +89,12 @@ def test_wheel_on_a_fresh_debian(release: Path, fresh: tuple[Path, str]) -> None
         there += ["--platform", platform]
     [wheel] = release.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    to: list[str | Path] = ["-c", ROOT / "constraints.txt", "-d", root / "root" / "wheels"]
+    to: list[str | Path] = [
+        "-c",
+        Path(__file__).parents[2] / "constraints.txt",
+        "-d",
+        root / "root" / "wheels",
+    ]
     run([*pip, "download", *there, *to, wheel])
     venv = "python3 -m venv /opt/sched-ctl"
     install = "/opt/sched-ctl/bin/pip -q install --no-index --find-links /root/wheels sched-ctl"
