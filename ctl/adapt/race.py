@@ -45,9 +45,11 @@ __all__ = [
     "Score",
     "compare",
     "harms",
+    "is_sure",
     "is_worse",
     "opened",
     "price",
+    "spending",
     "step",
     "told",
 ]
@@ -246,9 +248,18 @@ def is_worse(values: Sequence[float], margin: float, level: float) -> bool:
     if above <= 0:
         return False
     error = statistics.stdev(known) / math.sqrt(len(known))
+    return is_sure(above, error, len(known) - 1, level)
+
+
+def is_sure(above: float, error: float, freedom: int, level: float) -> bool:
+    """Whether a mean is above 0, by Student's t, at a level (0..1). error: its standard error, from
+    so many degrees of freedom.
+    """
+    if above <= 0 or freedom < 1:
+        return False
     if error == 0:
         return True
-    return _normal(above / error, len(known) - 1) > statistics.NormalDist().inv_cdf(1 - level)
+    return _normal(above / error, freedom) > statistics.NormalDist().inv_cdf(1 - level)
 
 
 def spending(look: int, arms: int) -> float:
