@@ -349,6 +349,7 @@ void engine_free(struct engine *engine)
 	free(engine->operators);
 	free(engine->queues);
 	free(engine->outputs);
+	free(engine->levels);
 	free(w->queries);
 	free(w->operators);
 	free(w->edges);

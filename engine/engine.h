@@ -23,6 +23,13 @@ struct output {
 	double from, share; /* the part of the circle [0, 1) of draws that takes this edge */
 };
 
+/* One period of the elastic pool. level: workers at work; throughput: of all operators; busy: share
+ * of the machine's CPUs. */
+struct level_change {
+	double seconds, throughput, busy;
+	uint64_t level;
+};
+
 /* One departure, for --record. */
 struct departure {
 	uint64_t due_ns, entry_ns, out_ns;
@@ -55,6 +62,7 @@ struct operator {
 struct options {
 	const char *workload, *shm, *results, *record;
 	double utilisation, cpus, base_cost_us, duration_s, delay_s, warmup_s, drain_s;
+	double elastic_s; /* period of the elastic pool; 0: all workers work */
 	uint64_t seed, capacity, workers, batch;
 	enum batch { BATCH_ALL, BATCH_HALF, BATCH_COUNT } batch_kind;
 	enum pool_policy { POOL_QS, POOL_FCFS } pool_policy;
@@ -76,6 +84,8 @@ struct engine {
 	_Atomic bool generated; /* the sources are done */
 	_Atomic bool live;      /* somebody reads the live rows */
 	struct live_row *live_rows;
+	struct level_change *levels; /* of the elastic pool, a row a period */
+	size_t level_count;
 	void (*notify)(struct operator *); /* called after a push to the operator */
 };
 
@@ -110,6 +120,7 @@ void threads_join(struct engine *engine); /* after engine->stop */
 /* A pool of workers. */
 void pool_start(struct engine *engine);
 void pool_join(struct engine *engine);
+void pool_tick(struct engine *engine, uint64_t now); /* now and then: the elastic level */
 
 /* The sources: one thread that puts tuples into the ingresses' queues when they are due. */
 void sources_start(struct engine *engine, size_t thread_row);

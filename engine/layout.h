@@ -60,6 +60,7 @@ enum activity_state { IDLE, BUSY, BLOCKED, SLEEPING };
 	F(u64, heartbeat_ns, "ns", "CLOCK_MONOTONIC, renewed every 20 ms") \
 	F(u64, epoch_ns, "ns", "CLOCK_MONOTONIC when the first tuple may be due") \
 	F(u64, workers, "threads", "of the pool; 0: one thread an operator") \
+	F(u64, level, "threads", "of the workers those that work now; the others are parked") \
 	F(u64, capacity, "tuples", "of a queue between operators; 0: unbounded") \
 	F(f64, base_cost_ns, "ns", "CPU time of a cost of 1") \
 	F(u64, queries_offset, "bytes", "section of query rows") \

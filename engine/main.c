@@ -31,6 +31,7 @@ enum { TICK_NS = 20000000, THREAD_ROWS = 2 }; /* rows of main and sources; worke
 	O(bounded, "N", "queues between operators hold N tuples, their producers wait (unbounded)") \
 	O(threads, "KIND", "operator: one each; pool:K: K workers pick operators (operator)") \
 	O(batch, "B", "pool: an operator's turn is all, half, or at most N waiting tuples (1)") \
+	O(elastic, "S", "pool: every S seconds as many of its workers as throughput asks for (all)") \
 	O(pool_policy, "P", "pool, until a controller sets another: qs or fcfs (qs)") \
 	O(sources, "KIND", "fifo: source thread as SCHED_FIFO if allowed; fair: as the others (fifo)") \
 	O(burn, "KIND", "work: multiply; nop: cheaper to emulate (work)") \
@@ -121,6 +122,7 @@ static void set_option(struct options *o, enum option_id id, const char *name, c
 		if (o->batch_kind == BATCH_COUNT)
 			o->batch = (uint64_t)number(name, text, 1, 1e9);
 		break;
+	case OPTION_elastic: o->elastic_s = number(name, text, 0.1, 1e6); break;
 	case OPTION_pool_policy:
 		o->pool_policy = word(name, text, (const char *const[]){"qs", "fcfs", NULL});
 		break;
@@ -165,6 +167,8 @@ static struct options parse_options(int argc, char **argv, bool *describe)
 	}
 	if (optind != argc - 1)
 		die("one workload file is needed; labspe --help lists the options");
+	if (o.elastic_s > 0 && !o.workers)
+		die("--elastic: only a pool is elastic; --threads pool:K says how many workers at most");
 	o.workload = argv[optind];
 	if (!o.cpus) {
 		o.cpus = sched_getaffinity(0, sizeof allowed, &allowed) ? 1 : CPU_COUNT(&allowed);
@@ -252,6 +256,7 @@ static bool tick(struct engine *engine, const sigset_t *signals)
 
 	set(engine->shared.header->heartbeat_ns, now_ns());
 	live_tick(engine, now_ns());
+	pool_tick(engine, now_ns());
 	return asked;
 }
 

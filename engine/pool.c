@@ -6,10 +6,14 @@
  * An operator is `ready` (a bit) from the push that finds it idle until a worker has found it empty
  * under the lock; the worker looks again after clearing the bit, so no tuple is forgotten. A pick
  * looks at the ready operators only.
+ *
+ * Elastic scheduling in IBM Streams (PLDI 2017): workers above the `level` park before their next
+ * turn. A period is measured only while all that are told to park have.
  */
 #include <stdio.h>
 #include <string.h>
 
+#include "elastic.h"
 #include "engine.h"
 #include "urgency.h"
 #include "util.h"
@@ -20,6 +24,13 @@ static _Atomic uint64_t *ready; /* a bit an operator */
 static size_t ready_words;
 static _Atomic uint32_t asleep, wakeups; /* workers without work; the futex they sleep on */
 static struct engine *engine;
+
+static _Atomic uint64_t level;          /* workers that may work */
+static _Atomic uint32_t parked, levels; /* workers that do not; the futex they park on */
+static struct elastic elastic;
+static struct {
+	uint64_t begun_ns, tuples, idle, ticks; /* of the period */
+} period;
 
 static void wake_one(void)
 {
@@ -122,14 +133,30 @@ static void release(struct operator *op)
 		atomic_fetch_or(word, bit);
 }
 
+/* Waits while the worker of this number is above the level. Who was woken to work passes it on. */
+static void park(size_t worker)
+{
+	atomic_fetch_add(&parked, 1);
+	wake_one();
+	for (;;) {
+		uint32_t seen = atomic_load(&levels);
+
+		if (worker < atomic_load(&level) || atomic_load(&engine->stop))
+			break;
+		futex_wait(&levels, seen);
+	}
+	atomic_fetch_sub(&parked, 1);
+}
+
 static void *run(void *row)
 {
+	size_t worker = (size_t)((struct thread_row *)row - engine->shared.threads) - 2;
 	struct operator *op = NULL;
 	char name[16];
 	uint64_t now = now_ns(), begun;
 
 	snprintf(name, sizeof name, "worker-%zu",
-		 (size_t)((struct thread_row *)row - engine->shared.threads) - 2);
+		 worker);
 	thread_enter(row, name, "worker");
 	while (!atomic_load(&engine->stop)) {
 		uint32_t seen;
@@ -137,6 +164,13 @@ static void *run(void *row)
 		pthread_mutex_lock(&lock);
 		if (op)
 			release(op);
+		if (worker >= atomic_load(&level)) {
+			op = NULL;
+			pthread_mutex_unlock(&lock);
+			park(worker);
+			now = now_ns();
+			continue;
+		}
 		op = pick(now);
 		if (op) {
 			op->running = true;
@@ -168,9 +202,88 @@ static void *run(void *row)
 	return NULL;
 }
 
+/* --- elastic ----------------------------------------------------------------------------------- */
+
+/* Ticks of all CPUs since the machine started, and those without work (proc_stat(5)). */
+static void cpu_ticks(uint64_t *idle, uint64_t *all)
+{
+	unsigned long long t[8] = {0};
+	FILE *stat = fopen("/proc/stat", "re");
+
+	*idle = *all = 0;
+	if (!stat)
+		return;
+	if (fscanf(stat, "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &t[0], &t[1], &t[2], &t[3],
+		   &t[4], &t[5], &t[6], &t[7]) == 8) {
+		*idle = t[3] + t[4];
+		for (size_t i = 0; i < 8; i++)
+			*all += t[i];
+	}
+	fclose(stat);
+}
+
+static uint64_t processed(void)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < engine->workload.operator_count; i++)
+		sum += get(engine->operators[i].activity->in);
+	return sum;
+}
+
+static void set_level(uint64_t wanted)
+{
+	atomic_store(&level, wanted);
+	set(engine->shared.header->level, wanted);
+	atomic_fetch_add(&levels, 1);
+	futex_wake(&levels, INT32_MAX);
+	atomic_fetch_add(&wakeups, 1); /* who sleeps without work parks, or looks for some */
+	futex_wake(&wakeups, INT32_MAX);
+}
+
+static void note(struct engine *e, struct level_change one)
+{
+	if (!(e->level_count & (e->level_count - 1)))
+		e->levels = grow(e->levels, e->level_count ? 2 * e->level_count : 1, sizeof one);
+	e->levels[e->level_count++] = one;
+}
+
+void pool_tick(struct engine *e, uint64_t now)
+{
+	uint64_t length = (uint64_t)(e->options.elastic_s * 1e9), idle, all;
+	struct level_change one = {.level = elastic.level};
+
+	if (!length || now < e->epoch_ns || atomic_load(&e->generated))
+		return;
+	if (!period.begun_ns || now - period.begun_ns >= length)
+		cpu_ticks(&idle, &all);
+	if (period.begun_ns) {
+		if (now - period.begun_ns < length)
+			return;
+		one.seconds = (double)(now - period.begun_ns) * 1e-9;
+		one.throughput = (double)(processed() - period.tuples) / one.seconds;
+		if (all > period.ticks)
+			one.busy = 1 - (double)(idle - period.idle) / (double)(all - period.ticks);
+		note(e, one);
+		elastic_step(&elastic, one.throughput, one.busy);
+		period.begun_ns = 0;
+		if (elastic.level != one.level)
+			set_level(elastic.level);
+	}
+	if (atomic_load(&parked) != e->options.workers - elastic.level)
+		return;
+	period.begun_ns = now;
+	period.tuples = processed();
+	period.idle = idle;
+	period.ticks = all;
+}
+
 void pool_start(struct engine *e)
 {
 	engine = e;
+	elastic_begin(&elastic, 1, e->options.workers);
+	atomic_store(&level, e->options.elastic_s > 0 ? elastic.level : e->options.workers);
+	set(e->shared.header->level, atomic_load(&level));
 	ready_words = (e->workload.operator_count + 63) / 64;
 	ready = allocate(ready_words, sizeof *ready);
 	workers = allocate(e->options.workers, sizeof *workers);
@@ -188,8 +301,7 @@ void pool_start(struct engine *e)
 
 void pool_join(struct engine *e)
 {
-	atomic_fetch_add(&wakeups, 1);
-	futex_wake(&wakeups, INT32_MAX);
+	set_level(e->options.workers);
 	for (size_t i = 0; i < e->options.workers; i++)
 		pthread_join(workers[i], NULL);
 	free(workers);

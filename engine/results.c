@@ -143,6 +143,12 @@ void results_write(const struct engine *engine, const struct measured *m, FILE *
 	}
 	fputs("],\n \"operators\": [", out);
 	write_operators(out, engine);
+	fputs("],\n \"levels\": [", out);
+	for (size_t i = 0; i < engine->level_count; i++)
+		fprintf(out, "%s\n   {\"level\": %llu, \"seconds\": %.9g, \"throughput\": %.17g, "
+			     "\"busy\": %.17g}", i ? "," : "",
+			(unsigned long long)engine->levels[i].level, engine->levels[i].seconds,
+			engine->levels[i].throughput, engine->levels[i].busy);
 	fputs("]}\n", out);
 	free(total);
 	close_file(out);

@@ -201,7 +201,14 @@ def test_only_resolved_workloads_are_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--nonsense"], ["--utilisation", "x"], ["--threads", "pool:0"], ["--bounded", "0"]],
+    [
+        [],
+        ["--nonsense"],
+        ["--utilisation", "x"],
+        ["--threads", "pool:0"],
+        ["--bounded", "0"],
+        ["--elastic", "1"],
+    ],
 )
 def test_bad_arguments_are_explained(arguments: list[str]) -> None:
     done = subprocess.run(

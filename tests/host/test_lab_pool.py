@@ -7,6 +7,7 @@ import labengine
 import numpy as np
 import pytest
 
+from sched_ctl.adapt import elastic
 from sched_ctl.backends.pool import Pool, PoolOptions, probe
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab import driver as lab
@@ -171,6 +172,43 @@ def test_an_operator_has_one_worker_at_a_time(tmp_path: Path) -> None:
             now = driver.poll(1)
             busy = now.columns["busy_time"] - then.columns["busy_time"]
             assert 0 < busy[0] <= 1.05 * (now.time_s - then.time_s)
+        finally:
+            driver.close()
+
+
+def test_an_elastic_pool_follows_the_rule_and_loses_nothing(two: Path) -> None:
+    """What it noted of each period leads the rule to the levels that it had."""
+    options = ("--threads", "pool:6", "--elastic", 0.1, "--cpus", 0.5, "--utilisation", 0.8)
+    results = labengine.run(two, *options, "--duration", 3, "--warmup", 0)
+    assert results["left"] == 0
+    assert len(results["levels"]) > 5
+    state = elastic.ruled(1, 6)
+    for period in results["levels"]:
+        assert period["level"] == state.level
+        assert period["seconds"] >= 0.1 and 0 <= period["busy"] <= 1
+        state = elastic.rule(state, period["throughput"], period["busy"])
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "undefined", "thread"])
+def test_sanitizers_find_nothing_in_an_elastic_pool(sanitizer: str, two: Path) -> None:
+    options = ("--threads", "pool:4", "--elastic", 0.1, "--cpus", 0.2, "--bounded", 4)
+    results = labengine.run(two, *options, "--duration", 1, sanitizer=sanitizer)
+    assert results["left"] == 0
+
+
+def test_workers_above_the_level_are_parked(two: Path) -> None:
+    """Before its first period ends an elastic pool has one worker at work, whatever waits."""
+    options = ("--threads", "pool:4", "--elastic", 1000, "--cpus", 1, "--utilisation", 6)
+    with labengine.started(two, *options) as target:
+        driver = lab.connect(target)
+        try:
+            then = driver.poll(1)
+            served(driver)
+            now = driver.poll(1)
+            busy = (now.columns["busy_time"] - then.columns["busy_time"]).sum()
+            assert 0 < busy <= 1.05 * (now.time_s - then.time_s)
+            driver.file.refresh()
+            assert (driver.file["workers"], driver.file["level"]) == (4, 1)
         finally:
             driver.close()
 

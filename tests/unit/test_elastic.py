@@ -1,9 +1,13 @@
 """How many threads pay off, on made-up curves: the paper's rule, and ours."""
 
+import ctypes
 import math
+import random
 import statistics
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +26,8 @@ from sched_ctl.adapt.elastic import (
 )
 
 SEEDS = range(1, 7)
+ENGINE = Path(__file__).parents[2] / "engine"
+LEVELS = 1024  # of engine/elastic.h
 
 
 def runs(who: str, curve: str, noise: float) -> list[Run]:
@@ -87,6 +93,45 @@ def test_steps_of_one_stall_where_five_per_cent_are_one_thread() -> None:
 )
 def test_without_noise_both_find_the_best(who: str, curve: str, level: int) -> None:
     assert run(RULES[who], CURVES[curve], 0.0, 1).level == level
+
+
+class OfEngine(ctypes.Structure):
+    """struct elastic of engine/elastic.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("least", "most", "level")),
+        ("busy_limit", ctypes.c_double),
+        ("fine", ctypes.c_bool),
+        ("last", ctypes.c_double * (LEVELS + 1)),
+        ("trusted", ctypes.c_bool * (LEVELS + 1)),
+    )
+
+
+@pytest.mark.needs("cc")
+def test_the_lab_engine_has_the_same_rule(tmp_path: Path) -> None:
+    assert f"enum {{ LEVELS = {LEVELS} }};" in (ENGINE / "elastic.h").read_text()
+    library = tmp_path / "elastic.so"
+    source = str(ENGINE / "elastic.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), source, "-lm"], check=True)
+    engine = ctypes.CDLL(str(library))
+    seen = set()
+    for seed in range(40):
+        chance = random.Random(seed)
+        most, best, noise = chance.choice([1, 2, 7, 64, LEVELS]), chance.randint(1, 99), seed / 400
+        own, theirs = ruled(1, most), OfEngine()
+        engine.elastic_begin(ctypes.byref(theirs), ctypes.c_uint64(1), ctypes.c_uint64(most))
+        for period in range(150):
+            best += 30 * (period == 75)
+            throughput = min(own.level, best) * 100 * (1 + noise * chance.gauss(0, 1))
+            throughput = chance.choice([throughput] * 30 + [0.0, math.nan])
+            busy = chance.choice([0.5, 0.5, 0.5, 0.95])
+            own = rule(own, throughput, busy)
+            engine.elastic_step(
+                ctypes.byref(theirs), ctypes.c_double(throughput), ctypes.c_double(busy)
+            )
+            assert theirs.level == own.level, (seed, period)
+            seen.add(own.level)
+    assert max(seen) > 40 and 1 in seen
 
 
 # --- ours ---
