@@ -14,7 +14,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import releases
 
 from changed import changed_files, concerned
 from support import DISTURBED
@@ -135,4 +134,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which `./dev release` left what it made, beside a file of somebody else."""
+    import releases  # with tests alone; those of this file go without guests
+
     return releases.make(tmp_path_factory.mktemp("release"))
