@@ -17,6 +17,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from sched_ctl.kernel import cgroup, procfs, tracing
 from sched_ctl.model.graph import Array
 from sched_ctl.model.topology import (
     Edge,
+    HelperThread,
     LogicalOperator,
     PhysicalOperator,
     Snapshot,
@@ -37,7 +39,17 @@ from sched_ctl.model.topology import (
 from sched_ctl.probes.threads import ThreadTimes
 from sched_ctl.probes.wakegraph import LEAST, wake_graph
 
-__all__ = ["KernelDriver", "connect", "kind", "operators_of"]
+__all__ = [
+    "NUMBER",
+    "KernelDriver",
+    "Named",
+    "Sorted",
+    "connect",
+    "kind",
+    "operators_named",
+    "operators_of",
+    "pattern_of",
+]
 
 WOKEN_S = 1.0  # so often it is looked who wakes whom
 RENAMED_S = 5.0  # so often a thread is looked at again, which may have got its name late
@@ -47,45 +59,83 @@ _known: dict[int, int] = {}  # process id that was named -> start time of the pr
 NUMBER = re.compile(r"\d+")
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A thread as what it is taken for. logical: its logical operator; name: its own, if alone."""
+
+    query: str
+    logical: str
+    name: str
+    thread: Thread
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What a program's threads are. edges: by rows of operators; None: who wakes whom."""
+
+    operators: tuple[PhysicalOperator, ...]
+    helpers: tuple[HelperThread, ...] = ()
+    edges: tuple[Edge, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def pattern_of(name: str) -> str:
+    """What replicas have in common: the name without its numbers."""
+    return NUMBER.sub("#", name) or "#"
+
+
 def operators_of(query: str, threads: Iterable[Thread]) -> tuple[PhysicalOperator, ...]:
-    """One operator a thread. Threads whose names differ in numbers alone are replicas.
+    """One operator a thread. Threads whose names differ in numbers alone are replicas."""
+    return operators_named(
+        Named(query, pattern_of(thread.name), thread.name, thread) for thread in threads
+    )
+
+
+def operators_named(named: Iterable[Named]) -> tuple[PhysicalOperator, ...]:
+    """One operator a thread; those of one logical operator are its replicas, by age.
 
     A name belongs to whoever sets it: of several threads with one name each keeps its id in it.
     """
-    threads = sorted(threads, key=lambda thread: (thread.start_time, thread.tid))
-    patterns = [NUMBER.sub("#", thread.name) or "#" for thread in threads]
-    times = Counter(thread.name for thread in threads)
-    total, replica = Counter(patterns), Counter[str]()
+    rows = sorted(named, key=lambda one: (one.thread.start_time, one.thread.tid))
+    times = Counter((one.query, one.name) for one in rows)
+    total, replica = Counter((one.query, one.logical) for one in rows), Counter[tuple[str, str]]()
     operators = []
-    taken = {""}
-    for thread, pattern in zip(threads, patterns, strict=True):
-        name = f"{thread.name}.{thread.tid}" if times[thread.name] > 1 else thread.name
-        while name in taken:
-            name += f".{thread.tid}"
-        taken.add(name)
+    taken: set[tuple[str, str]] = set()
+    for one in rows:
+        several = times[one.query, one.name] > 1
+        name = f"{one.name}.{one.thread.tid}" if several else one.name
+        while not name or (one.query, name) in taken:
+            name += f".{one.thread.tid}"
+        taken.add((one.query, name))
+        logical = one.query, one.logical
         operators.append(
             PhysicalOperator(
-                query,
+                one.query,
                 name,
-                logical=(pattern,),
-                replica=replica[pattern],
-                replicas=total[pattern],
-                threads=(thread,),
+                logical=(one.logical,),
+                replica=replica[logical],
+                replicas=total[logical],
+                threads=(one.thread,),
             )
         )
-        replica[pattern] += 1
+        replica[logical] += 1
     return tuple(operators)
 
 
 class KernelDriver:
     """One program; see `sched_ctl.drivers.Driver`.
 
-    query: what it is called. processes: gives its processes, and raises EngineError if it ended.
+    processes: gives its processes, and raises EngineError if it ended. sort: what threads are.
     """
 
-    def __init__(self, target: Target, query: str, processes: Callable[[], list[int]]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        processes: Callable[[], list[int]],
+        sort: Callable[[Sequence[Thread]], Sorted],
+    ) -> None:
         self.target = target
-        self._query, self._processes = query, processes
+        self._sort, self._processes = sort, processes
         self._pids = processes()
         self._untraced = ""  # why, in words
         self._tracer: tracing.Tracer | None = None
@@ -176,43 +226,53 @@ class KernelDriver:
         )
 
     def _made(self) -> Topology:
-        query = self._query
         tids = [(pid, tid) for pid in self._pids for tid in procfs.tids(pid)]
         found = [thread for one in tids[:MOST_THREADS] if (thread := thread_of(*one))]
         self._threads = {thread.tid: thread for thread in found}
-        operators = operators_of(query, found)
-        patterns = dict.fromkeys(name for operator in operators for name in operator.logical)
-        row = {operator.threads[0].tid: row for row, operator in enumerate(operators)}
-        edges = tuple(
-            Edge(row[a], row[b], share)
-            for (a, b), share in self._wakes.items()
-            if a in row and b in row
-        )
-        notes = ["its threads are its operators, and who wakes another feeds it"]
-        if self._untraced:
-            notes = [
+        sort = self._sort(found)
+        operators = sort.operators
+        logical = dict.fromkeys((one.query, name) for one in operators for name in one.logical)
+        edges = self._seen(operators) if sort.edges is None else sort.edges
+        notes = [*sort.notes, "its threads are its operators, and who wakes another feeds it"]
+        if sort.edges is not None:
+            notes[-1] = "its threads are its operators, and its declaration says who feeds whom"
+        elif self._untraced:
+            notes[-1] = (
                 f"its threads are its operators; nobody tells what they hand on: {self._untraced}"
-            ]
+            )
         if len(tids) > MOST_THREADS:
             notes.append(f"{len(tids) - MOST_THREADS} threads beyond {MOST_THREADS} are left alone")
         return Topology(
             engine=self.target.engine,
             operators=operators,
             edges=edges,
-            logical=tuple(LogicalOperator(query, name) for name in patterns),
-            logical_edges=_between(patterns, operators, edges),
+            logical=tuple(LogicalOperator(*one) for one in logical),
+            logical_edges=_between(logical, operators, edges),
+            helpers=sort.helpers,
             notes=tuple(notes),
+        )
+
+    def _seen(self, operators: Sequence[PhysicalOperator]) -> tuple[Edge, ...]:
+        """Edges by who wakes whom."""
+        row = {operator.threads[0].tid: row for row, operator in enumerate(operators)}
+        return tuple(
+            Edge(row[a], row[b], share)
+            for (a, b), share in self._wakes.items()
+            if a in row and b in row
         )
 
 
 def _between(
-    patterns: Iterable[str], operators: Sequence[PhysicalOperator], edges: Iterable[Edge]
+    logical: Iterable[tuple[str, str]],
+    operators: Sequence[PhysicalOperator],
+    edges: Iterable[Edge],
 ) -> tuple[Edge, ...]:
     """Edges between logical operators; one that would close a cycle is left out."""
-    place = {pattern: number for number, pattern in enumerate(patterns)}
+    place = {one: number for number, one in enumerate(logical)}
     weight: Counter[tuple[int, int]] = Counter()
     for edge in edges:
-        a, b = (place[operators[row].logical[0]] for row in (edge.source, edge.target))
+        ends = (operators[row] for row in (edge.source, edge.target))
+        a, b = (place[one.query, one.logical[0]] for one in ends)
         weight[a, b] += max(1, round(1000 * edge.share))
     shares = wake_graph({pair: LEAST * n for pair, n in weight.items()}, range(len(place)))
     return tuple(Edge(a, b, share) for (a, b), share in shares.items())
@@ -227,7 +287,7 @@ def connect(target: Target) -> KernelDriver:
     """`target.address` is a process id, the name of exactly one process, or a cgroup's path."""
     if target.address.startswith("/"):
         folder = _cgroup(target.address)
-        return KernelDriver(target, folder.name, lambda: _members(folder))
+        return KernelDriver(target, lambda: _members(folder), _all_of(folder.name))
     pid = int(target.address) if target.address.isdecimal() else _named(target)
     if pid <= 1 or pid == os.getpid() or not procfs.command_line(pid):
         raise EngineError("it is no program that could be scheduled")
@@ -244,7 +304,11 @@ def connect(target: Target) -> KernelDriver:
             raise EngineError("it has ended")
         return [pid]
 
-    return KernelDriver(Target(target.kind, target.address, pid), first.name, processes)
+    return KernelDriver(Target(target.kind, target.address, pid), processes, _all_of(first.name))
+
+
+def _all_of(query: str) -> Callable[[Sequence[Thread]], Sorted]:
+    return lambda threads: Sorted(operators_of(query, threads))
 
 
 def _cgroup(address: str) -> Path:
