@@ -7,6 +7,7 @@ from typing import Protocol
 
 from sched_ctl.errors import EngineError
 from sched_ctl.model.access import Access
+from sched_ctl.model.programs import Program
 from sched_ctl.model.topology import Snapshot
 
 __all__ = ["Driver", "DriverKind", "EngineError", "Target"]
@@ -63,6 +64,7 @@ class DriverKind:
     mains: processes that look like such an engine, whether they answer or not.
     helpers: what to do with helper threads where the user says nothing, role pattern -> rule (see
     `decide.HELPER_RULES`); roles without one are left alone.
+    declared: the kind with the programs that the configuration declares.
     """
 
     name: str
@@ -72,3 +74,4 @@ class DriverKind:
     of_processes: bool = False
     mains: Callable[[], Iterable[int]] = tuple
     helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    declared: Callable[[Sequence[Program]], "DriverKind"] | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from sched_ctl.config.files import DEFAULT_FILE, load, origin, parse_pairs
+from sched_ctl.config.files import DEFAULT_FILE, load, origin, parse_pairs, sections_of
 from sched_ctl.config.settings import (
     ConfigError,
     Section,
@@ -200,6 +200,8 @@ def _value(setting: Setting, given: Any) -> Any:
         return [_section(text) for text in given]
     if setting.key == "target":
         return [_target(text) for text in given]
+    if setting.key == "program":
+        return [section for name in given for section in sections_of(Path(name), "program")]
     if setting.key in ("backends", "access"):
         tables: dict[str, dict[str, Any]] = {}
         for key, value in parse_pairs(given, setting.flag, setting.metavar or "").items():

@@ -47,9 +47,25 @@ def check(json: Json = False) -> None:
 
 
 @with_settings
-def engines(settings: Settings, json: Json = False) -> None:
+def engines(
+    settings: Settings,
+    json: Json = False,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            "--explain",
+            metavar="PID",
+            help="Tell what each thread of a process is by its declaration, or draft one.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """List the engines on this machine, their queries, and how many threads are known."""
     import asyncio
+
+    if explain is not None:
+        _threads(settings, explain, json)
+        return
 
     from sched_ctl import show
     from sched_ctl.plugins import drivers
@@ -85,6 +101,62 @@ def engines(settings: Settings, json: Json = False) -> None:
     )
     for engine in found:
         show.text(f"{engine['engine']}: ordered {engine['ordered']}")
+
+
+def _threads(settings: Settings, pid: int, json: bool) -> None:
+    """What each thread of a process is, by the declaration that means it; else a draft of one."""
+    from sched_ctl import show
+    from sched_ctl.drivers import program
+    from sched_ctl.drivers.threads import threads_of
+
+    threads = threads_of(pid)
+    if not threads:
+        raise UserError(f"there is no process {pid}", "its id is in ps -e")
+    known = (*settings.program, *program.shipped().values())
+    found, matches = program.explained(known, pid, threads)
+    rows: list[dict[str, Any]] = [
+        {
+            "tid": thread.tid,
+            "name": thread.name,
+            "pattern": match and match.pattern,
+            "role": match and match.role,
+            "query": match and match.query,
+            "operator": match and match.operator,
+            "also": list(match.others) if match else [],
+        }
+        for thread, match in matches
+    ]
+    if json:
+        drafted = None if found else program.draft(pid, threads)
+        show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted})
+        return
+    if found is None:
+        show.text(f"no declaration means process {pid}. A first draft, by its threads' names:")
+        show.text("")
+        for line in program.draft(pid, threads).split("\n"):
+            show.text(line)
+        if program.pooled(threads):
+            show.text("")
+            show.text(
+                "Its threads have no names of their own, as those of a pool: only the whole "
+                "process can be ordered against others."
+            )
+        return
+    show.text(f"process {pid} is of the program {found.name}")
+    show.table(
+        (">tid", "thread", "is", "query", "operator", "by the pattern"),
+        (
+            (
+                row["tid"],
+                row["name"],
+                row["role"] or "left alone",
+                row["query"] or "",
+                row["operator"] or "",
+                (row["pattern"] or "none") + ("; others, too" if row["also"] else ""),
+            )
+            for row in rows
+        ),
+    )
 
 
 def _queries(engine: dict[str, Any]) -> str:

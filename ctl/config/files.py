@@ -18,10 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from sched_ctl.config.settings import ConfigError, Section, Settings, Switch, declared
+from sched_ctl.model import programs
 from sched_ctl.model.access import Access
 from sched_ctl.model.targets import Target, faults
 
-__all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs"]
+__all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs", "sections_of"]
 
 DEFAULT_FILE = Path("/etc/sched-ctl/sched-ctl.toml")
 TABLES = ("backends", "access")  # tables of tables, amended key by key
@@ -89,6 +90,14 @@ def _drop_ins(main: Path) -> list[Path]:
     return sorted(folder.glob("*.toml")) if folder.is_dir() else []
 
 
+def sections_of(path: Path, key: str) -> list[dict[str, Any]]:
+    """The sections of one kind in a file. Raises ConfigError."""
+    found: list[dict[str, Any]] = _read(path).get(key, [])
+    if not found:
+        raise ConfigError(f"{path}: there is no [[{key}]] section in it")
+    return found
+
+
 def _read(path: Path) -> dict[str, Any]:
     """A file as a checked dictionary of the keys that it sets."""
     try:
@@ -136,6 +145,8 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
         if isinstance(value, str) and "\0" in value:
             raise ConfigError(f"{origin}: {key}: a NUL character", "take it out")
     _check_targets(settings, origin)
+    for place, key, message, hint in programs.faults(settings.program):
+        raise ConfigError(f"{origin}: program[{place}].{key}: {message}", hint)
     if not convert_only:
         _check_names(settings, origin)
     return settings
@@ -192,6 +203,8 @@ def _hint(key: str) -> str | None:
         return 'each policy is a section: a line [[policy]], and below it policy = "hr"'
     if key == "target":
         return "each target is a section: a line [[target]], and below it queries and latency"
+    if key.startswith("program"):
+        return "each program is a section: [[program]] with name and find, and [program.threads]"
     target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)
     match = target or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
     if match is None:
@@ -224,6 +237,9 @@ def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:
     for key, value in table.items():
         if key == "policy":
             into["policy"] = _merge_sections(into.get("policy", []), value)
+        elif key == "program":  # one with a known name in its place
+            mine = {program.get("name"): program for program in into.get(key, [])}
+            into[key] = [*(mine | {program.get("name"): program for program in value}).values()]
         elif key in TABLES:
             mine = into.get(key, {})
             amended = {name: {**mine.get(name, {}), **options} for name, options in value.items()}
@@ -247,7 +263,7 @@ def _override(merged: dict[str, Any], flags: Mapping[str, Any]) -> None:
     """Flags win over everything: also over the same key in each [[policy]] section."""
     of_sections = {setting.key for setting in declared(Section)} - {"name", "policy"}
     for key, value in flags.items():
-        if key in TABLES:
+        if key in (*TABLES, "program"):
             _merge(merged, {key: value})
         elif key == "policy":
             merged["policy"] = value

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from sched_ctl.errors import UserError
 from sched_ctl.model.access import Access
+from sched_ctl.model.programs import Program
 from sched_ctl.model.targets import FORM, Target
 from sched_ctl.runfolder import RunFolder
 
@@ -190,6 +191,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"flag": "--access", "metavar": "ENGINE.KEY=FILE"},
         ),
     ] = {}
+    program: Annotated[
+        tuple[Program, ...],
+        Meta(
+            description="programs whose threads are operators, by their names; the flag names a "
+            "file of such sections",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ()
     exclude: Annotated[
         tuple[str, ...],
         Meta(

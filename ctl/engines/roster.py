@@ -185,4 +185,8 @@ def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[st
             f"there is no driver for engines of kind {kind!r}{near_miss(kind, kinds)}",
             f"kinds: {', '.join(sorted(kinds)) or 'none'}",
         )
-    return {name: kind for name, kind in kinds.items() if not wanted or name in wanted}
+    return {
+        name: kind if kind.declared is None else kind.declared(settings.program)
+        for name, kind in kinds.items()
+        if not wanted or name in wanted
+    }

@@ -29,6 +29,7 @@ FIXED = (
     *(
         "run_dir",
         "metrics",
+        "program",
         "record",
         "record_period",
         "record_limit",

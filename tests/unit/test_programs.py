@@ -1,0 +1,352 @@
+"""Programs by declaration: what is refused, what names say, and a real program with such names."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sched_ctl.cli import app
+from sched_ctl.config.dump import dump
+from sched_ctl.config.files import load
+from sched_ctl.config.settings import ConfigError, Settings
+from sched_ctl.drivers import Target, kernel, program
+from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.errors import EngineError
+from sched_ctl.kernel import tracing
+from sched_ctl.model.programs import COMM_LENGTH, Match, Program, counter, fault_of
+from sched_ctl.model.topology import Thread
+from support import wait_until
+
+GOOD = r"""
+[[program]]
+name = "cameras"
+find = { comm = "python*", args = "*CAMERAS*" }
+[program.threads]
+'q_(?P<query>[a-z]+)_(?P<operator>[a-z]+)\d*' = "operator"
+'pool-.*' = { role = "housekeeping" }
+[program.edges]
+capture = ["decode"]
+"""
+
+CODE = """
+import ctypes, sys, threading, time
+libc = ctypes.CDLL(None)
+def run(name):
+    libc.prctl(15, name.encode(), 0, 0, 0)
+    ready.wait()
+    if name == "stranger" and sys.stdin.readline(): libc.prctl(15, b"pool-late", 0, 0, 0)
+    time.sleep(300)
+names = ("q_a_capture", "q_a_decode1", "q_a_decode2", "q_b_decode", "pool-1", "stranger")
+ready = threading.Barrier(1 + len(names))
+for name in names: threading.Thread(target=run, args=(name,), daemon=True).start()
+ready.wait()
+print("runs", flush=True)
+time.sleep(300)
+"""
+
+# As /proc/PID/task/TID/comm had them: GStreamer 1.22.0 and rsyslog 8.2302.0 of Debian 12.
+RECORDED = {
+    "gstreamer": {
+        "gst-launch-1.0": None,
+        "gmain": None,
+        "pool-gst-launch": None,
+        "queue0:src": "queue0",
+        "detect_light:sr": "detect_light",
+        "decode:src": "decode",
+        "audiotestsrc0:s": "audiotestsrc0",
+        "a-long-element-": "a-long-element-",
+    },
+    "rsyslog": {
+        "rsyslogd": None,
+        "imudp(w0)": "imudp",
+        "rs:r:Reg": "r",
+        "rs:slow_file qu": "slow_file qu",
+        "rs:action-1-bui": "action-1-bui",
+    },
+    # Not recorded: made by the format in its source, and cut.
+    "fluent-bit": {
+        "fluent-bit": None,
+        "flb-logger": None,
+        "flb-out-http.0-": "http.0",
+        "flb-out-es.1-w0": "es.1",
+        "flb-out-stackdr": "stackdr",
+    },
+}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "sched-ctl.toml"
+    path.write_text(text)
+    return path
+
+
+def declared(text: str = GOOD) -> Program:
+    import tomllib
+
+    return msgspec.convert(tomllib.loads(text)["program"][0], Program)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(r"(a+)+b", r"(a|a)*b", r"(?:a*)*", r"(a?){15}b", r"((a|a){2})+", r"(?:(a*))+"),
+        *(r"a*a*a*a*a*b", r"a?a?a?a?a?", r"(a|b)+?x", r"(\w+)\1", r"(?=a)b", r"(?i)a", "x" * 201),
+        *("(", "*", r"(?P<task>a)", r"(?P<operator>a)(?P<operator>b)"),
+    ],
+)
+def test_patterns_that_could_take_for_ever_or_mean_nothing_are_refused(pattern: str) -> None:
+    assert fault_of(pattern) is not None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        (r"queue_(?P<query>\w+)_(?P<operator>\w+)", "queue_a_b"),
+        (r"gmain|pool-.*|W#\d{2}", "W#01"),
+        (r"a\(b\+", "a(b+"),
+        (r"[(*+]+x", "(*+x"),
+        (r"(a{2})+", "aaaa"),
+        (r"(?:x.*?)?(?:-.*)?", "x-1"),
+    ],
+)
+def test_what_people_write_is_taken(pattern: str, name: str) -> None:
+    assert fault_of(pattern) is None and re.fullmatch(pattern, name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"housekeeping"', '"hosekeeping"', "no role 'hosekeeping'"),
+        ('= "operator"', '= "operators"', "'operators' is neither"),
+        ("pool-.*", "(a+)+", "inside something repeated"),
+        ("pool-.*", "pool-(", "no regular expression"),
+        ('capture = ["decode"]', 'a = ["b"]\nb = ["a"]', "feeds itself"),
+        ('comm = "python*"', 'comm = "gst-launch-1.0-x86"', "cuts names at 15"),
+        ('"cameras"', '"a/b"', "program"),
+        ('{ comm = "python*", args = "*CAMERAS*" }', "{}", "find: it says nothing"),
+        ('{ comm = "python*", args = "*CAMERAS*" }', '{ com = "x" }', "com"),
+        ("[program.edges]", "[program.metrics]\nprometheus='x'\n[program.edges]", "no address"),
+        (
+            "[program.edges]",
+            "[program.metrics]\nprometheus='http://[::1]:1/m'\ntuples_in='n{l=\"$x\"}'\n"
+            "[program.edges]",
+            r"no \$x",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    assert old in GOOD
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(written(tmp_path, GOOD.replace(old, new, 1)))
+    assert "program" in caught.value.message and "sched-ctl.toml" in caught.value.message
+    assert caught.value.hint
+
+
+def test_two_of_one_name_are_refused_and_a_drop_in_replaces(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="this name already"):
+        load(written(tmp_path, GOOD + GOOD))
+    path = written(tmp_path, GOOD)
+    folder = tmp_path / "sched-ctl.d"
+    folder.mkdir()
+    (folder / "a.toml").write_text(GOOD.replace("CAMERAS", "OTHER"))
+    [one] = load(path).program
+    assert one.find.args == "*OTHER*"
+
+
+def test_what_config_prints_reads_back_equal(tmp_path: Path) -> None:
+    settings = Settings(program=(declared(),))
+    assert load(written(tmp_path, dump(settings))) == settings
+
+
+def test_shipped_declarations_on_recorded_names() -> None:
+    assert program.shipped().keys() == RECORDED.keys()
+    for name, threads in RECORDED.items():
+        one = program.shipped()[name]
+        found = {text: one.match(text) for text in threads}
+        assert all(found.values()), found
+        told = {
+            text: m.operator if m.role == "operator" else None for text, m in found.items() if m
+        }
+        assert told == threads
+
+
+def test_names_are_cut_as_the_kernel_cuts_them_and_matched_once() -> None:
+    one = declared()
+    long = "q_alarms_decodeframes"
+    assert len(long) > COMM_LENGTH
+    match = one.match(long)
+    assert match is not None and match.operator == "decode"
+    assert one.match(long[:COMM_LENGTH]) is match
+
+
+def test_replicas_edges_and_what_matches_nothing() -> None:
+    names = (
+        "q_a_capture",
+        "q_a_decode1",
+        "q_a_decode2",
+        "q_b_decode",
+        "pool-1",
+        "x",
+        "q_a_capture",
+    )
+    found = program.sorted_threads(
+        declared(), [Thread(9, 10 + i, i, n) for i, n in enumerate(names)]
+    )
+    labels = [operator.label for operator in found.operators]
+    assert labels == ["a/capture.10", "a/decode.11", "a/decode.12", "b/decode", "a/capture.16"]
+    assert [(o.replica, o.replicas) for o in found.operators][1:3] == [(0, 2), (1, 2)]
+    assert found.edges is not None
+    assert {(e.source, e.target, e.share) for e in found.edges} == {
+        *((0, 1, 0.5), (0, 2, 0.5), (4, 1, 0.5), (4, 2, 0.5))
+    }
+    assert [(h.thread.name, h.role) for h in found.helpers] == [("pool-1", "housekeeping")]
+    assert any("1 threads match no pattern" in note and "'x'" in note for note in found.notes)
+
+
+def test_of_two_patterns_the_first_decides_and_it_is_said() -> None:
+    one = declared(GOOD.replace("'pool-.*'", "'q_a_.*'"))
+    found = program.sorted_threads(one, [Thread(9, 10, 1, "q_a_capture")])
+    assert [operator.label for operator in found.operators] == ["a/capture"]
+    assert any("the first decides" in note for note in found.notes)
+
+
+def test_thousands_of_threads_are_told_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    matched = Program._matched
+
+    def counted(self: Program, name: str) -> Match | None:
+        asked.append(name)
+        return matched(self, name)
+
+    monkeypatch.setattr(Program, "_matched", counted)
+    one = declared()
+    threads = [Thread(9, 10 + i, i, f"q_a_decode{i % 7}") for i in range(5000)]
+    for _ in range(3):
+        assert len(program.sorted_threads(one, threads).operators) == 5000
+    assert len(asked) == 7
+
+
+def test_counters_by_operator_and_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert counter('n_total{a="$operator", b="x,}"}') == ("n_total", {"a": "$operator", "b": "x,}"})
+    told = (
+        '[program.metrics]\nprometheus = "http://127.0.0.1:9/m"\n'
+        'tuples_in = \'in_total{op="$operator",q="$query"}\'\n'
+    )
+    page = (
+        b'in_total{op="decode",q="a",part="1"} 30\nin_total{op="decode",q="a",part="2"} 10\n'
+        b'in_total{op="decode",q="z"} 7\nin_total{op="capture",q="a"} NaN\n'
+    )
+    monkeypatch.setattr(Endpoint, "get", lambda *_: page)
+    with running() as child:
+        one = declared(GOOD.replace("[program.edges]", told + "[program.edges]"))
+        driver = program.declared([one]).connect(Target("program", "cameras"))
+        try:
+            snapshot = driver.poll(1.0)
+        finally:
+            driver.close()
+        assert child.pid in snapshot.topology.pids
+    assert "tuples_out" not in driver.provides and "tuples_out" not in snapshot.columns
+    names = [operator.label for operator in snapshot.topology.operators]
+    values = dict(zip(names, snapshot.columns["tuples_in"].tolist(), strict=True))
+    # Two replicas share what the parts of their counter add up to.
+    halves = [value for name, value in values.items() if name.startswith("a/decode")]
+    assert halves == [20.0, 20.0]
+    assert np.isnan(values["b/decode"]) and np.isnan(values["a/capture"])
+
+
+class running:  # noqa: N801
+    """The program above; ended on the way out."""
+
+    def __enter__(self) -> "subprocess.Popen[str]":
+        self.child = subprocess.Popen(
+            [sys.executable, "-S", "-c", CODE, "CAMERAS"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.child.stdout is not None and self.child.stdout.readline() == "runs\n"
+        return self.child
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
+        self.child.communicate()
+
+
+@pytest.fixture(autouse=True)
+def untraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(tracing.SWITCH, "0")
+    monkeypatch.setattr(kernel, "RENAMED_S", 0.0)
+    yield
+
+
+def test_a_real_program_is_found_named_followed_and_lost() -> None:
+    with running() as child:
+        kind = program.declared([declared()])
+        [found] = [target for target in kind.find() if target.pid == child.pid]
+        assert found.engine == f"program:cameras@{found.uid}"
+        driver = kind.connect(found)
+        try:
+            topology = driver.poll(1.0).topology
+            assert set(topology.queries) == {"a", "b"} and len(topology.operators) == 4
+            assert [helper.thread.name for helper in topology.helpers] == ["pool-1"]
+            assert child.stdin is not None
+            child.stdin.write("rename\n")
+            child.stdin.flush()
+            wait_until(lambda: len(driver.poll(1.0).topology.helpers) == 2, 30)
+            child.kill()
+            child.wait()
+            with pytest.raises(EngineError, match="no process of cameras"):
+                driver.poll(1.0)
+        finally:
+            driver.close()
+        with pytest.raises(EngineError, match="did you mean 'cameras'"):
+            kind.connect(Target("program", "camera"))
+
+
+def test_nothing_is_found_that_nobody_declared() -> None:
+    assert program.kind.find() == []
+
+
+def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) -> None:
+    with running() as child:
+        path = str(written(tmp_path, GOOD))
+        told = CliRunner().invoke(
+            app, ["engines", "--config", path, "--explain", str(child.pid), "--json"]
+        )
+        rows = msgspec.json.decode(told.stdout)
+        assert rows["program"] == "cameras"
+        roles = {row["name"]: row["role"] for row in rows["threads"]}
+        assert roles["q_a_capture"] == "operator" and roles["stranger"] is None
+        (tmp_path / "none.toml").write_text("")
+        none = str(tmp_path / "none.toml")
+        told = CliRunner().invoke(
+            app, ["engines", "--config", none, "--explain", str(child.pid), "--json"]
+        )
+        draft = msgspec.json.decode(told.stdout)["draft"]
+    [one] = load(written(tmp_path, draft)).program
+    match = one.match("q_a_decode7")
+    assert match is not None and match.role == "operator"
+    assert one.match("unheard of") is None
+
+
+@pytest.mark.parametrize("name", ["it's", 'a"b\\', "\x1b[31m", "\u00fc", "a#b", ""])
+def test_a_draft_of_any_names_is_a_declaration(tmp_path: Path, name: str) -> None:
+    threads = [Thread(5, 5, 1, "main"), Thread(5, 6, 2, name), Thread(5, 7, 3, "w1")]
+    [one] = load(written(tmp_path, program.draft(5, threads))).program
+    assert one.match(name) is not None
+
+
+def test_threads_without_names_are_a_pool() -> None:
+    def named(*names: str) -> list[Thread]:
+        return [Thread(5, 5 + i, i, name) for i, name in enumerate(names)]
+
+    assert program.pooled(named("vector", "vector-worker", "vector-worker"))
+    assert not program.pooled(named("gst", "decode:src", "detect:src"))
