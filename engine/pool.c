@@ -155,8 +155,7 @@ static void *run(void *row)
 	char name[16];
 	uint64_t now = now_ns(), begun;
 
-	snprintf(name, sizeof name, "worker-%zu",
-		 worker);
+	snprintf(name, sizeof name, "worker-%zu", worker);
 	thread_enter(row, name, "worker");
 	while (!atomic_load(&engine->stop)) {
 		uint32_t seen;

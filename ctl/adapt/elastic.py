@@ -5,7 +5,7 @@ level of the next period. throughput: tuples/s of all operators together, not of
 busy: share of the system's CPUs, 0..1. A period in which threads that were told to stop did not is
 not to be told at all.
 
-*The paper's* (Schneider and Wu, PLDI 2017, figures 7 and 8), `rule`: a record by level; up while
+*The paper's* (Schneider and Wu, PLDI 2017, figures 7 and 8), `rule`: what each level gave; up while
 throughput grew by more than `SENS` from the level below, down where it did not. Left open there and
 decided here: the load has changed when throughput differs by more than `SENS` from what this level
 gave last; at both ends there is nothing beyond, and nothing to trust; and the steps. Of +1 each, a
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from sched_ctl.adapt import race
 
-__all__ = ["BUSY", "SENS", "Elastic", "Record", "Rule", "begun", "rule", "ruled", "weighed"]
+__all__ = ["BUSY", "SENS", "Elastic", "Rule", "begun", "rule", "ruled", "weighed"]
 
 SENS = 0.05  # section 4.2 there
 BUSY = 0.80  # of the system's CPUs: no more threads above that, in both rules
@@ -49,19 +49,10 @@ ODD = 1e-3  # chance that a period is taken for another than usual; it takes two
 
 
 @dataclass(frozen=True)
-class Record:
-    """What a level gave: number of the last period there, first trusted and last tuples/s."""
-
-    last_time: int
-    first: float
-    last: float
-    trusted: bool = True
-
-
-@dataclass(frozen=True)
 class Rule:
     """The paper's state. least: at least 1 + the most inputs of an operator, where operators may
-    block; most: at most the CPUs. single: steps of 1 always. fine: small steps now.
+    block; most: at most the CPUs. single: steps of 1 always. fine: small steps now. gave: what the
+    trusted levels gave last, tuples/s.
     """
 
     least: int
@@ -69,8 +60,7 @@ class Rule:
     level: int
     single: bool = False
     fine: bool = False
-    time: int = 0
-    records: Mapping[int, Record] = field(default_factory=dict)
+    gave: Mapping[int, float] = field(default_factory=dict)
     busy_limit: float = BUSY
 
 
@@ -84,14 +74,10 @@ def rule(state: Rule, throughput: float, busy: float = 0.0) -> Rule:
     """One period of figure 8. A throughput that is not known changes nothing."""
     if not (math.isfinite(throughput) and throughput >= 0):
         return state
-    known = dict(state.records)
-    here = known.get(state.level)
-    if here and here.trusted and abs(throughput - here.last) > SENS * here.last:
-        known = {level: replace(record, trusted=False) for level, record in known.items()}
-        here = known[state.level]
-    first = here.first if here and here.trusted else throughput
-    known[state.level] = Record(state.time, first, throughput)
-    state = replace(state, records=known, time=state.time + 1)
+    last = state.gave.get(state.level, throughput)
+    is_other_load = abs(throughput - last) > SENS * last
+    known = {} if is_other_load else state.gave
+    state = replace(state, gave={**known, state.level: throughput})
     level = _wanted(state, throughput, busy)
     return replace(state, level=level, fine=state.fine or level <= state.level)
 
@@ -101,20 +87,15 @@ def _wanted(state: Rule, throughput: float, busy: float) -> int:
     small = state.fine or state.single
     below = below_of(state.level, state.least, small=small, single=state.single)
     above = above_of(state.level, state.most, small=small, single=state.single)
-    under, over = (
-        record if other != state.level and (record := state.records.get(other)) else None
-        for other in (below, above)
-    )
-    trusts_below = under is not None and under.trusted
-    trusts_above = (over is not None and over.trusted) or above == state.level
-    rises_here = trusts_below and throughput - under.last > SENS * under.last if under else False
-    rises_above = over is not None and over.trusted and over.last - throughput > SENS * throughput
-    at_bottom = state.level == state.least
-    if busy <= state.busy_limit and (
-        rises_above or ((rises_here or at_bottom) and not trusts_above)
-    ):
+    under = state.gave.get(below) if below < state.level else None
+    over = state.gave.get(above) if above > state.level else None
+    rises_here = under is not None and throughput - under > SENS * under
+    rises_above = over is not None and over - throughput > SENS * throughput
+    is_new_above = above > state.level and over is None
+    is_tried = (rises_here or state.level == state.least) and is_new_above
+    if busy <= state.busy_limit and (rises_above or is_tried):
         return above
-    return below if not trusts_below or not rises_here else state.level
+    return state.level if rises_here else below
 
 
 # --- our own ---
