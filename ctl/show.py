@@ -76,6 +76,12 @@ def text(line: str = "") -> None:
     _print(_console(), _plain(line))
 
 
+def copied(line: str) -> None:
+    """A line that somebody will copy: not broken at the terminal's width."""
+    sys.stdout.write(printable(line) + "\n")
+    sys.stdout.flush()
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Short, for people: 12.3k rather than 12345.678; - for unknown."""
     if value is None:

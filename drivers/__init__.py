@@ -65,6 +65,7 @@ class DriverKind:
     helpers: what to do with helper threads where the user says nothing, role pattern -> rule (see
     `decide.HELPER_RULES`); roles without one are left alone.
     declared: the kind with the programs that the configuration declares.
+    check: raises EngineError for an address that can mean no engine, however long one waits.
     """
 
     name: str
@@ -75,3 +76,4 @@ class DriverKind:
     mains: Callable[[], Iterable[int]] = tuple
     helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     declared: Callable[[Sequence[Program]], "DriverKind"] | None = None
+    check: Callable[[str], object] = str

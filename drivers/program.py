@@ -138,7 +138,8 @@ def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
         if match is None:
             unknown.append(thread.name)
             continue
-        if match.others:
+        # A helper's pattern above a wide one of operators is what makes an exception.
+        if match.others and match.role == OPERATOR:
             twice.setdefault(
                 thread.name, f"{thread.name!r} matches {match.pattern!r} and {match.others[0]!r}"
             )
@@ -293,6 +294,8 @@ def draft(pid: int, threads: Sequence[Thread]) -> str:
 
 def pooled(threads: Sequence[Thread]) -> bool:
     """Whether no thread's name tells it from the others: then only the whole can be ordered."""
+    if len(threads) < 2:
+        return False
     first = threads[0].name if threads else ""
     return len({pattern_of(thread.name) for thread in threads} - {pattern_of(first)}) <= 1
 
@@ -318,15 +321,21 @@ def _find(programs: Sequence[Program]) -> list[Target]:
     ]
 
 
-def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
-    """`target.address` is NAME or NAME@UID."""
-    name, at, user = target.address.partition("@")
-    program = programs.get(name)
-    if program is None:
+def _named(programs: Mapping[str, Program], address: str) -> Program:
+    """The program that NAME or NAME@UID means. Raises EngineError if none is declared as that."""
+    name = address.partition("@")[0]
+    if name not in programs:
         raise EngineError(
             f"no program is declared as {name!r}{near_miss(name, programs)}",
             f"declared: {', '.join(sorted(programs))}; or add a [[program]] section",
         )
+    return programs[name]
+
+
+def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
+    """`target.address` is NAME or NAME@UID."""
+    name, at, user = target.address.partition("@")
+    program = _named(programs, target.address)
     here = processes(program)
     uid = int(user) if user.isdecimal() else next(iter(here), None)
     if (at and not user.isdecimal()) or (not at and len(here) > 1):
@@ -352,6 +361,7 @@ def declared(programs: Sequence[Program]) -> DriverKind:
         lambda target: _connect(known, target),
         of_processes=True,
         declared=declared,
+        check=lambda address: _named(known, address),
     )
 
 

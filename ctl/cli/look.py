@@ -134,7 +134,7 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         show.text(f"no declaration means process {pid}. A first draft, by its threads' names:")
         show.text("")
         for line in program.draft(pid, threads).split("\n"):
-            show.text(line)
+            show.copied(line)
         if program.pooled(threads):
             show.text("")
             show.text(

@@ -92,20 +92,20 @@ def _drop_ins(main: Path) -> list[Path]:
 
 def sections_of(path: Path, key: str) -> list[dict[str, Any]]:
     """The sections of one kind in a file. Raises ConfigError."""
-    found: list[dict[str, Any]] = _read(path).get(key, [])
+    found: list[dict[str, Any]] = _read(path, f"--{key}").get(key, [])
     if not found:
         raise ConfigError(f"{path}: there is no [[{key}]] section in it")
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, flag: str = "--config") -> dict[str, Any]:
     """A file as a checked dictionary of the keys that it sets."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}", "give another file with --config, or none"
+            f"{path}: {error.strerror}", f"give another file with {flag}, or none"
         ) from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB, this is no configuration")

@@ -14,7 +14,7 @@ from sched_ctl.engines.owners import COMMON, Owners, user
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.engines.timers import Timer
 from sched_ctl.engines.worker import Worker
-from sched_ctl.errors import near_miss
+from sched_ctl.errors import EngineError, near_miss
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.births import Births, Young, last_id
 from sched_ctl.kernel.crowd import slowness
@@ -185,8 +185,15 @@ def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[st
             f"there is no driver for engines of kind {kind!r}{near_miss(kind, kinds)}",
             f"kinds: {', '.join(sorted(kinds)) or 'none'}",
         )
-    return {
+    found = {
         name: kind if kind.declared is None else kind.declared(settings.program)
         for name, kind in kinds.items()
         if not wanted or name in wanted
     }
+    for name, _, address in (text.partition(":") for text in settings.engine):
+        try:
+            if address:
+                found[name].check(address)
+        except EngineError as error:
+            raise SettingError(("engine",), error.message, error.hint) from None
+    return found

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from sched_ctl.cli import app
 from sched_ctl.config.dump import dump
-from sched_ctl.config.files import load
-from sched_ctl.config.settings import ConfigError, Settings
+from sched_ctl.config.files import load, sections_of
+from sched_ctl.config.settings import ConfigError, SettingError, Settings
 from sched_ctl.drivers import Target, kernel, program
 from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import tracing
 from sched_ctl.model.programs import COMM_LENGTH, Match, Program, counter, fault_of
@@ -350,3 +351,35 @@ def test_threads_without_names_are_a_pool() -> None:
 
     assert program.pooled(named("vector", "vector-worker", "vector-worker"))
     assert not program.pooled(named("gst", "decode:src", "detect:src"))
+    assert not program.pooled(named("sleep"))  # nothing to order, whatever the names
+
+
+def test_a_draft_is_not_broken_at_the_width_of_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "none.toml").write_text("")
+    with running() as child:
+        told = CliRunner(env={"COLUMNS": "40"}).invoke(
+            app, ["engines", "--config", str(tmp_path / "none.toml"), "--explain", str(child.pid)]
+        )
+    _, _, draft = told.stdout.partition("\n\n")
+    [one] = load(written(tmp_path, draft.partition("\n\n")[0])).program
+    assert one.match("q_a_capture") is not None
+
+
+def test_an_exception_above_a_wide_pattern_is_no_ambiguity(tmp_path: Path) -> None:
+    text = GOOD.replace("[program.edges]", "'.*' = \"operator\"\n[program.edges]")
+    [one] = load(written(tmp_path, text)).program
+    threads = [Thread(5, 5 + i, i, name) for i, name in enumerate(["pool-1", "q_a_capture"])]
+    notes = " ".join(program.sorted_threads(one, threads).notes)
+    assert "'q_a_capture' matches" in notes and "'pool-1' matches" not in notes
+
+
+def test_a_name_that_nobody_declared_is_refused_at_once() -> None:
+    with pytest.raises(SettingError, match="did you mean 'gstreamer'") as refused:
+        wanted_kinds(Settings(engine=("program:gstraemer",)), {"program": program.kind})
+    assert refused.value.hint is not None and "gstreamer" in refused.value.hint
+
+
+def test_a_file_of_programs_that_is_missing_names_its_own_flag() -> None:
+    with pytest.raises(ConfigError) as refused:
+        sections_of(Path("/nonexistent"), "program")
+    assert "--program" in str(refused.value.hint)

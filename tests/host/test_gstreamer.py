@@ -1,0 +1,81 @@
+"""A real GStreamer pipeline, by the declaration of ours and by a user's own."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from labs import SOON_S, loaded
+
+from sched_ctl.drivers import Target, program
+from sched_ctl.kernel import tracing
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root", "gstreamer")]
+
+SOURCE = ("fakesrc", "!", "identity", "sleep-time=5000")
+PIPELINE = (
+    *(*SOURCE, "!", "queue", "name=front-decode", "!", "queue", "name=front-encode"),
+    *("!", "fakesink"),
+    *(*SOURCE, "!", "queue", "name=back-decode", "!", "queue", "name=back-encode"),
+    *("!", "fakesink"),
+)
+QUEUES = {f"{query}-{name}" for query in ("front", "back") for name in ("decode", "encode")}
+OWN = r"""
+[[program]]
+name = "cameras"
+find = { comm = "gst-launch-1.0" }
+[program.threads]
+'(?P<query>front|back)-(?P<operator>[a-z]+):.*' = "operator"
+'gst-launch-1\.0|fakesrc.*' = { role = "housekeeping" }
+"""
+
+
+@pytest.fixture
+def pipeline() -> Iterator[int]:
+    """The process of a pipeline whose four queues run."""
+    child = subprocess.Popen(["gst-launch-1.0", "-q", *PIPELINE], stdin=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: {n.partition(":")[0] for n in names(child.pid)} >= QUEUES, SOON_S)
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
+def names(pid: int) -> dict[str, int]:
+    """Thread's name -> nice value."""
+    return {
+        (task / "comm").read_text().strip(): os.getpriority(os.PRIO_PROCESS, int(task.name))
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+
+
+def test_our_declaration_knows_queues_and_sources(
+    pipeline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(tracing.SWITCH, "0")
+    driver = program.kind.connect(Target("program", "gstreamer"))
+    try:
+        topology = driver.poll(SOON_S).topology
+    finally:
+        driver.close()
+    mine = {o.logical[0] for o in topology.operators if o.threads[0].pid == pipeline}
+    assert mine == QUEUES | {"fakesrc0", "fakesrc1"}
+    assert "gst-launch-1.0" in {helper.thread.name for helper in topology.helpers}
+
+
+def test_two_queries_are_ordered_and_put_back(pipeline: int, tmp_path: Path) -> None:
+    declared = tmp_path / "cameras.toml"
+    declared.write_text(OWN)
+    ours = ("--program", str(declared), "--backend", "nice", "--policy", "random")
+    with loaded(tmp_path / "run", "--engine", "program:cameras", *ours) as load:
+        wait_until(lambda: len({*names(pipeline).values()}) > 1, SOON_S, "nice values are set")
+        changed = {name.partition(":")[0] for name, nice in names(pipeline).items() if nice}
+        assert changed <= QUEUES, "nobody else is touched"
+        load.send_signal(signal.SIGINT)
+        assert load.wait(SOON_S) == 0
+    assert "everything is as it was before" in (tmp_path / "run.log").read_text()
+    assert {*names(pipeline).values()} == {0}
