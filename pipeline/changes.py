@@ -94,7 +94,8 @@ class Change:
     step was undone, None = it was not; of a drift the end of the data. size, low, high: a ratio,
     or a difference of shares of the time (`ratio`), of a drift in all that time; with its 95%
     interval on the middle node. chance: that mere noise shows this somewhere in a series as
-    uneasy. nodes: names, the first of `count`. others: operators that changed alike.
+    uneasy, by the model, which was not calibrated: it sorts, and is shown to nobody. nodes: names,
+    the first of `count`. others: operators that changed alike.
     """
 
     figure: str
@@ -415,7 +416,7 @@ def named(nodes: Sequence[str], count: int) -> str:
 def size_of(change: Change, value: float) -> str:
     if change.drifts and change.ratio:
         return f"{value - 1:+.0%}"
-    return f"{value:.2g}" if change.ratio else f"{value:+.0%}"
+    return f"{value:.3g}" if change.ratio else f"{value:+.0%}"
 
 
 def told(change: Change) -> str:
@@ -437,7 +438,7 @@ def told(change: Change) -> str:
     return f"{who} {said} on {where} {when}"
 
 
-COLUMNS = ("what changed", ">size", ">95% interval", ">begin (UTC)", ">by chance")
+COLUMNS = ("what changed", ">size", ">95% interval", ">begin (UTC)")
 
 
 def rows(found: Iterable[Change]) -> list[tuple[object, ...]]:
@@ -448,7 +449,6 @@ def rows(found: Iterable[Change]) -> list[tuple[object, ...]]:
             size_of(change, change.size),
             f"{size_of(change, change.low)} to {size_of(change, change.high)}",
             clock(change.begin_ms),
-            "< 1e-9" if change.chance < 1e-9 else f"{change.chance:.0e}",
         )
         for change in found
     ]

@@ -45,10 +45,7 @@ class Plan:
     policy_s: int = 600  # a policy's turn
     fault: tuple[int, int] = (0, 0)  # begin and end of it, from the start
     fault_nodes: int = 0  # the first of them
-    step: tuple[int, float] = (
-        0,
-        1.0,
-    )  # since when operator 3 of query 0 costs so many times as much
+    step: tuple[int, float] = (0, 1.0)  # from then on operator 3 costs so many times as much
     step_nodes: int = 0  # the first of them
     skew: int = 1  # the first node has so many times the queries
     bad_lines: int = 0  # in each file
