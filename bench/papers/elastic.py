@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--periods", type=int, default=200)
     results.argument(parser)
     options = parser.parse_args()
+    here = results.here()  # before it writes anything
     whole, lost = _tables(options.seeds, options.periods)
     for rows, what in (
         (whole, "elastic scheduling's rule and ours on made-up curves"),
@@ -141,7 +142,7 @@ def main() -> None:
             seeds=[*range(1, options.seeds + 1)],
             kernel=None,
             rows=rows,
-            **results.here(),
+            **here,
         )
         keep = options.keep and options.keep + ("-regret" if rows is lost else "")
         results.tell(result, keep)
