@@ -185,13 +185,17 @@ class KernelDriver:
         """
         seen = tracer.threads()
         now_ns = time.monotonic_ns()
-        tids = [operator.threads[0].tid for operator in self._topology.operators]
-        rows = [
-            (row["wakeups"], row["wakes"], row["awake_ns"] or now_ns)
-            if (row := seen.get(tid)) is not None
-            else (0, 0, now_ns)
-            for tid in tids
-        ]
+        rows = []
+        for operator in self._topology.operators:
+            known = [row for t in operator.threads if (row := seen.get(t.tid)) is not None]
+            awake_ns = [row["awake_ns"] for row in known if row["awake_ns"]]
+            rows.append(
+                (
+                    sum(row["wakeups"] for row in known),
+                    sum(row["wakes"] for row in known),
+                    min(awake_ns, default=now_ns),
+                )
+            )
         into, out, since_ns = np.array(rows, dtype=np.float64).reshape(-1, 3).T
         awake_s = np.maximum(now_ns - since_ns, 0.0) * 1e-9
         return {
@@ -229,7 +233,7 @@ class KernelDriver:
         tids = [(pid, tid) for pid in self._pids for tid in procfs.tids(pid)]
         found = [thread for one in tids[:MOST_THREADS] if (thread := thread_of(*one))]
         self._threads = {thread.tid: thread for thread in found}
-        sort = self._sort(found)
+        sort = self._sort(self._called(found))
         operators = sort.operators
         logical = dict.fromkeys((one.query, name) for one in operators for name in one.logical)
         edges = self._seen(operators) if sort.edges is None else sort.edges
@@ -252,13 +256,17 @@ class KernelDriver:
             notes=tuple(notes),
         )
 
+    def _called(self, threads: list[Thread]) -> list[Thread]:
+        """The threads, by names that say more than the kernel's."""
+        return threads
+
     def _seen(self, operators: Sequence[PhysicalOperator]) -> tuple[Edge, ...]:
         """Edges by who wakes whom."""
-        row = {operator.threads[0].tid: row for row, operator in enumerate(operators)}
+        row = {t.tid: row for row, operator in enumerate(operators) for t in operator.threads}
         return tuple(
             Edge(row[a], row[b], share)
             for (a, b), share in self._wakes.items()
-            if a in row and b in row
+            if a in row and b in row and row[a] != row[b]
         )
 
 

@@ -9,25 +9,21 @@ Without counters the tuples are wake-ups. With [program.metrics] they are what a
 says; replicas of one operator get equal parts of a counter.
 """
 
-import glob
-import json
 import math
-import os
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers import DriverKind, Target, threadnames
+from sched_ctl.drivers.finding import found, processes
+from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.kernel import (
-    NUMBER,
     KernelDriver,
     Named,
     Sorted,
@@ -39,91 +35,57 @@ from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.errors import EngineError, near_miss
 from sched_ctl.kernel import procfs
 from sched_ctl.model.graph import Array
-from sched_ctl.model.programs import MOST_CHOICES, OPERATOR, Match, Program, counter, faults
+from sched_ctl.model.programs import OPERATOR, Program, counter, faults
 from sched_ctl.model.topology import Edge, HelperThread, PhysicalOperator, Snapshot, Thread
 
 __all__ = [
+    "WHOLE",
     "ProgramDriver",
+    "broken",
     "declared",
-    "draft",
-    "explained",
     "kind",
-    "pooled",
-    "processes",
     "shipped",
     "sorted_threads",
 ]
 
 FOLDER = Path(__file__).parent / "programs"
-MOST_PROCESSES = 1000
+ATTACH_S = 5.0  # for a Java virtual machine to tell its threads
+WHOLE_NAME = "process"
+WHOLE = (
+    "its operators run on threads without names of their own: only the whole process can be "
+    "ordered, by --share, multi-class or a target"
+)
 TEMPLATE = re.compile(r"\$(query|operator)\b")
 
 
 @cache
-def shipped() -> Mapping[str, Program]:
-    """The declarations of our folder, by name. Raises EngineError for a file that is none."""
-    found = {}
+def _files() -> tuple[Mapping[str, Program], tuple[str, ...]]:
+    """The declarations of our folder, by name, and what is wrong with files that are none."""
+    read: dict[str, Program] = {}
+    broken = []
     for path in sorted(FOLDER.glob("*.toml")):
         try:
-            program = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Program)
+            told = tomllib.loads(path.read_text("utf-8")).get("program", [])
+            mine = msgspec.convert(told, list[Program])
         except (OSError, ValueError) as error:  # ValidationError and TOMLDecodeError, too
-            raise EngineError(f"{path}: {error}") from None
-        for _, key, message, hint in faults([program]):
-            raise EngineError(f"{path}: {key}: {message}", hint)
-        found[program.name] = program
-    return found
-
-
-def processes(program: Program) -> dict[int, list[int]]:
-    """The program's processes, by the user who started each; eldest first."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for pid in procfs.pids():
-        if pid <= 1 or pid == os.getpid() or not _is(program, pid):
+            broken.append(f"{path}: {error}")
             continue
-        first, uid = procfs.stat(pid), procfs.owner(pid)
-        if first is not None and uid is not None and first.state not in "ZX":
-            found.setdefault(uid, []).append((first.start_time, pid))
-    return {uid: [pid for _, pid in sorted(pids)[:MOST_PROCESSES]] for uid, pids in found.items()}
-
-
-def _is(program: Program, pid: int) -> bool:
-    given = program.find.given
-    return all(fnmatchcase(text, given[key]) for key, text in _facts(pid, given)) and bool(
-        procfs.command_line(pid)  # no kernel thread
-    )
-
-
-def _facts(pid: int, given: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """What is asked for of a process, cheapest first; read only as far as it is asked."""
-    for key in given:
-        if key == "comm":
-            first = procfs.stat(pid)
-            yield key, "" if first is None else first.name
-        elif key == "exe":
-            try:
-                yield key, str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)")
-            except OSError:
-                yield key, ""
-        elif key == "args":
-            yield key, " ".join(procfs.command_line(pid))
+        wrong = next(faults([*read.values(), *mine]), None)
+        if wrong is None:
+            read |= {program.name: program for program in mine}
         else:
-            yield key, _cgroup(pid, last=key == "unit")
+            broken.append(f"{path}: {wrong[1]}: {wrong[2]}")
+    return read, tuple(broken)
 
 
-def _cgroup(pid: int, *, last: bool) -> str:
-    """Path of a process's cgroup, of version 2 or else systemd's own; its unit, if `last`."""
-    try:
-        lines = [line.split(":", 2) for line in procfs.lines(f"/proc/{pid}/cgroup")]
-    except OSError:
-        return ""
-    paths = {parts[1]: parts[2] for parts in lines if len(parts) == 3}
-    path = paths.get("", "/")
-    if path == "/":
-        path = paths.get("name=systemd", path)
-    if not last:
-        return path
-    units = [part for part in path.split("/") if part.endswith((".service", ".scope"))]
-    return units[-1] if units else ""
+def shipped() -> Mapping[str, Program]:
+    """The declarations of our folder, by name. A file that is none is left out."""
+    return _files()[0]
+
+
+def broken() -> tuple[str, ...]:
+    """What is wrong with the files of our folder that are no declarations."""
+    return _files()[1]
 
 
 def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
@@ -136,7 +98,11 @@ def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
     for thread in threads:
         match = program.match(thread.name)
         if match is None:
-            unknown.append(thread.name)
+            said = threadnames.read("jvm", thread.name) if program.names == "java" else None
+            if said is None:
+                unknown.append(thread.name)
+            else:
+                helpers.append(HelperThread(thread, said.role))
             continue
         # A helper's pattern above a wide one of operators is what makes an exception.
         if match.others and match.role == OPERATOR:
@@ -151,7 +117,15 @@ def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
         named.append(Named(query, logical, match.operator or thread.name, thread))
     operators = operators_named(named)
     notes = []
-    if not named:
+    if program.whole:
+        wholes = _wholes(program, threads, {one.thread.pid for one in named}, several=several)
+        operators += wholes
+        taken = {thread for operator in wholes for thread in operator.threads}
+        helpers = [helper for helper in helpers if helper.thread not in taken]
+        unknown = [] if taken else unknown
+        if wholes:
+            notes.append(WHOLE)
+    elif not named:
         notes.append("none of its threads is an operator's by its declaration")
     if unknown:
         notes.append(
@@ -166,6 +140,25 @@ def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
         if missing:
             notes.append(f"edges of the declaration name operators that are not here: {missing}")
     return Sorted(operators, tuple(helpers), edges, tuple(notes))
+
+
+def _wholes(
+    program: Program, threads: Sequence[Thread], named: Container[int], *, several: bool
+) -> tuple[PhysicalOperator, ...]:
+    """Processes none of whose threads has an operator's name, each as one operator."""
+    by_pid: dict[int, list[Thread]] = {}
+    for thread in threads:
+        if thread.pid not in named:
+            by_pid.setdefault(thread.pid, []).append(thread)
+    return tuple(
+        PhysicalOperator(
+            f"{program.name}#{pid}" if several else program.name,
+            WHOLE_NAME,
+            (WHOLE_NAME,),
+            threads=tuple(mine),
+        )
+        for pid, mine in by_pid.items()
+    )
 
 
 def _edges(program: Program, operators: Sequence[PhysicalOperator]) -> tuple[tuple[Edge, ...], str]:
@@ -215,7 +208,10 @@ class ProgramDriver(KernelDriver):
     """One user's processes of a declared program; see `sched_ctl.drivers.Driver`."""
 
     def __init__(self, target: Target, program: Program, pids: Callable[[], list[int]]) -> None:
-        super().__init__(target, pids, lambda threads: sorted_threads(program, threads))
+        self._program = program
+        self._java: dict[int, JavaProcess] = {}
+        self._comms: dict[int, str] = {}  # names in the kernel when the machine was asked last
+        super().__init__(target, pids, self._told)
         self._counters: dict[str, str] = {}
         self._page: Page | None = None
         if program.metrics is None:
@@ -240,6 +236,38 @@ class ProgramDriver(KernelDriver):
         }
         return replace(snapshot, columns=columns | self._counted(self._page, snapshot, timeout_s))
 
+    def _told(self, threads: Sequence[Thread]) -> Sorted:
+        sort = sorted_threads(self._program, threads)
+        trouble = [one.trouble for one in self._java.values() if one.trouble]
+        return replace(sort, notes=(*sort.notes, *trouble[:3]))
+
+    def _changed(self) -> bool:
+        return super()._changed() or any(one.changed(wanted=False) for one in self._java.values())
+
+    def _called(self, threads: list[Thread]) -> list[Thread]:
+        if self._program.names != "java":
+            return threads
+        for pid in self._pids:
+            first = procfs.stat(pid)
+            known = self._java.get(pid)
+            if first is not None and (known is None or known.start_time != first.start_time):
+                self._java[pid] = JavaProcess(pid, first.start_time, "jvm")
+        self._java = {pid: self._java[pid] for pid in self._pids if pid in self._java}
+        before, self._comms = self._comms, {thread.tid: thread.name for thread in threads}
+        renamed = {
+            thread.pid
+            for thread in threads
+            if before.get(thread.tid, thread.name) != thread.name
+            and not threadnames.certainly_helper("jvm", thread.name)
+        }
+        for pid, process in self._java.items():
+            if process.changed(wanted=pid in renamed):
+                process.look(ATTACH_S)
+        full = {
+            thread: thread for one in self._java.values() for thread in (*one.names, *one.others)
+        }
+        return [full.get(thread, thread) for thread in threads]
+
     def _counted(self, page: Page, snapshot: Snapshot, timeout_s: float) -> dict[str, Array]:
         operators = snapshot.topology.operators
         wanted = {name: _series(text, operators) for name, text in self._counters.items()}
@@ -260,64 +288,11 @@ class ProgramDriver(KernelDriver):
             self._page.close()
 
 
-def explained(
-    programs: Iterable[Program], pid: int, threads: Sequence[Thread]
-) -> tuple[Program | None, list[tuple[Thread, Match | None]]]:
-    """The first declaration that means this process, and what it says of each thread."""
-    program = next((one for one in programs if _is(one, pid)), None)
-    return program, [(t, None if program is None else program.match(t.name)) for t in threads]
-
-
-def draft(pid: int, threads: Sequence[Thread]) -> str:
-    """A first declaration for a program that nobody declared: its threads' names, as patterns.
-
-    Names that differ in numbers alone are one pattern. Threads that have the process's own name are
-    taken for helpers: whoever gave its threads no names has nothing that could be ordered.
-    """
-    main = next((thread.name for thread in threads if thread.tid == pid), "")
-    called = re.sub(r"[^\w.-]", "-", main) or "program"
-    kinds = Counter(_drafted(thread.name) for thread in threads)
-    lines = []
-    for pattern, times in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])):
-        role = '{ role = "housekeeping" }' if pattern == _drafted(main) else '"operator"'
-        lines.append(f"{_literal(pattern)} = {role}  # {times}")
-    return "\n".join(
-        [
-            "[[program]]",
-            f"name = {_literal(called)}",
-            f"find = {{ comm = {_literal(glob.escape(main))} }}",
-            "[program.threads]  # name a part (?P<operator>...) and, of several, (?P<query>...)",
-            *lines,
-        ]
-    )
-
-
-def pooled(threads: Sequence[Thread]) -> bool:
-    """Whether no thread's name tells it from the others: then only the whole can be ordered."""
-    if len(threads) < 2:
-        return False
-    first = threads[0].name if threads else ""
-    return len({pattern_of(thread.name) for thread in threads} - {pattern_of(first)}) <= 1
-
-
-def _drafted(name: str) -> str:
-    """A pattern for names that differ from this one in numbers alone."""
-    parts = [re.sub(r"([^\w\s:#-])", r"\\\1", part) for part in NUMBER.split(name)]
-    return r"\d+".join(parts) if len(parts) <= MOST_CHOICES + 1 else f"{parts[0]}.*"
-
-
-def _literal(text: str) -> str:
-    """The text as TOML in quotes, whatever somebody called its threads."""
-    if text.isprintable() and "'" not in text:
-        return f"'{text}'"
-    return json.dumps(text)
-
-
 def _find(programs: Sequence[Program]) -> list[Target]:
     return [
-        Target("program", f"{program.name}@{uid}", pids[0], uid)
-        for program in programs
-        for uid, pids in processes(program).items()
+        Target("program", f"{name}@{uid}", pids[0], uid)
+        for name, by_user in (found(programs) if programs else {}).items()
+        for uid, pids in by_user.items()
     ]
 
 
@@ -343,11 +318,11 @@ def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
         raise EngineError("several users run it", f"name one: {names}")
 
     def pids() -> list[int]:
-        found = [] if uid is None else processes(program).get(uid, [])
-        if not found:
+        mine = [] if uid is None else processes(program).get(uid, [])
+        if not mine:
             given = ", ".join(f"{key} = {text!r}" for key, text in program.find.given.items())
             raise EngineError(f"no process of {name} runs here", f"looked for {given}")
-        return found
+        return mine
 
     return ProgramDriver(Target(target.kind, target.address, pids()[0], uid), program, pids)
 

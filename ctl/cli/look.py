@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 MOST_EFFECTS = 30
+WOKEN_S = 1.5  # that it is looked who wakes whom, for a draft's edges
 SOURCES = {
     "counted": "engine",
     "reported": "engine's mean",
@@ -82,6 +83,7 @@ def engines(
         missing = no_engine(settings, drivers.drivers())
         show.text(missing.message)
         show.text(f"hint: {missing.hint}")
+        _unnamed(settings)
         return
     show.table(
         ("engine", ">pid", "user", "state", "queries", ">operators", ">threads", "remarks"),
@@ -101,19 +103,44 @@ def engines(
     )
     for engine in found:
         show.text(f"{engine['engine']}: ordered {engine['ordered']}")
+    _unnamed(settings)
+
+
+def _unnamed(settings: Settings) -> None:
+    """Programs of our declarations that run here and are not taken, for nobody named them."""
+    from sched_ctl import show
+    from sched_ctl.drivers import finding, program
+
+    for trouble in program.broken():
+        show.text(f"left out: {trouble}")
+    if settings.engine:
+        return
+    declared = {one.name for one in settings.program}
+    known = [one for one in program.shipped().values() if one.name not in declared]
+    here = finding.found(known)
+    for one in known:
+        if pids := [pid for mine in here[one.name].values() for pid in mine]:
+            more = f" and {len(pids) - 3} more" if len(pids) > 3 else ""
+            told = "not taken" if one.threads else "only whole processes can be ordered, not taken"
+            show.text(
+                f"program:{one.name}: runs here (pid {', '.join(map(str, pids[:3]))}{more}), "
+                f"{told} unless named: --engine program:{one.name}"
+            )
 
 
 def _threads(settings: Settings, pid: int, json: bool) -> None:
     """What each thread of a process is, by the declaration that means it; else a draft of one."""
     from sched_ctl import show
-    from sched_ctl.drivers import program
+    from sched_ctl.drivers import drafts, program
     from sched_ctl.drivers.threads import threads_of
+    from sched_ctl.model.programs import OPERATOR
 
     threads = threads_of(pid)
     if not threads:
         raise UserError(f"there is no process {pid}", "its id is in ps -e")
     known = (*settings.program, *program.shipped().values())
-    found, matches = program.explained(known, pid, threads)
+    found, matches = drafts.explained(known, pid, threads)
+    edges = {} if found else drafts.edges_seen(pid, WOKEN_S)
     rows: list[dict[str, Any]] = [
         {
             "tid": thread.tid,
@@ -127,15 +154,15 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         for thread, match in matches
     ]
     if json:
-        drafted = None if found else program.draft(pid, threads)
+        drafted = None if found else drafts.draft(pid, threads, edges)
         show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted})
         return
     if found is None:
         show.text(f"no declaration means process {pid}. A first draft, by its threads' names:")
         show.text("")
-        for line in program.draft(pid, threads).split("\n"):
+        for line in drafts.draft(pid, threads, edges).split("\n"):
             show.copied(line)
-        if program.pooled(threads):
+        if drafts.pooled(threads):
             show.text("")
             show.text(
                 "Its threads have no names of their own, as those of a pool: only the whole "
@@ -157,6 +184,8 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
             for row in rows
         ),
     )
+    if found.whole and not any(row["role"] == OPERATOR for row in rows):
+        show.text(program.WHOLE)
 
 
 def _queries(engine: dict[str, Any]) -> str:

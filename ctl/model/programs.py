@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 __all__ = [
     "COMM_LENGTH",
+    "JAVA_LENGTH",
     "MOST_CHOICES",
     "OPERATOR",
     "ROLES",
@@ -34,9 +35,11 @@ ROLES = (
     *("metrics", "io", "gc", "jit", "jvm", "heartbeat", "system", "idle", "scheduler", "cleaner"),
 )
 COMM_LENGTH = 15  # characters of a name that the kernel keeps, TASK_COMM_LEN - 1
+JAVA_LENGTH = 150  # of a name that a Java virtual machine tells, that are looked at
 LONGEST = 200  # characters of a pattern
 MOST_PATTERNS = 64
 MOST_CHOICES = 4  # of a pattern: 4 of 15 characters are 3,876 ways to match, 0.3 ms
+MOST_JAVA_CHOICES = 2  # 2 of 150 characters are 11,476 ways, 1 ms
 MOST_NAMES = 20_000  # whose matches are kept
 PLACES = ("query", "operator")  # named groups, and what a counter's labels may be filled with
 COUNTER = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?")
@@ -52,6 +55,7 @@ class Find(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cgroup: Annotated[str, Meta(description="path of its cgroup in the hierarchy")] = ""
     unit: Annotated[str, Meta(description="its systemd unit: the last part of that path")] = ""
     args: Annotated[str, Meta(description="its arguments, with a space between two")] = ""
+    file: Annotated[str, Meta(description="path of a file that it has open, such as a jar")] = ""
 
     @property
     def given(self) -> dict[str, str]:
@@ -104,7 +108,15 @@ class Program(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
     threads: Annotated[
         dict[str, str | Helper],
         Meta(description='pattern of a thread\'s name = "operator" or { role = ROLE }'),
-    ]
+    ] = {}
+    names: Annotated[
+        Literal["kernel", "java"],
+        Meta(description="who tells threads' names: the kernel 15 characters, a Java VM 150"),
+    ] = "kernel"
+    whole: Annotated[
+        bool,
+        Meta(description="a process in which no thread is an operator's is one operator"),
+    ] = False
     edges: Annotated[
         dict[str, tuple[str, ...]],
         Meta(description="operator = those that it feeds; none: by who wakes whom"),
@@ -125,9 +137,14 @@ class Program(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
     def _seen(self) -> dict[str, Match | None]:
         return {}
 
+    @property
+    def longest(self) -> int:
+        """Characters of a name that are looked at."""
+        return JAVA_LENGTH if self.names == "java" else COMM_LENGTH
+
     def match(self, name: str) -> Match | None:
         """What the name of a thread says, or None if no pattern matches. Kept by name."""
-        name = name[:COMM_LENGTH]
+        name = name[: self.longest]
         try:
             return self._seen[name]
         except KeyError:
@@ -165,10 +182,11 @@ def faults(programs: Iterable[Program]) -> Iterator[tuple[int, str, str, str | N
         if len(program.threads) > MOST_PATTERNS:
             yield place, "threads", f"more than {MOST_PATTERNS} patterns", "join some with |"
         for text, what in program.threads.items():
-            if (found := _thread_fault(text, what)) is not None:
+            if (found := _thread_fault(text, what, program)) is not None:
                 yield place, f"threads.{text[:40]!r}", *found
-        if not any(what == OPERATOR for what in program.threads.values()):
-            yield place, "threads", "no pattern is of operators", "'PATTERN' = \"operator\""
+        if not program.whole and OPERATOR not in program.threads.values():
+            hint = "'PATTERN' = \"operator\", or whole = true for the process as one"
+            yield place, "threads", "no pattern is of operators", hint
         if (cycle := _cycle(program.edges)) is not None:
             yield place, "edges", f"{cycle!r} feeds itself", "leave one of the edges out"
         if program.metrics is not None:
@@ -176,21 +194,21 @@ def faults(programs: Iterable[Program]) -> Iterator[tuple[int, str, str, str | N
                 yield place, f"metrics.{key}", message, about
 
 
-def _thread_fault(text: str, what: str | Helper) -> tuple[str, str | None] | None:
+def _thread_fault(text: str, what: str | Helper, program: Program) -> tuple[str, str | None] | None:
     known = ", ".join(ROLES)
     if isinstance(what, str) and what != OPERATOR:
         return f"{what!r} is neither", f'write "operator" or {{ role = ... }}; roles: {known}'
     if isinstance(what, Helper) and what.role not in ROLES:
         return f"there is no role {what.role!r}", f"roles: {known}"
-    return fault_of(text)
+    return fault_of(text, MOST_JAVA_CHOICES if program.names == "java" else MOST_CHOICES)
 
 
-def fault_of(text: str) -> tuple[str, str | None] | None:
+def fault_of(text: str, most: int = MOST_CHOICES) -> tuple[str, str | None] | None:
     """Why a pattern cannot be used, with a hint; None if it can.
 
     A name may match a pattern in many ways, and all are tried before it does not. With a bounded
     number of choices (repeats of varying length, alternatives inside a group) and none inside
-    something repeated there are so few that any name of 15 characters is done with at once.
+    something repeated there are so few that any name is done with at once. most: choices.
     """
     if len(text) > LONGEST:
         return f"longer than {LONGEST} characters", "make two patterns of it"
@@ -201,7 +219,7 @@ def fault_of(text: str) -> tuple[str, str | None] | None:
     for group in compiled.groupindex:
         if group not in PLACES:
             return f"a group is called {group!r}", f"groups: {', '.join(PLACES)}"
-    return _too_slow(text)
+    return _too_slow(text, most)
 
 
 TOKEN = re.compile(
@@ -214,7 +232,7 @@ OTHER_GROUP = re.compile(r"\(\?(?!:|P<)")
 REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]")
 
 
-def _too_slow(text: str) -> tuple[str, str | None] | None:
+def _too_slow(text: str, at_most: int) -> tuple[str, str | None] | None:
     """As `fault_of`, of a pattern that compiles: looks at choices alone."""
     if OTHER_GROUP.search(re.sub(r"\\.", "", text)) or REFERENCE.search(text):
         return "it looks around, refers back or sets flags", "groups: ( ), (?: ) and (?P<name> )"
@@ -239,8 +257,8 @@ def _too_slow(text: str) -> tuple[str, str | None] | None:
                 return "a repeat or a choice inside something repeated", "repeat one of them only"
             choices += kind == "repeat"
         inside = 0
-    if max(most, choices) > MOST_CHOICES:
-        return f"more than {MOST_CHOICES} repeats or choices", "make two patterns of it"
+    if max(most, choices) > at_most:
+        return f"more than {at_most} repeats or choices", "make two patterns of it"
     return None
 
 

@@ -15,7 +15,7 @@ from sched_ctl.cli import app
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load, sections_of
 from sched_ctl.config.settings import ConfigError, SettingError, Settings
-from sched_ctl.drivers import Target, kernel, program
+from sched_ctl.drivers import Target, drafts, kernel, program
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import EngineError
@@ -51,12 +51,15 @@ print("runs", flush=True)
 time.sleep(300)
 """
 
-# As /proc/PID/task/TID/comm had them: GStreamer 1.22.0 and rsyslog 8.2302.0 of Debian 12.
+UUID = "ebd8f9c6-53cb-43f8-9293-b7fdb66addd1"
+# As /proc/PID/task/TID/comm had them: GStreamer 1.22.0 and rsyslog 8.2302.0 of Debian 12; GStreamer
+# 1.26.2, rsyslog 8.2504.0, FFmpeg 7.1.5, Suricata 7.0.10 of Debian 13. Kafka 4.0.0's by a dump.
 RECORDED = {
     "gstreamer": {
         "gst-launch-1.0": None,
         "gmain": None,
         "pool-gst-launch": None,
+        "pool-spawner": None,
         "queue0:src": "queue0",
         "detect_light:sr": "detect_light",
         "decode:src": "decode",
@@ -66,9 +69,48 @@ RECORDED = {
     "rsyslog": {
         "rsyslogd": None,
         "imudp(w0)": "imudp",
+        "in:imfile": "imfile",
+        "in:impstats": None,
+        "w0/imtcp": "imtcp",
+        "rs:main Q:Reg": "main Q",
         "rs:r:Reg": "r",
         "rs:slow_file qu": "slow_file qu",
         "rs:action-1-bui": "action-1-bui",
+    },
+    "ffmpeg": {
+        "ffmpeg": None,
+        "dmx0:lavfi": "dmx0",
+        "dec0:0:wrapped_": "dec0:0",
+        "dec1:0:pcm_s16l": "dec1:0",
+        "vf#0:0": "vf#0:0",
+        "af#0:1": "af#0:1",
+        "enc0:0:mpeg4": "enc0:0",
+        "enc1:0:mpeg2vid": "enc1:0",
+        "mux0:matroska": "mux0",
+    },
+    "suricata": {
+        "Suricata-Main": None,
+        "W#01-lo": "W",
+        "RX#02": "RX",
+        "W#02": "W",
+        **dict.fromkeys(("FM#01", "FR#01", "CW", "CS", "US")),
+    },
+    "kafka-connect": {
+        "connector-thread-fast-alarms": None,
+        "task-thread-fast-alarms-0": "task",
+        "kafka-producer-network-thread | connector-producer-fast-alarms-0": None,
+        "SourceTaskOffsetCommitter-1": None,
+        "FileOffsetBackingStore-1": None,
+        "qtp823914581-15": None,
+        "pool-2-thread-1": None,
+    },
+    "kafka-streams": {
+        f"alarms-{UUID}-StreamThread-1": "StreamThread",
+        f"alarms-{UUID}-StateUpdater-1": None,
+        f"alarms-{UUID}-CleanupThread": None,
+        f"kafka-producer-network-thread | alarms-{UUID}-StreamThread-1-producer": None,
+        f"kafka-admin-client-thread | alarms-{UUID}-admin": None,
+        "kafka-coordinator-heartbeat-thread | alarms": None,
     },
     # Not recorded: made by the format in its source, and cut.
     "fluent-bit": {
@@ -168,7 +210,8 @@ def test_what_config_prints_reads_back_equal(tmp_path: Path) -> None:
 
 
 def test_shipped_declarations_on_recorded_names() -> None:
-    assert program.shipped().keys() == RECORDED.keys()
+    wholes = {name for name, one in program.shipped().items() if not one.threads}
+    assert program.shipped().keys() - wholes == RECORDED.keys() and not program.broken()
     for name, threads in RECORDED.items():
         one = program.shipped()[name]
         found = {text: one.match(text) for text in threads}
@@ -177,6 +220,74 @@ def test_shipped_declarations_on_recorded_names() -> None:
             text: m.operator if m.role == "operator" else None for text, m in found.items() if m
         }
         assert told == threads
+
+
+def test_of_kafka_a_connector_is_a_query_and_so_is_an_application() -> None:
+    for name, text, query in (
+        ("kafka-connect", "task-thread-slow-archive-2-0", "slow-archive-2"),
+        ("kafka-streams", f"my-app-{UUID}-StreamThread-12", "my-app"),
+    ):
+        match = program.shipped()[name].match(text)
+        assert match is not None and match.query == query
+
+
+def test_a_shipped_file_that_is_broken_disables_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = "[[program]]\nname = 'good'\nfind = { comm = 'x' }\nwhole = true\n"
+    (tmp_path / "a.toml").write_text("[[program")
+    (tmp_path / "b.toml").write_bytes(b"\xff")
+    (tmp_path / "c.toml").write_text(good)
+    (tmp_path / "d.toml").write_text(good.replace("'good'", "'bad'").replace("whole", "who"))
+    (tmp_path / "e.toml").write_text(good.replace("whole = true", "[program.threads]\n'(' = 'x'"))
+    monkeypatch.setattr(program, "FOLDER", tmp_path)
+    program._files.cache_clear()
+    try:
+        assert list(program.shipped()) == ["good"]
+        assert [name for name in "abde" if any(f"{name}.toml" in t for t in program.broken())] == [
+            *"abde"
+        ]
+        kind = program.declared([declared()])
+        kind.check("cameras")
+        kind.check("good")
+    finally:
+        program._files.cache_clear()
+
+
+def test_a_process_without_named_threads_is_taken_whole() -> None:
+    one = program.shipped()["ffmpeg"]
+    named = [Thread(7, 7, 1, "ffmpeg"), Thread(7, 8, 1, "enc0:0:mpeg4"), Thread(7, 9, 1, "dmx0:x")]
+    bare = [Thread(5, 5 + i, i, "ffmpeg") for i in range(4)]
+    found = program.sorted_threads(one, [*named, *bare])
+    assert [operator.label for operator in found.operators] == [
+        *("ffmpeg#7/enc0:0", "ffmpeg#7/dmx0", "ffmpeg#5/process")
+    ]
+    assert found.operators[-1].threads == tuple(bare)
+    assert [helper.thread.pid for helper in found.helpers] == [7]
+    assert program.WHOLE in found.notes
+    assert program.WHOLE not in program.sorted_threads(one, named).notes
+
+
+def test_a_whole_program_runs_as_one_operator_of_all_its_threads() -> None:
+    text = GOOD.replace("[program.threads]", "whole = true\n[program.threads]").replace("q_", "z_")
+    with running() as child:
+        driver = program.declared([declared(text)]).connect(Target("program", "cameras"))
+        try:
+            [operator] = driver.poll(1.0).topology.operators
+            assert operator.label == "cameras/process"
+            assert {t.name for t in operator.threads} >= {"q_a_capture", "pool-1", "stranger"}
+            columns = driver.poll(1.0).columns
+            assert len(columns["tuples_in"]) == 1 and columns["thread_cpu_time"][0] > 0
+        finally:
+            driver.close()
+        assert child.poll() is None
+
+
+def test_a_draft_has_the_edges_that_were_seen(tmp_path: Path) -> None:
+    threads = [Thread(5, 5, 1, "main"), Thread(5, 6, 2, "read 1"), Thread(5, 7, 3, "w")]
+    text = drafts.draft(5, threads, {"read #": ("w", "main"), "main": ("w",)})
+    [one] = load(written(tmp_path, text)).program
+    assert one.edges == {"read #": ("w",)}
 
 
 def test_names_are_cut_as_the_kernel_cuts_them_and_matched_once() -> None:
@@ -341,7 +452,7 @@ def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["it's", 'a"b\\', "\x1b[31m", "\u00fc", "a#b", ""])
 def test_a_draft_of_any_names_is_a_declaration(tmp_path: Path, name: str) -> None:
     threads = [Thread(5, 5, 1, "main"), Thread(5, 6, 2, name), Thread(5, 7, 3, "w1")]
-    [one] = load(written(tmp_path, program.draft(5, threads))).program
+    [one] = load(written(tmp_path, drafts.draft(5, threads))).program
     assert one.match(name) is not None
 
 
@@ -349,9 +460,9 @@ def test_threads_without_names_are_a_pool() -> None:
     def named(*names: str) -> list[Thread]:
         return [Thread(5, 5 + i, i, name) for i, name in enumerate(names)]
 
-    assert program.pooled(named("vector", "vector-worker", "vector-worker"))
-    assert not program.pooled(named("gst", "decode:src", "detect:src"))
-    assert not program.pooled(named("sleep"))  # nothing to order, whatever the names
+    assert drafts.pooled(named("vector", "vector-worker", "vector-worker"))
+    assert not drafts.pooled(named("gst", "decode:src", "detect:src"))
+    assert not drafts.pooled(named("sleep"))  # nothing to order, whatever the names
 
 
 def test_a_draft_is_not_broken_at_the_width_of_a_terminal(tmp_path: Path) -> None:

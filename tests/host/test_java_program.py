@@ -1,0 +1,91 @@
+"""Programs by declaration whose names a Java virtual machine tells, on a real one."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sched_ctl.drivers import Target, drafts, kernel, program
+from sched_ctl.drivers.threads import threads_of
+from sched_ctl.kernel import tracing
+from sched_ctl.model.topology import Topology
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root", "java")]
+
+# Threads of Connect: a pool's, which get their names from what they run, as its tasks do.
+JAVA = """
+import java.util.concurrent.*;
+public class Connect {
+    public static void main(String[] args) throws Exception {
+        ExecutorService pool = Executors.newCachedThreadPool();
+        for (String name : new String[] {"fast-alarms-0", "slow-archive-0", "slow-archive-1"})
+            pool.execute(() -> task(name));
+        CountDownLatch over = new CountDownLatch(1);
+        pool.execute(() -> { try { over.await(); } catch (InterruptedException e) { }
+                             task("moved-late-0"); });
+        System.out.println("runs");
+        System.in.read();
+        over.countDown();
+        System.in.read();
+        System.exit(0);
+    }
+    static void task(String name) {
+        Thread.currentThread().setName("task-thread-" + name);
+        try { Thread.sleep(300_000); } catch (InterruptedException e) { }
+    }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tracing.SWITCH, "0")
+    monkeypatch.setattr(kernel, "RENAMED_S", 0.0)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    (tmp_path / "Connect.java").write_text(JAVA)
+    subprocess.run(["javac", "-d", ".", "Connect.java"], cwd=tmp_path, check=True)
+    # The last word is the main class by which a worker is found.
+    main = "org.apache.kafka.connect.cli.ConnectStandalone"
+    child = subprocess.Popen(
+        ["java", "-Xmx64m", "-cp", tmp_path, "Connect", main],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "runs\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_connector_is_a_query_and_a_pools_thread_is_followed_when_it_gets_a_name(
+    child: "subprocess.Popen[str]",
+) -> None:
+    mine = program.shipped()["kafka-connect"]
+    driver = program.ProgramDriver(Target("program", mine.name), mine, lambda: [child.pid])
+
+    def seen() -> Topology:
+        return driver.poll(5.0).topology
+
+    try:
+        wait_until(lambda: len(seen().operators) == 3, 60)
+        assert set(seen().queries) == {"fast-alarms", "slow-archive"}
+        assert {"gc", "jit", "jvm"} <= {helper.role for helper in seen().helpers}
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+        wait_until(lambda: "moved-late" in seen().queries, 60)
+    finally:
+        driver.close()
+    found, rows = drafts.explained([mine], child.pid, threads_of(child.pid))
+    assert found is mine
+    roles = {thread.name: match.role for thread, match in rows if match is not None}
+    assert roles["task-thread-slow-archive-1"] == "operator"
+    assert roles["Signal Dispatcher"] == "jvm"
