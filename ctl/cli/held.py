@@ -38,6 +38,8 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
         show.text()
         show.text(f"{query['engine']} {query['query']}: {query['verdict']}: {query['operator']}")
         show.text(f"  {query['advice']}")
+        for line in replicas(query):
+            show.text(f"  {line}")
         show.table(
             ("operator", "verdict", ">sure", ">runs", ">CPU wait", ">full", ">asleep", ">no input"),
             (
@@ -96,6 +98,27 @@ def top(
         screen.print_once(first, view)
     else:
         screen.live(lambda: request(run_dir, "top"), view, interval)
+
+
+def replicas(query: dict[str, Any]) -> list[str]:
+    """What another number of replicas would do, in words; nothing where today's is right."""
+    from sched_ctl import show
+
+    more, fewer = [], []
+    for stage in query["parallelism"]:
+        now, needed = stage["replicas"], stage["needed"]
+        name = f"{stage['operator']} {now} -> {needed}"
+        bound = " or more" if stage["at_least"] else ""
+        could, rate = (show.number(stage[key] or 0.0) for key in ("true_rate", "rate"))
+        if needed > now:
+            more.append(f"{name}{bound} replicas: one can do {could} of {rate} tuples/s")
+        elif needed < now and not stage["at_least"]:
+            fewer.append(f"{name} replicas would do for {rate} tuples/s")
+    lines = more or fewer
+    needed_cpus, cpus = query["needed_cpus"], query["cpus"]
+    if more and needed_cpus and needed_cpus > cpus:
+        lines.append(f"all of it needs {needed_cpus:.1f} CPUs, and {cpus:g} are there")
+    return lines
 
 
 def verdict(operator: dict[str, Any]) -> str:

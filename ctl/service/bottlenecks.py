@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from sched_ctl import show
+from sched_ctl.adapt import parallelism
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.engines.engine import Engine
 from sched_ctl.kernel import procfs, psi, sleeping
+from sched_ctl.kernel.cpus import cpus_of
 from sched_ctl.metrics import verdicts
 from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
 from sched_ctl.metrics.verdicts import Assessment, Verdict
@@ -79,11 +81,40 @@ def assessed(controller: Controller) -> Iterator[Found]:
 
 
 def bottlenecks(found: list[Found]) -> list[dict[str, Any]]:
-    """One entry for each query: what holds it, and its operators with their evidence."""
+    """One entry for each query: what holds it, its operators with their evidence, and how many
+    replicas and CPUs what its sources emit needs.
+    """
+    needs = {id(one): parallelism.wanted(one.window, one.assessment) for one in found}
+    cpus = {id(one): round(cpus_of(one.window.now.topology.pids), 2) for one in found}
     return [
-        query | {"operators": [operator(one, row) for row in rows.tolist()]}
+        query
+        | _parallelism(needs[id(one)], query["query"])
+        | {"cpus": cpus[id(one)]}
+        | {"operators": [operator(one, row) for row in rows.tolist()]}
         for one, rows, query in _queries(found)
     ]
+
+
+def _parallelism(wanted: parallelism.Wanted, query: str) -> dict[str, Any]:
+    """Of the stages of one query; rates in tuples/s, None = unknown."""
+    parts = wanted.stages
+    mine = [stage for stage, name in enumerate(parts.queries) if name == query]
+    cpus = float(np.nansum(wanted.cpus[mine]))
+    return {
+        "needed_cpus": _known(cpus) if cpus > 0 else None,
+        "at_least": bool(wanted.at_least[mine].any()),
+        "parallelism": [
+            {
+                "operator": parts.names[stage],
+                "replicas": int(parts.replicas[stage]),
+                "needed": int(wanted.replicas[stage]),
+                "rate": _known(float(wanted.rate[stage])),
+                "true_rate": _known(float(wanted.true_rate[stage])),
+                "at_least": bool(wanted.at_least[stage]),
+            }
+            for stage in mine
+        ],
+    }
 
 
 def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]]:

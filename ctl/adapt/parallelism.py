@@ -1,0 +1,165 @@
+"""How many replicas each operator needs for what its sources emit (DS2, Kalavri et al., OSDI 2018).
+
+The *true rate* of an operator is what it would take in if it never waited: tuples by useful time.
+Useful is the time in which its threads ran or slept with work in hand; not the time without input,
+before a full queue, or waiting for a CPU. So it tells what a replica could do, however little it
+does today. One walk from the sources down gives the rate that each operator has to take in, and
+from both how many replicas that needs: one step for all operators of a query (section 3.2 there).
+
+A source that is held by a full queue would emit more: what it emits by the share of the time in
+which it was not held. One that is never out of work tells a lower bound alone.
+
+Pure functions over columns. Replicas of one operator are a *stage*.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sched_ctl.metrics.verdicts import SATURATED, Assessment
+from sched_ctl.metrics.window import Window, divide
+from sched_ctl.model.graph import Array, Graph, Index
+from sched_ctl.model.topology import Topology
+
+__all__ = ["LEAST_USEFUL", "Stages", "Wanted", "stages", "wanted"]
+
+LEAST_USEFUL = 0.01  # of the time: below that, what a replica could do is not known
+LEAST_FREE = 0.1  # of the time: a source that is held is not taken to emit more than 10 times more
+SLACK = 0.05  # of a replica: figures are not as exact as that
+MOST_REPLICAS = 1 << 15  # Flink's largest parallelism; beyond it, an engine's figures are wrong
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """The operators of one engine with their replicas put together.
+
+    of: (n,) stage of each physical operator. queries, names: (m,) of each stage. replicas: (m,).
+    graph: over stages; share: part of a stage's output that takes an edge, all replicas together.
+    """
+
+    of: Index
+    queries: tuple[str, ...]
+    names: tuple[str, ...]
+    replicas: Index
+    graph: Graph
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What m stages need. NaN = unknown.
+
+    rate: (m,) tuples/s that a stage has to take in. true_rate: (m,) that one replica could, alone
+    on a CPU. needed: (m,) replicas, before rounding up. cpus: (m,) CPUs for it. at_least: (m,)
+    whether a source above it is held, so that all of these are lower bounds.
+    """
+
+    stages: Stages
+    rate: Array
+    true_rate: Array
+    needed: Array
+    cpus: Array
+    at_least: npt.NDArray[np.bool_]
+
+    @cached_property
+    def replicas(self) -> Index:
+        """(m,) replicas; as many as there are where it is not known, and for sources."""
+        known = ~np.isnan(self.needed) & ~self.stages.graph.ingress
+        whole = np.ceil(np.where(known, self.needed, 1.0) - SLACK)
+        return np.where(
+            known, np.clip(whole, 1, MOST_REPLICAS).astype(np.intp), self.stages.replicas
+        )
+
+
+def stages(topology: Topology) -> Stages:
+    """Replicas put together: operators of one query that run the same logical ones."""
+    place: dict[tuple[str, tuple[str, ...]], int] = {}
+    of = np.array(
+        [place.setdefault((o.query, o.logical), len(place)) for o in topology.operators],
+        dtype=np.intp,
+    )
+    replicas = np.bincount(of, minlength=len(place))
+    shares: dict[tuple[int, int], float] = {}
+    graph = topology.graph
+    for source, target, share in zip(
+        of[graph.source].tolist(), of[graph.target].tolist(), graph.share.tolist(), strict=True
+    ):
+        shares[source, target] = shares.get((source, target), 0.0) + share / replicas[source]
+    ends = np.array(list(shares), dtype=np.intp).reshape(-1, 2)
+    return Stages(
+        of,
+        tuple(query for query, _ in place),
+        tuple(_name(logical) for _, logical in place),
+        replicas,
+        Graph(len(place), ends[:, 0], ends[:, 1], np.array(list(shares.values()))),
+    )
+
+
+def wanted(window: Window, found: Assessment, known: Stages | None = None) -> Wanted:
+    """What the stages of a window's topology need. found: its verdicts, over physical operators.
+
+    known: `stages` of that topology, where somebody has kept them.
+    """
+    parts = known or stages(window.now.topology)
+    m = len(parts.names)
+
+    def total(column: Array) -> Array:
+        """(m,) over replicas; NaN where one of them is not known."""
+        return np.bincount(parts.of, weights=column, minlength=m).astype(np.float64)
+
+    taken, sent = total(window.rate("tuples_in")), total(window.rate("tuples_out"))
+    useful = found.run + np.nan_to_num(found.blocked)
+    with np.errstate(all="ignore"):
+        alone = np.where(useful >= LEAST_USEFUL, window.rate("tuples_in") / useful, np.nan)
+        per_tuple = divide(total(found.run), taken)  # CPU seconds
+    true_rate = total(alone) / parts.replicas
+    selectivity = divide(sent, taken)
+    rate, at_least = _rates(parts.graph, _sources(parts, found, sent), selectivity)
+    return Wanted(
+        parts,
+        np.where(parts.graph.ingress, taken, rate),
+        true_rate,
+        divide(rate, true_rate),
+        rate * per_tuple,
+        at_least,
+    )
+
+
+def _sources(parts: Stages, found: Assessment, sent: Array) -> Mapping[int, tuple[float, bool]]:
+    """Stage of a source -> what it wants to emit in tuples/s, and whether that is a lower bound."""
+    held = np.nan_to_num(found.backpressured)
+    busy = np.nan_to_num(found.run) + np.nan_to_num(found.wait) + held
+    answer = {}
+    for stage in np.flatnonzero(parts.graph.ingress).tolist():
+        mine = parts.of == stage
+        free = max(1.0 - float(held[mine].mean()), LEAST_FREE)
+        full = bool((busy[mine] >= SATURATED).any())
+        # Who has time left makes up for what it waited
+        answer[stage] = (float(sent[stage]) / free, True) if full else (float(sent[stage]), False)
+    return answer
+
+
+def _rates(
+    graph: Graph, sources: Mapping[int, tuple[float, bool]], selectivity: Array
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """(m,) tuples/s that each stage has to take in, from the sources down; NaN on a cycle."""
+    rate, sent = np.full(graph.n, np.nan), np.full(graph.n, np.nan)
+    bound = np.zeros(graph.n, dtype=np.bool_)
+    up = graph.reversed
+    for rows, edges in up.levels:
+        into = np.bincount(
+            up.source[edges], weights=up.share[edges] * sent[up.target[edges]], minlength=graph.n
+        )
+        rate[rows] = np.where(graph.ingress[rows], np.nan, into[rows])
+        np.logical_or.at(bound, up.source[edges], bound[up.target[edges]])
+        # Where nothing arrives, nothing is emitted, whatever the selectivity
+        sent[rows] = np.where(rate[rows] == 0.0, 0.0, rate[rows] * selectivity[rows])
+        for row in rows[graph.ingress[rows]].tolist():
+            sent[row], bound[row] = sources[row]
+    return rate, bound
+
+
+def _name(logical: tuple[str, ...]) -> str:
+    return logical[0] if len(logical) == 1 else f"{logical[0]}..{logical[-1]}" if logical else "?"

@@ -1,0 +1,171 @@
+"""How many replicas operators need, from made-up shares of time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from plans import array, plan
+from sched_ctl.adapt.parallelism import Wanted, stages, wanted
+from sched_ctl.cli.held import replicas
+from sched_ctl.metrics.verdicts import assess
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.topology import (
+    Edge,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
+
+S = 4.0
+
+
+def of(
+    topology: Topology,
+    taken: Sequence[float],
+    sent: Sequence[float],
+    run: Sequence[float],
+    full: Sequence[float] | None = None,
+    wait: Sequence[float] | None = None,
+) -> Wanted:
+    """From rates in tuples/s and shares of the time; what is left was without input."""
+    none = [0.0] * len(taken)
+    full, wait = full or none, wait or none
+    idle = [1.0 - sum(shares) for shares in zip(run, full, wait, strict=True)]
+    rates = {
+        "tuples_in": taken,
+        "tuples_out": sent,
+        "thread_cpu_time": run,
+        "run_delay": wait,
+        "backpressured_time": full,
+        "idle_time": idle,
+    }
+
+    def at(time_s: float) -> Snapshot:
+        return Snapshot(
+            topology, time_s, {k: array(*(100 + x * time_s for x in v)) for k, v in rates.items()}
+        )
+
+    window = Window(at(10.0 + S), at(10.0))
+    return wanted(window, assess(window))
+
+
+def replicated(*counts: int) -> Topology:
+    """A chain a, b, c ... of so many replicas each, every one feeding all of the next."""
+    names = "abcdef"
+    operators = [
+        PhysicalOperator("q", f"{name}.{i}", (name,), i, count, (Thread(1, 100 * at + i + 1, 7),))
+        for at, (name, count) in enumerate(zip(names, counts, strict=False))
+        for i in range(count)
+    ]
+    rows = np.cumsum([0, *counts]).tolist()
+    edges = [
+        Edge(source, target, 1.0 / counts[at + 1])
+        for at in range(len(counts) - 1)
+        for source in range(rows[at], rows[at + 1])
+        for target in range(rows[at + 1], rows[at + 2])
+    ]
+    logical = tuple(LogicalOperator("q", name) for name in names[: len(counts)])
+    return Topology("lab:1", tuple(operators), tuple(edges), logical, ())
+
+
+def test_an_operator_gets_what_its_source_would_emit_if_nothing_held_it() -> None:
+    # b runs always and takes 100/s; the source stands before a full queue two thirds of the time.
+    found = of(replicated(1, 1, 1), [100, 100, 100], [100] * 3, [0.2, 1.0, 0.1], [0.667, 0, 0])
+    assert found.needed[1] == pytest.approx(3.0, rel=0.01)
+    assert found.replicas.tolist() == [1, 3, 1]
+    assert found.at_least.tolist() == [True, True, True]
+    assert found.cpus[1] == pytest.approx(3.0, rel=0.01)
+
+
+def test_eight_replicas_that_one_could_do_for_are_too_many() -> None:
+    found = of(
+        replicated(1, 8),
+        [80] + [10] * 8,
+        [80] + [10] * 8,
+        [0.1] + [0.05] * 8,
+    )
+    assert found.true_rate[1] == pytest.approx(200)
+    assert found.replicas.tolist() == [1, 1]
+    assert not found.at_least.any()
+
+
+def test_waiting_for_a_cpu_is_not_useful_time() -> None:
+    # On a crowded machine b gets a fifth of a CPU, and could do its 100/s in a replica of its own.
+    found = of(replicated(1, 1), [100, 100], [100, 100], [0.1, 0.2], wait=[0.0, 0.8])
+    assert found.replicas.tolist() == [1, 1]
+    assert found.needed[1] == pytest.approx(0.2)
+
+
+def test_selectivities_and_branches_multiply_on_the_way_down() -> None:
+    # a splits in b (a quarter) and c (the rest); b makes 10 of each tuple for d.
+    base = plan({"q": ["a", "b", "c", "d"]}, edges=[])
+    edges = (Edge(0, 1, 0.25), Edge(0, 2, 0.75), Edge(1, 3))
+    topology = Topology(base.engine, base.operators, edges, base.logical, ())
+    found = of(topology, [400, 100, 300, 1000], [400, 1000, 300, 1000], [0.1, 0.5, 0.3, 0.8])
+    assert found.rate.tolist() == pytest.approx([400, 100, 300, 1000])
+    assert found.needed[1:].tolist() == pytest.approx([0.5, 0.3, 0.8])
+
+
+def test_replicas_of_one_operator_are_one_stage_and_share_its_load() -> None:
+    parts = stages(replicated(2, 3))
+    assert parts.names == ("a", "b")
+    assert parts.replicas.tolist() == [2, 3]
+    assert parts.graph.share.tolist() == pytest.approx([1.0])
+
+
+def test_what_is_not_known_keeps_what_there_is() -> None:
+    nothing = float("nan")
+    found = of(replicated(1, 2), [100, nothing, 50], [100, nothing, 50], [0.1, nothing, 0.2])
+    assert np.isnan(found.needed[1])
+    assert found.replicas.tolist() == [1, 2]
+    idle = of(replicated(1, 1), [0, 0], [0, 0], [0.0, 0.0])
+    assert idle.replicas.tolist() == [1, 1]
+
+
+def test_a_cycle_is_said_to_be_unknown() -> None:
+    base = plan({"q": ["a", "b", "c"]}, edges=[(0, 1), (1, 2), (2, 1)])
+    found = of(base, [10, 20, 20], [10, 20, 10], [0.1, 0.2, 0.2])
+    assert np.isnan(found.needed[1:]).all()
+    assert found.replicas.tolist() == [1, 1, 1]
+
+
+def test_the_answer_does_not_depend_on_the_replicas_of_today() -> None:
+    """Where nothing is held, one step is enough from wherever it begins (section 3.3 there)."""
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        cost, rate = rng.uniform(0.005, 0.02), rng.uniform(20, 150)
+        least = int(np.ceil(rate * cost / 0.9))
+        answers = {
+            int(
+                of(
+                    replicated(1, now),
+                    [rate] + [rate / now] * now,
+                    [rate] + [rate / now] * now,
+                    [0.1] + [rate * cost / now] * now,
+                ).replicas[1]
+            )
+            for now in (least, least + 1, least + 6)
+        }
+        assert answers == {max(1, int(np.ceil(rate * cost - 0.05)))}
+
+
+def query(*stages: dict[str, object], cpus: float = 2.0, needed: float | None = 1.0) -> dict:  # type: ignore[type-arg]
+    return {"parallelism": list(stages), "cpus": cpus, "needed_cpus": needed, "at_least": True}
+
+
+def stage(now: int, needed: int, at_least: bool = False) -> dict[str, object]:
+    shares = {"rate": 300.0, "true_rate": 100.0, "at_least": at_least}
+    return {"operator": "agg", "replicas": now, "needed": needed} | shares
+
+
+def test_words_say_what_to_change_and_nothing_where_it_is_right() -> None:
+    assert replicas(query(stage(3, 3))) == []
+    assert replicas(query(stage(1, 3, at_least=True), needed=3.4)) == [
+        "agg 1 -> 3 or more replicas: one can do 100 of 300 tuples/s",
+        "all of it needs 3.4 CPUs, and 2 are there",
+    ]
+    assert replicas(query(stage(8, 1))) == ["agg 8 -> 1 replicas would do for 300 tuples/s"]
+    assert replicas(query(stage(8, 1, at_least=True))) == []
