@@ -36,8 +36,10 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
         show.text(nothing(request(run_dir, "status")))
     for query in answer:
         show.text()
-        show.text(f"{query['engine']} {query['query']}: {query['verdict']}: {query['operator']}")
+        show.text(f"{query['engine']} {query['query']}: {said(query)}")
         show.text(f"  {query['advice']}")
+        if len({horizon["verdict"] for horizon in query["horizons"]}) > 1:
+            show.text(f"  by {', '.join(map(horizon_words, query['horizons']))}")
         for line in replicas(query):
             show.text(f"  {line}")
         show.table(
@@ -119,6 +121,27 @@ def replicas(query: dict[str, Any]) -> list[str]:
     if more and needed_cpus and needed_cpus > cpus:
         lines.append(f"all of it needs {needed_cpus:.1f} CPUs, and {cpus:g} are there")
     return lines
+
+
+def said(query: dict[str, Any]) -> str:
+    """What holds a query, how sure that is, and how late its tuples are."""
+    words = f"{query['verdict']}: {query['operator']} ({percent(query['confidence'])} sure"
+    words += ")" if query["settled"] else ", by one short look)"
+    if query["late_s"] is not None:
+        words += f", {milliseconds(query['late_s'])} late"
+        if query["late_p99_s"] is not None:
+            words += f", p99 {milliseconds(query['late_p99_s'])}"
+    return words
+
+
+def horizon_words(horizon: dict[str, Any]) -> str:
+    return f"the last {horizon['seconds']:.0f} s: {horizon['verdict']}"
+
+
+def milliseconds(seconds: float) -> str:
+    from sched_ctl import show
+
+    return f"{show.number(seconds * 1e3)} ms"
 
 
 def verdict(operator: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ HELP = """\
                            single-thread-bound   it always runs: more replicas would help
                            io-bound, memory-bound   it sleeps with work in hand
                            held by X   X's queue is full
-                           idle, input-bound   it has nothing to do"""
+                           idle, input-bound   it keeps up, or has nothing to do"""
 Answer = dict[str, Any]
 
 
@@ -251,7 +251,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
     missed = (t for t in answer["targets"] if t["met"] is not None and t["met"] < t["share"])
     lines += [f"target missed: {targets.in_words(target)}" for target in missed]
     for query in answer["queries"]:
-        if query["verdict"] not in ("idle", "input-bound", "unknown"):
+        if query["verdict"] not in ("idle", "input-bound", "keeps-up", "unknown"):
             lines.append(f"{query['query']} is held by {query['operator']}: {query['verdict']}")
     return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:6]]
 

@@ -27,10 +27,12 @@ import numpy.typing as npt
 from sched_ctl.drivers import Driver, DriverKind, Target
 from sched_ctl.engines.boundary import checked, words
 from sched_ctl.engines.budget import Budget
+from sched_ctl.engines.horizons import Horizons
 from sched_ctl.engines.owners import COMMON, Owners, belonging
 from sched_ctl.engines.worker import Here, Worker
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.identity import Lifetime
+from sched_ctl.metrics.settle import Said
 from sched_ctl.metrics.window import REPORTS, SAMPLES
 from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array, Index
@@ -97,6 +99,8 @@ class Engine:
         self._driver: Driver | None = None  # touched by the worker only
         self._probes: Probes | None = None  # likewise
         self.sleeps = SleepPlaces()  # looks while somebody wants to know
+        self.horizons = Horizons()  # filled while somebody wants to know
+        self.said: dict[str, Said] = {}  # of its queries
         self._lifetime = None if target.pid is None else Lifetime(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
         self._answering = AnsweringTime()  # touched by the worker only
@@ -217,6 +221,8 @@ class Engine:
                 self._latest = None
                 self._history.clear()
                 self._samples.clear()
+                self.horizons.clear()
+                self.said.clear()
                 silent_s = now_s - self.answered_s
                 return f"silent for {silent_s:.1f} s ({self.problem}): its threads are released"
         return None
@@ -371,6 +377,7 @@ class Engine:
             self._history = deque(carry_over(s, snapshot.topology) for s in self._history)
             carried = [carry_over(s, snapshot.topology) for s in self._samples]
             self._samples = deque(carried, maxlen=REPORTS)
+            self.horizons.carry(lambda old: carry_over(old, snapshot.topology))
         more = (
             last is None
             or snapshot.topology is not last.topology
@@ -382,6 +389,8 @@ class Engine:
         if self._follows_gap(snapshot.time_s):
             self._samples.clear()
         self._samples.append(_sampled(snapshot))
+        if "run_delay" in snapshot.columns:
+            self.horizons.note(snapshot)
         # Not every snapshot is kept: at 10 Hz and 10,000 operators they would take all the memory.
         if (
             more

@@ -4,7 +4,8 @@ Each second of a thread is one of: running (where the machine is virtual: or rob
 the hypervisor); waiting for a CPU; asleep because a queue downstream is full; asleep with work in
 hand (I/O, a lock, memory, a timer); asleep without input. The kernel measures the first two
 (schedstat, /proc/stat), the engine says what the rest was, if it says anything; where it does not,
-its queues tell: who sleeps while tuples wait does not sleep for lack of input.
+its queues tell: who sleeps while tuples wait does not sleep for lack of input. An ingress that
+sleeps is not blamed unless something is known to wait before it.
 docs/bottlenecks.md has the rules with their sources. Pure functions over whole columns.
 """
 
@@ -23,10 +24,13 @@ from sched_ctl.model.policy import Level
 
 __all__ = [
     "HOLDS",
+    "NEEDED",
     "Assessment",
+    "Judged",
     "Verdict",
     "assess",
     "codes",
+    "judged",
     "of_query",
     "rows_by",
     "worst",
@@ -38,7 +42,19 @@ LEAST_SHARE = 0.10  # of the time: what takes less holds nobody back
 STARVED_RATIO = 0.25  # of the time that it could run, it waited: with a CPU, a third faster
 IDLE_RUN = 0.01  # CPU share of a thread that does nothing but look whether there is something
 SATURATED = 0.85  # runs or waits for a CPU so much of the time: never out of work
+NEVER = 0.005  # of the time: less is none at all
 LEAST_WINDOW_S = 0.25  # below, a scheduler tick is several per cent
+GROWS = 4.0  # standard deviations of Poisson arrivals by which a queue that grows has grown
+GUESSED = 0.6  # what a share is worth that nobody tells
+
+# Columns of snapshots that verdicts are made of
+NEEDED = frozenset(
+    {
+        *("thread_cpu_time", "cpu_time", "run_delay", "idle_time", "backpressured_time"),
+        *("io_delay", "memory_delay", "gc_time", "cpu_steal", "cpu_busy"),
+        *("tuples_in", "tuples_out", "queue_size", "queue_size_estimate", "backlog"),
+    }
+)
 
 
 class Verdict(IntEnum):
@@ -52,6 +68,7 @@ class Verdict(IntEnum):
     IO_BOUND = 5
     MEMORY_BOUND = 6
     BACKPRESSURED = 7
+    KEEPS_UP = 8  # of a query alone
 
     @property
     def word(self) -> str:
@@ -76,12 +93,12 @@ class Assessment:
     verdict: (n,) `Verdict` codes. confidence: (n,) 0..1, how far the share that decided stands out
     times how much was measured rather than guessed. limit: (n,) row of the operator that holds a
     backpressured one, -1 for all others. run .. idle: (n,) shares of the time of the operator's
-    threads, which add up to 1 where all are known; NaN = unknown. stolen: (n,) what of `run` the
-    hypervisor had. queue, queue_before: (n,) tuples
-    at the end and at the begin of the window. io, memory: (n,) shares of the time asleep that the
-    kernel says went to block I/O and to memory; the first may hold the second. gc: (n,) share of
-    the time in which its JVM stood still for its garbage collector. backlog: (n,) bytes in the
-    sockets of an ingress. seconds: the window's length.
+    threads, which add up to 1 where all are known; NaN = unknown. keeps: (n,) 1 for who keeps up
+    with its input, 0 for who does not, NaN = unknown. stolen: (n,) what of `run` the hypervisor
+    had. queue, queue_before: (n,) tuples at the end and at the begin of the window. io, memory:
+    (n,) shares of the time asleep that the kernel says went to block I/O and to memory; the first
+    may hold the second. gc: (n,) share of the time in which its JVM stood still for its garbage
+    collector. backlog: (n,) bytes in the sockets of an ingress. seconds: the window's length.
     """
 
     verdict: npt.NDArray[np.int8]
@@ -92,6 +109,7 @@ class Assessment:
     backpressured: Array
     blocked: Array
     idle: Array
+    keeps: Array
     stolen: Array
     queue: Array
     queue_before: Array
@@ -118,7 +136,12 @@ class Assessment:
 
 
 def assess(
-    window: Window, queue: Array | None = None, memory_pressure: float = float("nan")
+    window: Window,
+    queue: Array | None = None,
+    memory_pressure: float = float("nan"),
+    *,
+    longer: Window | None = None,
+    missed: Mask | None = None,
 ) -> Assessment:
     """The verdicts of a window over physical operators.
 
@@ -126,19 +149,13 @@ def assess(
     estimate is none, as it is above 0 for a thread that has just been woken.
     memory_pressure: share of the time in which some task waited for memory (PSI), of the engine's
     cgroup or of the machine.
+    longer: a window that began earlier; nothing arrives where nothing did in that one.
+    missed: (n,) whether the operator's query misses its target: who keeps up may be starved, too.
     """
-    n = len(window.operators)
-    threads = np.array([len(getattr(o, "threads", ())) for o in window.operators], dtype=float)
-    each = np.where(threads > 0, threads, np.nan)
-    with np.errstate(all="ignore"):
-        run = np.clip(window.rate("thread_cpu_time") / each, 0.0, 1.0)
-        run = np.where(np.isnan(run), np.clip(window.rate("cpu_time"), 0.0, 1.0), run)
-        wait = np.clip(window.rate("run_delay") / each, 0.0, 1.0 - np.nan_to_num(run))
-        guessed = "queue_size_estimate" in window.now.columns
-        queue_now = window.value("queue_size") if queue is None or guessed else queue
+    each, run, wait, stolen = _awake(window)
+    guessed = "queue_size_estimate" in window.now.columns
+    queue_now = window.value("queue_size") if queue is None or guessed else queue
     before = _queue_before(window)
-    stolen = _stolen(window, run, 1.0 - run - np.nan_to_num(wait))
-    run = run + stolen
     asleep = np.maximum(1.0 - run - np.nan_to_num(wait), 0.0)  # not below, by rounding
     with np.errstate(all="ignore"):
         io, memory = (
@@ -148,12 +165,21 @@ def assess(
     # What the kernel counted was neither idle nor held by a queue, whatever the engine says.
     counted = np.fmax(io, memory)
     known = np.nan_to_num(counted)
-    idle, full, told = _asleep(window, asleep - known, asleep, queue_now, before)
+    works = _works(window, queue_now, before)
+    idle, full, told = _asleep(window, asleep - known, asleep, queue_now, before, works)
     # Where nobody counts the wait for a CPU, what is left over may be that.
     blocked = np.where(np.isnan(wait), np.nan, np.clip(asleep - idle - full, 0.0, 1.0))
-    blocked = np.where(np.isnan(blocked), counted, blocked)
+    # Who sleeps at the front, and says neither that it has no input nor what waits for it, may pace
+    # itself.
+    paced = window.graph.ingress & ~works & (blocked - known >= LEAST_SHARE)
+    idle = np.where(paced & (idle < LEAST_SHARE), np.nan, idle)
+    blocked = np.where(paced, np.fmax(counted, gc), np.where(np.isnan(blocked), counted, blocked))
     taken = window.gain("tuples_in")
-    verdict = _judge(run, wait, full, blocked, idle, taken)
+    keeps = _keeps_up(run, wait, idle, queue_now - before, taken)
+    if longer is not None:
+        taken = np.fmax(taken, longer.gain("tuples_in"))
+    late = np.zeros(len(run), dtype=np.bool_) if missed is None else missed
+    verdict = _judge(run, wait, full, blocked, idle, taken, (keeps == 0) | late)
     with np.errstate(all="ignore"):
         for_memory = _for_memory(memory, blocked, memory_pressure) | (gc >= blocked / 2)
     verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
@@ -161,7 +187,7 @@ def assess(
         verdict[:] = Verdict.UNKNOWN
     asleep_at_work = (verdict == Verdict.IO_BOUND) | (verdict == Verdict.MEMORY_BOUND)
     sure = told | (asleep_at_work & (known >= np.nan_to_num(blocked) / 2))
-    quality = np.where(sure, 1.0, 0.6) * np.where(np.isnan(wait), 0.5, 1.0)
+    quality = np.where(sure, 1.0, GUESSED) * np.where(np.isnan(wait), 0.5, 1.0)
     return Assessment(
         verdict=verdict,
         confidence=quality * _margin(verdict, run, wait, full, blocked, idle),
@@ -171,14 +197,15 @@ def assess(
         backpressured=full,
         blocked=blocked,
         idle=idle,
-        stolen=stolen,
+        keeps=keeps,
+        stolen=np.where(np.isnan(window.gain("cpu_steal")), np.nan, stolen),
         queue=queue_now,
         queue_before=before,
         io=io,
         memory=memory,
         gc=gc,
         backlog=window.value("backlog"),
-        seconds=window.seconds if n else float("nan"),
+        seconds=window.seconds if len(run) else float("nan"),
     )
 
 
@@ -230,6 +257,47 @@ def of_query(found: Assessment, rows: Index) -> int:
     return worst(found, own if len(own) else rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What holds a query over a window of `seconds`. row: of the operator that it is about."""
+
+    verdict: Verdict
+    row: int
+    confidence: float
+    seconds: float
+
+
+def judged(found: Assessment, rows: Index) -> Judged:
+    """A query as a whole: it keeps up if all of its operators do that tell; else who holds it.
+
+    That it keeps up is about the operator with the least to spare.
+    """
+    held = of_query(found, rows)
+    verdict = Verdict(found.verdict[held])
+    keeps, codes_ = found.keeps[rows], found.verdict[rows]
+    told = rows[keeps == 1]
+    late = (codes_ == Verdict.CPU_STARVED).any()  # one that keeps up is, if a target is missed
+    if (codes_ == Verdict.IDLE).all() or (keeps == 0).any() or late or not len(told):
+        return Judged(verdict, held, float(found.confidence[held]), found.seconds)
+    spare = np.nan_to_num(found.idle[told])
+    tightest = int(told[np.argmin(spare)])
+    margin = float(np.clip(spare.min() / (2 * LEAST_SHARE), 0.0, 1.0))
+    sure = margin * (1.0 if len(told) == len(rows) else GUESSED)
+    return Judged(Verdict.KEEPS_UP, tightest, sure, found.seconds)
+
+
+def _awake(window: Window) -> tuple[Array, Array, Array, Array]:
+    """(n,) threads of each operator (NaN: none), and what they ran, waited, and were robbed of."""
+    threads = np.array([len(getattr(o, "threads", ())) for o in window.operators], dtype=float)
+    each = np.where(threads > 0, threads, np.nan)
+    with np.errstate(all="ignore"):
+        run = np.clip(window.rate("thread_cpu_time") / each, 0.0, 1.0)
+        run = np.where(np.isnan(run), np.clip(window.rate("cpu_time"), 0.0, 1.0), run)
+        wait = np.clip(window.rate("run_delay") / each, 0.0, 1.0 - np.nan_to_num(run))
+    stolen = _stolen(window, run, 1.0 - run - np.nan_to_num(wait))
+    return each, run + stolen, wait, stolen
+
+
 def _stolen(window: Window, run: Array, rest: Array) -> Array:
     """(n,) shares of the time in which a CPU that it had was the hypervisor's; `rest` at most.
 
@@ -241,32 +309,54 @@ def _stolen(window: Window, run: Array, rest: Array) -> Array:
     return np.clip(np.nan_to_num(lost, posinf=0.0), 0.0, np.maximum(np.nan_to_num(rest), 0.0))
 
 
-def _asleep(
-    window: Window, unknown: Array, asleep: Array, queue: Array, before: Array
-) -> tuple[Array, Array, Mask]:
-    """(n,) shares without input and held by a full queue, and whether the engine told them.
+def _works(window: Window, queue: Array, before: Array) -> Mask:
+    """(n,) whether something waits for it, at both ends: what was between, nobody saw."""
+    known = ~np.isnan(queue) & ~np.isnan(before)
+    return np.where(known, (queue > 0) & (before > 0), _has_backlog(window))
 
-    unknown: of the time asleep, what nobody but the engine can tell the reason of.
+
+def _asleep(
+    window: Window, unknown: Array, asleep: Array, queue: Array, before: Array, works: Mask
+) -> tuple[Array, Array, Mask]:
+    """(n,) shares without input and held by a full queue, and whether the engine told the first.
+
+    unknown: of the time asleep, what nobody but the engine can tell the reason of. NaN where it
+    does not, and neither do queues.
 
     A thread that was woken and waits for a CPU is still idle, or blocked, in the engine's books:
     what it says is cut down to the time that the thread slept.
     """
     idle, full = window.rate("idle_time"), window.rate("backpressured_time")
     told = ~np.isnan(idle)
-    full = np.where(told, np.nan_to_num(full), 0.0)
+    known = works | (~np.isnan(queue) & ~np.isnan(before))
     with np.errstate(all="ignore"):
-        said = idle + full
+        said = np.nan_to_num(idle) + np.nan_to_num(full)
         fits = np.where(said > unknown, unknown / said, 1.0)
-    works = (queue > 0) & (before > 0)  # at both ends; what was between, nobody saw
-    known = ~np.isnan(queue) & ~np.isnan(before)
-    works |= ~known & _has_backlog(window)
-    guessed = np.where(works, 0.0, np.where(known, unknown, np.nan))
-    idle = np.where(told, idle * fits, guessed)
     # A producer that sleeps on its work, before a consumer that is never out of work
     busy = 1.0 - asleep >= SATURATED
     before_busy = np.zeros(len(asleep), dtype=np.bool_)
     np.logical_or.at(before_busy, window.graph.source, (busy & works)[window.graph.target])
-    return idle, np.where(told, full * fits, np.where(works & before_busy, unknown, 0.0)), told
+    guessed = np.where(works & before_busy, unknown, np.where(known | told, 0.0, np.nan))
+    full = np.where(np.isnan(full), guessed, full * fits)
+    left = np.maximum(unknown - np.nan_to_num(full), 0.0)
+    idle = np.where(told, idle * fits, np.where(works, 0.0, np.where(known, left, np.nan)))
+    awake = unknown < NEVER  # what is not there needs nobody to tell it
+    return np.where(awake & ~told, 0.0, idle), np.where(awake & np.isnan(full), 0.0, full), told
+
+
+def _keeps_up(run: Array, wait: Array, idle: Array, growth: Array, taken: Array) -> Array:
+    """(n,) 1 for who has time to spare, and no queue that grows; 0 for who has not; NaN = unknown.
+
+    growth: of its queue, tuples. taken: tuples that it took in. One that takes nothing while it
+    waits for a CPU has tuples that wait for it.
+    """
+    more, done = np.nan_to_num(growth), np.nan_to_num(taken)
+    grows = (more > LEAST_SHARE * done) & (more > GROWS * np.sqrt(np.maximum(done + more, 0.0)))
+    moves = (done > 0) | (run >= IDLE_RUN) | ~(wait >= LEAST_SHARE)
+    spare = np.where(np.isnan(idle), np.nan, (idle >= LEAST_SHARE) & moves)
+    never_out = run + np.nan_to_num(wait) >= SATURATED
+    spare = np.where(np.isnan(spare) & never_out, 0.0, spare)
+    return np.where(grows, 0.0, spare)
 
 
 def _queue_before(window: Window) -> Array:
@@ -284,11 +374,14 @@ def _has_backlog(window: Window) -> Mask:
 
 
 def _judge(
-    run: Array, wait: Array, full: Array, blocked: Array, idle: Array, taken: Array
+    run: Array, wait: Array, full: Array, blocked: Array, idle: Array, taken: Array, behind: Mask
 ) -> npt.NDArray[np.int8]:
-    """The rules, last one first: each overrules those above it."""
+    """The rules, last one first: each overrules those above it.
+
+    behind: (n,) whether it is known not to keep up, or to be too late.
+    """
     waits = np.nan_to_num(wait)
-    losses = np.stack([waits, full, np.nan_to_num(blocked)])
+    losses = np.stack([waits, np.nan_to_num(full), np.nan_to_num(blocked)])
     largest = np.argmax(losses, axis=0)
     counts = losses.max(axis=0, initial=0.0) >= LEAST_SHARE
     verdict = np.full(len(run), Verdict.UNKNOWN, dtype=np.int8)
@@ -299,8 +392,10 @@ def _judge(
     rule(idle >= LEAST_SHARE, Verdict.INPUT_BOUND)
     rule(run + waits >= SATURATED, Verdict.SINGLE_THREAD_BOUND)
     rule((idle < LEAST_SHARE) & (run >= losses.max(axis=0)), Verdict.SINGLE_THREAD_BOUND)
-    starved = waits >= STARVED_RATIO * (run + waits)
-    rule(counts & (largest == 0) & starved, Verdict.CPU_STARVED)
+    starved = counts & (largest == 0) & (waits >= STARVED_RATIO * (run + waits))
+    rule(starved & (idle >= LEAST_SHARE), Verdict.INPUT_BOUND)
+    rule(starved & np.isnan(idle), Verdict.UNKNOWN)
+    rule(starved & behind, Verdict.CPU_STARVED)
     rule(counts & (largest == 1), Verdict.BACKPRESSURED)
     rule(counts & (largest == 2), Verdict.IO_BOUND)
     nothing = (run < IDLE_RUN) & ~counts & (idle >= 1.0 - LEAST_SHARE)

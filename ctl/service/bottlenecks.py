@@ -6,22 +6,25 @@ somebody looks: a request starts the readings, and the first answer waits until 
 
 import asyncio
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sched_ctl import show
 from sched_ctl.adapt import parallelism
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.horizons import HORIZONS_S
 from sched_ctl.kernel import procfs, psi, sleeping
 from sched_ctl.kernel.cpus import cpus_of
 from sched_ctl.metrics import verdicts
 from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
-from sched_ctl.metrics.verdicts import Assessment, Verdict
+from sched_ctl.metrics.settle import FIRST_S, Reading, Said, settle
+from sched_ctl.metrics.verdicts import Assessment, Judged, Verdict
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Snapshot, Thread
@@ -30,12 +33,23 @@ from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.service import views
 from sched_ctl.telemetry import exposition
 
-__all__ = ["Found", "assessed", "bottlenecks", "explained", "exposed", "look", "screen", "words"]
+__all__ = [
+    "SHORT_S",
+    "Found",
+    "assessed",
+    "bottlenecks",
+    "explained",
+    "exposed",
+    "look",
+    "screen",
+    "words",
+]
 
 WATCH_S = 15.0  # readings go on for so long after the last request
 SCRAPED_S = 60.0  # ... or after the last scrape
 WINDOW_S = 2.0  # verdicts are of about the last two seconds
-FIRST_S = 1.0  # the first window at least
+SHORT_S = 1.0  # the first window at least
+LONGER_S = 0.5  # that a window has to be longer, to count as another
 FIRST_LOOKS = 20  # at threads that sleep with work in hand
 PATIENCE_S = 5.0  # for it
 NAMED = 2  # of those behind whom a thread waits
@@ -46,24 +60,30 @@ LEAST_ASLEEP = verdicts.LEAST_SHARE  # with work in hand, for anybody to look wh
 class Found:
     """The verdicts of one engine, over the operators of `window.now.topology`.
 
-    waits: what was traced of all engines' threads, if anything is.
+    waits: what was traced of all engines' threads, if anything is. longer: the same over more time,
+    as far as anybody looked. late: how late a query's tuples are, as effects are told.
     """
 
     engine: Engine
     window: Window
     assessment: Assessment
     waits: WaitTimes
+    longer: tuple[Assessment, ...] = ()
+    late: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-async def look(controller: Controller) -> list[Found]:
-    """The verdicts of all engines now; waits for the readings if none were being made."""
+async def look(controller: Controller, first_s: float = FIRST_S) -> list[Found]:
+    """The verdicts of all engines now; waits for the readings if none were being made.
+
+    first_s: that have to be looked at, for an answer that is not made of one window.
+    """
     end_s = time.monotonic() + PATIENCE_S
     while True:
         controller.watch(WATCH_S)
         found = list(assessed(controller))
         # All of them: each has its looks begun
         looked = [_looked_for_sleep(one) for one in found]
-        if (all(looked) and all(map(_ready, found))) or time.monotonic() > end_s:
+        if (all(looked) and all(_ready(one, first_s) for one in found)) or time.monotonic() > end_s:
             return found
         await asyncio.sleep(0.1)
 
@@ -71,13 +91,42 @@ async def look(controller: Controller) -> list[Found]:
 def assessed(controller: Controller) -> Iterator[Found]:
     """Of the readings there are; no wait."""
     controller.waits.look()
+    late = {(told["engine"], told["query"]): told for told in views.effects(controller)}
     for engine in controller.engines.values():
         now = engine.snapshot
-        if now is not None:
-            window = Window(now, _then(engine, now))
-            pressure = _memory_pressure(engine)
-            found = verdicts.assess(window, _queue(window), pressure)
-            yield Found(engine, window, found, controller.waits)
+        if now is None:
+            continue
+        window = Window(now, _then(engine, now))
+        windows = [window, *_longer(engine, window)]
+        missed = _missed(controller, engine)
+        first, *longer = (
+            verdicts.assess(one, _queue(one), pressure, longer=windows[-1], missed=missed)
+            for one, pressure in zip(windows, _memory_pressure(engine), strict=False)
+        )
+        mine = {query: told for (name, query), told in late.items() if name == engine.name}
+        yield Found(engine, window, first, controller.waits, tuple(longer), mine)
+
+
+def _longer(engine: Engine, window: Window) -> Iterator[Window]:
+    """Windows that began earlier, as far as anybody has looked."""
+    seconds = window.seconds
+    for horizon_s in HORIZONS_S:
+        wider = Window(window.now, engine.horizons.then(horizon_s))
+        if wider.seconds > seconds + LONGER_S:
+            seconds = wider.seconds
+            yield wider
+
+
+def _missed(controller: Controller, engine: Engine) -> npt.NDArray[np.bool_] | None:
+    """(n,) whether an operator's query misses its target; None where none does."""
+    missed = {
+        row["query"]
+        for row in targets.rows(controller, engine.name)
+        if row["met"] is not None and row["met"] < row["share"]
+    }
+    if not missed or engine.snapshot is None:
+        return None
+    return np.array([o.query in missed for o in engine.snapshot.topology.operators])
 
 
 def bottlenecks(found: list[Found]) -> list[dict[str, Any]]:
@@ -119,24 +168,44 @@ def _parallelism(wanted: parallelism.Wanted, query: str) -> dict[str, Any]:
 
 def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]]:
     """Each query, with the rows of its operators and what holds it."""
+    now_s = time.monotonic()
     for one in found:
         topology = one.window.now.topology
         number = {query: place for place, query in enumerate(topology.queries)}
         group = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
+        for gone in one.engine.said.keys() - number.keys():
+            del one.engine.said[gone]
         for place, rows in verdicts.rows_by(group, len(number)):
-            row = verdicts.of_query(one.assessment, rows)
-            verdict = Verdict(one.assessment.verdict[row])
-            yield (
-                one,
-                rows,
-                {
-                    "engine": one.engine.name,
-                    "query": topology.queries[place],
-                    "verdict": verdict.word,
-                    "operator": topology.operators[row].label,
-                    "advice": ADVICE[verdict],
-                },
-            )
+            query = topology.queries[place]
+            judged = [verdicts.judged(each, rows) for each in (one.assessment, *one.longer)]
+            readings = [_reading(one, each) for each in judged]
+            said = settle(one.engine.said.get(query), now_s, readings)
+            one.engine.said[query] = said
+            yield one, rows, _query(one, query, said, readings)
+
+
+def _reading(one: Found, judged: Judged) -> Reading:
+    label = one.window.now.topology.operators[judged.row].label
+    return Reading(judged.seconds, judged.verdict, label, judged.confidence)
+
+
+def _query(one: Found, name: str, said: Said, readings: list[Reading]) -> dict[str, Any]:
+    late = one.late.get(name, {})
+    return {
+        "engine": one.engine.name,
+        "query": name,
+        "verdict": said.verdict.word,
+        "operator": said.about,
+        "confidence": round(said.confidence, 3),
+        "settled": said.settled,
+        "late_s": late.get("time_s"),
+        "late_p99_s": late.get("p99_s"),
+        "horizons": [
+            {"seconds": _known(r.seconds), "verdict": r.verdict.word, "operator": r.about}
+            for r in readings
+        ],
+        "advice": ADVICE[said.verdict],
+    }
 
 
 def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
@@ -251,6 +320,7 @@ ADVICE = {
     Verdict.UNKNOWN: "too little is known: neither the kernel nor the engine tells enough",
     Verdict.IDLE: "nothing arrives",
     Verdict.INPUT_BOUND: "it keeps up with its input",
+    Verdict.KEEPS_UP: "it keeps up with its input; this operator has the least time to spare",
     Verdict.CPU_STARVED: "a larger priority or share, or more CPUs, would speed it up",
     Verdict.SINGLE_THREAD_BOUND: "its thread is always at work: more replicas would help, "
     "priority would not",
@@ -300,10 +370,12 @@ def _looked_for_sleep(one: Found) -> bool:
     return not asleep or one.engine.sleeps.looks >= FIRST_LOOKS
 
 
-def _ready(one: Found) -> bool:
-    """Whether the window is long enough, and has the times of the threads at both ends."""
-    probed = "run_delay" in one.window.now.columns or not threads.available()
-    return probed and one.window.seconds >= FIRST_S
+def _ready(one: Found, first_s: float) -> bool:
+    """Whether it is looked for long enough, with the times of the threads at both ends."""
+    if "run_delay" not in one.window.now.columns:
+        return not threads.available() and one.window.seconds >= SHORT_S
+    longest_s = max(one.window.seconds, *(each.seconds for each in one.longer), 0.0)
+    return longest_s >= first_s
 
 
 def _then(engine: Engine, now: Snapshot) -> Snapshot | None:
@@ -328,12 +400,18 @@ def _queue(window: Window) -> Array | None:
     return evaluate(steps, window)["queue_size"]
 
 
-def _memory_pressure(engine: Engine) -> float:
-    """Of the engine's cgroup where the unified hierarchy has one, else of the machine."""
+def _memory_pressure(engine: Engine) -> tuple[float, float, float]:
+    """Of the engine's cgroup where the unified hierarchy has one, else of the machine.
+
+    Of the last 10, 60 and 300 s, for windows of 2, 30 and 300 s.
+    """
     pid = engine.target.pid
     group = None if pid is None else psi.group_of(pid)
     pressure = psi.read(psi.path_of("memory", group))
-    return float("nan") if pressure is None else pressure.some.avg10_share
+    if pressure is None:
+        return (float("nan"),) * 3
+    some = pressure.some
+    return some.avg10_share, some.avg60_share, some.avg300_share
 
 
 def words(operator: dict[str, Any]) -> str:

@@ -147,9 +147,9 @@ class Recording:
         number = {query: place for place, query in enumerate(topology.queries)}
         group = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
         for place, rows in verdicts.rows_by(group, len(number)):
-            row = verdicts.of_query(found, rows)
-            word = verdicts.Verdict(found.verdict[row]).word
-            value, query = f"{word} {topology.operators[row].name}", topology.queries[place]
+            judged = verdicts.judged(found, rows)
+            name_of = topology.operators[judged.row].name
+            value, query = f"{judged.verdict.word} {name_of}", topology.queries[place]
             # One that lasts for a single record is noise.
             if self._verdicts.get((name, query)) == value:
                 self._tell("verdict", name, query, value)

@@ -324,7 +324,7 @@ def _handlers(
 
     async def explain(arguments: Mapping[str, Any]) -> object:
         told = views.explain(controller, _text(arguments, "what"))
-        found = await bottlenecks.look(controller)
+        found = await bottlenecks.look(controller, bottlenecks.SHORT_S)
         for thread in told:
             thread["verdict"] = bottlenecks.explained(found, thread["tid"])
         return told
@@ -333,7 +333,9 @@ def _handlers(
         return bottlenecks.bottlenecks(await bottlenecks.look(controller))
 
     async def top(_: Mapping[str, Any]) -> object:
-        return bottlenecks.screen(controller, await bottlenecks.look(controller))
+        return bottlenecks.screen(
+            controller, await bottlenecks.look(controller, bottlenecks.SHORT_S)
+        )
 
     async def policy_set(arguments: Mapping[str, Any]) -> object:
         options = arguments.get("options", {})

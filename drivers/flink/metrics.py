@@ -215,7 +215,9 @@ class Reading:
             "tuples_out": given,
             "busy_time": task[BUSY] / 1000,
             "backpressured_time": task[BACKPRESSURED] / 1000,
-            "idle_time": task[IDLE] / 1000,
+            # A source of the old kind (SourceFunction) is never idle to Flink, which then tells no
+            # busy time: TaskIOMetricGroup.setEnableBusyTime, by SourceStreamTask.
+            "idle_time": np.where(source & np.isnan(task[BUSY]), np.nan, task[IDLE]) / 1000,
             "queue_size": self._queues(time_s, task, cell),
         }
 

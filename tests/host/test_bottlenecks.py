@@ -72,7 +72,10 @@ def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
         assert share(seen, held, "backpressured by heavy/crunch") >= 0.95
     assert share(seen, "waits/lookup", "io-bound") >= 0.95
     assert share(seen, "heavy", "single-thread-bound") >= 0.95
-    assert share(seen, "waits", "io-bound") >= 0.95
+    # It has time to spare all the same.
+    assert share(seen, "waits", "keeps-up") >= 0.95
+    assert share(seen, "light", "keeps-up") >= 0.95
+    assert all(query["settled"] for query in seen["heavy"])
     # It sleeps for up to 8 ms a tuple, and for input at a futex meanwhile.
     told = [o["sleeps"] for o in seen["waits/lookup"]]
     assert all(sleeps is not None and sleeps["looks"] >= 10 for sleeps in told)

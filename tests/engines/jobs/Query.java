@@ -27,6 +27,7 @@ import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.co.CoMapFunction;
 import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
+import org.apache.flink.streaming.api.functions.source.legacy.SourceFunction;
 
 /**
  * A query for tests and benchmarks: src > parse > work (parallel) > egress > sink, or with
@@ -143,6 +144,34 @@ public final class Query {
                     return ready;
                 }
             };
+        }
+    }
+
+    /** A source of the old kind that sleeps until the next record is due. */
+    static final class Paced implements SourceFunction<Long> {
+        private final String job;
+        private final double rate;
+        private volatile boolean ended;
+
+        Paced(String job, double rate) {
+            this.job = job;
+            this.rate = rate;
+        }
+
+        @Override
+        public void run(SourceContext<Long> context) throws Exception {
+            for (long index = 0; !ended; index++) {
+                long due = due(job, rate, index);
+                TimeUnit.NANOSECONDS.sleep(due - System.nanoTime());
+                synchronized (context.getCheckpointLock()) {
+                    context.collect(due);
+                }
+            }
+        }
+
+        @Override
+        public void cancel() {
+            ended = true;
         }
     }
 
@@ -303,18 +332,21 @@ public final class Query {
         StreamExecutionEnvironment environment =
                 StreamExecutionEnvironment.getExecutionEnvironment(settings);
         environment.setParallelism(1);
-        DataStream<Long> parsed =
-                environment
-                        .fromSource(
+        DataStream<Long> made =
+                given.getOrDefault("source", "new").equals("paced")
+                        ? environment
+                                .addSource(new Paced(job, rate), prefix + "src")
+                                .returns(Types.LONG)
+                        : environment.fromSource(
                                 new DataGeneratorSource<>(
                                         new Due(job, rate),
                                         records,
                                         new OpenLoop(job, rate),
                                         Types.LONG),
                                 WatermarkStrategy.noWatermarks(),
-                                prefix + "src")
-                        .filter(new Select(parseMicros, part))
-                        .name(prefix + "parse");
+                                prefix + "src");
+        DataStream<Long> parsed =
+                made.filter(new Select(parseMicros, part)).name(prefix + "parse");
         if (given.getOrDefault("shuffle", "false").equals("true")) {
             parsed = parsed.rebalance();
         }

@@ -1,0 +1,61 @@
+"""What is said of a query, as windows come and go."""
+
+from itertools import pairwise
+
+from sched_ctl.metrics.settle import Reading, Said, settle
+from sched_ctl.metrics.verdicts import Verdict
+
+KEEPS, STARVED, IDLE = Verdict.KEEPS_UP, Verdict.CPU_STARVED, Verdict.IDLE
+
+
+def seen(*verdicts: Verdict, about: str = "q/a") -> list[Reading]:
+    """By horizons of 2, 30 and 300 s."""
+    return [
+        Reading(seconds, verdict, about, 0.9)
+        for seconds, verdict in zip((2.0, 30.0, 300.0), verdicts, strict=False)
+    ]
+
+
+def test_no_single_window_decides() -> None:
+    first = settle(None, 0.0, seen(STARVED))
+    assert first.verdict is STARVED and not first.settled
+    again = settle(first, 3.0, seen(KEEPS, KEEPS))
+    assert again.verdict is KEEPS and again.settled
+    # One window that says something else, and then many
+    assert settle(again, 4.0, seen(STARVED, KEEPS)).verdict is KEEPS
+    assert settle(again, 30.0, seen(STARVED, STARVED)).verdict is STARVED
+
+
+def test_horizons_that_never_agree_are_decided_by_the_longer_one_at_last() -> None:
+    said = Said(KEEPS, "q/a", 0.9, 0.0, settled=True)
+    verdicts = []
+    for second in range(40):
+        last = KEEPS if second % 2 else IDLE
+        said = settle(
+            said, float(second), seen(last, STARVED) if second % 4 else seen(IDLE, STARVED)
+        )
+        verdicts.append(said.verdict)
+    assert verdicts[29] is KEEPS and verdicts[-1] is STARVED
+    assert sum(a is not b for a, b in pairwise(verdicts)) == 1
+
+
+def test_a_tuple_in_three_seconds_makes_nothing_flap() -> None:
+    """The last two seconds have one or none, half a minute always some."""
+    said, changes = None, 0
+    for second in range(0, 600, 2):
+        last = KEEPS if second % 3 else IDLE
+        before, said = said, settle(said, float(second), seen(last, KEEPS, KEEPS))
+        changes += before is not None and before.verdict is not said.verdict
+    assert said is not None and said.verdict is KEEPS and changes == 0
+    # A tuple in two minutes: only five without any are idle.
+    said = settle(said, 700.0, seen(IDLE, IDLE, KEEPS))
+    assert said.verdict is KEEPS
+    assert settle(said, 900.0, seen(IDLE, IDLE, IDLE)).verdict is IDLE
+
+
+def test_whom_it_is_about_follows_once_two_agree() -> None:
+    said = settle(None, 0.0, seen(STARVED, STARVED, about="q/a"))
+    mixed = [*seen(STARVED, about="q/b"), *seen(STARVED, STARVED, about="q/a")[1:]]
+    assert settle(said, 1.0, mixed).about == "q/a"
+    found = settle(said, 2.0, seen(STARVED, STARVED, about="q/b"))
+    assert (found.about, found.since_s) == ("q/b", 0.0)
