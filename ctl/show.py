@@ -7,9 +7,10 @@ from typing import Any
 
 from sched_ctl.errors import printable
 
-__all__ = ["emit_json", "number", "table", "text"]
+__all__ = ["ENTRY", "copied", "emit_json", "entry", "number", "table", "text"]
 
 UNLIMITED = 100_000  # columns
+ENTRY = 24  # columns of the name in `entry`
 
 
 def emit_json(thing: object) -> None:
@@ -74,6 +75,16 @@ def _record(names: Sequence[str], row: Sequence[Any]) -> Any:
 
 def text(line: str = "") -> None:
     _print(_console(), _plain(line))
+
+
+def entry(name: str, *lines: str) -> None:
+    """A name, and beside it lines of words; each is broken between words where it is too long."""
+    from textwrap import wrap
+
+    room = max(20, _console().width - ENTRY)
+    broken = [part for line in lines if line for part in wrap(printable(line), room)]
+    for row, part in enumerate(broken or [""]):
+        copied(f"{printable(name) if row == 0 else '':{ENTRY}}{part}".rstrip())
 
 
 def copied(line: str) -> None:

@@ -3,13 +3,15 @@
 import os
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sched_ctl.engines.owners import first_user
 from sched_ctl.kernel import cgroup, procfs, psi, sleeping, sockdiag, taskstats, tracing
 from sched_ctl.probes import threads as probes
 
-__all__ = ["Finding", "check"]
+__all__ = ["Finding", "check", "few", "verdict"]
+
+MOST_ROWS = 10
 
 # Daemons that change the nice value or the cgroup of other people's processes all the time.
 MEDDLERS = {
@@ -30,12 +32,16 @@ CAPABILITIES = {"SYS_NICE": 23, "SYS_ADMIN": 21, "SYS_PTRACE": 19, "BPF": 39, "S
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """good: True, False, or None = neither. do: what the user can do about it."""
+    """good: True, False, or None = neither. do: what the user can do about it, in words; command:
+    the same as a line to be copied. taken: it is the backend that `load` would take.
+    """
 
     topic: str
     good: bool | None
     what: str
     do: str | None = None
+    command: str | None = None
+    taken: bool = False
 
 
 def check() -> list[Finding]:
@@ -46,7 +52,54 @@ def check() -> list[Finding]:
             found += look()
         except Exception as error:  # a strange machine is what this command is for
             found.append(Finding(topic, None, f"cannot tell: {type(error).__name__}: {error}"))
-    return found
+    taken = _taken(found)
+    return [replace(f, good=None) if f.good is False and _harmless(f, taken) else f for f in found]
+
+
+def _taken(findings: list[Finding]) -> str | None:
+    """Name of the backend that `load` would take."""
+    return next((_backend(finding) for finding in findings if finding.taken), None)
+
+
+def _backend(finding: Finding) -> str | None:
+    kind, _, name = finding.topic.partition(" ")
+    return name if kind == "backend" and name else None
+
+
+def _harmless(finding: Finding, taken: str | None) -> bool:
+    """Whether what does not work is not needed: something else does the same."""
+    if taken is None:
+        return False
+    if finding.topic == "autogroup":
+        return taken != "nice"  # cgroups stand above it
+    return finding.topic in ("sched_ext", "cgroup") or _backend(finding) is not None
+
+
+def verdict(findings: list[Finding]) -> tuple[str, str | None]:
+    """What `load` will do here and what would be better, in a line; and a line to be copied."""
+    taken = _taken(findings)
+    if taken is None:
+        why = next((f for f in findings if f.topic == "nice" and f.do), None)
+        return f"will do nothing: {why.do if why else 'no backend works'}", None
+    if taken == "scx":
+        return "will use sched_ext: the order at each dispatch, put back by the kernel", None
+    better = next((f for f in findings if f.topic == "sched_ext" and f.good is not True), None)
+    if better is None:
+        return f"will use {taken}", None
+    why = better.what.removesuffix(" (SCHED_CLASS_EXT)")
+    return f"will use {taken}, not sched_ext: {why}", better.command or better.do
+
+
+def few(findings: list[Finding]) -> list[Finding]:
+    """At most ten rows: what is amiss, what can be done, and in one row what is as it should be."""
+    told = [f for f in findings if f.topic != "sched_ext" and _backend(f) is None]
+    kernel = [f for f in told if f.topic == "kernel"]
+    amiss = [f for f in told if f.good is False]
+    other = [f for f in told if f.good is None and f.command is not None]
+    rows = [*kernel, *amiss, *other][: MOST_ROWS - 1]
+    shown = {f.topic for f in rows}
+    fine = dict.fromkeys(f.topic for f in told if f.good and f.topic not in shown)
+    return [*rows, Finding("as it should be", True, ", ".join(fine))] if fine else rows
 
 
 def _kernel() -> Iterator[Finding]:
@@ -65,12 +118,24 @@ def _sched_ext() -> Iterator[Finding]:
 
     obstacles = list(schedext.obstacles())
     for obstacle in obstacles:
-        yield Finding("sched_ext", False, obstacle.because, obstacle.hint)
+        command = _newer_kernel() if schedext.state() is None else None
+        yield Finding("sched_ext", False, obstacle.because, obstacle.hint, command)
     if not obstacles:
         found = probe()
         yield Finding("sched_ext", found.can, found.because, found.hint)
         for name, words in features():
             yield Finding("sched_ext", None, f"{name}: {words}")
+
+
+def _newer_kernel() -> str | None:
+    """What installs a kernel with sched_ext, where that is known: Debian 13, from its backports."""
+    release = dict(
+        line.split("=", 1) for line in (_read("/etc/os-release") or "").split("\n") if "=" in line
+    )
+    if (release.get("ID"), release.get("VERSION_ID", "").strip('"')) != ("debian", "13"):
+        return None
+    kind = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine)
+    return kind and f"apt install -t trixie-backports linux-image-{kind}"
 
 
 def _cgroups() -> Iterator[Finding]:
@@ -122,9 +187,9 @@ def _autogroup() -> Iterator[Finding]:
         yield Finding(
             "autogroup",
             False,
-            "autogroup is on: nice ranks threads only within one session, so engines started "
-            "from different sessions are not ranked against each other by nice alone",
-            "sysctl kernel.sched_autogroup_enabled=0, or start engines as services, or use shares",
+            "autogroup is on: nice alone ranks threads within one session, not engines of two",
+            "start engines as services, use shares, or switch it off:",
+            "sysctl kernel.sched_autogroup_enabled=0",
         )
     else:
         yield Finding("autogroup", True, "off" if value == "0" else "the kernel has none")
@@ -161,13 +226,14 @@ def _taskstats() -> Iterator[Finding]:
     if obstacle is not None:
         todo = "pip install 'sched-ctl[probes]'" if "pyroute2" in obstacle else None
         what = f"memory-bound is told from PSI, disks from nothing: {obstacle}"
-        yield Finding("taskstats", None, what, todo)
+        yield Finding("taskstats", None, what, todo and "install it:", todo)
     elif taskstats.accounting() is False:
         yield Finding(
             "taskstats",
             None,
             "delay accounting is off: threads do not tell waits for disks and memory",
-            "sysctl kernel.task_delayacct=1, then start the engines anew",
+            "switch it on, then start the engines anew:",
+            "sysctl kernel.task_delayacct=1",
         )
     else:
         words = "how long threads waited for disks and memory, of engines started since it is on"
@@ -252,7 +318,8 @@ def _backends() -> Iterator[Finding]:
         mark = " (auto takes this one)" if name == taken else ""
         if name not in on_ladder:
             mark = " (only if it is named)"
-        yield Finding(f"backend {name}", probe.can, probe.because + mark, probe.hint)
+        what = probe.because + mark
+        yield Finding(f"backend {name}", probe.can, what, probe.hint, taken=name == taken)
 
 
 TOPICS: dict[str, Callable[[], Iterator[Finding]]] = {

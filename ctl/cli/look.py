@@ -31,20 +31,33 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def check(json: Json = False) -> None:
+def check(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all findings, not ten rows at most.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Tell what this machine can do, why not more, and what to do about it."""
     from sched_ctl import show
-    from sched_ctl.cli.check import check as look
+    from sched_ctl.cli import check as machine
 
-    findings = look()
+    findings = machine.check()
     if json:
         show.emit_json([{s: getattr(f, s) for s in f.__slots__} for f in findings])
         return
+    words, remedy = machine.verdict(findings)
+    show.text(words)
+    if remedy is not None:
+        show.copied(f"    {remedy}")
+    show.text()
     signs = {True: "✓", False: "✗", None: "·"}
-    show.table(
-        ("", "what", "finding", "what to do"),
-        ((signs[f.good], f.topic, f.what, f.do or "") for f in findings),
-    )
+    for finding in findings if everything else machine.few(findings):
+        show.entry(f"{signs[finding.good]} {finding.topic}", finding.what, finding.do or "")
+        if finding.command is not None:
+            show.copied(f"{'':{show.ENTRY}}    {finding.command}")
+    if not everything:
+        show.text()
+        show.text(f"all {len(findings)} findings: sched-ctl check --all")
 
 
 @with_settings

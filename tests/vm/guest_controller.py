@@ -214,7 +214,8 @@ def sched_ctl(*arguments: str) -> str:
 
 
 def check_what_the_machine_can_do() -> None:
-    findings = sched_ctl("check")
+    findings = sched_ctl("check", "--all")
+    assert "will use sched_ext" in findings
     print(findings)
     assert re.search("✓ +sched_ext +full mode, by ", findings)
     assert "deadline server" in findings
