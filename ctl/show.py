@@ -7,7 +7,18 @@ from typing import Any
 
 from sched_ctl.errors import printable
 
-__all__ = ["ENTRY", "copied", "emit_json", "entry", "number", "table", "text"]
+__all__ = [
+    "ENTRY",
+    "copied",
+    "duration",
+    "emit_json",
+    "entry",
+    "is_narrow",
+    "number",
+    "short",
+    "table",
+    "text",
+]
 
 UNLIMITED = 100_000  # columns
 ENTRY = 24  # columns of the name in `entry`
@@ -91,6 +102,26 @@ def copied(line: str) -> None:
     """A line that somebody will copy: not broken at the terminal's width."""
     sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
+
+
+def is_narrow() -> bool:
+    """Whether lines have an end: not in a pipe, where a row is a line."""
+    return bool(_console().width < UNLIMITED)
+
+
+def short(text: str, most: int) -> str:
+    """The text, or its two ends where it is too long for a narrow screen."""
+    if len(text) <= most or not is_narrow():
+        return text
+    head = (most - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def duration(seconds: float) -> str:
+    """For people: "12 s", "5 min", "3.2 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def number(value: float | None, digits: int = 3) -> str:

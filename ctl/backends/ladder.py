@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Options = Mapping[str, msgspec.Struct]
+Had = Mapping[tuple[int, int], int]
 
 
 class OptionError(UserError):
@@ -48,7 +49,8 @@ class Kind:
     """A backend: how to see whether it works here, its options, and how to make one.
 
     auto: False for those that are taken only when they are named. planned: what it would set for
-    the threads of a schedule, by what it is called; None where that cannot be told beforehand.
+    the threads of a schedule, by what it is called, after `had` (see there); None where that cannot
+    be told beforehand.
     """
 
     name: str
@@ -56,7 +58,7 @@ class Kind:
     options: type[msgspec.Struct]
     make: Callable[[Journal, Any], Backend]
     auto: bool = True
-    planned: Callable[[Schedule, Any], Mapping[str, Sequence[object]]] | None = None
+    planned: Callable[[Schedule, Any, Had], Mapping[str, Sequence[object]]] | None = None
 
 
 _in_v1, _in_v2 = (partial(groups.planned, version=v, with_nice=False) for v in (1, 2))
@@ -144,15 +146,18 @@ def expected(name: str) -> str:
     return next((kind.name for kind in KINDS if kind.auto and _probe(kind).can), "none")
 
 
-def planned(name: str, options: Options, schedule: Schedule) -> Mapping[str, Sequence[object]]:
+def planned(
+    name: str, options: Options, schedule: Schedule, had: Had = nice.NOTHING_HAD
+) -> Mapping[str, Sequence[object]]:
     """What a backend would set for each thread of the schedule, by what it is called.
 
+    had: nice values that threads had before a controller changed them, by tid and start time.
     Empty where that cannot be told beforehand.
     """
     kind = next((kind for kind in KINDS if kind.name == name), None)
     if kind is None or kind.planned is None:
         return {}
-    return kind.planned(schedule, _options(kind, options))
+    return kind.planned(schedule, _options(kind, options), had)
 
 
 def _usable(name: str) -> Kind:

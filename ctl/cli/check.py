@@ -86,8 +86,8 @@ def verdict(findings: list[Finding]) -> tuple[str, str | None]:
     better = next((f for f in findings if f.topic == "sched_ext" and f.good is not True), None)
     if better is None:
         return f"will use {taken}", None
-    why = better.what.removesuffix(" (SCHED_CLASS_EXT)")
-    return f"will use {taken}, not sched_ext: {why}", better.command or better.do
+    obstacle = better.what.removesuffix(" (SCHED_CLASS_EXT)")
+    return f"will use {taken}, not sched_ext: {obstacle}", better.command or better.do
 
 
 def few(findings: list[Finding]) -> list[Finding]:

@@ -24,8 +24,8 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     threads are read.
     """
     from sched_ctl import show
-    from sched_ctl.cli.nothing import nothing
     from sched_ctl.kernel.sleeping import in_words
+    from sched_ctl.service.idle import nothing
     from sched_ctl.service.socket import request
 
     answer = request(run_dir, "bottlenecks")

@@ -1,11 +1,12 @@
 """Commands around the lab engine: demo, lab."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
+from sched_ctl.cli.plain import Command
 from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
@@ -13,7 +14,21 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     app.command()(demo)
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab)
+    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(cls=_WithTheEngines, context_settings=passed_on)(lab)
+
+
+class _WithTheEngines(Command):
+    """A command whose help ends with the options of the lab engine itself."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from sched_ctl import show
+        from sched_ctl.lab import engine
+
+        super().format_help(ctx, formatter)
+        show.text("Options of the engine, behind the workload:")
+        for option, words in engine.options():
+            show.entry(f"  {option}", words)
 
 
 def demo(
@@ -80,8 +95,7 @@ def lab(
 ) -> None:
     """Run the lab engine: queries as threads that burn CPU time, until it ends or Ctrl-C.
 
-    What follows the workload are labspe's own options, such as --utilisation 0.9 --cpus 1, or
-    --threads pool:2; docs/lab-engine.md is about them.
+    Example: sched-ctl lab etl --utilisation 0.9 --cpus 1 --threads pool:2
     """
     from sched_ctl.lab import engine
     from sched_ctl.workloads.resolved import resolved_file

@@ -1,7 +1,6 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-MOST_EFFECTS = 30
 WOKEN_S = 1.5  # that it is looked who wakes whom, for a draft's edges
-SOURCES = {
-    "counted": "engine",
-    "reported": "engine's mean",
-    "little": "queues",
-    "unknown": "",
-}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -273,15 +265,23 @@ def plan(
             metavar="SECONDS",
         ),
     ] = 1.0,
+    threads: Annotated[
+        bool, typer.Option("--threads", help="Show each thread, those of no operator too.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all queries.")] = False,
 ) -> None:
-    """Show the schedule that load would apply now, and apply nothing.
+    """Show the order that load would apply now, and apply nothing.
 
     Examples: sched-ctl plan --policy hr;  sched-ctl plan --engine flink --json
     """
     from sched_ctl import show
+    from sched_ctl.backends.undo import journal as journals
+    from sched_ctl.cli import planned
     from sched_ctl.plugins import drivers
+    from sched_ctl.runfolder import RunFolder
     from sched_ctl.service import session as loading
     from sched_ctl.service import views
+    from sched_ctl.service.idle import idle, nothing
     from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
@@ -289,23 +289,41 @@ def plan(
     controller = loading.plan(settings, drivers.drivers(), observe)
     if save is not None:
         _save(save, controller)
-    plans = views.plans(controller)
+    plans = views.plans(controller, journals.had(RunFolder(Path(settings.run_dir)).journal))
     problems = views.problems(controller)
     if json:
         show.emit_json(plans)
     else:
         for rule in plans:
-            _show_plan(rule)
+            planned.show_plan(rule, None if everything else planned.MOST_QUERIES)
+            if threads:
+                planned.show_threads(rule)
         for problem in problems:
-            show.text(problem)
+            show.text(show.short(problem, 240))
+        told = views.status(controller)
+        if told["queries"]:
+            if (why := idle(told)) is not None:
+                show.text(why)
+            show.text(planned.changes(plans, _in_force(Path(settings.run_dir))))
     for rule in plans:
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")
     if not any(rule["threads"] for rule in plans):
         raise UserError(
-            f"nothing to schedule: {'; '.join(problems[:5]) or 'no policy selects any thread'}",
+            f"nothing to schedule: {'; '.join(problems[:5]) or nothing(views.status(controller))}",
             "sched-ctl engines shows what is found",
         )
+
+
+def _in_force(run_dir: Path) -> dict[str, Any] | None:
+    """What a controller that runs tells of itself."""
+    from sched_ctl.service.socket import request
+
+    try:
+        found: dict[str, Any] = request(run_dir, "status", timeout_s=5.0)
+    except UserError:
+        return None
+    return found
 
 
 def _save(path: Path, controller: "Controller") -> None:
@@ -324,170 +342,25 @@ def _save(path: Path, controller: "Controller") -> None:
     snapshots.save(path, snapshots.measured(engine.snapshot, engine.then(), provides))
 
 
-def _show_plan(rule: dict[str, Any]) -> None:
+def status(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all queries, and the controller's inside.")
+    ] = False,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    json: Json = False,
+) -> None:
+    """Show what the running controller does: policies, queries, what came of it, problems."""
     from sched_ctl import show
-
-    if not rule["threads"]:
-        return
-    threads = sorted(rule["threads"], key=_least_urgent_last)
-    sets = list(dict.fromkeys(name for row in threads for name in row["sets"]))
-    columns: dict[str, Callable[[dict[str, Any]], object]] = {
-        ">tid": lambda row: row["tid"],
-        "operator": _whose,
-        "group": lambda row: row["group"] and f"{_here(rule, row['group'])} ({row['share']:g})",
-        ">queue": lambda row: show.number(row["queue_size"]),
-        ">age s": lambda row: show.number(row["head_age_s"]),
-        ">urgency": lambda row: show.number(row["evaluated"]),
-        ">place": lambda row: show.number(row["normalised"], 2),
-        "backend": lambda row: row["backend"],
-    } | {f">{name}": lambda row, name=name: row["sets"].get(name) for name in sets}
-    if not any(row["group"] for row in threads):
-        del columns["group"]
-    if sets:  # which say it
-        del columns[">place"]
-    if len({row["backend"] for row in threads}) == 1:
-        del columns["backend"]
-    show.table(
-        tuple(columns),
-        ([told(row) for told in columns.values()] for row in threads),
-        title=f"{rule['name']}: policy {rule['policy']}, by backend {rule['backend']}",
-    )
-
-
-def _here(rule: dict[str, Any], group: str) -> str:
-    """The name of a group without its engine's, where there is one engine alone."""
-    return group.removeprefix(f"{rule['engines'][0]}/") if len(rule["engines"]) == 1 else group
-
-
-def _whose(row: dict[str, Any]) -> str:
-    """The operator, and the thread's name where that says something else."""
-    operator, name = row["operator"], row["name"]
-    return operator if not name or name in operator else f"{operator} ({name})"
-
-
-def _least_urgent_last(row: dict[str, Any]) -> float:
-    """Neutral rows, whose urgency is unknown, lie in the middle."""
-    return -0.5 if row["normalised"] is None else -row["normalised"]
-
-
-def status(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
-    """Show what the running controller does: policies, engines, problems, its own cost."""
-    from sched_ctl import show
-    from sched_ctl.cli import targets
+    from sched_ctl.cli import standing
     from sched_ctl.service.socket import request
 
     answer = request(run_dir, "status")
     if json:
         show.emit_json(answer)
         return
-    show.text(
-        f"controller pid {answer['pid']}, up {answer['uptime_s']:.0f} s, "
-        f"{answer['cpu_share']:.2%} of a CPU, {answer['rss_bytes'] / 1e6:.0f} MB"
-    )
-    for where, stalls in (
-        ("machine", answer["pressure"]["machine"]),
-        *answer["pressure"]["engines"].items(),
-    ):
-        show.text(f"pressure: {where}: {_stalls(stalls)}")
-    show.table(
-        (
-            "rule",
-            "policy",
-            "backend",
-            ">period",
-            ">passes",
-            ">missed",
-            ">threads",
-            ">writes",
-            ">repaired",
-            ">pass ms",
-        ),
-        (
-            (
-                rule["name"],
-                rule["policy"] + (f" ({rule['chosen']})" if rule["chosen"] else ""),
-                rule["backend"],
-                f"{rule['period_s']:g} s",
-                rule["passes"],
-                rule["missed"],
-                rule["threads"],
-                rule["writes"],
-                rule["repaired"],
-                show.number(sum(rule["stage_ms"].values())),
-            )
-            for rule in answer["policies"]
-        ),
-    )
-    show.table(
-        ("engine", ">pid", "state", ">answered", ">poll ms", ">operators", ">threads", "queries"),
-        (
-            (
-                engine["engine"],
-                engine["pid"],
-                engine["state"],
-                f"{show.number(engine['answered_s_ago'])} s ago"
-                if engine["answered_s_ago"] is not None
-                else "never",
-                show.number(engine["poll_ms"]),
-                engine["operators"],
-                engine["threads"],
-                _queries(engine),
-            )
-            for engine in answer["engines"]
-        ),
-    )
-    if answer["effects"]:
-        _effects(answer["effects"])
-    targets.table(answer["targets"])
-    for step in answer["not_taken"]:
-        show.text(f"backend {step['backend']}: not taken: {step['because']}")
-    for note in answer["notes"]:
-        show.text(f"note: {note}")
-    for engine in answer["engines"]:
-        for note in engine["notes"][:10]:
-            show.text(f"note: {engine['engine']}: {note}")
-    for problem in answer["problems"][:50]:
-        show.text(f"problem: {problem}")
-
-
-def _effects(effects: list[dict[str, Any]]) -> None:
-    """What came of it, by query; the first ones."""
-    from sched_ctl import show
-
-    def ms(seconds: float | None) -> str:
-        return "" if seconds is None else f"{show.number(seconds * 1e3)} ms"
-
-    def share(part: float | None) -> str:
-        return "" if part is None else f"{part:.1%}"
-
-    show.table(
-        ("query", ">in/s", ">out/s", ">time", ">±", "from", ">p50", ">p99", ">in target"),
-        (
-            (
-                f"{effect['engine']} {effect['query']}",
-                show.number(effect["tuples_in"]),
-                show.number(effect["tuples_out"]),
-                ms(effect["time_s"]),
-                share(effect["error"]),
-                SOURCES[effect["source"]],
-                ms(effect["p50_s"]),
-                ms(effect["p99_s"]),
-                share(effect["within_target"]),
-            )
-            for effect in effects[:MOST_EFFECTS]
-        ),
-    )
-    if len(effects) > MOST_EFFECTS:
-        show.text(f"and {len(effects) - MOST_EFFECTS} more queries, see --json")
-
-
-def _stalls(stalls: dict[str, Any]) -> str:
-    """Words for the shares of the last 10 s: "cpu 12.3%, io 0.2% (full 0.1%)"."""
-    parts = []
-    for resource, stall in stalls.items():
-        full = f" (full {stall['full']:.1%})" if stall["full"] else ""
-        parts.append(f"{resource} {stall['some']:.1%}{full}")
-    return ", ".join(parts) or "not told by this kernel"
+    standing.summary(answer, everything=everything)
+    if everything:
+        standing.inside(answer)
 
 
 def explain(
@@ -495,8 +368,8 @@ def explain(
         str,
         typer.Argument(
             metavar="THREAD|OPERATOR",
-            help="A thread id; or an operator, as query/operator or its name alone; or a thread's "
-            "name. Patterns work: 'etl/*'.",
+            help="A thread id; an operator, as query/operator or its name alone; a query, for all "
+            "its operators; or a thread's name. Patterns work: 'etl/*'.",
         ),
     ],
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -504,7 +377,7 @@ def explain(
 ) -> None:
     """Tell why a thread has the priority that it has: from its metrics to what is in force."""
     from sched_ctl import show
-    from sched_ctl.cli import targets
+    from sched_ctl.cli import planned, targets
     from sched_ctl.service.socket import request
 
     answer = request(run_dir, "explain", {"what": what})
@@ -512,20 +385,12 @@ def explain(
         show.emit_json(answer)
         return
     for thread in answer:
-        urgency = thread["urgency"]
         show.text()
         show.text(f"{thread['operator']}: thread {thread['tid']} ({thread['name']})")
         show.text(f"  why        {thread['why']}")
         show.text(f"  ordered    {thread['ordered']}")
-        show.text(
-            f"  urgency    rank {show.number(urgency['rank'])}: "
-            f"{show.number(urgency['static'])} + {show.number(urgency['per_second'])} * W + "
-            f"{show.number(urgency['per_tuple'])} * Q"
-        )
-        show.text(
-            f"  evaluated  {show.number(thread['evaluated'])} with W = "
-            f"{show.number(thread['head_age_s'])} s, Q = {show.number(thread['queue_size'])} tuples"
-        )
+        for line in planned.urgency_in_words(thread):
+            show.text(line)
         place = thread["normalised"]
         show.text(
             "  place      none: all are equal, or nothing is known"

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["App"]
+__all__ = ["App", "Command"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class _Command(TyperCommand):
+class Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
 
@@ -45,4 +45,4 @@ class App(typer.Typer):
         super().__init__(cls=_Group, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
-        return super().command(name, **{"cls": _Command, **settings})
+        return super().command(name, **{"cls": Command, **settings})

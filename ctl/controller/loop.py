@@ -128,6 +128,7 @@ class Controller:
                 trial.resolve(engine)
         rule.section, rule.resolutions, rule.switched = section, trial.resolutions, None
         rule.policy, rule.variants, rule.trial = trial.policy, trial.variants, None
+        rule.since_s = trial.since_s
         rule.problem = None
         rule.urgent = True
         rule.stepped_back, rule.resting, rule.guard = (), False, self.guard(rule.timer.period_s)

@@ -1,6 +1,7 @@
 """One `[[policy]]` section at work, and the schedule that follows."""
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -107,6 +108,7 @@ class Rule:
     resting: bool = False  # nothing is enforced: the guard found that all of it harms
     watches: tuple[Watch, ...] = ()  # of the section's switches
     switched: Watch | None = None  # the one whose policy is in force
+    since_s: float = field(default_factory=time.monotonic)  # that its policy is in force
 
     @property
     def name(self) -> str:
@@ -202,9 +204,12 @@ class Rule:
 
     def enforce_by(self, backend: str) -> None:
         """Another backend from now on, and the policy that suits it."""
+        before = self.backend, self.policy.name
         self.backend = backend
         self.variants = {}
         self.policy = make_policy(self.acting, backend)
+        if before != (backend, self.policy.name):
+            self.since_s = time.monotonic()
         if self.acting.policy == "auto":
             self.variants = {
                 domain: make_policy(self.acting, self.backend_of(domain)) for domain in self.queries

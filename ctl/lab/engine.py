@@ -1,6 +1,7 @@
 """Running the lab engine `labspe` as a child: for the demo, the benchmarks and the tests."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,6 +72,22 @@ def _built() -> None:
             "the lab engine is not built",
             "make -C engine builds it, with a C compiler; ./dev setup demo does both",
         )
+
+
+def options() -> list[tuple[str, str]]:
+    """The engine's own options and what they mean; none where it is not built."""
+    try:
+        told = subprocess.run(
+            [PROGRAM, "--help"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    except OSError:
+        return []
+    found = (re.match(r"  (--\S+(?: \S+)?)  +(\S.*)", line) for line in told.splitlines())
+    return [(match[1], match[2]) for match in found if match and match[1] != "--help"]
 
 
 def become(workload: bytes, arguments: Sequence[str]) -> NoReturn:

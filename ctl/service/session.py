@@ -29,9 +29,10 @@ from sched_ctl.errors import UserError
 from sched_ctl.kernel import sched
 from sched_ctl.kernel.notify import notify, reloading, watchdog_s
 from sched_ctl.runfolder import RunFolder
-from sched_ctl.service import bottlenecks, endpoint, recording, views
+from sched_ctl.service import bottlenecks, by_query, endpoint, recording, views
 from sched_ctl.service import socket as control
 from sched_ctl.service.dispatch import dispatch
+from sched_ctl.service.idle import idle
 from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder
 from sched_ctl.service.reload import ReadAgain, reloaded
 
@@ -40,6 +41,7 @@ __all__ = ["look", "no_engine", "plan", "put_back", "run"]
 log = logging.getLogger(__name__)
 
 WORD = 4096  # characters of a name or pattern: making ready one of 30,000 took the loop 18 s
+TOLD = 10  # queries that the log tells of at the start
 OWN_NICE = -5  # three times the weight of a plain thread
 MIND_S = 1.0  # how often it is looked whether the journal is in its place: 3 us
 END_S = 10.0  # that a killed process may take to be gone
@@ -224,6 +226,7 @@ async def _run(
                 if controller.stopping is None:
                     await controller.step(controller.rules)
                     notify("READY=1")
+                    _tell(controller)
                     if started is not None:
                         started(controller)
                 if not once:
@@ -242,6 +245,18 @@ async def _run(
     for problem in await stopped:
         log.error("not put back: %s", problem)
     return (*stopped.result(), *problems)
+
+
+def _tell(controller: Controller) -> None:
+    """What the first pass did, a line a query, and what to type next."""
+    told = [line for rule in controller.rules for line in by_query.told(controller, rule, TOLD)]
+    for line in told:
+        log.info("%s", line)
+    why = idle(views.status(controller))
+    if why is not None:
+        log.info("%s", why)
+    if told:
+        log.info("next, in another terminal: sched-ctl top, sched-ctl status; Ctrl-C ends it")
 
 
 async def _mind(

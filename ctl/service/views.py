@@ -12,6 +12,7 @@ import msgspec
 
 from sched_ctl.adapt.race import OS
 from sched_ctl.backends import ladder
+from sched_ctl.backends.threads.nice import NOTHING_HAD
 from sched_ctl.controller import targets, trial
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
@@ -28,6 +29,7 @@ from sched_ctl.model.policy import Level
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 from sched_ctl.probes import threads as probes
+from sched_ctl.service import by_query
 
 __all__ = [
     "applied",
@@ -56,7 +58,12 @@ def status(controller: Controller) -> dict[str, Any]:
         "rss_bytes": _rss_bytes(),
         "stopping": controller.stopping,
         "pressure": _pressure(controller),
-        "policies": [_rule(rule) for rule in controller.rules],
+        "policies": [_rule(rule, now_s) for rule in controller.rules],
+        "queries": [
+            {"rule": rule.name} | row
+            for rule in controller.rules
+            for row in by_query.queries(controller, rule)
+        ],
         "targets": targets.rows(controller),
         "engines": engines(controller),
         "effects": effects(controller),
@@ -122,9 +129,11 @@ def _notes(controller: Controller) -> list[str]:
     return found
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: Rule, now_s: float) -> dict[str, Any]:
     return {
         "name": rule.name,
+        "for_s": round(now_s - rule.since_s, 3),
+        "own": rule.own,
         "policy": OS if rule.trial is not None and rule.trial.own else rule.policy.name,
         "chosen": rule.chosen,
         "options": {key: _plain(value) for key, value in rule.policy.options.items()},
@@ -190,21 +199,33 @@ def _engine(engine: Engine, now_s: float) -> dict[str, Any]:
     }
 
 
-def plans(controller: Controller) -> list[dict[str, Any]]:
-    """What each policy decided in its last pass."""
+def plans(
+    controller: Controller, had: Mapping[tuple[int, int], int] = NOTHING_HAD
+) -> list[dict[str, Any]]:
+    """What each policy decided in its last pass.
+
+    had: nice values that threads had before another controller changed them, by tid and start time.
+    """
     options = ladder.read_options(controller.settings.backends)
     return [
         {
             "name": rule.name,
             "policy": rule.policy.name,
             "backend": rule.backend,
+            "chosen": rule.chosen,
             "engines": list(rule.windows),
             "problem": rule.problem,
+            "queries": by_query.queries(controller, rule),
             "threads": [
-                row | {"backend": rule.backend_of(domain), "sets": sets}
+                row
+                | {"query": whose[1] if whose else None}
+                | {"backend": rule.backend_of(domain), "sets": sets, "now": _now(row, sets)}
                 for domain, schedule in rule.schedules.items()
-                for row, sets in zip(
-                    rows(schedule), _sets(rule.backend_of(domain), options, schedule), strict=True
+                for row, whose, sets in zip(
+                    rows(schedule),
+                    schedule.queries or (None,) * len(schedule.threads),
+                    _sets(rule.backend_of(domain), options, schedule, had),
+                    strict=True,
                 )
             ],
         }
@@ -213,14 +234,23 @@ def plans(controller: Controller) -> list[dict[str, Any]]:
 
 
 def _sets(
-    backend: str, options: Mapping[str, msgspec.Struct], schedule: Schedule
+    backend: str,
+    options: Mapping[str, msgspec.Struct],
+    schedule: Schedule,
+    had: Mapping[tuple[int, int], int],
 ) -> list[dict[str, Any]]:
     """What a backend would set, of each thread: {"nice": 3}."""
-    values = ladder.planned(backend, options, schedule)
+    values = ladder.planned(backend, options, schedule, had)
     return [
         {name: _plain(column[row]) for name, column in values.items()}
         for row in range(len(schedule.threads))
     ]
+
+
+def _now(row: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
+    """What of that the thread has now."""
+    stat = procfs.stat(row["pid"], row["tid"]) if "nice" in sets and row["tid"] else None
+    return {} if stat is None else {"nice": stat.nice}
 
 
 def problems(controller: Controller) -> list[str]:
@@ -254,18 +284,16 @@ def _in_words(engine: Engine, problem: str) -> str:
 def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
     """All that is known of the threads that `what` names.
 
-    what: a thread id, or a pattern of an operator ("query/operator", or its last part), or of a
-    thread name. Raises UserError if no scheduled thread is meant.
+    what: a thread id, or a pattern of an operator ("query/operator", or its last part), of a query
+    or of a thread name. Raises UserError if no scheduled thread is meant.
     """
     found = []
     for rule in controller.rules:
         matching = [
             (domain, row)
             for domain, schedule in rule.schedules.items()
-            for row, (thread, label) in enumerate(
-                zip(schedule.threads, schedule.operators, strict=True)
-            )
-            if what == str(thread.tid) or fits((what,), *_names(thread, label))
+            for row, thread in enumerate(schedule.threads)
+            if what == str(thread.tid) or fits((what,), *_names(thread, schedule, row))
         ]
         if matching:
             metrics = {
@@ -284,8 +312,11 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
     return found
 
 
-def _names(thread: Thread, label: str) -> tuple[str, ...]:
-    return (label, label.rpartition("/")[2], thread.name)
+def _names(thread: Thread, schedule: Schedule, row: int) -> tuple[str, ...]:
+    label = schedule.operators[row]
+    whose = schedule.queries[row] if schedule.queries else None
+    query = () if whose is None else (whose[1],)
+    return (label, label.rpartition("/")[2], thread.name, *query)
 
 
 def _thread(
@@ -444,6 +475,9 @@ def _near(controller: Controller, what: str) -> str:
         for label in schedule.operators[:NEAR_OPERATORS]
         for name in (label, label.rpartition("/")[2])
     }
+    held = [name for name in labels if what.lower() in name.lower()]
+    if held:  # the shortest says least beside it
+        return f": did you mean {min(held, key=len)!r}?"
     return near_miss(what, labels)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sched_ctl.cli.nothing import nothing
+from sched_ctl.service.idle import nothing
 
 
 def engine(state: str = "ok", queries: tuple[str, ...] = ("q",), threads: int = 3) -> Any:

@@ -239,7 +239,7 @@ def check_what_load_shows_and_that_ctrl_c_restores() -> None:
             shown = sched_ctl("status")
             print(shown)
             assert "balanced (2 queries, order at each dispatch)" in shown and "scx" in shown
-            assert engine.name in shown and "one, two" in shown
+            assert engine.name in shown and "one " in shown and "two " in shown
             assert "balanced (2 queries" in load.said  # in the log as well
             assert f"attached in {'partial' if partial else 'full'} mode" in load.said
 

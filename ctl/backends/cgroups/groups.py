@@ -424,9 +424,14 @@ def _base_of(folder: Path) -> Path:
 
 
 def planned(
-    schedule: Schedule, options: GroupOptions, version: Literal[1, 2], *, with_nice: bool
+    schedule: Schedule,
+    options: GroupOptions,
+    had: Mapping[tuple[int, int], int] = nice.NOTHING_HAD,
+    *,
+    version: Literal[1, 2],
+    with_nice: bool,
 ) -> dict[str, list[object]]:
-    """What `apply` would set, where the engines' cgroups can have groups."""
+    """What `apply` would set, where the engines' cgroups can have groups. had: see `nice`."""
     tree = cgroup.Hierarchy(version, Path())
     wanted = wanted_groups(schedule, tree.weights, options.max_groups, by_priority=not with_nice)
     values: dict[str, list[object]] = {}
@@ -434,6 +439,6 @@ def planned(
         values[tree.weight] = [None if key is None else wanted.weights[key] for key in wanted.keys]
     if with_nice:
         values |= nice.planned(
-            schedule, options, inside_groups(schedule, nice.of_schedule(schedule, options))
+            schedule, options, had, inside_groups(schedule, nice.of_schedule(schedule, options))
         )
     return values

@@ -14,6 +14,7 @@ groups cannot be had here; see `inside_groups` for what comes near.
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -31,6 +32,7 @@ from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
 __all__ = [
+    "NOTHING_HAD",
     "Nice",
     "NiceOptions",
     "inside_groups",
@@ -40,6 +42,8 @@ __all__ = [
     "probe",
     "with_shares",
 ]
+
+NOTHING_HAD: Mapping[tuple[int, int], int] = MappingProxyType({})
 
 
 class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,13 +172,25 @@ def _levels(schedule: Schedule, options: NiceOptions) -> Array:
 
 
 def planned(
-    schedule: Schedule, options: NiceOptions, levels: Array | None = None
+    schedule: Schedule,
+    options: NiceOptions,
+    had: Mapping[tuple[int, int], int] = NOTHING_HAD,
+    levels: Array | None = None,
 ) -> dict[str, list[object]]:
-    """What `apply` would set in these threads as they are now; levels: see `Nice.write`."""
+    """What `apply` would set in these threads as they are now; levels: see `Nice.write`.
+
+    had: nice values before a controller changed them, by tid and start time.
+    """
     options = of_schedule(schedule, options)
     levels = wanted(schedule, options) if levels is None else levels
     found = [procfs.stat(thread.pid, thread.tid) for thread in schedule.threads]
-    own = np.array([0 if stat is None else stat.nice for stat in found], dtype=np.intp)
+    own = np.array(
+        [
+            had.get((thread.tid, thread.start_time), 0 if stat is None else stat.nice)
+            for thread, stat in zip(schedule.threads, found, strict=True)
+        ],
+        dtype=np.intp,
+    )
     demand = np.ones(len(own)) if options.keeps_weight else None
     return {"nice": at_first(_target(schedule, levels, options, demand), own).tolist()}
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import msgspec
 
 from sched_ctl.backends.undo import put_back as undo
-from sched_ctl.backends.undo.records import Record, State
+from sched_ctl.backends.undo.records import Key, Record, State
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
 from sched_ctl.runfolder import RunFolder
 
-__all__ = ["DEFAULT_PATH", "Journal", "JournalError", "restore"]
+__all__ = ["DEFAULT_PATH", "Journal", "JournalError", "had", "restore"]
 
 log = logging.getLogger(__name__)
 
@@ -326,6 +326,28 @@ def restore(journal: Journal) -> list[str]:
         journal.clear()
         journal.problems = ()
     return problems
+
+
+def had(path: Path = DEFAULT_PATH) -> dict[Key, int]:
+    """The nice values that threads had before a controller changed them, by its journal.
+
+    Only reads; what cannot be read is left out. A line that is being written has no seal yet.
+    """
+    try:
+        with path.open("rb") as file:
+            lines = file.read(LARGEST_BYTES).split(b"\n")
+    except OSError:
+        return {}
+    header, sealed = _header(lines[0])
+    if header is None or not sealed or header.boot != procfs.boot_id():
+        return {}
+    state = State()
+    for line in lines[2:]:
+        found = _unsealed(line)
+        with contextlib.suppress(*UNREADABLE):
+            if found is not None and not isinstance(record := _decoder.decode(found[0]), Boot):
+                state.add(record)
+    return {key: adopted.nice for key, adopted in state.adopted.items()}
 
 
 def _header(line: bytes) -> tuple[Boot | None, bool]:

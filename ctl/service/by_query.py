@@ -1,0 +1,136 @@
+"""What was decided, by query: which goes first, and why, in words.
+
+`plan`, `status` and the log of `load` say the same of it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.rule import Rule
+from sched_ctl.metrics.backlog import MEMORY
+from sched_ctl.metrics.catalogue import evaluate
+from sched_ctl.model.normalise import places
+from sched_ctl.model.schedule import Schedule
+
+__all__ = ["line", "queries", "told"]
+
+Name = tuple[str, str]  # engine, query
+
+ORDER = {"first": 0, "in turn": 1, "as under the OS": 2, "last": 3}
+
+
+@dataclass
+class _Row:
+    """One query. place: that of its most urgent operator, of 0 (least) to 1; None: unknown."""
+
+    operators: set[str] = field(default_factory=set)
+    threads: int = 0
+    place: float | None = None
+    operator: str = ""  # which has that place
+
+
+def queries(controller: Controller, rule: Rule) -> list[dict[str, Any]]:
+    """A row for each query that the rule orders; those that go first come first."""
+    found = []
+    for domain, schedule in rule.schedules.items():
+        uses = _uses(controller, rule, domain)
+        rows = _rows(schedule)
+        for (engine, query), row in rows.items():
+            goes, why = _reason(rule, domain, schedule, rows, (engine, query), uses)
+            found.append(
+                {
+                    "engine": engine,
+                    "query": query,
+                    "goes": goes,
+                    "why": why,
+                    "operators": len(row.operators),
+                    "threads": row.threads,
+                    "place": row.place,
+                    "most_urgent": row.operator or None,
+                    "cpu_use_of_mean": uses.get((engine, query)),
+                }
+            )
+    return sorted(found, key=lambda row: (ORDER[row["goes"]], -(row["place"] or 0.0)))
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One row in words: "archive: heavy, 1.9 of the mean CPU: goes last"."""
+    return f"{row['query']}: {row['why']}: {_goes(row['goes'])}"
+
+
+def _goes(goes: str) -> str:
+    return goes if goes == "as under the OS" else f"goes {goes}"
+
+
+def _rows(schedule: Schedule) -> dict[Name, _Row]:
+    found: dict[Name, _Row] = {}
+    place = places(schedule)
+    for at, whose in enumerate(schedule.queries):
+        label = schedule.operators[at]
+        if whose is None or not label.startswith(f"{whose[1]}/"):  # a helper thread
+            continue
+        row = found.setdefault(whose, _Row())
+        row.operators.add(label)
+        row.threads += 1
+        if np.isfinite(place[at]) and (row.place is None or place[at] > row.place):
+            row.place, row.operator = float(place[at]), label
+    return found
+
+
+def _uses(controller: Controller, rule: Rule, domain: str) -> dict[Name, float]:
+    """CPU use of each query, as multiples of the queries' mean; of those that tell."""
+    used: dict[Name, float] = {}
+    for name, window in rule.windows.items():
+        engine = controller.engines.get(name)
+        if engine is None or engine.domain != domain or name not in rule.resolutions:
+            continue
+        column = evaluate(rule.resolutions[name][1], window).get("cpu_use")
+        if column is None:
+            continue
+        for query, use in zip([o.query for o in window.operators], column, strict=True):
+            if np.isfinite(use):
+                key = (name, query)
+                used[key] = used.get(key, 0.0) + float(use)
+    mean = sum(used.values()) / len(used) if used else 0.0
+    return {query: use / mean for query, use in used.items()} if mean else {}
+
+
+def _reason(
+    rule: Rule,
+    domain: str,
+    schedule: Schedule,
+    rows: Mapping[Name, _Row],
+    query: Name,
+    uses: Mapping[Name, float],
+) -> tuple[str, str]:
+    """How it goes, one of `ORDER`, and why."""
+    policy = rule.policy_of(domain)
+    if query in schedule.targets:
+        return "in turn", "by its target"
+    heavy = set(schedule.memory.get(MEMORY, {})) & rows.keys()
+    if MEMORY in policy.remembers and heavy and len(heavy) < len(rows):
+        part = f", {uses[query]:.2g} of the mean CPU" if query in uses else ""
+        return ("last", f"heavy{part}") if query in heavy else ("first", f"light{part}")
+    row = rows[query]
+    if row.place is None or policy.name in ("light-first", "constant"):
+        if policy.name != "light-first":
+            return "as under the OS", "all are equal, or nothing is known yet"
+        if len(rows) == 1:
+            return "as under the OS", "a single query"
+        if len(heavy) == len(rows):
+            return "as under the OS", "all queries are heavy"
+        return "as under the OS", "no query is heavy"
+    return "in turn", f"place {row.place:.2f} at most, of {row.operator.rpartition('/')[2]}"
+
+
+def told(controller: Controller, rule: Rule, most: int) -> Iterator[str]:
+    """What the log says of the order: a line a query, the first so many of them."""
+    found = queries(controller, rule)
+    for row in found[:most]:
+        yield line(row)
+    if len(found) > most:
+        yield f"and {len(found) - most} more queries: sched-ctl status"

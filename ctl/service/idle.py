@@ -1,0 +1,53 @@
+"""Why there is nothing to show or to gain, in one true sentence."""
+
+import os
+from typing import Any
+
+__all__ = ["idle", "nothing"]
+
+CALM = 0.01  # of the last 10 s in which some thread waited for a CPU: nothing waits
+
+
+def nothing(status: dict[str, Any]) -> str:
+    """Why nothing is ordered. status: as the controller tells it, `service.views.status`."""
+    engines = status["engines"]
+    if not engines:
+        if os.geteuid() != 0:
+            return "no engine is found: run this as root, engines of other users may be hidden"
+        return "no engine is found yet: sched-ctl engines looks for them, and says what it misses"
+    answering = [engine for engine in engines if engine["state"] == "ok"]
+    if not answering:
+        named = ", ".join(f"{engine['engine']} ({engine['state']})" for engine in engines[:5])
+        return f"no engine answers: {named}"
+    idle = [engine["engine"] for engine in answering if not engine["queries"]]
+    if len(idle) == len(answering):
+        return f"{', '.join(idle[:5])} answers, and runs no query: submit one"
+    threads = sum(engine["threads"] for engine in answering)
+    if not threads:
+        return "no thread of an operator is known: sched-ctl engines says why"
+    return "too early to tell: ask again in some seconds"
+
+
+def idle(status: dict[str, Any]) -> str | None:
+    """Why an order would change nothing now; None where it may."""
+    if not status["queries"]:
+        return nothing(status)
+    if any(rule["own"] for rule in status["policies"]):
+        return "the OS's own order is in force, for comparison or as what does least harm"
+    stalls = status["pressure"]["machine"].get("cpu")
+    if stalls is not None and stalls["some"] < CALM:
+        return (
+            f"nothing waits for a CPU (in {stalls['some']:.1%} of the last 10 s): "
+            "an order changes nothing now"
+        )
+    unordered = [row for row in status["queries"] if row["goes"] == "as under the OS"]
+    if len(unordered) < len(status["queries"]):
+        return None
+    users = {engine["user"] for engine in status["engines"] if engine["queries"]}
+    if len(users) > 1 and all(row["why"] == "a single query" for row in unordered):
+        return (
+            f"engines of {', '.join(sorted(map(str, users))[:5])} are ordered apart, and each has "
+            "a single query: the setting users puts them together"
+        )
+    why = dict.fromkeys(row["why"] for row in unordered)
+    return f"the order is the OS's: {'; '.join(why)}"

@@ -1,0 +1,165 @@
+"""What `plan`, `status` and the log of `load` say of queries, and why nothing is ordered."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from fakes import FakeBackend, FakeEngine, backends, drive
+
+from sched_ctl.backends import ladder
+from sched_ctl.backends.undo import journal as journals
+from sched_ctl.backends.undo.records import Adopted, Set
+from sched_ctl.cli import planned, standing
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers.threads import threads_of
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Snapshot
+from sched_ctl.service import by_query, views
+from sched_ctl.service.idle import idle
+
+
+class Uneven(FakeEngine):
+    """The operators of the query "heavy" never rest, and use most of the CPU."""
+
+    def __init__(self, **queries: int) -> None:
+        provides = frozenset({"tuples_in", "tuples_out", "cpu_time", "queue_size", "idle_time"})
+        super().__init__(queries=queries, provides=provides)
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        seen = super().poll(timeout_s)
+        heavy = np.array([o.query == "heavy" for o in self.topology.operators])
+        columns = {
+            "cpu_time": np.where(heavy, 0.3, 0.01) * seen.time_s,
+            "idle_time": np.where(heavy, 0.0, 0.9) * seen.time_s,
+        }
+        return replace(seen, columns={**seen.columns, **columns})
+
+
+def status_of(engine: FakeEngine, policy: str, ordered: str) -> dict[str, Any]:
+    """A controller's status as soon as it says that of some query; what JSON makes of it."""
+    settings = Settings(
+        policy=(Section(policy=policy),), period=0.02, calm_period=0, window=0.2, discover=60
+    )
+    controller = Controller(settings, FakeEngine.kind(engine), backends(FakeBackend()))
+    seen: list[dict[str, Any]] = []
+
+    async def script() -> None:
+        def told() -> bool:
+            seen.append(views.status(controller))
+            return ordered in [row["goes"] for row in seen[-1]["queries"]]
+
+        while not told():  # `drive` has a deadline
+            await asyncio.sleep(0.005)
+        seen.append({"lines": list(by_query.told(controller, controller.rules[0], 1))})
+
+    drive(controller, script)
+    found = msgspec.json.decode(msgspec.json.encode(seen[-2]))
+    return dict(found) | {"lines": seen[-1]["lines"]}
+
+
+def test_the_heavy_one_goes_last_and_the_words_say_by_how_much() -> None:
+    status = status_of(Uneven(light=2, heavy=3, other=1), "light-first", "last")
+    first, second, last = status["queries"]
+    assert {first["query"], second["query"]} == {"light", "other"}
+    assert (last["query"], last["goes"], last["threads"]) == ("heavy", "last", 3)
+    assert last["why"] == "heavy, 2.9 of the mean CPU"
+    assert first["why"].startswith("light, 0.0")
+    assert status["lines"][0].endswith("of the mean CPU: goes first")
+    assert "2 more queries" in status["lines"][1]
+
+
+def test_a_single_query_is_as_under_the_os() -> None:
+    status = status_of(Uneven(heavy=2), "light-first", "as under the OS")
+    assert [row["why"] for row in status["queries"]] == ["a single query"]
+    status["pressure"]["machine"] = {}
+    assert idle(status) == "the order is the OS's: a single query"
+
+
+def test_another_policy_names_the_operator_that_decides() -> None:
+    status = status_of(Uneven(light=2, heavy=2), "qs", "in turn")
+    best = {row["query"]: row["why"] for row in status["queries"]}
+    assert best["heavy"] == "place 1.00 at most, of op1"  # whose queue is longest
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"queries": []}, "flink:1, flink:1 answers, and runs no query"),
+        ({"policies": [{"own": True}]}, "the OS's own order is in force"),
+        ({"pressure": {"machine": {"cpu": {"some": 0.001}}}}, "nothing waits for a CPU (in 0.1%"),
+        ({"goes": "first"}, None),
+        ({"why": "no query is heavy"}, "the order is the OS's: no query is heavy"),
+        ({"user": "bob"}, "engines of alice, bob are ordered apart, and each has a single query"),
+    ],
+)
+def test_why_there_is_nothing_to_gain(changes: dict[str, Any], said: str | None) -> None:
+    engine = {"engine": "flink:1", "state": "ok", "queries": ["q"], "threads": 1, "user": "alice"}
+    if changes.get("queries") == []:
+        engine["queries"] = []
+    rows = [
+        {
+            "goes": changes.pop("goes", "as under the OS"),
+            "why": changes.pop("why", "a single query"),
+        }
+    ]
+    engines = [engine, engine | {"user": changes.pop("user", "alice")}]
+    pressure = {"machine": {"cpu": {"some": 0.5}}}
+    status = {"engines": engines, "queries": rows, "policies": [], "pressure": pressure}
+    found = idle(status | changes)
+    assert found is None if said is None else str(found).startswith(said)
+
+
+def test_a_plan_beside_a_controller_is_of_what_was_before_it(tmp_path: Path) -> None:
+    [thread] = threads_of(os.getpid())[:1]
+    own = os.getpriority(os.PRIO_PROCESS, thread.tid)
+    before = min(19, own + 4)
+    journal = journals.Journal(tmp_path / "journal")
+    record = Adopted(
+        pid=thread.pid, tid=thread.tid, start_time=thread.start_time, nice=before, policy=0
+    )
+    journal.write([record, Set([(thread.tid, thread.start_time, own)])])
+    try:
+        with (tmp_path / "journal").open("ab") as file:
+            file.write(b"half a li")
+        had = journals.had(tmp_path / "journal")
+    finally:
+        journal.close()
+    assert had == {(thread.tid, thread.start_time): before}
+    assert journals.had(tmp_path / "none") == {}
+    schedule = Schedule(
+        *("s", "p", Spacing.LOGARITHMIC, (thread,), ("q/a",), form(1, static=np.ones(1))),
+        *(np.zeros(1), np.zeros(1)),
+    )
+    assert ladder.planned("nice", {}, schedule, had)["nice"] == [before]
+    assert ladder.planned("nice", {}, schedule)["nice"] == [own]
+
+
+def test_what_load_would_change_is_told() -> None:
+    rows = [{"now": {"nice": 0}, "sets": {"nice": nice}} for nice in (0, 3)]
+    plan = {"name": "auto", "policy": "hr", "backend": "nice", "threads": rows}
+    status = {"pid": 7, "policies": [{"name": "auto", "policy": "qs", "backend": "nice"}]}
+    assert "nothing is in force" in planned.changes([plan], None)
+    told = planned.changes([plan], status)
+    assert "pid 7: auto: qs by nice" in told and "instead: auto: hr by nice" in told
+    assert told.endswith("1 of 2 threads would have another nice value.")
+    same = plan | {"policy": "qs", "threads": rows[:1]}
+    assert planned.changes([same], status).endswith("Nothing would change.")
+
+
+def test_status_fits_a_screen_with_forty_queries_of_long_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    engine = Uneven(**{f"query{'x' * 300}{at}": 1 for at in range(40)})
+    status = status_of(engine, "qs", "in turn")
+    standing.summary(status, everything=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 26 and max(map(len, lines)) <= 80
+    assert any("25 more queries" in line for line in lines)
