@@ -13,7 +13,7 @@ from sched_ctl.model.graph import Array, Index
 
 __all__ = ["PROVIDES", "Reading"]
 
-PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size"})
+PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size", "latency"})
 STALE_S = 5.0  # and at least this many reports:
 STALE_REPORTS = 5
 LONGEST_PERIOD_S = 60.0
@@ -33,6 +33,7 @@ class Reading:
         self._counters = {name: _Counter(self._n, found) for name, found in counts.items()}
         queues = [[(row, one) for row, one in mine if one.what == what] for what in QUEUES]
         self._queues = [_Column(self._n, found) for found in queues]
+        self._latency = _Latency(self._n, mine)
         self._last_s = -math.inf
         self.period_s = math.nan  # between reports
 
@@ -63,6 +64,7 @@ class Reading:
         waiting, overflow = (column.largest(oldest_s) for column in self._queues)
         return {
             "queue_size": waiting + np.nan_to_num(overflow),
+            "latency": self._latency.read(now_s, now_s - oldest_s),
             **{name: counter.read(now_s) for name, counter in self._counters.items()},
         }
 
@@ -88,6 +90,42 @@ class _Column:
         found: Array = np.full(self.n, np.nan)
         np.fmax.at(found, self.rows, values)
         return found
+
+
+class _Latency:
+    """Complete latency of spouts, s. What is reported stands still when no more tuples are done, so
+    it counts only as long as acknowledgements do not stand still as well.
+    """
+
+    def __init__(self, n: int, mine: Sequence[tuple[int, Measure]]) -> None:
+        streams = {(one.task, one.stream) for _, one in mine if one.what == "complete"}
+        told = [(row, one) for row, one in mine if one.what == "complete"]
+        acked = [
+            (row, one)
+            for row, one in mine
+            if one.what == "ack" and (one.task, one.stream) in streams
+        ]
+        self._told, self._acked = _Column(n, told), _Column(n, acked)
+        self._count: Array = np.full(n, np.nan)
+        self._grew_s: Array = np.full(n, -np.inf)
+
+    def read(self, now_s: float, patience_s: float) -> Array:
+        """(n,) the mean over the streams of each row; NaN = unknown."""
+        if not self._told.series:
+            return np.full(self._told.n, np.nan)
+        rows, n = self._acked.rows, self._acked.n
+        count = np.bincount(rows, np.nan_to_num(self._acked.values()), n).astype(np.float64)
+        grew = (count != self._count) & np.isfinite(self._count)
+        self._grew_s = np.where(grew, now_s, self._grew_s)
+        self._count = count
+        fresh = now_s - self._grew_s <= patience_s
+        values = np.where(self._told.received() >= now_s - patience_s, self._told.values(), np.nan)
+        known = np.isfinite(values)
+        rows = self._told.rows
+        total = np.bincount(rows, np.where(known, values, 0.0), n)
+        with np.errstate(invalid="ignore"):
+            mean = total / np.bincount(rows, known, n) * 1e-3
+        return np.where(fresh, mean, np.nan)
 
 
 class _Counter(_Column):

@@ -6,11 +6,15 @@ Storm 2's reporters send, for each task,
     storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__execute-count-SOURCE:STREAM.count
     storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__emit-count-STREAM.count
 
+    storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__ack-count-STREAM.count
+    storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__complete-latency-STREAM
+
 with dots in the parts replaced by underscores (StormMetricRegistry). A task's number is unique in
 its topology and a thread's name has the numbers of its tasks, so numbers join the two. That
 component C counts what it executed of stream S of component B *is* the edge from B to C: the
 topology needs no second source. Components and streams that begin with two underscores are
-Storm's own.
+Storm's own. Spouts alone have a complete latency, where tuples are acknowledged: the mean of the
+last three that were sampled, each in whole ms.
 
 Counts are sampled: of every 20 tuples (`topology.stats.sample.rate` 0.05) one, chosen at random,
 adds 20. `Sampled` makes them smooth.
@@ -31,14 +35,17 @@ __all__ = ["QUEUES", "Measure", "Sampled", "plain", "take_apart"]
 PLACE = re.compile(
     r"[^.]+\.(?P<component>[^.]+)(?:\.(?P<stream>[^.]+))?\.(?P<task>-?\d{1,9})\.\d+-(?P<metric>.+)"
 )
-COUNT = re.compile(r"__(?P<what>execute|emit)-count-(?P<of>.+)\.count")
+COUNT = re.compile(r"__(?P<what>execute|emit|ack)-count-(?P<of>.+)\.count")
+LATENCY = "__complete-latency-"
 # Tuples that wait for an executor: the second holds what other workers sent when the first is full.
 QUEUES = ("receive-queue-population", "receive-queue-overflow")
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One series. what: "execute", "emit" or one of QUEUES. source: of an execute count."""
+    """One series. what: "execute", "emit", "ack", "complete" (of a spout: the complete latency, ms)
+    or one of QUEUES. source: of an execute count.
+    """
 
     what: str
     task: int
@@ -71,12 +78,18 @@ def take_apart(topology: str, found: Mapping[str, Series]) -> list[Measure]:
         if metric in QUEUES:
             measures.append(Measure(metric, task, series))
             continue
+        if metric.startswith(LATENCY) and not metric.startswith(f"{LATENCY}__"):
+            stream = plain(metric.removeprefix(LATENCY))
+            measures.append(Measure("complete", task, series, stream))
+            continue
         count = COUNT.fullmatch(metric)
         if count is None:
             continue
         source, _, stream = count["of"].rpartition(":")
         if count["what"] == "emit":
             source, stream = "", count["of"]
+        elif count["what"] == "ack" and source:  # of a bolt
+            continue
         if not (source.startswith("__") or stream.startswith("__")):
             kind, stream = count["what"], plain(stream)
             measures.append(Measure(kind, task, series, stream, plain(source)))

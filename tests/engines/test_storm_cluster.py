@@ -136,6 +136,14 @@ def test_topology_and_threads(cluster: Storm) -> None:
     assert all(procfs.stat(t.pid or 0) for t in storm.find())
 
 
+def test_complete_latency_of_the_spout(cluster: Storm) -> None:
+    with connected(cluster) as driver:
+        snapshot = polled(driver, lambda found: bool(np.isfinite(found.columns["latency"]).any()))
+    told = zip(snapshot.topology.operators, snapshot.columns["latency"].tolist(), strict=True)
+    [(spout, latency_s)] = [item for item in told if np.isfinite(item[1])]
+    assert spout.logical == ("in",) and 0 <= latency_s < 60
+
+
 def test_counters_agree_with_the_jobs_own(cluster: Storm) -> None:
     out = cluster.folder / "out"
     with connected(cluster) as driver:

@@ -38,6 +38,12 @@ source.8.6701-receive-queue-population 0
 source.default.8.6701-__emit-count-default.count 2000
 source.__ack_init.8.6701-__emit-count-__ack_init.count 2000
 source.default.8.6701-__emit-count-default.m1_rate 25.33
+source.default.8.6701-__ack-count-default.count 1900
+source.default.8.6701-__complete-latency-default 12.5
+source.late.8.6701-__ack-count-late.count 20
+source.late.8.6701-__complete-latency-late 7.5
+source.__ack_init.8.6701-__complete-latency-__ack_init 3
+sink.default.7.6700-__ack-count-toll_cv:default.count 5
 dispatcher.5.6700-receive-queue-population 3
 dispatcher.5.6700-receive-queue-overflow 4
 dispatcher.default.5.6700-__execute-count-source:default.count 1980
@@ -122,7 +128,9 @@ def test_names_of_series() -> None:
     assert ("receive-queue-overflow", 5, "", "") in found
     # Neither Storm's own streams and components, nor other topologies, nor rates.
     assert not any("__" in m.source or "__" in m.stream for m in measures)
-    assert len(measures) == 16
+    assert ("complete", 8, "", "late") in found and ("ack", 8, "", "late") in found
+    assert not any(m.what == "ack" and m.task == 7 for m in measures), "a bolt's tell nothing"
+    assert len(measures) == 20
 
 
 def test_dots_become_underscores() -> None:
@@ -211,6 +219,33 @@ def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     later = made.columns()
     assert np.isnan(later["queue_size"]).all()
     assert later["tuples_in"][row["toll_las", 10]] == 600
+
+
+def test_complete_latency_counts_while_tuples_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a spout reports stands still with it; one of two streams that is done is enough."""
+    now_s = 100.5
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    series, here = reported(), running()
+    made = Reading(here, take_apart(TOPOLOGY, series))
+    row = [executor.component for executor in here].index("source")
+
+    def told(acked: float) -> float:
+        for name, one in series.items():
+            value = acked if name.endswith("__ack-count-late.count") else one.value
+            one.take(value, now_s)
+        latency = made.columns()["latency"]
+        assert np.isnan(np.delete(latency, row)).all(), "of spouts alone"
+        return float(latency[row])
+
+    assert math.isnan(told(20)), "nothing was done since we look"
+    now_s += 1
+    assert told(40) == pytest.approx(0.010), "the mean of 12.5 and 7.5 ms"
+    now_s += 4
+    assert told(40) == pytest.approx(0.010)
+    now_s += 4
+    assert math.isnan(told(40)), "nothing was done for 8 s"
+    now_s += 1
+    assert told(60) == pytest.approx(0.010)
 
 
 @pytest.mark.parametrize("value", [math.nan, -5.0, 1e300])
