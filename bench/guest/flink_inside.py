@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.guest import wakers
-from bench.guest.flink_scenarios import SCENARIOS
+from bench.guest.flink_scenarios import SCENARIOS, Phase
 from bench.guest.inside import (
     FIRST,
     NORMAL,
@@ -26,6 +26,7 @@ from bench.guest.inside import (
     Load,
     Neighbour,
     Pulse,
+    Rival,
     go_first,
     measure,
     put,
@@ -117,16 +118,11 @@ def run(cluster: Cluster, name: str) -> None:  # noqa: PLR0915
     if hog is not None:
         pids["hog"] = hog.pid
     time.sleep(3.0)
-    load: Load | None = None
+    load: Load | Rival | None = None
     try:
         for phase in scenario.phases:
-            if load is not None and (phase.load != load.arguments or not phase.policy):
-                load.end()
-                load = None
-            if phase.policy:
-                if load is None:
-                    load = Load(phase.load, len(operators), pids)
-                load.set(phase.policy, phase.options)
+            load = following(load, phase, len(operators), pids)
+            if isinstance(load, Load):
                 if not phase.measured:
                     load.mine(NORMAL)
                     time.sleep(WARM_S)
@@ -152,10 +148,12 @@ def run(cluster: Cluster, name: str) -> None:  # noqa: PLR0915
                 found["waits"] = trace(pids["tm"], scenario.jobs)
             found["stopped_s"] = pulse.longest_s(found["begin"] - scenario.settle_s, found["end"])
             say(f"{phase.name}: nothing ran for {found['stopped_s'] * 1e3:.0f} ms at most")
-            if load is not None:
+            if isinstance(load, Load):
                 found["in_force"] = in_force
                 load.mine(FIRST)
                 counters = load.ask("dispatch").get("counters", {})
+                if phase.learns_s:
+                    say([rule["race"] for rule in load.ask("status")["policies"]])
                 found["counters"] = {
                     name: value - before.get(name, 0)
                     for name, value in counters.items()
@@ -172,6 +170,28 @@ def run(cluster: Cluster, name: str) -> None:  # noqa: PLR0915
     put(engine, FIRST)
     cluster.cancel_all()
     put(engine, NORMAL)
+
+
+def following(
+    load: Load | Rival | None, phase: Phase, operators: int, pids: Mapping[str, int]
+) -> Load | Rival | None:
+    """What is at work in this phase, which may be what is at work already."""
+    wanted = phase.rival or (phase.load if phase.policy else None)
+    if load is not None and load.arguments != wanted:
+        load.end()
+        load = None
+    if phase.rival and load is None:
+        load = Rival(phase.rival, pids["jm"], pids["tm"], {"jm": pids["jm"], "tm": pids["tm"]})
+        load.mine(NORMAL)
+    new = load is None
+    if phase.policy and load is None:
+        load = Load(phase.load, operators, pids)
+    if isinstance(load, Load) and not phase.learns_s:  # a race would begin anew
+        load.set(phase.policy, phase.options)
+    elif load is not None and phase.learns_s and new:
+        load.mine(NORMAL)
+        time.sleep(phase.learns_s)
+    return load
 
 
 def caught_up(outs: Mapping[str, Path]) -> bool:

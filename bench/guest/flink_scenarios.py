@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["SCENARIOS", "SECONDS", "Phase", "Scenario"]
+__all__ = ["RACE_S", "SCENARIOS", "SECONDS", "Phase", "Scenario"]
+
+RACE_S = 5.0  # a phase of a race
 
 SECONDS = 4.0  # a phase: the period of the arrivals, which are then the same in each
 CHAINED = {"chain": "true", "shuffle": "true"}  # two threads a query; without it five
@@ -16,6 +18,8 @@ class Phase:
     """policy: "" = the OS alone. load: arguments of `sched-ctl load`. measured: or to warm up.
 
     awake: the controller looks each second, instead of sleeping while the phase is measured.
+    rival: a published rule instead, arguments of bench.lachesis. learns_s: before the first phase a
+    race runs for so long.
     """
 
     name: str = "os"
@@ -24,6 +28,8 @@ class Phase:
     load: tuple[str, ...] = ("--policy", "hr")
     measured: bool = True
     awake: bool = False
+    rival: tuple[str, ...] = ()
+    learns_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class Scenario:
         The first moments of each policy are not measured: the controller starts in them, and Java
         compiles what answers it.
         """
-        warm = tuple(replace(phase, measured=False) for phase in self.ours)
+        named = (phase for phase in self.ours if phase.policy and not phase.learns_s)
+        warm = tuple(replace(phase, measured=False) for phase in named)
         return (OS, *warm, *self.ours, *reversed(self.ours), OS)
 
 
@@ -75,6 +82,15 @@ NICE = tuple(
         ("auto", "light-first", {}),
         ("hr", "hr", {}),
     )
+)
+REST = "127.0.0.1:8081"  # as in tests/engines/cluster.py
+RACE = (*BY_NICE, "--policy", "auto", "--period", "1", "--race", f"{RACE_S:g}")
+# The race last, so that its phases lie in the middle, one after the other, and it learns once.
+JUDGED = (
+    *(replace(one, load=(*BY_NICE, "--period", "1"), awake=True) for one in NICE),
+    Phase("Lachesis' rule", rival=("flink", REST)),
+    Phase("CF 2023's rule", rival=("--real-time", "flink", REST)),
+    Phase("auto, nice, race", "auto", load=RACE, awake=True, learns_s=220.0),
 )
 # The controller of all other phases sleeps while they are measured.
 AWAKE = tuple(
@@ -194,6 +210,10 @@ SCENARIOS = {
     "light-hog-awake": Scenario(PAIR, AWAKE, at(10), real_time_input=False, hog=True, settle_s=8.0),
     "five": Scenario(FIVE, (HR, BALANCED, BSD), at(0, **CHAINED), saturated=False),
     "five-90": Scenario(FIVE_90, (HR, BALANCED), at(0, **CHAINED), saturated=False),
+    "light-judged": Scenario(PAIR, JUDGED, at(1), real_time_input=False, settle_s=3.0, seconds=8.0),
+    "five-judged": Scenario(
+        FIVE_90, JUDGED, at(1, **CHAINED), real_time_input=False, settle_s=3.0, seconds=8.0
+    ),
     "light-nice": Scenario(PAIR, NICE, at(1), real_time_input=False),
     "sql": sql("q18", "q5"),  # as in bench/real/flink.py
     "sql-17": sql("q17", "q19"),

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = [
     "Load",
     "Neighbour",
     "Pulse",
+    "Rival",
     "go_first",
     "measure",
     "put",
@@ -50,6 +52,8 @@ SLEEPING = (
 )
 FIRST = (os.SCHED_FIFO, os.sched_param(1))
 NORMAL = (os.SCHED_OTHER, os.sched_param(0))
+LAST_WORD = (os.SCHED_FIFO, os.sched_param(99))
+ASKED = ("prometheus-http", "HTTP-Dispatcher")  # threads that answer the controller
 PAUSE_S = 0.3
 RECORDS = 1 << 16
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -206,7 +210,7 @@ def put(pids: Mapping[str, int], how: tuple[int, os.sched_param]) -> None:
     """What the controller asks, first: else loading takes minutes of a saturated guest."""
     for label, pid in pids.items():
         for tid, comm in threads(pid):
-            if label == "jm" or comm.startswith(("prometheus-http", "HTTP-Dispatcher")):
+            if label == "jm" or comm.startswith(ASKED):
                 with contextlib.suppress(OSError):
                     os.sched_setscheduler(tid, *how)
 
@@ -281,6 +285,50 @@ class Load:
         print(self.log.read_text()[-1500:], flush=True)
         put(self.asked, NORMAL)
         patiently(lambda: schedext.state() in (None, "disabled"), 10, "detached")
+
+
+class Rival:
+    """A published rule (bench.lachesis) at work.
+
+    pid: of the process that it needs to know. worker: of that which has the operators.
+    """
+
+    def __init__(
+        self,
+        arguments: tuple[str, ...],
+        pid: int,
+        worker: int,
+        asked: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.arguments = arguments
+        self._asked = asked
+        self.mine(FIRST)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.lachesis", *arguments, str(pid)],
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setscheduler(0, *FIRST),
+        )
+
+        def ready() -> bool:
+            assert self.process.poll() is None
+            return any(
+                os.getpriority(os.PRIO_PROCESS, tid) or os.sched_getscheduler(tid)
+                for tid, comm in threads(worker)
+                if not comm.startswith(ASKED)
+            )
+
+        patiently(ready, 60, "an order")
+        say(f"at work: {' '.join(arguments)}")
+
+    def mine(self, how: tuple[int, os.sched_param]) -> None:
+        put(self._asked, how)
+
+    def end(self) -> None:
+        for tid, _ in threads(self.process.pid):  # it may be that its own order starves it
+            os.sched_setscheduler(tid, *LAST_WORD)
+        self.process.terminate()
+        self.process.wait(600)
+        self.mine(NORMAL)
 
 
 def measure(

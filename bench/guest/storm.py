@@ -4,7 +4,8 @@
         SHAPE [LOAD ...]
 
 SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `queues` sets `qs` by nice beside the
-published rule of Lachesis (bench/lachesis.py). LOAD: parts of the capacity, which is measured
+published rule of Lachesis (bench/lachesis.py); `judged` sets the race by nice beside policies that
+are named, and beside both published rules. LOAD: parts of the capacity, which is measured
 first, or `step`: .7 of it, then 1.1. Arrivals are the same in each phase. What is shown: latency
 and tuples that leave, and how long threads wait for a CPU, by what they do for the engine. To boot
 and start Storm takes ten minutes, a load as long.
@@ -19,7 +20,7 @@ from bench.guest.phases import ROOT, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 SHAPES = ("etl", "fork", "stats", "lr", "vs")
-WAYS = ("all", "queues")
+WAYS = ("all", "judged", "queues")
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.guest.inside import FIRST, NORMAL, Load, Pulse, go_first, measure, say, show, threads
+from bench.guest.inside import (
+    NORMAL,
+    Load,
+    Pulse,
+    Rival,
+    go_first,
+    measure,
+    say,
+    show,
+    threads,
+)
 from engines.cluster import patiently
 from engines.storm import Storm, finished, running
 from sched_ctl.workloads import workload
@@ -44,6 +53,8 @@ STOPPED_S = 0.1  # nothing ran for so long: then what came all at once decides, 
 TRIES = 3
 STEP = "step"
 LOW, HIGH = 0.7, 1.1  # the two loads of a step
+RACE_S = 5.0  # a phase of a race
+LEARN_S = 160.0  # for a race of two orders that ends in the third round, and some phases more
 PATIENCE = {  # an emulated JVM takes a minute to start
     "nimbus.task.launch.secs": "1800",
     "nimbus.task.timeout.secs": "600",
@@ -63,26 +74,31 @@ OPERATOR = re.compile(r"Thread-\d+-(?!__)")
 
 @dataclass(frozen=True)
 class Way:
-    """ "" = the OS alone."""
+    """ "" = the OS alone. race: the policy is found by a race, before the first phase begins."""
 
     policy: str = ""
     backend: str = ""
     options: tuple[str, ...] = ()
+    race: bool = False
 
     @property
     def name(self) -> str:
         if not self.policy:
             return "os"
-        return ", ".join(word for word in (self.policy, self.backend, *self.options) if word)
+        words = (self.policy, self.backend, *self.options, "race" if self.race else "")
+        return ", ".join(word for word in words if word)
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Of `sched-ctl load`, apart from the policy."""
         given = (("--backend-option", option) for option in self.options)
-        return ("--backend", self.backend, *(word for pair in given for word in pair))
+        race = ("--race", f"{RACE_S:g}") if self.race else ()
+        return ("--backend", self.backend, *race, *(word for pair in given for word in pair))
 
 
 RIVAL = Way("Lachesis' rule")
+REAL_TIME = Way("CF 2023's rule")
+RIVALS: dict[Way, tuple[str, ...]] = {RIVAL: (), REAL_TIME: ("--real-time",)}
 ABOVE = ("nice.best=0", "nice.worst=10")  # no weight is kept
 WAYS = {
     "all": (
@@ -90,6 +106,13 @@ WAYS = {
         *(Way(policy, "nice") for policy in ("qs", "hr")),
     ),
     "queues": (RIVAL, Way("qs", "nice"), Way("qs", "nice", ABOVE), Way("auto", "nice")),
+    # The race last: its phases lie in the middle, one after the other, so that it learns once.
+    "judged": (
+        RIVAL,
+        *(Way(policy, "nice") for policy in ("hr", "qs")),
+        REAL_TIME,
+        Way("auto", "nice", race=True),
+    ),
 }
 
 
@@ -187,35 +210,18 @@ def daemons() -> dict[str, int]:
     return found
 
 
-class Rival:
-    """Lachesis' rule (bench.lachesis) at work."""
-
-    def __init__(self, name: str, pid: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.lachesis", name, str(pid)],
-            stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: os.sched_setscheduler(0, *FIRST),
-        )
-
-        def ready() -> bool:
-            assert self.process.poll() is None
-            return len({os.getpriority(os.PRIO_PROCESS, tid) for tid, _ in threads(pid)}) > 1
-
-        patiently(ready, 60, "nice values")
-
-    def set(self, policy: str) -> None:
-        pass
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
-
-
 def phases(ways: Sequence[Way]) -> Iterator[Way]:
     yield Way()
     yield from ways
     yield from reversed(ways)
     yield Way()
+
+
+def alike(one: Way, other: Way) -> bool:
+    """Whether the same controller serves both."""
+    if one in RIVALS or other in RIVALS:
+        return one == other
+    return (one.backend, one.options, one.race) == (other.backend, other.options, other.race)
 
 
 def phase(
@@ -255,19 +261,27 @@ def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequenc
     by, pulse = Way(), Pulse()
     try:
         for way in phases(ways):
-            if load is not None and (way.backend, way.options) != (by.backend, by.options):
+            if load is not None and not alike(way, by):
                 load.end()
                 load = None
+            new = load is None
             topology.offer(0.5 * rates[0])
-            if way == RIVAL and load is None:
-                load, by = Rival(topology.shape, topology.pid), way
+            if way in RIVALS and load is None:
+                arguments = (*RIVALS[way], "storm", topology.shape)
+                load, by = Rival(arguments, topology.pid, topology.pid), way
             elif way.policy and load is None:
                 arguments = ("--policy", way.policy, *way.arguments)
                 load, by = Load(arguments, operators, pids, HOW), way
             if load is not None:
-                load.set(way.policy)
+                if isinstance(load, Load) and not way.race:  # it would begin anew
+                    load.set(way.policy)
                 for tid, _ in threads(load.process.pid):
                     os.sched_setscheduler(tid, *NORMAL)
+            if way.race and new:
+                topology.offer(rates[0])
+                time.sleep(LEARN_S)
+            if way.race and isinstance(load, Load):
+                say([rule["race"] for rule in load.ask("status")["policies"]])
             others = {} if load is None else {"the controller": load.process.pid}
             for _ in range(TRIES):
                 found = phase(topology, rates, way, {**pids, **others}, pulse)
