@@ -116,8 +116,8 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    connect = storm.connect if asked.engine == "storm" else flink.connect
-    driver = connect(Target(asked.engine, asked.address, asked.pid))
+    target = Target(asked.engine, asked.address, asked.pid)
+    driver: Driver = storm.connect(target) if asked.engine == "storm" else flink.connect(target)
     rule = Rule(driver, real_time=asked.real_time)
     try:
         while not stop.wait(PERIOD_S):

@@ -231,7 +231,7 @@ class Load:
         self.log = Path(f"/tmp/load-{time.monotonic_ns()}.log")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*PROGRAM, "load", *how, *arguments],
+                [*PROGRAM, "load", "--race", "0", *how, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

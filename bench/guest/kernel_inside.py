@@ -260,6 +260,7 @@ def loaded(pid: int, job: Job, before_s: float) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
         options = ["--engine", f"{job['engine']}:{pid}", "--policy", job["by"], "--backend", "nice"]
         options += ["--exclude", "sources", "--exclude", "labspe", "--run-dir", f"{folder}/run"]
+        options += ["--race", "0"]
         program = [sys.executable, "-c", "from sched_ctl.cli import main; main()", "load"]
         with subprocess.Popen([*program, *options], stdout=log, stderr=log) as load:
             while "policy " not in Path(log.name).read_text() and load.poll() is None:

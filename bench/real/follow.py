@@ -83,7 +83,7 @@ def controller(folder: Path, *options: str) -> Iterator[None]:
     with (folder / "load.log").open("w") as log:
         load = subprocess.Popen(
             [
-                sys.executable, "-c", MAIN, "load", "--run-dir", str(run_dir),
+                sys.executable, "-c", MAIN, "load", "--run-dir", str(run_dir), "--race", "0",
                 *OPTIONS, *WORST, *options,
             ],
             stdin=subprocess.DEVNULL,

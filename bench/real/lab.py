@@ -98,7 +98,7 @@ def controller(arguments: Sequence[str], engine: lab.Engine) -> Iterator[None]:
     with TemporaryDirectory(prefix="sched-ctl-bench-") as folder:
         process = subprocess.Popen(
             ["taskset", "-c", str(CONTROLLER_CPU), SCHED_CTL, "load",
-             "--engine", engine.name, "--run-dir", folder, *arguments],
+             "--engine", engine.name, "--run-dir", folder, "--race", "0", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -291,7 +291,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             le=3600,
             extra={"unit": "s"},
         ),
-    ] = 0.0
+    ] = 10.0
     window: Annotated[
         float,
         Meta(

@@ -157,7 +157,8 @@ class Rule:
         """
         return (
             bool(self.schedules)
-            and not (self.section.switch or self.guard or self.trial)
+            and not (self.section.switch or self.guard)
+            and (self.trial is None or self.trial.calm)
             and not (self.problem or self.applied.problems)
             and all(
                 self._holds(*item, now_s + self.timer.period_s / 2)

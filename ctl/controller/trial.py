@@ -88,6 +88,12 @@ class Trial:
         return race.turn != race.kept or (race.mode == "race" and race.begun)
 
     @property
+    def calm(self) -> bool:
+        """Whether what is in force stays, as far as is known: nothing depends on the next pass."""
+        race = self.race
+        return not (race.begun and race.mode == "race") and not self.trying and race.own is None
+
+    @property
     def own(self) -> bool:
         """Whether the system's own scheduling is in force."""
         return self.race.arms[self.race.turn].name == OS

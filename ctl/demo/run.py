@@ -188,6 +188,7 @@ async def _schedule(
         engine=(engine.name,),
         period=options.period_s,
         discover=3600.0,
+        race=0.0,
     )
 
     def keep(name: str, options: object, failed: object = ()) -> tuple[Backend, list[Any]]:

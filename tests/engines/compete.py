@@ -65,6 +65,7 @@ def following(
     command = [
         *(str(Path(sys.executable).with_name("sched-ctl")), "load", "--engine", engine),
         *("--run-dir", str(folder / "run"), "--config", os.devnull, "--poll-timeout", "5"),
+        *("--race", "0"),
         *arguments,
     ]
     with (folder / "load.log").open("ab") as log:

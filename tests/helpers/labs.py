@@ -67,7 +67,7 @@ def loaded(
     terminal: descriptor of what is to be its controlling terminal.
     """
     flags = ["--run-dir", str(run_dir), "--discover", "0.2", "--period", "0.1"]
-    flags += ["--calm-period", "0"]  # whatever else runs on this machine
+    flags += ["--calm-period", "0", "--race", "0"]  # whatever else runs on this machine
     if engine is not None:
         flags += ["--engine", engine.name]
     log = run_dir.with_suffix(".log")

@@ -93,11 +93,18 @@ def test_what_makes_them_another_thing(change: str) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "anew"),
-    [("hr", False), ("light-first", False), ("qs", True), ("fcfs", True), ("random", True)],
+    [
+        ("hr", False),
+        ("light-first", False),
+        ("auto", False),
+        ("qs", True),
+        ("fcfs", True),
+        ("random", True),
+    ],
 )
 def test_a_schedule_is_made_anew_where_it_may_be_another(policy: str, anew: bool) -> None:
-    """hr goes by averages alone, the others by what waits, or by chance."""
-    engine, backend = FakeEngine(), FakeBackend()
+    """hr goes by averages alone, others by what waits, or by chance. A calm race needs no more."""
+    engine, backend = FakeEngine(queries={"a": 2, "b": 2}), FakeBackend()
     settings = Settings(
         policy=(Section(policy=policy),),
         period=0.01,

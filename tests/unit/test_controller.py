@@ -645,9 +645,8 @@ def test_auto_is_static_where_order_is_written_now_and_then(
     queries: dict[str, int], count: str
 ) -> None:
     backend = FakeBackend()
-    controller = Controller(
-        settings(Section()), FakeEngine.kind(FakeEngine(queries=queries)), backends(backend)
-    )
+    engine = FakeEngine(queries=queries)
+    controller = Controller(settings(Section(), race=0), FakeEngine.kind(engine), backends(backend))
 
     async def script() -> None:
         await until(lambda: len(backend.schedules) > 3)

@@ -27,7 +27,10 @@ LOG = Path("/tmp/load.log")
 RUN_DIR = Path("/run/sched-ctl")
 PROGRAM = [sys.executable, "-c", "from sched_ctl.cli import main; main()"]
 # An emulated JobManager takes seconds to answer.
-PATIENT = ("--period", "5", "--poll-timeout", "30", "--stale-after", "300", "--window", "60")
+PATIENT = (
+    *("--period", "5", "--poll-timeout", "30", "--stale-after", "300", "--window", "60"),
+    *("--race", "0"),
+)
 
 began_s = time.monotonic()
 

@@ -130,7 +130,7 @@ class Load:
         command = [sys.executable, "-c", "from sched_ctl.cli import main; main()", "load"]
         with log.open("w") as stream:
             self.process = subprocess.Popen(
-                [*prefix, *command, "--period", "0.5", *arguments],
+                [*prefix, *command, "--period", "0.5", "--race", "0", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
