@@ -562,7 +562,9 @@ def told(race: Race) -> str:
     ]
     tried = f"; tried: {', '.join(others)}" if others else ""
     cost = price(race)
-    cost_words = "" if math.isnan(cost) or not race.half else f"; learning: {cost:.1%} of latency so far"
+    cost_words = (
+        "" if math.isnan(cost) or not race.half else f"; learning: {cost:.1%} of latency so far"
+    )
     if race.mode == "race":
         if not race.begun:
             return f"{kept.name}, as nobody waits; nothing is tried{tried}"

@@ -347,9 +347,11 @@ class Rule:
             before is not None and before.standing,
         )
 
+        lifts = domain == COMMON and (self.trial is None or self.trial.lifts)
+
         def answer() -> Schedule:
             schedule = without(made(), spared)
-            if domain != COMMON:
+            if not lifts:
                 schedule = replace(schedule, lifts=False)
             self.decided.pop(domain, None)
             if asked.is_of_averages:

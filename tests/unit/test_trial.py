@@ -60,7 +60,8 @@ def raced(
 def test_who_takes_part_suits_what_enforces_it() -> None:
     assert candidates("balanced", "scx", 3) == ("balanced", "hr", "light-first")
     assert candidates("light-first", "nice", 3) == ("light-first", "qs", "hr")
-    assert candidates("light-first", "nice", 1) == ("qs", "hr"), "it leaves a single query alone"
+    alone = candidates("light-first", "nice", 1)
+    assert alone == ("qs", "qs (none lifted)", "hr"), "light-first leaves a single query alone"
     assert candidates("deadline", "cgroup2", 2) == ("deadline", "light-first", "hr")
 
 
@@ -103,6 +104,29 @@ def test_auto_keeps_what_its_race_finds() -> None:
     hurt = [schedule.policy for schedule in backend.schedules if schedule.threads]
     turns = [policy for policy, _ in itertools.groupby(hurt)]
     assert turns.count("hr") == 2
+
+
+def test_of_one_query_an_order_that_lifts_nobody_may_win() -> None:
+    engine = FakeEngine(queries={"a": 3})
+
+    class Telling(FakeBackend):
+        def apply(self, schedule: Schedule) -> Applied:
+            waiting = {("qs", True): 80.0, ("qs", False): 40.0, ("hr", True): 130.0}
+            enforced = (schedule.policy, schedule.lifts)
+            engine.queue = np.full(3, waiting[enforced] if schedule.threads else 100.0)
+            return super().apply(schedule)
+
+    backend = Telling()
+    controller = raced(engine, backend, FakeGauge(0.5), Section(), race=0.1)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.trial is not None and rule.trial.race.mode == "kept")
+        [shown] = views.status(controller)["policies"]
+        assert shown["race"]["kept"] == "qs (none lifted)" and shown["policy"] == "qs"
+        await until(lambda: backend.schedules[-1].threads and not backend.schedules[-1].lifts)
+
+    drive(controller, script)
 
 
 def test_two_races_take_turns() -> None:
