@@ -174,7 +174,11 @@ def read(engine: str, name: str) -> ThreadName | None:
 
 # First characters of threads that a virtual machine and an engine start and end all the time.
 _PASSING = {
-    "jvm": ("C1 CompilerThre", "C2 CompilerThre", "GC Thread#", "G1 Conc#", "G1 Refine#"),
+    # The listener is born of our own first request, and has the dispatcher's name at first.
+    "jvm": (
+        *("C1 CompilerThre", "C2 CompilerThre", "GC Thread#", "G1 Conc#", "G1 Refine#"),
+        *("Attach Listener", "Signal Dispatch"),
+    ),
     "flink": ("flink-pekko.act", "flink-pekko.rem", "flink-metrics-p", "prometheus-http"),
     "storm": ("process reaper", "Log4j2-TF-"),
     # Not the dispatchers, nor "Thread-": tasks and queries are born of these.

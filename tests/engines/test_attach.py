@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from engines.cluster import CACHE
+from sched_ctl.drivers import jvm
+from sched_ctl.drivers.threads import thread_of, threads_of
 from sched_ctl.kernel import hotspot, procfs
 from support import wait_until
 
@@ -80,6 +82,21 @@ def test_one_of_ours(classes: Path) -> None:
         check(pid)
         check(pid)  # the listener is there already
         assert not Path(f"/tmp/.attach_pid{pid}").exists()
+
+
+def test_the_listener_that_a_look_starts_is_no_reason_for_another(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look stops the machine."""
+    monkeypatch.setattr(jvm, "DUMP_EVERY_S", 0.0)
+    with machine(classes) as pid:
+        start = thread_of(pid, pid)
+        assert start is not None
+        process = jvm.JavaProcess(pid, start.start_time, "flink")
+        assert process.changed(wanted=False)
+        process.look(20.0)
+        assert "Attach Listener" in {thread.name for thread in threads_of(pid)}
+        assert not process.changed(wanted=False)
 
 
 def test_after_its_socket_was_taken_away(classes: Path) -> None:
