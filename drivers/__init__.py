@@ -44,7 +44,8 @@ class Driver(Protocol):
     target: Target
     provides: frozenset[str]  # primitive metrics this engine can give, see metrics.PRIMITIVES
     # Optional, `derived`: metric -> how, in words for `explain`, where it is worked out by the
-    # driver and not what the engine reports.
+    # driver and not what the engine reports. `guesses`: those of `provides` that may be wrong by
+    # far, so that a policy goes by them only where what comes of it is compared with the OS's own.
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the engine once. Raises EngineError within about `timeout_s`."""

@@ -234,6 +234,8 @@ class KernelDriver:
         found = [thread for one in tids[:MOST_THREADS] if (thread := thread_of(*one))]
         self._threads = {thread.tid: thread for thread in found}
         sort = self._sort(self._called(found))
+        # What a thread hands on is declared, or a guess.
+        self.guesses = frozenset({"tuples_out"} if sort.edges is None else ())
         operators = sort.operators
         logical = dict.fromkeys((one.query, name) for one in operators for name in one.logical)
         edges = self._seen(operators) if sort.edges is None else sort.edges

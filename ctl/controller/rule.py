@@ -23,7 +23,7 @@ from sched_ctl.engines.timers import Timer
 from sched_ctl.kernel.cpus import cpus_of
 from sched_ctl.metrics.averages import Averages
 from sched_ctl.metrics.averages import window as window_of
-from sched_ctl.metrics.catalogue import Resolution, evaluate, resolve
+from sched_ctl.metrics.catalogue import MissingMetric, Resolution, evaluate, resolve
 from sched_ctl.metrics.window import SAMPLES, Window
 from sched_ctl.model.policy import NOTHING, Level, Policy
 from sched_ctl.model.schedule import Schedule, without
@@ -270,6 +270,8 @@ class Rule:
             provides = provides | probes.PROVIDES
         known = self.resolutions.get(engine.name)
         if known is None or known[0] != provides:
+            if not (self.guard or self.trial):
+                _refuse_guesses(policy, engine, provides)
             resolution = resolve(
                 policy.needs,
                 provides,
@@ -395,3 +397,19 @@ class _Asked:
                 for known in self.averages.values()
             )
         )
+
+
+def _refuse_guesses(policy: Policy, engine: Engine, provides: frozenset[str]) -> None:
+    """Raises MissingMetric if the policy goes by what nobody knows: an order by it was seen to do
+    harm, which nobody would notice.
+    """
+    guessed = provides & engine.guesses
+    try:
+        resolve(policy.needs, provides - guessed, policy=policy.name, engine=engine.name)
+    except MissingMetric:
+        resolve(policy.needs, provides, policy=policy.name, engine=engine.name)
+        raise MissingMetric(
+            f"policy {policy.name} needs {', '.join(sorted(guessed))}, which {engine.name} can "
+            "only guess",
+            "take min-cost or light-first, or have it compared with the OS's own order: --guard 60",
+        ) from None

@@ -69,6 +69,7 @@ class Engine:
         self.refused: dict[str, str] = {}  # rule -> why it cannot rule this engine
         self.provides: frozenset[str] | None = None  # known once connected
         self.derived: Mapping[str, str] = {}  # metrics that the driver works out, and how
+        self.guesses: frozenset[str] = frozenset()  # those that no policy may trust unwatched
         # Whose it is; None: not known (yet).
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
@@ -249,6 +250,7 @@ class Engine:
             self._driver = self._kind.connect(self.target)
         self.provides = self._driver.provides
         self.derived = getattr(self._driver, "derived", {})
+        self.guesses = frozenset(getattr(self._driver, "guesses", ()))
         began_s, answering_s = time.thread_time(), self._answering.read(self._own)
         answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
         answering_s = max(0.0, self._answering.read(self._own) - answering_s)

@@ -4,12 +4,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from sched_ctl.adapt.guard import Guard
+from sched_ctl.config.settings import Section
+from sched_ctl.controller.rule import Rule
 from sched_ctl.drivers import Target, kernel
 from sched_ctl.drivers.kernel import connect, operators_of
+from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.timers import Timer
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import tracing
 from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
@@ -198,3 +205,37 @@ def test_a_name_must_mean_one_process(program: "subprocess.Popen[str]") -> None:
         for child in children:
             child.kill()
             child.wait()
+
+
+def ruled(policy: str, guard: Guard | None = None, without: str = "") -> None:
+    """Resolve the metrics of a policy that rules a program of which nothing is known."""
+    provides = {"tuples_in", "thread_cpu_time", "run_delay", "tuples_out"}
+    provides |= {"queue_size_estimate", "head_age_estimate"}
+    engine = SimpleNamespace(
+        name="kernel:1",
+        domain="",
+        provides=frozenset(provides - {without}),
+        derived={},
+        guesses=frozenset({"tuples_out"}),
+    )
+    section = Section(policy=policy)
+    rule = Rule(section, registry.policy(policy, {}), "scx", Timer(1.0, 0.0), guard=guard)
+    rule.resolve(cast(Engine, engine))
+
+
+def test_who_goes_by_a_guess_is_watched_or_refused() -> None:
+    for policy in ("hr", "balanced"):
+        ruled(policy, Guard(60, 6))
+        with pytest.raises(MissingMetric, match="tuples_out, which kernel:1 can only") as found:
+            ruled(policy)
+        assert "--guard 60" in str(found.value.hint)
+    for policy in ("min-cost", "light-first", "qs", "fcfs", "random"):
+        ruled(policy)
+    with pytest.raises(MissingMetric, match="which kernel:1 does not report"):
+        ruled("hr", without="tuples_in")
+
+
+def test_the_driver_says_that_it_guesses(program: "subprocess.Popen[str]") -> None:
+    driver = connect(target(program.pid))
+    assert driver.guesses == {"tuples_out"}
+    driver.close()
