@@ -105,6 +105,8 @@ VARIANTS: Mapping[str, Job] = {
         for name in ("hr", "balanced", "bsd")
         for ms in (0, 25, 50, 100)
     },
+    # All branches of a query wait alike.
+    "scx-balanced-mean": scx("balanced", options={"branches": 0}),
     "scx-balanced-30": scx("balanced", options={"patience": 30.0}),
     # With the use of the CPU that is seen, each second; and the same without heavy queries.
     "scx-balanced-seen": scx("balanced", period_s=1.0, measured=True),

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sched_ctl.backends.pool import Pool
+from sched_ctl.backends.scx.backend import behind_us
 from sched_ctl.backends.scx.hints import Limits, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.options import ScxOptions
-from sched_ctl.backends.scx.slots import numbers, rivals, strict
+from sched_ctl.backends.scx.slots import behind, numbers, rivals, strict
 from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.drivers.lab import driver
@@ -178,6 +179,7 @@ def enforce_scx(scheduler: Scheduler, options: Job) -> Callable[[Schedule], None
         for name in ("queue", "lead_us", "base", "slope", "per_tuple"):
             slots[name] = getattr(found, name)
         slots["query"], slots["depth"] = numbers([schedule])
+        slots["slice_us"] = behind([schedule]) * behind_us(ScxOptions().slice)
         if not options.get("whose", True):
             slots["query"] = 0
         if not options.get("depth", True):

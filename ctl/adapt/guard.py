@@ -3,8 +3,8 @@
 An order that helps one workload harms another, so whoever schedules should look at what comes of
 it. Each phase of the system's own lies between two of ours, and their effects (`adapt.effect`) are
 compared as ratios, so that a load that rises or falls does not count: what the queries take in, and
-the time in the system, as a race compares them. Ours is called worse only when the ratios say so
-beyond their own spread.
+the time in the system and its median, as a race compares them. Ours is called worse only when the
+ratios say so beyond their own spread.
 """
 
 import math
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sched_ctl.adapt.effect import Span, effects, seen
-from sched_ctl.adapt.race import Figures, compare
+from sched_ctl.adapt.race import MEDIAN, Figures, Objective, compare
 from sched_ctl.metrics.window import Window
 
 __all__ = ["FEWEST", "Guard", "worse"]
@@ -24,10 +24,11 @@ MOST = 8  # comparisons that count: the last ones
 # alone says "worse" at one look in two hundred, and there is a look at each comparison.
 ERRORS = {4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50}
 FEWEST = min(ERRORS)  # comparisons before anything is said
+WHAT = ("throughput", "wait", "median")
 SETTLE = 0.3  # of a phase, in which what was queued under the other regime goes
 
 
-def worse(ratios: Sequence[float]) -> bool:
+def worse(ratios: Sequence[float], margin: float = MARGIN) -> bool:
     """Whether these ratios (1: the same, above: worse) say worse beyond their spread.
 
     The mean of their logarithms, less so many of its standard errors, must exceed the margin.
@@ -36,18 +37,22 @@ def worse(ratios: Sequence[float]) -> bool:
     if len(logs) < FEWEST:
         return False
     error = statistics.stdev(logs) / math.sqrt(len(logs))
-    return statistics.fmean(logs) - ERRORS[len(logs)] * error > math.log1p(MARGIN)
+    return statistics.fmean(logs) - ERRORS[len(logs)] * error > math.log1p(margin)
 
 
 @dataclass
 class Guard:
-    """The phases of one rule. every_s: from one phase of the system's own to the next."""
+    """The phases of one rule. every_s: from one phase of the system's own to the next.
+
+    ratios: of each comparison. The median counts where no one figure is the objective.
+    """
 
     every_s: float
     phase_s: float
+    objective: Objective = "all"
     own: bool = False  # the system's own scheduling is on
     changes_s: float = math.nan
-    ratios: dict[str, list[float]] = field(default_factory=lambda: {"throughput": [], "wait": []})
+    ratios: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in WHAT})
     _began_s: float = math.nan
     _spans: dict[str, Span] = field(default_factory=dict)
     _kept: list[Figures] = field(default_factory=list)  # ours, the system's own
@@ -74,7 +79,7 @@ class Guard:
     def forget(self) -> None:
         """Something else is compared from now on."""
         self.own, self.changes_s = False, math.nan
-        self.ratios = {"throughput": [], "wait": []}
+        self.ratios = {name: [] for name in WHAT}
         self._kept = []
 
     @property
@@ -103,14 +108,17 @@ class Guard:
             return None
         before, system, after = self._kept[-3:]
         self._kept = self._kept[-1:]
-        scores = [compare(ours, system) for ours in (before, after)]
+        scores = [compare(ours, system, self.objective) for ours in (before, after)]
         throughput = math.exp(-statistics.fmean(score.lost for score in scores))
         wait = math.exp(statistics.fmean(score.time for score in scores))
-        for name, ratio in (("throughput", throughput), ("wait", wait)):
+        median = math.exp(statistics.fmean(score.median for score in scores))
+        for name, ratio in zip(WHAT, (throughput, wait, median), strict=True):
             if ratio > 0 and math.isfinite(ratio):
                 self.ratios[name].append(ratio)
         if worse([1 / ratio for ratio in self.ratios["throughput"]]):
             return f"throughput is {1 - throughput:.0%} lower than by the system's own scheduling"
         if worse(self.ratios["wait"]):
             return f"tuples wait {wait:.2f} times as long as by the system's own scheduling"
+        if self.objective == "all" and worse(self.ratios["median"], math.expm1(MEDIAN)):
+            return f"the median is {median:.2f} times that by the system's own scheduling"
         return None

@@ -12,11 +12,12 @@ for nobody:
 Each half-round gives, for each arm, the logarithms of its ratios to the system's own (`Score`).
 
 *Judgement.* After each round an arm is out when it is worse than the best beyond its own spread, or
-loses throughput, the median or p99; it has won when it is the best, and better than the system's
-own beyond its spread. Both by Student's t on the half-rounds. Looks are many, so the i-th may err
-with `ALPHA / (arms * i * (i + 1))` alone: all looks at all arms together err with `ALPHA` at most
-(Bonferroni over arms, a spending that adds up to 1 over looks; Lan and DeMets 1983). When nothing
-is told apart within `MOST_ROUNDS`, the system's own stays.
+loses throughput; or, unless one figure alone is the objective, the median or p99. It has won when
+it is the best, and better than the system's own beyond its spread. Both by Student's t on the
+half-rounds. Looks are many, so the i-th may err with `ALPHA / (arms * i * (i + 1))` alone: all
+looks at all arms together err with `ALPHA` at most (Bonferroni over arms, a spending that adds up
+to 1 over looks; Lan and DeMets 1983). When nothing is told apart within `MOST_ROUNDS`, the system's
+own stays.
 
 *Harm.* A phase three times as bad as the system's own is ended at once and costs a strike; the next
 phase is the system's own and counts for nothing, as what queued must drain; two strikes are out.
@@ -37,6 +38,7 @@ from sched_ctl.adapt.effect import Effect
 
 __all__ = [
     "ALPHA",
+    "MEDIAN",
     "OS",
     "Arm",
     "Figures",
@@ -67,7 +69,7 @@ HARM = math.log(3.0)  # so much worse in one phase is ended at once
 LOST = -math.log(0.98)  # throughput
 LOST_MUCH = -math.log(0.7)
 BURSTS = 5.0
-MEDIAN = math.log(1.2)
+MEDIAN = math.log(1.2)  # of the queries' geometric mean
 TAIL = math.log(1.05)
 MISSED = 0.01  # share of tuples beyond their target that counts for nothing
 WIDEST = math.log(1e3)  # ratios beyond it are not told apart
@@ -80,7 +82,7 @@ USUAL = 16  # phases that say under what the winner won
 CHANGED_RATE, CHANGED_TIME = math.log(1.25), math.log(2.0)
 ODD = 1e-4  # chance that a phase is taken for another than usual; it takes two in a row
 
-Objective = Literal["mean", "median", "p99", "worst"]
+Objective = Literal["all", "mean", "median", "p99", "worst"]
 Mode = Literal["race", "kept"]
 
 
@@ -134,7 +136,7 @@ class Race:
     """
 
     arms: tuple[Arm, ...]
-    objective: Objective = "mean"
+    objective: Objective = "all"
     kept: int = 1
     turn: int = 1
     mode: Mode = "race"
@@ -156,7 +158,7 @@ class Race:
     races: int = 0  # that have ended
 
 
-def opened(names: Sequence[str], objective: Objective = "mean", kept: int = 1) -> Race:
+def opened(names: Sequence[str], objective: Objective = "all", kept: int = 1) -> Race:
     """A race of the system's own with these. kept: which is in force until somebody waits."""
     if not names:
         raise ValueError("nobody takes part in the race")
@@ -201,11 +203,12 @@ def _chance(figures: Figures) -> float:
     return 1 / math.sqrt(max(tuples, 1.0))
 
 
-def compare(ours: Figures, theirs: Figures, objective: Objective = "mean") -> Score:
+def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Score:
     """Ours beside theirs, query by query; of queries that both tell of, from the same source.
 
-    The objective says what is made of the queries' ratios: of the mean times in the system, of p50
-    or p99 where they are told (their mean, so the ratio of geometric means), or the worst of them.
+    The objective says what is made of the queries' ratios: of the mean times in the system ("all"
+    too), of p50 or p99 where they are told (their mean, so the ratio of geometric means), or the
+    worst of them.
     Queries with a target count by the share of tuples that missed it, too.
     """
     known = {effect.key: effect for effect in theirs.effects}
@@ -331,7 +334,7 @@ def _judged(race: Race) -> Race:
         out = _fault(race, turn, (1 - WIN) * level)
         if out:
             race = _with_arm(race, turn, replace(race.arms[turn], out=out))
-    active = [turn for turn in _active(race) if _is_allowed(race.arms[turn])]
+    active = [turn for turn in _active(race) if _is_allowed(race, turn)]
     lead = min(active, key=lambda turn: race.arms[turn].time, default=0)
     gains = [-score.time for score in race.arms[lead].scores.values()]
     better = lead and is_worse(gains, 0.0, WIN * level)
@@ -357,22 +360,26 @@ def _fault(race: Race, turn: int, level: float) -> str:
         (0.0, LOST, MEDIAN, 0.0),
         strict=True,
     ):
+        if what in ("the median", "p99") and race.objective != "all":
+            continue
         if is_worse(values, margin, level / (2 if what == "time in the system" else 6)):
             return f"{what} worse than the system's own: {_words(_means(columns))}"
     best = min(_active(race), key=lambda other: race.arms[other].time)
     both = scores.keys() & race.arms[best].scores.keys()
-    if best != turn and _is_allowed(race.arms[best]):
+    if best != turn and _is_allowed(race, best):
         ahead = [scores[half].time - race.arms[best].scores[half].time for half in both]
         if is_worse(ahead, 0.0, level / 2):
             return f"worse than {race.arms[best].name}: {_words(_means(columns))}"
     return ""
 
 
-def _is_allowed(arm: Arm) -> bool:
-    """Whether it keeps throughput, median and p99, as far as can be told: but for one standard
-    error.
+def _is_allowed(race: Race, turn: int) -> bool:
+    """Whether an arm keeps throughput, and median and p99 unless another objective is asked for, as
+    far as can be told: but for one standard error.
     """
-    limits = {"lost": LOST, "median": MEDIAN, "tail": TAIL}
+    arm, limits = race.arms[turn], {"lost": LOST}
+    if race.objective == "all":
+        limits |= {"median": MEDIAN, "tail": TAIL}
     for what, limit in limits.items():
         known = _known(getattr(score, what) for score in arm.scores.values())
         if len(known) < 2:

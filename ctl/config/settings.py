@@ -77,6 +77,13 @@ OnlyStarved = Annotated[
         "memory-bound one that holds it"
     ),
 ]
+Aim = Annotated[
+    Literal["all", "mean", "median", "p99", "worst"],
+    Meta(
+        description="what auto goes by; all: mean and p99 better, median at most 1.2 of the OS's; "
+        "worst: of any query",
+    ),
+]
 PolicyOptions = Annotated[
     dict[str, Any],
     Meta(
@@ -155,6 +162,7 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shares: Shares | None = None
     target: Targets | None = None
     only_starved: OnlyStarved | None = None
+    objective: Aim | None = None
     switch: Annotated[
         tuple[Switch, ...],
         Meta(
@@ -264,6 +272,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shares: Shares = {}
     target: Targets = ()
     only_starved: OnlyStarved = False
+    objective: Aim = "all"
     helpers: Annotated[
         dict[str, str],
         Meta(
@@ -487,6 +496,7 @@ def resolve(settings: Settings) -> tuple[Section, ...]:
             only_starved=(
                 settings.only_starved if section.only_starved is None else section.only_starved
             ),
+            objective=section.objective or settings.objective,
         )
         for section in settings.policy
     )

@@ -131,7 +131,8 @@ class Controller:
         rule.since_s = trial.since_s
         rule.problem = None
         rule.urgent = True
-        rule.stepped_back, rule.resting, rule.guard = (), False, self.guard(rule.timer.period_s)
+        rule.stepped_back, rule.resting = (), False
+        rule.guard = self.guard(section, rule.timer.period_s)
         for engine in self.engines.values():
             engine.refused.pop(rule.name, None)
         self._budgets.clear()  # what the one before cost
@@ -499,15 +500,16 @@ class Controller:
             make_policy(section, backend),
             backend,
             Timer(self.pace.tick_s(period_s), time.monotonic()),
-            guard=self.guard(period_s),
+            guard=self.guard(section, period_s),
         )
 
-    def guard(self, period_s: float) -> Guard | None:
+    def guard(self, section: Section, period_s: float) -> Guard | None:
         """A phase of the system's own is long enough for a few passes, and short for the user."""
         every_s = self.settings.guard
         if not every_s:
             return None
-        return Guard(every_s, min(every_s / 2, max(every_s / 10, 5 * period_s)))
+        phase_s = min(every_s / 2, max(every_s / 10, 5 * period_s))
+        return Guard(every_s, phase_s, section.objective or "all")
 
     # --- engines ---
 

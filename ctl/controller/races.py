@@ -39,13 +39,15 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
     first = automatic(rule.backend, bool(rule.section.target))[0]
     suited = candidates(first, rule.backend, queries)
     names = tuple(name for name in suited if name == first or _can(rule, name, ruled))
-    if before is not None and before.names == names:
+    objective = rule.section.objective or "all"
+    if before is not None and (before.names, before.race.objective) == (names, objective):
         before.phase_s = phase_s
         return False
     if not names:
         return False
     # What leaves a single query alone is not among them: until somebody waits, it stays so.
-    rule.trial = Trial(opened(names, kept=1 if names[0] == first else 0), first, phase_s)
+    kept = 1 if names[0] == first else 0
+    rule.trial = Trial(opened(names, objective, kept), first, phase_s)
     rule.enforce_by(rule.backend)
     return True
 

@@ -32,6 +32,8 @@ from sched_ctl.plugins import registry
 from sched_ctl.probes import threads as probes
 
 NO_ORDER = "constant"
+# Objectives for which all branches of a query wait alike: the mean and p99 gain, the median pays
+PAID_BY_HALF = ("mean", "p99", "worst")
 
 __all__ = ["Rule", "automatic", "make_policy"]
 
@@ -46,7 +48,7 @@ def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
     weights are written now and then, ages have changed before they count: then light queries first,
     and nothing else. A single query is left as it is there: a saturated one lost 4% of its
     throughput under `hr`, and LR, STATS and ETL of the lab engine lose latency. What has a target
-    goes by that, and the rest as it would without.
+    goes by that, and the rest as it would without. Which options: `PAID_BY_HALF`.
     """
     if targets:
         return "deadline", "for the targets"
@@ -64,6 +66,8 @@ def make_policy(section: Section, backend: str) -> Policy:
         options.setdefault("targets", section.target or ())
         if section.policy == "auto":
             options.setdefault("others", automatic(backend)[0])
+    if section.policy == "auto" and name == "balanced" and section.objective in PAID_BY_HALF:
+        options.setdefault("branches", 0.0)
     policy = registry.policy(name, options)
     # All that may be needed, so that what is missing is an error at once and not at a switch.
     needs = policy.needs.union(

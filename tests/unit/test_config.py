@@ -286,10 +286,11 @@ def test_access_is_amended_table_by_table(tmp_path: Path) -> None:
 
 
 def test_no_key_of_a_section_is_left_open() -> None:
-    own = Section(policy="hr", only_starved=False)
-    settings = Settings(only_starved=True, policy=(Section(policy="qs"), own))
+    own = Section(policy="hr", only_starved=False, objective="p99")
+    settings = Settings(only_starved=True, objective="median", policy=(Section(policy="qs"), own))
     first, second = resolve(settings)
     assert (first.only_starved, second.only_starved) == (True, False)
+    assert (first.objective, second.objective) == ("median", "p99")
     general = {name for name in Section.__struct_fields__ if hasattr(settings, name)}
     assert general >= {"period", "backend", "level", "shares", "only_starved"}
     assert not [name for name in general if getattr(first, name) is None]

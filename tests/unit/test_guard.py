@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from plans import plan
+from sched_ctl.adapt import guard as module
+from sched_ctl.adapt.effect import COUNTED, Effect, Span
 from sched_ctl.adapt.guard import Guard, worse
+from sched_ctl.adapt.race import Objective
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import Snapshot
@@ -92,3 +95,20 @@ def test_what_the_engine_tells_goes_before_its_queues() -> None:
         latency = Snapshot(TOPOLOGY, now.time_s, {**now.columns, **told})
         found.append(guard.look(float(second), {"e": window(latency)}))
     assert "tuples wait 3.00 times as long as by the system's own scheduling" in found
+
+
+@pytest.mark.parametrize(("objective", "found"), [("all", True), ("mean", False)])
+def test_a_better_mean_is_not_paid_by_half_of_all_tuples(
+    objective: Objective, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = Guard(every_s=20, phase_s=5, objective=objective)
+
+    def told(_: Span) -> tuple[Effect, ...]:
+        time_s, p50_s = (0.1, 0.01) if guard.own else (0.05, 0.06)
+        return (Effect("e", "q", 5.0, 100.0, 100.0, time_s, COUNTED, p50_s=p50_s),)
+
+    monkeypatch.setattr(module, "effects", told)
+    said = run(guard, 300, 10, 10)
+    assert bool(said) == found
+    assert "median 6.0" in guard.words
+    assert not found or said[0][1] == "the median is 6.00 times that by the system's own scheduling"

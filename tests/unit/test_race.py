@@ -14,6 +14,7 @@ from sched_ctl.adapt.race import (
     ALPHA,
     MOST_ROUNDS,
     Figures,
+    Objective,
     Race,
     changed,
     compare,
@@ -43,6 +44,7 @@ class World:
     inertia: float = 0.0
     rate: Callable[[int], float] = lambda _: 100.0
     delivered: Sequence[float] = (1.0,) * 9
+    medians: Sequence[float] = (math.nan,) * 9  # over the system's own
     race: Race = field(default_factory=lambda: opened(["a", "b", "c"]))
     turns: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
@@ -66,7 +68,13 @@ class World:
         common = BASE_S * math.exp(self.level + self.drift * phase)
         times = common * np.exp(random.normal(0, self.noise * math.sqrt(QUERIES), QUERIES))
         rate = self.rate(phase) * self.delivered[turn] * math.exp(random.normal(0, 0.01))
-        return Figures(tuple(effect(f"q{q}", time_s, rate) for q, time_s in enumerate(times)))
+        medians = BASE_S * self.medians[turn] * times / common
+        return Figures(
+            tuple(
+                effect(f"q{q}", time_s, rate, p50_s=float(medians[q]))
+                for q, time_s in enumerate(times)
+            )
+        )
 
 
 def effect(query: str, time_s: float, rate: float = 100.0, **more: Any) -> Effect:
@@ -260,6 +268,18 @@ def test_objectives_take_the_percentiles_where_there_are_any() -> None:
     assert (score.median, score.tail) == pytest.approx((0.0, math.log(4)))
     bare = compare(figures(effect("a", 0.2)), figures(effect("a", 0.1)), "p99")
     assert bare.time == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(("objective", "kept"), [("all", 2), ("mean", 1), ("median", 2)])
+def test_the_objective_says_whether_half_of_the_tuples_may_pay(
+    objective: Objective, kept: int
+) -> None:
+    """`a` has the better mean, and its median is eight times the system's own."""
+    race = opened(["a", "b"], objective)
+    world = World(always(0.4, 0.8), 0.05, race=race, medians=(1.0, 8.0, 0.9))
+    assert world.run(80).kept == kept
+    assert kept == 1 or world.race.arms[1].out
+    assert ("the median worse" in world.race.arms[1].out) == (objective == "all")
 
 
 def test_targets_that_are_missed_count_first() -> None:

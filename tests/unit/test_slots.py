@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, strict, write
+from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
@@ -41,6 +41,20 @@ def test_a_query_has_one_number_in_all_schedules() -> None:
     query, depth = numbers([one, two])
     assert query.tolist() == [1, 0, 2, 2, 3]
     assert depth.tolist() == [1, 0, 2, 1, 1]
+
+
+def test_behind_are_those_that_the_rest_of_their_query_goes_before() -> None:
+    a, b = ("e", "a"), ("e", "b")
+
+    def found(queries: tuple[Query | None, ...], rank: Sequence[float]) -> list[bool]:
+        ranked = form(len(rank), rank=np.array(rank, dtype=np.float64))
+        of = replace(schedule([0.0] * len(rank), queries), form=ranked)
+        return [bool(one) for one in behind([schedule([0.0], (a,)), of])]
+
+    assert found((a, a, b, None), (1, 0, 0, 0)) == [False, False, True, False, False]
+    assert found((a, a, b, b), (1, 1, 0, 0)) == [False] * 5, "a query as a whole"
+    assert found((a, a, None), (1, float("nan"), 0)) == [False] * 4
+    assert found((), (1, 0)) == [False] * 3
 
 
 def test_without_queries_and_depths_all_is_unknown() -> None:

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 from typer.testing import CliRunner
 
 from plans import frame, plan
+from sched_ctl.adapt.race import Objective
 from sched_ctl.cli import app
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load
@@ -138,6 +139,21 @@ def test_auto_is_deadline_where_there_are_targets() -> None:
     assert make_policy(resolve(Settings())[0], "scx").name == "balanced"
     named = Settings(policy=(Section(policy="hr"),), target=(target("a", "1s"),))
     assert make_policy(resolve(named)[0], "scx").name == "hr"
+
+
+@pytest.mark.parametrize(
+    ("objective", "behind"), [("all", True), ("median", True), ("mean", False)]
+)
+def test_auto_lets_half_of_all_tuples_pay_where_the_mean_is_asked_for(
+    objective: Objective, behind: bool
+) -> None:
+    [section] = resolve(Settings(objective=objective))
+    fork = plan({"q": ["source", "dear", "cheap"]}, [(0, 1), (0, 2)])
+    needs = ("cost", "selectivity", "global_cost", "global_selectivity", "ideal_time")
+    of = frame(fork, **{name: [1.0, 9.0, 1.0] for name in needs})
+    ranks = make_policy(section, "scx").urgency(of).rank.tolist()
+    assert ranks == ([1, 0, 1] if behind else [0, 0, 0])
+    assert make_policy(section, "nice").name == "light-first"
 
 
 # --- who can meet them ---

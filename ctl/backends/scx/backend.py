@@ -28,7 +28,7 @@ from sched_ctl.backends.scx.losses import Losses
 from sched_ctl.backends.scx.monitor import Ejected, Monitor, at_once, save_dump
 from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import mode_of
-from sched_ctl.backends.scx.slots import Slots, heads_ns, numbers, rivals, strict, write
+from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
 from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.backends.threads.parameters import Parameters, Target, policy_alone
 from sched_ctl.backends.undo.journal import Journal
@@ -39,12 +39,13 @@ from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 from sched_ctl.runfolder import RunFolder
 
-__all__ = ["Scx"]
+__all__ = ["Scx", "behind_us"]
 
 log = logging.getLogger(__name__)
 
 BEATS_PER_TTL = 4
 RECHECK_S = 10.0
+BEHIND = 2 / 3  # of a slice
 MOST_DEBT_MS = 100
 MOST_RESTARTS = 3  # in a row, without an apply that went well
 
@@ -363,6 +364,7 @@ class Scx(Backend):
         fresh["lead_us"], fresh["queue"] = made.lead_us, made.queue
         fresh["slope"], fresh["base"] = made.slope, made.base
         fresh["query"], fresh["depth"] = numbers(schedules)
+        fresh["slice_us"] = behind(schedules) * behind_us(self.options.slice)
         assert self._weight is not None
         self._weight.of(slots, fresh["query"].astype(np.intp), strict(schedules))
         self.scheduler.heads[slots] = heads_ns(schedules)
@@ -375,6 +377,11 @@ class Scx(Backend):
         changed = write(self.scheduler, slots, fresh)
         self._weight.look()
         return changed
+
+
+def behind_us(slice_ms: float) -> int:
+    """Slice of threads that the rest of their query goes before: it waits for half of it."""
+    return min(round(slice_ms * 1e3 * BEHIND), 65_535)
 
 
 def _debt_ms(guarantee_percent: int, ttl_s: float) -> int:

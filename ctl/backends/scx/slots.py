@@ -18,7 +18,7 @@ from sched_ctl.model.graph import Index
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["Adopted", "Slots", "heads_ns", "numbers", "rivals", "strict", "write"]
+__all__ = ["Adopted", "Slots", "behind", "heads_ns", "numbers", "rivals", "strict", "write"]
 
 _NUMBERS = 1 << 16  # of queries that a slot can name, and of depths
 _OLDEST_S = 1e6
@@ -181,6 +181,27 @@ def _rivals(schedule: Schedule) -> NDArray[np.bool_]:
     several = np.bincount(pairs // len(known), minlength=int(rank.max()) + 1) > 1
     found: NDArray[np.bool_] = several[rank] & (query >= 0)
     return found
+
+
+def behind(schedules: Sequence[Schedule]) -> NDArray[np.bool_]:
+    """(n,) whether threads of the thread's own query are in a rank above it.
+
+    Then what it runs for is what the query's other results wait for.
+    """
+    return np.concatenate([_behind(schedule) for schedule in schedules])
+
+
+def _behind(schedule: Schedule) -> NDArray[np.bool_]:
+    n, rank = len(schedule.threads), schedule.form.rank
+    if not schedule.queries or not n or rank.min() == rank.max():
+        return np.zeros(n, dtype=np.bool_)
+    number: dict[tuple[str, str] | None, int] = {}
+    query = np.array([number.setdefault(q, len(number)) for q in schedule.queries], dtype=np.intp)
+    highest = np.full(len(number), -np.inf)
+    np.fmax.at(highest, query, rank)
+    if None in number:
+        highest[number[None]] = -np.inf
+    return np.asarray(rank < highest[query])
 
 
 def strict(schedules: Sequence[Schedule]) -> NDArray[np.bool_]:

@@ -1,0 +1,78 @@
+"""Operators whose backlog the tuples of other branches pass."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from plans import frame, plan
+from sched_ctl.errors import UserError
+from sched_ctl.metrics.branches import dear
+from sched_ctl.model.policy import OperatorFrame
+from sched_ctl.model.topology import Topology
+from sched_ctl.plugins import registry
+from sched_ctl.sim import of_workload
+from sched_ctl.workloads import workload
+
+#         0 source   1 insert, dear
+#                    2 convert  3 publish
+FORK = plan({"q": ["source", "insert", "convert", "publish"]}, [(0, 1), (0, 2), (2, 3)])
+
+
+def found(topology: Topology, cost: Sequence[float], selectivity: Sequence[float]) -> list[int]:
+    of = frame(topology, cost=cost, selectivity=selectivity)
+    return np.flatnonzero(dear(of)).tolist()
+
+
+def test_the_dearest_branch_lets_the_others_pass() -> None:
+    assert found(FORK, [1, 10, 2, 1], [1, 1, 1, 1]) == [1]
+    assert found(FORK, [1, 10, 2, 1], [5, 1, 0.2, 1]) == [1], "all get as many"
+    assert found(FORK, [1, 1, 2, 40], [1, 1, 1, 1]) == [3]
+    # Few reach it, so it wants little.
+    assert found(FORK, [1, 4, 2, 40], [1, 1, 0.01, 1]) == [1]
+    assert found(FORK, [1, float("nan"), 2, 1], [1, 1, 1, 1]) == [2]
+
+
+def test_nobody_passes_where_all_results_go() -> None:
+    assert found(plan({"q": ["a", "b", "c"]}), [1, 9, 1], [1, 1, 1]) == []
+    assert found(FORK, [50, 2, 2, 2], [1, 1, 1, 1]) == [], "the source"
+    joined = plan({"q": ["a", "b", "c", "d"]}, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    assert found(joined, [1, 2, 1, 50], [1, 1, 1, 1]) == []
+    assert found(joined, [1, 50, 1, 2], [1, 1, 1, 1]) == [1]
+
+
+def test_replicas_are_one_operator() -> None:
+    """Both halves of the middle are dear; there is no way but through one of them."""
+    chain = plan({"q": ["a", "b", "b", "c"]}, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    assert found(chain, [1, 50, 50, 1], [1, 1, 1, 1]) == []
+
+
+def test_beside_a_second_query_the_order_between_them_counts() -> None:
+    both = plan({"q": ["a", "b", "c"], "r": ["d"]}, [(0, 1), (0, 2)])
+    assert found(both, [1, 50, 1, 1], [1, 1, 1, 1]) == []
+    assert found(plan({}), [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("etl", {"AzureInsert"}),
+        ("lr", {"average_speed", "count_vehicles"}),
+        ("stats", {"LinearRegression"}),
+        ("vs", set()),  # what all its results go through falls behind as well
+        ("syn", set()),
+    ],
+)
+def test_who_has_the_backlog_in_known_workloads(name: str, names: set[str]) -> None:
+    node = of_workload(workload.load(f"bench/workloads/{name}.graph"), utilisation=1.0)
+    policy = registry.policy("balanced")
+    of: OperatorFrame = node.frame(policy)
+    behind = dear(of)
+    assert {of.operators[row].name for row in np.flatnonzero(behind)} == names
+    ranks = policy.urgency(of).rank
+    assert ranks.tolist() == (np.where(behind, 0, 1) if names else 0 * ranks).tolist()
+    plain = registry.policy("balanced", {"branches": 0})
+    assert not plain.urgency(of).rank.any()
+    assert np.array_equal(plain.urgency(of).static, policy.urgency(of).static)
+    with pytest.raises(UserError, match="must be above 1"):
+        registry.policy("balanced", {"branches": 1})
