@@ -1,4 +1,4 @@
-"""Pictures of what the demo measured, as PNG files. Needs the extra `plots`."""
+"""A picture of what the demo measured, as a PNG file. Needs the extra `plots`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,14 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt  # after the choice of the back end
-import numpy as np
 import seaborn as sns
 from matplotlib.lines import Line2D
 
-from sched_ctl.demo.results import Phase
 from sched_ctl.show import number
 
-__all__ = ["latencies", "queues"]
+__all__ = ["latencies"]
 
 COLOURS = ("#8a8a8a", "#1f77b4")  # the OS grey, the policy blue
-
-
-def _schedulers(phases: Sequence[Phase]) -> list[str]:
-    return list(dict.fromkeys(phase.scheduler for phase in phases))
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -70,28 +64,4 @@ def latencies(path: Path, queries: Sequence[Mapping[str, Any]], policy: str, tit
         frameon=False,
     )
     axis.set_title(title, fontsize=11, loc="right")
-    return _save(figure, path)
-
-
-def queues(path: Path, phases: Sequence[Phase], title: str) -> Path:
-    """Tuples waiting in all queues over time: a thin line a phase, a thick one their mean."""
-    with sns.axes_style("whitegrid"):
-        figure, axis = plt.subplots(figsize=(9, 4.2), layout="constrained")
-    end_s = max((phase.times_s[-1] for phase in phases if phase.times_s), default=1.0)
-    grid = np.arange(0.0, end_s, 0.1)
-    for name, colour in zip(_schedulers(phases), COLOURS, strict=False):
-        mine = [p for p in phases if p.scheduler == name and len(p.times_s) > 1]
-        for phase in mine:
-            axis.plot(phase.times_s, phase.queued, color=colour, lw=0.7, alpha=0.45)
-        if mine:
-            # When an engine has ended, its queues are empty.
-            mean = np.mean([np.interp(grid, p.times_s, p.queued, right=0.0) for p in mine], axis=0)
-            axis.plot(grid, mean, color=colour, lw=2.4, label=f"{name} (mean of {len(mine)})")
-    axis.set_xlim(0, end_s)
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("time (s)")
-    axis.set_ylabel("tuples waiting in all queues")
-    axis.set_title(title, fontsize=12)
-    if axis.get_legend_handles_labels()[1]:
-        axis.legend(frameon=True)
     return _save(figure, path)

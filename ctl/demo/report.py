@@ -1,4 +1,4 @@
-"""The demo's table, its words and its plots."""
+"""The demo's table, its words and its picture."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ __all__ = ["report"]
 
 def report(options: Options, phases: list[Phase], backend: str, json: bool) -> None:
     found = summary(options, phases, backend)
-    plots = [] if options.out is None else _plots(options.out, options, phases, found["queries"])
+    plots = [] if options.out is None else _plots(options.out, options, found["queries"])
     found["plots"] = [str(path) for path in plots]
     if json:
         show.emit_json(found)
@@ -34,9 +34,13 @@ def report(options: Options, phases: list[Phase], backend: str, json: bool) -> N
     _words(found, options)
     for path in plots:
         show.text(f"picture: {path}")
+    if backend != "scx":
+        show.text(
+            "With sched_ext the order counts at each dispatch: ./dev demo --guest, in a checkout, "
+            "shows that in a guest."
+        )
     show.text(
-        "next: sched-ctl check shows what this machine can do, sched-ctl load schedules "
-        "the engines that run here"
+        "next: sched-ctl check, then sched-ctl load, which schedules the engines that run here"
     )
 
 
@@ -60,9 +64,7 @@ def _words(found: Mapping[str, Any], options: Options) -> None:
         )
 
 
-def _plots(
-    out: Path, options: Options, phases: list[Phase], queries: Sequence[Mapping[str, Any]]
-) -> list[Path]:
+def _plots(out: Path, options: Options, queries: Sequence[Mapping[str, Any]]) -> list[Path]:
     try:
         from sched_ctl.demo import plots
     except ImportError as error:
@@ -72,10 +74,7 @@ def _plots(
     title = f"{options.workload} at {options.load:.0%} of {cpus}"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return [
-            plots.latencies(out / "latency.png", queries, options.policy, title),
-            plots.queues(out / "queues.png", phases, title),
-        ]
+        return [plots.latencies(out / "latency.png", queries, options.policy, title)]
     except OSError as error:
         print(f"no plots: {error}", file=sys.stderr)
         return []

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,12 @@ class Results(msgspec.Struct):
 
 @dataclass
 class Phase:
-    """What one run gave. times_s, queued: (k,) samples of the tuples in all queues."""
+    """What one run gave. disturbed: part of the engine's CPUs that others used."""
 
     scheduler: str
     pair: int
     results: Results
     disturbed: float
-    times_s: list[float] = field(default_factory=list)
-    queued: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from sched_ctl.backends import Backend
 from sched_ctl.backends.in_use import Backends
@@ -30,9 +29,8 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import automatic
 from sched_ctl.demo.report import report
 from sched_ctl.demo.results import AUTO, DISTURBED, OS, Options, Phase, Results
-from sched_ctl.drivers import Target
-from sched_ctl.drivers.lab import driver as lab_driver
-from sched_ctl.errors import EngineError, UserError
+from sched_ctl.engines import roster
+from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
 from sched_ctl.lab import engine as lab
 from sched_ctl.plugins import drivers, registry
@@ -44,7 +42,7 @@ __all__ = ["run"]
 log = logging.getLogger(__name__)
 
 WARM_UP_S = 1.0
-SAMPLE_S = 0.05
+LOOK_S = 0.05
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -56,6 +54,7 @@ class _Stopped(KeyboardInterrupt):
 def run(options: Options, *, json: bool = False) -> None:
     """The whole demo. Raises UserError; ends every child and puts everything back on every path."""
     logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger(roster.__name__).setLevel(logging.ERROR)  # each phase's engine ends
     if options.policy != AUTO:
         registry.policy(options.policy)  # an unknown one is an error now, not after the first phase
     cpus = sorted(os.sched_getaffinity(0))[-options.cpus :]
@@ -156,14 +155,13 @@ def _phase(
     with lab.running(path, arguments, cpus) as engine:
         busy = _busy_s(cpus)
         since_s = time.monotonic()
-        samples: list[tuple[float, float]] = []
         with asyncio.Runner() as runner:
             with _signals_wait():  # a loop that was interrupted while it was made cannot be closed
                 runner.get_loop()
             if backend is None:
-                runner.run(_watch(engine, samples))
+                runner.run(_ended(engine))
             else:
-                runner.run(_schedule(engine, options, backend, samples))
+                runner.run(_schedule(engine, options, backend))
         elapsed_s = time.monotonic() - since_s
         busy = _busy_s(cpus) - busy
         results = msgspec.json.decode(engine.results(), type=Results)
@@ -174,14 +172,10 @@ def _phase(
         pair,
         results,
         others,
-        [at for at, _ in samples],
-        [queued for _, queued in samples],
     )
 
 
-async def _schedule(
-    engine: lab.Engine, options: Options, backend: Backend, samples: list[tuple[float, float]]
-) -> None:
+async def _schedule(engine: lab.Engine, options: Options, backend: Backend) -> None:
     """Run a controller over this engine until it ends."""
     settings = Settings(
         policy=(Section(policy=options.policy),),
@@ -203,7 +197,7 @@ async def _schedule(
     try:
         loop = asyncio.create_task(schedule())
         try:
-            await _watch(engine, samples)
+            await _ended(engine)
         finally:
             controller.stop("the phase ended")
             await loop
@@ -216,21 +210,9 @@ async def _schedule(
         )
 
 
-async def _watch(engine: lab.Engine, samples: list[tuple[float, float]]) -> None:
-    """Sample the queues until the engine ends."""
-    start_s = time.monotonic()
-    driver = None
-    try:
-        while engine.process.poll() is None:
-            with suppress(EngineError):  # it is about to end
-                driver = driver or lab_driver.connect(Target("lab", str(engine.pid), engine.pid))
-                snapshot = driver.poll(1.0)
-                queued = float(np.nansum(snapshot.columns["queue_size"]))
-                samples.append((snapshot.time_s - start_s, queued))
-            await asyncio.sleep(SAMPLE_S)
-    finally:
-        if driver is not None:
-            driver.close()
+async def _ended(engine: lab.Engine) -> None:
+    while engine.process.poll() is None:
+        await asyncio.sleep(LOOK_S)
 
 
 def _busy_s(cpus: list[int]) -> float:

@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 
+from sched_ctl.kernel.crowd import slowness
 from sched_ctl.kernel.netns import entered
 from support import wait_until
 
@@ -136,14 +137,14 @@ appender.out.layout.pattern = %d{HH:mm:ss,SSS} %-5p %-40c{1} %m%n
 
 
 def patiently(condition: Callable[[], object], deadline_s: float, what: str) -> None:
-    """Wait; on a slow machine longer, and looking less often, for that takes its CPU time too."""
+    """Wait; on a slow or crowded machine longer. Looks less often where that costs most."""
 
     def look() -> object:
         if SLOWER > 1:
             time.sleep(0.5)
         return condition()
 
-    wait_until(look, deadline_s * SLOWER, what)
+    wait_until(look, deadline_s * max(SLOWER, min(5.0, slowness())), what)
 
 
 def download() -> Path:
