@@ -3,8 +3,8 @@
 The JobManager's REST interface says which jobs run, how their operators are fused, and on which
 TaskManager each subtask is; the Java virtual machine says which thread is called what; counters
 come from the TaskManagers' Prometheus pages where these are enabled, else from REST. Only the
-counters are read at every poll: jobs, subtasks and threads are read again when something changed
-(a thread came or went, or the list of jobs differs).
+counters are read at every poll: jobs, subtasks and threads are read again when something changed,
+by the table in `drivers.flink.stale`.
 
 A thread's name holds neither job nor TaskManager id, so two subtasks whose tasks have the same
 name, number and attempt in one TaskManager cannot be told apart. They are left without a thread,
@@ -33,6 +33,7 @@ from sched_ctl.drivers.flink.plan import (
     VertexDetail,
     plan,
 )
+from sched_ctl.drivers.flink.stale import AGAIN_S, Event, Part, Stale
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
@@ -43,11 +44,6 @@ from sched_ctl.model.topology import HelperThread, PhysicalOperator, Snapshot, T
 
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
 
-# How often the list of jobs is compared while no thread is born or ends, and a job is read again
-# while a thread of it is missing or the list says more of it. A little below a second,
-# at which it is mostly asked: who comes a moment early is not sent away for another.
-JOBS_EVERY_S = 0.9
-PROCESSES_EVERY_S = 10.0  # how often we look for new TaskManagers, if nothing else changed
 ATTACH_S = 5.0
 # Jobs that have, or will soon have, threads. Others are not queries (yet, or any more).
 LIVE = {"RUNNING", "RESTARTING", "FAILING"}
@@ -122,8 +118,7 @@ class FlinkDriver:
         self._matching: tuple[str, ...] = ()  # notes on processes
         self._listed: tuple[JobOverview, ...] | None = None
         self._jobs: dict[str, _Read] = {}
-        self._next_list = 0.0
-        self._next_processes = 0.0
+        self._stale = Stale()
         self._plan: Plan | None = None
         self._reading: Reading | None = None
         self._head_age: HeadAge | None = None
@@ -136,6 +131,7 @@ class FlinkDriver:
         self._known: dict[str, JobOverview] = {}  # by job: the last change that was seen
         self._settles: deque[tuple[float, str]] = deque()  # when no answer is from before it
         self._behind: set[str] = set()  # jobs that were read as before a change
+        self._again: set[str] = set()  # jobs to be read again
         self._dumps = 0
         self._fetch_interval = FETCH_DEFAULT
         # Also the check that the address is Flink's.
@@ -152,15 +148,17 @@ class FlinkDriver:
         self._check_alive()
         stirred = self._stirred()
         if stirred:
-            self._next_list = 0.0
-        jobs_changed = self._look_for_jobs(deadline)
-        if time.monotonic() >= self._next_processes:
+            self._stale.by(Event.THREADS)
+        if Part.LIST in self._stale:
+            self._look_for_jobs(deadline)
+        self._look_for_stale_jobs()
+        if Part.PROCESSES in self._stale:
             self._look_for_processes(deadline)
             stirred = self._stirred()  # there may be new ones
-        names_changed = self._look_at_threads(stirred, deadline)
-        if self._plan is None or jobs_changed:
+        self._look_at_threads(stirred, deadline)
+        if Part.PLAN in self._stale:
             self._read_jobs(deadline)
-        if self._topology is None or jobs_changed or names_changed:
+        if Part.TOPOLOGY in self._stale:
             self._build()
         return self._measure(deadline)
 
@@ -181,33 +179,32 @@ class FlinkDriver:
             if (gone := self._pages.pop(pid, None)) is not None:
                 gone.close()
         if dead:
-            self._next_processes = 0.0
-            self._topology = None
+            self._stale.by(Event.ENDED)
             if not self._processes:
                 raise EngineError(f"{self.target.engine}: its TaskManagers here have ended")
 
-    def _look_for_jobs(self, deadline: float) -> bool:
-        """Whether the list of jobs differs from the last one that was worked through."""
-        again = set()
-        if time.monotonic() >= self._next_list:
-            jobs: Jobs = self._rest.json("/jobs/overview", _left(deadline), Jobs)
-            listed = tuple(sorted((j for j in jobs.jobs if j.state in LIVE), key=lambda j: j.jid))
-            self._next_list = time.monotonic() + JOBS_EVERY_S
-            if listed != self._listed:
-                self._listed = listed
-                self._plan = None
-                self._next_processes = 0.0
-            again = self._behind & {jid for _, jid in self._settles}
+    def _look_for_jobs(self, deadline: float) -> None:
+        jobs: Jobs = self._rest.json("/jobs/overview", _left(deadline), Jobs)
+        listed = tuple(sorted((j for j in jobs.jobs if j.state in LIVE), key=lambda j: j.jid))
+        self._stale.done(Part.LIST)
+        if listed != self._listed:
+            self._listed = listed
+            self._stale.by(Event.LISTED)
+        self._again |= self._behind & {jid for _, jid in self._settles}
+
+    def _look_for_stale_jobs(self) -> None:
+        """Those that were read too early to be as they are now."""
         now = time.monotonic()
         while self._settles and now >= self._settles[0][0]:
-            again.add(self._settles.popleft()[1])
+            self._again.add(self._settles.popleft()[1])
         if now >= self._next_missing:
             self._next_missing = math.inf
-            again |= self._missing
-        for jid in again:
+            self._again |= self._missing
+        if self._again:
+            self._stale.by(Event.JOB)
+        for jid in self._again:
             self._jobs.pop(jid, None)
-            self._plan = None
-        return self._plan is None
+        self._again.clear()
 
     def _look_for_processes(self, deadline: float) -> None:
         known: TaskManagers = self._rest.json("/taskmanagers", _left(deadline), TaskManagers)
@@ -221,11 +218,11 @@ class FlinkDriver:
                     self._processes[pid] = local.Process(pid, born.start_time, "flink", known=one)
                     self._pages[pid] = None
                     self._probes[pid] = Retry()
-                    self._topology = None
+                    self._stale.by(Event.CAME)
             retry = self._probes.get(pid)
             if retry is not None and pid in self._processes and time.monotonic() >= retry.at_s:
                 self._look_for_page(pid, one, retry)
-        self._next_processes = time.monotonic() + PROCESSES_EVERY_S
+        self._stale.done(Part.PROCESSES)
 
     def _look_for_page(self, pid: int, known: TaskManager, retry: Retry) -> None:
         """Its first answer may have been too slow, or its reporter came up after it."""
@@ -234,7 +231,7 @@ class FlinkDriver:
             retry.later()
             return
         self._pages[pid] = page(endpoint)
-        self._topology = None
+        self._stale.by(Event.PAGE)
         del self._probes[pid]
 
     def _scrape(self, pid: int, source: Page, deadline: float) -> None:
@@ -248,7 +245,7 @@ class FlinkDriver:
             if retry.failures >= FAILURES:
                 source.close()
                 self._pages[pid] = None
-                self._topology = None
+                self._stale.by(Event.PAGE)
                 retry.failures = 0
                 retry.later()
             raise
@@ -258,12 +255,12 @@ class FlinkDriver:
         """Those in which threads came or went that may be operators', or are looked for."""
         return [p for p in self._processes.values() if p.changed(wanted=bool(self._missing))]
 
-    def _look_at_threads(self, stirred: Sequence[local.Process], deadline: float) -> bool:
-        """Ask these virtual machines for their threads; whether any was asked."""
+    def _look_at_threads(self, stirred: Sequence[local.Process], deadline: float) -> None:
+        """Ask these virtual machines for their threads."""
         for process in stirred:
             process.look(min(ATTACH_S, _left(deadline)))
             self._dumps += 1
-        return bool(stirred)
+            self._stale.by(Event.NAMES)
 
     def _read_jobs(self, deadline: float) -> None:
         """Read what has changed of the jobs; what was read stays if time runs out."""
@@ -297,8 +294,9 @@ class FlinkDriver:
         if self._reading is None or new != self._reading.plan:
             self._reading = Reading(new)
             self._head_age = None
-            self._topology = None
+            self._stale.by(Event.PLANNED)
         self._plan = new
+        self._stale.done(Part.PLAN)
 
     def _build(self) -> None:
         """The topology anew; the old object stays if it says the same."""
@@ -333,7 +331,8 @@ class FlinkDriver:
             notes=tuple(notes),
         )
         if self._missing:
-            self._next_missing = min(self._next_missing, time.monotonic() + JOBS_EVERY_S)
+            self._next_missing = min(self._next_missing, time.monotonic() + AGAIN_S[Part.LIST])
+        self._stale.done(Part.TOPOLOGY)
         if built != self._topology:
             self._topology = built
             self._head_age = HeadAge(built.graph)

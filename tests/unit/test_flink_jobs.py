@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sched_ctl.drivers import Target
-from sched_ctl.drivers.flink import driver, local
+from sched_ctl.drivers.flink import driver, local, stale
 from sched_ctl.drivers.flink.driver import FlinkDriver
 from sched_ctl.drivers.flink.metrics import Reading
 
@@ -90,7 +90,9 @@ def test_no_change_stays_unseen_whenever_it_comes(
     for step in range(100):  # around all that is read again because of the first answer
         first = 100 + phase + step * 0.05
         manager = JobManager({"one": first, "two": first + 2.6}, counts)
-        monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda m=manager: m.now))
+        clock = SimpleNamespace(monotonic=lambda m=manager: m.now)
+        monkeypatch.setattr(driver, "time", clock)
+        monkeypatch.setattr(stale, "time", clock)
         monkeypatch.setattr(local, "task_managers", lambda uid: {})
         monkeypatch.setattr(Reading, "ask", lambda *_: None)  # of metrics
         manager.pass_time(phase)
