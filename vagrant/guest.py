@@ -379,6 +379,7 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
     append = (
         f"rootfstype=virtiofs root=rootfs {root} init={HERE}/init.sh job={folder} console=ttyS0 "
         "panic=-1 quiet loglevel=4 psi=1 mitigations=off tsc=reliable no_timer_check "
+        "cryptomgr.notests=1 "
         f"{options.append}"
     )
     return [

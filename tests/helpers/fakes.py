@@ -13,6 +13,7 @@ import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.in_use import Backends
+from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.threads import thread_of
@@ -29,8 +30,18 @@ from sched_ctl.model.topology import (
     Topology,
 )
 
-__all__ = ["FakeBackend", "FakeEngine", "backends", "chains", "drive", "sleeping_threads"]
+__all__ = ["QUICK", "FakeBackend", "FakeEngine", "backends", "chains", "drive", "sleeping_threads"]
 
+# Passes one after the other, whatever else runs on this machine.
+QUICK = Settings(
+    policy=(Section(policy="hr"),),
+    period=0.02,
+    calm_period=0,
+    cpu_limit=0,
+    poll_timeout=1,
+    discover=0.1,
+    window=0.1,
+)
 
 FIRST_IDS: dict[str, int] = {}  # by engine
 

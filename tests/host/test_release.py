@@ -80,7 +80,9 @@ def files(root: Path) -> set[str]:
     return set(found.stdout.split())
 
 
+@pytest.mark.parametrize("fresh", SUITES[-1:], indirect=True)
 def test_wheel_on_a_fresh_debian(release: Path, fresh: tuple[Path, str]) -> None:
+    """On the newest: the wheel is one for all, and the package holds it for the older one, too."""
     root, suite = fresh
     python = PYTHON[suite][1]
     glibc = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28)]

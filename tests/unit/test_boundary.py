@@ -11,25 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fakes import FakeBackend, FakeEngine, backends, drive
+from fakes import QUICK, FakeBackend, FakeEngine, backends, drive
 
-from sched_ctl.config.settings import Section, Settings
+from sched_ctl.config.settings import Section
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.engines.engine import Engine
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.model.topology import Snapshot
 from sched_ctl.service import views
-
-QUICK = Settings(
-    policy=(Section(policy="hr"),),
-    period=0.02,
-    calm_period=0,  # whatever else runs on this machine
-    cpu_limit=0,
-    poll_timeout=1,
-    discover=0.1,
-    window=0.1,
-)
 
 
 def wrong_column(engine: FakeEngine) -> Snapshot:

@@ -157,3 +157,25 @@ def test_samples_are_means_over_reports_where_a_decision_is_held() -> None:
     assert Window(seen[-1], seen[0]).value("queue_size")[0] == 3
     other = plan({"q": ["a", "b"]})
     assert Window(snapshot(other, 9.0, queue_size=[7, 1]), lately=seen).value("queue_size")[0] == 7
+
+
+def test_what_a_tuple_is_worth_is_the_usual_of_all_that_wait_by_something() -> None:
+    none = np.full(3, np.nan)
+    shape = form(3, per_tuple=np.array([1.0, 2.0, 0.0]))
+    assert steadily(shape, none, np.ones(3), None, False) == (False, 1.5)
+    aged = form(3, per_second=np.array([1.0, 2.0, 3.0]))
+    assert steadily(aged, none, np.ones(3), np.array([0.5, np.nan, 0.5]), False)[1] == 1.0
+    assert steadily(aged, none, np.ones(3), None, False)[1] == pytest.approx(2e-4)
+    assert steadily(form(3, static=1.0), none, np.ones(3), None, True) == (False, None)
+
+
+def test_an_unknown_cost_is_as_the_others_and_unknown_queues_are_told_by_their_age() -> None:
+    shape, age = form(2, per_tuple=1.0), np.array([0.0, LONG_S * 1.01])
+    queue = np.array([1.0, 3.0])
+    assert steadily(shape, age, queue, np.array([LONG_S / 2.9, np.nan]), False)[0]
+    assert not steadily(shape, age, queue, np.array([LONG_S / 3.1, np.nan]), False)[0]
+    assert steadily(shape, age, queue, np.array([LONG_S / 2.9, 0.0]), False)[0]
+    nothing = np.full(2, np.nan)
+    assert steadily(shape, age, nothing, None, False)[0]
+    assert not steadily(shape, age / 2, nothing, None, False)[0]
+    assert steadily(shape, age, np.array([np.nan, 1.0]), None, False) == (False, 1.0)

@@ -13,7 +13,7 @@ import pytest
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs, sched
 from sched_ctl.service import session, socket
-from support import wait_until
+from support import running, wait_until
 
 # It changes a thread that it journals, as a controller would, and answers as one.
 CONTROLLER = """
@@ -47,22 +47,11 @@ with lock.hold(folder):
 
 
 @contextmanager
-def process(*command: str) -> Iterator["subprocess.Popen[str]"]:
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None and child.stdout.readline()
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
-
-
-@contextmanager
 def controlled(folder: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
     """A controller, and the process that it has set to nice 7."""
     with (
-        process(sys.executable, "-c", "print(1, flush=True); input()") as victim,
-        process(sys.executable, "-c", CONTROLLER, str(folder), str(victim.pid)) as controller,
+        running(sys.executable, "-c", "print(1, flush=True); input()") as victim,
+        running(sys.executable, "-c", CONTROLLER, str(folder), str(victim.pid)) as controller,
     ):
         assert sched.get_nice(victim.pid) == 7
         yield controller, victim.pid

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from fakes import FakeBackend, FakeEngine, backends, drive, sleeping_threads
+from fakes import QUICK, FakeBackend, FakeEngine, backends, drive, sleeping_threads
 
 from sched_ctl.backends import Backend, Probe
 from sched_ctl.backends.in_use import Backends
-from sched_ctl.config.settings import Section, SettingError, Settings
+from sched_ctl.config.settings import Section, SettingError
 from sched_ctl.controller.loop import Controller
 from sched_ctl.decide import decision
 from sched_ctl.drivers import Target
@@ -29,15 +29,6 @@ from sched_ctl.model.topology import Thread
 from sched_ctl.service import views
 from support import wait_until
 
-QUICK = Settings(
-    policy=(Section(policy="hr"),),
-    period=0.02,
-    calm_period=0,  # whatever else runs on this machine
-    cpu_limit=0,
-    poll_timeout=1,
-    discover=0.1,
-    window=0.1,
-)
 ANN, BOB = 20001, 20002
 
 

@@ -396,3 +396,42 @@ def test_light_first_orders_each_of_its_ranks_by_another_policy() -> None:
     for inner in ("light-first", "no-such"):
         with pytest.raises(UserError):
             registry.policy("light-first", {"within": inner})
+
+
+def test_chain_breaks_ties_by_age_and_by_nothing_else() -> None:
+    """Equal operators go by the older head; a difference of a thousandth is above any age."""
+    equal = plan({"one": ["a"], "two": ["b"]})
+    made = urgency("chain", measured(equal, [1.0, 1.0], [1.0, 1.0]))
+    older = made.at(array(0.5, 0.6), array(0, 0))
+    assert older[1] > older[0]
+    made = urgency("chain", measured(equal, [0.999, 1.0], [1.0, 1.0]))
+    older = made.at(array(0.0, 100_000.0), array(0, 0))
+    assert older[0] > older[1]
+    # The tie is a part of the least steepness, however small that is.
+    made = urgency("chain", measured(equal, [1e6, 1.0], [1.0, 1.0]))
+    assert 0 < made.per_second[0] == made.per_second[1] < 1e-9 * made.static.min() * 1.001
+
+
+def test_chain_knows_no_tie_where_nothing_frees_memory() -> None:
+    two = plan({"q": ["a", "b"]})
+    made = urgency("chain", frame(two, cost=[NAN] * 2, selectivity=[1, 1], tuple_size=[1, 1]))
+    assert made.per_second.tolist() == [0, 0]
+
+
+def test_balanced_doubles_after_so_many_ideal_times() -> None:
+    of = measured(CHAIN, COST, SELECTIVITY)
+    once = urgency("balanced", of, patience=10.0).at(array(0, 0, 0), array(0, 0, 0))
+    twice = urgency("balanced", of, patience=10.0).at(array(*[10 * T] * 3), array(0, 0, 0))
+    assert_allclose(twice, 2 * once)
+    with pytest.raises(UserError, match=r"patience 0\.0 must be above 0"):
+        registry.policy("balanced", {"patience": 0})
+
+
+def test_balanced_without_any_known_time_takes_a_second() -> None:
+    metrics = registry.policy("balanced").needs
+    columns = {name: [1.0] * 3 for name in metrics} | {"ideal_time": [NAN, 0.0, NAN]}
+    of = frame(CHAIN, **columns)
+    assert np.isnan(urgency("balanced", of).per_second).any()
+    some = {**columns, "ideal_time": [2.0, 4.0, NAN]}
+    growth = urgency("balanced", frame(CHAIN, **some), sharing="none").per_second
+    assert np.isfinite(growth).any()

@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import thread_time
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from plans import array, plan, snapshot
+from plans import array, frame, plan, snapshot
+from sched_ctl.decide import decision
 from sched_ctl.decide.decision import HELPER_RULES, decide
+from sched_ctl.decide.layout import SameObjects
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.backlog import MEMORY, SEEN_BY
 from sched_ctl.metrics.catalogue import resolve
@@ -499,3 +502,40 @@ def test_who_was_heavy_is_remembered_below_targets_too() -> None:
     now = snapshot(both, **same, cpu_use=little, utilisation=[0, 0, 1.0, 0.3])
     assert len(set(scheduled(policy, now, memory=first.memory).form.rank)) == 2
     assert len(set(scheduled(policy, now).form.rank)) == 1
+
+
+def test_topologies_are_the_same_where_they_are_the_very_same_objects() -> None:
+    one, other, like = plan({"q": ["a"]}), plan({"r": ["a"]}), plan({"q": ["a"]})
+    assert SameObjects((one, other)) == SameObjects((one, other))
+    assert hash(SameObjects((one, other))) == hash(SameObjects((one, other)))
+    assert SameObjects((one,)) != SameObjects((like,))
+    assert SameObjects((one, other)) != SameObjects((one, like))
+    assert SameObjects((one, other)) != SameObjects((like, other))
+    assert SameObjects((one,)) != SameObjects((one, other))
+    assert SameObjects(()) == SameObjects(()) != one
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda frame: 3, "policy odd returned int \\(.*test_scheduling.py:[0-9]+\\)"),
+        (lambda frame: form(1, static=1.0), r"policy odd returned rank of shape \(1,\) for 2 op"),
+        (
+            lambda frame: replace(form(2), static=np.array(["a", "b"])),
+            r"policy odd returned static of shape \(2,\)",
+        ),
+    ],
+)
+def test_a_policy_that_returns_something_else_is_named(made: Any, text: str) -> None:
+    of = frame(plan({"q": ["a", "b"]}))
+    with pytest.raises(UserError, match=text):
+        decision._checked(Policy("odd", made, frozenset(), "none"), of)
+
+
+def test_what_is_not_finite_is_unknown_and_takes_nobody_along() -> None:
+    shape = replace(form(3), static=array(1, np.inf, 3), per_second=array(1, 2, 3))
+    made = decision._checked(
+        Policy("odd", lambda frame: shape, frozenset(), "none"), frame(plan({"q": ["a", "b", "c"]}))
+    )
+    assert made.static.tolist()[::2] == [1, 3] and np.isnan(made.static[1])
+    assert made.per_second.tolist() == [1, 0, 3]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sched_ctl.backends.scx.weight import Weight, fair_weight
+from sched_ctl.backends.scx.weight import LEAST_S, SMOOTH_S, Weight, fair_weight, threads_of
 
 
 def fair_share(costs: np.ndarray, own: np.ndarray, hog: float = 1.0) -> tuple[np.ndarray, float]:
@@ -52,11 +52,15 @@ class Told:
         fields = ("run_ns", "queued_ns", "wait_ns", "weight")
         self.threads = np.zeros(6, dtype=[(name, np.uint64) for name in fields])
         self.control: dict[str, int] = {}
+        self.clock_ns = 0
+        self.weighed_ns: int | None = None  # what they ran over the weight they had; None: 1
 
     def now_ns(self) -> int:
-        return 0
+        return self.clock_ns
 
     def counter(self, name: str) -> int:
+        if name == "weighed_ns" and self.weighed_ns is not None:
+            return self.weighed_ns
         return int(self.threads["run_ns"].sum())
 
 
@@ -82,3 +86,132 @@ def test_a_floor_has_the_weight_that_its_query_would_have(monkeypatch: pytest.Mo
     moved = np.array([2, 2, 1, 3, 0])
     weight.of(slots, moved, no)
     assert told.weights.tolist()[:4] == [0, 1024, 1024, 1024]
+
+
+S = 1_000_000_000
+
+
+class Run:
+    """A scheduler whose operators run, wait and weigh what a test says, second by second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, queries: list[int], fair: bool) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now_s)
+        self.told: Any = Told()
+        self.told.clock_ns, self.told.weighed_ns = 100 * S, 0
+        self.weight = Weight(self.told, fair=fair)
+        self.slots = np.arange(1, len(queries) + 1)
+        self.queries = np.array(queries)
+        self.of()
+
+    def of(self) -> None:
+        self.weight.of(self.slots, self.queries, np.zeros(len(self.slots), dtype=np.bool_))
+
+    def go(self, run: list[float], wait: list[float], as_much: float = 1, by_s: float = 1) -> None:
+        """Parts of the time. as_much: the threads that operators were counted as together."""
+        self.now_s += by_s
+        self.told.clock_ns += round(by_s * S)
+        rows = self.told.threads[1 : 1 + len(run)]
+        rows["run_ns"] += (np.array(run) * by_s * S).astype(np.uint64)
+        rows["wait_ns"] += (np.array(wait) * by_s * S).astype(np.uint64)
+        self.told.weighed_ns += round(sum(run) * by_s * S / as_much)
+        self.weight.look()
+
+    @property
+    def part(self) -> float | None:
+        part = self.told.control.get("weight_part")
+        return None if part is None else part / 1024
+
+
+def test_operators_that_an_order_keeps_waiting_weigh_what_they_would_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two want the CPU all the time, one runs as much as the other half: 1.5 threads, not 2."""
+    run = Run(monkeypatch, [1, 1], fair=True)
+    for _ in range(40):
+        run.go([0.4, 0.2], [0.6, 0.8], 2)
+    assert run.part == pytest.approx(1.5 / 2, abs=0.01)
+    assert run.told.weights[1] == pytest.approx(1536, abs=2)
+
+
+def test_no_more_than_all_of_what_was_counted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, [1, 1], fair=True)
+    for _ in range(10):
+        run.go([0.5, 0.5], [0.5, 0.5])
+    assert run.part == 1.0
+
+
+def test_what_is_new_counts_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, [1, 1], fair=True)
+    run.go([0.4, 0.2], [0.6, 0.8], 2)
+    assert run.part == pytest.approx(1 + (0.75 - 1) / SMOOTH_S, abs=0.01)
+    run.go([0.4, 0.2], [0.6, 0.8], 2, by_s=2 * SMOOTH_S)
+    assert run.part == pytest.approx(0.75, abs=0.01)  # all at once, and no further
+
+
+def test_a_look_too_soon_and_operators_that_did_nothing_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, [1, 1], fair=True)
+    run.go([0.4, 0.2], [0.6, 0.8], 2, by_s=LEAST_S / 2)
+    assert run.part is None
+    run.go([0.4, 0.2], [0.6, 0.8], 2, by_s=SMOOTH_S)
+    before = run.part
+    assert before == pytest.approx(0.75, abs=0.01)
+    run.go([0.004, 0.004], [0.9, 0.9], 9)
+    assert run.part == before
+    run.go([0.006, 0.006], [0.9, 0.9], 9)
+    assert run.part != before
+
+
+def test_weights_of_floors_are_told_where_others_share_no_cpu_by_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, [1, 1], fair=False)
+    for _ in range(40):
+        run.go([0.4, 0.2], [0.6, 0.8], 2)
+    assert run.part is None
+    assert run.told.weights[1] == pytest.approx(1536, abs=2)
+
+
+def test_who_waits_since_before_wants_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wait is not in its sums yet. Who has queued in what seems the future does not wait."""
+    run = Run(monkeypatch, [1, 2], fair=True)
+    run.told.threads["queued_ns"][1] = run.told.clock_ns
+    run.told.threads["queued_ns"][2] = run.told.clock_ns + 10**6 * S
+    for _ in range(30):
+        run.go([0.0, 0.5], [0.0, 0.0], 2)
+    # The first wants a CPU all the time and runs not at all, the second runs for half of it.
+    assert run.part == pytest.approx(1.5 / 2, abs=0.01)
+
+
+def test_own_weights_are_those_that_were_seen_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of three times the weight wants a CPU for a third of the time, for what it runs."""
+    run = Run(monkeypatch, [1, 1], fair=True)
+    run.told.threads["weight"][1:3] = 3072, 1024
+    for nth in range(40):
+        run.go([0.6, 0.2], [0.0, 0.0])
+        if nth > 5:
+            run.told.threads["weight"][1] = 0  # it sleeps
+    assert run.told.weights[1] == pytest.approx(1024 * (0.8 / 0.2), rel=0.01)
+
+
+def test_other_threads_or_queries_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, [1, 1], fair=True)
+    run.told.threads["weight"][1:3] = 3072, 1024
+    for _ in range(40):
+        run.go([0.6, 0.2], [0.0, 0.0])
+    known = run.told.weights[1]
+    run.of()
+    assert run.told.weights[1] == known > 2048
+    run.slots = np.arange(1, 2)
+    run.queries = np.array([1])
+    run.of()
+    assert run.told.weights[1] == 1024
+
+
+def test_a_query_that_hardly_runs_tells_nothing_of_its_weight() -> None:
+    queries, own = np.array([1, 1, 2, 2, 0]), np.ones(5)
+    threads, enough = threads_of(queries, np.array([0.4, 0.2, 0.004, 0.004, 0.01]), own)
+    assert enough.tolist() == [True, True, False, False, True]
+    assert threads.tolist() == pytest.approx([1.5, 1.5, 1, 1, 1])

@@ -90,11 +90,6 @@ def main(root: str) -> None:
     wait_until("with the least rights nice values are set", lambda: len(nice_values(pid)) > 1)
     said = podman("exec", "controller", "sched-ctl", "status")
     assert f"kernel:{pid}" in said, said
-    stop()
-    wait_until("they are put back", lambda: nice_values(pid) == {0})
-
-    load(root, pid, least, "nice")
-    wait_until("they are set again", lambda: len(nice_values(pid)) > 1)
     podman("kill", "-s", "KILL", "controller")
     podman("wait", "controller")
     assert len(nice_values(pid)) > 1

@@ -1,0 +1,53 @@
+"""A sample of `tests/stress/mutants.py`: what decides is not changed without a test that fails."""
+
+import ast
+import subprocess
+import sys
+
+from stress import mutants
+
+SOURCE = '''
+class Thing:
+    """Words < more."""
+
+    def least(self, one: "int < 3", other: int = 7) -> int:
+        if one < other and not other:
+            raise ValueError(f"{one + other}")
+        return min(-one, 2)
+
+
+def empty() -> None:
+    pass
+'''
+
+
+def test_one_thing_is_changed_at_a_time_and_no_text() -> None:
+    made = [f"{m.before} -> {m.after}" for m in mutants.mutants_of("thing.py", SOURCE)]
+    assert sorted(made) == [
+        "-one -> +one",
+        "2 -> 3",
+        "if one < other and (not other):\n    raise ValueError(f'{one + other}') -> "
+        "if not (one < other and (not other)):\n    raise ValueError(f'{one + other}')",
+        "min -> max",
+        "one < other -> one <= other",
+        "one < other and (not other) -> one < other or not other",
+    ]
+
+
+def test_a_mutant_takes_the_place_of_its_function() -> None:
+    space: dict[str, type] = {}
+    exec(compile(ast.parse(SOURCE), str(mutants.ROOT / "thing.py"), "exec"), space)
+    function = space["Thing"].least  # type: ignore[attr-defined]
+    assert function(None, 1, 5) == -1
+    [other] = [m for m in mutants.mutants_of("thing.py", SOURCE) if m.after == "max"]
+    assert other.function == ("thing.py", "Thing.least", function.__code__.co_firstlineno)
+    function.__code__ = other.code
+    assert function(None, 1, 5) == 2
+
+
+def test_most_of_a_sample_are_noticed() -> None:
+    """`python -m stress.mutants` looks at all of them, and asks for nine of ten."""
+    command = [sys.executable, "-m", "stress.mutants", "--sample", "60", "--least", "0.75"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=mutants.ROOT)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " of 60 noticed" in done.stdout
