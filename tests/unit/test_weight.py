@@ -97,9 +97,9 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, queries: list[int], fair: bool) -> None:
         self.now_s = 100.0
         monkeypatch.setattr("time.monotonic", lambda: self.now_s)
-        self.told: Any = Told()
-        self.told.clock_ns, self.told.weighed_ns = 100 * S, 0
-        self.weight = Weight(self.told, fair=fair)
+        told: Any = Told()
+        told.clock_ns, told.weighed_ns = 100 * S, 0
+        self.told, self.weight = told, Weight(told, fair=fair)
         self.slots = np.arange(1, len(queries) + 1)
         self.queries = np.array(queries)
         self.of()
