@@ -31,7 +31,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Mutant", "mutants_of"]
+__all__ = ["Mutant", "mutants_of", "no_faults"]
 
 ROOT = Path(__file__).parents[2]
 TARGETS = (
@@ -44,7 +44,7 @@ TARGETS = (
     "ctl/backends/cgroups/wanted.py",
 )
 TESTS = (
-    *("averages", "chain", "effects", "flink_plan", "floor", "formulas", "graph", "guard", "held"),
+    *("averages", "chain", "effects", "floor", "formulas", "frames", "graph", "guard", "held"),
     *("hints", "kernel_driver", "metrics", "nice_levels", "normalise", "patterns", "policies"),
     *("programs", "record", "registry", "scheduling", "slots", "spark_driver", "switches"),
     *("targets", "verdicts", "wanted", "weight"),
@@ -323,6 +323,7 @@ def _silent(limit_s: float) -> None:
 
 
 def no_faults() -> set[tuple[str, str, str, str]]:
+    """By name; of two alike in one function both."""
     listed = tomllib.loads(NO_FAULTS.read_text()).get("mutant", [])
     return {(row["file"], row["function"], row["before"], row["after"]) for row in listed}
 

@@ -254,3 +254,53 @@ def test_ten_thousand_threads_fit_the_limits() -> None:
         assert given.queue_slope.max() <= LIMITS.max_slope
         assert given.slope.max() <= LIMITS.max_slope
         assert len(given.queue_base) <= LIMITS.queues
+
+
+def test_schedules_of_which_none_has_shares_share_alike() -> None:
+    one, two = schedule(form(2, static=np.arange(2.0))), schedule(form(3, static=np.arange(3.0)))
+    parts = [(0, part) for part in hints(one, LIMITS)] + [(2, part) for part in hints(two, LIMITS)]
+    given = merged(parts, 5, LIMITS)
+    assert given.shares == [16 * LIMITS.share_one] * 2
+    assert given.queue_group.tolist() == [0, 1]
+    assert given.caps == [0, 0]
+
+
+def test_one_part_that_is_not_everybody_in_order_is_put_where_it_belongs() -> None:
+    one = schedule(form(3, static=np.array([5.0, 1.0, 9.0])))
+    [part] = hints(one, LIMITS)
+    part.rows = np.array([2, 0, 1])
+    given = merged([(0, part)], 3, LIMITS)
+    assert order(urgency(given, np.zeros(3))) == [1, 2, 0]
+    assert given.shares == [] and given.queue_group.tolist() == [0]
+    part.rows = np.arange(3)
+    later = merged([(2, part)], 5, LIMITS)
+    assert order(urgency(later, np.zeros(5)))[:2] == [4, 2]
+
+
+def test_one_part_with_a_cap_is_a_group() -> None:
+    given = made(form(2, static=np.arange(2.0)), queries=("a", "a"), caps={"a": 3})
+    assert given.caps == [3]
+
+
+def test_too_many_queues_become_one_of_the_same_order_at_equal_age() -> None:
+    """Parts of one queue, and those that are compared one by one, stay as they are."""
+    n = 40
+    slopes = np.logspace(0, 8, n)
+    pairs = [schedule(form(n, per_second=slopes)) for _ in range(9)]
+    parts = [(n * nth, part) for nth, one in enumerate(pairs) for part in hints(one, LIMITS)]
+    assert sum(len(part.queue_base) for _, part in parts) > LIMITS.queues
+    exact = schedule(form(2, static=np.array([1.0, 2.0]), per_second=np.array([0.0, 5.0])))
+    parts += [(9 * n, part) for part in hints(exact, LIMITS)]
+    given = merged(parts, 9 * n + 2, LIMITS)
+    assert len(given.queue_base) == 10
+    assert given.queue_exact.tolist() == [False] * 9 + [True]
+    first = urgency(given, np.ones(9 * n + 2))[:n]
+    assert (np.diff(first) >= 0).all() and len(set(first.tolist())) > 3
+
+
+def test_who_never_gains_by_waiting_has_a_class_of_its_own_below() -> None:
+    given = made(form(4, per_second=np.array([0.0, 1.0, 1000.0, 0.0])))
+    assert given.queue[0] == given.queue[3]
+    assert given.queue_slope[given.queue[0]] == 0
+    assert 0 < given.queue_slope[given.queue[1]] < given.queue_slope[given.queue[2]]
+    assert given.by_age.tolist() == [True] * 4

@@ -46,6 +46,16 @@ def test_a_mutant_takes_the_place_of_its_function() -> None:
     assert function(None, 1, 5) == 2
 
 
+def test_what_is_said_to_be_no_fault_is_a_mutant() -> None:
+    known = mutants.no_faults()
+    made = {
+        mutant.key
+        for name in {key[0] for key in known}
+        for mutant in mutants.mutants_of(name, (mutants.ROOT / name).read_text())
+    }
+    assert known <= made
+
+
 @pytest.mark.timeout(1200)  # where others compute
 def test_most_of_a_sample_are_noticed() -> None:
     """`python -m stress.mutants` looks at all of them, and asks for nine of ten."""

@@ -390,3 +390,33 @@ def test_only_starved_changes_ranks_too() -> None:
     found = only_starved(policy).urgency(frame(topology, verdict=held))
     assert found.rank.tolist() == [0, 1, 0]
     assert found.static.tolist() == [2, -9, 900]
+
+
+def test_the_worst_of_unheld_ones_is_who_has_work_and_then_who_is_known() -> None:
+    waits, unknown = (0.6, 0.05, 0.33, 0.0, 600.0), (None, None, None, None, 5.0)
+    found = assess(window(unknown, waits, REST))
+    rows = np.arange(3)
+    assert Verdict(found.verdict[0]) is Verdict.UNKNOWN
+    assert worst(found, rows) == 1
+    assert worst(found, np.array([0, 2])) == 2
+    assert worst(found, np.array([0])) == 0
+    idle = assess(window((0.0, 0.0, 1.0, 0.0, 0.0), waits, REST))
+    assert worst(idle, np.array([0, 1])) == 1
+
+
+def test_of_two_that_hold_as_many_the_worse_one_counts() -> None:
+    topology = plan({"q": ["a", "heavy", "b", "starved"]}, [(0, 1), (2, 3)])
+    full = (0.05, 0.0, 0.05, 0.9, 50.0)
+    rows = [full, (0.92, 0.05, 0.03, 0.0, 9.0), full, (0.1, 0.5, 0.05, 0.0, 9.0)]
+    found = assess(window(*rows, topology=topology))
+    assert found.limit.tolist() == [1, -1, 3, -1]
+    one, other = found.severity[1], found.severity[3]
+    assert of_query(found, np.arange(4)) == (1 if one > other else 3)
+
+
+def test_an_operator_of_several_threads_waits_by_the_share_of_each() -> None:
+    two = tuple(replace(o, threads=(Thread(1, 5, 7), Thread(1, 6, 7))) for o in CHAIN.operators)
+    topology = replace(CHAIN, operators=two)
+    found = assess(window(REST, (0.4, 1.2, 0.0, 0.0, 5.0), REST, topology=topology))
+    assert found.run[1] == pytest.approx(0.2)
+    assert found.wait[1] == pytest.approx(0.6)

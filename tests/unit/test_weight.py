@@ -215,3 +215,9 @@ def test_a_query_that_hardly_runs_tells_nothing_of_its_weight() -> None:
     threads, enough = threads_of(queries, np.array([0.4, 0.2, 0.004, 0.004, 0.01]), own)
     assert enough.tolist() == [True, True, False, False, True]
     assert threads.tolist() == pytest.approx([1.5, 1.5, 1, 1, 1])
+
+
+def test_who_is_of_no_query_is_of_nobody_elses() -> None:
+    cpu, wanted = np.array([0.4, 0.4, 0.4]), np.array([1.0, 0.5, 0.25])
+    for queries in ([0, 1, 0], [0, 0, 1], [1, 0, 0], [2, 0, 0], [0, 0, 2]):
+        assert fair_weight(np.array(queries), cpu, wanted, np.ones(3)) == pytest.approx(1.75)
