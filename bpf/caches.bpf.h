@@ -32,6 +32,14 @@
 #ifndef SCHED_CTL_CACHES_BPF_H
 #define SCHED_CTL_CACHES_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "order.bpf.h"
+#include "others.bpf.h"
+#include "yield.bpf.h"
+
 #define FAR_EVERY (250 * US)
 #define FAR_DEAR (5 * MS)
 #define FAR_WAIT (500 * US)

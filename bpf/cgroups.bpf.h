@@ -34,6 +34,12 @@
 #ifndef SCHED_CTL_CGROUPS_BPF_H
 #define SCHED_CTL_CGROUPS_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+
 enum { MAX_CGROUPS = 4096, MAX_DEPTH = 12, ROOT = 1 };
 
 #define UNPARK_EVERY (10 * MS)

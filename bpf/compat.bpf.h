@@ -8,6 +8,8 @@
 #ifndef SCHED_CTL_COMPAT_BPF_H
 #define SCHED_CTL_COMPAT_BPF_H
 
+#include "kernel.bpf.h"
+
 /* libbpf has bpf_ksym_exists() from 1.2 on; Debian 12 ships the headers of 1.1. */
 #define kernel_has(function) (!!(function))
 

@@ -43,6 +43,15 @@
 #ifndef SCHED_CTL_FAIR_BPF_H
 #define SCHED_CTL_FAIR_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "order.bpf.h"
+#include "cgroups.bpf.h"
+#include "floor.bpf.h"
+
 #define MOST_AHEAD (100 * MS)		/* how far operators may be ahead of the rest */
 #define LEAST_WEIGHT 16
 #define FORGOTTEN (1000 * MS)		/* who lags further behind does not hold up the rest */

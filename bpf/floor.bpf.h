@@ -17,6 +17,11 @@
 #ifndef SCHED_CTL_FLOOR_BPF_H
 #define SCHED_CTL_FLOOR_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "state.bpf.h"
+#include "order.bpf.h"
+#include "cgroups.bpf.h"
 #include "floor.h"
 
 struct floor_query floors[MAX_QUERIES] LINES;

@@ -24,6 +24,14 @@
 #ifndef SCHED_CTL_FLUSHERS_BPF_H
 #define SCHED_CTL_FLUSHERS_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "fair.bpf.h"
+#include "others.bpf.h"
+
 #define LEAST_PERIOD (4 * MS)		/* what wakes up more often is worth nothing */
 #define MOST_PERIOD (10000 * MS)
 #define HOLDS_GO_ON (100 * MS)
@@ -36,8 +44,8 @@ enum {
 	MOST_HELD = 64,			/* that one look lets go */
 	MOST_MISSES = 20,		/* in a row ... */
 	LONG_MISS = 5,			/* ... of which one that took long counts so much */
-	INGRESS = 1,			/* depth of an operator that none of ours feeds */
-	REST = 100,			/* periods without any try after that */
+	INGRESS_DEPTH = 1,		/* depth of an operator that none of ours feeds */
+	REST_PERIODS = 100,		/* without any try after that */
 };
 
 struct hold {
@@ -91,12 +99,12 @@ static __always_inline u64 hold_for(struct adoption *a, u64 now_ns)
 	struct thread *t = &threads[slot];
 	u64 slept_ns = now_ns - a->flushed_ns, period_ns, worked_ns, left_ns;
 
-	if (!(slots[slot].flags & SLOT_ACTIVE) || slots[slot].depth == INGRESS ||
+	if (!(slots[slot].flags & SLOT_ACTIVE) || slots[slot].depth == INGRESS_DEPTH ||
 	    (s64)slept_ns < LEAST_PERIOD || (s64)slept_ns > MOST_PERIOD)
 		return 0;
 	period_ns = period_of(a, slept_ns);
 	if (a->misses >= MOST_MISSES) {
-		a->misses = a->misses < MOST_MISSES + REST ? a->misses + 1 : 0;
+		a->misses = a->misses < MOST_MISSES + REST_PERIODS ? a->misses + 1 : 0;
 		return 0;
 	}
 	worked_ns = t->run_ns - t->woken_run_ns;

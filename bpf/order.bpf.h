@@ -5,6 +5,12 @@
 #ifndef SCHED_CTL_ORDER_BPF_H
 #define SCHED_CTL_ORDER_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+
 u64 groups_now_ns;			/* virtual time that groups have reached */
 #define GROUP_CREDIT (10 * MS)
 #define STANDING (100 * MS)		/* a queue that is not empty for so long is never empty */

@@ -41,6 +41,14 @@
 #ifndef SCHED_CTL_OTHERS_BPF_H
 #define SCHED_CTL_OTHERS_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "cgroups.bpf.h"
+#include "fair.bpf.h"
+
 #define QUANTUM (4 * MS)		/* credit that lets others go first */
 #define MOST_CREDIT (20 * MS)
 

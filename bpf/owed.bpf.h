@@ -9,6 +9,14 @@
 #ifndef SCHED_CTL_OWED_BPF_H
 #define SCHED_CTL_OWED_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "floor.bpf.h"
+#include "fair.bpf.h"
+#include "starve.bpf.h"
+
 #define FLOOR_LASTS (100 * MS)		/* looks go on for so long when nobody lags any more */
 #define FLOOR_ROW_NS 1000		/* from one look to the next, for each of its rows */
 

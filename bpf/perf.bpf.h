@@ -17,6 +17,13 @@
 #ifndef SCHED_CTL_PERF_BPF_H
 #define SCHED_CTL_PERF_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "others.bpf.h"
+
 #define PERF_EVERY (4 * MS)
 #define PERF_FAR_EVERY (20 * MS)
 #define PERF_PERIOD (1024 * 1024ULL)	/* a 32nd of the time in which the average halves */

@@ -18,6 +18,11 @@
 #ifndef SCHED_CTL_QUEUES_BPF_H
 #define SCHED_CTL_QUEUES_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+
 enum { PARKED_DSQ = 1 << 20, HELD_DSQ, YIELDED_DSQ = PARKED_DSQ + 16 };
 
 #define PASSED (1ULL << 15)		/* a bit of packed times that no slot uses */

@@ -37,6 +37,13 @@
 #ifndef SCHED_CTL_STARVE_BPF_H
 #define SCHED_CTL_STARVE_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "order.bpf.h"
+
 #define LONG_WAIT (5000 * MS)
 #define LONGEST_WAIT (15000 * MS)
 #define HURRIED_SLICE (3 * MS)

@@ -17,6 +17,9 @@
 #ifndef SCHED_CTL_STATE_BPF_H
 #define SCHED_CTL_STATE_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+
 /* Tunables: set before load. */
 const volatile bool operators_first ABOUT(
 	"operators go before all others, who have guarantee_percent; else both share fairly") = false;

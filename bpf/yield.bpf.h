@@ -13,6 +13,13 @@
 #ifndef SCHED_CTL_YIELD_BPF_H
 #define SCHED_CTL_YIELD_BPF_H
 
+#include "kernel.bpf.h"
+#include "sched_ctl.h"
+#include "compat.bpf.h"
+#include "state.bpf.h"
+#include "queues.bpf.h"
+#include "starve.bpf.h"
+
 enum { MOST_BACK = 8 };
 
 /* Put an operator aside that yielded. */
