@@ -2,11 +2,14 @@
 
 import ast
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,6 +86,25 @@ def test_functions_are_short() -> None:
                 if body and (body[-1].end_lineno or 0) - body[0].lineno >= MOST_LINES:
                     long.add(f"{name}:{node.name}")
     assert long == LONG.keys()
+
+
+@pytest.mark.needs("clang")
+def test_a_header_of_bpf_includes_what_it_uses() -> None:
+    """A function that is only declared in one is defined by whoever includes it."""
+    clang = shutil.which("clang-19") or "clang"
+    kind = {"x86_64": "x86", "aarch64": "arm64"}.get(platform.machine(), "x86")
+    system = f"-isystem/usr/include/{platform.machine()}-linux-gnu"
+    quiet = ["-Wno-unused-function", "-Wno-undefined-internal"]
+    command = [clang, "-target", "bpf", "-mcpu=v3", "-g", "-fsyntax-only", *quiet, system]
+    for header in sorted((ROOT / "bpf").glob("*.bpf.h")):
+        done = subprocess.run(
+            [*command, f"-D__TARGET_ARCH_{kind}", f"-I{ROOT / 'bpf'}", "-x", "c", "-"],
+            input=f'#include "{header.name}"\n',
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{header.name}: {done.stderr}"
 
 
 def test_no_two_test_files_have_one_name() -> None:
