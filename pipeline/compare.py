@@ -27,7 +27,14 @@ STEP = 0.05  # of the load
 LEAST_NODES = 3
 LEAST_RECORDS = 3  # of a policy in a step
 # figure -> whether it is a ratio; a difference otherwise
-FIGURES = {"latency": True, "age": True, "queue": True, "throughput": True, "fairness": False}
+FIGURES = {
+    "time": True,
+    "latency": True,
+    "age": True,
+    "queue": True,
+    "throughput": True,
+    "fairness": False,
+}
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ def _records(fleet: Fleet) -> "DataFrame":
         .where("d > 0 AND policy IS NOT NULL")
         .groupBy("node", "engine", "seq", "query", "policy")
         .agg(
+            F.max("time_us").alias("time"),
             F.max("latency_us").alias("latency"),
             F.max("age_ms").alias("age"),
             F.sum("queue").alias("queue"),
@@ -105,7 +113,7 @@ def _records(fleet: Fleet) -> "DataFrame":
         )
     )
     record = Window.partitionBy("node", "engine", "seq")
-    each = F.coalesce("latency", "age").cast("double")
+    each = F.coalesce("time", "latency", "age").cast("double")
     jain = F.try_divide(
         F.sum(each).over(record) ** 2, F.count(each).over(record) * F.sum(each**2).over(record)
     )

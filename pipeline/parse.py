@@ -43,6 +43,8 @@ ARRAYS = {
     "verdict": "verdict",
 }
 
+BY_QUERY = {"policy": "policy", "backend": "backend", "time": "time_us", "source": "time_source"}
+
 
 def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For `mapInArrow`: (path, content) of files to rows of the wide schema."""
@@ -123,13 +125,13 @@ class _Rows:
             columns[name] = pa.array(flat, SCHEMA.field(name).type)
         for name in ("query", "operator", "replica"):
             columns[name] = pa.concat_arrays([made[name] for _, _, _, made in found])
-        for name in ("policy", "backend"):
-            flat_text: list[str | None] = []
+        for field, name in BY_QUERY.items():
+            of_each: list[Any] = []
             for r, n, _, made in found:
-                by_query = getattr(r, name)
+                by_query = getattr(r, field) or ()
                 known = len(by_query) == made["queries"]
-                flat_text += [by_query[q] for q in made["query_of"]] if known else [None] * n
-            columns[name] = pa.array(flat_text, pa.string())
+                of_each += [by_query[q] for q in made["query_of"]] if known else [None] * n
+            columns[name] = pa.array(of_each, SCHEMA.field(name).type)
         held: list[str | None] = []
         for r, n, _, made in found:
             names = made["names"]

@@ -265,12 +265,14 @@ def _heat(fleet: Fleet, nodes: list[str]) -> str:
 
 
 def _letters(fleet: Fleet) -> list[tuple[str, list[float]]]:
-    """Policy -> quantiles of the latency, of the oldest tuple where none is told (ms)."""
+    """Policy -> quantiles of the time in the system, or of the age of the oldest tuple (ms)."""
     from pyspark.sql import functions as F  # noqa: N812
 
     low = [0.5 ** (k + 2) for k in reversed(range(LETTERS))]
     wanted = [*low, 0.5, *(1 - q for q in reversed(low))]
-    latency = F.coalesce(F.col("latency_us") / 1e3, F.col("age_ms").cast("double"))
+    latency = F.coalesce(
+        F.col("time_us") / 1e3, F.col("latency_us") / 1e3, F.col("age_ms").cast("double")
+    )
     rows = (
         fleet.read("operator")
         .where("policy IS NOT NULL")

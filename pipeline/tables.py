@@ -36,6 +36,8 @@ COLUMNS = MappingProxyType(
         "queue_max": "BIGINT",
         "age_ms": "BIGINT",
         "latency_us": "BIGINT",
+        "time_us": "BIGINT",  # mean in the system, of the whole query
+        "time_source": "STRING",
         "verdict": "INT",
         "held_by": "STRING",
         "psi_cpu": "INT",  # 0.01%
@@ -68,6 +70,7 @@ KINDS = MappingProxyType(
             *("d", "machine", "engine", "epoch", "query", "operator", "replica"),
             *("policy", "backend", "tuples_in", "tuples_out", "cpu_us", "wait_us"),
             *("busy_ms", "idle_ms", "full_ms", "queue", "queue_max", "age_ms", "latency_us"),
+            *("time_us", "time_source"),
             *("verdict", "held_by", "psi_cpu", "psi_io", "psi_memory"),
         ),
         "event": (*_ROW, "engine", "what", "about", "value", "count"),

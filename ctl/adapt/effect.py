@@ -28,7 +28,7 @@ from sched_ctl.metrics.window import Window, divide
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["COUNTED", "LITTLE", "REPORTED", "Effect", "Span", "begin", "effects", "seen"]
+__all__ = ["COUNTED", "LITTLE", "REPORTED", "UNKNOWN", "Effect", "Span", "begin", "effects", "seen"]
 
 COUNTED, REPORTED, LITTLE, UNKNOWN = "counted", "reported", "little", "unknown"  # sources
 LONGEST_GAP_S = 30.0  # between two snapshots; more is a suspended machine, or a wrong clock

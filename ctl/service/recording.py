@@ -5,6 +5,7 @@ controller goes on without.
 """
 
 import logging
+import math
 import platform
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sched_ctl.adapt.effect import UNKNOWN
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
@@ -141,6 +143,7 @@ class Recording:
         )
         if not record.passes:
             return
+        self._add_effects(name, record)
         self._add_targets(name, record)
         self.recorder.put(record)
         topology = self._topologies[name][0]
@@ -154,6 +157,17 @@ class Recording:
             if self._verdicts.get((name, query)) == value:
                 self._tell("verdict", name, query, value)
             self._verdicts[name, query] = value
+
+    def _add_effects(self, name: str, record: records.Record) -> None:
+        """How long tuples of each query were in the system lately (`adapt.effect`)."""
+        known = {e.query: e for e in self._controller.outcomes.found.get(name, ())}
+        mine = [known.get(query) for query in self._topologies[name][0].queries]
+        if any(found is not None and math.isfinite(found.time_s) for found in mine):
+            record.time = [
+                round(found.time_s * 1e6) if found and math.isfinite(found.time_s) else None
+                for found in mine
+            ]
+            record.source = [UNKNOWN if found is None else found.source for found in mine]
 
     def _add_targets(self, name: str, record: records.Record) -> None:
         """What became of the targets of the engine's queries, since the record before."""

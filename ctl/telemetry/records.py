@@ -137,6 +137,14 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
     backend: Annotated[
         list[Name], Meta(description='what enforced it, for each query; "": nothing')
     ] = []
+    time: Annotated[
+        Column,
+        Meta(description="of each query: mean time in the system", extra={"unit": "us"}),
+    ] = None
+    source: Annotated[
+        list[Name],
+        Meta(description="what says so, for each query: counted, reported, little or unknown"),
+    ] = []
     target: Annotated[
         Column, Meta(description="of each query: latency that it is to keep", extra={"unit": "us"})
     ] = None

@@ -55,6 +55,13 @@ def test_what_nobody_judged_is_judged_by_the_gateways_rules() -> None:
     assert [row["verdict"] for row in told] == [2, 2, 2]
 
 
+def test_what_came_of_it_is_of_the_whole_query() -> None:
+    told = operators(cpu=[1, 1, 1], time=[2500], source=["little"])
+    assert [(row["time_us"], row["time_source"]) for row in told] == [(2500, "little")] * 3
+    assert {row["time_us"] for row in operators(cpu=[1, 1, 1])} == {None}
+    assert {row["time_us"] for row in operators(cpu=[1, 1, 1], time=[1, 2])} == {None}, "of whom?"
+
+
 def test_an_engine_that_tells_no_times_is_judged_by_queues() -> None:
     first, held, last = operators(
         cpu=[400_000, 100_000, 100_000],

@@ -216,4 +216,7 @@ def test_it_is_recorded(tmp_path: Path) -> None:
     assert found
     for line in found:
         assert line["target"] == [100_000, None]
+        if "time" in line:
+            assert line["source"] == ["counted", "counted"] and line["time"][0] > 0
         assert line["met"][0] == pytest.approx(0.99 * line["told"][0], abs=1)
+    assert any("time" in line for line in found), "what came of it"
