@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -106,25 +106,27 @@ def test_auto_keeps_what_its_race_finds() -> None:
     assert turns.count("hr") == 2
 
 
-def test_of_one_query_an_order_that_lifts_nobody_may_win() -> None:
-    engine = FakeEngine(queries={"a": 3})
-
-    class Telling(FakeBackend):
-        def apply(self, schedule: Schedule) -> Applied:
-            waiting = {("qs", True): 80.0, ("qs", False): 40.0, ("hr", True): 130.0}
-            enforced = (schedule.policy, schedule.lifts)
-            engine.queue = np.full(3, waiting[enforced] if schedule.threads else 100.0)
-            return super().apply(schedule)
-
-    backend = Telling()
-    controller = raced(engine, backend, FakeGauge(0.5), Section(), race=0.1)
+def test_of_one_query_an_order_that_lifts_nobody_takes_part() -> None:
+    engine, backend = FakeEngine(queries={"a": 3}), FakeBackend()
+    engine.queue = np.array([5.0, 1.0, 0.0])
+    controller = raced(engine, backend, FakeGauge(0.5), Section(), race=1000)
     [rule] = controller.rules
 
+    async def turn(number: int) -> None:
+        assert rule.trial is not None
+        rule.trial.race = replace(rule.trial.race, turn=number, begun=True)
+        rule.enforce_by(rule.backend)
+        passes = rule.passes
+        await until(lambda: rule.passes > passes + 2)
+
     async def script() -> None:
-        await until(lambda: rule.trial is not None and rule.trial.race.mode == "kept")
-        [shown] = views.status(controller)["policies"]
-        assert shown["race"]["kept"] == "qs (none lifted)" and shown["policy"] == "qs"
-        await until(lambda: backend.schedules[-1].threads and not backend.schedules[-1].lifts)
+        await until(lambda: rule.passes > 1)
+        assert rule.trial is not None and rule.trial.names == ("qs", "qs (none lifted)", "hr")
+        assert not any(schedule.threads for schedule in backend.schedules), "calm: as it is"
+        for number, lifts in ((1, True), (2, False), (1, True)):
+            await turn(number)
+            assert rule.policy.name == "qs" and len(backend.schedules[-1].threads) == 3
+            assert backend.schedules[-1].lifts == lifts
 
     drive(controller, script)
 
