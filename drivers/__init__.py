@@ -46,6 +46,7 @@ class Driver(Protocol):
     # Optional, `derived`: metric -> how, in words for `explain`, where it is worked out by the
     # driver and not what the engine reports. `guesses`: those of `provides` that may be wrong by
     # far, so that a policy goes by them only where what comes of it is compared with the OS's own.
+    # `waiting`: its first metrics are still on their way.
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the engine once. Raises EngineError within about `timeout_s`."""

@@ -70,6 +70,7 @@ class Engine:
         self.provides: frozenset[str] | None = None  # known once connected
         self.derived: Mapping[str, str] = {}  # metrics that the driver works out, and how
         self.guesses: frozenset[str] = frozenset()  # those that no policy may trust unwatched
+        self.waiting = False  # its first metrics are still on their way
         # Whose it is; None: not known (yet).
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
@@ -254,6 +255,7 @@ class Engine:
         began_s, answering_s = time.thread_time(), self._answering.read(self._own)
         answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
         answering_s = max(0.0, self._answering.read(self._own) - answering_s)
+        self.waiting = getattr(self._driver, "waiting", False)
         snapshot = self._probed(self._owned(self._driver, answer), probing)
         spent_s = time.thread_time() - began_s
         if isinstance(self._worker, Here):

@@ -310,9 +310,13 @@ def _stolen(window: Window, run: Array, rest: Array) -> Array:
 
 
 def _works(window: Window, queue: Array, before: Array) -> Mask:
-    """(n,) whether something waits for it, at both ends: what was between, nobody saw."""
+    """(n,) whether something waits for it, at both ends: what was between, nobody saw.
+
+    What comes while it backs off is no backlog.
+    """
     known = ~np.isnan(queue) & ~np.isnan(before)
-    return np.where(known, (queue > 0) & (before > 0), _has_backlog(window))
+    usual = np.nan_to_num(window.rate("tuples_in")) * window.now.topology.backoff_s
+    return np.where(known, (queue > usual) & (before > usual), _has_backlog(window))
 
 
 def _asleep(

@@ -79,6 +79,7 @@ class _SnapshotFile(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind"
     columns: dict[str, Column]
     logical_columns: dict[str, Column]
     idle_spins: bool = False
+    guessed: bool = False
 
 
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -110,6 +111,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
             columns={name: _out(column) for name, column in snapshot.columns.items()},
             logical_columns={name: _out(column) for name, column in snapshot.logical.items()},
             idle_spins=topology.idle_spins,
+            guessed=topology.guessed,
         )
     )
     return data
@@ -153,6 +155,7 @@ def snapshot_from_json(data: object) -> Snapshot:
         helpers=tuple(HelperThread(_thread_in(h.thread), h.role, h.serves) for h in file.helpers),
         notes=tuple(file.notes),
         idle_spins=file.idle_spins,
+        guessed=file.guessed,
     )
     return Snapshot(
         topology,

@@ -150,6 +150,8 @@ class Topology:
     helpers: tuple[HelperThread, ...] = ()
     notes: tuple[str, ...] = ()  # what could not be told, in words, for the user
     idle_spins: bool = False  # threads of operators use a CPU while they wait for input
+    backoff_s: float = 0.0  # who finds no input sleeps for up to so long before it looks again
+    guessed: bool = False  # nobody counts tuples: wake-ups of threads stand in for them
 
     @cached_property
     def graph(self) -> Graph:

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import signal
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -44,6 +45,8 @@ WORD = 4096  # characters of a name or pattern: making ready one of 30,000 took 
 TOLD = 10  # queries that the log tells of at the start
 OWN_NICE = -5  # three times the weight of a plain thread
 MIND_S = 1.0  # how often it is looked whether the journal is in its place: 3 us
+FIRST_S = 16.0  # that `look` waits for an engine's first metrics
+LOOK_EVERY_S = 0.5
 END_S = 10.0  # that a killed process may take to be gone
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -184,6 +187,10 @@ async def look(settings: Settings, kinds: Mapping[str, DriverKind]) -> list[dict
     controller = Controller(msgspec.structs.replace(settings, policy=nothing), kinds, None)
     try:
         await controller.start()
+        deadline_s = time.monotonic() + FIRST_S
+        while any(e.waiting for e in controller.engines.values()) and time.monotonic() < deadline_s:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await controller.step(controller.rules)
         return views.engines(controller)
     finally:
         controller.close()

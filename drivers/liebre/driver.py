@@ -37,6 +37,8 @@ PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size"})
 ATTACH_S = 5.0
 LOOK_EVERY_S = 5.0  # for new files and series
 LISTEN_EVERY_S = 10.0
+FIRST_S = 15.0
+BACKOFF_S = 0.02  # twice its longest sleep, by its source: streams sleep 1 to 10 ms
 ENOUGH = 500  # tuples from which the shares of a producer's streams are taken from counts
 LIBRARY = "liebre"
 JAVA = re.compile(r"(?:^|/)java$")
@@ -114,12 +116,19 @@ class LiebreDriver:
         self._inbox: Inbox | None = None
         self._no_inbox = ""
         self._next_look = self._next_listen = 0.0
+        self._since_s = time.monotonic()
         self._streams: tuple[_Stream, ...] = ()
         self._operators: tuple[tuple[str, Thread], ...] = ()
         self._unclear: list[str] = []
         self._series: Mapping[tuple[str, str], Series] = {}
         self._shared = False  # whether shares were taken from counts
         self._topology: Topology | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its first metrics are still on their way, from a reporter."""
+        young = time.monotonic() - self._since_s < FIRST_S
+        return young and not self._streams and self._inbox is not None
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the process's metrics once. Raises EngineError."""
@@ -244,6 +253,7 @@ class LiebreDriver:
                 if thread.name not in row
             ),
             notes=tuple(self._notes()),
+            backoff_s=BACKOFF_S,
         )
 
     def _notes(self) -> Sequence[str]:

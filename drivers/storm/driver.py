@@ -32,7 +32,7 @@ MISSING_EVERY_S = 10.0  # how often threads are looked for that only metrics tel
 LISTEN_EVERY_S = 10.0  # how often a port that was taken is tried again
 ATTACH_S = 5.0
 SLOW_S = 2.0  # a remark is made of reports that come less often
-FIRST_S = 15.0  # until then metrics may still be on their way: they come once a report.period
+FIRST_S = 15.0
 RAREST = 200  # what looks like a sample of fewer is the first few counts
 HELP = "see Storm in docs/engines.md for the lines of storm.yaml"
 
@@ -96,6 +96,12 @@ class StormDriver:
         self._plan: Plan | None = None
         self._topology: Topology | None = None
         self._look_for_workers()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its first metrics are still on their way: they come once a report.period."""
+        young = time.monotonic() - self._since_s < FIRST_S
+        return young and not self._measures and not self._no_inbox
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the topology's workers once. Raises EngineError."""
@@ -212,7 +218,7 @@ class StormDriver:
                 yield f"worker {worker.pid}: {worker.trouble}"
         if self._no_inbox:
             yield self._no_inbox
-        elif not self._measures and time.monotonic() - self._since_s < FIRST_S:
+        elif self.waiting:
             yield "waiting for the first metrics of the topology's workers"
         elif not self._measures:
             yield f"no metrics came from the topology's workers yet; {HELP}"

@@ -34,7 +34,7 @@ from sched_ctl.model.topology import (
     Thread,
     Topology,
 )
-from sched_ctl.service import views
+from sched_ctl.service import session, views
 from support import wait_until
 
 QUICK = Settings(
@@ -88,6 +88,23 @@ def test_schedules_an_engine_and_gives_everything_back() -> None:
     urgency = schedule.form.static
     assert urgency[2] > urgency[1] > urgency[0]  # nearer to the egress: more results per second
     assert backend.restored == 1
+
+
+def test_who_looks_waits_for_metrics_that_are_still_on_their_way() -> None:
+    """Else an engine that reports each second has never told anything."""
+
+    class Reporting(FakeEngine):
+        @property
+        def waiting(self) -> bool:
+            return self.polls < 3
+
+        def poll(self, timeout_s: float) -> Snapshot:
+            answer = super().poll(timeout_s)
+            note = "waiting" if self.waiting else "told"
+            return replace(answer, topology=replace(self.topology, notes=(note,)))
+
+    [found] = asyncio.run(session.look(settings(), FakeEngine.kind(Reporting())))
+    assert found["notes"] == ["told"]
 
 
 def test_first_binding_wins_and_exclusions_always() -> None:

@@ -99,6 +99,14 @@ def test_the_end_of_a_line_of_backpressured_operators_holds_them_all() -> None:
     assert Verdict(found.verdict[2]) is Verdict.SINGLE_THREAD_BOUND
 
 
+def test_what_comes_while_an_operator_backs_off_is_no_backlog() -> None:
+    """One that is done with all 200 tuples a second sleeps 10 ms at a time, and then finds two."""
+    rows: list[Shares] = [(0.1, 0.02, None, None, 200.0)] * 3
+    asleep = {"topology": replace(CHAIN, backoff_s=0.02), "queue_size": [2.0, 2.0, 30.0]}
+    assert judged(*rows, **asleep) == ["input-bound", "input-bound", "io-bound"]
+    assert judged(*rows, queue_size=[2.0, 2.0, 30.0]) == ["io-bound"] * 3
+
+
 def test_a_query_is_held_by_the_operator_that_holds_most_others() -> None:
     topology = plan({"q": ["a", "b", "heavy", "starved"]}, [(0, 1), (1, 2), (0, 3)])
     full = (0.05, 0.0, 0.05, 0.9, 50.0)
