@@ -128,6 +128,8 @@ class KernelDriver:
     processes: gives its processes, and raises EngineError if it ended. sort: what threads are.
     """
 
+    guessed = True  # see `Topology.guessed`
+
     def __init__(
         self,
         target: Target,
@@ -256,6 +258,7 @@ class KernelDriver:
             logical_edges=_between(logical, operators, edges),
             helpers=sort.helpers,
             notes=tuple(notes),
+            guessed=self.guessed,
         )
 
     def _called(self, threads: list[Thread]) -> list[Thread]:

@@ -209,6 +209,7 @@ class ProgramDriver(KernelDriver):
 
     def __init__(self, target: Target, program: Program, pids: Callable[[], list[int]]) -> None:
         self._program = program
+        self.guessed = program.metrics is None
         self._java: dict[int, JavaProcess] = {}
         self._comms: dict[int, str] = {}  # names in the kernel when the machine was asked last
         super().__init__(target, pids, self._told)

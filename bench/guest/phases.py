@@ -116,6 +116,8 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
         found[f"{query} p99"] = float(np.quantile(ms, 0.99)) if len(ms) else np.nan
         found[f"{query} tuples/s"] = len(ms) / seconds
     found["all mean"], found["all p99"] = float(np.mean(every)), float(np.quantile(every, 0.99))
+    for query, share in phase.get("late", {}).items():
+        found[f"{query} late, %"] = 100 * share
     if len(phase["queries"]) > 2:
         means = [found[f"{query} mean"] for query in phase["queries"]]
         found["queries' mean"] = float(np.mean(means))
@@ -182,7 +184,7 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
 
 def unit_of(name: str) -> str:
     """Of a figure of a phase."""
-    if name.endswith("/s"):
-        return "/s"
+    if name.endswith(("/s", "%")):
+        return name[-2:].strip()
     times = ("mean", "median", "p95", "p99", "late", "ms", "held up")
     return "ms" if name.endswith(times) or name.startswith("delay") else "CPUs"

@@ -6,6 +6,8 @@ first,
 
 * what the engine counts (`Snapshot.latencies`), which may tell percentiles as well;
 * what it reports as a mean of its own (the metric `latency`);
+* of an engine that counts no tuples, for how long its threads are awake after each wake-up, added
+  up along the way (CPU time and waits for a CPU, over wake-ups);
 * Little's law: the tuples that waited in each queue, over the tuples that were taken from it, added
   up along the way from ingress to egress. What waits before a source that tells no queue is not in
   it, and neither is the time that an operator works on a tuple.
@@ -28,9 +30,20 @@ from sched_ctl.metrics.window import Window, divide
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["COUNTED", "LITTLE", "REPORTED", "UNKNOWN", "Effect", "Span", "begin", "effects", "seen"]
+__all__ = [
+    "AWAKE",
+    "COUNTED",
+    "LITTLE",
+    "REPORTED",
+    "UNKNOWN",
+    "Effect",
+    "Span",
+    "begin",
+    "effects",
+    "seen",
+]
 
-COUNTED, REPORTED, LITTLE, UNKNOWN = "counted", "reported", "little", "unknown"  # sources
+COUNTED, REPORTED, AWAKE, LITTLE, UNKNOWN = "counted", "reported", "awake", "little", "unknown"
 LONGEST_GAP_S = 30.0  # between two snapshots; more is a suspended machine, or a wrong clock
 MOST_SAMPLES = 1024  # of queues that are kept; beyond, every other one goes
 
@@ -41,7 +54,7 @@ class Effect:
 
     tuples_in, tuples_out: a second, into its ingresses and out of its egresses.
     time_s: mean time of a tuple in the system, by `source`: the engine's own latency ("counted",
-    "reported"), Little's law over its queues ("little"), or "unknown".
+    "reported"), by wake-ups ("awake"), Little's law over its queues ("little"), or "unknown".
     error: standard error of time_s as a part of it; of sources other than "counted" by its samples,
     taken to be independent.
     p50_s, p99_s: of the same, where the engine counts a histogram.
@@ -138,6 +151,9 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
         for ends, rate in ((graph.ingress, taken), (graph.egress, given))
     )
     little = _little(span, taken, rows, n)
+    source = LITTLE
+    if topology.guessed:
+        little, source = _awake(window, given, taken, rows, n), AWAKE
     counted = _Counted.of(span, rows, n)
     reported = _over_time(span.latency, n)
     delay = _along(graph, divide(window.gain("run_delay"), window.gain("tuples_in")), given)
@@ -161,7 +177,7 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
                 effect, float(reported[q]), REPORTED, _series(span.latency, q), target
             )
         elif math.isfinite(little[q]):
-            effect = _sampled(effect, float(little[q]), LITTLE, series, target)
+            effect = _sampled(effect, float(little[q]), source, series, target)
         found.append(replace(effect, cpu_wait_s=float(delays[q]), cpus=float(use[q])))
     return tuple(found)
 
@@ -185,6 +201,16 @@ def _little(span: Span, taken: Array, rows: Index, n: int) -> Array:
     wait = np.nan_to_num(wait)
     given = Window(span.now, span.first).rate("tuples_out")
     ends = np.where(graph.egress, _along(graph, wait, given), np.nan)
+    return np.where(known, _means(rows, n, ends, taken), np.nan)
+
+
+def _awake(window: Window, given: Array, taken: Array, rows: Index, n: int) -> Array:
+    """(n,) by query: how long threads are awake after a wake-up, along the way, in s."""
+    graph = window.now.topology.graph
+    spent_s = window.gain("run_delay") + window.gain("thread_cpu_time")
+    each = divide(spent_s, np.maximum(window.gain("tuples_in"), 1.0))  # it may never have slept
+    known = np.bincount(rows, np.isfinite(each), n) > 0
+    ends = np.where(graph.egress, _along(graph, np.nan_to_num(each), given), np.nan)
     return np.where(known, _means(rows, n, ends, taken), np.nan)
 
 

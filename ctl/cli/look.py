@@ -216,6 +216,7 @@ def policies(json: Json = False) -> None:
             row |= {
                 "goal": policy.goal,
                 "needs": sorted(policy.needs),
+                "beyond_wake_ups": list(policy.beyond_wake_ups),
                 "level": policy.level.value,
                 "spacing": policy.spacing.value,
             }
@@ -228,12 +229,13 @@ def policies(json: Json = False) -> None:
         show.emit_json(rows)
         return
     show.table(
-        ("policy", "best at", "needs", "options"),
+        ("policy", "best at", "needs", "by wake-ups", "options"),
         (
             (
                 row["policy"],
                 row["goal"],
                 ", ".join(row["needs"]) or "nothing",
+                "no" if row.get("beyond_wake_ups") else "enough",
                 ", ".join(f"{k}={v}" if v is not None else k for k, v in row["options"].items()),
             )
             for row in rows
@@ -290,7 +292,7 @@ def plan(
     if save is not None:
         _save(save, controller)
     plans = views.plans(controller, journals.had(RunFolder(Path(settings.run_dir)).journal))
-    problems = views.problems(controller)
+    problems = [*views.problems(controller), *views.guesses(controller)]
     if json:
         show.emit_json(plans)
     else:

@@ -15,6 +15,7 @@ MOST_EFFECTS = 30
 SOURCES = {
     "counted": "engine",
     "reported": "engine's mean",
+    "awake": "wake-ups",
     "little": "queues",
     "unknown": "",
 }

@@ -25,7 +25,7 @@ from sched_ctl.controller import races
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
 from sched_ctl.controller.pace import Pace
-from sched_ctl.controller.rule import Rule, make_policy
+from sched_ctl.controller.rule import SPARED, Rule, make_policy
 from sched_ctl.controller.standstill import LATE_PERIODS, LATE_S, Standstill
 from sched_ctl.controller.targets import TargetWatch
 from sched_ctl.controller.trial import Outcomes
@@ -394,6 +394,8 @@ class Controller:
                 rule.applied.problems,
                 repaired=bool(rule.repaired),
             )
+        for name in sorted(rule.spared & self.engines.keys()):
+            self.remarks.say(f"spared {rule.name} {name}", f"{name}: {SPARED}")
 
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""
@@ -570,9 +572,9 @@ class Controller:
             if snapshot is None:
                 continue
             for rule in self.rules:
-                if rule.name in engine.refused or not self.claims.of(
-                    rule, engine.name, snapshot.topology
-                ):
+                if rule.name in engine.refused or rule.spares(snapshot.topology):
+                    continue
+                if not self.claims.of(rule, engine.name, snapshot.topology):
                     continue
                 try:
                     rule.resolve(engine)

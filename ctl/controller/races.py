@@ -46,7 +46,10 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
     if not names:
         return False
     # What leaves a single query alone is not among them: until somebody waits, it stays so.
-    kept = 1 if names[0] == first else 0
+    # Nor is what goes by guesses, unless the user said what is wanted.
+    word = rule.section.target or rule.section.shares
+    guessed = any(one.snapshot is not None and one.snapshot.topology.guessed for one in ruled)
+    kept = 1 if names[0] == first and (word or not guessed) else 0
     rule.trial = Trial(opened(names, objective, kept), first, phase_s)
     rule.enforce_by(rule.backend)
     return True

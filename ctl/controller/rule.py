@@ -27,15 +27,19 @@ from sched_ctl.metrics.catalogue import MissingMetric, Resolution, evaluate, res
 from sched_ctl.metrics.window import SAMPLES, Window
 from sched_ctl.model.policy import NOTHING, Level, Policy
 from sched_ctl.model.schedule import Schedule, without
-from sched_ctl.model.topology import Thread
+from sched_ctl.model.topology import Thread, Topology
 from sched_ctl.plugins import registry
 from sched_ctl.probes import threads as probes
 
 NO_ORDER = "constant"
 # Objectives for which all branches of a query wait alike: the mean and p99 gain, the median pays
 PAID_BY_HALF = ("mean", "p99", "worst")
+SPARED = (
+    "left as the system has it, for auto goes by no guess, and only its wake-ups are known: "
+    "--race 10 tries orders; --target, --share or --policy say what is wanted"
+)
 
-__all__ = ["Rule", "automatic", "make_policy"]
+__all__ = ["SPARED", "Rule", "automatic", "make_policy"]
 
 
 def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
@@ -98,6 +102,7 @@ class Rule:
     averages: dict[str, Averages] = field(default_factory=dict)  # by engine
     decided: dict[str, tuple["_Asked", Schedule]] = field(default_factory=dict)  # by domain
     schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
+    spared: set[str] = field(default_factory=set)  # engines, see `spares`
     applied: Applied = field(default_factory=Applied)
     windows: Mapping[str, Window] = field(default_factory=dict)
     passes: int = 0
@@ -196,6 +201,13 @@ class Rule:
 
     def policy_of(self, domain: str) -> Policy:
         return self.variants.get(domain, self.policy)
+
+    def spares(self, topology: Topology) -> bool:
+        """Whether an engine is left as the system has it: of one of which only wake-ups are known
+        "auto" orders nothing, unless the user said what is wanted, or a race finds out.
+        """
+        word = self.section.target or self.section.shares or self.switched or self.trial
+        return topology.guessed and self.section.policy == "auto" and not word
 
     def count(self, queries: Mapping[str, int]) -> bool:
         """So many queries are ruled now, by domain. True: that makes it another policy."""
@@ -321,7 +333,10 @@ class Rule:
             if now is None or self.name in engine.refused:
                 continue
             queries = claims.of(self, engine.name, now.topology)
-            if not queries:
+            self.spared.discard(engine.name)
+            if queries and self.spares(now.topology):
+                self.spared.add(engine.name)
+            if not queries or engine.name in self.spared:
                 continue
             resolution = resolutions[engine.name] = self.resolve(engine)
             known_averages, then = self.averages.get(engine.name), engine.then()

@@ -4,7 +4,8 @@ Shell patterns, in which upper and lower case differ: `*`, `?`, `[abc]`, `[!abc]
 with "!" excludes; exclusions win in any order, and if there are only exclusions, all else is
 included. What has an engine, such as a query, is meant by its name alone and by the name after the
 engine or the kind of the engine: "etl", "flink:127.0.0.1:8081:etl" and "flink:etl" (a "/" in place
-of the colon before the name is good as well). Where a table is keyed by patterns, each counts by
+of the colon before the name is good as well), of a declared program by that one's name, too:
+"cameras/front". Where a table is keyed by patterns, each counts by
 itself, and the first that fits has it.
 """
 
@@ -31,8 +32,12 @@ def first(table: Mapping[str, Value], *names: str) -> Value | None:
 
 def names_of(engine: str, name: str) -> tuple[str, ...]:
     """By what a pattern may call something in an engine, such as a query: see above."""
-    kind = engine.partition(":")[0]
-    return name, f"{engine}:{name}", f"{engine}/{name}", f"{kind}:{name}"
+    kind, _, address = engine.partition(":")
+    names = name, f"{engine}:{name}", f"{engine}/{name}", f"{kind}:{name}"
+    if kind != "program":
+        return names
+    program = address.partition("@")[0]  # whoever runs it
+    return *names, f"{kind}:{program}:{name}", f"{program}:{name}", f"{program}/{name}"
 
 
 def engine_fits(patterns: Iterable[str], engine: str) -> bool:

@@ -40,6 +40,8 @@ __all__ = [
 Query = tuple[str, str]  # engine, query
 Memory = Mapping[str, Mapping[Query, float]]  # by name: a number for each query that is remembered
 NOTHING: Memory = MappingProxyType({})
+# Who wakes whom says nothing of how many tuples come of one (docs/engines.md).
+SELECTIVE = frozenset({"selectivity", "global_selectivity", "global_cost", "tuple_size"})
 _CACHED = {"query", "queries"}  # of a frame, whatever is remembered
 
 
@@ -192,6 +194,11 @@ class Policy:
     steady: bool = True
     strict: bool = False
     targets: tuple[Target, ...] = ()
+
+    @property
+    def beyond_wake_ups(self) -> tuple[str, ...]:
+        """What it needs that wake-ups of threads do not tell, where nobody counts tuples."""
+        return tuple(sorted(self.needs & SELECTIVE))
 
     def remember(self, frame: OperatorFrame, now_s: float) -> Memory:
         """All that is to be remembered from this frame on."""

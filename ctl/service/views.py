@@ -15,7 +15,7 @@ from sched_ctl.backends import ladder
 from sched_ctl.backends.threads.nice import NOTHING_HAD
 from sched_ctl.controller import targets, trial
 from sched_ctl.controller.loop import Controller
-from sched_ctl.controller.rule import Rule
+from sched_ctl.controller.rule import SPARED, Rule
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import user
 from sched_ctl.errors import UserError, near_miss
@@ -36,6 +36,7 @@ __all__ = [
     "effects",
     "engines",
     "explain",
+    "guesses",
     "plans",
     "problems",
     "rows",
@@ -110,12 +111,22 @@ def stalls(group: Path | None) -> dict[str, Any]:
     }
 
 
+def guesses(controller: Controller) -> list[str]:
+    """Which engines are left alone, as only wake-ups of them are known, in words."""
+    return [
+        f"{name}: {SPARED}"
+        for rule in controller.rules
+        for name in sorted(rule.spared & controller.engines.keys())
+    ]
+
+
 def _notes(controller: Controller) -> list[str]:
     """What backends have decided by themselves."""
     made = controller.backends
     notes = {} if made is None else {name: made[name].note for name in made.names}
     found = [f"{name}: {note}" for name, note in notes.items() if note]
     found += controller.targets.notes(controller)
+    found += guesses(controller)
     for rule in controller.rules:
         slower = controller.pace.note(rule.section.period or 1.0)
         found += [] if slower is None else [f"policy {rule.name}: {slower}"]

@@ -79,3 +79,34 @@ def test_two_queries_are_ordered_and_put_back(pipeline: int, tmp_path: Path) -> 
         assert load.wait(SOON_S) == 0
     assert "everything is as it was before" in (tmp_path / "run.log").read_text()
     assert {*names(pipeline).values()} == {0}
+
+
+def test_two_programs_are_ordered_by_shares(pipeline: int, tmp_path: Path) -> None:
+    """One of the user's, and one that is taken as a whole, by what the user says alone."""
+    declared = tmp_path / "both.toml"
+    whole = (
+        "[[program]]\nname = 'copier'\nwhole = true\nfind = { comm = 'sleep', args = '*7357*' }\n"
+    )
+    declared.write_text(OWN + whole)
+    copier = subprocess.Popen(["sleep", "7357"])
+    try:
+        engines = ("--engine", "program:cameras", "--engine", "program:copier")
+        ours = (
+            "--program",
+            str(declared),
+            "--backend",
+            "nice",
+            "--share",
+            "cameras/*=8",
+            "--race",
+            "0",
+        )
+        with loaded(tmp_path / "run", *engines, *ours) as load:
+            wait_until(lambda: names(copier.pid)["sleep"] > 0, SOON_S, "its share is smaller")
+            assert max(names(pipeline).values()) < names(copier.pid)["sleep"]
+            load.send_signal(signal.SIGINT)
+            assert load.wait(SOON_S) == 0
+        assert names(copier.pid) == {"sleep": 0} and {*names(pipeline).values()} == {0}
+    finally:
+        copier.kill()
+        copier.wait()

@@ -8,6 +8,7 @@ import pytest
 
 from plans import array, plan
 from sched_ctl.adapt.effect import (
+    AWAKE,
     COUNTED,
     LITTLE,
     MOST_SAMPLES,
@@ -191,6 +192,19 @@ def test_waits_for_a_cpu_add_up_along_the_way() -> None:
     """Threads that wait 0.2 s a second, over 100 tuples a second, and 0.1 s: 3 ms a tuple."""
     span = steady(plan({"q": "ab"}), [100, 100], [0, 0], run_delay=[0.2, 0.1])
     assert effects(span)[0].cpu_wait_s == pytest.approx(0.003)
+
+
+def test_where_nobody_counts_tuples_it_is_the_time_that_threads_are_awake() -> None:
+    """0.2 s of waits and 0.1 s of work a second over 100 wake-ups: 3 ms in each of two."""
+    topology = replace(plan({"q": "ab"}), guessed=True)
+    waited, used = [0.2, 0.1], [0.1, 0.2]
+    span = steady(topology, [100, 100], [7, 7], run_delay=waited, thread_cpu_time=used)
+    [effect] = effects(span)
+    assert effect.time_s == pytest.approx(0.006) and effect.source == AWAKE
+    # The second one never slept, in 10 s.
+    span = steady(topology, [100, 0], [7, 7], run_delay=waited, thread_cpu_time=used)
+    [effect] = effects(span)
+    assert effect.time_s == pytest.approx(3.003)
 
 
 def test_long_spans_keep_a_bounded_number_of_samples() -> None:

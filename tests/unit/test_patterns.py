@@ -46,6 +46,14 @@ def test_the_first_pattern_of_a_table_that_fits_has_it() -> None:
     assert first({}, "b") is None
 
 
+def test_a_declared_program_is_meant_by_its_own_name() -> None:
+    names = names_of("program:cameras@1000", "front")
+    for pattern in ("cameras/*", "cameras:front", "program:cameras:*", "front", "program:front"):
+        assert fits((pattern,), *names), pattern
+    assert not fits(("cameras/*",), *names_of("program:archive@0", "cameras"))
+    assert not fits(("8081/*",), *names_of("flink:8081", "etl"))
+
+
 def test_an_engine_is_meant_by_its_name_or_its_kind() -> None:
     assert all(engine_fits([p], OTHER) for p in ("flink", "flink:*", "*:8081", "!lab", OTHER))
     assert not any(engine_fits([p], OTHER) for p in ("flin", "lab", "!flink", "flink:"))

@@ -17,6 +17,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.trial import candidates
 from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.targets import Target
 from sched_ctl.probes.pressure import Gauge, Level
 from sched_ctl.service import bottlenecks, views
 
@@ -147,3 +148,55 @@ def test_two_races_take_turns() -> None:
 
     drive(controller, script)
     assert all(len(names) <= 1 for names in seen)
+
+
+def test_auto_goes_by_no_guess_until_its_race_has_found_an_order() -> None:
+    """Of an engine of which only wake-ups are known."""
+    engine = FakeEngine(queries={"a": 2, "b": 2}, provides=frozenset({"tuples_in"}))
+    engine.topology = replace(engine.topology, guessed=True)
+    backend = FakeBackend()
+    controller = raced(engine, backend, FakeGauge(), Section(), race=0)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.passes > 3)  # although what it would take needs more metrics
+        assert not rule.threads and not views.problems(controller)
+        [note] = [note for note in views.status(controller)["notes"] if "--race" in note]
+        assert note.startswith("fake:a: left as the system has it")
+        controller.set_policy(rule, "constant", {})
+        await until(lambda: rule.threads == 4)
+        assert not any("--race" in note for note in views.status(controller)["notes"])
+
+    drive(controller, script)
+    assert {schedule.policy for schedule in backend.schedules if schedule.threads} == {"constant"}
+
+
+@pytest.mark.parametrize("race", [0, 10])
+@pytest.mark.parametrize(
+    "word", [{"shares": {"a": 2.0}}, {"target": (Target(queries=("a",), latency="50ms"),)}]
+)
+def test_what_the_user_wants_of_such_an_engine_is_done(word: dict[str, Any], race: float) -> None:
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    engine.topology = replace(engine.topology, guessed=True)
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(**word), race=race)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.threads == 4)
+
+    drive(controller, script)
+
+
+def test_a_race_over_guesses_begins_with_the_systems_own() -> None:
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    engine.topology = replace(engine.topology, guessed=True)
+    backend = FakeBackend()
+    controller = raced(engine, backend, FakeGauge(), Section(), race=0.1)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.passes > 20)  # all is calm
+        assert rule.trial is not None and rule.trial.race.kept == 0
+
+    drive(controller, script)
+    assert not any(schedule.threads for schedule in backend.schedules)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sched_ctl.drivers import Target
+from sched_ctl.drivers import Target, drafts
 from sched_ctl.drivers.kernel import connect
+from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import tracing
 from sched_ctl.metrics.catalogue import evaluate, resolve
 from sched_ctl.metrics.verdicts import assess
@@ -172,6 +173,9 @@ def check_a_chain_of_threads_is_a_graph() -> None:
             assert 0.3 < selectivity[middle_row] < 3
         finally:
             driver.close()
+        seen = {"source": ("middle",), "middle": ("sink",)}
+        wait_until(lambda: drafts.edges_seen(pid, 2.0) == seen, 60)
+        assert "[program.edges]" in drafts.draft(pid, threads_of(pid), seen)
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)

@@ -1,0 +1,185 @@
+"""Runs in a guest: a camera's pipeline beside a heavy one, in phases under the OS and sched-ctl.
+
+Both are real GStreamer processes, of elements that its core has: a queue is a thread, and a dump of
+a frame's bytes is the work of a stage. The camera has a frame each 33 ms, which must be through by
+the time that the next one comes; the other takes all the CPU it gets. Prints each phase as JSON, in
+lines that begin "@@ ".
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.guest.inside import FIRST, NORMAL, Load, go_first, measure, say, show, threads
+from engines.cluster import patiently
+
+FOLDER = Path("/run/cameras")
+SECONDS = 6.0
+SETTLE_S = 2.0
+RACE_S = 60.0
+FPS = 30
+DEADLINE_S = 1 / FPS
+FRAME, LARGE = 3_000, 20_000  # bytes; a stage takes 0.2 us of each, and more in a guest
+PROGRAMS = """
+[[program]]
+name = "camera"
+find = { comm = "gst-launch-1.0", args = "*name=camera*" }
+[program.threads]
+'gst-launch-1\\.0|gmain|pool-.*' = { role = "housekeeping" }
+'(?P<operator>[^:]+):.*' = "operator"
+[[program]]
+name = "archive"
+find = { comm = "gst-launch-1.0", args = "*name=archive*" }
+[program.threads]
+'gst-launch-1\\.0|gmain|pool-.*' = { role = "housekeeping" }
+'(?P<operator>[^:]+):.*' = "operator"
+"""
+STAGES = {"camera": ("decode", "detect", "tell"), "archive": ("read", "scale", "encode", "write")}
+SOURCES = {
+    "camera": ("sync=true", f"sizemax={FRAME}", f"datarate={FRAME * FPS}"),
+    "archive": (f"sizemax={LARGE}",),
+}
+LATENCY = re.compile(rb"latency,.*time=\(guint64\)(\d+), ts=\(guint64\)(\d+)")
+HOW = ("--program", str(FOLDER / "programs.toml"), "--poll-timeout", "30", "--stale-after", "60")
+ENGINES = ("--engine", "program:camera", "--engine", "program:archive")
+CLASSES = 'classes={"camera*": "constant", "*": "constant"}'
+
+
+@dataclass(frozen=True)
+class Way:
+    """name: "os" = nothing is loaded. race_s: time for a race, before it is measured."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    race_s: float = 0.0
+
+
+def _ways() -> Iterator[Way]:
+    target = ("--target", f"camera*={DEADLINE_S * 1e3:.0f}ms")
+    for backend in ("nice", "scx"):
+        yield Way(f"auto, {backend}", ("--race", "2", "--backend", backend), race_s=RACE_S)
+        by = ("--race", "0", "--backend", backend)
+        yield Way(f"a target, {backend}", (*target, *by))
+        yield Way(
+            f"multi-class, {backend}",
+            ("--policy", "multi-class", "--policy-option", CLASSES, *by),
+        )
+
+
+WAYS = tuple(_ways())
+
+
+class Pipeline:
+    """One process, and what its tracer tells of frames that left."""
+
+    def __init__(self, name: str) -> None:
+        self.log = FOLDER / f"{name}.log"
+        words = [*("gst-launch-1.0", "-q", "fakesrc", f"name={name}", "sizetype=fixed")]
+        words += [*SOURCES[name], "filltype=zero"]
+        for stage in STAGES[name]:
+            words += ["!", "queue", f"name={stage}", "max-size-buffers=8", "!"]
+            words += ["identity", "dump=true"]
+        self.began_s = time.monotonic()
+        self.process = subprocess.Popen(
+            [*words, "!", "fakesink", "sync=false"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "GST_TRACERS": "latency(flags=pipeline)",
+                "GST_DEBUG": "GST_TRACER:7",
+                "GST_DEBUG_NO_COLOR": "1",
+                "GST_DEBUG_FILE": str(self.log),
+                "GST_REGISTRY": str(FOLDER / "registry"),
+            },
+        )
+        patiently(self.frames, 60, f"frames of {name}")
+        # The tracer's clock begins somewhen while the process starts.
+        self.began_s += time.monotonic() - self.frames()[-1][0]
+
+    def frames(self) -> list[tuple[float, float]]:
+        """Of each frame: when it left, monotonic, and how long it was inside, s."""
+        found = LATENCY.findall(self.log.read_bytes()) if self.log.exists() else []
+        return [(self.began_s + int(ts) / 1e9, int(inside) / 1e9) for inside, ts in found]
+
+    def waits_s(self, begin_s: float, end_s: float) -> Any:
+        """Of frames that were due in this time: from then until they left, s."""
+        left, inside = np.array(self.frames()).T
+        entered = left - inside
+        late = entered - np.arange(len(entered)) * DEADLINE_S  # behind its own clock
+        due = entered - (late - late.min())
+        assert len(due) and due[-1] > end_s - 1.0, "the camera is overloaded"
+        return (left - due)[(due >= begin_s) & (due < end_s)]
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def role_of(label: str, comm: str) -> str:
+    return f"operators of {label}" if ":" in comm else "other"
+
+
+def phase(way: Way, camera: Pipeline, archive: Pipeline) -> dict[str, Any]:
+    pids = {"camera": camera.process.pid, "archive": archive.process.pid}
+    time.sleep(SETTLE_S + way.race_s)
+    found = measure(way.name, SECONDS, pids, role_of)
+    time.sleep(2 * DEADLINE_S)
+    begin_s, end_s = found["begin"], found["end"]
+    waits = camera.waits_s(begin_s, end_s)
+    large = [inside for left, inside in archive.frames() if begin_s <= left < end_s]
+    late = float((waits > DEADLINE_S).mean())
+    found["queries"] = {
+        "camera": [round(float(wait) * 1e3, 3) for wait in waits],
+        "archive": [round(inside * 1e3, 3) for inside in large],
+    }
+    found["late"] = {"camera": late}
+    say(
+        f"{way.name}: {len(waits)} frames, mean {waits.mean() * 1e3:.1f} ms, p99 "
+        f"{np.quantile(waits, 0.99) * 1e3:.1f} ms, {late:.1%} late; {len(large) / SECONDS:.1f}/s"
+    )
+    return found
+
+
+def run(ways: Sequence[Way]) -> None:
+    camera, archive = Pipeline("camera"), Pipeline("archive")
+    say([comm for one in (camera, archive) for _, comm in threads(one.process.pid)])
+    expected = sum(len(stages) + 1 for stages in STAGES.values())
+    nothing = Way("os")
+    try:
+        for way in (nothing, *ways, *reversed(ways), nothing):
+            load = None
+            if way is not nothing:
+                arguments = (*ENGINES, *way.arguments)
+                load = Load(arguments, 0 if way.race_s else expected, {}, HOW)
+                for tid, _ in threads(load.process.pid):
+                    os.sched_setscheduler(tid, *NORMAL)
+            show({"scenario": "a camera beside an archive", **phase(way, camera, archive)})
+            if load is not None:
+                for tid, _ in threads(load.process.pid):
+                    os.sched_setscheduler(tid, *FIRST)
+                load.end()
+    finally:
+        camera.end()
+        archive.end()
+
+
+def main() -> None:
+    go_first()
+    FOLDER.mkdir()
+    (FOLDER / "programs.toml").write_text(PROGRAMS)
+    chosen = re.compile(sys.argv[1] if len(sys.argv) > 1 else ".*")
+    run([way for way in WAYS if chosen.fullmatch(way.name)])
+
+
+if __name__ == "__main__":
+    main()
