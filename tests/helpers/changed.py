@@ -25,9 +25,17 @@ ALWAYS = ("test_style.py", "test_floors.py", "test_docs.py")  # of all files
 
 def changed_files(root: Path) -> list[str]:
     """Files that differ from where this branch left main, new ones included."""
-    base = _git(root, "merge-base", "HEAD", "main") or _git(root, "rev-parse", "HEAD")
-    listed = _git(root, "diff", "--name-only", *base)
+    listed = _git(root, "diff", "--name-only", *_base(root))
     return [*listed, *_git(root, "ls-files", "--others", "--exclude-standard")]
+
+
+def _base(root: Path) -> list[str]:
+    """The commit in which this branch left main; on main itself, what it had at origin."""
+    head = _git(root, "rev-parse", "HEAD")
+    for main in ("main", "origin/main"):
+        if (base := _git(root, "merge-base", "HEAD", main)) and base != head:
+            return base
+    return head
 
 
 def _git(root: Path, *arguments: str) -> list[str]:

@@ -68,3 +68,9 @@ def test_what_differs_from_main(tmp_path: Path) -> None:
     (tmp_path / "edited").write_text("more")
     write("new")
     assert sorted(changed_files(tmp_path)) == ["committed", "edited", "new"]
+    # On main itself: what origin has not.
+    git("checkout", "-q", "main")
+    assert sorted(changed_files(tmp_path)) == ["edited", "new"]
+    git("update-ref", "refs/remotes/origin/main", "HEAD")
+    git("merge", "-q", "work")
+    assert sorted(changed_files(tmp_path)) == ["committed", "edited", "new"]
