@@ -184,13 +184,15 @@ static __always_inline s32 cpu_of(const struct task_struct *p)
 }
 
 /*
- * Does this CPU serve a hardware interrupt, such as a timer's? False where nobody tells: the counter of
- * what must not be preempted is in another place on each architecture (6.15 took it out of pcpu_hot).
+ * What this CPU is at, of linux/preempt.h; 0 where nobody tells: the counter of what must not be
+ * preempted is in another place on each architecture (6.15 took it out of pcpu_hot). Where it counts
+ * who disables interrupts, too (7.3), hardware interrupts have the bits 24 to 27.
  */
 extern const int __preempt_count __ksym __weak;
 extern const struct pcpu_hot pcpu_hot __ksym __weak;
+extern const void local_interrupt_disable_state __ksym __weak;
 
-static __always_inline bool in_hard_interrupt(void)
+static __always_inline int preempt_count(void)
 {
 	int depth = 0;
 #if defined(__TARGET_ARCH_x86)
@@ -201,7 +203,19 @@ static __always_inline bool in_hard_interrupt(void)
 #elif defined(__TARGET_ARCH_arm64)
 	depth = bpf_get_current_task_btf()->thread_info.preempt.count;
 #endif
-	return depth & 0xf0000;		/* HARDIRQ_MASK, linux/preempt.h */
+	return depth;
+}
+
+/* Does it serve a hardware interrupt, such as a timer's (HARDIRQ_MASK)? */
+static __always_inline bool in_hard_interrupt(void)
+{
+	return preempt_count() & (kernel_has(&local_interrupt_disable_state) ? 0xf000000 : 0xf0000);
+}
+
+/* The same, or what follows from one (softirq)? */
+static __always_inline bool in_interrupt(void)
+{
+	return in_hard_interrupt() || preempt_count() & 0x100;	/* SOFTIRQ_OFFSET */
 }
 
 #define scx_error(text)								\

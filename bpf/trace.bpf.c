@@ -7,9 +7,10 @@
  * goes into its histogram. Whoever ran on that CPU meanwhile has held it up for so long: each CPU
  * remembers its last runs, and those that are older than all of them are not followed.
  *
- * Who wakes is the current thread (sched_waking). In an interrupt that is whoever was interrupted:
- * false edges are rare and light, and readers leave out what is. That program is attached, and `graph`
- * set, only for a reader that asks who wakes whom: it costs half as much again.
+ * Who wakes is the current thread (sched_waking), unless an interrupt does: then it is somebody from
+ * outside, as whoever was interrupted has nothing to do with it. What the kernel does after an interrupt
+ * (softirq) is one, too, and so is what it hands over on the loopback device. That program is attached,
+ * and `graph` set, only for a reader that asks who wakes whom: it costs half as much again.
  *
  * Every switch of the machine comes by here, so what is asked of each is asked of arrays: a bit a
  * process, whether it is followed; a number a thread, where its row is. A pair of threads goes into
@@ -24,6 +25,7 @@
  * distributions have.
  */
 #include "kernel.bpf.h"
+#include "compat.bpf.h"
 #include "trace.h"
 
 char _license[] SEC("license") = "GPL";
@@ -195,7 +197,7 @@ int BPF_PROG(trace_waking, struct task_struct___trace *p)
 	if (!is_followed(p))
 		return 0;
 	waker = (void *)bpf_get_current_task_btf();
-	if (is_followed(waker)) {
+	if (is_followed(waker) && !in_interrupt()) {
 		from = waker->pid;
 		waits_of(waker)->wakes++;
 	}

@@ -1,8 +1,8 @@
 """Who wakes whom, as the graph of an engine that tells none.
 
 Where operators hand tuples over through queues, the one that puts a tuple into an empty queue wakes
-the one that takes it. A consumer that makes room wakes its producer, too, and locks and interrupts
-wake anybody. So an edge counts only if it is a fair part of the wake-ups of its target, of two
+the one that takes it. A consumer that makes room wakes its producer, too, and locks and timers
+wake anybody. So an edge counts only if it is a fair part of all wake-ups of its target, of two
 directions the heavier one goes, and of a cycle the lightest edge.
 """
 
@@ -21,16 +21,17 @@ def wake_graph(
 ) -> dict[Pair, float]:
     """(who wakes, who is woken) -> part of the wake-ups that the first one gives. Free of cycles.
 
-    counts: how often, by thread ids; others than `threads` do not count. before: the edges at the
-    last look, which stay for half as much as it takes to become one.
+    counts: how often, by thread ids; others than `threads` are outside, such as interrupts (0).
+    before: the edges at the last look, which stay for half as much as it takes to become one.
     """
     known, old = set(threads), set(before)
     inside = {
         (a, b): n for (a, b), n in counts.items() if a in known and b in known and a != b and n > 0
     }
     into: dict[int, int] = {}
-    for (_, b), n in inside.items():
-        into[b] = into.get(b, 0) + n
+    for (a, b), n in counts.items():
+        if a != b and n > 0:
+            into[b] = into.get(b, 0) + n
     fair = {
         (a, b): n
         for (a, b), n in inside.items()

@@ -18,8 +18,14 @@ def test_a_chain_is_a_chain_and_shares_are_of_the_waker() -> None:
 
 
 def test_noise_and_strangers_are_no_edges() -> None:
-    noise = {(3, 2): 30, (9, 1): 10_000, (0, 2): 10_000, (2, 2): 10_000, (3, 1): LEAST - 1}
+    noise = {(3, 2): 30, (9, 1): 10_000, (0, 2): 1000, (2, 2): 10_000, (3, 1): LEAST - 1}
     assert wake_graph(CHAIN | noise, range(1, 4)).keys() == CHAIN.keys()
+
+
+def test_who_is_woken_from_outside_has_few_edges() -> None:
+    """14 of 194 wake-ups are no edge, though nobody else inside gave any."""
+    assert wake_graph({(0, 2): 180 * 5, (1, 2): 14 * 5}, [1, 2]) == {}
+    assert wake_graph({(9, 2): 90 * 5, (1, 2): 14 * 5}, [1, 2]) == {(1, 2): 1.0}
 
 
 def test_the_heavier_direction_and_the_lightest_edge_of_a_circle() -> None:

@@ -122,6 +122,27 @@ def check_a_controller_tells_waits_of_two_processes() -> None:
         assert times.lately(threads) is None and tracing._program is None
 
 
+def check_a_timer_s_wake_ups_are_from_outside() -> None:
+    """Though it interrupts one that is followed, which has the CPU for nearly all of the time."""
+
+    def tick() -> None:
+        while True:
+            time.sleep(0.005)
+
+    pid = os.fork()
+    if pid == 0:
+        tick()
+    try:
+        with hog() as busy, tracing.Tracer([busy, pid], wakings=True) as tracer:
+            wait_until(lambda: tracer.wakings().get((0, pid), 0) > 50, 20)
+            print(tracer.wakings())
+            assert tracer.wakings().get((busy, pid), 0) <= 2
+            assert tracer.threads()[busy]["wakes"] <= 2
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
 def check_a_chain_of_threads_is_a_graph() -> None:
     ids: dict[str, int] = {}
     first: queue.SimpleQueue[int] = queue.SimpleQueue()
