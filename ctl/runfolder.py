@@ -23,6 +23,11 @@ class RunFolder:
         return self.path / "control.sock"
 
     @property
+    def watched(self) -> Path:
+        """The folder of one that only looks, which may run beside a controller."""
+        return self.path / "watch"
+
+    @property
     def journal(self) -> Path:
         """What the machine was like before we changed it."""
         return self.path / "journal"

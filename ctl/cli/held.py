@@ -128,9 +128,9 @@ def said(query: dict[str, Any]) -> str:
     words = f"{query['verdict']}: {query['operator']} ({percent(query['confidence'])} sure"
     words += ")" if query["settled"] else ", by one short look)"
     if query["late_s"] is not None:
-        words += f", {milliseconds(query['late_s'])} late"
+        words += f", {duration(query['late_s'])} late"
         if query["late_p99_s"] is not None:
-            words += f", p99 {milliseconds(query['late_p99_s'])}"
+            words += f", p99 {duration(query['late_p99_s'])}"
     return words
 
 
@@ -138,10 +138,11 @@ def horizon_words(horizon: dict[str, Any]) -> str:
     return f"the last {horizon['seconds']:.0f} s: {horizon['verdict']}"
 
 
-def milliseconds(seconds: float) -> str:
+def duration(seconds: float) -> str:
     from sched_ctl import show
 
-    return f"{show.number(seconds * 1e3)} ms"
+    whole = seconds >= 1.0
+    return f"{show.number(seconds)} s" if whole else f"{show.number(seconds * 1e3)} ms"
 
 
 def verdict(operator: dict[str, Any]) -> str:

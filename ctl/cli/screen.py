@@ -233,6 +233,8 @@ def _head(answer: Answer, view: View) -> list[Text]:
         else f"{rule['policy']} by {rule['backend']}"
         for rule in answer["policies"]
     )
+    if answer.get("only_looks"):
+        rules = "only looking: nothing is changed"
     pressure = "  ".join(
         f"{resource} {stall['some']:.0%}" for resource, stall in answer["pressure"].items()
     )

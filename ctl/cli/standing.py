@@ -23,8 +23,9 @@ SOURCES = {
 
 def summary(answer: Answer, *, everything: bool) -> None:
     """A screen: policies, engines, queries and what came of it, problems."""
+    who = "looking only, nothing is changed:" if answer["only_looks"] else "controller"
     show.text(
-        f"controller pid {answer['pid']}, up {show.duration(answer['uptime_s'])}, "
+        f"{who} pid {answer['pid']}, up {show.duration(answer['uptime_s'])}, "
         f"{answer['cpu_share']:.2%} of a CPU, {answer['rss_bytes'] / 1e6:.0f} MB"
     )
     for rule in answer["policies"]:

@@ -98,6 +98,7 @@ class Controller:
         self._seen: list[object] = []  # at the last step
         self._budgets: dict[tuple[str, str], Budget] = {}  # by rule and domain
         self._theirs_s = 0.0  # CPU time of the loop that was spent for users who are ordered alone
+        self.observes = False  # it has no backend, and runs on for those who look
         self.outcomes = Outcomes()
         self.waits = WaitTimes()
         self.targets = TargetWatch()
@@ -249,7 +250,7 @@ class Controller:
         if not self._is_as_before():
             self._count_queries()
             self._admit(strict=False)
-        if self.settings.trace and self.backends is not None:
+        if self.settings.trace and (self.observes or self.backends is not None):
             pids = {pid for engine in self.engines.values() for pid in engine.pids}
             self.waits.follow(pids)
         for engine in concerned:

@@ -231,6 +231,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
                 | (_place(found[place[0]], place[1]) if place else {})
             )
     return {
+        "only_looks": controller.observes,
         "policies": [
             {"name": rule.name, "policy": rule.policy.name, "backend": rule.backend}
             for rule in controller.rules

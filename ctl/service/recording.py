@@ -201,7 +201,7 @@ class Recording:
         """Policy and backend of each query, in order."""
         policies = dict.fromkeys(topology.queries, (NOBODY, ""))
         for rule in self._controller.rules:
-            if rule.name in engine.refused:
+            if rule.name in engine.refused or self._controller.observes:
                 continue
             for query in self._controller.claims.of(rule, engine.name, topology):
                 name = _policy(rule, engine.domain)

@@ -30,9 +30,8 @@ from sched_ctl.errors import UserError
 from sched_ctl.kernel import sched
 from sched_ctl.kernel.notify import notify, reloading, watchdog_s
 from sched_ctl.runfolder import RunFolder
-from sched_ctl.service import bottlenecks, by_query, endpoint, recording, views
+from sched_ctl.service import bottlenecks, by_query, endpoint, looking, recording, views
 from sched_ctl.service import socket as control
-from sched_ctl.service.dispatch import dispatch
 from sched_ctl.service.idle import idle
 from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder
 from sched_ctl.service.reload import ReadAgain, reloaded
@@ -41,7 +40,6 @@ __all__ = ["look", "no_engine", "plan", "put_back", "run"]
 
 log = logging.getLogger(__name__)
 
-WORD = 4096  # characters of a name or pattern: making ready one of 30,000 took the loop 18 s
 TOLD = 10  # queries that the log tells of at the start
 OWN_NICE = -5  # three times the weight of a plain thread
 MIND_S = 1.0  # how often it is looked whether the journal is in its place: 3 us
@@ -219,7 +217,7 @@ async def _run(
         _obey_signals(controller, loop, reload)
         async with (
             control.serve(run_dir, _handlers(controller, stopped, reload)) as listening,
-            endpoint.serve(settings.metrics, lambda: bottlenecks.exposed(controller)),
+            endpoint.serve(settings.metrics, functools.partial(bottlenecks.exposed, controller)),
         ):
             alive = asyncio.create_task(_sign_of_life())
             minding = asyncio.create_task(_mind(journal, run_dir, listening, held))
@@ -338,34 +336,13 @@ def _handlers(
     stopped: "asyncio.Future[tuple[str, ...]]",
     reload: Callable[[], Sequence[str]],
 ) -> dict[str, control.Handler]:
-    async def status(_: Mapping[str, Any]) -> object:
-        return views.status(controller)
-
-    async def dispatched(_: Mapping[str, Any]) -> object:
-        return dispatch(controller)
-
-    async def explain(arguments: Mapping[str, Any]) -> object:
-        told = views.explain(controller, _text(arguments, "what"))
-        found = await bottlenecks.look(controller, bottlenecks.SHORT_S)
-        for thread in told:
-            thread["verdict"] = bottlenecks.explained(found, thread["tid"])
-        return told
-
-    async def held(_: Mapping[str, Any]) -> object:
-        return bottlenecks.bottlenecks(await bottlenecks.look(controller))
-
-    async def top(_: Mapping[str, Any]) -> object:
-        return bottlenecks.screen(
-            controller, await bottlenecks.look(controller, bottlenecks.SHORT_S)
-        )
-
     async def policy_set(arguments: Mapping[str, Any]) -> object:
         options = arguments.get("options", {})
         if not isinstance(options, dict):
             raise UserError("policy-set: options must be an object")
         rule = _rule(controller, arguments.get("rule"))
         before = rule.policy.name
-        controller.set_policy(rule, _text(arguments, "policy"), options)
+        controller.set_policy(rule, looking.text(arguments, "policy"), options)
         log.info("policy %s: %s instead of %s", rule.name, rule.policy.name, before)
         return {"rule": rule.name, "policy": rule.policy.name, "before": before}
 
@@ -376,12 +353,7 @@ def _handlers(
         controller.stop("unload")
         return {"not_put_back": list(await asyncio.shield(stopped))}
 
-    return {
-        "status": status,
-        "dispatch": dispatched,
-        "explain": explain,
-        "bottlenecks": held,
-        "top": top,
+    return looking.handlers(controller) | {
         "policy-set": policy_set,
         "reload": read,
         "unload": unload,
@@ -398,15 +370,6 @@ def _rule(controller: Controller, name: object) -> Any:
     if name is None:
         raise UserError("there are several policies: say which", f"one of: {', '.join(names)}")
     raise UserError(f"there is no rule {name!r}", f"rules: {', '.join(names)}")
-
-
-def _text(arguments: Mapping[str, Any], key: str) -> str:
-    value = arguments.get(key)
-    if not isinstance(value, str) or not value:
-        raise UserError(f"the argument {key!r} is missing")
-    if len(value) > WORD:
-        raise UserError(f"the argument {key!r} is longer than {WORD} characters")
-    return value
 
 
 def no_engine(settings: Settings, kinds: Mapping[str, DriverKind]) -> UserError:

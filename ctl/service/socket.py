@@ -40,6 +40,7 @@ CLIENTS = 16
 RETRY_S = 0.1
 SOON_S = 2.0  # without a sign of life: then it is said
 LOOK_S = 0.5
+LOOKS = frozenset({"status", "dispatch", "explain", "bottlenecks", "top"})
 PING = "ping"  # answered by one of an earlier version, too: that it knows no such verb
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
@@ -180,9 +181,13 @@ def request(
 ) -> Any:
     """Ask the running controller. Raises UserError if there is none, or with what it refused.
 
+    Where none runs, one that only looks is asked what it can tell.
     patience_s: wait so long for one that is about to start. One that is stopped, or hangs, is not
     waited for.
     """
+    watched = RunFolder(run_dir).watched
+    if verb in LOOKS and RunFolder(watched).socket.exists() and not answers(run_dir):
+        run_dir = watched
     path = RunFolder(run_dir).socket
     end_s = time.monotonic() + patience_s
     try:
@@ -199,7 +204,7 @@ def request(
     except (FileNotFoundError, ConnectionError):
         raise UserError(
             f"no controller runs on this machine: none answers at {path}",
-            "start one with: sched-ctl load",
+            "start one with: sched-ctl load; or only look: sched-ctl watch",
         ) from None
     except OSError as error:  # a way through a file, or too long for a socket
         raise UserError(

@@ -58,6 +58,7 @@ def status(controller: Controller) -> dict[str, Any]:
         "cpu_s": round(time.process_time(), 6),
         "rss_bytes": _rss_bytes(),
         "stopping": controller.stopping,
+        "only_looks": controller.observes,
         "pressure": _pressure(controller),
         "policies": [_rule(rule, now_s) for rule in controller.rules],
         "queries": [

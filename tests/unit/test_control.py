@@ -13,7 +13,7 @@ import pytest
 
 from sched_ctl.errors import UserError
 from sched_ctl.runfolder import RunFolder
-from sched_ctl.service import session
+from sched_ctl.service import looking
 from sched_ctl.service import socket as control
 
 held_up = threading.Event()  # the server is, by its verb "hold up"
@@ -186,5 +186,5 @@ def test_who_is_patient_meets_a_controller_that_is_about_to_start(tmp_path: Path
 
 def test_a_pattern_without_end_does_not_hold_up_the_loop() -> None:
     with pytest.raises(UserError, match="longer than 4096"):
-        session._text({"what": "*?[" * 10_000}, "what")
-    assert session._text({"what": "*?["}, "what") == "*?["
+        looking.text({"what": "*?[" * 10_000}, "what")
+    assert looking.text({"what": "*?["}, "what") == "*?["
