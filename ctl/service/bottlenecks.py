@@ -244,7 +244,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
     }
 
 
-def exposed(controller: Controller) -> str:
+def exposed(controller: Controller, *, openly: bool = False) -> str:
     """The page for Prometheus. Verdicts come with the second scrape."""
     controller.probe(SCRAPED_S)
     found = list(assessed(controller))
@@ -253,7 +253,8 @@ def exposed(controller: Controller) -> str:
         for operator in one.window.now.topology.operators:
             threads.setdefault((one.engine.name, operator.query), []).extend(operator.threads)
     waits = {key: counts.tolist() for key, counts in controller.waits.totals(threads).items()}
-    return exposition.page(views.status(controller), screen(controller, found), waits)
+    status, shown = views.status(controller), screen(controller, found)
+    return exposition.page(status, shown, waits, openly=openly)
 
 
 def operator(one: Found, row: int) -> dict[str, Any]:

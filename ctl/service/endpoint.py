@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from sched_ctl.config.settings import SettingError
 from sched_ctl.errors import UserError
+from sched_ctl.telemetry.exposition import OPEN, TEXT
 
 __all__ = ["parsed", "serve"]
 
@@ -21,6 +23,12 @@ REQUEST_BYTES = 8192
 REQUEST_S = 5.0
 CLIENTS = 8
 HINT = "metrics = 127.0.0.1:9464, [::1]:9464, or the path of a socket"
+
+
+class Page(Protocol):
+    """The text of one scrape. openly: as OpenMetrics."""
+
+    def __call__(self, *, openly: bool = False) -> str: ...
 
 
 def parsed(address: str) -> tuple[str, int] | Path:
@@ -39,7 +47,7 @@ def parsed(address: str) -> tuple[str, int] | Path:
 
 
 @asynccontextmanager
-async def serve(address: str, page: Callable[[], str]) -> AsyncIterator[None]:
+async def serve(address: str, page: Page) -> AsyncIterator[None]:
     """Answer in the running loop, in the `async with` body. An empty address: nothing."""
     if not address:
         yield
@@ -82,7 +90,7 @@ async def serve(address: str, page: Callable[[], str]) -> AsyncIterator[None]:
             place.unlink(missing_ok=True)
 
 
-async def _answer(reader: asyncio.StreamReader, page: Callable[[], str]) -> bytes:
+async def _answer(reader: asyncio.StreamReader, page: Page) -> bytes:
     request = await reader.readuntil(b"\r\n\r\n")
     method, _, rest = request.partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]
@@ -90,13 +98,24 @@ async def _answer(reader: asyncio.StreamReader, page: Callable[[], str]) -> byte
         return _response("405 Method Not Allowed", "GET /metrics\n", body=True)
     if path != b"/metrics":
         return _response("404 Not Found", "GET /metrics\n", body=method == b"GET")
-    return _response("200 OK", page(), body=method == b"GET")
+    openly = _accepts_open(request)
+    kind = OPEN if openly else TEXT
+    return _response("200 OK", page(openly=openly), body=method == b"GET", kind=kind)
 
 
-def _response(status: str, text: str, *, body: bool) -> bytes:
+def _accepts_open(request: bytes) -> bool:
+    """Whether it asks for OpenMetrics, as Prometheus does before all else."""
+    for line in request.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"accept":
+            return b"application/openmetrics-text" in value
+    return False
+
+
+def _response(status: str, text: str, *, body: bool, kind: str = TEXT) -> bytes:
     content = text.encode()
     head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (content if body else b"")

@@ -186,7 +186,7 @@ def request(
     waited for.
     """
     watched = RunFolder(run_dir).watched
-    if verb in LOOKS and RunFolder(watched).socket.exists() and not answers(run_dir):
+    if verb in LOOKS and answers(watched) and not answers(run_dir):
         run_dir = watched
     path = RunFolder(run_dir).socket
     end_s = time.monotonic() + patience_s

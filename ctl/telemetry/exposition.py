@@ -1,7 +1,8 @@
-"""What a controller tells Prometheus, in its text format (version 0.0.4).
+"""What a controller tells Prometheus, in its text format (version 0.0.4), or as OpenMetrics 1.0.
 
 Each family is declared once, with its type and meaning; the Grafana dashboard is checked against
 these names. https://prometheus.io/docs/instrumenting/exposition_formats/
+https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 """
 
 import math
@@ -9,17 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from sched_ctl import __version__
+from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.probes.waits import SLOT_S
 
-__all__ = ["FAMILIES", "MOST_OPERATORS", "page"]
+__all__ = ["FAMILIES", "MOST_OPERATORS", "OPEN", "TEXT", "page"]
 
-MOST_OPERATORS = 2000  # on one page: each has ten series
-MOST_QUERIES = 500  # with thirteen series each
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+MOST_OPERATORS = 2000  # on one page: each has eighteen series
+MOST_QUERIES = 500  # with 23 series each
 PREFIX = "sched_ctl_"
 
 # Name without the prefix -> (type, meaning)
 FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "build_info": ("gauge", "1; the label tells the version"),
         "uptime_seconds": ("gauge", "time since the controller started"),
         "cpu_seconds_total": ("counter", "CPU time that the controller used"),
         "resident_memory_bytes": ("gauge", "memory of the controller"),
@@ -40,8 +46,10 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "operator_backlog_bytes": ("gauge", "bytes waiting in the sockets of an ingress"),
         "operator_place": ("gauge", "place among the others: 0 least, 1 most urgent"),
         "operator_time_ratio": ("gauge", "shares of the time of the operator's threads, by state"),
-        "operator_verdict": ("gauge", "1 for what holds the operator back"),
+        "operator_verdict": ("gauge", "1 for what holds the operator back, 0 for all else"),
         "operator_verdict_confidence": ("gauge", "how sure that verdict is, 0 to 1"),
+        "query_verdict": ("gauge", "1 for what holds the query back, 0 for all else"),
+        "query_verdict_confidence": ("gauge", "how sure that verdict is, 0 to 1"),
         "query_cpu_wait_seconds": (
             "histogram",
             "waits for a CPU of all threads of a query, traced",
@@ -69,6 +77,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 BUCKETS = range(4, 24, 2)  # slots of a traced histogram at which one of Prometheus' ends
+WORDS = tuple(verdict.word for verdict in Verdict)
 STATES = ("run", "wait", "backpressured", "blocked", "idle")
 
 Labels = Mapping[str, str]
@@ -79,11 +88,14 @@ def page(
     status: Mapping[str, Any],
     screen: Mapping[str, Any],
     waits: Mapping[tuple[str, str], Sequence[int]] = MappingProxyType({}),
+    *,
+    openly: bool = False,
 ) -> str:
     """The text of one scrape. status, screen: as the controller's views give them.
 
     waits: (engine, query) -> how many were shorter than 1, 2, 4 ... times `SLOT_S`, each in
     one slot only; then the ns of all. A value that is not known has no line.
+    openly: as OpenMetrics, where a counter's family has no suffix, and the page an end.
     """
     lines: dict[str, list[str]] = {}
     for name, labels, value in (*_samples(status, screen), *_waits(waits)):
@@ -95,12 +107,14 @@ def page(
     text = []
     for name, (kind, meaning) in FAMILIES.items():
         if name in lines:
-            text += [f"# HELP {PREFIX}{name} {meaning}", f"# TYPE {PREFIX}{name} {kind}"]
+            family = PREFIX + (name.removesuffix("_total") if openly else name)
+            text += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}"]
             text += dict.fromkeys(lines[name])
-    return "\n".join(text) + "\n"
+    return "\n".join(text) + ("\n# EOF\n" if openly else "\n")
 
 
 def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "build_info", {"version": __version__}, 1
     yield "uptime_seconds", {}, status["uptime_s"]
     yield "cpu_seconds_total", {}, status["cpu_s"]
     yield "resident_memory_bytes", {}, status["rss_bytes"]
@@ -144,6 +158,10 @@ def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[S
         if target["standing"] is not None:
             yield "query_target_possible", labels, int(target["standing"] != "over")
     yield from _operators(screen["rows"])
+    for query in screen["queries"][:MOST_QUERIES]:
+        labels = {"engine": query["engine"], "query": query["query"]}
+        yield from _verdict("query", labels, query["verdict"])
+        yield "query_verdict_confidence", labels, query["confidence"]
 
 
 def _race(labels: Labels, race: Mapping[str, Any]) -> Iterator[Sample]:
@@ -167,8 +185,15 @@ def _operators(rows: list[dict[str, Any]]) -> Iterator[Sample]:
         yield "operator_place", labels, row["place"]
         for state in STATES:
             yield "operator_time_ratio", labels | {"state": state}, row[state]
-        yield "operator_verdict", labels | {"verdict": row["verdict"]}, 1
+        yield from _verdict("operator", labels, row["verdict"])
         yield "operator_verdict_confidence", labels, row["confidence"]
+
+
+def _verdict(of: str, labels: dict[str, str], word: str) -> Iterator[Sample]:
+    """One series for each that there may be: one that comes and goes would leave many behind."""
+    for known in WORDS:
+        if of == "query" or known != Verdict.KEEPS_UP.word:
+            yield f"{of}_verdict", labels | {"verdict": known}, int(known == word)
 
 
 def _waits(waits: Mapping[tuple[str, str], Sequence[int]]) -> Iterator[Sample]:

@@ -4,24 +4,28 @@ import asyncio
 import json
 import re
 import socket
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import FakeEngine
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.errors import UserError
+from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.service import bottlenecks, endpoint
 from sched_ctl.telemetry.exposition import FAMILIES, MOST_OPERATORS, page
 
+ALERTS = Path(__file__).parents[2] / "packaging" / "prometheus-alerts.yml"
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana-dashboard.json"
 
 
-def served() -> str:
+def served(*, openly: bool = False) -> str:
     """The page of a controller that has an engine with strange names."""
     engine = FakeEngine("a", {'q"\\\n{}': 3, "größe": 2})
 
@@ -31,7 +35,7 @@ def served() -> str:
         try:
             await controller.start()
             await controller.step(controller.rules)
-            return bottlenecks.exposed(controller)
+            return bottlenecks.exposed(controller, openly=openly)
         finally:
             controller.close()
 
@@ -58,6 +62,42 @@ def test_the_page_is_what_prometheus_reads() -> None:
     assert len(text.splitlines()) == len(set(text.splitlines()))  # no series twice
 
 
+def test_the_page_is_open_metrics_where_that_is_asked_for() -> None:
+    text = served(openly=True)
+    assert text.endswith("\n# EOF\n")
+    read = openmetrics.text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    families = {family.name: family for family in read}
+    assert families["sched_ctl_passes"].type == "counter"
+    [built] = families["sched_ctl_build_info"].samples
+    assert built.value == 1 and re.fullmatch(r"\d+\.\d+.*", built.labels["version"])
+
+
+def test_a_verdict_is_one_of_series_that_stay() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(served())}
+    for of in ("operator", "query"):
+        verdicts = families[f"sched_ctl_{of}_verdict"].samples
+        who = {(s.labels[of], s.labels["engine"]) for s in verdicts}
+        words = {s.labels["verdict"] for s in verdicts}
+        assert "cpu-starved" in words and len(verdicts) == len(who) * len(words)
+        assert sum(s.value for s in verdicts) == len(who)
+
+
+def test_the_alerts_ask_for_what_the_page_has() -> None:
+    text = ALERTS.read_text()
+    asked = set(re.findall(r"sched_ctl_(\w+)", text))
+    assert len(asked) > 5 and asked <= FAMILIES.keys()
+    [held] = re.findall(r'verdict=~"([^"]+)"', text)
+    assert set(held.split("|")) <= {verdict.word for verdict in Verdict}
+
+
+@pytest.mark.needs("promtool")
+def test_promtool_takes_the_alerts_and_the_page() -> None:
+    subprocess.run(["promtool", "check", "rules", ALERTS], check=True, capture_output=True)
+    subprocess.run(
+        ["promtool", "check", "metrics"], input=served(), text=True, check=True, capture_output=True
+    )
+
+
 def test_names_of_families_follow_the_conventions() -> None:
     for name, (kind, meaning) in FAMILIES.items():
         assert re.fullmatch(r"[a-z][a-z_]*", name) and meaning
@@ -82,7 +122,10 @@ def operators(count: int) -> dict[str, Any]:
     shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
     row: dict[str, Any] = dict.fromkeys(shares, 0.2)
     row |= {"queue": 1.0, "head_age_s": float("inf"), "place": None, "verdict": "idle"}
-    return {"rows": [row | {"engine": "e", "operator": f"q/{i}"} for i in range(count)]}
+    return {
+        "queries": [],
+        "rows": [row | {"engine": "e", "operator": f"q/{i}"} for i in range(count)],
+    }
 
 
 STATUS: dict[str, Any] = {
@@ -103,7 +146,7 @@ def test_a_page_has_an_end_and_no_value_that_is_not_known() -> None:
     text = page(STATUS, operators(MOST_OPERATORS + 5))
     assert "sched_ctl_operators_left_out{} 5.0" in text
     assert text.count("sched_ctl_operator_queue_tuples{") == MOST_OPERATORS
-    assert "inf" not in text and "operator_place{" not in text
+    assert " inf" not in text and "operator_place{" not in text
     assert list(text_string_to_metric_families(text))
 
 
@@ -135,12 +178,16 @@ def test_only_this_machine_is_told(address: str) -> None:
     assert endpoint.parsed("[::1]:9464") == ("::1", 9464)
 
 
+def told(*, openly: bool = False) -> str:
+    return "open\n" if openly else "page\n"
+
+
 def asked(request: bytes, tmp_path: Path) -> bytes:
     """The answer to a request, from a page at a socket."""
     path = tmp_path / "metrics.sock"
 
     async def ask() -> bytes:
-        async with endpoint.serve(str(path), lambda: "page\n"):
+        async with endpoint.serve(str(path), told):
             assert path.stat().st_mode & 0o777 == 0o600
             reader, writer = await asyncio.open_unix_connection(path)
             writer.write(request)
@@ -154,9 +201,14 @@ def asked(request: bytes, tmp_path: Path) -> bytes:
 
 
 def test_the_page_comes_over_http(tmp_path: Path) -> None:
-    told = asked(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n", tmp_path)
-    head, _, body = told.partition(b"\r\n\r\n")
+    answer = asked(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n", tmp_path)
+    head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ") and b"version=0.0.4" in head and body == b"page\n"
+    accept = b"accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+    head, _, body = asked(
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\n%s\r\n\r\n" % accept, tmp_path
+    ).partition(b"\r\n\r\n")
+    assert b"application/openmetrics-text; version=1.0.0" in head and body == b"open\n"
     assert asked(b"HEAD /metrics HTTP/1.1\r\n\r\n", tmp_path).endswith(b"\r\n\r\n")
     assert b" 404 " in asked(b"GET / HTTP/1.1\r\n\r\n", tmp_path)
     assert b" 405 " in asked(b"POST /metrics HTTP/1.1\r\n\r\n", tmp_path)
@@ -170,7 +222,7 @@ def test_whoever_says_nothing_holds_nobody_up(
     path = tmp_path / "metrics.sock"
 
     async def run(then: Callable[[], Awaitable[bytes]]) -> bytes:
-        async with endpoint.serve(str(path), lambda: "page\n"):
+        async with endpoint.serve(str(path), told):
             silent = [socket.socket(socket.AF_UNIX) for _ in range(3)]
             for peer in silent:
                 peer.setblocking(False)
