@@ -21,10 +21,12 @@ __all__ = ["enter", "latencies", "look"]
 def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: float) -> bool:
     """Let the policy of a rule be found by a race, if it is "auto"; another one if others suit now.
 
-    phase_s: 0 = no race. Returns whether that makes it another policy.
+    phase_s: 0 = no race. Shares and switches are the user's word, which no phase of the system's
+    own may take out of force. Returns whether that makes it another policy.
     """
     before, queries = rule.trial, sum(rule.queries.values())
-    if not phase_s or rule.section.policy != AUTO or rule.section.switch:
+    asked = rule.section.switch or rule.section.shares
+    if not phase_s or rule.section.policy != AUTO or asked:
         rule.trial = None
         if before is not None:
             rule.enforce_by(rule.backend)

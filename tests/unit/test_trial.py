@@ -15,6 +15,7 @@ from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
+from sched_ctl.controller.rule import Rule
 from sched_ctl.controller.trial import candidates
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target
@@ -130,6 +131,20 @@ def test_of_one_query_an_order_that_lifts_nobody_takes_part() -> None:
             assert backend.schedules[-1].lifts == lifts
 
     drive(controller, script)
+
+
+def test_shares_and_names_are_not_raced() -> None:
+    for section in (Section(shares={"a": 3.0, "b": 1.0}), Section(policy="hr")):
+        engine, backend = FakeEngine(queries={"a": 2, "b": 2}), FakeBackend()
+        controller = raced(engine, backend, FakeGauge(0.5), section, race=0.02)
+        [rule] = controller.rules
+
+        async def script(rule: Rule = rule, backend: FakeBackend = backend) -> None:
+            await until(lambda: rule.passes > 8)
+            assert rule.trial is None
+            assert all(schedule.threads for schedule in backend.schedules)
+
+        drive(controller, script)
 
 
 def test_two_races_take_turns() -> None:
