@@ -143,7 +143,9 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
     ] = None
     source: Annotated[
         list[Name],
-        Meta(description="what says so, for each query: counted, reported, little or unknown"),
+        Meta(
+            description="what says so, for each query: counted, reported, awake, little or unknown"
+        ),
     ] = []
     target: Annotated[
         Column, Meta(description="of each query: latency that it is to keep", extra={"unit": "us"})
