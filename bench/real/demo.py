@@ -37,7 +37,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             phases = list(flink.run(case, Path(folder), given.cycles, given.seconds, float("inf")))
     except (AssertionError, OSError, subprocess.SubprocessError) as error:
-        print(f"error: Flink did not run: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"error: Flink did not run: ...{str(error)[-800:]}", file=sys.stderr)
         sys.exit("hint: the machine may be too busy, or PyPI out of reach: try again later")
     for line in told(phases):
         print(line)

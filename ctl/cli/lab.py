@@ -55,6 +55,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the plots.", metavar="DIR")] = Path(
         "sched-ctl-demo"
     ),
+    picture: Annotated[
+        bool, typer.Option("--picture/--no-picture", help="Draw what was measured.")
+    ] = True,
     run_dir: RunDir = DEFAULT_RUN_DIR,
     json: Json = False,
 ) -> None:
@@ -80,7 +83,7 @@ def demo(
             phases=phases,
             phase_s=phase,
             seed=seed,
-            out=out,
+            out=out if picture else None,
             run_dir=run_dir,
         ),
         json=json,

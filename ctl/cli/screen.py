@@ -133,7 +133,7 @@ def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     helpers = sum(row["query"] is None for row in named)
     rows = [row for row in named if view.helpers or row["query"] is not None]
     key, descending = SORTS[view.sort]
-    rows.sort(key=lambda row: _order(row[key], descending))
+    rows.sort(key=lambda row: _sorted_by(row[key], descending))
     graphs = view.sort == "graph"
     if graphs:  # helpers, which are in no query, last
         rows.sort(key=lambda row: (row["query"] is None, row["engine"] or "", row["query"] or ""))
@@ -243,6 +243,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
         f"{state}{rules}",
         f"pressure: {pressure or 'not told'}   sorted by {view.sort}{filtered}",
     ]
+    lines += _order(answer)
     times = [
         f"{effect['query']} {effect['time_s'] * 1e3:.3g} ms"
         for effect in answer.get("effects", ())
@@ -255,7 +256,26 @@ def _head(answer: Answer, view: View) -> list[Text]:
     for query in answer["queries"]:
         if query["verdict"] not in ("idle", "input-bound", "keeps-up", "unknown"):
             lines.append(f"{query['query']} is held by {query['operator']}: {query['verdict']}")
-    return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:6]]
+    return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:7]]
+
+
+def _order(answer: Answer) -> list[str]:
+    """Which queries go first, and which last and why; or why an order changes nothing."""
+    if answer.get("idle"):
+        return [answer["idle"]]
+    found = []
+    for goes in ("first", "last"):
+        rows = [row for row in answer.get("order", ()) if row["goes"] == goes]
+        if rows:
+            named = (
+                f"{show.short(row['query'], 30)} ({row['why']})"
+                if goes == "last"
+                else show.short(row["query"], 30)
+                for row in rows[:5]
+            )
+            more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+            found.append(f"{goes}: {', '.join(named)}{more}")
+    return found
 
 
 def _table(rows: list[dict[str, Any]], wide: bool, graphs: bool) -> Table:
@@ -320,7 +340,7 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _order(value: Any, descending: bool) -> tuple[bool, Any]:
+def _sorted_by(value: Any, descending: bool) -> tuple[bool, Any]:
     if value is None:
         return (True, 0)
     return (False, -value if descending else value)

@@ -31,6 +31,7 @@ from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import sleeps, threads
 from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.service import views
+from sched_ctl.service.idle import idle
 from sched_ctl.telemetry import exposition
 
 __all__ = [
@@ -230,8 +231,11 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
                 }
                 | (_place(found[place[0]], place[1]) if place else {})
             )
+    status = views.status(controller)
     return {
         "only_looks": controller.observes,
+        "order": status["queries"],
+        "idle": idle(status),
         "policies": [
             {"name": rule.name, "policy": rule.policy.name, "backend": rule.backend}
             for rule in controller.rules

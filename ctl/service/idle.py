@@ -17,6 +17,9 @@ def nothing(status: dict[str, Any]) -> str:
         return "no engine is found yet: sched-ctl engines looks for them, and says what it misses"
     answering = [engine for engine in engines if engine["state"] == "ok"]
     if not answering:
+        if all(engine["state"] == "new" for engine in engines):
+            names = ", ".join(engine["engine"] for engine in engines[:5])
+            return f"{names} has not answered yet: it is asked again, and may lack CPU time"
         named = ", ".join(f"{engine['engine']} ({engine['state']})" for engine in engines[:5])
         return f"no engine answers: {named}"
     idle = [engine["engine"] for engine in answering if not engine["queries"]]
@@ -32,6 +35,8 @@ def idle(status: dict[str, Any]) -> str | None:
     """Why an order would change nothing now; None where it may."""
     if not status["queries"]:
         return nothing(status)
+    if status.get("only_looks"):
+        return "nothing is enforced: this controller only looks"
     if any(rule["own"] for rule in status["policies"]):
         return "the OS's own order is in force, for comparison or as what does least harm"
     stalls = status["pressure"]["machine"].get("cpu")

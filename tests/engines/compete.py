@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engines.cluster import Cluster
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.crowd import slowness
 from support import wait_until
 
 __all__ = ["Phase", "State", "finished", "following", "loaded", "phases", "states"]
@@ -87,7 +88,7 @@ def following(
 
     try:
         try:
-            wait_until(changed, 60, f"{threads} threads scheduled")
+            wait_until(changed, 60 * min(5.0, slowness()), f"{threads} threads scheduled")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{(folder / 'load.log').read_text()}") from error
         yield

@@ -1,6 +1,7 @@
 """What `plan`, `status` and the log of `load` say of queries, and why nothing is ordered."""
 
 import asyncio
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 from fakes import FakeBackend, FakeEngine, backends, drive
+from rich.console import Console
 
 from sched_ctl.backends import ladder
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.records import Adopted, Set
-from sched_ctl.cli import planned, standing
+from sched_ctl.cli import planned, screen, standing
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers.threads import threads_of
@@ -92,6 +94,7 @@ def test_another_policy_names_the_operator_that_decides() -> None:
     ("changes", "said"),
     [
         ({"queries": []}, "flink:1, flink:1 answers, and runs no query"),
+        ({"only_looks": True}, "nothing is enforced"),
         ({"policies": [{"own": True}]}, "the OS's own order is in force"),
         ({"pressure": {"machine": {"cpu": {"some": 0.001}}}}, "nothing waits for a CPU (in 0.1%"),
         ({"goes": "first"}, None),
@@ -163,3 +166,22 @@ def test_status_fits_a_screen_with_forty_queries_of_long_names(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 26 and max(map(len, lines)) <= 80
     assert any("25 more queries" in line for line in lines)
+
+
+def test_top_says_who_goes_last_and_why_or_that_nothing_waits() -> None:
+    order = [
+        {"query": "alarms", "goes": "first", "why": "light"},
+        {"query": "archive", "goes": "last", "why": "heavy, 2.9 of the mean CPU"},
+    ]
+    answer: dict[str, Any] = {"rows": [], "policies": [], "targets": [], "queries": []}
+    answer |= {"pressure": {}, "order": order, "idle": None}
+    console = Console(width=80, file=io.StringIO())
+
+    def drawn() -> str:
+        with console.capture() as captured:
+            console.print(screen.draw(answer, screen.View(), 80, 24))
+        return captured.get()
+
+    assert "first: alarms\nlast: archive (heavy, 2.9 of the mean CPU)\n" in drawn()
+    answer["idle"] = "nothing waits for a CPU"
+    assert "nothing waits for a CPU" in drawn() and "last:" not in drawn()

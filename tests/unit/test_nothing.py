@@ -17,6 +17,8 @@ def engine(state: str = "ok", queries: tuple[str, ...] = ("q",), threads: int = 
         ([], "no engine is found"),
         ([engine("silent")], "no engine answers: flink:1 (silent)"),
         ([engine(queries=(), threads=0)], "flink:1 answers, and runs no query"),
+        ([engine("new")], "flink:1 has not answered yet: it is asked again"),
+        ([engine("new"), engine("silent")], "no engine answers: flink:1 (new), "),
         ([engine(threads=0)], "no thread of an operator is known"),
         ([engine()], "too early to tell"),
         ([engine(queries=(), threads=0), engine()], "too early to tell"),
