@@ -12,6 +12,13 @@ NAMES = [
     ("flink", "Source: q1-src (2/4)#3", "operator", {"task": "Source: q1-src", "index": "2"}),
     ("flink", "q1-sink: Writer (1/1)#0", "operator", {"task": "q1-sink: Writer"}),
     ("flink", "a -> (b (x), c) (1/12)#10", "operator", {"task": "a -> (b (x), c)"}),
+    # A stage of Beam's on Flink, as in the log of apache/beam#21463.
+    (
+        "flink",
+        "Assert$106/All/GroupByKey -> [6]Assert$106/{GatherAll, Rewind, Never} (1/2)#0",
+        "operator",
+        {"task": "Assert$106/All/GroupByKey -> [6]Assert$106/{GatherAll, Rewind, Never}"},
+    ),
     ("flink", "two\nlines (1/1)#0", "operator", {"task": "two\nlines"}),
     ("flink", "Map (3/4)", "operator", {"task": "Map", "index": "3", "parallelism": "4"}),
     ("flink", "Legacy Source Thread - Source: s (1/1)#0", "operator", {"task": "Source: s"}),
