@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bench import results
 from bench.results import Figure, Result, Row
 
@@ -366,6 +368,21 @@ def tables(found: Sequence[Job], kernel: str) -> dict[str, Result]:
     return told
 
 
+def together(found: Sequence[Job], kernel: str) -> Result:
+    """The same in one table, a row for each case and variant."""
+    told = tables(found, kernel)
+    rows = [
+        Row(f"{case}, {row.name}", row.figures, row.n or of_case.n)
+        for case, of_case in told.items()
+        for row in of_case.rows
+    ]
+    [*_, last] = told.values()
+    seeds = sorted({seed for of_case in told.values() for seed in of_case.seeds or ()})
+    return msgspec.structs.replace(
+        last, title="Ratios to EEVDF in the same seed", n=None, seeds=seeds, rows=rows
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
@@ -384,6 +401,7 @@ def main() -> None:
     parser.add_argument("--apart", type=int, default=0, metavar="CPUS", help="see switches.c")
     parser.add_argument("--calibrate", action="store_true", help="only what a hop costs")
     parser.add_argument("--show", action="store_true", help="only the table of what is in --json")
+    parser.add_argument("--together", action="store_true", help="one table of all cases")
     results.argument(parser)
     arguments = parser.parse_args()
     for case in arguments.cases:
@@ -420,6 +438,9 @@ def main() -> None:
                 if arguments.json:
                     with open(arguments.json, "a") as file:
                         file.write(json.dumps(result) + "\n")
+    if arguments.together:
+        results.tell(together(found, arguments.kernel), arguments.keep)
+        return
     for case, of_case in tables(found, arguments.kernel).items():
         results.tell(of_case, arguments.keep and f"{arguments.keep}-{case}")
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from bench.sim.branches import Run, run
 from plans import frame, plan
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.branches import dear
@@ -76,3 +77,13 @@ def test_who_has_the_backlog_in_known_workloads(name: str, names: set[str]) -> N
     assert np.array_equal(plain.urgency(of).static, policy.urgency(of).static)
     with pytest.raises(UserError, match="must be above 1"):
         registry.policy("balanced", {"branches": 1})
+
+
+@pytest.mark.parametrize("case", [("lr", 0.95), ("etl", 1.0), ("stats", 0.95), ("vs", 0.95)])
+def test_half_of_all_tuples_do_not_pay_for_the_mean(case: tuple[str, float]) -> None:
+    """Simulated, on arrivals that nobody looked at."""
+    usual, ours, alike = (run(Run(*case, order, 401)) for order in ("os", "balanced", "alike"))
+    assert ours[1] <= 1.2 * usual[1]
+    assert ours[0] < 0.9 * usual[0] and ours[2] < 0.9 * usual[2]
+    if case[0] != "vs":  # where a branch is dear
+        assert alike[1] > 2 * usual[1]
