@@ -286,7 +286,8 @@ class Rule:
             provides = provides | probes.PROVIDES
         known = self.resolutions.get(engine.name)
         if known is None or known[0] != provides:
-            if not (self.guard or self.trial):
+            # Unless it is watched; and "auto" keeps the system's order where it must guess.
+            if not (self.guard or self.trial or self.section.policy == "auto"):
                 _refuse_guesses(policy, engine, provides)
             resolution = resolve(
                 policy.needs,

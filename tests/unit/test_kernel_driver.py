@@ -218,8 +218,8 @@ def ruled(policy: str, guard: Guard | None = None, without: str = "") -> None:
         derived={},
         guesses=frozenset({"tuples_out"}),
     )
-    section = Section(policy=policy)
-    rule = Rule(section, registry.policy(policy, {}), "scx", Timer(1.0, 0.0), guard=guard)
+    section, name = Section(policy=policy), "balanced" if policy == "auto" else policy
+    rule = Rule(section, registry.policy(name, {}), "scx", Timer(1.0, 0.0), guard=guard)
     rule.resolve(cast(Engine, engine))
 
 
@@ -229,7 +229,7 @@ def test_who_goes_by_a_guess_is_watched_or_refused() -> None:
         with pytest.raises(MissingMetric, match="tuples_out, which kernel:1 can only") as found:
             ruled(policy)
         assert "--guard 60" in str(found.value.hint)
-    for policy in ("min-cost", "light-first", "qs", "fcfs", "random"):
+    for policy in ("auto", "min-cost", "light-first", "qs", "fcfs", "random"):
         ruled(policy)
     with pytest.raises(MissingMetric, match="which kernel:1 does not report"):
         ruled("hr", without="tuples_in")
