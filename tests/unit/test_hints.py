@@ -1,6 +1,7 @@
 """What the scheduler is told says the same as the policy's urgency forms."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -304,3 +305,24 @@ def test_who_never_gains_by_waiting_has_a_class_of_its_own_below() -> None:
     assert given.queue_slope[given.queue[0]] == 0
     assert 0 < given.queue_slope[given.queue[1]] < given.queue_slope[given.queue[2]]
     assert given.by_age.tolist() == [True] * 4
+
+
+def test_a_lead_for_what_does_not_age_is_taken_where_everybody_gains_and_it_fits() -> None:
+    """Else each is compared by its own form."""
+    static = np.array([0.0, 5.0, 9.0])
+    fits = made(form(3, static=static, per_second=np.array([1.0, 10.0, 100.0])))
+    assert not fits.queue_exact.any() and fits.lead_us.tolist() == [0, 500_000, 90_000]
+    one_stands = made(form(3, static=static, per_second=np.array([1.0, 10.0, 0.0])))
+    assert one_stands.queue_exact.all()
+    limit_s = LIMITS.max_lead_us / 1e6
+    too_far = made(form(2, static=np.array([0.0, 2 * limit_s]), per_second=np.array([9.0, 1.0])))
+    assert too_far.queue_exact.all()
+
+
+@pytest.mark.parametrize(("max_tuples", "most"), [(1 << 20, 2.0**32 - 1), (1 << 30, 2.0**24)])
+def test_what_tuples_are_worth_stays_below_a_rank(max_tuples: int, most: float) -> None:
+    shape = form(3, per_tuple=np.array([1e12, 1e6, 3.0]), static=np.array([0.0, 1.0, 2.0]))
+    limits = replace(LIMITS, max_tuples=max_tuples)
+    [part] = hints(schedule(shape), limits, live=np.full(3, True))
+    assert part.exact and part.per_tuple.tolist()[0] == most
+    assert most * max_tuples <= 2.0 ** (limits.rank_shift - 2)

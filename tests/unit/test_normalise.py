@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from plans import array
+from sched_ctl.model.clusters import logarithmic_clusters
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import (
     linear,
@@ -23,6 +24,7 @@ from sched_ctl.model.normalise import (
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
+from sched_ctl.model.unknown import _finite
 
 NAN, INF = float("nan"), float("inf")
 SPACINGS = [linear, logarithmic]
@@ -287,3 +289,33 @@ def test_a_source_without_a_queue_is_neutral_and_helpers_on_top_take_no_part_of_
     assert nice_values(replace(acked, standing=True), 0, 10).tolist() == [10, 1, 0]
     alike = of_queues(array(3, 3, 0), [2, 2, 0], rank=array(0, 0, 1))
     assert np.isnan(places(alike)[:2]).all()  # an order of nothing pushes nobody back
+
+
+def test_shares_keep_their_ratios_up_to_the_whole_range_and_no_further() -> None:
+    low, high, default = 1, 10_000, 100
+    exact = scaled_shares({"a": 1, "b": 9999}, low, high, default)
+    assert exact == {"a": 1, "b": 9999}
+    wide = scaled_shares({"a": 1, "b": 1e3, "c": 1e6}, low, high, default)
+    assert wide == {"a": 1, "b": 100, "c": 10_000}
+    up = scaled_shares({"a": 1, "b": 8, "c": 8, "d": 8000}, low, high, default)
+    assert (up["a"], up["b"], up["d"]) == (1, 10, 10_000)
+    middle = scaled_shares({"a": 1, "b": 4}, low, high, default)
+    assert middle == {"a": 50, "b": 200}
+    assert scaled_shares({"a": 3}, low, high, default) == {"a": default}
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-3, 1e6])
+def test_clusters_have_edges_at_equal_ratios_wherever_they_lie(factor: float) -> None:
+    values = factor * array(1, 9.9, 10.1, 99, 101, 1000, 0, -5)
+    cluster, edges = logarithmic_clusters(values, 3)
+    assert cluster.tolist() == [0, 0, 1, 1, 2, 2, 0, 0]
+    assert_allclose(edges, factor * array(1, 10, 100, 1000))
+    assert logarithmic_clusters(array(0, -1), 3)[1].tolist() == [0, 0]
+    assert logarithmic_clusters(factor * array(2, 2), 3)[1].tolist() == [2 * factor] * 2
+
+
+def test_what_is_infinite_is_as_far_beyond_as_the_others_are_apart() -> None:
+    assert _finite(array(3, np.inf, 7, -np.inf, np.nan)).tolist()[:4] == [3, 11, 7, -1]
+    assert _finite(array(3, np.inf)).tolist() == [3, 4]
+    assert _finite(array(np.inf, -np.inf)).tolist() == [1, -1]
+    assert _finite(array(np.inf, np.inf, 2)).tolist() == [3, 3, 2]

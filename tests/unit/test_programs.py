@@ -20,7 +20,7 @@ from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import tracing
-from sched_ctl.model.programs import COMM_LENGTH, Match, Program, counter, fault_of
+from sched_ctl.model.programs import COMM_LENGTH, LONGEST, Match, Program, counter, fault_of
 from sched_ctl.model.topology import Thread
 from support import wait_until
 
@@ -494,3 +494,9 @@ def test_a_file_of_programs_that_is_missing_names_its_own_flag() -> None:
     with pytest.raises(ConfigError) as refused:
         sections_of(Path("/nonexistent"), "program")
     assert "--program" in str(refused.value.hint)
+
+
+def test_a_pattern_may_be_as_long_as_is_said_and_no_longer() -> None:
+    assert fault_of("a" * LONGEST) is None
+    told = fault_of("a" * (LONGEST + 1))
+    assert told is not None and f"longer than {LONGEST}" in told[0]
