@@ -43,6 +43,7 @@ COLORS = {
     "cpu-starved": "red",
     "single-thread-bound": "magenta",
     "io-bound": "yellow",
+    "lock-bound": "yellow",
     "memory-bound": "yellow",
     "backpressured": "cyan",
     "idle": "dim",
@@ -70,7 +71,7 @@ HELP = """\
    wait     part of the time in which it could have run, and had none
    verdict  what holds it: cpu-starved   it is not given the CPU that it could use
                            single-thread-bound   it always runs: more replicas would help
-                           io-bound, memory-bound   it sleeps with work in hand
+                           io-, memory-, lock-bound   it sleeps at work
                            held by X   X's queue is full
                            idle, input-bound   it keeps up, or has nothing to do"""
 Answer = dict[str, Any]
@@ -327,7 +328,7 @@ def _verdict(row: dict[str, Any], wide: bool) -> str:
 
 def _place(row: dict[str, Any], wide: bool) -> str:
     """Where an operator sleeps most, if that is what holds it: at 80 columns an address fits."""
-    if row["verdict"] not in ("io-bound", "memory-bound") or not row["sleeps"]:
+    if row["verdict"] not in ("io-bound", "memory-bound", "lock-bound") or not row["sleeps"]:
         return ""
     for place in row["sleeps"]["places"][:1]:
         if place["where"] != "unknown":

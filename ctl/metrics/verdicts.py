@@ -69,6 +69,7 @@ class Verdict(IntEnum):
     MEMORY_BOUND = 6
     BACKPRESSURED = 7
     KEEPS_UP = 8  # of a query alone
+    LOCK_BOUND = 9  # of who was looked at while it slept: to all others it is IO_BOUND
 
     @property
     def word(self) -> str:

@@ -54,6 +54,7 @@ LONGER_S = 0.5  # that a window has to be longer, to count as another
 FIRST_LOOKS = 20  # at threads that sleep with work in hand
 PATIENCE_S = 5.0  # for it
 NAMED = 2  # of those behind whom a thread waits
+MOSTLY = 0.5  # of the time that it sleeps with work in hand
 LEAST_ASLEEP = verdicts.LEAST_SHARE  # with work in hand, for anybody to look where
 
 
@@ -187,7 +188,27 @@ def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]
 
 def _reading(one: Found, judged: Judged) -> Reading:
     label = one.window.now.topology.operators[judged.row].label
-    return Reading(judged.seconds, judged.verdict, label, judged.confidence)
+    of_io = judged.verdict is Verdict.IO_BOUND
+    verdict = Verdict.LOCK_BOUND if of_io and _at_lock(one, judged.row) else judged.verdict
+    return Reading(judged.seconds, verdict, label, judged.confidence)
+
+
+def _verdict(one: Found, row: int) -> Verdict:
+    verdict = Verdict(one.assessment.verdict[row])
+    at_lock = verdict is Verdict.IO_BOUND and _at_lock(one, row)
+    return Verdict.LOCK_BOUND if at_lock else verdict
+
+
+def _at_lock(one: Found, row: int) -> bool:
+    """Whether an operator that sleeps with work in hand does so at locks, for the most part.
+
+    Only where the engine tells when it has no input, for which threads wait at conditions, too.
+    """
+    if np.isnan(one.window.rate("idle_time")[row]):
+        return False
+    slept = _sleeps(one, row)
+    places = slept["places"] if slept else []
+    return bool(sum(p["share"] for p in places if p["where"] == sleeping.LOCK) >= MOSTLY)
 
 
 def _query(one: Found, name: str, said: Said, readings: list[Reading]) -> dict[str, Any]:
@@ -269,7 +290,7 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "engine": one.engine.name,
         "operator": topology.operators[row].label,
         "replica": topology.operators[row].replica,
-        "verdict": Verdict(found.verdict[row]).word,
+        "verdict": _verdict(one, row).word,
         "by": None if limit < 0 else topology.operators[limit].label,
         "confidence": round(float(found.confidence[row]), 3),
         "run": _known(found.run[row]),
@@ -332,6 +353,8 @@ ADVICE = {
     "priority would not",
     Verdict.IO_BOUND: "it sleeps with work in hand (I/O, a lock, a remote service): more replicas "
     "or asynchronous calls would help, priority would not",
+    Verdict.LOCK_BOUND: "it waits for a lock that others hold: hold it for shorter, or give each "
+    "its own part of what it guards; more replicas would wait for it, too",
     Verdict.MEMORY_BOUND: "it waits for memory: give it more, or keep less state",
     Verdict.BACKPRESSURED: "a queue downstream is full: look at the operator that holds it",
 }

@@ -77,6 +77,15 @@ def test_each_job_is_held_by_what_holds_it(cluster: Cluster) -> None:
     assert all(o["idle"] is None for o in seen["paced/Source: paced-src"])
 
 
+def test_replicas_that_share_a_lock_are_held_by_it(cluster: Cluster) -> None:
+    """Of three that hold it in turns each sleeps for two thirds of its time at the lock."""
+    cluster.submit(name="guarded", rate=400, lock_ms=10, parallelism=3)
+    seen = observed(target_of(cluster), flink.kind, WINDOWS)
+    told(seen)
+    assert share(seen, "guarded", "lock-bound") >= 0.8
+    assert "more replicas would wait" in seen["guarded"][-1]["advice"]
+
+
 def test_a_job_beside_hogs_is_starved(cluster: Cluster) -> None:
     cluster.submit(name="single", **HEAVY)
     target = target_of(cluster)

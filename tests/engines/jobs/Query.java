@@ -203,6 +203,24 @@ public final class Query {
         }
     }
 
+    /** Sleeps for each record, while it holds what all of its kind need. */
+    static final class Guarded implements MapFunction<Long, Long> {
+        private static final Object LOCK = new Object();
+        private final long millis;
+
+        Guarded(long millis) {
+            this.millis = millis;
+        }
+
+        @Override
+        public Long map(Long record) throws InterruptedException {
+            synchronized (LOCK) {
+                Thread.sleep(millis);
+            }
+            return record;
+        }
+    }
+
     /** Lets a part of the records pass, by the moment they were due. */
     static final class Select extends RichFilterFunction<Long> {
         private final Burn burn;
@@ -322,6 +340,7 @@ public final class Query {
         double parseMicros = Double.parseDouble(given.getOrDefault("parse_us", "5"));
         double part = Double.parseDouble(given.getOrDefault("part", "1"));
         double workMicros = Double.parseDouble(given.getOrDefault("work_us", "20"));
+        long lockMillis = Long.parseLong(given.getOrDefault("lock_ms", "0"));
         long blockMillis = Long.parseLong(given.getOrDefault("block_ms", "0"));
 
         Configuration settings = new Configuration();
@@ -351,7 +370,7 @@ public final class Query {
             parsed = parsed.rebalance();
         }
         DataStream<Long> worked =
-                parsed.map(new Burn(workMicros))
+                parsed.map(lockMillis > 0 ? new Guarded(lockMillis) : new Burn(workMicros))
                         .setParallelism(parallelism)
                         .name(prefix + "work");
         if (given.getOrDefault("shape", "line").equals("fork")) {
