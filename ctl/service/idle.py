@@ -33,12 +33,13 @@ def nothing(status: dict[str, Any]) -> str:
 
 def idle(status: dict[str, Any]) -> str | None:
     """Why an order would change nothing now; None where it may."""
+    runs = any(engine["state"] == "ok" and engine["queries"] for engine in status["engines"])
+    if runs and any(rule["own"] for rule in status["policies"]):
+        return "the OS's own order is in force, for comparison or as what does least harm"
     if not status["queries"]:
         return nothing(status)
     if status.get("only_looks"):
         return "nothing is enforced: this controller only looks"
-    if any(rule["own"] for rule in status["policies"]):
-        return "the OS's own order is in force, for comparison or as what does least harm"
     stalls = status["pressure"]["machine"].get("cpu")
     if stalls is not None and stalls["some"] < CALM:
         return (
