@@ -36,8 +36,8 @@ def report(options: Options, phases: list[Phase], backend: str, json: bool) -> N
         show.text(f"picture: {path}")
     if backend != "scx":
         show.text(
-            "With sched_ext the order counts at each dispatch: ./dev demo --guest, in a checkout, "
-            "shows that in a guest."
+            "With sched_ext the order counts at each dispatch: docs/kernel-benchmarks.md has what "
+            "that gave."
         )
     show.text(
         "next: sched-ctl check, then sched-ctl load, which schedules the engines that run here"
