@@ -52,6 +52,12 @@ def settings(*sections: Section, **changes: Any) -> Settings:
     return msgspec.structs.replace(QUICK, policy=sections or (Section(policy="hr"),), **changes)
 
 
+@pytest.fixture(autouse=True)
+def no_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are let go of as on an idle machine, whatever runs beside the tests."""
+    monkeypatch.setattr("sched_ctl.engines.roster.slowness", lambda: 1.0)
+
+
 async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():
