@@ -13,7 +13,7 @@ import logging
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -31,7 +31,7 @@ from sched_ctl.controller.targets import TargetWatch
 from sched_ctl.controller.trial import Outcomes
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.boundary import is_ours, words
-from sched_ctl.engines.budget import Budget
+from sched_ctl.engines.budget import Allowance, Budget
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON, Owners
 from sched_ctl.engines.remarks import Remarks
@@ -97,6 +97,7 @@ class Controller:
         self._probe_until_s = 0.0
         self._seen: list[object] = []  # at the last step
         self._budgets: dict[tuple[str, str], Budget] = {}  # by rule and domain
+        self._allowances: dict[str, Allowance] = {}  # by domain
         self._theirs_s = 0.0  # CPU time of the loop that was spent for users who are ordered alone
         self.observes = False  # it has no backend, and runs on for those who look
         self.outcomes = Outcomes()
@@ -245,7 +246,7 @@ class Controller:
             self.settings.poll_timeout,
             max(LEAST_PATIENCE_S, min(rule.timer.period_s for rule in rules) / 2),
         )
-        await self._ask(concerned, patience_s)
+        await self._ask(list(self._known_or_next(concerned)), patience_s)
         self._check_engines()
         if not self._is_as_before():
             self._count_queries()
@@ -319,6 +320,15 @@ class Controller:
             # From now on its answers are taken when they come, until it is quick again.
             waiting[question].late = True
 
+    def _known_or_next(self, engines: Sequence[Engine]) -> Iterator[Engine]:
+        """Without those of users, but one of each at a time, whose cost nobody knows yet."""
+        unknown = {e.domain for e in self.engines.values() if not e.polls and e.busy} - {COMMON}
+        for engine in engines:
+            if engine.polls or engine.domain not in unknown:
+                yield engine
+            if not engine.polls and engine.domain != COMMON:
+                unknown.add(engine.domain)
+
     def _share_out(self, now_s: float) -> None:
         """What each engine's answers may cost: an owner's engines have `cpu_limit` together.
 
@@ -329,6 +339,7 @@ class Controller:
         for engine in self.engines.values():
             free = looked_at and engine.domain == COMMON
             engine.share = 0.0 if free else limit / owners[engine.domain]
+            engine.allowance = self._allowances.setdefault(engine.domain, Allowance())
             engine.longest_s = self.pace.longest_s
             engine.remarkable_s = self.pace.remarkable_s(self.rules)
 

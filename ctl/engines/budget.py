@@ -7,8 +7,9 @@ his own budget, so nobody's file, thread names or graph makes anybody else wait.
 import statistics
 from collections import deque
 
-__all__ = ["Budget"]
+__all__ = ["Allowance", "Budget"]
 
+BURST_S = 0.1  # CPU time that an owner who took nothing for a while may take at once
 COSTS = 5  # whose median counts: the first answer of an engine costs much, once
 
 
@@ -36,3 +37,17 @@ class Budget:
         pause_s = min(self.cost_s / share, longest_s) if share else 0.0
         self.rests_until_s = began_s + pause_s
         return pause_s
+
+
+class Allowance:
+    """Of an owner: what all of his engines take together, those that came and went as well."""
+
+    def __init__(self) -> None:
+        self._paid_s = 0.0  # CLOCK_MONOTONIC: until then what was taken counts
+
+    def spend(self, spent_s: float, now_s: float, share: float) -> None:
+        """Of the CPU time that is there with this share of a CPU."""
+        self._paid_s = max(self._paid_s, now_s - BURST_S / share) + spent_s / share
+
+    def rests(self, now_s: float) -> bool:
+        return now_s < self._paid_s

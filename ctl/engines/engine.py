@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from sched_ctl.drivers import Driver, DriverKind, Target
 from sched_ctl.engines.boundary import checked, words
-from sched_ctl.engines.budget import Budget
+from sched_ctl.engines.budget import Allowance, Budget
 from sched_ctl.engines.horizons import Horizons
 from sched_ctl.engines.owners import COMMON, Owners, belonging
 from sched_ctl.engines.worker import Here, Worker
@@ -50,7 +50,7 @@ Mask = npt.NDArray[np.bool_]
 RECONNECT_AFTER = 3  # failures in a row
 LONGEST_PAUSE_S = 2.0  # to ask one that does not answer costs little, and it may be back
 LONGEST_PAUSE_OF_USER_S = 30.0  # of a user who is ordered alone
-CPU_SHARE = 0.1  # that an engine of a user who is ordered alone may cost
+CPU_SHARE = 0.1  # that the engines of a user who is ordered alone may cost together
 REMARKABLE_S = 1.0  # a rest that is worth a remark, unless passes are rarer than that
 BRIEF_S = 0.001  # engines that answer within this time are waited for on the spot
 GAP = 3  # times the longest time between two reports: those before tell of another time
@@ -109,6 +109,7 @@ class Engine:
         self._budget = Budget()
         self._rests_until_s = 0.0  # for what it costs; not while somebody looks, see `share`
         self.share = 0.0  # of a CPU that its answers may take; 0: no limit but that of its owner
+        self.allowance = Allowance()  # of a user who is ordered alone: with his other engines
         self.remarkable_s = REMARKABLE_S  # so long a rest is
         self.longest_s = float("inf")  # that it is not asked for what it costs
         self.in_loop_s = 0.0  # CPU time of the main loop that it has cost so far
@@ -183,6 +184,8 @@ class Engine:
             return None
         if now_s < self._rests_until_s and (self.share or self.domain != COMMON):
             return None
+        if self.domain != COMMON and self.allowance.rests(now_s):
+            return None
         probing = self.probing
         self._asked_s = now_s
         brief_s = BRIEF_S if self.polls and self.poll_s < BRIEF_S else 0.0
@@ -247,21 +250,23 @@ class Engine:
     # --- in the worker ---
 
     def _poll(self, timeout_s: float, probing: bool) -> Snapshot:
-        if self._driver is None:
-            self._driver = self._kind.connect(self.target)
-        self.provides = self._driver.provides
-        self.derived = getattr(self._driver, "derived", {})
-        self.guesses = frozenset(getattr(self._driver, "guesses", ()))
-        began_s, answering_s = time.thread_time(), self._answering.read(self._own)
-        answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
-        answering_s = max(0.0, self._answering.read(self._own) - answering_s)
-        self.waiting = getattr(self._driver, "waiting", False)
-        snapshot = self._probed(self._owned(self._driver, answer), probing)
-        spent_s = time.thread_time() - began_s
-        if isinstance(self._worker, Here):
-            self.in_loop_s += spent_s
-        self._spent_s = spent_s + answering_s
-        return snapshot
+        began_s, spent_s = time.thread_time(), 0.0
+        try:
+            if self._driver is None:
+                self._driver = self._kind.connect(self.target)
+            self.provides = self._driver.provides
+            self.derived = getattr(self._driver, "derived", {})
+            self.guesses = frozenset(getattr(self._driver, "guesses", ()))
+            before_s = self._answering.read(self._own)
+            answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
+            spent_s = max(0.0, self._answering.read(self._own) - before_s)
+            self.waiting = getattr(self._driver, "waiting", False)
+            return self._probed(self._owned(self._driver, answer), probing)
+        finally:  # one that cannot be used costs as much
+            own_s = time.thread_time() - began_s
+            if isinstance(self._worker, Here):
+                self.in_loop_s += own_s
+            self._spent_s = own_s + spent_s
 
     def _probed(self, snapshot: Snapshot, probing: bool) -> Snapshot:
         """The snapshot with what our probes read and profiles tell."""
@@ -339,7 +344,7 @@ class Engine:
         self._remember(snapshot)
         spent_s = time.thread_time() - began_s
         self.in_loop_s += spent_s
-        self._charge(self._spent_s + spent_s, now_s)
+        self._charge(self._spent_s + spent_s)
 
     def _failed(self, error: BaseException, now_s: float) -> None:
         self.failures += 1
@@ -354,13 +359,16 @@ class Engine:
             self.state = "silent"
         if self.failures >= RECONNECT_AFTER:
             self._worker.tell(self._disconnect)
+        self._charge(self._spent_s)
 
-    def _charge(self, spent_s: float, now_s: float) -> None:
+    def _charge(self, spent_s: float) -> None:
         """An engine may not cost more than a share of a CPU: rest for as long as that takes.
 
         One of a user who is ordered alone has a second bound, by each single answer.
         """
         theirs = self.domain != COMMON
+        if theirs:
+            self.allowance.spend(spent_s, time.monotonic(), CPU_SHARE)
         longest_s = float("inf") if theirs else self.longest_s
         pause_s, share = self._budget.charge(spent_s, self._asked_s, self.share, longest_s), 0.0
         if pause_s:

@@ -24,7 +24,7 @@ from sched_ctl.drivers.flink import local
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines import roster
-from sched_ctl.engines.budget import Budget
+from sched_ctl.engines.budget import Allowance, Budget
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import Owners
 from sched_ctl.engines.remarks import Remarks
@@ -309,7 +309,7 @@ def test_who_is_looked_at_is_asked_though_it_costs_much() -> None:
         engine = Engine(fake.target, FakeEngine.kind(fake)["fake"], 1.0)
         engine.share = 0.02
         for _ in range(5):
-            engine._charge(1.0, 0.0)
+            engine._charge(1.0)
         found = [engine.ask(10.0, 1.0) is None]
         engine.share = 0.0
         found.append(engine.ask(5.0, 1.0) is None and not engine.busy)
@@ -318,3 +318,52 @@ def test_who_is_looked_at_is_asked_though_it_costs_much() -> None:
 
     assert asyncio.run(rests(0)) == [True, False]
     assert asyncio.run(rests(ONE)) == [True, True]
+
+
+def test_an_answer_that_is_refused_is_paid_for_too() -> None:
+    """Each second one may be right, so that silence alone would not keep us from asking."""
+
+    class Refused(FakeEngine):
+        def poll(self, timeout_s: float) -> Snapshot:
+            burn(0.05)
+            raise EngineError("answered with more than 400000 values")
+
+    async def rest_s() -> float:
+        fake = Refused()
+        engine = Engine(replace(fake.target, uid=ONE), FakeEngine.kind(fake)["fake"], 1.0)
+        question = engine.ask(time.monotonic(), 1.0)
+        assert question is not None
+        await asyncio.wait([question])
+        await asyncio.sleep(0)
+        engine.close()
+        assert engine.failures == 1
+        return engine._rests_until_s - engine._asked_s
+
+    assert asyncio.run(rest_s()) >= 0.5  # a tenth of a CPU
+
+
+def test_who_starts_ever_new_engines_has_one_allowance() -> None:
+    """Each that is new has cost nothing so far. Simulated: one in each 0.1 s, 0.3 s an answer."""
+    allowance, now_s, spent_s = Allowance(), 100.0, 0.0
+    while now_s < 200.0:
+        if not allowance.rests(now_s):
+            allowance.spend(0.3, now_s, 0.1)
+            spent_s += 0.3
+        now_s += 0.1
+    assert 9.0 <= spent_s <= 10.5
+    small = Allowance()
+    for _ in range(9):  # at once, and it does not rest
+        small.spend(0.01, 100.0, 0.1)
+        assert not small.rests(100.0)
+
+
+def test_engines_of_a_user_are_met_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of none it is known what its answers cost; root's are asked at once."""
+    controller = passes_beside(monkeypatch, (ONE, 3), (OTHER, 2))
+    for engine in controller.engines.values():
+        engine.polls, engine._asked = 0, None
+    engines = list(controller.engines.values())
+    asked = list(controller._known_or_next(engines))
+    assert sorted(engine.uid or 0 for engine in asked) == [0, ONE, OTHER]
+    engines[1].polls = 1
+    assert len(list(controller._known_or_next(engines))) == 4
