@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Of a command line that are looked at. A single argument, such as a class path, has 128 kB at most
+# (MAX_ARG_STRLEN, linux/binfmts.h), all of them 2 MB, and anybody may start hundreds of such.
+COMMAND_BYTES = 256 << 10
+COMMAND_WORDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +152,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """Arguments of a process; empty for a kernel thread, or if it is gone."""
-    words = (_read(f"/proc/{pid}/cmdline") or b"").rstrip(b"\0").split(b"\0")
-    return [word.decode(errors="replace") for word in words if words != [b""]]
+    """The first arguments of a process; empty for a kernel thread, or if it is gone."""
+    line = (_read(f"/proc/{pid}/cmdline", COMMAND_BYTES) or b"").rstrip(b"\0")
+    words = line.split(b"\0", COMMAND_WORDS)[:COMMAND_WORDS] if line else []
+    return [word.decode(errors="replace") for word in words]
 
 
 def boot_id() -> str:
@@ -187,17 +192,17 @@ def field(path: str, key: str) -> list[str]:
     return next((line[len(start) :].split() for line in found if line.startswith(start)), [])
 
 
-def _read(path: str) -> bytes | None:
+def _read(path: str, limit: int = 1 << 20) -> bytes | None:
     """Content of a file of /proc; None if its process is gone, or went while we read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return None
     try:
-        parts = []
-        while part := os.read(fd, 65536):
-            parts.append(part)
-        return b"".join(parts)
+        content = b""
+        while len(content) < limit and (part := os.read(fd, min(1 << 16, limit - len(content)))):
+            content += part
+        return content
     except ProcessLookupError:
         return None
     finally:

@@ -3,6 +3,8 @@
 import ast
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,3 +126,15 @@ def test_no_file_of_proc_is_opened_as_text(folder: str) -> None:
 )
 def test_what_opens_it_as_text_is_found(line: str) -> None:
     assert list(_text_of_proc(ast.parse(line)))
+
+
+def test_of_a_command_line_without_end_the_beginning_is_looked_at() -> None:
+    """Two megabytes of words, in each of some hundred processes, took the search seconds."""
+    words = ["x" * 60] * 25_000
+    command = [sys.executable, "-S", "-c", "input(print(1, flush=True))", *words]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"1\n"
+        assert procfs.command_line(process.pid) == command[: procfs.COMMAND_WORDS]
+        process.kill()
