@@ -1,8 +1,10 @@
 """The journal survives what happens to files: cut lines, garbage, other boots, growth."""
 
+import importlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +23,7 @@ from sched_ctl.backends.undo.records import (
     Released,
     Set,
 )
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import procfs, sched
 
 
 @pytest.fixture
@@ -396,3 +398,66 @@ def test_absurd_lines_end_in_words(path: Path, line: bytes, sealed: bool) -> Non
     assert journal.state.records() == [adopted(3)]
     assert len(journal.problems) == 1 and "skipped" in journal.problems[0]
     assert len(journals.restore(journal)) == 1
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("os.open", "os.pread", "os.pwrite", "os.ftruncate", "os.rename", "os.unlink"),
+        *("sched_ctl.kernel.sched.set_nice", "sched_ctl.kernel.sched.get_policy"),
+        "sched_ctl.kernel.procfs.pids",
+    ],
+)
+def test_an_error_of_any_call_of_restore_is_said_or_harmless(
+    path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call fails in its turn; the next restore puts back what is left, and nothing else."""
+    module, _, name = call.rpartition(".")
+    real = getattr(importlib.import_module(module), name)
+    done = threading.Event()
+    started = [threading.Thread(target=done.wait) for _ in range(3)]
+    for thread in started:
+        thread.start()
+    found = [procfs.stat(os.getpid(), thread.native_id) for thread in started]
+    threads = [stat for stat in found if stat is not None]
+    own = threads[0].nice
+    try:
+        for turn in range(60):
+            calls = 0
+
+            def failing(*args: object, _turn: int = turn, **named: object) -> object:
+                nonlocal calls
+                calls += 1
+                if calls == _turn + 1:
+                    raise OSError(5, "Input/output error")
+                return real(*args, **named)
+
+            journal = Journal(path)
+            for stat in threads:
+                born = stat.tid, stat.start_time
+                journal.write([Adopted(os.getpid(), *born, own), Set([(*born, own + 5)])])
+                sched.set_nice(stat.tid, own + 5)
+            journal.write([Process(os.getpid(), threads[0].start_time, 1 << 40, own, 0, [], [])])
+            journal.close()
+            with monkeypatch.context() as patch:
+                patch.setattr(call, failing)
+                try:
+                    again = Journal(path)
+                    problems = journals.restore(again)
+                    again.close()
+                except JournalError as error:
+                    problems = [error.message]
+            left = [stat.tid for stat in threads if sched.get_nice(stat.tid) != own]
+            assert problems or not left, turn
+            again = Journal(path)
+            assert journals.restore(again) == [] and not again.state, turn
+            again.close()
+            assert {sched.get_nice(stat.tid) for stat in threads} == {own}, turn
+            if calls <= turn:
+                return
+        raise AssertionError("it makes more calls than were tried")
+    finally:
+        done.set()
+        for thread in started:
+            thread.join()

@@ -167,7 +167,10 @@ def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list
     for pid in pids:
         if (record := log.state.processes.get(pid)) is None:
             continue
-        failed = passed_on(record, held)
+        try:
+            failed = passed_on(record, held)
+        except OSError as error:  # /proc cannot be read: what follows is put back all the same
+            failed = [_words(error)]
         problems += failed
         if not failed:
             done.append(ProcessReleased(pid=pid))
