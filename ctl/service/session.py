@@ -33,7 +33,7 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, by_query, endpoint, looking, recording, views
 from sched_ctl.service import socket as control
 from sched_ctl.service.idle import idle
-from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder
+from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder, others
 from sched_ctl.service.reload import ReadAgain, reloaded
 
 __all__ = ["look", "no_engine", "plan", "put_back", "run"]
@@ -104,6 +104,12 @@ def put_back(run_dir: Path) -> tuple[str, ...]:
     """
     try:
         with hold_if_free(run_dir) as killed:
+            for pid in others():
+                log.warning(
+                    "a controller with another run folder is running (pid %d): what it has changed "
+                    "stays until it ends",
+                    pid,
+                )
             journal = journals.Journal(RunFolder(run_dir).journal)
             return (*journals.restore(journal), *_lost(journal, killed))
     except Running as error:

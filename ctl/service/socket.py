@@ -27,7 +27,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.runfolder import RunFolder
-from sched_ctl.service.lock import Holder, holder
+from sched_ctl.service.lock import Holder, holder, others
 
 __all__ = ["Handler", "answers", "request", "serve"]
 
@@ -202,6 +202,12 @@ def request(
     except PermissionError:
         raise UserError(f"{path} is for root", "run this command as root") from None
     except (FileNotFoundError, ConnectionError):
+        if found := others():
+            raise UserError(
+                f"no controller answers at {path}; one with another run folder is running: pid "
+                f"{found[0]}",
+                "name the folder that load was given: --run-dir",
+            ) from None
         raise UserError(
             f"no controller runs on this machine: none answers at {path}",
             "start one with: sched-ctl load; or only look: sched-ctl watch",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sched_ctl.errors import UserError
-from sched_ctl.service import lock
+from sched_ctl.service import lock, session, socket
 from sched_ctl.service.lock import hold, hold_if_free, holder, run_folder
 from support import wait_until
 
@@ -153,6 +153,19 @@ sys.stdin.read()
                 pass
         with hold_if_free(tmp_path / "one") as killed:
             assert killed is None
+
+
+def test_who_looks_elsewhere_is_told_of_one_with_another_folder(
+    machine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As from another mount namespace, where "all is well" would be wrong."""
+    with elsewhere(tmp_path / "one") as pid:
+        with pytest.raises(UserError, match=f"another run folder is running: pid {pid}"):
+            socket.request(tmp_path / "two", "status")
+        assert session.put_back(tmp_path / "two") == ()
+        assert f"(pid {pid}): what it has changed stays" in caplog.text
+    with pytest.raises(UserError, match="no controller runs on this machine"):
+        socket.request(tmp_path / "two", "status")
 
 
 @ROOT
