@@ -169,7 +169,10 @@ def fuzz(
 @functools.cache
 def scratch() -> Path:
     """A folder of this process, until its end."""
-    folder = tempfile.TemporaryDirectory(prefix="sched-ctl-fuzz-")
+    memory = Path("/dev/shm")  # where making a file costs a twentieth
+    folder = tempfile.TemporaryDirectory(
+        prefix="sched-ctl-fuzz-", dir=memory if memory.is_dir() else None
+    )
     atexit.register(folder.cleanup)
     return Path(folder.name)
 
@@ -196,9 +199,15 @@ metric = "queue_size"
 above = 10
 [[policy]]
 policy = "multi-class"
-options = {classes = {"high*" = 2}}
+options = {classes = {"high*" = "fcfs", "*" = "hr"}}
 [policy.shares]
 "gold*" = 4
+[[program]]
+name = "pipes"
+find = {comm = "pipes"}
+[program.threads]
+'rs:(?P<operator>[^:]+)(?::\\w*)?' = "operator"
+'pipes|pool-.*' = {role = "housekeeping"}
 """
 
 
