@@ -13,6 +13,7 @@
 import asyncio
 import logging
 import os
+import select
 import socket
 import struct
 import time
@@ -68,7 +69,8 @@ async def serve(
         clients += 1
         try:
             if clients <= CLIENTS and _is_us(writer):
-                writer.write(await _answer(reader, handlers) + b"\n")
+                peer = writer.get_extra_info("socket")
+                writer.write(await _answer(reader, handlers, lambda: _has_gone(peer)) + b"\n")
                 await asyncio.wait_for(writer.drain(), REQUEST_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client went away, or never said anything
@@ -114,11 +116,24 @@ def _is_us(writer: asyncio.StreamWriter) -> bool:
     return uid in (0, os.geteuid())
 
 
-async def _answer(reader: asyncio.StreamReader, handlers: Mapping[str, Handler]) -> bytes:
+def _has_gone(peer: socket.socket) -> bool:
+    """Whether the other side has closed, and so waits for no answer; poll(2)."""
+    poll = select.poll()
+    poll.register(peer, 0)
+    return any(found & select.POLLHUP for _, found in poll.poll(0))
+
+
+async def _answer(
+    reader: asyncio.StreamReader,
+    handlers: Mapping[str, Handler],
+    has_gone: Callable[[], bool] = lambda: False,
+) -> bytes:
     try:
         line = await _line(reader)
     except asyncio.LimitOverrunError:
         return _refusal(f"the request is longer than {REQUEST_BYTES} bytes")
+    if has_gone():  # we were stopped meanwhile: it was told so, and that nothing came of it
+        return _refusal("nobody waits for the answer")
     try:
         request = msgspec.json.decode(line, type=_Request)
         if request.verb == PING:

@@ -32,8 +32,11 @@ async def slow(_):
     await asyncio.sleep(3)
     return "at last"
 
+async def touch(_):
+    (folder / "touched").touch()
+
 async def main():
-    async with socket.serve(folder, {"hang": hang, "slow": slow}):
+    async with socket.serve(folder, {"hang": hang, "slow": slow, "touch": touch}):
         print("ready", flush=True)
         await asyncio.sleep(600)
 
@@ -94,6 +97,21 @@ def test_one_that_hangs_is_told_from_one_that_is_slow(
         with pytest.raises(UserError, match="does nothing else"):
             socket.request(tmp_path, "hang", timeout_s=600)
         assert session.end(tmp_path) == () and sched.get_nice(victim) == os.nice(0)
+
+
+@pytest.mark.needs("root")
+def test_what_was_asked_of_a_stopped_one_is_not_done_minutes_later(tmp_path: Path) -> None:
+    """Who asked was told that it does not answer; else an `unload` would end it at its CONT."""
+    with controlled(tmp_path) as (controller, _):
+        controller.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_in(controller.pid, "T"))
+        with pytest.raises(UserError, match="is stopped"):
+            socket.request(tmp_path, "touch", timeout_s=600)
+        controller.send_signal(signal.SIGCONT)
+        assert socket.request(tmp_path, "slow", timeout_s=600) == "at last"
+        assert not (tmp_path / "touched").exists()
+        socket.request(tmp_path, "touch", timeout_s=600)
+        assert (tmp_path / "touched").exists()
 
 
 @pytest.mark.needs("root")
