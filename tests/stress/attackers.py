@@ -170,7 +170,8 @@ def forged(engine: lab.Engine, folder: Path, rows: int = 1 << 15) -> dict[str, s
     fields |= {f"{name}_count": count for name, count in counts.items()} | {"bytes": at}
     for field, value in fields.items():
         struct.pack_into("=Q", head, file.offset(field), value)
-    step, offsets = kinds["operators"].itemsize, kinds["operators"].fields or {}
+    step = kinds["operators"].itemsize
+    offsets: dict[str, Any] = dict(kinds["operators"].fields or {})
     for field in ("tid", "start_time"):
         places[field] = f"{fields['operators_offset'] + offsets[field][1]}:{step}:{rows}"
     header = (str(file.offset(f)) for f in ("pid", "start_time", "generation", "heartbeat_ns"))

@@ -38,7 +38,7 @@ def check_all_is_put_back_after_the_kernel_took_the_memory() -> None:
         if (controller := os.fork()) == 0:
             cgroup.write(GROUP / "cgroup.procs", str(os.getpid()))
             backend = Nice(Journal(path), NiceOptions(best=0))
-            eaten = []
+            eaten: list[bytes] = []
             while True:
                 backend.apply(plan(threads, [(place + len(eaten)) % 6 for place in range(6)]))
                 eaten.append(os.urandom(1 << 18))
