@@ -59,6 +59,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_object__next_program": (_P, (_P, _P)),
     "bpf_object__find_program_by_name": (_P, (_P, _S)),
     "bpf_program__attach": (_P, (_P,)),
+    "bpf_program__set_autoload": (_I, (_P, ctypes.c_bool)),
     "bpf_map__fd": (_I, (_P,)),
     "bpf_map__key_size": (_U32, (_P,)),
     "bpf_map__value_size": (_U32, (_P,)),
@@ -262,6 +263,11 @@ class Object:
             self.library.bpf_map__set_max_entries(self._map(name), entries), f"resize of {name}"
         )
 
+    def leave_out(self, program: str) -> None:
+        """Do not load it."""
+        lib = self.library
+        lib.check(lib.bpf_program__set_autoload(self._program(program), False), program)
+
     def load(self) -> None:
         """Verify and load. The error's `log` holds the verifier's."""
         self.library.messages.clear()
@@ -332,9 +338,12 @@ class Object:
         """A tracing program, to what its section says."""
         lib = self.library
         lib.messages.clear()
-        found = lib.bpf_object__find_program_by_name(self._handle, program.encode())
-        found = lib.pointer(found, f"{self.path}: program {program}")
-        return self._keep(lib.pointer(lib.bpf_program__attach(found), f"attach {program}"))
+        found = lib.bpf_program__attach(self._program(program))
+        return self._keep(lib.pointer(found, f"attach {program}"))
+
+    def _program(self, name: str) -> int:
+        found = self.library.bpf_object__find_program_by_name(self._handle, name.encode())
+        return self.library.pointer(found, f"{self.path}: program {name}")
 
     def _keep(self, handle: int) -> "Link":
         link = Link(handle, self.library)

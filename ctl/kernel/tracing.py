@@ -27,6 +27,8 @@ LOCKDOWN = Path("/sys/kernel/security/lockdown")
 MOST_IDS = 1 << 22  # TRACE_IDS in bpf/trace.h
 SLOT_S = 1024e-9  # a wait in slot n was shorter than 2**n of it
 Table = NDArray[Any]
+# The second where data has no symbols: it takes for the waker whom an interrupt cut short.
+WAKING = ("trace_waking", "trace_waking_blind")
 
 
 class Unavailable(Exception):
@@ -64,20 +66,20 @@ class _Program:
         if (why := obstacle()) is not None:
             raise Unavailable(why)
         try:
-            self.object = Object.open(OBJECT, library())
+            try:
+                self.object, self._waking = _loaded(*WAKING), WAKING[0]
+            except OSError:
+                self.object, self._waking = _loaded(*reversed(WAKING)), WAKING[1]
         except OSError as error:
-            raise Unavailable(f"cannot open {OBJECT}: {error.strerror}") from None
+            raise _refused(error) from None
         try:
-            self.object.load()
             self.followed = self.object.array(".bss.followed", "followed")
             self.waits = self.object.array(".bss.waits", "waits")
             self._graph = self.object.array(".bss.followed", "graph")
             self.object.attach("trace_switch")
         except OSError as error:
             self.object.close()
-            said = getattr(error, "log", "").strip().splitlines()
-            detail = f" ({said[-1].strip()})" if said else ""
-            raise Unavailable(f"the kernel refuses: {error.strerror}{detail}") from None
+            raise _refused(error) from None
         self.tracers: dict[Tracer, frozenset[int]] = {}
         self._pids: frozenset[int] = frozenset()
 
@@ -86,7 +88,7 @@ class _Program:
         if self._graph:
             return
         try:
-            self.object.attach("trace_waking")
+            self.object.attach(self._waking)
         except OSError as error:
             raise Unavailable(f"the kernel refuses: {error.strerror}") from None
         self._graph[...] = 1
@@ -97,6 +99,24 @@ class _Program:
         for pid in pids ^ self._pids:
             self.followed[pid // 64] ^= np.uint64(1 << pid % 64)
         self._pids = pids
+
+
+def _loaded(waking: str, other: str) -> Object:
+    """With one of the two programs for wake-ups. Raises OSError."""
+    made = Object.open(OBJECT, library())
+    try:
+        made.leave_out(other)
+        made.load()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _refused(error: OSError) -> Unavailable:
+    said = getattr(error, "log", "").strip().splitlines()
+    detail = f" ({said[-1].strip()})" if said else ""
+    return Unavailable(f"the kernel refuses: {error.strerror}{detail}")
 
 
 _program: _Program | None = None
