@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
+from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, asked
 from sched_ctl.cli.plain import Command
 from sched_ctl.errors import UserError
 
@@ -69,9 +69,13 @@ def demo(
 
     Examples: sched-ctl demo;  sched-ctl demo --workload syn --load 0.9 --policy hr
     """
-    from sched_ctl.demo.results import Options
+    from sched_ctl.demo.results import AUTO, Options
     from sched_ctl.demo.run import run
+    from sched_ctl.plugins import registry
 
+    if policy != AUTO:
+        with asked():
+            registry.policy(policy)
     run(
         Options(
             workload=workload,

@@ -33,7 +33,7 @@ from sched_ctl.engines import roster
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
 from sched_ctl.lab import engine as lab
-from sched_ctl.plugins import drivers, registry
+from sched_ctl.plugins import drivers
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service.lock import hold
 
@@ -55,8 +55,6 @@ def run(options: Options, *, json: bool = False) -> None:
     """The whole demo. Raises UserError; ends every child and puts everything back on every path."""
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger(roster.__name__).setLevel(logging.ERROR)  # each phase's engine ends
-    if options.policy != AUTO:
-        registry.policy(options.policy)  # an unknown one is an error now, not after the first phase
     cpus = sorted(os.sched_getaffinity(0))[-options.cpus :]
     if len(cpus) < options.cpus:
         raise UserError(f"--cpus {options.cpus}: there are only {len(cpus)} CPUs for us")
