@@ -42,7 +42,7 @@ def test_the_race_keeps_nothing_that_is_worse_and_all_is_put_back(tmp_path: Path
 
             wait_until(over, 120)
             ended = seen[-1]
-            status = sched_ctl("status", "--run-dir", str(run_dir))
+            status = sched_ctl("status", "--all", "--run-dir", str(run_dir))
         after = nices(engine)
     finally:
         engine_of.__exit__(None, None, None)
