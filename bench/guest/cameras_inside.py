@@ -23,12 +23,12 @@ from bench.guest.inside import FIRST, NORMAL, Load, go_first, measure, say, show
 from engines.cluster import patiently
 
 FOLDER = Path("/run/cameras")
-SECONDS = 6.0
+SECONDS = 5.0
 SETTLE_S = 2.0
 RACE_S = 60.0
 FPS = 30
 DEADLINE_S = 1 / FPS
-FRAME, LARGE = 3_000, 20_000  # bytes; a stage takes 0.2 us of each, and more in a guest
+FRAME, LARGE = 1_000, 10_000  # bytes; a stage takes some 3 us of each in a guest
 PROGRAMS = """
 [[program]]
 name = "camera"
@@ -51,6 +51,7 @@ SOURCES = {
 LATENCY = re.compile(rb"latency,.*time=\(guint64\)(\d+), ts=\(guint64\)(\d+)")
 HOW = ("--program", str(FOLDER / "programs.toml"), "--poll-timeout", "30", "--stale-after", "60")
 ENGINES = ("--engine", "program:camera", "--engine", "program:archive")
+LEAST_SLACK = ("--policy", "deadline", "--policy-option", "others=min-cost")
 CLASSES = 'classes={"camera*": "constant", "*": "constant"}'
 
 
@@ -68,7 +69,7 @@ def _ways() -> Iterator[Way]:
     for backend in ("nice", "scx"):
         yield Way(f"auto, {backend}", ("--race", "2", "--backend", backend), race_s=RACE_S)
         by = ("--race", "0", "--backend", backend)
-        yield Way(f"a target, {backend}", (*target, *by))
+        yield Way(f"a target, {backend}", (*target, *LEAST_SLACK, *by))
         yield Way(
             f"multi-class, {backend}",
             ("--policy", "multi-class", "--policy-option", CLASSES, *by),
@@ -116,8 +117,9 @@ class Pipeline:
         left, inside = np.array(self.frames()).T
         entered = left - inside
         late = entered - np.arange(len(entered)) * DEADLINE_S  # behind its own clock
-        due = entered - (late - late.min())
-        assert len(due) and due[-1] > end_s - 1.0, "the camera is overloaded"
+        due = entered - (late - late[FPS:].min())  # the first frame comes before the clock runs
+        if not len(due) or due[-1] < end_s - 1.0:
+            say(f"{len(due)} frames, {late[-1] - late.min():.3f} s late, {end_s - left[-1]:.3f} s")
         return (left - due)[(due >= begin_s) & (due < end_s)]
 
     def end(self) -> None:
@@ -137,15 +139,17 @@ def phase(way: Way, camera: Pipeline, archive: Pipeline) -> dict[str, Any]:
     begin_s, end_s = found["begin"], found["end"]
     waits = camera.waits_s(begin_s, end_s)
     large = [inside for left, inside in archive.frames() if begin_s <= left < end_s]
-    late = float((waits > DEADLINE_S).mean())
+    late = float((waits > DEADLINE_S).mean()) if len(waits) else 1.0
     found["queries"] = {
         "camera": [round(float(wait) * 1e3, 3) for wait in waits],
         "archive": [round(inside * 1e3, 3) for inside in large],
     }
     found["late"] = {"camera": late}
+    found["roles"] = {}
     say(
-        f"{way.name}: {len(waits)} frames, mean {waits.mean() * 1e3:.1f} ms, p99 "
-        f"{np.quantile(waits, 0.99) * 1e3:.1f} ms, {late:.1%} late; {len(large) / SECONDS:.1f}/s"
+        f"{way.name}: {len(waits)} frames, median {np.median(waits) * 1e3:.1f} ms, "
+        f"{max(waits, default=0.0) * 1e3:.1f} at most, {late:.1%} late; "
+        f"{len(large) / SECONDS:.1f}/s of the other"
     )
     return found
 
@@ -163,7 +167,7 @@ def run(ways: Sequence[Way]) -> None:
                 load = Load(arguments, 0 if way.race_s else expected, {}, HOW)
                 for tid, _ in threads(load.process.pid):
                     os.sched_setscheduler(tid, *NORMAL)
-            show({"scenario": "a camera beside an archive", **phase(way, camera, archive)})
+            show({"scenario": "archive", **phase(way, camera, archive)})
             if load is not None:
                 for tid, _ in threads(load.process.pid):
                     os.sched_setscheduler(tid, *FIRST)
