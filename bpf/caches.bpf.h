@@ -95,7 +95,9 @@ subprogram int pull(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 	llc &= MAX_LLCS - 1;
 	looks = wants_any(llc, slot) ? FAR_SETS : 1 + (now_ns - c->next_far_ns) / FAR_EVERY;
 	c->next_far_ns = now_ns + FAR_EVERY;
-	for (i = 0; i < FAR_SETS && i < looks && i + 1 < nr_llcs; i++) {
+	for_each_number(i, FAR_SETS) {
+		if (i >= looks || i + 1 >= nr_llcs)
+			break;
 		other = next_set(c, llc);
 		waiting = queues[other].waiting;
 		if (!waiting)
@@ -139,7 +141,9 @@ subprogram int find_laggard(struct cpu *c, u32 llc, s32 cpu)
 
 	if (!c)
 		return 0;
-	for (i = 0; i < FAR_SETS && i + 1 < nr_llcs; i++) {
+	for_each_number(i, FAR_SETS) {
+		if (i + 1 >= nr_llcs)
+			break;
 		other = next_set(c, llc);
 		if (!sets[other].others_waiting)
 			continue;
@@ -172,8 +176,8 @@ subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
 	struct candidate best;
 	u32 i, other;
 
-	for (i = 1; i < MAX_LLCS && i < nr_llcs; i++) {
-		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
+	for_each_number(i, nr_llcs - 1) {
+		other = (llc + i + 1) % nr_llcs & (MAX_LLCS - 1);
 		if (queues[other].waiting &&
 		    pick(other, cpu, now_ns, queues[other].waiting, &best) >= 0 &&
 		    take(other, cpu, &best, false)) {
@@ -181,8 +185,8 @@ subprogram int steal(u32 llc, s32 cpu, u64 now_ns)
 			return 1;
 		}
 	}
-	for (i = 1; i < MAX_LLCS && i < nr_llcs; i++) {
-		other = (llc + i) % nr_llcs & (MAX_LLCS - 1);
+	for_each_number(i, nr_llcs - 1) {
+		other = (llc + i + 1) % nr_llcs & (MAX_LLCS - 1);
 		if ((sets[other].others_waiting && run_other(other)) || run_yielder(other)) {
 			count(steals);
 			return 1;

@@ -17,6 +17,14 @@ struct bpf_iter_scx_dsq {
 	u64 __opaque[6];
 } __attribute__((aligned(8)));
 
+struct bpf_iter_num {
+	u64 __opaque[1];
+} __attribute__((aligned(8)));
+
+extern int bpf_iter_num_new(struct bpf_iter_num *it, int start, int end) __ksym;
+extern int *bpf_iter_num_next(struct bpf_iter_num *it) __ksym;
+extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __ksym;
+
 extern s32 scx_bpf_create_dsq(u64 dsq_id, s32 node) __ksym;
 extern s32 scx_bpf_dsq_nr_queued(u64 dsq_id) __ksym;
 extern s32 scx_bpf_select_cpu_dfl(struct task_struct *p, s32 prev_cpu, u64 wake_flags,

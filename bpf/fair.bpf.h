@@ -258,10 +258,10 @@ static int ring(void *map, int *key, struct bpf_timer *timer)
 }
 
 /*
- * Let this CPU choose again as soon as what runs there, and has for had_ns, has for least_ns. False:
- * there is no timer for it.
+ * Let this CPU choose again as soon as what runs there, and has for had_ns, has for least_ns. 0: there
+ * is no timer for it.
  */
-static __always_inline bool interrupt(u32 cpu, u64 now_ns, u64 had_ns, u64 least_ns)
+subprogram int interrupt(u32 cpu, u64 had_ns, u64 least_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	u64 since_ns = c->since_ns, armed_ns = c->armed_ns;
@@ -270,39 +270,39 @@ static __always_inline bool interrupt(u32 cpu, u64 now_ns, u64 had_ns, u64 least
 	if ((s64)(had_ns - least_ns) >= 0) {
 		count(preempts);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
-		return true;
+		return 1;
 	}
 	if (armed_ns == since_ns)
-		return true;
+		return 1;
 	alarm = bpf_map_lookup_elem(&alarms, &cpu);
 	if (!alarm)
-		return true;		/* there are no such CPUs */
+		return 1;		/* there are no such CPUs */
 	if (!__sync_bool_compare_and_swap(&c->armed_ns, armed_ns, since_ns))
-		return true;		/* it rang, or another CPU set it: that one's time counts */
+		return 1;		/* it rang, or another CPU set it: that one's time counts */
 	count(alarms);
 	if (control.fault != FAULT_TIMERS &&
 	    !bpf_timer_start(&alarm->timer, least_ns - had_ns, BPF_F_TIMER_CPU_PIN))
-		return true;
+		return 1;
 	count(no_timers);
 	__sync_bool_compare_and_swap(&c->armed_ns, since_ns, 0);
-	return false;
+	return 0;
 }
 
 /* The same for what begins to run here, now. */
-static __always_inline void end_after(struct task_struct *p, u32 cpu, u64 now_ns, u64 had_ns,
+static __always_inline void end_after(struct task_struct *p, u32 cpu, u64 had_ns,
 				      u64 least_ns)
 {
-	if (!interrupt(cpu, now_ns, had_ns, least_ns) && p->scx.slice > least_ns)
+	if (!interrupt(cpu, had_ns, least_ns) && p->scx.slice > least_ns)
 		set_slice(p, least_ns);		/* and so at the tick after that */
 }
 
 /* As `interrupt`, or when the operator goes on that waits for a higher class to finish there. */
-static __always_inline void claim(u32 cpu, u64 now_ns, u64 had_ns, u32 least_us)
+static __always_inline void claim(u32 cpu, u64 had_ns, u32 least_us)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 
 	if (c->tier != TIER_NONE)
-		interrupt(cpu, now_ns, had_ns, least_us * US);
+		interrupt(cpu, had_ns, least_us * US);
 	else if (!c->wanted_us || least_us < c->wanted_us)
 		c->wanted_us = least_us;
 }
@@ -348,9 +348,9 @@ static __always_inline void claim_for_operator(u32 slot, u64 key, u32 cpu, u64 n
 		u64 its = c->vtime + pack(now_ns - c->since_ns, 0);
 
 		if (before(operators_vtime, its) || before(own_vtime(slot), its))
-			interrupt(cpu, now_ns, now_ns - c->turn_ns, base_slice_us * US);
+			interrupt(cpu, now_ns - c->turn_ns, base_slice_us * US);
 	} else if (rival && control.least_us && outranks(slot, key, rival, now_ns)) {
-		claim(cpu, now_ns, now_ns - c->turn_ns, control.least_us);
+		claim(cpu, now_ns - c->turn_ns, control.least_us);
 	}
 }
 
@@ -398,7 +398,7 @@ static __always_inline bool claim_for_other(u64 vtime, u32 cpu, u64 now_ns)
 	if (c->slot && (s64)(had_ns - base_slice_us * US) >= 0 && !sets[llc].others_waiting &&
 	    !any_by_right(vtime, llc, cpu, now_ns))
 		return true;
-	claim(cpu, now_ns, had_ns, base_slice_us);
+	claim(cpu, had_ns, base_slice_us);
 	return false;
 }
 
@@ -409,7 +409,7 @@ static __always_inline int fair_init(void)
 	u32 i;
 
 	operators_vtime = others_now;
-	for (i = 0; i < MAX_CPUS && i < nr_cpus; i++) {
+	for_each_number(i, nr_cpus) {
 		u32 cpu = i;
 
 		alarm = bpf_map_lookup_elem(&alarms, &cpu);

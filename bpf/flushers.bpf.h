@@ -173,7 +173,7 @@ subprogram int let_go(u32 slot, u64 now_ns)
 	threads[slot].held = 0;
 	bpf_rcu_read_lock();
 	bpf_iter_scx_dsq_new(&it, HELD_DSQ, 0);
-	for (i = 0; i < MOST_HELD && (p = bpf_iter_scx_dsq_next(&it)); i++) {
+	for (i = unknown_zero; i < MOST_HELD && (p = bpf_iter_scx_dsq_next(&it)); i++) {
 		a = bpf_task_storage_get(&adopted, p, 0, 0);
 		if (!a || a->flushes != slot)
 			continue;
@@ -200,7 +200,7 @@ subprogram u64 end_some(u64 now_ns)
 
 	bpf_rcu_read_lock();
 	bpf_iter_scx_dsq_new(&it, HELD_DSQ, 0);
-	for (i = 0; i < MOST_HELD && (p = bpf_iter_scx_dsq_next(&it)); i++) {
+	for (i = unknown_zero; i < MOST_HELD && (p = bpf_iter_scx_dsq_next(&it)); i++) {
 		a = bpf_task_storage_get(&adopted, p, 0, 0);
 		its_ns = a ? a->until_ns - now_ns : 0;
 		if ((s64)its_ns > 0) {
@@ -222,7 +222,7 @@ subprogram u64 end_some(u64 now_ns)
 		if (c->tier == TIER_NONE)
 			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		else
-			interrupt(cpu, now_ns, now_ns - c->turn_ns, base_slice_us * US);
+			interrupt(cpu, now_ns - c->turn_ns, base_slice_us * US);
 	}
 	bpf_iter_scx_dsq_destroy(&it);
 	bpf_rcu_read_unlock();

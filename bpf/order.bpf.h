@@ -260,28 +260,36 @@ static __always_inline void forgive_group(u32 queue)
 		groups[g].vtime_ns = floor_ns;
 }
 
-/* Look up the heads of these queues. Returns those that have none for this CPU. */
-subprogram u64 refresh(u32 llc, s32 cpu, u64 unknown)
+/* Look up the head of this queue. Returns its bit if it has none for this CPU, else 0. */
+subprogram u64 refresh(u32 llc, s32 cpu, u32 queue)
 {
-	u64 key, bit, without = 0;
-	u32 i;
+	u64 key, bit;
 
 	llc &= MAX_LLCS - 1;
-	for_each_queue(i, unknown) {
-		bit = 1ULL << i;
-		barrier_var(bit);	/* or the verifier keeps a state for each set of bits */
-		__sync_fetch_and_and(&sets[llc].stale, ~bit);
-		key = peek(dsq_of(llc, i), cpu);
-		if (key & PASSED)
-			__sync_fetch_and_or(&sets[llc].stale, bit);
-		else if (!key)
-			mark_empty(llc, i);
-		key &= ~PASSED;
-		if (key)
-			queues[llc].head_key[i] = key;
-		else
-			without |= bit;
-	}
+	queue &= MAX_QUEUES - 1;
+	bit = 1ULL << queue;
+	barrier_var(bit);	/* or the verifier keeps a state for each set of bits */
+	__sync_fetch_and_and(&sets[llc].stale, ~bit);
+	key = peek(dsq_of(llc, queue), cpu);
+	if (key & PASSED)
+		__sync_fetch_and_or(&sets[llc].stale, bit);
+	else if (!key)
+		mark_empty(llc, queue);
+	key &= ~PASSED;
+	if (!key)
+		return bit;
+	queues[llc].head_key[queue] = key;
+	return 0;
+}
+
+/* Look up the heads of these queues. Returns those that have none for this CPU. */
+subprogram u64 refresh_all(u32 llc, s32 cpu, u64 unknown)
+{
+	u64 without = 0;
+	u32 i;
+
+	for_each_queue(i, unknown)
+		without |= refresh(llc, cpu, i);
 	return without;
 }
 
@@ -315,10 +323,47 @@ subprogram u64 narrow(u64 candidates, struct candidate *best)
 	return mask;
 }
 
+/* If this queue is better than `best`, it is that. */
+subprogram int compare(u32 llc, s32 cpu, u64 now_ns, u32 queue, struct candidate *best)
+{
+	u64 u, exact = 0;
+
+	if (!best)
+		return 0;
+	llc &= MAX_LLCS - 1;
+	queue &= MAX_QUEUES - 1;
+	if (control.queues[queue].flags & QUEUE_EXACT) {
+		exact = exact_best(dsq_of(llc, queue), cpu, now_ns, &u);
+		if (!exact) {
+			if (!scx_bpf_dsq_nr_queued(dsq_of(llc, queue)))
+				mark_empty(llc, queue);
+			return 0;
+		}
+	} else {
+		/* A queue that the controller no longer uses is drained first. */
+		u = queue < control.nr_queues ? urgency(queue, queues[llc].head_key[queue], now_ns) : ~0ULL;
+	}
+	/* Of those of no age, the one that will be the most urgent. */
+	if (best->queue < 0 || u > best->urgency ||
+	    (u == best->urgency && control.queues[queue].slope >
+				   control.queues[best->queue & (MAX_QUEUES - 1)].slope)) {
+		best->urgency = u;
+		best->exact = exact;
+		best->queue = queue;
+	}
+	return 0;
+}
+
+static __always_inline bool is_one(u64 mask)
+{
+	return mask && !(mask & (mask - 1));
+}
+
 /* The best queue among those in `candidates`, into `best`. */
 subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candidate *best)
 {
-	u32 i, n = control.nr_queues;
+	u64 unknown;
+	u32 i;
 
 	if (!best)
 		return -1;
@@ -326,33 +371,19 @@ subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candida
 	best->queue = -1;
 	best->vtime_ns = 0;
 	best->urgency = 0;
-	if (candidates & sets[llc].stale)
-		candidates &= ~refresh(llc, cpu, candidates & sets[llc].stale);
+	unknown = candidates & sets[llc].stale;
+	if (is_one(unknown))
+		candidates &= ~refresh(llc, cpu, lowest(unknown));
+	else if (unknown)
+		candidates &= ~refresh_all(llc, cpu, unknown);
 	if (control.nr_groups)
 		candidates = narrow(candidates, best);
-	for_each_queue(i, candidates) {
-		u64 u, exact = 0;
-
-		if (control.queues[i].flags & QUEUE_EXACT) {
-			exact = exact_best(dsq_of(llc, i), cpu, now_ns, &u);
-			if (!exact) {
-				if (!scx_bpf_dsq_nr_queued(dsq_of(llc, i)))
-					mark_empty(llc, i);
-				continue;
-			}
-		} else {
-			/* A queue that the controller no longer uses is drained first. */
-			u = i < n ? urgency(i, queues[llc].head_key[i], now_ns) : ~0ULL;
-		}
-		/* Of those of no age, the one that will be the most urgent. */
-		if (best->queue < 0 || u > best->urgency ||
-		    (u == best->urgency && control.queues[i].slope >
-					   control.queues[best->queue & (MAX_QUEUES - 1)].slope)) {
-			best->urgency = u;
-			best->exact = exact;
-			best->queue = i;
-		}
+	if (is_one(candidates)) {	/* nearly always, and a loop costs something */
+		compare(llc, cpu, now_ns, lowest(candidates), best);
+		return best->queue;
 	}
+	for_each_queue(i, candidates)
+		compare(llc, cpu, now_ns, i, best);
 	return best->queue;
 }
 

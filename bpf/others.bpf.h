@@ -183,7 +183,7 @@ subprogram int rescue_other_from(u64 dsq, s32 cpu, u64 oldest, u64 iter_flags)
 	u32 i;
 
 	bpf_iter_scx_dsq_new(&it, dsq, iter_flags);
-	for (i = 0; i < OTHERS_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
+	for (i = unknown_zero; i < OTHERS_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
 		if ((s64)(p->scx.runnable_at - oldest) >= 0 || !may_run(p, cpu))
 			continue;
 		moved = dsq_move(&it, p, SCX_DSQ_LOCAL);
@@ -299,7 +299,7 @@ subprogram int rouse_for(u64 dsq)
 	u32 i;
 
 	bpf_iter_scx_dsq_new(&it, dsq, 0);
-	for (i = 0; i < ROUSE_DEPTH && !woken && (p = bpf_iter_scx_dsq_next(&it)); i++)
+	for (i = unknown_zero; i < ROUSE_DEPTH && !woken && (p = bpf_iter_scx_dsq_next(&it)); i++)
 		woken = kick_idle(p);
 	bpf_iter_scx_dsq_destroy(&it);
 	return woken;

@@ -105,7 +105,8 @@ static int slow_down(void *map, int *key, struct bpf_timer *timer)
 	u64 now_ns = clock_ns();
 	u32 cpu;
 
-	for (cpu = 0; cpu < MAX_CPUS && cpu < nr_cpus; cpu++) {
+	for_each_number(cpu, nr_cpus) {
+		cpu &= MAX_CPUS - 1;
 		if (idling[cpu / 64] >> (cpu & 63) & 1 && usages[cpu].target)
 			perf_note(cpu, now_ns, false);
 	}
@@ -133,7 +134,8 @@ static __always_inline int perf_init(void)
 	struct slowdown *s;
 	u32 zero = 0, i;
 
-	for (i = 0; i < MAX_CPUS && i < nr_cpus; i++) {
+	for_each_number(i, nr_cpus) {
+		i &= MAX_CPUS - 1;
 		usages[i].since_ns = usages[i].at_ns = now_ns;
 		usages[i].use = PERF_ONE * PERF_FINE;
 		usages[i].target = PERF_ONE;

@@ -30,6 +30,28 @@ enum { PARKED_DSQ = 1 << 20, HELD_DSQ, YIELDED_DSQ = PARKED_DSQ + 16 };
 /* Verified once, on its own: loops inside would multiply with the states of each caller. */
 #define subprogram __noinline
 
+/*
+ * LOOPS. The verifier goes through each round of a counted loop, and with a few branches inside that
+ * takes a small machine half a minute. It goes through two or three rounds of one that an iterator ends,
+ * if no number tells the rounds apart: so what is counted beside an iterator starts from a 0 that it
+ * does not know.
+ */
+u32 unknown_zero;
+
+static __always_inline void end_rounds(struct bpf_iter_num *it)
+{
+	bpf_iter_num_destroy(it);
+}
+
+/* For each number from 0 on, less than `most`. */
+#define for_each_number(number, most)						\
+	for (struct bpf_iter_num it_ __attribute__((cleanup(end_rounds))),	\
+	     *p_ __attribute__((unused)) = (bpf_iter_num_new(&it_, 0, most), NULL); \
+	     ({ int *next_ = bpf_iter_num_next(&it_);				\
+		if (next_)							\
+			(number) = *next_;					\
+		next_ != NULL; });)
+
 struct set {				/* of queues; one a last-level cache, or several */
 	u64 stale;			/* bit q: head_key[q] is not known */
 	u64 used;			/* bit q: queue q had threads at some time */
@@ -63,14 +85,12 @@ static __always_inline u32 lowest(u64 mask)
 	return queue;
 }
 
-/*
- * For each queue in the mask, which is used up. A counted loop: with may_goto, which would make
- * it shorter to verify, the verifier of 6.18 fails on calls inside ("unexpected regs").
- */
+/* For each queue in the mask, which is used up. */
 #define for_each_queue(queue, mask)						\
-	for (u32 n_ = 0;							\
-	     n_ < MAX_QUEUES && (mask) && ((queue) = lowest(mask), 1);		\
-	     n_++, (mask) &= (mask) - 1)
+	for (struct bpf_iter_num it_ __attribute__((cleanup(end_rounds))),	\
+	     *p_ __attribute__((unused)) = (bpf_iter_num_new(&it_, 0, MAX_QUEUES), NULL); \
+	     (mask) && bpf_iter_num_next(&it_) && ((queue) = lowest(mask), 1);	\
+	     (mask) &= (mask) - 1)
 
 static __always_inline u64 dsq_of(u32 llc, u32 queue)
 {
@@ -236,6 +256,8 @@ subprogram int repair(u32 llc)
 	llc &= MAX_LLCS - 1;
 	unmarked = sets[llc].used & ~queues[llc].waiting;
 	for_each_queue(i, unmarked) {
+		barrier_var(llc);
+		llc &= MAX_LLCS - 1;
 		n = scx_bpf_dsq_nr_queued(dsq_of(llc, i));
 		if (n <= 0)
 			continue;

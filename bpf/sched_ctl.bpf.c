@@ -537,7 +537,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 				if (!prev)
 					return;		/* for the verifier: it is there */
 				keep_operator(c, prev, slot, now_ns);
-				end_after(prev, cpu, now_ns, 0, base_slice_us * US);
+				end_after(prev, cpu, 0, base_slice_us * US);
 				return;
 			}
 		}
@@ -687,11 +687,11 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		record(TRACE_RUN, slot, now_ns, waited_ns);
 		if (t->lent) {
 			c->turn_ns = now_ns - slice_ns(slot);	/* it has none of its own */
-			end_after(p, cpu, now_ns, 0, LENT_TURN);
+			end_after(p, cpu, 0, LENT_TURN);
 		} else if (c->by_right) {
-			end_after(p, cpu, now_ns, 0, base_slice_us * US);	/* others lag behind */
+			end_after(p, cpu, 0, base_slice_us * US);	/* others lag behind */
 		} else if (c->wanted_us) {
-			end_after(p, cpu, now_ns, now_ns - c->turn_ns, c->wanted_us * US);
+			end_after(p, cpu, now_ns - c->turn_ns, c->wanted_us * US);
 		}
 	} else {
 		c->tier = is_worker(p) ? TIER_NONE : TIER_OTHER;	/* nobody preempts workers */
@@ -699,7 +699,7 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 		c->vtime = p->scx.dsq_vtime;
 		if (c->woken && queues[llc_of(cpu)].waiting) {
 			if (!operators_first) {
-				end_after(p, cpu, now_ns, 0, base_slice_us * US);
+				end_after(p, cpu, 0, base_slice_us * US);
 			} else if (runs_leftovers(c, now_ns)) {
 				count(preempts);
 				scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
@@ -873,13 +873,12 @@ s32 BPF_PROG(sched_ctl_init)
 		scx_error("more CPUs than nr_cpus says");
 		return -7;		/* E2BIG */
 	}
-	for (llc = 0; llc < MAX_LLCS && llc < nr_llcs; llc++)
-		for (queue = 0; queue <= MAX_QUEUES; queue++) {
-			error = scx_bpf_create_dsq(dsq_of(llc, queue), -1);
-			if (error)
-				return error;
-		}
-	for (llc = 0; llc < MAX_LLCS && llc < nr_llcs; llc++) {
+	for_each_number(queue, nr_llcs * (MAX_QUEUES + 1)) {
+		error = scx_bpf_create_dsq(dsq_of(0, queue), -1);	/* one set's begin where the last's end */
+		if (error)
+			return error;
+	}
+	for_each_number(llc, nr_llcs) {
 		error = scx_bpf_create_dsq(YIELDED_DSQ + llc, -1);
 		if (error)
 			return error;

@@ -48,7 +48,7 @@ subprogram int take_back(u32 llc, u64 now_ns)
 
 	llc &= MAX_LLCS - 1;
 	bpf_iter_scx_dsq_new(&it, YIELDED_DSQ + llc, 0);
-	for (i = 0; i < MOST_BACK && (p = bpf_iter_scx_dsq_next(&it)); i++) {
+	for (i = unknown_zero; i < MOST_BACK && (p = bpf_iter_scx_dsq_next(&it)); i++) {
 		slot = packed_slot(p->scx.dsq_vtime);
 		queue = slots[slot].queue & (MAX_QUEUES - 1);
 		t = &threads[slot];

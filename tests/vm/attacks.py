@@ -407,7 +407,7 @@ def stranger() -> Iterator[Callable[[bool], str]]:
     """Attaches (True) and detaches (False) a full scheduler of another name; says what came of it.
 
     It is a copy of ours under another name, in a process of its own, and loaded before anything is
-    attached: an emulated CPU verifies it for 45 s, and a real-time thread lets nobody else run.
+    attached: an emulated CPU verifies it for seconds, and a real-time thread lets nobody else run.
     """
     name = b"sched_ctl".ljust(128, b"\0")  # `name` of struct sched_ext_ops
     program = OBJECT.read_bytes()

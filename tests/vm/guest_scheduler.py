@@ -5,6 +5,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +50,16 @@ def assert_shares(pids: list[int], wanted: list[float]) -> None:
         return left > 0.95 and all(abs(f / left / w - 1) <= 0.03 for f, w in each)
 
     look_until(lambda: shares(pids, 2), good)
+
+
+def check_what_it_takes_to_verify() -> None:
+    """A small CPU verifies some 20,000 instructions a second, and does nothing else meanwhile."""
+    with Scheduler(full=True, cgroups=True, tunables={"nr_cpus": 512, "nr_llcs": 64}):
+        files = Path("/proc/self/fdinfo").iterdir()
+        texts = [path.read_text() for path in files if path.exists()]
+    counts = [int(n) for text in texts for n in re.findall(r"verified_insns:\s+(\d+)", text)]
+    print(sum(counts), sorted(counts))
+    assert len(counts) > 10 and sum(counts) < 60_000, counts
 
 
 # -- shares, order and bounds of threads that always want the CPU ----------------------------------
