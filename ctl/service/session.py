@@ -113,13 +113,15 @@ def put_back(run_dir: Path) -> tuple[str, ...]:
             journal = journals.Journal(RunFolder(run_dir).journal)
             return (*journals.restore(journal), *_lost(journal, killed))
     except Running as error:
-        if control.answers(run_dir):
+        found = holder(run_dir)
+        stopped = found is not None and control.is_stopped(found)
+        if not stopped and control.answers(run_dir):
             raise UserError(
                 f"nothing to restore by hand: {error.message}",
                 "it puts back what it has changed when it ends: sched-ctl unload",
             ) from None
         raise UserError(
-            f"{error.message}, and does not answer",
+            f"{error.message}, and {'is stopped' if stopped else 'does not answer'}",
             "end it, and put back what it has changed: sched-ctl unload --force",
         ) from None
 

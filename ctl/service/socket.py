@@ -30,7 +30,7 @@ from sched_ctl.kernel.crowd import slowness
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service.lock import Holder, holder, others
 
-__all__ = ["Handler", "answers", "request", "serve"]
+__all__ = ["Handler", "answers", "is_stopped", "request", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -268,6 +268,8 @@ def _received(peer: socket.socket, run_dir: Path, timeout_s: float) -> bytes:
             part = peer.recv(1 << 18)
         except TimeoutError:
             patient_s = time.monotonic() - said_s
+            if found is not None and is_stopped(found):
+                raise _stopped(found) from None
             if found is not None and patient_s >= SOON_S - LOOK_S:
                 _look(found, run_dir, said=said_s > began_s)
                 said_s = time.monotonic()
@@ -279,16 +281,26 @@ def _received(peer: socket.socket, run_dir: Path, timeout_s: float) -> bytes:
             raise UserError("the controller's answer has no end")
 
 
+def is_stopped(found: Holder) -> bool:
+    """Whether it does not run until somebody lets it: nothing will come, however long one waits."""
+    how = procfs.stat(found.pid)
+    return how is not None and how.state in "Tt"
+
+
+def _stopped(found: Holder) -> UserError:
+    return UserError(
+        f"the controller is stopped, and answers nobody: {found}",
+        f"let it go on: kill -CONT {found.pid}; or end it: sched-ctl unload --force",
+    )
+
+
 def _look(found: Holder, run_dir: Path, *, said: bool) -> None:
     """Nothing came for a while. Raises UserError if nothing will; else says it, once."""
     how = procfs.stat(found.pid)
     if how is None:
         raise ConnectionResetError  # it has ended
     if how.state in "Tt":
-        raise UserError(
-            f"the controller is stopped, and answers nobody: {found}",
-            f"let it go on: kill -CONT {found.pid}; or end it: sched-ctl unload --force",
-        )
+        raise _stopped(found)
     if how.state == "S" and not answers(run_dir, LOOK_S * slowness()):
         now = procfs.stat(found.pid)
         if now is not None and now.state in "STt":

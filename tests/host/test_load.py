@@ -102,7 +102,7 @@ def test_one_that_is_stopped_is_ended_by_force(run_dir: Path) -> None:
                 error = sched_ctl(verb, "--run-dir", str(run_dir), code=1)
                 assert f"the controller is stopped, and answers nobody: pid {load.pid}" in error
                 assert "unload --force" in error
-            assert "does not answer" in sched_ctl("restore", "--run-dir", str(run_dir), code=1)
+            assert "is stopped" in sched_ctl("restore", "--run-dir", str(run_dir), code=1)
             assert "as it was" in sched_ctl("unload", "--force", "--run-dir", str(run_dir))
             assert load.wait(SOON_S) == -signal.SIGKILL
         assert nices(engine) == before
