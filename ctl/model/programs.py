@@ -6,6 +6,7 @@ threads have any names, so a pattern must be harmless on all of them: see `fault
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -213,7 +214,11 @@ def fault_of(text: str, most: int = MOST_CHOICES) -> tuple[str, str | None] | No
     if len(text) > LONGEST:
         return f"longer than {LONGEST} characters", "make two patterns of it"
     try:
-        compiled = re.compile(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # what may mean a set of sets one day
+            compiled = re.compile(text)
+    except FutureWarning:
+        return "a bracket inside of brackets", r"write \\[, \\-, \\&, \\~ or \\| for the character"
     except (re.error, OverflowError, RecursionError) as error:
         return f"no regular expression: {error}", "as in Python's re"
     for group in compiled.groupindex:

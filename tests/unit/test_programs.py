@@ -169,6 +169,7 @@ def test_what_people_write_is_taken(pattern: str, name: str) -> None:
         ('= "operator"', '= "operators"', "'operators' is neither"),
         ("pool-.*", "(a+)+", "inside something repeated"),
         ("pool-.*", "pool-(", "no regular expression"),
+        ("pool-.*", "pool-[[a]", "a bracket inside of brackets"),
         ('capture = ["decode"]', 'a = ["b"]\nb = ["a"]', "feeds itself"),
         ('comm = "python*"', 'comm = "gst-launch-1.0-x86"', "cuts names at 15"),
         ('"cameras"', '"a/b"', "program"),
