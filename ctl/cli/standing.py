@@ -108,7 +108,7 @@ def inside(answer: Answer) -> None:
         ("rule", "backend", ">period", ">passes", ">missed", ">threads", ">writes", ">pass ms"),
         (
             (
-                rule["name"],
+                rule["called"],
                 rule["backend"],
                 f"{rule['period_s']:g} s",
                 rule["passes"],

@@ -33,14 +33,14 @@ class Enforcement:
                 backend = self._backend(rule, domain)
             except UserError as error:
                 rule.problem = error.message
-                self._remarks.say(f"rule {rule.name}", f"policy {rule.name}: {error.message}")
+                self._remarks.say(f"rule {rule.name}", f"policy {rule.called}: {error.message}")
                 continue
             try:
                 rule.applied += self._backends.apply(backend.name, schedule)
             except JournalError as error:
                 # Nothing was changed, no backend could do better, and what is in force stays.
                 rule.problem = error.message
-                self._remarks.say(f"rule {rule.name}", f"policy {rule.name}: {error.message}")
+                self._remarks.say(f"rule {rule.name}", f"policy {rule.called}: {error.message}")
                 return
             except Exception as error:
                 log.debug("backend %s", backend.name, exc_info=error)
@@ -59,7 +59,7 @@ class Enforcement:
         for rule in self._rules:
             if (rule.section.backend or "auto") != "auto" or rule.backend == better:
                 continue
-            log.warning("policy %s: back to %s from %s", rule.name, better, rule.backend)
+            log.warning("policy %s: back to %s from %s", rule.called, better, rule.backend)
             in_force = rule.schedules if rule.backend in self._backends.names else {}
             for domain, schedule in in_force.items():
                 nobody = without(schedule, set(schedule.threads))
@@ -79,7 +79,7 @@ class Enforcement:
             if backend.name != rule.backend:
                 log.info(
                     "policy %s: %s for engines of user %s: %s would put them before others",
-                    rule.name,
+                    rule.called,
                     backend.name,
                     user(int(domain)),
                     rule.backend,
@@ -96,8 +96,8 @@ class Enforcement:
                 continue
             try:
                 rule.enforce_by(self._backends.get(rule.section.backend or "auto").name)
-                log.warning("policy %s: now enforced by %s", rule.name, rule.backend)
+                log.warning("policy %s: now enforced by %s", rule.called, rule.backend)
                 rule.urgent = True
             except UserError as error:
                 rule.problem = error.message
-                self._remarks.say(f"rule {rule.name}", f"policy {rule.name}: {error.message}")
+                self._remarks.say(f"rule {rule.name}", f"policy {rule.called}: {error.message}")

@@ -128,6 +128,8 @@ class Controller:
         for engine in self.engines.values():
             if engine.snapshot is not None and self.claims.covers(section, engine.name):
                 trial.resolve(engine)
+        if rule.called == rule.section.policy:
+            rule.set_to = name
         rule.section, rule.resolutions, rule.switched = section, trial.resolutions, None
         rule.policy, rule.variants, rule.trial = trial.policy, trial.variants, None
         rule.since_s = trial.since_s
@@ -377,7 +379,7 @@ class Controller:
             self._pay(rule, domain, time.thread_time() - deciding_s)
         rule.problem = "; ".join(problems) or None
         if rule.problem is not None:
-            self.remarks.say(f"rule {rule.name}", f"policy {rule.name}: {rule.problem}")
+            self.remarks.say(f"rule {rule.name}", f"policy {rule.called}: {rule.problem}")
         rule.stage_s["decide"] = time.perf_counter() - began_s
         self._race(rule)
         if not domains or len(problems) == len(domains):
@@ -400,7 +402,7 @@ class Controller:
         rule.stage_s["apply"] = time.perf_counter() - began_s
         if not rule.looking:
             self.remarks.tell(
-                rule.name,
+                rule.called,
                 rule.threads,
                 rule.windows,
                 rule.applied.problems,
@@ -419,7 +421,7 @@ class Controller:
             }
             found = rule.guard.look(time.monotonic(), common or rule.windows)
             if found:
-                log.warning("policy %s: %s: %s", rule.name, found, rule.step_back(found))
+                log.warning("policy %s: %s: %s", rule.called, found, rule.step_back(found))
 
     def _race(self, rule: Rule) -> None:
         """Let it be another order's turn, where a race finds the policy."""
@@ -428,7 +430,7 @@ class Controller:
         if races.look(rule, others, self.engines, self.claims, now_s, pressure):
             assert rule.trial is not None
             if (news := rule.trial.news) is not None:
-                log.info("policy %s: %s", rule.name, news)
+                log.info("policy %s: %s", rule.called, news)
 
     def _switch(self, rule: Rule) -> None:
         """Let another policy take over from the next pass on, if a switch of the rule says so."""
@@ -437,7 +439,7 @@ class Controller:
         resolutions = {name: known[1] for name, known in rule.resolutions.items()}
         change = rule.look(time.monotonic(), resolutions, self.claims, self.pace.some_share)
         if change is not None:
-            log.warning("policy %s: %s", rule.name, change)
+            log.warning("policy %s: %s", rule.called, change)
             for engine in self.engines.values():
                 engine.refused.pop(rule.name, None)
 
@@ -569,7 +571,7 @@ class Controller:
                 for engine in self.engines.values():
                     engine.refused.pop(rule.name, None)
             if rule.queries and rule.chosen is not None and not (rule.looking or rule.own):
-                message = f"policy {rule.name}: {rule.policy.name} ({rule.chosen})"
+                message = f"policy {rule.called}: {rule.policy.name} ({rule.chosen})"
                 self.remarks.say(f"choice {rule.name}", message, logging.INFO)
 
     @property

@@ -118,10 +118,16 @@ class Rule:
     watches: tuple[Watch, ...] = ()  # of the section's switches
     switched: Watch | None = None  # the one whose policy is in force
     since_s: float = field(default_factory=time.monotonic)  # that its policy is in force
+    set_to: str = ""  # the policy that was set while it ran, if its name was that of a policy
 
     @property
     def name(self) -> str:
         return self.section.name
+
+    @property
+    def called(self) -> str:
+        """Its name in words to the user: never that of a policy which another one has replaced."""
+        return self.set_to or self.name
 
     @property
     def acting(self) -> Section:

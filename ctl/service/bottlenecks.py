@@ -258,7 +258,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
         "order": status["queries"],
         "idle": idle(status),
         "policies": [
-            {"name": rule.name, "policy": rule.policy.name, "backend": rule.backend}
+            {"name": rule.called, "policy": rule.policy.name, "backend": rule.backend}
             for rule in controller.rules
         ],
         "targets": targets.rows(controller),

@@ -125,7 +125,7 @@ def _release(controller: Controller, rule: Rule) -> None:
         try:
             backends.apply(name, without(schedule, set(schedule.threads)))
         except Exception as error:  # the others must still have their turn
-            log.error("policy %s: not released by %s: %s", rule.name, name, error)
+            log.error("policy %s: not released by %s: %s", rule.called, name, error)
     rule.schedules = {}
 
 

@@ -349,9 +349,9 @@ def _handlers(
         if not isinstance(options, dict):
             raise UserError("policy-set: options must be an object")
         rule = _rule(controller, arguments.get("rule"))
-        before = rule.policy.name
+        before, called = rule.policy.name, rule.called
         controller.set_policy(rule, looking.text(arguments, "policy"), options)
-        log.info("policy %s: %s instead of %s", rule.name, rule.policy.name, before)
+        log.info("policy %s: %s instead of %s", called, rule.policy.name, before)
         return {"rule": rule.name, "policy": rule.policy.name, "before": before}
 
     async def read(_: Mapping[str, Any]) -> object:
@@ -373,7 +373,7 @@ def _rule(controller: Controller, name: object) -> Any:
     if name is None and len(names) == 1:
         return controller.rules[0]
     for rule in controller.rules:
-        if rule.name == name:
+        if name in (rule.name, rule.called):
             return rule
     if name is None:
         raise UserError("there are several policies: say which", f"one of: {', '.join(names)}")

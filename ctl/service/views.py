@@ -130,20 +130,21 @@ def _notes(controller: Controller) -> list[str]:
     found += guesses(controller)
     for rule in controller.rules:
         slower = controller.pace.note(rule.section.period or 1.0)
-        found += [] if slower is None else [f"policy {rule.name}: {slower}"]
-        found += [f"policy {rule.name}: stepped back: {why}" for why in rule.stepped_back]
+        found += [] if slower is None else [f"policy {rule.called}: {slower}"]
+        found += [f"policy {rule.called}: stepped back: {why}" for why in rule.stepped_back]
         if rule.resting:
-            found.append(f"policy {rule.name}: nothing is enforced, until policy set")
+            found.append(f"policy {rule.called}: nothing is enforced, until policy set")
         elif rule.trial is not None:
-            found.append(f"policy {rule.name}: {trial.told(rule.trial)['words']}")
+            found.append(f"policy {rule.called}: {trial.told(rule.trial)['words']}")
         elif rule.guard is not None:
-            found.append(f"policy {rule.name}: guard: {rule.guard.words}")
+            found.append(f"policy {rule.called}: guard: {rule.guard.words}")
     return found
 
 
 def _rule(rule: Rule, now_s: float) -> dict[str, Any]:
     return {
         "name": rule.name,
+        "called": rule.called,
         "for_s": round(now_s - rule.since_s, 3),
         "own": rule.own,
         "policy": OS if rule.trial is not None and rule.trial.own else rule.policy.name,
@@ -278,8 +279,8 @@ def problems(controller: Controller) -> list[str]:
         found += engine.refused.values()
     for rule in controller.rules:
         if rule.problem is not None:
-            found.append(f"policy {rule.name}: {rule.problem}")
-        found += [f"policy {rule.name}: {problem}" for problem in rule.applied.problems]
+            found.append(f"policy {rule.called}: {rule.problem}")
+        found += [f"policy {rule.called}: {problem}" for problem in rule.applied.problems]
     return found
 
 

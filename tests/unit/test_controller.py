@@ -417,7 +417,9 @@ def test_set_policy_changes_all_or_nothing() -> None:
         with pytest.raises(MissingMetric, match="hr"):
             controller.set_policy(rule, "hr", {})
         assert rule.policy.name == rule.section.policy == "qs"
+        assert rule.called == rule.name
         controller.set_policy(rule, "random", {"seed": 7})
+        assert rule.called == "random"  # no word of the old one
         assert backend.schedules[-1].policy == "random"  # at once: it is acknowledged now
         assert rule.policy.options == {"seed": 7}
 
