@@ -108,7 +108,9 @@ def _check_way(path: Path) -> None:
             who = f"{what} user {whose}" if whose not in trusted else "can be changed by everybody"
             raise UserError(
                 f"{path} is not safe: {step} {who}, who could put another folder there",
-                "give another folder with --run-dir",
+                "run it outside of this user namespace, as the machine's root"
+                if step == Path("/")
+                else "give another folder with --run-dir",
             )
 
 

@@ -4,13 +4,14 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from labs import SOON_S, WORKLOADS, loaded, nices, sched_ctl, scheduled, spe
+from labs import SOON_S, WORKLOADS, command, loaded, nices, sched_ctl, scheduled, spe
 
 from sched_ctl.lab import engine as lab
 from support import wait_until
@@ -88,6 +89,22 @@ def test_a_run_folder_that_somebody_removes_is_made_again(run_dir: Path) -> None
             load.wait()
         assert nices(engine) != before
         assert "as it was" in sched_ctl("restore", "--run-dir", str(run_dir))
+        assert nices(engine) == before
+
+
+def test_root_of_a_user_namespace_changes_nothing(run_dir: Path) -> None:
+    with spe() as engine:
+        before = nices(engine)
+        load = command("load", "--run-dir", str(run_dir), *BACKEND)
+        done = subprocess.run(
+            ["unshare", "--user", "--map-root-user", *load],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 1 and "CAP_SYS_NICE" in done.stderr, done.stderr
         assert nices(engine) == before
 
 
