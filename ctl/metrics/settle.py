@@ -2,7 +2,8 @@
 
 A query's verdict is that of about the last half minute. Another one takes its place once the last
 seconds say so, too, or have said nothing else for half a minute. That nothing arrives is said once
-nothing has for as long as anybody looked, up to five minutes. Pure functions.
+nothing has for as long as anybody looked, up to five minutes. Where the half minute cannot tell, as
+it begins before all was read, the last seconds are said. Pure functions.
 """
 
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ def settle(before: Said | None, now_s: float, readings: Sequence[Reading]) -> Sa
     last, longest = readings[0], readings[-1]
     half = readings[1] if len(readings) > 1 else last
     agree = last.verdict is half.verdict
+    if half.verdict is Verdict.UNKNOWN:
+        half = last  # it begins before all was read
     said = Said(half.verdict, half.about, half.confidence, now_s, agree and half.seconds >= FIRST_S)
     if before is None:
         return said

@@ -59,3 +59,11 @@ def test_whom_it_is_about_follows_once_two_agree() -> None:
     assert settle(said, 1.0, mixed).about == "q/a"
     found = settle(said, 2.0, seen(STARVED, STARVED, about="q/b"))
     assert (found.about, found.since_s) == ("q/b", 0.0)
+
+
+def test_the_last_seconds_are_said_where_the_half_minute_cannot_tell() -> None:
+    first = settle(None, 0.0, seen(STARVED, Verdict.UNKNOWN))
+    assert first.verdict is STARVED and not first.settled
+    # What was settled is not overruled by one window, known or not
+    before = Said(KEEPS, "q/a", 0.9, 0.0, settled=True)
+    assert settle(before, 4.0, seen(STARVED, Verdict.UNKNOWN)).verdict is KEEPS
