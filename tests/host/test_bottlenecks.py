@@ -94,8 +94,9 @@ def test_operators_beside_hogs_are_starved() -> None:
     cpu = max(os.sched_getaffinity(0))
     with causes(nice=0, cpu=cpu) as target, hogs(4, cpu):
         seen = observed(target, kind, WINDOWS)
-    for starved in ("heavy/crunch", "light/work"):
-        assert share(seen, starved, "cpu-starved") >= 0.95
+    assert share(seen, "heavy/crunch", "cpu-starved") >= 0.95
+    # A tenth of a CPU may be just enough beside four hogs, or not: then it falls behind.
+    assert share(seen, "light/work", "input-bound", "cpu-starved") == 1.0
     assert share(seen, "quiet", "idle") == 1.0
     waits = [o["wait"] for o in seen["heavy/crunch"]]
     assert min(waits) > 0.3  # of five that want the CPU all the time, one gets a fifth or less
