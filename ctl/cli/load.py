@@ -108,7 +108,8 @@ def policy_set(
     if json:
         show.emit_json(answer)
     else:
-        print(f"{answer['rule']}: {answer['policy']} instead of {answer['before']}")
+        of = "" if answer["rule"] == answer["policy"] else f" for {answer['rule']}"
+        print(f"{answer['policy']} instead of {answer['before']}{of}")
 
 
 def unload(

@@ -30,7 +30,8 @@ def summary(answer: Answer, *, everything: bool) -> None:
     )
     for rule in answer["policies"]:
         show.text(
-            f"{rule['name']}: {rule['policy']}"
+            ("" if rule["called"] == rule["policy"] else f"{rule['called']}: ")
+            + rule["policy"]
             + (f" ({rule['chosen']})" if rule["chosen"] else "")
             + f" by {rule['backend']}, for {show.duration(rule['for_s'])}"
         )

@@ -113,13 +113,13 @@ def put_back(run_dir: Path) -> tuple[str, ...]:
             journal = journals.Journal(RunFolder(run_dir).journal)
             return (*journals.restore(journal), *_lost(journal, killed))
     except Running as error:
-        found = holder(run_dir)
-        stopped = found is not None and control.is_stopped(found)
-        if not stopped and control.answers(run_dir):
+        if control.answers(run_dir):
             raise UserError(
                 f"nothing to restore by hand: {error.message}",
                 "it puts back what it has changed when it ends: sched-ctl unload",
             ) from None
+        found = holder(run_dir)
+        stopped = found is not None and control.is_stopped(found)
         raise UserError(
             f"{error.message}, and {'is stopped' if stopped else 'does not answer'}",
             "end it, and put back what it has changed: sched-ctl unload --force",
@@ -352,7 +352,7 @@ def _handlers(
         before, called = rule.policy.name, rule.called
         controller.set_policy(rule, looking.text(arguments, "policy"), options)
         log.info("policy %s: %s instead of %s", called, rule.policy.name, before)
-        return {"rule": rule.name, "policy": rule.policy.name, "before": before}
+        return {"rule": rule.called, "policy": rule.policy.name, "before": before}
 
     async def read(_: Mapping[str, Any]) -> object:
         return {"changed": list(reload())}

@@ -245,7 +245,10 @@ def request(
 
 
 def answers(run_dir: Path, timeout_s: float = SOON_S) -> bool:
-    """Whether a controller shows any sign of life at its socket."""
+    """Whether a controller shows any sign of life at its socket; not asked if it is stopped."""
+    found = holder(run_dir)
+    if found is not None and is_stopped(found):
+        return False
     try:
         with _connected(RunFolder(run_dir).socket, timeout_s, 0.0) as peer:
             peer.sendall(msgspec.json.encode({"verb": PING}) + b"\n")
