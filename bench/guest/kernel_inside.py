@@ -27,7 +27,6 @@ from sched_ctl.backends.pool import Pool
 from sched_ctl.backends.scx.backend import behind_us
 from sched_ctl.backends.scx.hints import Limits, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.slots import behind, numbers, rivals, strict
 from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.decide.starved import only_starved
@@ -39,6 +38,7 @@ from sched_ctl.metrics import feasibility, verdicts
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import nice_values, positions
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.policy import Policy
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target, target_of

@@ -16,7 +16,7 @@ from bench import results
 from bench.results import Result, Row
 from bench.sim.compare import HERE, OS, costs
 from sched_ctl.backends.scx.backend import behind_us
-from sched_ctl.backends.scx.options import ScxOptions
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.plugins import registry
 from sched_ctl.sim import Setting, of_workload, simulate
 from sched_ctl.sim.setting import Threads

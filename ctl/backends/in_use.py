@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from msgspec import Struct
-
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import descriptors
+from sched_ctl.model.options import Options
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Thread, UserThread
 
@@ -26,7 +25,7 @@ class Chooser(Protocol):
     """`backends.ladder.choose` with its journal bound."""
 
     def __call__(
-        self, name: str, options: Mapping[str, Struct], failed: Collection[str] = ()
+        self, name: str, options: Mapping[str, Options], failed: Collection[str] = ()
     ) -> tuple[Backend, list[tuple[str, Probe]]]: ...
 
 
@@ -49,7 +48,7 @@ class Backends:
     that it no longer works.
     """
 
-    def __init__(self, choose: Chooser, options: Mapping[str, Struct]) -> None:
+    def __init__(self, choose: Chooser, options: Mapping[str, Options]) -> None:
         self._choose = choose
         self._options = options
         self._asked: dict[str, str] = {}  # what was asked for -> the name it stands for
@@ -138,7 +137,7 @@ class Backends:
             self._asked[asked] = backend.name
         return self._made[self._asked[asked]]
 
-    def use_options(self, options: Mapping[str, Struct]) -> tuple[str, ...]:
+    def use_options(self, options: Mapping[str, Options]) -> tuple[str, ...]:
         """Other options from now on. Returns what could not be put back, in words.
 
         A backend in use whose options differ is put back, and made anew when it is asked for.

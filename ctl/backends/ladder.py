@@ -1,6 +1,6 @@
 """The ladder of backends: `auto` takes the best one that works, and says why not a better one.
 
-Options come by backend name, as in the configuration file; `read_options` converts them, once.
+Options come by backend name; who is not among them has its defaults.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,45 +8,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from sched_ctl.backends import Backend, Probe, pool
 from sched_ctl.backends.cgroups import groups, quota, v1, v2
-from sched_ctl.backends.cgroups.groups import GroupOptions
 from sched_ctl.backends.scx import probe as scx_probe
 from sched_ctl.backends.scx.backend import Scx
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.threads import nice, realtime, slices
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.errors import UserError, near_miss
+from sched_ctl.errors import UserError
+from sched_ctl.model.options import BackendOptions, Options, by_name
 from sched_ctl.model.schedule import Schedule
 
 __all__ = [
     "KINDS",
     "Kind",
-    "OptionError",
     "choose",
     "expected",
     "planned",
     "probe_all",
-    "read_options",
 ]
 
-Options = Mapping[str, msgspec.Struct]
+DEFAULTS = by_name(BackendOptions())
 Had = Mapping[tuple[int, int], int]
-
-
-class OptionError(UserError):
-    """An option of a backend that means nothing. where: the backend's name, and the option's."""
-
-    def __init__(self, where: tuple[str, ...], message: str, hint: str) -> None:
-        super().__init__(message, hint)
-        self.where = where
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A backend: how to see whether it works here, its options, and how to make one.
+    """A backend: how to see whether it works here, and how to make one.
 
     auto: False for those that are taken only when they are named. planned: what it would set for
     the threads of a schedule, by what it is called, after `had` (see there); None where that cannot
@@ -55,7 +42,6 @@ class Kind:
 
     name: str
     probe: Callable[[], Probe]
-    options: type[msgspec.Struct]
     make: Callable[[Journal, Any], Backend]
     auto: bool = True
     planned: Callable[[Schedule, Any, Had], Mapping[str, Sequence[object]]] | None = None
@@ -65,42 +51,16 @@ _in_v1, _in_v2 = (partial(groups.planned, version=v, with_nice=False) for v in (
 _in_v1_nice, _in_v2_nice = (partial(groups.planned, version=v, with_nice=True) for v in (1, 2))
 
 KINDS: tuple[Kind, ...] = (
-    Kind("scx", scx_probe.probe, ScxOptions, Scx),
-    Kind(
-        "cgroup2+nice",
-        v2.probe,
-        v2.Cgroup2Options,
-        v2.Cgroup2Nice,
-        planned=_in_v2_nice,
-    ),
-    Kind(
-        "cgroup1+nice",
-        v1.probe,
-        GroupOptions,
-        v1.Cgroup1Nice,
-        planned=_in_v1_nice,
-    ),
-    Kind("nice", nice.probe, nice.NiceOptions, nice.Nice, planned=nice.planned),
-    Kind(
-        "cgroup2",
-        v2.probe,
-        v2.Cgroup2Options,
-        v2.Cgroup2,
-        auto=False,
-        planned=_in_v2,
-    ),
-    Kind(
-        "cgroup1",
-        v1.probe,
-        GroupOptions,
-        v1.Cgroup1,
-        auto=False,
-        planned=_in_v1,
-    ),
-    Kind("slice", slices.probe, slices.SliceOptions, slices.Slices, auto=False),
-    Kind("realtime", realtime.probe, realtime.RealTimeOptions, realtime.RealTime, auto=False),
-    Kind("quota", quota.probe, quota.QuotaOptions, quota.Quota, auto=False),
-    Kind("pool", pool.probe, pool.PoolOptions, pool.Pool, auto=False),
+    Kind("scx", scx_probe.probe, Scx),
+    Kind("cgroup2+nice", v2.probe, v2.Cgroup2Nice, planned=_in_v2_nice),
+    Kind("cgroup1+nice", v1.probe, v1.Cgroup1Nice, planned=_in_v1_nice),
+    Kind("nice", nice.probe, nice.Nice, planned=nice.planned),
+    Kind("cgroup2", v2.probe, v2.Cgroup2, auto=False, planned=_in_v2),
+    Kind("cgroup1", v1.probe, v1.Cgroup1, auto=False, planned=_in_v1),
+    Kind("slice", slices.probe, slices.Slices, auto=False),
+    Kind("realtime", realtime.probe, realtime.RealTime, auto=False),
+    Kind("quota", quota.probe, quota.Quota, auto=False),
+    Kind("pool", pool.probe, pool.Pool, auto=False),
 )
 
 
@@ -110,7 +70,7 @@ def probe_all() -> list[tuple[str, Probe]]:
 
 
 def choose(
-    name: str, options: Options, journal: Journal, failed: Collection[str] = ()
+    name: str, options: Mapping[str, Options], journal: Journal, failed: Collection[str] = ()
 ) -> tuple[Backend, list[tuple[str, Probe]]]:
     """The backend of that name, or the best for "auto"; and the better ones that do not work.
 
@@ -147,7 +107,7 @@ def expected(name: str) -> str:
 
 
 def planned(
-    name: str, options: Options, schedule: Schedule, had: Had = nice.NOTHING_HAD
+    name: str, options: Mapping[str, Options], schedule: Schedule, had: Had = nice.NOTHING_HAD
 ) -> Mapping[str, Sequence[object]]:
     """What a backend would set for each thread of the schedule, by what it is called.
 
@@ -180,55 +140,9 @@ def _probe(kind: Kind) -> Probe:
         return Probe(False, f"looking at it failed: {type(error).__name__}: {error}")
 
 
-def _made(kind: Kind, options: Options, journal: Journal) -> Backend:
+def _made(kind: Kind, options: Mapping[str, Options], journal: Journal) -> Backend:
     return kind.make(journal, _options(kind, options))
 
 
-def _options(kind: Kind, options: Options) -> msgspec.Struct:
-    given = options.get(kind.name)
-    return kind.options() if given is None else given
-
-
-def read_options(tables: Mapping[str, Mapping[str, object]]) -> Options:
-    """Options by backend name, from tables as in the configuration file. Raises OptionError.
-
-    A backend that is made of others, as cgroup1+nice is of cgroup1 and nice, has their options
-    too, unless its own table says otherwise.
-    """
-    for name, table in tables.items():
-        _converted(name, table)
-    found: dict[str, msgspec.Struct] = {}
-    for kind in KINDS:
-        given = [tables[name] for name in (*kind.name.split("+"), kind.name) if name in tables]
-        if given:
-            found[kind.name] = _converted(kind.name, {k: v for t in given for k, v in t.items()})
-    return found
-
-
-def _converted(name: str, table: Mapping[str, object]) -> msgspec.Struct:
-    kinds = {kind.name: kind for kind in KINDS}
-    if name not in kinds:
-        raise OptionError(
-            (name,),
-            f"there is no backend {name!r}{near_miss(name, kinds)}",
-            f"one of: {', '.join(kinds)}",
-        )
-    struct = kinds[name].options
-    known = struct.__struct_fields__
-    for key in table:
-        if key not in known:
-            raise OptionError(
-                (name, key),
-                f"backend {name} has no option {key!r}{near_miss(key, known)}",
-                f"its options: {', '.join(known)}",
-            )
-    try:
-        return msgspec.convert(table, struct)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        key = where.rstrip("`").partition("[")[0]
-        raise OptionError(
-            (name, key) if key in table else (name,),
-            f"backend {name}: {key + ': ' if key else ''}{what}",
-            "sched-ctl config shows what there is",
-        ) from None
+def _options(kind: Kind, options: Mapping[str, Options]) -> Options:
+    return options.get(kind.name, DEFAULTS[kind.name])

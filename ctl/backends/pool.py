@@ -13,9 +13,8 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
@@ -24,28 +23,15 @@ from sched_ctl.errors import EngineError
 from sched_ctl.kernel.identity import runs
 from sched_ctl.lab import file as lab
 from sched_ctl.model.graph import Array
+from sched_ctl.model.options import PoolOptions
 from sched_ctl.model.policy import UrgencyForm
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread, UserThread
 from sched_ctl.model.unknown import known_form
 
-__all__ = ["Pool", "PoolOptions", "probe", "stacked"]
+__all__ = ["Pool", "probe", "stacked"]
 
 COLUMNS = ("rank", "static", "per_second", "per_tuple")
-
-
-class PoolOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the pool backend."""
-
-    ttl: Annotated[
-        float,
-        msgspec.Meta(
-            description="the engine forgets urgencies that are not renewed within",
-            ge=0.1,
-            le=3600,
-            extra={"unit": "s"},
-        ),
-    ] = 30.0
 
 
 def probe() -> Probe:

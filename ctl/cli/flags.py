@@ -21,6 +21,7 @@ from sched_ctl.config.settings import (
     declared,
 )
 from sched_ctl.errors import UserError
+from sched_ctl.model.options import BackendOptions
 from sched_ctl.model.targets import parsed
 
 __all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "asked", "with_sections", "with_settings"]
@@ -162,7 +163,7 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _option(setting: Setting) -> Any:
-    many = typing.get_origin(setting.type) in (tuple, dict)
+    many = typing.get_origin(setting.type) in (tuple, dict) or setting.type is BackendOptions
     kind: Any = list[str] if many else str
     metavar = setting.metavar
     if setting.type is float:

@@ -454,6 +454,4 @@ def config(
     elif check:
         print("the configuration is good")
     else:
-        from sched_ctl.backends import ladder
-
-        sys.stdout.write(dump(settings, {kind.name: kind.options for kind in ladder.KINDS}))
+        sys.stdout.write(dump(settings))

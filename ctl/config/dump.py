@@ -5,18 +5,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from sched_ctl.config.files import DEFAULT_FILE
 from sched_ctl.config.settings import Setting, Settings, declared
+from sched_ctl.model.options import BackendOptions, inherited
 
 __all__ = ["dump"]
 
 
-def dump(settings: Settings, backends: Mapping[str, type[Struct]] = {}) -> str:
+def dump(settings: Settings) -> str:
     """The settings as a TOML file that `load` reads back as equal, with a comment on each key.
 
-    backends: name -> what options there are; those that are not set come as comments.
+    Options of backends that are as they would be anyway come as comments.
     """
     values = msgspec.to_builtins(settings)
     lines = [f"# The configuration in force, as a file: {DEFAULT_FILE}", ""]
@@ -26,9 +26,7 @@ def dump(settings: Settings, backends: Mapping[str, type[Struct]] = {}) -> str:
         if setting.key == "policy":
             sections = [{k: v for k, v in section.items() if v is not None} for section in value]
         elif setting.key == "backends":
-            tables += [*_comment(setting), ""]
-            for name in dict.fromkeys([*backends, *value]):
-                tables += [*_options_of(name, backends.get(name), value.get(name)), ""]
+            tables += [*_comment(setting), "", *_options(value)]
         else:
             lines += [*_comment(setting), _entry(setting.key, value), ""]
     for section in sections:
@@ -42,21 +40,20 @@ def _comment(setting: Setting) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(setting.description + unit + bounds, 96)]
 
 
-def _options_of(
-    name: str, struct: type[Struct] | None, given: Mapping[str, Any] | None
-) -> Iterator[str]:
-    """The table of a backend's options. What the user did not set is commented out."""
-    header = f"[backends.{_key(name)}]"
-    yield header if given is not None else f"# {header}"
-    left = dict(given or {})
-    for option in () if struct is None else declared(struct):
-        yield from _comment(option)
-        if option.key in left:
-            yield _entry(option.key, left.pop(option.key))
-        else:
-            yield f"# {_entry(option.key, option.default)}"
-    for key, value in left.items():
-        yield _entry(key, value)
+def _options(given: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A table for each backend; those that others have options from are written first."""
+    said: dict[str, dict[str, Any]] = {}
+    for name in sorted(given, key=lambda name: "+" in name):
+        anyway = msgspec.to_builtins(msgspec.convert(inherited(said), BackendOptions))[name]
+        said[name] = {key: value for key, value in given[name].items() if value != anyway[key]}
+    for backend in declared(BackendOptions):
+        name = backend.key
+        yield f"{'' if said[name] else '# '}[backends.{_key(name)}]"
+        for option in declared(backend.type):
+            yield from _comment(option)
+            sign = "" if option.key in said[name] else "# "
+            yield f"{sign}{_entry(option.key, given[name][option.key])}"
+        yield ""
 
 
 def _entry(key: str, value: Any) -> str:

@@ -20,6 +20,8 @@ from msgspec import Struct
 from sched_ctl.config.settings import ConfigError, Section, Settings, Switch, declared
 from sched_ctl.model import programs
 from sched_ctl.model.access import Access
+from sched_ctl.model.options import BackendOptions, inherited
+from sched_ctl.model.options import faults as faults_of_options
 from sched_ctl.model.targets import Target, faults
 
 __all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs", "sections_of"]
@@ -45,7 +47,12 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     if flags:
         _validate(flags, "command line", convert_only=True)
         _override(merged, flags)
-    return _validate(merged, str(main))
+    merged["backends"] = inherited(merged.get("backends", {}))
+    settings = _validate(merged, str(main))
+    for name, message in faults_of_options(settings.backends):
+        place = origin(file, flags or {}, ("backends", name))
+        raise ConfigError(f"{place}: {message}", "sched-ctl config shows what is in force")
+    return settings
 
 
 def origin(file: Path | None, flags: Mapping[str, Any], where: tuple[str, ...]) -> str:
@@ -120,19 +127,8 @@ def _read(path: Path, flag: str = "--config") -> dict[str, Any]:
 
 
 def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = False) -> Settings:
-    _check_keys(table, Settings, origin, "")
-    for index, section in enumerate(_sections(table)):
-        _check_keys(section, Section, origin, f"policy[{index}].")
-        for number, switch in enumerate(_tables(section.get("switch"))):
-            _check_keys(switch, Switch, origin, f"policy[{index}].switch[{number}].")
-        for number, target in enumerate(_tables(section.get("target"))):
-            _check_keys(target, Target, origin, f"policy[{index}].target[{number}].")
-    for index, target in enumerate(_tables(table.get("target"))):
-        _check_keys(target, Target, origin, f"target[{index}].")
-    access = table.get("access")
-    for name, reached in access.items() if isinstance(access, Mapping) else ():
-        if isinstance(reached, Mapping):
-            _check_keys(reached, Access, origin, f"access.{name}.")
+    for part, struct, where in _parts(table):
+        _check_keys(part, struct, origin, where)
     try:
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
@@ -150,6 +146,36 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
     if not convert_only:
         _check_names(settings, origin)
     return settings
+
+
+def _parts(table: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], type[Struct], str]]:
+    """(table, what it is made of, its place as text with a dot) of all tables, outermost first."""
+    yield table, Settings, ""
+    for index, section in enumerate(_sections(table)):
+        yield section, Section, f"policy[{index}]."
+        for number, switch in enumerate(_tables(section.get("switch"))):
+            yield switch, Switch, f"policy[{index}].switch[{number}]."
+        for number, target in enumerate(_tables(section.get("target"))):
+            yield target, Target, f"policy[{index}].target[{number}]."
+    for index, target in enumerate(_tables(table.get("target"))):
+        yield target, Target, f"target[{index}]."
+    for name, reached in _named(table.get("access")):
+        yield reached, Access, f"access.{name}."
+    if isinstance(backends := table.get("backends"), Mapping):
+        yield backends, BackendOptions, "backends."
+    for name, options in _named(backends):
+        yield options, _options_of(name), f"backends.{name}."
+
+
+def _options_of(backend: str) -> type[Struct]:
+    kinds: dict[str, type[Struct]] = {s.key: s.type for s in declared(BackendOptions)}
+    return kinds[backend]
+
+
+def _named(value: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """What of a table can be tables; the wrong rest is refused later."""
+    items = value.items() if isinstance(value, Mapping) else ()
+    return [(str(name), part) for name, part in items if isinstance(part, Mapping)]
 
 
 def _sections(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -206,13 +232,14 @@ def _hint(key: str) -> str | None:
     if key.startswith("program"):
         return "each program is a section: [[program]] with name and find, and [program.threads]"
     target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)
-    match = target or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
+    option = re.fullmatch(r"backends\.(?P<backend>[^.]+)\.(\w+).*", key)
+    match = target or option or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
     if match is None:
         return None
     struct: type[Struct] = Section if key.startswith("policy[") else Settings
-    struct = Target if target else struct
+    struct = Target if target else _options_of(option["backend"]) if option else struct
     for setting in declared(struct):
-        if setting.key == match[1]:
+        if setting.key == match[2 if option else 1]:
             unit = f" ({setting.unit})" if setting.unit else ""
             bounds = f", {setting.bounds}" if setting.bounds else ""
             if get_origin(setting.type) is Literal:

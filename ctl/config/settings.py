@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from sched_ctl.errors import UserError
 from sched_ctl.model.access import Access
+from sched_ctl.model.options import BackendOptions
 from sched_ctl.model.programs import Program
 from sched_ctl.model.targets import FORM, Target
 from sched_ctl.runfolder import RunFolder
@@ -262,12 +263,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "poll"
     backend: BackendName = "auto"
     backends: Annotated[
-        dict[str, dict[str, Any]],
+        BackendOptions,
         Meta(
             description="options of backends, a table for each",
             extra={"flag": "--backend-option", "metavar": "BACKEND.KEY=VALUE"},
         ),
-    ] = {}
+    ] = BackendOptions()
     level: LevelName = "auto"
     shares: Shares = {}
     target: Targets = ()

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.options import SPAN
 from sched_ctl.model.policy import Spacing, UrgencyForm
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.unknown import known
@@ -39,7 +40,7 @@ __all__ = [
 NICE_STEP = 1.25  # CPU weight of a nice level over that of the next, sched_prio_to_weight (kernel)
 BEST, WORST = -20, 19  # nice values that there are
 LEAST_DEMAND = 0.01  # of a CPU: who hardly ran may begin to
-SPAN = 10  # nice levels from the most to the least urgent: a favoured query gains no more by more
+
 GAP = 0.5  # between two ranks, of the width of a rank: 4 nice levels in 0..19 for two ranks
 # For `Spacing.RANKED`:
 CLOSE = 0.25  # width of a rank: of two ranks 5 nice levels in 0..19 each, and 9 between them

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from sched_ctl.backends.ladder import read_options
 from sched_ctl.config.settings import Settings, resolve
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.loop import Controller, claims_of
 from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import UserError
+from sched_ctl.model.options import by_name
 from sched_ctl.model.schedule import without
 from sched_ctl.service.sections import check_sections
 
@@ -89,7 +89,7 @@ def reload(controller: Controller, settings: Settings) -> list[str]:
         if not same_claims or name not in made or made[name].backend != rule.backend:
             _release(controller, rule)
     if controller.backends is not None and "backends" in changed:
-        for problem in controller.backends.use_options(read_options(settings.backends)):
+        for problem in controller.backends.use_options(by_name(settings.backends)):
             log.error("not put back: %s", problem)
     for name, rule in made.items():
         if name in before:

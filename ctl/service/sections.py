@@ -8,6 +8,7 @@ from sched_ctl.decide.decision import HELPER_RULES
 from sched_ctl.engines.owners import Owners
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics.catalogue import METRICS
+from sched_ctl.model.options import by_name
 from sched_ctl.plugins import registry
 from sched_ctl.service import endpoint
 
@@ -61,9 +62,7 @@ def _check_switch(section: Section, switch: Switch) -> None:
 
 
 def _check_backends(settings: Settings) -> None:
-    from sched_ctl.backends import ladder  # only at the start: it looks for backends
-
-    kinds = [kind.name for kind in ladder.KINDS]
+    kinds = list(by_name(settings.backends))
     for section in resolve_settings(settings):
         if section.backend not in (None, "auto", *kinds):
             raise SettingError(
@@ -71,7 +70,3 @@ def _check_backends(settings: Settings) -> None:
                 f"there is no backend {section.backend!r}{near_miss(str(section.backend), kinds)}",
                 f"one of: auto, {', '.join(kinds)}",
             )
-    try:
-        ladder.read_options(settings.backends)
-    except ladder.OptionError as error:
-        raise SettingError(("backends", *error.where), error.message, error.hint) from error

@@ -29,6 +29,7 @@ from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import sched
 from sched_ctl.kernel.notify import notify, reloading, watchdog_s
+from sched_ctl.model.options import Options, by_name
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, by_query, endpoint, looking, recording, views
 from sched_ctl.service import socket as control
@@ -70,7 +71,7 @@ def run(
         for problem in (*journals.restore(journal), *_lost(journal, killed)):
             log.warning("left by an earlier controller, not put back: %s", problem)
         _go_first()
-        options = ladder.read_options(settings.backends)
+        options = by_name(settings.backends)
         backends = Backends(functools.partial(_choose, journal=journal), options)
         try:
             return asyncio.run(
@@ -179,7 +180,7 @@ def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float =
 
 def _choose(
     name: str,
-    options: Mapping[str, msgspec.Struct],
+    options: Mapping[str, Options],
     failed: Collection[str] = (),
     *,
     journal: journals.Journal,

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sched_ctl.adapt.race import OS
 from sched_ctl.backends import ladder
 from sched_ctl.backends.threads.nice import NOTHING_HAD
@@ -24,6 +22,7 @@ from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import places
+from sched_ctl.model.options import Options, by_name
 from sched_ctl.model.patterns import fits
 from sched_ctl.model.policy import Level
 from sched_ctl.model.schedule import Schedule
@@ -219,7 +218,7 @@ def plans(
 
     had: nice values that threads had before another controller changed them, by tid and start time.
     """
-    options = ladder.read_options(controller.settings.backends)
+    options = by_name(controller.settings.backends)
     return [
         {
             "name": rule.name,
@@ -248,7 +247,7 @@ def plans(
 
 def _sets(
     backend: str,
-    options: Mapping[str, msgspec.Struct],
+    options: Mapping[str, Options],
     schedule: Schedule,
     had: Mapping[tuple[int, int], int],
 ) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ import pytest
 from victims import Victim, plan, state
 
 from sched_ctl.backends import ladder
-from sched_ctl.backends.cgroups.groups import GroupOptions
 from sched_ctl.backends.cgroups.v1 import Cgroup1, Cgroup1Nice
 from sched_ctl.backends.undo.journal import Journal, restore
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import cgroup, procfs, sched
+from sched_ctl.model.options import GroupOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 

@@ -9,13 +9,14 @@ from contenders import SHARES, engine, folder
 from victims import Victim, plan
 
 from sched_ctl.backends import BackendFailed
-from sched_ctl.backends.cgroups.quota import Quota, QuotaOptions
+from sched_ctl.backends.cgroups.quota import Quota
 from sched_ctl.backends.threads import realtime, slices
-from sched_ctl.backends.threads.realtime import RealTime, RealTimeOptions
-from sched_ctl.backends.threads.slices import SliceOptions, Slices
+from sched_ctl.backends.threads.realtime import RealTime
+from sched_ctl.backends.threads.slices import Slices
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
+from sched_ctl.model.options import QuotaOptions, RealTimeOptions, SliceOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 

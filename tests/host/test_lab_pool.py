@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from sched_ctl.adapt import elastic
-from sched_ctl.backends.pool import Pool, PoolOptions, probe
+from sched_ctl.backends.pool import Pool, probe
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab import driver as lab
+from sched_ctl.model.options import PoolOptions
 from sched_ctl.model.policy import Spacing, UrgencyForm, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot

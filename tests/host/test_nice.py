@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from victims import Victim, plan, state
 
-from sched_ctl.backends.threads.nice import Nice, NiceOptions
+from sched_ctl.backends.threads.nice import Nice
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal, JournalError
 from sched_ctl.backends.undo.records import Set
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import procfs, sched
+from sched_ctl.model.options import NiceOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 

@@ -19,10 +19,11 @@ from victims import plan
 from sched_ctl.backends import Backend
 from sched_ctl.backends.cgroups.v1 import Cgroup1Nice
 from sched_ctl.backends.threads.neighbours import autogroup_is_on
-from sched_ctl.backends.threads.nice import Nice, NiceOptions
+from sched_ctl.backends.threads.nice import Nice
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import thread_of, threads_of
 from sched_ctl.kernel import cgroup
+from sched_ctl.model.options import NiceOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from sched_ctl.backends import Probe, ladder
-from sched_ctl.backends.threads.nice import NiceOptions
 from sched_ctl.config.settings import Settings
 from sched_ctl.drivers.flink.driver import kind as flink
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.errors import UserError
+from sched_ctl.model.options import NiceOptions
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
 from sched_ctl.pipeline.generate import Plan, generate

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from sched_ctl.backends import ladder
-from sched_ctl.backends.cgroups.groups import GroupOptions
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import MAX_BYTES, load, origin, parse_pairs
 from sched_ctl.config.settings import (
@@ -19,9 +18,15 @@ from sched_ctl.config.settings import (
 )
 from sched_ctl.errors import UserError
 from sched_ctl.model.access import Access
+from sched_ctl.model.options import (
+    BackendOptions,
+    Cgroup2Options,
+    GroupOptions,
+    NiceOptions,
+    ScxOptions,
+    by_name,
+)
 from sched_ctl.service.sections import check_sections
-
-BACKENDS = {kind.name: kind.options for kind in ladder.KINDS}
 
 
 def written(folder: Path, text: str, name: str = "sched-ctl.toml") -> Path:
@@ -56,6 +61,11 @@ def written(folder: Path, text: str, name: str = "sched-ctl.toml") -> Path:
         ),
         ("[access.flink]\ncaa = 'x'", "access.flink.caa", "did you mean ca"),
         ("[access.flink]\nwindow = 'x'", "access.flink.window", "known keys: ca, "),
+        ("backends.nic.best = 1", "backends.nic", "did you mean nice"),
+        ("backends.nice.bst = 1", "backends.nice.bst", "did you mean best"),
+        ("backends.nice.best = 'x'", "backends.nice.best: Expected `int`", "best, ≥ -20, ≤ 19"),
+        ("backends.'cgroup1+nice'.best = 20", r"backends.cgroup1\+nice.best: ", "least nice"),
+        ("backends.scx.caps = {a = 0}", r"backends.scx.caps\[...\]: .*>= 1", "caps: how many"),
         ("backends = {nice = 3}", "backends", None),
         ("period = ", r"line 1|end of document", "TOML"),
         ("period = 1\nperiod = 2", "overwrite", "TOML"),
@@ -99,20 +109,20 @@ def test_an_error_in_a_drop_in_names_the_drop_in(tmp_path: Path) -> None:
 def test_precedence(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        "period = 2.0\nwindow = 3.0\nstale_after = 4.0\nbackends.nice.max = 5\n"
+        "period = 2.0\nwindow = 3.0\nstale_after = 4.0\nbackends.nice.worst = 5\n"
         "[[policy]]\nname = 'a'\npolicy = 'qs'\nperiod = 9.0\n[[policy]]\npolicy = 'hr'\n",
     )
     written(tmp_path / "sched-ctl.d", "window = 30.0\nstale_after = 31.0\n", "10.toml")
     written(
         tmp_path / "sched-ctl.d",
-        "stale_after = 40.0\nbackends.nice.min = 1\n"
+        "stale_after = 40.0\nbackends.nice.best = 1\n"
         "[[policy]]\nname = 'a'\npolicy = 'fcfs'\n[[policy]]\nname = 'new'\npolicy = 'rb'\n",
         "20.toml",
     )
     written(tmp_path / "sched-ctl.d", "nonsense", "ignored.txt")
     settings = load(path)
     assert (settings.period, settings.window, settings.stale_after) == (2.0, 30.0, 40.0)
-    assert settings.backends == {"nice": {"max": 5, "min": 1}}
+    assert settings.backends.nice == NiceOptions(worst=5, best=1)
     assert [(b.name, b.policy) for b in settings.policy] == [
         ("new", "rb"),
         ("a", "fcfs"),
@@ -138,10 +148,12 @@ def test_precedence(tmp_path: Path) -> None:
                 Section(policy="multi-class", options={"classes": {"high": "fcfs"}, "n": 1}),
             ),
             engine=("flink:127.0.0.1:8081",),
-            backends={
-                "nice": {"min": 0, "batch": True},
-                "scx": {"caps": {"etl*": 2, 'a "b"': 1}, "ttl": 3.0},
-            },
+            backends=BackendOptions(
+                nice=NiceOptions(best=0, worst=5),
+                cgroup1=GroupOptions(max_groups=7),
+                cgroup1_nice=GroupOptions(best=0, max_groups=7),  # worst is not that of nice
+                scx=ScxOptions(caps={"etl*": 2, 'a "b"': 1}, ttl=3.0),
+            ),
             shares={"etl*": 4.0},
             helpers={"gc": "top"},
             exclude=("ünïcode",),
@@ -151,25 +163,24 @@ def test_precedence(tmp_path: Path) -> None:
 )
 def test_what_config_prints_reads_back_equal(tmp_path: Path, settings: Settings) -> None:
     assert load(written(tmp_path, dump(settings))) == settings
-    assert load(written(tmp_path, dump(settings, BACKENDS))) == settings
 
 
 def test_config_shows_the_options_of_backends(tmp_path: Path) -> None:
-    settings = Settings(backends={"cgroup1+nice": {"best": 3}, "nice": {}})
-    text = dump(settings, BACKENDS)
+    settings = Settings(backends=BackendOptions(cgroup1_nice=GroupOptions(best=3)))
+    text = dump(settings)
     assert load(written(tmp_path, text)) == settings
     assert '\n[backends."cgroup1+nice"]\n' in text and "\nbest = 3\n" in text
-    for name, options in BACKENDS.items():
+    for name, options in by_name(settings.backends).items():
         shown = text.partition(f"backends.{name}]")[2] or text.partition(f'backends."{name}"]')[2]
-        for option in declared(options):
+        for option in declared(type(options)):
             assert option.key in shown.partition("[backends.")[0], f"{name}.{option.key}"
     # The comments are the file with all defaults
-    bare = dump(Settings(), BACKENDS)
+    bare = dump(Settings())
     plain = re.sub(r"^# (\[backends\..*\]|\w+ = .*)$", r"\1", bare, flags=re.MULTILINE)
-    loaded = load(written(tmp_path, plain))
-    assert loaded.backends.keys() == BACKENDS.keys()
-    for name, table in loaded.backends.items():
-        assert msgspec.convert(table, BACKENDS[name]) == BACKENDS[name]()
+    assert set(re.findall(r"^\[backends\.(.*)\]$", plain, re.MULTILINE)) == {
+        f'"{name}"' if "+" in name else name for name in by_name(BackendOptions())
+    }
+    assert load(written(tmp_path, plain)) == Settings()
 
 
 def test_every_setting_says_what_it_is() -> None:
@@ -210,11 +221,6 @@ def test_bounds_are_finite() -> None:
         ("[[policy]]\n[policy.options]\nfoo = 1", r"policy\[0\].options", "no option 'foo'"),
         ("[[policy]]\nbackend = 'nic'", r"policy\[0\].backend", "did you mean 'nice'"),
         ("backend = 'nic'", "backend", "did you mean 'nice'"),
-        ("backends.nic.best = 1", "backends.nic", "did you mean 'nice'"),
-        ("backends.nice.bst = 1", "backends.nice.bst", "did you mean 'best'"),
-        ("backends.nice.best = 'x'", "backends.nice.best", "best: Expected `int`, got `str`"),
-        ("backends.scx.caps = {a = 0}", "backends.scx.caps", "`int` >= 1"),
-        ("backends.nice = {best = 9, worst = 1}", "backends.nice", "must not be above"),
         ("helpers = {net = 'folow'}", "helpers.net", "did you mean 'follow'"),
         (
             "[[policy]]\n[[policy.switch]]\npolicy = 'qss'\nmetric = 'pressure'\nabove = 1",
@@ -233,7 +239,7 @@ def test_a_word_that_means_nothing_names_the_file_that_has_it(
     assert re.fullmatch(f"{drop_in}: {key}", origin(path, {}, caught.value.where))
 
 
-def test_options_of_nice_count_where_it_goes_inside_cgroups() -> None:
+def test_options_of_nice_count_where_it_goes_inside_cgroups(tmp_path: Path) -> None:
     """Whichever backend "auto" takes; a table of its own wins, and cgroups alone take none."""
     text = """
         [backends.nice]
@@ -244,18 +250,32 @@ def test_options_of_nice_count_where_it_goes_inside_cgroups() -> None:
         [backends."cgroup1+nice"]
         worst = 12
     """
-    read = ladder.read_options(msgspec.toml.decode(text)["backends"])
-    inside = read["cgroup1+nice"]
-    assert isinstance(inside, GroupOptions)
-    assert (inside.best, inside.worst, inside.max_groups) == (3, 12, 7)
-    beside = read["cgroup2+nice"]
-    assert isinstance(beside, GroupOptions)
-    assert (beside.best, beside.worst, beside.max_groups) == (3, 15, GroupOptions().max_groups)
-    assert isinstance(read["cgroup1"], GroupOptions) and read["cgroup1"].worst == 10
-    assert read.keys() == {"nice", "cgroup1", "cgroup1+nice", "cgroup2+nice"}
-    with pytest.raises(ladder.OptionError, match="must not be above") as caught:
-        ladder.read_options({"nice": {"best": 9}, "cgroup1+nice": {"worst": 8}})
-    assert caught.value.where == ("cgroup1+nice",)
+    read = load(written(tmp_path, text)).backends
+    assert read.cgroup1_nice == GroupOptions(best=3, worst=12, max_groups=7)
+    assert read.cgroup2_nice == Cgroup2Options(best=3, worst=15)
+    assert read.cgroup1 == GroupOptions(max_groups=7)
+    assert (read.cgroup2, read.scx) == (Cgroup2Options(), ScxOptions())
+
+
+def test_options_that_exclude_each_other_name_the_file_that_has_them(tmp_path: Path) -> None:
+    """Two files may set one each: only what comes of both is looked at."""
+    path = written(tmp_path, "backends.nice.best = 12\nbackends.slice.long = 0.2")
+    drop_in = written(tmp_path / "sched-ctl.d", "backends.nice.worst = 13", "10.toml")
+    assert load(path).backends.nice == NiceOptions(best=12, worst=13)
+    drop_in.write_text("backends.'cgroup1+nice'.worst = 11\nbackends.nice.worst = 13")
+    wrong = rf"^{drop_in}: backends.cgroup1\+nice: `best` 12 must not be above `worst` 11"
+    with pytest.raises(ConfigError, match=wrong):
+        load(path)
+    drop_in.write_text("")
+    with pytest.raises(ConfigError, match=rf"^{path}: backends.nice: `best` 12 .* `worst` 10"):
+        load(path)
+    flags = {"backends": {"nice": {"worst": 13}, "slice": {"short": 0.3}}}
+    with pytest.raises(ConfigError, match=r"^command line: --backend-option: `short` 0.3 must"):
+        load(path, flags)
+
+
+def test_the_ladder_has_a_step_for_all_options() -> None:
+    assert [kind.name for kind in ladder.KINDS] == list(by_name(BackendOptions()))
 
 
 def test_a_word_that_means_nothing_names_the_flag(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from plans import plan
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.metrics import backlog
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.policy import OperatorFrame, Query
 
 pytestmark = pytest.mark.needs("cc")

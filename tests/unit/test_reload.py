@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from fakes import FakeBackend, FakeEngine, backends
 
-from sched_ctl.backends.threads.nice import NiceOptions
 from sched_ctl.config.settings import Section, SettingError, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.access import Access
+from sched_ctl.model.options import BackendOptions, NiceOptions
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.service import views
 from sched_ctl.service.reload import ReadAgain, reload, reloaded
@@ -121,7 +121,6 @@ def test_a_rule_that_stays_keeps_its_threads() -> None:
         (but(QUICK, policy=(Section(policy="nonsense"),)), SettingError),
         (but(QUICK, policy=(Section(policy="hr", options={"none": 1}),)), SettingError),
         (but(QUICK, users=("nobody-of-that-name",)), SettingError),
-        (but(QUICK, backends={"nice": {"worst": 99}}), SettingError),
         (but(QUICK, engine=("nonsense:1",)), UserError),
         (but(QUICK, run_dir="/nowhere"), UserError),
         (but(QUICK, metrics="127.0.0.1:1"), UserError),
@@ -221,7 +220,7 @@ def test_a_backend_with_other_options_is_made_anew() -> None:
 
     async def script(controller: Controller) -> None:
         await case.until(lambda: backend.schedules)
-        reload(controller, but(QUICK, backends={"nice": {"worst": 5}}))
+        reload(controller, but(QUICK, backends=BackendOptions(nice=NiceOptions(worst=5))))
         assert backend.restored == 1
         at = len(backend.schedules)
         await case.until(lambda: len(backend.schedules) > at)

@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec import Struct
 from typer.testing import CliRunner
 
-from sched_ctl.backends import ladder
 from sched_ctl.cli import app
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import Section, Settings, Switch, declared
 from sched_ctl.model.access import Access
+from sched_ctl.model.options import BackendOptions, by_name
 from sched_ctl.model.targets import Target
 from sched_ctl.sim.setting import SCHEDULERS
 
@@ -52,9 +52,9 @@ def test_every_option_of_a_backend_is_described_as_declared() -> None:
         for name in re.findall(r"`([^`]+)`", names)
     }
     options = {
-        (kind.name, option.key): option
-        for kind in ladder.KINDS
-        for option in declared(kind.options)
+        (name, option.key): option
+        for name, struct in by_name(BackendOptions()).items()
+        for option in declared(type(struct))
     }
     assert described.keys() == options.keys()
     for at, option in options.items():

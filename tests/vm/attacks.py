@@ -32,10 +32,10 @@ from vm.machine import (
 
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.backends.scx.monitor import Ejected
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import probe
 from sched_ctl.kernel import procfs, sched, schedext
 from sched_ctl.kernel.scheduler import OBJECT, LoadError, Scheduler
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 

@@ -28,13 +28,13 @@ from vm.machine import (
 
 from sched_ctl.backends.scx import live
 from sched_ctl.backends.scx.backend import Scx
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import features, probe
 from sched_ctl.drivers.lab import driver
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import sched, schedext
 from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.lab import engine as lab
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 from support import wait_until

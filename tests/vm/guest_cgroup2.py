@@ -14,11 +14,12 @@ from vm.inside import look_until
 
 from sched_ctl.backends import BackendFailed
 from sched_ctl.backends.cgroups import v2
-from sched_ctl.backends.cgroups.v2 import Cgroup2, Cgroup2Nice, Cgroup2Options
+from sched_ctl.backends.cgroups.v2 import Cgroup2, Cgroup2Nice
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import cgroup, procfs, sched
+from sched_ctl.model.options import Cgroup2Options
 from sched_ctl.model.topology import Thread
 from support import wait_until
 

@@ -29,10 +29,10 @@ from vm.machine import (
 
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.backends.scx.monitor import Ejected
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.undo.journal import Journal, restore
 from sched_ctl.kernel import procfs, sched, schedext
 from sched_ctl.kernel.scheduler import LoadError, Scheduler, thread_pidfd
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 

@@ -8,9 +8,9 @@ from vm.inside import look_until, only_on
 from vm.machine import above_all, journal, schedule, thread_of
 
 from sched_ctl.backends.scx.backend import Scx
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.model.options import ScxOptions
 
 KERNELS = ("6.18", "7.3")
 CPUS = 2

@@ -10,12 +10,13 @@ from pathlib import Path
 from fakes import FakeBackend, FakeEngine, backends, drive
 from victims import Victim, plan
 
-from sched_ctl.backends.threads.nice import Nice, NiceOptions
+from sched_ctl.backends.threads.nice import Nice
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.kernel import cgroup, sched
+from sched_ctl.model.options import NiceOptions
 
 KERNELS = ("6.16",)
 CPUS = 1

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from vm.inside import look_until
 
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers import threads
 from sched_ctl.kernel import procfs, schedext
 from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
 from sched_ctl.model.topology import Thread

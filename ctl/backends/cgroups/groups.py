@@ -20,37 +20,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
-
-import msgspec
+from typing import ClassVar, Literal
 
 from sched_ctl.backends import Applied, Backend, BackendFailed
 from sched_ctl.backends.cgroups.places import Places
 from sched_ctl.backends.cgroups.wanted import Wanted, wanted_groups
 from sched_ctl.backends.threads import neighbours, nice
-from sched_ctl.backends.threads.nice import Nice, NiceOptions, inside_groups, with_shares
+from sched_ctl.backends.threads.nice import Nice, inside_groups, with_shares
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.records import Moved
 from sched_ctl.kernel import cgroup, identity
 from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.cgroup import ROOT_NAME
+from sched_ctl.model.options import GroupOptions
 from sched_ctl.model.schedule import Group as Shared
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["GroupOptions", "Groups", "planned"]
+__all__ = ["Groups", "planned"]
 
 DRIFT = 0.02  # a weight that follows the demand is rewritten when it is off by that much
-
-
-class GroupOptions(NiceOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the cgroup backends; those of nice count where nice goes inside the groups."""
-
-    max_groups: Annotated[
-        int,
-        msgspec.Meta(description="cgroups at most, for a schedule without groups", ge=1, le=10_000),
-    ] = 256
 
 
 @dataclass

@@ -9,39 +9,21 @@ them the limits go.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-import msgspec
+from typing import ClassVar
 
 from sched_ctl.backends import Applied, Backend, BackendFailed, Probe
 from sched_ctl.backends.cgroups.places import probe_mount
 from sched_ctl.backends.cgroups.v1 import Cgroup1
-from sched_ctl.backends.cgroups.v2 import Cgroup2, Cgroup2Options
+from sched_ctl.backends.cgroups.v2 import Cgroup2
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup
+from sched_ctl.model.options import QuotaOptions
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["Quota", "QuotaOptions", "probe"]
+__all__ = ["Quota", "probe"]
 
 LEAST_US = 1000  # the kernel takes no smaller quota
-
-
-class QuotaOptions(Cgroup2Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the quota backend; those of the cgroup backends count too."""
-
-    cpus: Annotated[
-        float,
-        msgspec.Meta(
-            description="CPUs that the shares divide", gt=0, le=4096, extra={"unit": "CPUs"}
-        ),
-    ] = 1.0
-    period: Annotated[
-        float,
-        msgspec.Meta(
-            description="time in which a quota may be used up", ge=1, le=1000, extra={"unit": "ms"}
-        ),
-    ] = 100.0
 
 
 class Quota(Backend):

@@ -13,32 +13,19 @@ When the last of our groups is removed the base becomes an ordinary domain again
 
 import os
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-import msgspec
+from typing import ClassVar
 
 from sched_ctl.backends import BackendFailed, Probe
-from sched_ctl.backends.cgroups.groups import GroupOptions, Groups
+from sched_ctl.backends.cgroups.groups import Groups
 from sched_ctl.backends.cgroups.places import probe_mount
 from sched_ctl.kernel import cgroup
 from sched_ctl.kernel.cgroup import ROOT_NAME
+from sched_ctl.model.options import Cgroup2Options, GroupOptions
 
-__all__ = ["Cgroup2", "Cgroup2Nice", "Cgroup2Options", "probe", "why_not"]
+__all__ = ["Cgroup2", "Cgroup2Nice", "probe", "why_not"]
 
 THREADED = {"cpu", "cpuset", "perf_event", "pids"}  # controllers with .threaded set in the kernel
 CONTROL = "cgroup.subtree_control"
-
-
-class Cgroup2Options(GroupOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the cgroup v2 backends."""
-
-    ancestors: Annotated[
-        bool,
-        msgspec.Meta(
-            description="let the cgroups above an engine's pass on the cpu controller; their "
-            "other children then weigh the same"
-        ),
-    ] = False
 
 
 class Cgroup2(Groups):

@@ -26,7 +26,6 @@ from sched_ctl.backends.scx.hints import Limits, Part, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.losses import Losses
 from sched_ctl.backends.scx.monitor import Ejected, Monitor, at_once, save_dump
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.backends.scx.probe import mode_of
 from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
 from sched_ctl.backends.scx.weight import Weight
@@ -35,6 +34,7 @@ from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup, sched, schedext
 from sched_ctl.kernel.scheduler import Exit, LoadError, Scheduler
 from sched_ctl.model.graph import Index
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 from sched_ctl.runfolder import RunFolder

@@ -1,10 +1,10 @@
 """Whether this machine's kernel can run our scheduler, in which mode, and what it offers."""
 
 from sched_ctl.backends import Probe
-from sched_ctl.backends.scx.options import ScxOptions
 from sched_ctl.kernel import cgroup, schedext
 from sched_ctl.kernel.libbpf import BpfError, library
 from sched_ctl.kernel.scheduler import OBJECT
+from sched_ctl.model.options import ScxOptions
 
 __all__ = ["features", "mode_of", "probe"]
 

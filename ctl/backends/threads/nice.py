@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -23,18 +23,18 @@ import numpy as np
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.threads import neighbours
 from sched_ctl.backends.threads.neighbours import Rivals
-from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, at_first
+from sched_ctl.backends.threads.parameters import Parameters, Target, at_first
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import procfs, sched
 from sched_ctl.model.graph import Array, Index
-from sched_ctl.model.normalise import NICE_STEP, SPAN, nice_levels
+from sched_ctl.model.normalise import NICE_STEP, nice_levels
+from sched_ctl.model.options import NiceOptions
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
 __all__ = [
     "NOTHING_HAD",
     "Nice",
-    "NiceOptions",
     "inside_groups",
     "may_lower",
     "of_schedule",
@@ -44,55 +44,6 @@ __all__ = [
 ]
 
 NOTHING_HAD: Mapping[tuple[int, int], int] = MappingProxyType({})
-
-
-class NiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the nice backend, and of nice inside cgroups.
-
-    The levels lie between best and worst so that the weights of the threads that want to run add up
-    to what they were; a thread that had another nice value than 0 has these around its own.
-    """
-
-    best: Annotated[
-        int, msgspec.Meta(description="least nice value of an operator", ge=-20, le=19)
-    ] = -SPAN
-    worst: Annotated[
-        int, msgspec.Meta(description="largest nice value of an operator", ge=-20, le=19)
-    ] = SPAN
-    levels: Annotated[
-        int,
-        msgspec.Meta(
-            description="nice levels from the most to the least urgent; weights decide where "
-            "between `best` and `worst`",
-            ge=0,
-            le=39,
-        ),
-    ] = SPAN
-    dead_band: Annotated[
-        float,
-        msgspec.Meta(
-            description="a nice value is rewritten when the wanted one, not rounded, is "
-            "further away; 0.5: always",
-            ge=0.5,
-            le=19,
-            extra={"unit": "nice levels"},
-        ),
-    ] = 0.6
-    recheck: Recheck = 10.0
-
-    def __post_init__(self) -> None:
-        if self.best > self.worst:
-            raise ValueError(f"`best` {self.best} must not be above `worst` {self.worst}")
-
-    @property
-    def keeps_weight(self) -> bool:
-        """Whether there is room to choose where the levels lie."""
-        return self.levels < self.worst - self.best
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """Of nice values; where weight is kept, of levels below the most urgent."""
-        return (0, self.levels) if self.keeps_weight else (self.best, self.worst)
 
 
 class Nice(Backend):

@@ -13,9 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied
@@ -33,7 +31,6 @@ __all__ = [
     "NICE",
     "Kind",
     "Parameters",
-    "Recheck",
     "Target",
     "at_first",
     "policy_alone",
@@ -44,17 +41,6 @@ __all__ = [
 LOWEST = 19  # the nicest
 GONE = -128  # in place of a value
 ADOPTABLE = (sched.OTHER, sched.BATCH, sched.EXT)
-
-# An option of each backend that sets parameters
-Recheck = Annotated[
-    float,
-    msgspec.Meta(
-        description="each thread is re-read, and repaired if somebody else changed it, once in",
-        ge=0.1,
-        le=3600,
-        extra={"unit": "s"},
-    ),
-]
 
 
 @dataclass(frozen=True)

@@ -16,45 +16,25 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.threads.nice import may_lower
-from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, real_time
+from sched_ctl.backends.threads.parameters import Parameters, Target, real_time
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup, procfs, sched
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import places
+from sched_ctl.model.options import RealTimeOptions
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Thread
 
-__all__ = ["RealTime", "RealTimeOptions", "probe"]
+__all__ = ["RealTime", "probe"]
 
 THROTTLE = Path("/proc/sys/kernel/sched_rt_runtime_us")
 POLICIES = {"rr": sched.RR, "fifo": sched.FIFO}
-
-
-class RealTimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the realtime backend."""
-
-    policy: Annotated[Literal["rr", "fifo"], msgspec.Meta(description="SCHED_RR or SCHED_FIFO")] = (
-        "rr"
-    )
-    highest: Annotated[
-        int, msgspec.Meta(description="priority of the most urgent; the least has 1", ge=1, le=49)
-    ] = 10
-    bound: Annotated[
-        float,
-        msgspec.Meta(
-            description="a thread that used more of a CPU is an ordinary one until it uses half",
-            gt=0,
-            le=0.95,
-        ),
-    ] = 0.5
-    recheck: Recheck = 10.0
 
 
 class RealTime(Backend):

@@ -7,40 +7,22 @@ what ten nice levels gave it. For engines whose nice values must not change.
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied, Backend, Probe
-from sched_ctl.backends.threads.parameters import Parameters, Recheck, Target, slices
+from sched_ctl.backends.threads.parameters import Parameters, Target, slices
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
 from sched_ctl.model.normalise import places
+from sched_ctl.model.options import SliceOptions
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
-__all__ = ["SliceOptions", "Slices", "probe"]
+__all__ = ["Slices", "probe"]
 
 TRIAL_NS = 700_000
-
-
-class SliceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the slice backend."""
-
-    short: Annotated[
-        float,
-        msgspec.Meta(description="slice of the most urgent", ge=0.1, le=100, extra={"unit": "ms"}),
-    ] = 0.1
-    long: Annotated[
-        float,
-        msgspec.Meta(description="slice of the least urgent", ge=0.1, le=100, extra={"unit": "ms"}),
-    ] = 3.0
-    recheck: Recheck = 10.0
-
-    def __post_init__(self) -> None:
-        if self.short > self.long:
-            raise ValueError(f"`short` {self.short:g} must not be above `long` {self.long:g}")
 
 
 class Slices(Backend):
