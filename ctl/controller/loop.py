@@ -24,6 +24,7 @@ from sched_ctl.config.settings import Section, Settings, resolve
 from sched_ctl.controller import races
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
+from sched_ctl.controller.instead import Instead
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import SPARED, Rule, make_policy
 from sched_ctl.controller.standstill import LATE_PERIODS, LATE_S, Standstill
@@ -123,20 +124,20 @@ class Controller:
         section = msgspec.structs.replace(
             rule.section, policy=name, options=dict(options), switch=()
         )
-        trial = replace(rule, section=section, switched=None, trial=None)
+        instead = replace(rule.instead, switched=None, trial=None)
+        trial = replace(rule, section=section, instead=instead)
         trial.enforce_by(rule.backend)
         for engine in self.engines.values():
             if engine.snapshot is not None and self.claims.covers(section, engine.name):
                 trial.resolve(engine)
         if rule.called == rule.section.policy:
             rule.set_to = name
-        rule.section, rule.resolutions, rule.switched = section, trial.resolutions, None
-        rule.policy, rule.variants, rule.trial = trial.policy, trial.variants, None
+        rule.section, rule.resolutions = section, trial.resolutions
+        rule.policy, rule.variants = trial.policy, trial.variants
         rule.since_s = trial.since_s
         rule.problem = None
         rule.urgent = True
-        rule.stepped_back, rule.resting = (), False
-        rule.guard = self.guard(section, rule.timer.period_s)
+        rule.instead = Instead(self.guard(section, rule.timer.period_s))
         for engine in self.engines.values():
             engine.refused.pop(rule.name, None)
         self._budgets.clear()  # what the one before cost
@@ -400,7 +401,7 @@ class Controller:
             if schedule.threads or any(e.domain == domain for e in self.engines.values())
         }
         rule.stage_s["apply"] = time.perf_counter() - began_s
-        if not rule.looking:
+        if not rule.instead.looking:
             self.remarks.tell(
                 rule.called,
                 rule.threads,
@@ -413,13 +414,14 @@ class Controller:
 
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""
-        if rule.guard is not None and rule.trial is None and self.backends is not None:
+        guard = rule.instead.guard
+        if guard is not None and rule.instead.trial is None and self.backends is not None:
             common = {
                 name: window
                 for name, window in rule.windows.items()
                 if name in self.engines and self.engines[name].domain == ""
             }
-            found = rule.guard.look(time.monotonic(), common or rule.windows)
+            found = guard.look(time.monotonic(), common or rule.windows)
             if found:
                 log.warning("policy %s: %s: %s", rule.called, found, rule.step_back(found))
 
@@ -428,13 +430,13 @@ class Controller:
         others = [other for other in self.rules if other is not rule]
         now_s, pressure = time.monotonic(), self.pace.some_share
         if races.look(rule, others, self.engines, self.claims, now_s, pressure):
-            assert rule.trial is not None
-            if (news := rule.trial.news) is not None:
+            assert rule.instead.trial is not None
+            if (news := rule.instead.trial.news) is not None:
                 log.info("policy %s: %s", rule.called, news)
 
     def _switch(self, rule: Rule) -> None:
         """Let another policy take over from the next pass on, if a switch of the rule says so."""
-        if not rule.section.switch or rule.resting:
+        if not rule.section.switch or rule.instead.resting:
             return
         resolutions = {name: known[1] for name, known in rule.resolutions.items()}
         change = rule.look(time.monotonic(), resolutions, self.claims, self.pace.some_share)
@@ -445,7 +447,7 @@ class Controller:
 
     def _guarded(self, rule: Rule, schedule: Schedule) -> Schedule:
         """The schedule, or one of nobody while the system's own scheduling is looked at."""
-        if rule.own:
+        if rule.instead.own:
             return without(schedule, set(schedule.threads))
         return schedule
 
@@ -516,7 +518,7 @@ class Controller:
             make_policy(section, backend),
             backend,
             Timer(self.pace.tick_s(period_s), time.monotonic()),
-            guard=self.guard(section, period_s),
+            instead=Instead(self.guard(section, period_s)),
         )
 
     def guard(self, section: Section, period_s: float) -> Guard | None:
@@ -570,7 +572,8 @@ class Controller:
             if rule.count(+queries) | races.enter(rule, self.engines, self.claims, self._phase_s):
                 for engine in self.engines.values():
                     engine.refused.pop(rule.name, None)
-            if rule.queries and rule.chosen is not None and not (rule.looking or rule.own):
+            settled = not (rule.instead.looking or rule.instead.own)
+            if rule.queries and rule.chosen is not None and settled:
                 message = f"policy {rule.called}: {rule.policy.name} ({rule.chosen})"
                 self.remarks.say(f"choice {rule.name}", message, logging.INFO)
 

@@ -24,10 +24,10 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
     phase_s: 0 = no race. Shares and switches are the user's word, which no phase of the system's
     own may take out of force. Returns whether that makes it another policy.
     """
-    before, queries = rule.trial, sum(rule.queries.values())
+    before, queries = rule.instead.trial, sum(rule.queries.values())
     asked = rule.section.switch or rule.section.shares
     if not phase_s or rule.section.policy != AUTO or asked:
-        rule.trial = None
+        rule.instead.trial = None
         if before is not None:
             rule.enforce_by(rule.backend)
         return before is not None
@@ -52,7 +52,7 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
     word = rule.section.target or rule.section.shares
     guessed = any(one.snapshot is not None and one.snapshot.topology.guessed for one in ruled)
     kept = 1 if names[0] == first and (word or not guessed) else 0
-    rule.trial = Trial(opened(names, objective, kept), first, phase_s)
+    rule.instead.trial = Trial(opened(names, objective, kept), first, phase_s)
     rule.enforce_by(rule.backend)
     return True
 
@@ -69,10 +69,10 @@ def look(
 
     Whoever is trying something is alone with it: two races would take each other for noise.
     """
-    trial = rule.trial
-    if trial is None or rule.switched is not None or rule.resting:
+    trial = rule.instead.trial
+    if trial is None or rule.instead.switched is not None or rule.instead.resting:
         return False
-    if any(other.trial is not None and other.trial.trying for other in others):
+    if any(one.instead.trial is not None and one.instead.trial.trying for one in others):
         turned = trial.rest()
     else:
         turned = trial.look(
@@ -129,7 +129,8 @@ def _is_ruled(rule: Rule, engines: Mapping[str, Engine], claims: Claims, effect:
 
 def _can(rule: Rule, name: str, engines: Iterable[Engine]) -> bool:
     """Whether these engines tell all that a policy needs."""
-    tried = replace(rule, trial=Trial(opened((name,)), "", 1.0), resolutions={}, variants={})
+    instead = replace(rule.instead, trial=Trial(opened((name,)), "", 1.0))
+    tried = replace(rule, instead=instead, resolutions={}, variants={})
     try:
         tried.enforce_by(rule.backend)
         for engine in engines:

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from sched_ctl.adapt.guard import Guard
-from sched_ctl.adapt.race import told
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section
 from sched_ctl.controller.claims import Claims
-from sched_ctl.controller.switches import PRESSURE, Watch, joined
-from sched_ctl.controller.trial import Trial
+from sched_ctl.controller.instead import Instead
+from sched_ctl.controller.switches import PRESSURE, joined
 from sched_ctl.decide.decision import decide
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.engines.boundary import is_ours
@@ -111,12 +109,7 @@ class Rule:
     urgent: bool = True  # something changed: do not wait for the deadline
     problem: str | None = None  # of the policy as a whole
     stage_s: dict[str, float] = field(default_factory=dict)  # of the last pass
-    guard: Guard | None = None
-    trial: Trial | None = None  # the race that finds the policy, for "auto"
-    stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
-    resting: bool = False  # nothing is enforced: the guard found that all of it harms
-    watches: tuple[Watch, ...] = ()  # of the section's switches
-    switched: Watch | None = None  # the one whose policy is in force
+    instead: Instead = field(default_factory=Instead)  # who else may decide
     since_s: float = field(default_factory=time.monotonic)  # that its policy is in force
     set_to: str = ""  # the policy that was set while it ran, if its name was that of a policy
 
@@ -131,35 +124,15 @@ class Rule:
 
     @property
     def acting(self) -> Section:
-        """The section, with the policy of the switch that is on, or whose turn it is in a race."""
-        if self.switched is None:
-            return self.section if self.trial is None else self.trial.section(self.section)
-        switch = self.switched.switch
-        return msgspec.structs.replace(self.section, policy=switch.policy, options=switch.options)
-
-    @property
-    def own(self) -> bool:
-        """Whether the system's own scheduling is in force: nothing is enforced."""
-        if self.trial is not None:
-            return self.resting or self.trial.own
-        return self.resting or (self.guard is not None and self.guard.own)
-
-    @property
-    def looking(self) -> bool:
-        """Whether what is in force is so for a phase, to see what comes of it."""
-        if self.trial is not None:
-            return self.trial.trying
-        return self.guard is not None and self.guard.own
+        """The section with the policy that is in force."""
+        return self.instead.acting(self.section)
 
     @property
     def chosen(self) -> str | None:
         """Why the policy in force is, for "auto" or by a switch; None where it was named."""
-        if self.switched is not None:
-            return self.switched.why
-        if self.section.policy != "auto":
-            return None
-        if self.trial is not None and self.trial.race.races:
-            return told(self.trial.race)
+        auto = self.section.policy == "auto"
+        if (why := self.instead.why(auto=auto)) is not None or not auto:
+            return why
         queries = self.queries.get(self._first, 0)
         count = {0: "no query yet", 1: "a single query"}.get(queries, f"{queries} queries")
         return f"{count}, {automatic(self.backend, bool(self.section.target))[1]}"
@@ -172,8 +145,8 @@ class Rule:
         """
         return (
             bool(self.schedules)
-            and not (self.section.switch or self.guard)
-            and (self.trial is None or self.trial.calm)
+            and not self.section.switch
+            and self.instead.calm
             and not (self.problem or self.applied.problems)
             and all(
                 self._holds(*item, now_s + self.timer.period_s / 2)
@@ -212,8 +185,9 @@ class Rule:
         """Whether an engine is left as the system has it: of one of which only wake-ups are known
         "auto" orders nothing, unless the user said what is wanted, or a race finds out.
         """
-        word = self.section.target or self.section.shares or self.switched or self.trial
-        return topology.guessed and self.section.policy == "auto" and not word
+        word = self.section.target or self.section.shares
+        decided = self.instead.switched or self.instead.trial
+        return topology.guessed and self.section.policy == "auto" and not (word or decided)
 
     def count(self, queries: Mapping[str, int]) -> bool:
         """So many queries are ruled now, by domain. True: that makes it another policy."""
@@ -246,9 +220,7 @@ class Rule:
 
         Returns what changed, in words. pressure: share of time in which threads waited for a CPU.
         """
-        if tuple(watch.switch for watch in self.watches) != self.section.switch:
-            self.watches = tuple(map(Watch, self.section.switch))
-        for watch in self.watches:
+        for watch in self.instead.watch(self.section.switch):
             parts = []
             for engine, window in self.windows.items():
                 queries = claims.of(self, engine, window.now.topology)
@@ -256,31 +228,29 @@ class Rule:
                     column = evaluate(resolutions[engine], window)[watch.switch.metric]
                     parts.append(column[[o.query in queries for o in window.operators]])
             watch.look(pressure if watch.switch.metric == PRESSURE else joined(watch, parts), now_s)
-        wanted = next((watch for watch in self.watches if watch.on), None)
-        if wanted is self.switched:
+        if not self.instead.turn():
             return None
-        before, self.switched = self.policy.name, wanted
+        before, wanted = self.policy.name, self.instead.switched
         self.enforce_by(self.backend)
-        if self.guard is not None:
-            self.guard.forget()
         self.urgent = True
         why = "what called for it is over" if wanted is None else wanted.why
         return f"{self.policy.name} instead of {before}: {why}"
 
     def step_back(self, why: str) -> str:
         """The guard found harm: a policy that orders nothing, then nothing at all. In words."""
-        assert self.guard is not None
-        self.stepped_back += (why,)
-        self.guard.forget()
+        instead = self.instead
+        assert instead.guard is not None
+        instead.stepped_back += (why,)
+        instead.guard.forget()
         self.urgent = True
-        if self.policy.name != NO_ORDER and not self.resting:
+        if self.policy.name != NO_ORDER and not instead.resting:
             self.section = msgspec.structs.replace(
                 self.section, policy=NO_ORDER, options={}, switch=()
             )
-            self.switched = None
+            instead.switched = None
             self.enforce_by(self.backend)
             return f"{NO_ORDER} instead, which orders nothing"
-        self.resting, self.guard = True, None
+        instead.give_up()
         return "nothing is enforced any more, until policy set"
 
     def resolve(self, engine: Engine) -> Resolution:
@@ -293,7 +263,7 @@ class Rule:
         known = self.resolutions.get(engine.name)
         if known is None or known[0] != provides:
             # Unless it is watched; and "auto" keeps the system's order where it must guess.
-            if not (self.guard or self.trial or self.section.policy == "auto"):
+            if not (self.instead.compares or self.section.policy == "auto"):
                 _refuse_guesses(policy, engine, provides)
             resolution = resolve(
                 policy.needs,
@@ -375,7 +345,7 @@ class Rule:
             before is not None and before.standing,
         )
 
-        lifts = domain == COMMON and (self.trial is None or self.trial.lifts)
+        lifts = domain == COMMON and self.instead.lifts
 
         def answer() -> Schedule:
             schedule = without(made(), spared)

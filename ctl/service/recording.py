@@ -226,4 +226,4 @@ class Recording:
 
 
 def _policy(rule: Rule, domain: str) -> str:
-    return NOBODY if rule.own else rule.policy_of(domain).name
+    return NOBODY if rule.instead.own else rule.policy_of(domain).name

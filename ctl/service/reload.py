@@ -134,7 +134,7 @@ def _continue(rule: Rule, before: Rule) -> None:
     rule.schedules, rule.applied, rule.windows = before.schedules, before.applied, before.windows
     rule.passes, rule.writes, rule.repaired = before.passes, before.writes, before.repaired
     rule.fair = before.fair
-    if rule.section == before.section and before.trial is not None:
-        rule.trial = before.trial
+    if rule.section == before.section and before.instead.trial is not None:
+        rule.instead.trial = before.instead.trial
         rule.enforce_by(rule.backend)
     rule.count(before.queries)

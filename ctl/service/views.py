@@ -130,23 +130,25 @@ def _notes(controller: Controller) -> list[str]:
     for rule in controller.rules:
         slower = controller.pace.note(rule.section.period or 1.0)
         found += [] if slower is None else [f"policy {rule.called}: {slower}"]
-        found += [f"policy {rule.called}: stepped back: {why}" for why in rule.stepped_back]
-        if rule.resting:
+        found += [f"policy {rule.called}: stepped back: {why}" for why in rule.instead.stepped_back]
+        instead = rule.instead
+        if instead.resting:
             found.append(f"policy {rule.called}: nothing is enforced, until policy set")
-        elif rule.trial is not None:
-            found.append(f"policy {rule.called}: {trial.told(rule.trial)['words']}")
-        elif rule.guard is not None:
-            found.append(f"policy {rule.called}: guard: {rule.guard.words}")
+        elif instead.trial is not None:
+            found.append(f"policy {rule.called}: {trial.told(instead.trial)['words']}")
+        elif instead.guard is not None:
+            found.append(f"policy {rule.called}: guard: {instead.guard.words}")
     return found
 
 
 def _rule(rule: Rule, now_s: float) -> dict[str, Any]:
+    tried = rule.instead.trial
     return {
         "name": rule.name,
         "called": rule.called,
         "for_s": round(now_s - rule.since_s, 3),
-        "own": rule.own,
-        "policy": OS if rule.trial is not None and rule.trial.own else rule.policy.name,
+        "own": rule.instead.own,
+        "policy": OS if tried is not None and tried.own else rule.policy.name,
         "chosen": rule.chosen,
         "options": {key: _plain(value) for key, value in rule.policy.options.items()},
         "level": rule.policy.level.value,
@@ -164,7 +166,7 @@ def _rule(rule: Rule, now_s: float) -> dict[str, Any]:
         "stage_ms": {name: round(s * 1e3, 3) for name, s in rule.stage_s.items()},
         "problem": rule.problem,
         "not_set": list(rule.applied.problems),
-        "race": None if rule.trial is None else trial.told(rule.trial),
+        "race": None if tried is None else trial.told(tried),
     }
 
 

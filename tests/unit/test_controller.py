@@ -743,7 +743,7 @@ def test_the_guard_steps_back_from_what_harms() -> None:
     async def script() -> None:
         await until(lambda: rule.policy.name == "constant", 30)
         assert backend.threads() and "stepped back: tuples wait" in str(views.status(controller))
-        await until(lambda: rule.resting, 30)
+        await until(lambda: rule.instead.resting, 30)
         seen = len(backend.schedules)
         await until(lambda: not backend.threads())
         await asyncio.sleep(0.5)

@@ -12,6 +12,7 @@ import pytest
 
 from sched_ctl.adapt.guard import Guard
 from sched_ctl.config.settings import Section
+from sched_ctl.controller.instead import Instead
 from sched_ctl.controller.rule import Rule
 from sched_ctl.drivers import Target, kernel
 from sched_ctl.drivers.kernel import connect, operators_of
@@ -219,7 +220,7 @@ def ruled(policy: str, guard: Guard | None = None, without: str = "") -> None:
         guesses=frozenset({"tuples_out"}),
     )
     section, name = Section(policy=policy), "balanced" if policy == "auto" else policy
-    rule = Rule(section, registry.policy(name, {}), "scx", Timer(1.0, 0.0), guard=guard)
+    rule = Rule(section, registry.policy(name, {}), "scx", Timer(1.0, 0.0), instead=Instead(guard))
     rule.resolve(cast(Engine, engine))
 
 

@@ -88,7 +88,9 @@ def test_auto_keeps_what_its_race_finds() -> None:
         assert {s.policy for s in backend.schedules if s.threads} == {"light-first"}, "all is calm"
         assert "nobody waits" in str(views.status(controller)["notes"])
         gauge.share = 0.5
-        await until(lambda: rule.trial is not None and rule.trial.race.mode == "kept")
+        await until(
+            lambda: rule.instead.trial is not None and rule.instead.trial.race.mode == "kept"
+        )
         race = views.status(controller)["policies"][0]["race"]
         assert race["kept"] == rule.policy.name == "qs"
         arms = {arm["arm"]: arm for arm in race["arms"]}
@@ -99,7 +101,7 @@ def test_auto_keeps_what_its_race_finds() -> None:
         text = bottlenecks.exposed(controller)
         assert 'sched_ctl_race_kept{rule="auto",arm="qs"} 1.0' in text
         controller.set_policy(rule, "fcfs", {})
-        assert rule.trial is None and rule.policy.name == "fcfs"
+        assert rule.instead.trial is None and rule.policy.name == "fcfs"
 
     drive(controller, script)
     assert backend.restored == 1
@@ -115,15 +117,19 @@ def test_of_one_query_an_order_that_lifts_nobody_takes_part() -> None:
     [rule] = controller.rules
 
     async def turn(number: int) -> None:
-        assert rule.trial is not None
-        rule.trial.race = replace(rule.trial.race, turn=number, begun=True)
+        assert rule.instead.trial is not None
+        rule.instead.trial.race = replace(rule.instead.trial.race, turn=number, begun=True)
         rule.enforce_by(rule.backend)
         passes = rule.passes
         await until(lambda: rule.passes > passes + 2)
 
     async def script() -> None:
         await until(lambda: rule.passes > 1)
-        assert rule.trial is not None and rule.trial.names == ("qs", "qs (none lifted)", "hr")
+        assert rule.instead.trial is not None and rule.instead.trial.names == (
+            "qs",
+            "qs (none lifted)",
+            "hr",
+        )
         assert not any(schedule.threads for schedule in backend.schedules), "calm: as it is"
         for number, lifts in ((1, True), (2, False), (1, True)):
             await turn(number)
@@ -141,7 +147,7 @@ def test_shares_and_names_are_not_raced() -> None:
 
         async def script(rule: Rule = rule, backend: FakeBackend = backend) -> None:
             await until(lambda: rule.passes > 8)
-            assert rule.trial is None
+            assert rule.instead.trial is None
             assert all(schedule.threads for schedule in backend.schedules)
 
         drive(controller, script)
@@ -155,7 +161,13 @@ def test_two_races_take_turns() -> None:
     seen: list[list[str]] = []
 
     def trying() -> bool:
-        seen.append([r.name for r in controller.rules if r.trial is not None and r.trial.trying])
+        seen.append(
+            [
+                r.name
+                for r in controller.rules
+                if r.instead.trial is not None and r.instead.trial.trying
+            ]
+        )
         return ["one"] in seen and len(seen) > 100
 
     async def script() -> None:
@@ -211,7 +223,7 @@ def test_a_race_over_guesses_begins_with_the_systems_own() -> None:
 
     async def script() -> None:
         await until(lambda: rule.passes > 20)  # all is calm
-        assert rule.trial is not None and rule.trial.race.kept == 0
+        assert rule.instead.trial is not None and rule.instead.trial.race.kept == 0
 
     drive(controller, script)
     assert not any(schedule.threads for schedule in backend.schedules)

@@ -1,0 +1,90 @@
+"""Who decides in place of a section's own policy: a switch, a race, or the guard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sched_ctl.adapt.guard import Guard
+from sched_ctl.adapt.race import told
+from sched_ctl.config.settings import Section, Switch
+from sched_ctl.controller.switches import Watch
+from sched_ctl.controller.trial import Trial
+
+__all__ = ["Instead"]
+
+
+@dataclass
+class Instead:
+    """What there is of these for one rule, and which of them decides now."""
+
+    guard: Guard | None = None
+    trial: Trial | None = None  # the race that finds the policy, for "auto"
+    watches: tuple[Watch, ...] = ()  # of the section's switches
+    switched: Watch | None = None  # the one whose policy is in force
+    resting: bool = False  # nothing is enforced: the guard found that all of it harms
+    stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
+
+    def acting(self, section: Section) -> Section:
+        """The section, with the policy of the switch that is on, or whose turn it is in a race."""
+        if self.switched is None:
+            return section if self.trial is None else self.trial.section(section)
+        switch = self.switched.switch
+        return msgspec.structs.replace(section, policy=switch.policy, options=switch.options)
+
+    @property
+    def own(self) -> bool:
+        """Whether the system's own scheduling is in force: nothing is enforced."""
+        if self.trial is not None:
+            return self.resting or self.trial.own
+        return self.resting or (self.guard is not None and self.guard.own)
+
+    @property
+    def looking(self) -> bool:
+        """Whether what is in force is so for a phase, to see what comes of it."""
+        if self.trial is not None:
+            return self.trial.trying
+        return self.guard is not None and self.guard.own
+
+    @property
+    def calm(self) -> bool:
+        """Whether none of them may decide otherwise at the next pass. Switches are not asked."""
+        return self.guard is None and (self.trial is None or self.trial.calm)
+
+    @property
+    def lifts(self) -> bool:
+        """Whether an operator may come to be above what it had."""
+        return self.trial is None or self.trial.lifts
+
+    @property
+    def compares(self) -> bool:
+        """Whether somebody notices what a policy does that goes by guesses."""
+        return self.guard is not None or self.trial is not None
+
+    def why(self, *, auto: bool) -> str | None:
+        """Why the policy in force is, by a switch, or by a race where the section says "auto"."""
+        if self.switched is not None:
+            return self.switched.why
+        if auto and self.trial is not None and self.trial.race.races:
+            return told(self.trial.race)
+        return None
+
+    def watch(self, switches: Sequence[Switch]) -> tuple[Watch, ...]:
+        """A watch for each switch; what the ones there are have seen stays if all are the same."""
+        if tuple(watch.switch for watch in self.watches) != tuple(switches):
+            self.watches = tuple(map(Watch, switches))
+        return self.watches
+
+    def turn(self) -> bool:
+        """Let the first switch that is on decide, else none. Whether that is a change."""
+        wanted = next((watch for watch in self.watches if watch.on), None)
+        if wanted is self.switched:
+            return False
+        self.switched = wanted
+        if self.guard is not None:
+            self.guard.forget()
+        return True
+
+    def give_up(self) -> None:
+        """Nothing is enforced from now on."""
+        self.resting, self.guard = True, None
