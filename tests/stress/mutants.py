@@ -44,10 +44,11 @@ TARGETS = (
     "ctl/backends/cgroups/wanted.py",
 )
 TESTS = (
-    *("averages", "chain", "effects", "floor", "formulas", "frames", "graph", "guard", "held"),
-    *("hints", "kernel_driver", "metrics", "nice_levels", "normalise", "patterns", "policies"),
-    *("programs", "record", "registry", "scheduling", "slots", "spark_driver", "switches"),
-    *("targets", "verdicts", "wanted", "weight"),
+    *("averages", "branches", "by_query", "chain", "clean", "config", "effects", "extending"),
+    *("floor", "formulas", "frames", "graph", "guard", "held", "hints", "kernel_driver"),
+    *("lock_bound", "metrics", "nice_levels", "normalise", "orders", "parallelism", "patterns"),
+    *("policies", "profiles", "programs", "realtime", "record", "registry", "scheduling", "settle"),
+    *("slots", "spark_driver", "switches", "targets", "verdicts", "wanted", "weight"),
 )
 NO_FAULTS = Path(__file__).with_name("mutants.toml")
 SLOW_S = 0.4  # of CPU time, while its lines are followed

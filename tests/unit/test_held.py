@@ -179,3 +179,16 @@ def test_an_unknown_cost_is_as_the_others_and_unknown_queues_are_told_by_their_a
     assert steadily(shape, age, nothing, None, False)[0]
     assert not steadily(shape, age / 2, nothing, None, False)[0]
     assert steadily(shape, age, np.array([np.nan, 1.0]), None, False) == (False, 1.0)
+
+
+def test_a_queue_of_just_the_bound_does_not_stand_and_who_waits_by_nothing_is_not_asked() -> None:
+    nothing, sizes = np.full(2, np.nan), form(2, per_tuple=np.array([0.0, 4.0]))
+    for queue, stood in ((100.0, False), (20.0, True)):
+        assert steadily(sizes, nothing, np.array([queue, 0.0]), None, stood) == (False, 4.0)
+        assert steadily(sizes, nothing, np.array([queue + 0.1, 0.0]), None, stood)[0]
+
+
+def test_two_reports_are_enough_for_a_mean() -> None:
+    topology = plan({"q": ["a"]})
+    seen = tuple(snapshot(topology, float(at), queue_size=[at]) for at in (3, 5))
+    assert Window(seen[-1], seen[0], lately=seen).value("queue_size").tolist() == [4]

@@ -326,3 +326,55 @@ def test_what_tuples_are_worth_stays_below_a_rank(max_tuples: int, most: float) 
     [part] = hints(schedule(shape), limits, live=np.full(3, True))
     assert part.exact and part.per_tuple.tolist()[0] == most
     assert most * max_tuples <= 2.0 ** (limits.rank_shift - 2)
+
+
+def test_a_capped_query_has_its_part_of_its_groups_share() -> None:
+    shape = form(6, per_second=np.arange(6.0) + 1)
+    groups = {"a": Group(4, (0, 1)), "b": Group(1, (2, 3, 4, 5))}
+    given = made(shape, groups=groups, queries=("a", "a", "b", "c", "c", "c"), caps={"b": 1})
+    # Of four threads of a group one is capped.
+    assert given.shares == [16 * LIMITS.share_one, *(LIMITS.share_one, 3 * LIMITS.share_one)]
+
+
+@pytest.mark.parametrize(("clusters", "queues"), [(1, 2), (2, 2), (5, 5), (64, 64)])
+def test_who_never_gains_by_waiting_is_one_of_the_classes(clusters: int, queues: int) -> None:
+    slopes = np.append(0.0, np.logspace(0, 9, 400))
+    [part] = hints(schedule(form(401, per_second=slopes)), LIMITS, clusters=clusters)
+    assert len(part.queue_base) == len(part.queue_slope) == queues
+
+
+def test_parts_of_one_queue_keep_their_leads_where_others_become_one_queue() -> None:
+    """Those of two queues become one, too."""
+    n = 40
+    heavy = [schedule(form(n, per_second=np.logspace(0, 8, n))) for _ in range(9)]
+    two = schedule(form(2, rank=np.array([0.0, 1.0]), per_second=1.0))
+    plain = schedule(form(3, static=np.array([5.0, 1.0, 9.0])))
+    parts = [(n * nth, part) for nth, one in enumerate(heavy) for part in hints(one, LIMITS)]
+    [pair], [order_only] = hints(two, LIMITS), hints(plain, LIMITS)
+    assert len(pair.queue_base) == 2 and len(order_only.queue_base) == 1
+    parts += [(9 * n, pair), (9 * n + 2, order_only)]
+    given = merged(parts, 9 * n + 5, LIMITS)
+    assert len(given.queue_base) == 11
+    assert given.lead_us[-3:].tolist() == [1_000_000, 0, 2_000_000]
+    assert given.lead_us[-5:-3].tolist() == [0, 1_000_000]
+
+
+def test_a_lead_may_be_as_long_as_there_is_room_for() -> None:
+    limits = replace(LIMITS, max_lead_us=10_000_000_000)
+    shape = form(2, static=np.array([0.0, 1e6]), per_second=np.array([1.0, 100.0]))
+    [part] = hints(schedule(shape), limits)
+    assert not part.exact and part.lead_us.tolist() == [0, 10_000_000_000]
+    [part] = hints(schedule(shape), replace(limits, max_lead_us=9_999_999_999))
+    assert part.exact
+
+
+def test_an_exact_queue_is_as_fine_as_what_is_widest_in_it_allows() -> None:
+    """What does not age lies below a quarter of a rank; slopes have 20 bits."""
+    wide = form(2, static=np.array([0.0, 1.0]), per_second=np.array([0.0, 2e-5]))
+    [part] = hints(schedule(wide), LIMITS)
+    assert part.base.tolist() == [0, 1 << (LIMITS.rank_shift - 2)]
+    assert (len(part.queue_base), len(part.queue_slope)) == (1, 1)
+    steep = form(2, static=np.array([0.0, 1.0]), per_second=np.array([0.0, 5.0]))
+    [part] = hints(schedule(steep), LIMITS)
+    assert part.slope[1] == pytest.approx(LIMITS.max_slope, abs=1)
+    assert part.base[1] == pytest.approx(LIMITS.max_slope / 5.0 / 1.024e-6, rel=1e-6)

@@ -1,10 +1,13 @@
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from plans import array, plan, snapshot
 from sched_ctl.metrics.catalogue import DERIVATIONS, METRICS, MissingMetric, evaluate, resolve
-from sched_ctl.metrics.window import Window
+from sched_ctl.metrics.window import Window, clean
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
@@ -258,3 +261,36 @@ def test_logical_counters_seen_by_physical_operators() -> None:
     }
     for metric, values in expected.items():
         assert_allclose(window.value(metric), values, err_msg=metric)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("inf"), -0.0, 3.0])
+def test_one_value_alone_is_cleaned_too(value: float) -> None:
+    [found] = clean([value])
+    assert found == value if value in (0.0, 3.0) else math.isnan(found)
+    assert clean([]).shape == (0,)
+
+
+def test_an_ingress_that_counts_has_its_own_word_and_others_that_of_their_output() -> None:
+    topology = plan({"q": ["a", "b"], "r": ["c", "d"]})
+    window = Window(snapshot(topology, 10.0, tuples_in=[1, 4, 0, 3], tuples_out=[5, 0.5, 0.7, 0]))
+    assert window.value("tuples_in").tolist() == [1, 4, 0.7, 3]
+    assert window.value("tuples_out").tolist() == [5, 0.5, 0.7, 3]
+
+
+def test_a_prior_stands_for_what_is_unknown_and_for_nothing_else() -> None:
+    now = replace(snapshot(ONE), priors={"cost": np.array([1.0, 2.0, 3.0])})
+    window = Window(now)
+    known = np.array([np.nan, 9.0, np.nan])
+    assert window.or_prior("cost", known).tolist() == [1, 9, 3]
+    assert window.or_prior("selectivity", known) is known
+    whole = np.array([7.0, 8.0, 9.0])
+    assert window.or_prior("cost", whole).tolist() == [7, 8, 9]
+
+
+def test_rates_of_what_is_new_are_those_of_the_shorter_window() -> None:
+    then, recent, now = (
+        snapshot(ONE, time_s, cpu_time=column)
+        for time_s, column in ((0.0, [0, NAN, NAN]), (8.0, [1, 2, NAN]), (10.0, [5, 6, NAN]))
+    )
+    found = Window(now, then, recent=recent).rate("cpu_time")
+    assert found.tolist()[:2] == [0.5, 2.0] and np.isnan(found[2])

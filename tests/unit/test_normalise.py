@@ -319,3 +319,20 @@ def test_what_is_infinite_is_as_far_beyond_as_the_others_are_apart() -> None:
     assert _finite(array(3, np.inf)).tolist() == [3, 4]
     assert _finite(array(np.inf, -np.inf)).tolist() == [1, -1]
     assert _finite(array(np.inf, np.inf, 2)).tolist() == [3, 3, 2]
+
+
+def test_helpers_on_top_leave_half_of_a_narrow_range_at_least() -> None:
+    acked = replace(of_queues(array(0, 90, 0), [2, 2, 0], rank=array(0, 0, 1)), standing=True)
+    assert places(acked, 1.0).tolist() == [0, 0.5, 1]
+    assert places(acked, 4.0).tolist() == [0, 0.75, 1]
+    of_all = replace(acked, depth=np.array([0, 0, 0], dtype=np.intp))
+    assert places(of_all, 4.0).tolist() == pytest.approx([0, 1 / 1.5, 1])
+
+
+def test_a_source_is_neutral_though_others_wait_by_nothing() -> None:
+    fed = of_queues(array(0, 5, 0), [1, 2, 3])
+    some = form(3, static=array(0, 0, 2), per_tuple=array(1, 1, 0))
+    place = places(replace(fed, form=some, standing=True))
+    assert np.isnan(place[0]) and place[1:].tolist() == [1, 0]
+    aside = form(3, static=array(4, 0, 2), per_tuple=array(1, 1, 0))
+    assert not np.isnan(places(replace(fed, form=aside, standing=True))).any()

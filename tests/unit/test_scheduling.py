@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from plans import array, frame, plan, snapshot
 from sched_ctl.decide import decision
 from sched_ctl.decide.decision import HELPER_RULES, decide
-from sched_ctl.decide.layout import SameObjects
+from sched_ctl.decide.layout import Layout, SameObjects, layout_of
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.backlog import MEMORY, SEEN_BY
 from sched_ctl.metrics.catalogue import resolve
@@ -539,3 +539,70 @@ def test_what_is_not_finite_is_unknown_and_takes_nobody_along() -> None:
     )
     assert made.static.tolist()[::2] == [1, 3] and np.isnan(made.static[1])
     assert made.per_second.tolist() == [1, 0, 3]
+
+
+def laid_out(topology: Topology, **rules: str) -> Layout:
+    return layout_of(
+        SameObjects((topology,)), Level.PHYSICAL, None, tuple((k, v) for k, v in rules.items())
+    )
+
+
+def test_labels_and_queries_are_of_whoever_decides_and_of_the_role_where_nobody_does() -> None:
+    helper = HelperThread(Thread(1, 500, 7), "gc", None)
+    layout = laid_out(plan({"q": ["a", "b"]}, helpers=(helper,)), gc="top")
+    place = np.array([1, 0, -1])
+    assert layout.labels_by(place) == ("q/b", "q/a", "lab:1: gc")
+    assert layout.queries_by(place) == (("lab:1", "q"), ("lab:1", "q"), None)
+    assert layout.only_place is not None
+    assert layout.labels_by(layout.only_place) == ("q/a", "q/b", "lab:1: gc")
+    assert layout.top.tolist() == [False, False, True]
+    assert layout.depth.tolist() == [1, 2]
+
+
+def test_only_operators_each_with_its_thread_are_straight() -> None:
+    assert laid_out(plan({"q": ["a"]})).straight
+    assert laid_out(plan({"q": ["a", "b"]})).straight
+    assert not laid_out(plan({})).straight
+    one = plan({"q": ["a", "b"]})
+    crossed = replace(one.operators[0], threads=one.operators[1].threads)
+    assert not laid_out(replace(one, operators=(crossed, one.operators[1]))).straight
+
+
+def test_depths_count_from_the_sources_and_helpers_are_nowhere() -> None:
+    serves = HelperThread(Thread(1, 500, 7), "flush", 1)
+    schedule = scheduled(
+        "fcfs",
+        snapshot(plan({"q": ["a", "b", "c"]}, helpers=(serves,)), head_age=[1, 2, 3]),
+        helpers={"flush": "follow"},
+    )
+    assert schedule.depth.tolist() == [1, 2, 3, 0]
+    assert scheduled("fcfs", snapshot(plan({"q": ["a"]}), head_age=[1])).depth.tolist() == [1]
+
+
+def test_nobody_stands_where_nothing_is_held_and_memory_is_told_the_latest_clock() -> None:
+    told: list[float] = []
+
+    def remember(of: OperatorFrame, now_s: float) -> Mapping[tuple[str, str], float]:
+        told.append(now_s)
+        return {}
+
+    policy = replace(registry.policy("qs"), remembers={"x": remember})
+    one = snapshot(plan({"q": ["a"]}), 5.0, queue_size=[900])
+    other = snapshot(plan({"q": ["a"]}, engine="lab:2", first_tid=900), 7.0, queue_size=[1])
+    schedule = scheduled(policy, one, other, standing=True)
+    assert (schedule.standing, schedule.grain) == (False, None)
+    scheduled(policy)
+    assert told == [7.0, 0.0]
+
+
+@pytest.mark.parametrize(("needs", "asked"), [("queue_size", True), ("input_rate", False)])
+def test_costs_are_looked_at_where_samples_count(needs: str, asked: bool) -> None:
+    seen: list[OperatorFrame] = []
+
+    def urgency(of: OperatorFrame) -> UrgencyForm:
+        seen.append(of)
+        return form(len(of))
+
+    now = snapshot(plan({"q": ["a"]}), queue_size=[2], cost=[3], input_rate=[1])
+    scheduled(Policy("p", urgency, frozenset({needs}), "g"), now)
+    assert ("cost" in seen[0].columns) is asked

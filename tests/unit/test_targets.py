@@ -430,3 +430,82 @@ def test_a_burst_of_one_makes_no_other_late() -> None:
     assert alone["b"] < 0.8, alone
     assert met["b"] >= 0.9, met  # it takes a period to see
     assert met["a"] >= 0.35, met  # of what came later all is in time
+
+
+def judgement_of(load: Load, cpus: float = 1.0, **others: Load) -> Standing:
+    return standings(feasible(asked(a=load, **others), cpus, {}))["a"]
+
+
+def test_the_edges_of_being_late() -> None:
+    late = Load(0.05, cpus=0.5, work_s=0.5, slack_s=-0.1)  # it catches up in a second
+    # Who has no slack left is in time, and cannot wait.
+    assert judgement_of(late, b=Load(10.0, slack_s=0.0)) is LATE
+    assert judgement_of(replace(late, slack_s=0.0), b=Load(10.0, slack_s=0.0)) is MEETS
+    assert judgement_of(replace(late, slack_s=0.03), b=Load(10.0, slack_s=0.0)) is MEETS
+    # The one that can wait least counts, and who is just as long about it does not suffer.
+    assert judgement_of(late, b=Load(10.0, slack_s=9.0), c=Load(10.0, slack_s=0.9)) is LATE
+    assert judgement_of(late, b=Load(10.0, slack_s=9.0), c=Load(10.0, slack_s=1.0)) is MEETS
+    # Two that are late by as much work: neither is sooner through.
+    assert judgement_of(late, b=replace(late, latency_s=0.01)) is MEETS
+    # Where nothing is left over, a backlog never goes; one of nothing is gone.
+    other = Load(10.0, cpus=0.5, slack_s=1e9)
+    assert judgement_of(late, b=other) is LATE
+    assert judgement_of(replace(late, work_s=0.0), b=replace(other, slack_s=0.5)) is MEETS
+
+
+def test_what_is_just_enough_is_enough_but_for_the_path() -> None:
+    assert judgement_of(Load(0.05, cpus=1.0)) is MEETS
+    assert judgement_of(Load(0.05, cpus=1.001)) is OVER
+    assert judgement_of(Load(0.05, widest=1.0)) is MEETS
+    assert judgement_of(Load(0.05, path_s=0.05)) is OVER
+    wide = feasible(asked(a=Load(0.05, widest=2.0)), 4.0, {})["e", "a"].why
+    assert "needs 2.00 CPUs a thread: it would take 3 replicas" in wide
+    # What does not compete takes nothing from the others.
+    some = asked(a=Load(0.05, cpus=0.9, path_s=1.0, weight=5), b=Load(0.05, cpus=0.9))
+    assert standings(feasible(some, 1.0, {})) == {"a": OVER, "b": MEETS}
+
+
+def test_loads_of_several_threads_and_of_queues_without_an_age() -> None:
+    queries = plan({"q": ["a", "b"]})
+    two = tuple(
+        replace(o, threads=(*o.threads, replace(o.threads[0], tid=o.threads[0].tid + 50)))
+        for o in queries.operators
+    )
+    shown = {
+        "cost": [4e-3, 1e-3],
+        "path_cost": [5e-3, 1e-3],
+        "selectivity": [1.0, 1.0],
+        "global_cost": [5e-3, 1e-3],
+        "input_rate": [100.0, 100.0],
+        "queue_size": [10.0, 0.0],
+        "head_age": [0.0, 0.3],
+    }
+    of = frame(replace(queries, operators=two), **shown)
+    [load] = feasibility.loads(of, ["lab:1"], (target("q", "1s"),)).values()
+    assert_allclose([load.cpus, load.widest, load.work_s], [0.5, 0.2, 0.05])
+    assert_allclose(load.slack_s, 1 - 0.301)
+    [none] = feasibility.loads(
+        frame(queries, **{**shown, "head_age": [0.0, 0.0]}), ["lab:1"], (target("q", "1s"),)
+    ).values()
+    assert_allclose(none.slack_s, 1 - 5e-3)
+    assert feasibility.loads(of, ["lab:1"], (target("other", "1s"),)) == {}
+
+
+def test_arrivals_are_what_was_taken_or_what_has_come_since_the_oldest() -> None:
+    chain = plan({"q": ["a", "b"], "r": ["c"]}).graph
+    taken, queue = np.array([0.5, 9.0, 3.0]), np.array([8.0, 99.0, 8.0])
+    for age, first in ((0.0, 0.5), (0.99, 0.5), (1.0, 8.0), (4.0, 2.0), (80.0, 0.5)):
+        came = feasibility.arrivals(chain, taken, queue, np.array([age, age, 4.0]))
+        assert came.tolist() == [first, 0.0, 3.0]
+
+
+def test_columns_of_a_target_are_those_of_its_query() -> None:
+    queries = plan({"q": ["a", "b"], "r": ["c"]})
+    load = Load(0.05, weight=3.0)
+    told = feasibility.tell(
+        frame(queries), ["lab:1"], {("lab:1", "q"): Judgement(Standing.LATE, load)}
+    )
+    assert told["target_latency"].tolist()[:2] == [0.05, 0.05]
+    assert told["target_standing"].tolist()[:2] == [1.0, 1.0]
+    assert told["target_weight"].tolist()[:2] == [3.0, 3.0]
+    assert all(np.isnan(column[2]) for column in told.values())

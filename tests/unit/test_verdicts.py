@@ -428,3 +428,130 @@ def test_an_operator_of_several_threads_waits_by_the_share_of_each() -> None:
     found = assess(window(REST, (0.4, 1.2, 0.0, 0.0, 5.0), REST, topology=topology))
     assert found.run[1] == pytest.approx(0.2)
     assert found.wait[1] == pytest.approx(0.6)
+
+
+def test_only_starved_takes_no_place_of_whose_urgency_nobody_knows() -> None:
+    topology = plan({"q": ["a", "b"]}, [(0, 1)])
+    held = (Verdict.BACKPRESSURED, Verdict.IO_BOUND)
+    made = form(2, rank=np.array([1.0, 0.0]), static=np.array([np.nan, 2.0]))
+    policy = replace(registry.policy("constant"), urgency=lambda _: made)
+    assert only_starved(policy).urgency(frame(topology, verdict=held)) is made
+    free = (Verdict.IDLE, Verdict.IO_BOUND)
+    assert only_starved(policy).urgency(frame(topology, verdict=free)) is made
+
+
+@pytest.mark.parametrize(
+    ("shares", "word"),
+    [
+        # run, wait, full, blocked, idle; what loses as much time as another goes before it
+        ((0.20, 0.40, 0.0, 0.0, 0.0), "cpu-starved"),
+        ((0.30, 0.30, 0.0, 0.30, 0.0), "cpu-starved"),
+        ((0.20, 0.0, 0.35, 0.35, 0.10), "backpressured"),
+        ((0.50, 0.05, 0.0, 0.0, 0.45), "input-bound"),
+        ((0.50, 0.0, 0.0, 0.0, 0.10), "input-bound"),
+        ((0.50, 0.0, 0.0, 0.0, 0.099), "single-thread-bound"),
+        ((0.05, 0.05, 0.10, 0.05, 0.75), "backpressured"),
+        ((0.05, 0.05, 0.099, 0.05, 0.75), "input-bound"),
+        ((0.97, 0.0, 0.0, 0.0, np.nan), "single-thread-bound"),
+        ((np.nan, np.nan, np.nan, np.nan, np.nan), "unknown"),
+    ],
+)
+def test_the_largest_loss_decides(shares: tuple[float, ...], word: str) -> None:
+    run, wait, full, blocked, idle = (array(share) for share in shares)
+    behind = np.array([True])
+    with np.errstate(all="ignore"):
+        [code] = verdicts._judge(run, wait, full, blocked, idle, array(9), behind)
+    assert Verdict(code).word == word
+
+
+def test_idle_is_who_does_nothing_loses_nothing_and_took_nothing() -> None:
+    def word(run: float, idle: float, taken: float, wait: float = 0.0) -> str:
+        zero = array(0)
+        code = verdicts._judge(
+            array(run), array(wait), zero, zero, array(idle), array(taken), np.array([False])
+        )
+        return Verdict(code[0]).word
+
+    assert word(0.0, 1.0, 0.0) == word(0.009, 0.90, np.nan) == "idle"
+    assert word(0.0, 1.0, 1.0) == word(0.01, 0.96, 0.0) == "input-bound"
+    assert word(0.0, 0.899, 0.0) == "input-bound"
+    assert word(0.0, 0.96, 0.0, wait=0.3) != "idle"
+
+
+def test_what_the_hypervisor_took_is_divided_by_what_each_ran() -> None:
+    columns = {"cpu_steal": 1.0, "cpu_busy": 4.0}
+    topology = plan({"q": ["a", "b"]})
+
+    def at(time_s: float) -> Snapshot:
+        made = {name: array(*([each * time_s] * 2)) for name, each in columns.items()}
+        return Snapshot(topology, time_s, made)
+
+    of = Window(at(4.0), at(1.0))
+    found = verdicts._stolen(of, array(0.4, 0.8), array(0.5, 0.1))
+    np.testing.assert_allclose(found, [0.1, 0.1])  # of the second no more than it has left
+    np.testing.assert_allclose(verdicts._stolen(of, array(0.4, np.nan), array(-0.5, 0.1)), [0, 0])
+
+
+def test_of_those_that_it_feeds_the_one_with_the_least_to_spare_holds() -> None:
+    fork = plan({"q": ["a", "b", "c"]}, [(0, 1), (0, 2)]).graph
+    codes_ = np.array([Verdict.BACKPRESSURED, Verdict.IDLE, Verdict.IDLE], dtype=np.int8)
+    for idle, holder in (
+        ((0.9, 0.2), 1 + 1),
+        ((0.1, 0.3), 1),
+        ((np.nan, 0.6), 1),
+        ((0.4, np.nan), 1),
+    ):
+        spare = array(0.0, *idle)
+        assert verdicts._limits(fork, codes_, spare).tolist() == [holder, -1, -1]
+    alone = plan({"q": ["a"]}).graph
+    assert verdicts._limits(alone, codes_[:1], array(0.0)).tolist() == [-1]
+
+
+def test_time_asleep_is_for_memory_where_half_of_it_is() -> None:
+    memory, blocked = array(0.3, 0.29, np.nan, np.nan), array(0.6, 0.6, 0.6, 0.6)
+    assert verdicts._for_memory(memory, blocked, 0.3).tolist() == [True, False, True, True]
+    assert verdicts._for_memory(memory, blocked, 0.29).tolist() == [True, False, False, False]
+    assert verdicts._for_memory(memory, 0 * blocked, 0.04).tolist()[2:] == [False, False]
+
+
+def test_the_margin_is_what_decided_over_it_and_the_largest_that_spoke_against() -> None:
+    code = np.array(
+        [
+            *(Verdict.IDLE, Verdict.INPUT_BOUND, Verdict.CPU_STARVED, Verdict.SINGLE_THREAD_BOUND),
+            *(Verdict.IO_BOUND, Verdict.MEMORY_BOUND, Verdict.BACKPRESSURED, Verdict.UNKNOWN),
+        ],
+        dtype=np.int8,
+    )
+
+    def each(share: float) -> np.ndarray:
+        return np.full(len(code), share)
+
+    found = verdicts._margin(code, each(0.9), each(0.1), each(0.2), each(0.3), each(0.6))
+    expected = [1 / 1.3, 0.6 / 0.9, 0.1 / 0.7, 0.9 / 1.5, 0.3 / 0.5, 0.3 / 0.5, 0.2 / 0.5, 0]
+    np.testing.assert_allclose(found, expected)
+    other = verdicts._margin(code, each(0.1), each(0.7), each(0.2), each(0.3), each(0.0))
+    np.testing.assert_allclose(other, [1 / 1.7, 0, 0.7 / 1.0, 0.1 / 0.8, 0.3, 0.3, 0.2 / 0.9, 0])
+
+
+def spare_and_growth(run: float, wait: float, idle: float, growth: float, taken: float) -> float:
+    columns = (array(value) for value in (run, wait, idle, growth, taken))
+    with np.errstate(all="ignore"):
+        return float(verdicts._keeps_up(*columns)[0])
+
+
+def test_who_keeps_up_has_time_to_spare_and_no_queue_that_grows() -> None:
+    assert spare_and_growth(0.3, 0.1, 0.6, 0, 100) == 1
+    assert spare_and_growth(0.3, 0.1, 0.10, 0, 100) == 1
+    assert spare_and_growth(0.3, 0.1, 0.099, 0, 100) == 0
+    assert np.isnan(spare_and_growth(0.3, 0.1, np.nan, 0, 100))
+    assert spare_and_growth(0.45, 0.40, np.nan, 0, 100) == 0  # never out of work
+    # A tenth of what it took, and four standard deviations of it
+    assert spare_and_growth(0.3, 0.1, 0.6, 100, 1000) == 1
+    assert spare_and_growth(0.3, 0.1, 0.6, 135, 1000) == 0
+    assert spare_and_growth(0.3, 0.1, 0.6, 15, 100) == 1
+    assert spare_and_growth(0.3, 0.1, 0.6, 60, 100) == 0
+    # Who takes nothing while it waits for a CPU has tuples that wait for it.
+    assert spare_and_growth(0.0, 0.3, 0.7, 0, 0) == 0
+    assert spare_and_growth(0.0, 0.09, 0.7, 0, 0) == 1
+    assert spare_and_growth(0.01, 0.3, 0.7, 0, 0) == 1
+    assert spare_and_growth(0.0, 0.3, 0.7, 0, 1) == 1

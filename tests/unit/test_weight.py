@@ -221,3 +221,9 @@ def test_who_is_of_no_query_is_of_nobody_elses() -> None:
     cpu, wanted = np.array([0.4, 0.4, 0.4]), np.array([1.0, 0.5, 0.25])
     for queries in ([0, 1, 0], [0, 0, 1], [1, 0, 0], [2, 0, 0], [0, 0, 2]):
         assert fair_weight(np.array(queries), cpu, wanted, np.ones(3)) == pytest.approx(1.75)
+
+
+def test_operators_never_weigh_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, [1, 1], fair=True)
+    run.go([0.4, 0.2], [0.6, 0.8], 1e6, by_s=SMOOTH_S)
+    assert run.told.control["weight_part"] == 1
