@@ -13,6 +13,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import kept
 import pytest
 
 from changed import changed_files, concerned
@@ -50,6 +51,7 @@ FLAKY = 3
 
 
 ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "build" / "tests"
 CONCERNED = pytest.StashKey[set[Path]]()
 
 
@@ -131,6 +133,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{count:4} {reason}")
     if len(skipped) == len(undecided):
         terminalreporter.line("none")
+    reports = [report for some in terminalreporter.stats.values() for report in some]
+    try:
+        path = kept.keep(KEPT, reports, terminalreporter.config.stash.get(kept.GUESTS, []))
+    except OSError as error:
+        terminalreporter.line(f"what each took is not kept: {error}")
+    else:
+        if path is not None:
+            terminalreporter.line(f"what each took: {path.relative_to(ROOT)}")
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import guest
+import kept
 import kernels
 import pytest
 import qemu
@@ -284,6 +285,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for job in stash[LINE].jobs:
         terminalreporter.line(f"{job.took_s:5.0f} {job.cpu_s:5.0f}  {job.name}")
     terminalreporter.line(f"      {sum(job.cpu_s for job in stash[LINE].jobs):5.0f}  all")
+    stash[kept.GUESTS] = [
+        {"name": job.name, "seconds": round(job.took_s, 1), "cpu_seconds": round(job.cpu_s, 1)}
+        for job in stash[LINE].jobs
+    ]
     emulator = qemu.find()
     if emulator is not None:
         terminalreporter.line(f"one CPU on {qemu.installed()}, two on {emulator}")
