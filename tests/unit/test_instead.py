@@ -1,0 +1,63 @@
+"""Who decides in place of a section's own policy."""
+
+from dataclasses import replace
+
+from sched_ctl.adapt.guard import Guard
+from sched_ctl.adapt.race import opened
+from sched_ctl.config.settings import Section, Switch
+from sched_ctl.controller.instead import Instead
+from sched_ctl.controller.trial import Trial
+
+SECTION = Section(name="main", policy="auto")
+SWITCHES = (
+    Switch(policy="qs", metric="pressure", above=0.5),
+    Switch(policy="fcfs", metric="pressure", above=0.1),
+)
+
+
+def racing(turn: int) -> Instead:
+    race = replace(opened(("balanced", "hr")), turn=turn, begun=True)
+    return Instead(trial=Trial(race, "balanced", 1.0))
+
+
+def test_nobody_does_by_default() -> None:
+    alone = Instead()
+    assert alone.acting(SECTION) is SECTION
+    assert (alone.own, alone.looking, alone.calm, alone.lifts, alone.compares) == (
+        *(False, False),
+        *(True, True, False),
+    )
+    assert alone.why(auto=True) is None
+
+
+def test_a_race_has_each_its_turn_and_then_nothing_is_calm() -> None:
+    os, first, other = (racing(turn) for turn in range(3))
+    assert os.own and not first.own and not other.own
+    assert first.acting(SECTION) is SECTION and other.acting(SECTION).policy == "hr"
+    assert os.looking and other.looking and other.compares and not other.calm
+
+
+def test_a_guard_looks_at_the_system_s_own_and_rests_once_all_harms() -> None:
+    guarded = Instead(Guard(60, 6))
+    assert guarded.compares and not (guarded.own or guarded.looking or guarded.calm)
+    assert guarded.guard is not None
+    guarded.guard.own = True
+    assert guarded.own and guarded.looking
+    guarded.give_up()
+    assert guarded.own and not guarded.looking and guarded.guard is None
+
+
+def test_the_first_switch_that_is_on_decides_before_a_race() -> None:
+    found = racing(2)
+    first, second = found.watch(SWITCHES)
+    assert not found.turn() and found.acting(SECTION).policy == "hr"
+    second.on = True
+    assert found.turn() and not found.turn()
+    assert found.acting(SECTION).policy == "fcfs" and "above 0.1" in str(found.why(auto=False))
+    first.on = True
+    assert found.turn() and found.acting(SECTION).policy == "qs"
+    assert found.watch(SWITCHES) == (first, second)
+    first.on = second.on = False
+    assert found.turn() and found.switched is None
+    [anew] = found.watch(SWITCHES[:1])
+    assert anew is not first and found.watches == (anew,)
