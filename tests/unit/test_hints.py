@@ -378,3 +378,65 @@ def test_an_exact_queue_is_as_fine_as_what_is_widest_in_it_allows() -> None:
     [part] = hints(schedule(steep), LIMITS)
     assert part.slope[1] == pytest.approx(LIMITS.max_slope, abs=1)
     assert part.base[1] == pytest.approx(LIMITS.max_slope / 5.0 / 1.024e-6, rel=1e-6)
+
+
+def test_as_many_queues_as_there_are_are_not_too_many() -> None:
+    for ranks, queues in ((LIMITS.queues, LIMITS.queues), (LIMITS.queues + 1, 1)):
+        [part] = hints(schedule(form(ranks, rank=np.arange(float(ranks)), per_second=1.0)), LIMITS)
+        assert len(part.queue_base) == queues
+    slopes = np.logspace(0, 9, 400)
+    groups = {"a": Group(1, tuple(range(0, 400, 2))), "b": Group(1, tuple(range(1, 400, 2)))}
+    one = schedule(form(400, per_second=slopes), groups=groups)
+    parts = [(0, part) for part in hints(one, LIMITS, clusters=99)]
+    assert [len(part.queue_base) for _, part in parts] == [32, 32]
+    assert len(merged(parts, 400, LIMITS).queue_base) == 64
+
+
+def test_groups_beyond_those_that_there_can_be_share_the_last_one() -> None:
+    limits = replace(LIMITS, groups=3)
+    for count, shares in ((3, [4, 3, 2]), (4, [4, 3, 3]), (5, [4, 3, 4])):
+        given = (4.0, 3.0, 2.0, 1.0, 1.0)[:count]
+        groups = {f"g{nth}": Group(share, (nth,)) for nth, share in enumerate(given)}
+        one = schedule(form(count, static=np.arange(float(count))), groups=groups)
+        made_ = merged([(0, part) for part in hints(one, limits)], count, limits)
+        assert made_.shares == [4 * share * LIMITS.share_one for share in shares]
+        assert made_.queue_group[made_.queue].tolist() == [0, 1, *[2] * (count - 2)]
+        assert made_.lead_us[2:].tolist() == [0] * (count - 2)
+    small = {"a": Group(1e-9, (0,)), "b": Group(1.0, (1,))}
+    assert made(form(2, static=np.arange(2.0)), groups=small).shares[0] == 1
+
+
+def test_what_an_engine_tells_of_counts_only_where_queues_do() -> None:
+    given = made(form(3, static=np.arange(3.0)), live=[True] * 3)
+    assert not given.queue_exact.any() and not given.per_tuple.any()
+
+
+def test_a_wait_is_a_tie_break_where_it_cannot_decide_for_long() -> None:
+    for apart, order_only in ((1.0, False), (1.001, True)):
+        shape = form(2, static=np.array([0.0, apart]), per_second=1 / TIE_S)
+        assert hints(schedule(shape), LIMITS)[0].exact is not order_only
+
+
+def test_places_of_an_order_share_the_room_for_leads() -> None:
+    [part] = hints(schedule(form(2, static=np.arange(2.0))), replace(LIMITS, max_lead_us=1000))
+    assert part.lead_us.tolist() == [0, 1000]
+    [part] = hints(schedule(form(5, static=np.arange(5.0))), replace(LIMITS, max_lead_us=1000))
+    assert part.lead_us.tolist() == [0, 250, 500, 750, 1000]
+    [part] = hints(schedule(form(3, static=np.arange(3.0))), LIMITS, gap_s=0.5)
+    assert part.lead_us.tolist() == [0, 500_000, 1_000_000]
+    assert part.queue_slope.tolist() == [1024] and part.queue_base.tolist() == [0]
+
+
+def test_slopes_of_queues_reach_from_one_to_the_largest_that_there_is() -> None:
+    given = made(form(50, per_second=np.logspace(0, 12, 50)))
+    assert (given.queue_slope.min(), given.queue_slope.max()) == (1, LIMITS.max_slope)
+    alike = made(form(3, per_second=7.0))
+    assert alike.queue_slope.tolist() == [LIMITS.max_slope >> 10]
+
+
+def test_ranks_beyond_those_that_a_base_can_tell_apart_are_level() -> None:
+    n = 300
+    shape = form(n, rank=np.arange(float(n)), per_second=1.0)
+    [part] = hints(schedule(shape), replace(LIMITS, queues=1000))
+    places = (part.queue_base[part.queue] >> np.uint64(LIMITS.rank_shift)).astype(int)
+    assert places.tolist() == [min(rank, 128) for rank in range(n)]

@@ -11,6 +11,8 @@ from plans import array
 from sched_ctl.model.clusters import logarithmic_clusters
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import (
+    _logs,
+    from_one_up,
     linear,
     logarithmic,
     nice_levels,
@@ -336,3 +338,19 @@ def test_a_source_is_neutral_though_others_wait_by_nothing() -> None:
     assert np.isnan(place[0]) and place[1:].tolist() == [1, 0]
     aside = form(3, static=array(4, 0, 2), per_tuple=array(1, 1, 0))
     assert not np.isnan(places(replace(fed, form=aside, standing=True))).any()
+
+
+def test_a_narrow_span_is_a_level_at_least_and_what_is_not_known_is_by_its_size() -> None:
+    for span in (0.25, 1.0):
+        assert_allclose(from_one_up(array(0, 0.25, 0.1), 1.0, span)[:2], [0, 1], atol=1e-9)
+    assert_allclose(from_one_up(array(0, 1, 4), 0.0, 10), linear(array(0, 1, 4)))
+    assert np.isnan(from_one_up(array(3, 3), 1.0, 10)).all()
+    assert from_one_up(array(), 1.0, 10).shape == (0,)
+
+
+def test_logarithms_of_what_is_not_positive_are_a_level_below_the_least() -> None:
+    logs = _logs(array(2, 0, -5, np.nan, 8))
+    assert logs is not None
+    below = np.log(2) - np.log(1.25)
+    assert_allclose(logs, [np.log(2), below, below, np.nan, np.log(8)])
+    assert _logs(array(0, -1)) is None and _logs(array()) is None

@@ -20,7 +20,20 @@ from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import tracing
-from sched_ctl.model.programs import COMM_LENGTH, LONGEST, Match, Program, counter, fault_of
+from sched_ctl.model.programs import (
+    COMM_LENGTH,
+    LONGEST,
+    MOST_CHOICES,
+    MOST_PATTERNS,
+    Counters,
+    Find,
+    Helper,
+    Match,
+    Program,
+    counter,
+    fault_of,
+    faults,
+)
 from sched_ctl.model.topology import Thread
 from support import wait_until
 
@@ -501,3 +514,60 @@ def test_a_pattern_may_be_as_long_as_is_said_and_no_longer() -> None:
     assert fault_of("a" * LONGEST) is None
     told = fault_of("a" * (LONGEST + 1))
     assert told is not None and f"longer than {LONGEST}" in told[0]
+
+
+def test_choices_count_by_branch_and_up_to_what_is_said() -> None:
+    most = "a?" * MOST_CHOICES
+    for fine in (most, f"{most}|{most}", f"x|{most}", "(" + "a|" * MOST_CHOICES + "b)", "a{3}" * 9):
+        assert fault_of(fine) is None, fine
+    for much in (f"{most}b*", f"{most}b+|x", f"x|{most}b?", "(" + "a|" * MOST_CHOICES + "b)c?"):
+        assert fault_of(much) is not None, much
+    assert fault_of(most + "b?", MOST_CHOICES + 1) is None
+    assert fault_of("(ab)+" * 2) is None and fault_of("(ab?)+") is not None
+    assert fault_of("(a|b)") is None and fault_of("(a|b)c{2}") is None
+    assert fault_of("(a|b){2}") is not None and fault_of("((a)b?){2}") is not None
+
+
+def faults_of(**changed: object) -> list[str]:
+    changed_one = msgspec.structs.replace(declared(), **changed)
+    return [f"{key}: {message}" for _, key, message, _ in faults([changed_one])]
+
+
+def test_bounds_of_a_declaration_are_good_themselves() -> None:
+    assert faults_of() == []
+    as_many = {f"t{number}": "operator" for number in range(MOST_PATTERNS)}
+    assert faults_of(threads=as_many) == []
+    [told] = faults_of(threads={**as_many, "more": Helper(role="housekeeping")})
+    assert f"more than {MOST_PATTERNS}" in told
+    assert faults_of(find=Find(comm="x" * COMM_LENGTH)) == []
+    [told] = faults_of(find=Find(comm="x" * (COMM_LENGTH + 1)))
+    assert "cuts names" in told
+    nothing: dict[str, str | Helper] = {"gc": Helper(role="housekeeping")}
+    assert faults_of(threads=nothing, whole=True) == []
+    assert faults_of(threads=nothing) == ["threads: no pattern is of operators"]
+    assert faults_of(edges={"a": ("b", "c"), "b": ("c",), "c": ()}) == []
+    assert faults_of(edges={"a": ("b",), "b": ("c",), "c": ("b",)}) == ["edges: 'b' feeds itself"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({}, []),
+        ({"prometheus": "http://h:65535"}, []),
+        ({"prometheus": "http://h:65536"}, ["metrics.prometheus: 'http://h:65536' is no address"]),
+        ({"prometheus": "http://h:0"}, ["metrics.prometheus: 'http://h:0' is no address"]),
+        ({"prometheus": "http://h:1"}, []),
+        ({"tuples_in": ""}, ["metrics.tuples_in: it is needed"]),
+        ({"tuples_out": "n"}, ["metrics.tuples_out: all operators would have one counter"]),
+        ({"tuples_out": "n{"}, ["metrics.tuples_out: 'n{' is no counter"]),
+        ({"tuples_out": 'n{a="$operator",b="$q"}'}, ["metrics.tuples_out: there is no $q"]),
+    ],
+)
+def test_where_counters_come_from(metrics: dict[str, str], told: list[str]) -> None:
+    good = {"prometheus": "http://h:9000/m", "tuples_in": 'n{l="$operator"}'}
+    assert faults_of(metrics=Counters(**{**good, **metrics})) == told
+
+
+def test_the_page_of_a_program_has_a_path_by_default() -> None:
+    assert Counters(prometheus="http://[::1]:9000").address == ("::1", 9000, "/metrics")
+    assert Counters(prometheus="http://h:80/x").address == ("h", 80, "/x")

@@ -73,3 +73,12 @@ def test_a_group_of_many_weighs_no_more_than_there_is() -> None:
     wanted = wanted_groups(schedule([1.0] * 20 + [0.0]), SCALE, 2, by_priority=True)
     assert wanted.weights[str(wanted.keys[0])] == 10_000
     assert len(wanted_groups(schedule([0.0, 1.0]), SCALE, 1, by_priority=True).weights) <= 2
+
+
+def test_levels_are_as_far_apart_as_the_groups_allow() -> None:
+    two, three = schedule([0.0, 1.0]), schedule([0.0, 0.5, 1.0])
+    one_group = wanted_groups(two, SCALE, 1, by_priority=True)
+    assert one_group == Wanted(("level 1", "level 2"), {"level 1": 12, "level 2": 800})
+    levels = wanted_groups(three, SCALE, 2, by_priority=True)
+    assert levels.keys == ("level 1", "level 1", "level 2")
+    assert levels.weights == {"level 1": 12 + 98, "level 2": 800}
