@@ -339,8 +339,8 @@ def check_queue_lengths_that_an_engine_tells() -> None:
         wait_until(exact)
         scheduler = backend.scheduler
         assert scheduler is not None
-        assert backend._live is not None
-        rows = [backend._live.row(thread) for thread in threads]
+        assert backend.loaded is not None
+        rows = [backend.loaded.live.row(thread) for thread in threads]
         looked: list[bool] = []
 
         def look() -> None:

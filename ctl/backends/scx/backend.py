@@ -59,6 +59,36 @@ class _Scope:
     problems: tuple[str, ...] = ()
 
 
+class Loaded:
+    """A scheduler, and what there is only as long as it is loaded.
+
+    attached: whether it dispatches. fair: whether others share the CPU with operators by weight.
+    full: of all normal threads.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, fair: bool, full: bool) -> None:
+        self.scheduler = scheduler
+        self.losses = Losses()
+        self.live = LiveRows(scheduler)
+        self.weight = Weight(scheduler, fair=fair)
+        self.limits = Limits.of(scheduler.limits)
+        self.slots = Slots(scheduler, full=full)
+        self.attached = False
+        self._monitor: Monitor | None = None
+
+    def watch(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        monitor.start()
+
+    def close(self) -> None:
+        """Detach; what was changed on threads and files stays."""
+        if self._monitor is not None:
+            self._monitor.stop()
+            self._monitor = None
+        self.live.close()
+        self.scheduler.close()
+
+
 class Scx(Backend):
     """The backend; see `backends.Backend`."""
 
@@ -70,29 +100,26 @@ class Scx(Backend):
         self.options = options or ScxOptions()
         self.fair = self.options.precedence == "fair"
         self.mode = mode_of(self.options)
-        self.scheduler: Scheduler | None = None
         self._journal = journal
         self._parameters = Parameters(journal, RECHECK_S, policy_alone(sched.EXT))
         self._scopes: dict[str, _Scope] = {}
         self._wanted: NDArray[Any] | None = None  # hints as they are written, kept for its memory
-        self._slots: Slots | None = None
-        self._live: LiveRows | None = None
-        self._weight: Weight | None = None
-        self._monitor: Monitor | None = None
         self._restarts = 0
-        self._attached = False
         self._with_cgroups = False
-        self._losses = Losses()
+        self.loaded: Loaded | None = None
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        return None if self.loaded is None else self.loaded.scheduler
 
     def apply(self, schedule: Schedule) -> Applied:
         """Raises Ejected when the kernel has ended the scheduler, LoadError if it cannot start."""
-        if self.scheduler is None:
-            if (obstacle := schedext.taken()) is not None:
-                raise LoadError(obstacle)  # at once: to load it takes a slow CPU many seconds
-            self._take(self._loaded())
+        if self.loaded is not None:
+            loaded = self._look(self.loaded)
+        elif (obstacle := schedext.taken()) is not None:
+            raise LoadError(obstacle)  # at once: to load it takes a slow CPU many seconds
         else:
-            self._look()
-        assert self._live is not None and self._slots is not None
+            loaded = self._take(self._load())
         scope = self._scopes.get(schedule.scope)
         problems: list[str] = []
         writes = 0
@@ -100,25 +127,26 @@ class Scx(Backend):
         fresh: list[Thread] = []
         if scope is None or scope.schedule.threads != schedule.threads:
             before = scope.schedule.threads if scope else ()
-            fresh, released, problems = self._slots.follow(schedule.scope, before, schedule.threads)
-            scope = self._scopes[schedule.scope] = self._scope(schedule)
-            self._live.keep(one.live for one in self._scopes.values())
-            strangers = self._live.strangers(schedule.threads) if self.options.live else ()
+            fresh, released, problems = loaded.slots.follow(
+                schedule.scope, before, schedule.threads
+            )
+            scope = self._scopes[schedule.scope] = self._scope(loaded, schedule)
+            loaded.live.keep(one.live for one in self._scopes.values())
+            strangers = loaded.live.strangers(schedule.threads) if self.options.live else ()
             scope.problems = (*problems, *strangers)
         scope.schedule = schedule
-        self._live.look()
-        scope.parts = self._hints(scope)
-        changed = self._write()
+        loaded.live.look()
+        scope.parts = self._hints(loaded, scope)
+        changed = self._write(loaded)
         writes += changed
-        more, gone = self._slots.adopt(fresh)
+        more, gone = loaded.slots.adopt(fresh)
         if self.mode == "full" and self.options.align > 0:
-            some = self._slots.follow_flushers([one.schedule for one in self._scopes.values()])
+            some = loaded.slots.follow_flushers([one.schedule for one in self._scopes.values()])
             # Each wake-up of other threads is looked at while this is not 0.
-            assert self.scheduler is not None
-            self.scheduler.control["hold_us"] = round(self.options.align * 1e3) if some else 0
-        if not self._attached:
+            loaded.scheduler.control["hold_us"] = round(self.options.align * 1e3) if some else 0
+        if not loaded.attached:
             # Only now: a thread that is queued without a slot stays among the others for a while.
-            self._attach()
+            self._attach(loaded)
         writes += len(fresh) - gone + len(released)
         repaired = 0
         if self.mode == "partial":
@@ -138,17 +166,19 @@ class Scx(Backend):
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         """Where the scheduler has the thread, and what became of it so far."""
-        adopted = None if self._slots is None else self._slots.get(thread)
-        if adopted is None or adopted.gone or self.scheduler is None:
+        loaded = self.loaded
+        adopted = None if loaded is None else loaded.slots.get(thread)
+        if loaded is None or adopted is None or adopted.gone:
             return {}
-        hint = self.scheduler.slots[adopted.slot]
-        seen = self.scheduler.threads[adopted.slot]
-        now_ns = self.scheduler.now_ns()
+        scheduler = loaded.scheduler
+        hint = scheduler.slots[adopted.slot]
+        seen = scheduler.threads[adopted.slot]
+        now_ns = scheduler.now_ns()
         queue = int(hint["queue"])
-        control = self.scheduler.control
+        control = scheduler.control
         age_ms, told = _since_ms(now_ns, int(seen["origin_ns"])), {}
-        by_engine = bool(hint["flags"] & self.scheduler.slot_flags["SLOT_LIVE_AGE"])
-        if self._live is not None and (row := self._live.row(thread)) is not None:
+        by_engine = bool(hint["flags"] & scheduler.slot_flags["SLOT_LIVE_AGE"])
+        if (row := loaded.live.row(thread)) is not None:
             told = {"queue_tuples": int(row["queue_tuples"])}
             if by_engine:
                 age_ms = _since_ms(time.monotonic_ns(), int(row["head_ns"]))
@@ -181,7 +211,7 @@ class Scx(Backend):
     def about(self) -> Mapping[str, str]:
         return self.scheduler.about if self.scheduler is not None else {}
 
-    def _loaded(self) -> Scheduler:
+    def _load(self) -> Scheduler:
         """A scheduler that is ready to be attached."""
         full = self.mode == "full"
         self._with_cgroups = full and cgroup.in_use()
@@ -207,132 +237,116 @@ class Scx(Backend):
         control["least_us"] = round(self.options.interrupt * 1e3)
         return scheduler
 
-    def _take(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self._losses = Losses()
-        self._live = LiveRows(scheduler)
-        self._weight = Weight(scheduler, fair=self.fair)
-        self._limits = Limits.of(scheduler.limits)
-        self._slots = Slots(scheduler, full=self.mode == "full")
+    def _take(self, scheduler: Scheduler) -> Loaded:
+        self.loaded = Loaded(scheduler, fair=self.fair, full=self.mode == "full")
+        return self.loaded
 
-    def _attach(self) -> None:
-        assert self.scheduler is not None
+    def _attach(self, loaded: Loaded) -> None:
         try:
-            self.scheduler.attach()
+            loaded.scheduler.attach()
         except LoadError as error:
             _show(error)
             self.restore()
             raise
-        self._attached = True
+        loaded.attached = True
         if self.mode == "partial":
             usual = 90 if self.options.precedence == "engine" else 50
             server.raise_to(self._journal, self.options.server or usual)
-        log.info("sched_ext scheduler attached in %s mode, by %s", self.mode, self.scheduler.libbpf)
-        self._monitor = Monitor(
-            self.scheduler,
+        libbpf = loaded.scheduler.libbpf
+        log.info("sched_ext scheduler attached in %s mode, by %s", self.mode, libbpf)
+        monitor = Monitor(
+            loaded.scheduler,
             self.options.ttl / BEATS_PER_TTL,
             self._ended,
             lambda: self.good_until_s,
         )
-        self._monitor.start()
+        loaded.watch(monitor)
 
     def _ended(self, exit_: Exit) -> None:
         if self.on_lost is not None:
             self.on_lost(str(exit_))
 
-    def _look(self) -> None:
+    def _look(self, loaded: Loaded) -> Loaded:
         """Is it still attached? Loads it again where the kernel asks for that."""
-        assert self.scheduler is not None
-        exit_ = self.scheduler.exit()
+        exit_ = loaded.scheduler.exit()
         if exit_ is None:
-            self._watch_losses()
-            self._watch_cgroups()
-            return
+            return self._watch_cgroups(self._watch_losses(loaded))
         if not exit_.restart or self._restarts >= MOST_RESTARTS:
-            dump = save_dump(self.scheduler, exit_, RunFolder(self._journal.path.parent).dump)
+            dump = save_dump(loaded.scheduler, exit_, RunFolder(self._journal.path.parent).dump)
             raise Ejected(exit_, dump or "dmesg")
         self._restarts += 1
         log.warning("%s", exit_)
-        self._reload()
+        return self._reload()
 
-    def _reload(self) -> None:
+    def _reload(self) -> Loaded:
         """Change to a new one, which is loaded before the old one goes: that takes a while."""
         scopes = [scope.schedule for scope in self._scopes.values()]
         with at_once():
-            scheduler = self._loaded()
+            scheduler = self._load()
         if self.mode == "full":
             for problem in (*self._parameters.restore(), *server.lower(self._journal)):
                 log.warning("%s", problem)
         self._close()
-        self._take(scheduler)
-        assert self._slots is not None
+        loaded = self._take(scheduler)
         for schedule in scopes:
-            fresh, _, _ = self._slots.follow(schedule.scope, (), schedule.threads)
-            scope = self._scopes[schedule.scope] = self._scope(schedule)
-            scope.parts = self._hints(scope)
-            self._write()
-            scope.problems, _ = self._slots.adopt(fresh)
-        self._attach()
+            fresh, _, _ = loaded.slots.follow(schedule.scope, (), schedule.threads)
+            scope = self._scopes[schedule.scope] = self._scope(loaded, schedule)
+            scope.parts = self._hints(loaded, scope)
+            self._write(loaded)
+            scope.problems, _ = loaded.slots.adopt(fresh)
+        self._attach(loaded)
+        return loaded
 
     def _close(self) -> None:
         """Detach and forget all slots; what was changed on threads and files stays."""
-        if self._monitor is not None:
-            self._monitor.stop()
-            self._monitor = None
-        if self._live is not None:
-            self._live.close()
-            self._live = None
-        if self.scheduler is not None:
-            self.scheduler.close()
-            self.scheduler = None
-        self._attached = False
+        if self.loaded is not None:
+            self.loaded.close()
+            self.loaded = None
         self._scopes.clear()
-        self._slots = None
 
-    def _watch_losses(self) -> None:
+    def _watch_losses(self, loaded: Loaded) -> Loaded:
         """Partial mode does not keep latency beside threads that use all CPUs: leave it then."""
         if self.mode == "full" or self.options.mode != "auto":
-            return
-        share = self._losses.look(self.statistics())
+            return loaded
+        share = loaded.losses.look(self.statistics())
         if share is None:
-            return
+            return loaded
         self.note = (
             f"full mode: in partial mode other threads had the CPU for {share:.0%} of the time "
             "that operators wanted it"
         )
         log.warning("%s", self.note)
         self.mode = "full"
-        self._reload()
+        return self._reload()
 
-    def _watch_cgroups(self) -> None:
+    def _watch_cgroups(self, loaded: Loaded) -> Loaded:
         """Cgroups that got the cpu controller only now: their weights and limits count from now."""
         if self.mode == "full" and not self._with_cgroups and cgroup.in_use():
             log.info("cgroups have the cpu controller now: the scheduler is loaded with them")
-            self._reload()
+            return self._reload()
+        return loaded
 
-    def _scope(self, schedule: Schedule) -> _Scope:
-        assert self._live is not None and self._slots is not None
+    def _scope(self, loaded: Loaded, schedule: Schedule) -> _Scope:
         threads = schedule.threads
         live = np.zeros(len(threads), dtype=np.uint32)
         if self.options.live:
-            live = self._live.indices(threads)
-        return _Scope(schedule, self._slots.of(threads), live)
+            live = loaded.live.indices(threads)
+        return _Scope(schedule, loaded.slots.of(threads), live)
 
-    def _hints(self, scope: _Scope) -> list[Part]:
-        assert self._live is not None
+    def _hints(self, loaded: Loaded, scope: _Scope) -> list[Part]:
         options = self.options
         return hints(
             scope.schedule,
-            self._limits,
+            loaded.limits,
             clusters=options.clusters,
             gap_s=options.gap,
             caps=options.caps,
-            live=self._live.counting(scope.live),
+            live=loaded.live.counting(scope.live),
         )
 
-    def _write(self) -> int:
+    def _write(self, loaded: Loaded) -> int:
         """Write the hints of all scopes; returns how many slots changed."""
-        assert self.scheduler is not None and self._live is not None
+        scheduler = loaded.scheduler
         scopes = list(self._scopes.values())
         offsets = np.cumsum([0, *(len(scope.slots) for scope in scopes)])
         parts = [
@@ -341,19 +355,19 @@ class Scx(Backend):
             for part in scope.parts
         ]
         total = int(offsets[-1])
-        made = merged(parts, total, self._limits)
-        control, table = self.scheduler.control, self.scheduler.slots
+        made = merged(parts, total, loaded.limits)
+        control, table = scheduler.control, scheduler.slots
         queues = max(1, len(made.queue_base))
         grown = control["queues"][: len(made.queue_base)]
         grown["base"], grown["slope"] = made.queue_base, made.queue_slope
         grown["group"] = made.queue_group
-        grown["flags"] = made.queue_exact * self.scheduler.queue_flags["QUEUE_EXACT"]
+        grown["flags"] = made.queue_exact * scheduler.queue_flags["QUEUE_EXACT"]
         control["groups"]["share"][: len(made.shares)] = made.shares
         control["groups"]["cap"][: len(made.caps)] = made.caps
         control["nr_queues"], control["nr_groups"] = queues, len(made.shares)
         slots = scopes[0].slots if len(scopes) == 1 else np.concatenate([x.slots for x in scopes])
         live = scopes[0].live if len(scopes) == 1 else np.concatenate([x.live for x in scopes])
-        names = self.scheduler.slot_flags
+        names = scheduler.slot_flags
         always = names["SLOT_ACTIVE"] | self.options.until_block * names["SLOT_UNTIL_BLOCK"]
         if self._wanted is None or len(self._wanted) != total:
             self._wanted = np.zeros(total, dtype=table.dtype)
@@ -365,17 +379,16 @@ class Scx(Backend):
         fresh["slope"], fresh["base"] = made.slope, made.base
         fresh["query"], fresh["depth"] = numbers(schedules)
         fresh["slice_us"] = behind(schedules) * behind_us(self.options.slice)
-        assert self._weight is not None
-        self._weight.of(slots, fresh["query"].astype(np.intp), strict(schedules))
-        self.scheduler.heads[slots] = heads_ns(schedules)
-        if (told := self._live.counting(live)).any():
+        loaded.weight.of(slots, fresh["query"].astype(np.intp), strict(schedules))
+        scheduler.heads[slots] = heads_ns(schedules)
+        if (told := loaded.live.counting(live)).any():
             flags[told & made.by_age] |= names["SLOT_LIVE_AGE"]
             flags[told & (made.per_tuple > 0)] |= names["SLOT_LIVE_LENGTH"]
             # Without these flags nobody reads the other two, so they need not be put back.
             fresh["per_tuple"], fresh["live"] = made.per_tuple, live
         fresh["flags"] = flags
-        changed = write(self.scheduler, slots, fresh)
-        self._weight.look()
+        changed = write(scheduler, slots, fresh)
+        loaded.weight.look()
         return changed
 
 
