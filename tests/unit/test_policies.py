@@ -435,3 +435,15 @@ def test_balanced_without_any_known_time_takes_a_second() -> None:
     some = {**columns, "ideal_time": [2.0, 4.0, NAN]}
     growth = urgency("balanced", frame(CHAIN, **some), sharing="none").per_second
     assert np.isfinite(growth).any()
+
+
+def test_a_policy_of_several_is_steady_only_if_all_are() -> None:
+    still = {"high": "hr", "low": "min-cost"}
+    assert registry.policy("multi-class", {"classes": still}).steady
+    assert not registry.policy("multi-class", {"classes": {"high": "hr", "low": "random"}}).steady
+
+
+def test_what_wake_ups_do_not_tell_is_named() -> None:
+    assert registry.policy("hr").beyond_wake_ups
+    assert "cost" not in registry.policy("hr").beyond_wake_ups
+    assert registry.policy("min-cost").beyond_wake_ups == ()

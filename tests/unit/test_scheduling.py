@@ -606,3 +606,15 @@ def test_costs_are_looked_at_where_samples_count(needs: str, asked: bool) -> Non
     now = snapshot(plan({"q": ["a"]}), queue_size=[2], cost=[3], input_rate=[1])
     scheduled(Policy("p", urgency, frozenset({needs}), "g"), now)
     assert ("cost" in seen[0].columns) is asked
+
+
+def test_what_a_tuple_is_worth_is_told_once_one_engine_has_reports() -> None:
+    one = snapshot(plan({"q": ["a"]}), 5.0, queue_size=[3], cost=[1e-3])
+    other = snapshot(plan({"q": ["a"]}, engine="lab:2", first_tid=900), queue_size=[1], cost=[1])
+    qs = registry.policy("qs")
+    windows = {"lab:1": Window(one, lately=(one,)), "lab:2": Window(other)}
+    ways = {
+        name: resolve(qs.needs, window.now.columns, policy="qs", engine=name)
+        for name, window in windows.items()
+    }
+    assert decide("main", qs, windows, ways).grain == 1.0

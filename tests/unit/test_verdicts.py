@@ -548,6 +548,8 @@ def test_who_keeps_up_has_time_to_spare_and_no_queue_that_grows() -> None:
     # A tenth of what it took, and four standard deviations of it
     assert spare_and_growth(0.3, 0.1, 0.6, 100, 1000) == 1
     assert spare_and_growth(0.3, 0.1, 0.6, 135, 1000) == 0
+    assert spare_and_growth(0.3, 0.1, 0.6, 9_999, 100_000) == 1
+    assert spare_and_growth(0.3, 0.1, 0.6, 10_001, 100_000) == 0
     assert spare_and_growth(0.3, 0.1, 0.6, 15, 100) == 1
     assert spare_and_growth(0.3, 0.1, 0.6, 60, 100) == 0
     # Who takes nothing while it waits for a CPU has tuples that wait for it.
@@ -555,3 +557,15 @@ def test_who_keeps_up_has_time_to_spare_and_no_queue_that_grows() -> None:
     assert spare_and_growth(0.0, 0.09, 0.7, 0, 0) == 1
     assert spare_and_growth(0.01, 0.3, 0.7, 0, 0) == 1
     assert spare_and_growth(0.0, 0.3, 0.7, 0, 1) == 1
+
+
+def test_what_waits_in_sockets_waited_at_both_ends() -> None:
+    one = plan({"q": ["a"]})
+
+    def at(time_s: float, backlog: float) -> Snapshot:
+        return Snapshot(one, time_s, {"backlog": array(backlog)})
+
+    for then, now, waits in ((5, 5, True), (0, 5, False), (5, 0, False)):
+        of = Window(at(4.0, now), at(1.0, then))
+        assert verdicts._has_backlog(of).tolist() == [waits]
+    assert verdicts._has_backlog(Window(at(4.0, 5))).tolist() == [False]
