@@ -125,3 +125,9 @@ def test_memory_freed() -> None:
     freed = memory_freed(g, array(0.5, 1, 0.25, 1), array(1, 1, 2, 4))
     # 0: half a tuple of 1 and half a tuple of 2 for each; 1 and 3 are egresses
     assert_allclose(freed, [1 - 0.5 - 1, 1, 2 - 0.25 * 4, 4])
+
+
+def test_a_join_of_one_input_is_done_once() -> None:
+    two = graph(2, (0, 1))
+    assert_allclose(ideal_time(two, array(3, 5), array(0, 1)), [8, 8])
+    assert_allclose(ideal_time(graph(1), array(5), array(1)), [5])

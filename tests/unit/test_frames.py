@@ -9,10 +9,11 @@ from plans import array, frame, graph, plan
 from sched_ctl.decide import decision
 from sched_ctl.decide.idle import without_input_last
 from sched_ctl.metrics.backlog import MEMORY, REMEMBERED_S, heavy, seen
-from sched_ctl.metrics.levels import most_urgent, transform
+from sched_ctl.metrics.levels import most_urgent, to_logical, transform
 from sched_ctl.model.frames import join_graphs, subframe, subgraph
 from sched_ctl.model.graph import Graph
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.topology import LogicalOperator
 
 NAN = float("nan")
 
@@ -130,3 +131,16 @@ def test_what_is_remembered_is_forgotten_at_once_and_all_together() -> None:
     much = {"cpu_use": [0.9, 0.1], "utilisation": [1.0, 1.0]}
     assert list(seen(used({"y": 6.0}, **much), 9.0).values()) == [9.0, 6.0]
     assert seen(used(before, cpu_use=[0.9, 0.1], utilisation=[0.1, 0.1]), 9.0) == {}
+
+
+def test_a_query_is_saturated_from_the_bound_on() -> None:
+    assert heavy(used(cpu_use=[0.9, 0.1], utilisation=[0.95, 0.1])).tolist() == [True, False]
+    assert not heavy(used(cpu_use=[0.9, 0.1], utilisation=[0.949, 0.1])).any()
+
+
+def test_a_logical_operator_that_nothing_runs_has_no_metrics() -> None:
+    topology = plan({"q": ["a", "b"]})
+    more = replace(topology, logical=(*topology.logical, LogicalOperator("q", "nowhere")))
+    for metric in ("cost", "tuples_in", "head_age"):
+        found = to_logical(more, metric, {metric: array(1, 2)})
+        assert found.tolist()[:2] == [1, 2] and np.isnan(found[2])

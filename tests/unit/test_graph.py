@@ -49,3 +49,9 @@ def test_no_operators() -> None:
 def test_an_edge_to_nowhere_is_refused() -> None:
     with pytest.raises(ValueError, match=r"outside 0\.\.1"):
         graph(2, (0, 2))
+
+
+def test_shared_is_who_has_branches_after_it_and_nobody_on_a_chain() -> None:
+    assert graph(3, (0, 1), (1, 2)).shared.tolist() == [False] * 3
+    assert graph(4, (0, 1), (1, 2), (1, 3)).shared.tolist() == [True, True, False, False]
+    assert graph(4, (0, 2), (1, 2), (2, 3)).shared.tolist() == [False] * 4

@@ -273,6 +273,8 @@ def test_one_part_that_is_not_everybody_in_order_is_put_where_it_belongs() -> No
     given = merged([(0, part)], 3, LIMITS)
     assert order(urgency(given, np.zeros(3))) == [1, 2, 0]
     assert given.shares == [] and given.queue_group.tolist() == [0]
+    part.rows = np.array([0, 2, 1])
+    assert order(urgency(merged([(0, part)], 3, LIMITS), np.zeros(3))) == [1, 0, 2]
     part.rows = np.arange(3)
     later = merged([(2, part)], 5, LIMITS)
     assert order(urgency(later, np.zeros(5)))[:2] == [4, 2]

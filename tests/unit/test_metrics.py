@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from plans import array, plan, snapshot
 from sched_ctl.metrics.catalogue import DERIVATIONS, METRICS, MissingMetric, evaluate, resolve
-from sched_ctl.metrics.window import Window, clean
+from sched_ctl.metrics.window import Window, clean, divide
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
@@ -294,3 +294,13 @@ def test_rates_of_what_is_new_are_those_of_the_shorter_window() -> None:
     )
     found = Window(now, then, recent=recent).rate("cpu_time")
     assert found.tolist()[:2] == [0.5, 2.0] and np.isnan(found[2])
+
+
+def test_by_nothing_there_is_no_ratio() -> None:
+    assert np.isnan(divide(array(1, 0, 3, 3), array(0, 0, -1, NAN))).all()
+    assert divide(array(3), array(2)).tolist() == [1.5]
+
+
+def test_what_waits_outside_of_the_engine_makes_nobody_older() -> None:
+    now = snapshot(ONE, 10.0, queue_size=[NAN, 4, 2], input_rate=[1, 2, 2])
+    assert got("head_age", now).tolist()[1:] == [2, 3] and np.isnan(got("head_age", now)[0])

@@ -354,3 +354,9 @@ def test_logarithms_of_what_is_not_positive_are_a_level_below_the_least() -> Non
     below = np.log(2) - np.log(1.25)
     assert_allclose(logs, [np.log(2), below, below, np.nan, np.log(8)])
     assert _logs(array(0, -1)) is None and _logs(array()) is None
+
+
+def test_sizes_that_are_far_apart_do_not_overflow() -> None:
+    for low in (-1e-300, -1.7e308):
+        place = linear(array(low, 1.7e308, NAN))
+        assert place.tolist() == [0, 1, 0.5]

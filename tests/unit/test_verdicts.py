@@ -545,6 +545,7 @@ def test_who_keeps_up_has_time_to_spare_and_no_queue_that_grows() -> None:
     assert spare_and_growth(0.3, 0.1, 0.099, 0, 100) == 0
     assert np.isnan(spare_and_growth(0.3, 0.1, np.nan, 0, 100))
     assert spare_and_growth(0.45, 0.40, np.nan, 0, 100) == 0  # never out of work
+    assert spare_and_growth(0.85, np.nan, np.nan, 0, 100) == 0
     # A tenth of what it took, and four standard deviations of it
     assert spare_and_growth(0.3, 0.1, 0.6, 100, 1000) == 1
     assert spare_and_growth(0.3, 0.1, 0.6, 135, 1000) == 0
