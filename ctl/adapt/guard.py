@@ -56,6 +56,7 @@ class Guard:
     _began_s: float = math.nan
     _spans: dict[str, Span] = field(default_factory=dict)
     _kept: list[Figures] = field(default_factory=list)  # ours, the system's own
+    _looks: int = 0  # phases of the system's own so far
 
     def look(self, now_s: float, windows: Mapping[str, Window]) -> str | None:
         """To be called at each pass. Returns in what ours is worse, in words, or None."""
@@ -80,24 +81,38 @@ class Guard:
         """Something else is compared from now on."""
         self.own, self.changes_s = False, math.nan
         self.ratios = {name: [] for name in WHAT}
-        self._kept = []
+        self._kept, self._looks = [], 0
 
     @property
     def words(self) -> str:
         """How ours compares so far, for `status`."""
+        phase = "the system's own scheduling at the moment; " if self.own else ""
+        return f"{phase}{self._compared}"
+
+    @property
+    def phase(self) -> str:
+        """The phase that has begun, for the log; empty once it has told of as many as count."""
+        if self._looks > MOST:
+            return ""
+        if self.own:
+            return f"the system's own scheduling for {self.phase_s:g} s; {self._compared}"
+        return "the policy's order again"
+
+    @property
+    def _compared(self) -> str:
         parts = [
             f"{name} {math.exp(statistics.fmean(map(math.log, ratios[-MOST:]))):.2f}"
             for name, ratios in self.ratios.items()
             if ratios
         ]
-        count = max(map(len, self.ratios.values()))
-        phase = "the system's own scheduling at the moment; " if self.own else ""
         if not parts:
-            return f"{phase}nothing compared yet"
-        return f"{phase}over the system's own in {count} comparisons: {', '.join(parts)}"
+            return "nothing compared yet"
+        count = max(map(len, self.ratios.values()))
+        return f"over the system's own in {count} comparisons: {', '.join(parts)}"
 
     def _begin(self, now_s: float, *, own: bool) -> None:
         self.own, self._began_s = own, now_s
+        self._looks += own
         self.changes_s = now_s + (self.phase_s if own else self.every_s - self.phase_s)
         self._spans = {}
 

@@ -421,9 +421,12 @@ class Controller:
                 for name, window in rule.windows.items()
                 if name in self.engines and self.engines[name].domain == ""
             }
+            own = guard.own
             found = guard.look(time.monotonic(), common or rule.windows)
             if found:
                 log.warning("policy %s: %s: %s", rule.called, found, rule.step_back(found))
+            elif guard.own != own and guard.phase:
+                log.info("policy %s: guard: %s", rule.called, guard.phase)
 
     def _race(self, rule: Rule) -> None:
         """Let it be another order's turn, where a race finds the policy."""

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import logging
 import os
 import subprocess
 import threading
@@ -727,9 +728,10 @@ def test_a_plan_is_what_the_expected_backend_would_get() -> None:
     assert schedule is not None and schedule.policy == "balanced"
 
 
-def test_the_guard_steps_back_from_what_harms() -> None:
+def test_the_guard_steps_back_from_what_harms(caplog: pytest.LogCaptureFixture) -> None:
     """Queues are long whenever anything is enforced: first without an order, then not at all."""
     engine = FakeEngine()
+    caplog.set_level(logging.INFO)
 
     class Harmful(FakeBackend):
         def apply(self, schedule: Schedule) -> Applied:
@@ -754,3 +756,5 @@ def test_the_guard_steps_back_from_what_harms() -> None:
 
     drive(controller, script)
     assert len({len(schedule.threads) for schedule in backend.schedules}) == 2
+    assert "guard: the system's own scheduling for 0." in caplog.text
+    assert "guard: the policy's order again" in caplog.text

@@ -81,6 +81,21 @@ def test_phases_take_turns_and_harm_is_found() -> None:
     assert guard.words == "nothing compared yet"
 
 
+def test_the_first_phases_are_told_in_words() -> None:
+    guard, told = Guard(every_s=20, phase_s=5), []
+    for second in range(400):
+        own = guard.own
+        guard.look(float(second), {"e": window(snapshot(second, 100 * second, 10))})
+        if guard.own != own:
+            told.append(guard.phase)
+    first = "the system's own scheduling for 5 s; nothing compared yet"
+    assert told[:2] == [first, "the policy's order again"]
+    assert told[2].startswith("the system's own scheduling for 5 s; over the system's own in 1 ")
+    assert len(list(filter(None, told))) == 2 * module.MOST < len(told)
+    guard.forget()
+    assert guard.phase
+
+
 def test_help_and_empty_queues_are_left_alone() -> None:
     assert run(Guard(20, 5), 300, queue_ours=50, queue_own=100) == []
     assert run(Guard(20, 5), 300, queue_ours=0.05, queue_own=0.0) == []
