@@ -7,8 +7,10 @@ import typer
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
 from sched_ctl.config.settings import ConfigError
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "most_telling"]
 
+FINE = ("keeps-up", "input-bound", "idle", "unknown")  # verdicts on queries that nothing holds
+MOST = 3  # queries on a terminal, where no more are asked for
 PATIENCE_S = 5.0  # for a controller that is being started at the same time
 
 
@@ -17,7 +19,11 @@ def add_to(app: typer.Typer) -> None:
     app.command()(top)
 
 
-def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
+def bottlenecks(
+    everything: Annotated[bool, typer.Option("--all", help="Show all queries.")] = False,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    json: Json = False,
+) -> None:
     """Tell what holds each query and operator back, with the evidence.
 
     A running controller is asked; the first answer takes two seconds, in which the times of the
@@ -34,7 +40,8 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
         return
     if not answer:
         show.text(nothing(request(run_dir, "status")))
-    for query in answer:
+    shown = answer if everything or not show.is_narrow() else most_telling(answer)
+    for query in shown:
         show.text()
         show.text(f"{query['engine']} {query['query']}: {said(query)}")
         show.text(f"  {query['advice']}")
@@ -61,6 +68,10 @@ def bottlenecks(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
             if places := in_words(operator["sleeps"]):
                 name = operator["operator"].rpartition("/")[2]
                 show.text(f"  of the time that {name} is asleep with work in hand: {places}")
+    if len(shown) < len(answer):
+        held = sum(query["verdict"] not in FINE for query in answer)
+        show.text()
+        show.text(f"{held} of {len(answer)} queries are held back: --all shows all of them")
 
 
 def top(
@@ -100,6 +111,11 @@ def top(
         screen.print_once(first, view)
     else:
         screen.live(lambda: request(run_dir, "top"), view, interval)
+
+
+def most_telling(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many as a screen has, first those that something holds back."""
+    return sorted(answer, key=lambda query: query["verdict"] in FINE)[:MOST]
 
 
 def replicas(query: dict[str, Any]) -> list[str]:

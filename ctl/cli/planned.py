@@ -8,7 +8,7 @@ from sched_ctl import show
 __all__ = ["changes", "queries", "show_plan", "show_threads", "urgency_in_words"]
 
 Row = Mapping[str, Any]
-MOST_QUERIES = 15  # on a terminal, where no more are asked for
+MOST_QUERIES = 12  # on a terminal, where no more are asked for: all of it has 24 lines
 
 
 def show_plan(rule: Row, most: int | None = MOST_QUERIES) -> None:

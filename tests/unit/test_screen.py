@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sched_ctl.cli.held import MOST, most_telling
 from sched_ctl.cli.screen import SORTS, View, can_redraw, draw, pressed
 
 
@@ -209,3 +210,9 @@ def test_a_page_of_help_fits_and_any_key_leads_back() -> None:
     assert view.press("s") and view.sort == "urgency"  # it only led back
     assert "q/a" in "\n".join(lines(answer(row("q/a")), view, 80, 24))
     assert view.press("?") and not view.press("q")
+
+
+def test_of_many_queries_those_that_are_held_are_told_first() -> None:
+    kinds = ["keeps-up", "idle", "cpu-starved", "keeps-up", "backpressured"]
+    queries = [{"query": f"q{i}", "verdict": kind} for i, kind in enumerate(kinds)]
+    assert [query["query"] for query in most_telling(queries)] == ["q2", "q4", "q0"][:MOST]
