@@ -1,7 +1,8 @@
 """A Flink that gets hardly any CPU is found, ordered and kept, and what is said of it is true.
 
 Twenty programs share its one CPU while `load` starts, asks and decides. What once let go of such an
-engine did so within 22 s; SCHED_CTL_STARVED_S=120 looks for longer.
+engine did so within 22 s; SCHED_CTL_STARVED_S=120 looks for longer, SCHED_CTL_STARVED_CPUS=2 crowds
+two CPUs as well.
 """
 
 import os
@@ -23,6 +24,8 @@ from sched_ctl.service.socket import request
 pytestmark = [pytest.mark.engine, pytest.mark.quiet, pytest.mark.needs("root", "java")]
 
 HOGS = 20
+# The last so many CPUs, each with so many hogs.
+CPUS = set(sorted(os.sched_getaffinity(0))[-int(os.environ.get("SCHED_CTL_STARVED_CPUS", "1")) :])
 STARVED_S = float(os.environ.get("SCHED_CTL_STARVED_S", "30"))
 # Values that nobody else sets: they show who is ordered.
 OPTIONS = (
@@ -32,18 +35,19 @@ OPTIONS = (
 
 
 @contextmanager
-def crowded(pids: list[int], cpu: int) -> Iterator[None]:
-    """These processes on a CPU that each hog wants all of.
+def crowded(pids: list[int], cpus: set[int]) -> Iterator[None]:
+    """These processes on CPUs that each hog wants all of.
 
     Each hog in a session of its own, or all would count as one (autogroup).
     """
     everywhere = os.sched_getaffinity(0)
-    bound = ["setpriv", "--pdeathsig", "KILL", "prlimit", "--cpu=60", "taskset", "-c", str(cpu)]
-    spin = [*bound, "sh", "-c", "while :; do :; done"]
+    bound = ["setpriv", "--pdeathsig", "KILL", "prlimit", "--cpu=60", "taskset", "-c"]
+    spin = ["sh", "-c", "while :; do :; done"]
     hogs: list[subprocess.Popen[bytes]] = []
     try:
-        hogs += [subprocess.Popen(spin, start_new_session=True) for _ in range(HOGS)]
-        pin(pids, {cpu})
+        for cpu in sorted(cpus) * HOGS:
+            hogs.append(subprocess.Popen([*bound, str(cpu), *spin], start_new_session=True))
+        pin(pids, cpus)
         yield
     finally:
         pin(pids, everywhere)
@@ -74,7 +78,7 @@ def test_it_is_found_ordered_and_never_let_go(cluster: Cluster, tmp_path: Path) 
     manager = cluster.task_managers[0].pid
     seen = []
     with (
-        crowded([cluster.pid, manager], max(os.sched_getaffinity(0))),
+        crowded([cluster.pid, manager], CPUS),
         following([manager], "flink", tmp_path, OPTIONS, 4),  # four of its threads are ordered
     ):
         end_s = time.monotonic() + STARVED_S
