@@ -101,5 +101,8 @@ def test_the_running_kernel() -> None:
 
 
 def test_the_library_says_which_it_is() -> None:
-    assert library().version >= (1, 4)
+    try:
+        assert library().version >= (1, 4)
+    except BpfError as error:
+        pytest.skip(f"needs libbpf: {error}")
     assert "libbpf" in library().origin

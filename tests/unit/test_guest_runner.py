@@ -56,7 +56,7 @@ def note(text):
 boots.guest.Guest = Guest
 boots.CHECK_S, boots.STARVED = 4.0, 1
 boots.guest.kvm_works = lambda image: False
-runner.qemu.find = runner.qemu.installed = lambda: None
+runner.qemu.find = runner.qemu.installed = boots.guest.missing = lambda: None
 boots.kernels.at_hand = boots.kernels.find = runner.image_of = Path
 boots.os.sched_getaffinity = lambda pid: {0, 1}
 """

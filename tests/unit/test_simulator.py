@@ -461,6 +461,7 @@ def test_overload_ends_and_says_so() -> None:
 
 
 def test_simulate_as_json_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("seaborn")
     arguments = [
         "-p",
         "hr",
