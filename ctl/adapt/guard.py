@@ -108,7 +108,8 @@ class Guard:
         if not parts:
             return "nothing compared yet"
         count = max(map(len, self.ratios.values()))
-        return f"over the system's own in {count} comparison{'s' if count > 1 else ''}: {', '.join(parts)}"
+        times = "1 comparison" if count == 1 else f"{count} comparisons"
+        return f"over the system's own in {times}: {', '.join(parts)}"
 
     def _begin(self, now_s: float, *, own: bool) -> None:
         self.own, self._began_s = own, now_s
