@@ -13,11 +13,14 @@ __all__ = [
     "duration",
     "emit_json",
     "entry",
+    "height",
     "is_narrow",
+    "lines",
     "number",
     "short",
     "table",
     "text",
+    "width",
 ]
 
 UNLIMITED = 100_000  # columns
@@ -107,6 +110,20 @@ def copied(line: str) -> None:
 def is_narrow() -> bool:
     """Whether lines have an end: not in a pipe, where a row is a line."""
     return bool(_console().width < UNLIMITED)
+
+
+def width() -> int:
+    return int(_console().width)
+
+
+def height() -> int:
+    """Lines of the terminal; 24 where there is none."""
+    return int(_console().height) if sys.stdout.isatty() else 24
+
+
+def lines(line: str) -> int:
+    """How many lines `text` makes of it."""
+    return len(_console().render_lines(_plain(line), pad=False))
 
 
 def short(text: str, most: int) -> str:

@@ -574,6 +574,8 @@ def told(race: Race) -> str:
     )
     if race.mode == "race":
         if not race.begun:
+            if not any(arm.phases for arm in race.arms):
+                return f"{kept.name}; whether others suit better is tried once threads wait"
             return f"{kept.name}, as nobody waits; nothing is tried{tried}"
         at = race.arms[race.turn].name
         why = f" ({race.why})" if race.why else ""

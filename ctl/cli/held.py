@@ -10,7 +10,9 @@ from sched_ctl.config.settings import ConfigError
 __all__ = ["add_to", "most_telling"]
 
 FINE = ("keeps-up", "input-bound", "idle", "unknown")  # verdicts on queries that nothing holds
-MOST = 3  # queries on a terminal, where no more are asked for
+MOST_OPERATORS = 10  # of a query on a terminal, where no more are asked for
+TABLE_LINES = 5  # of a table beside its rows, and the empty line before the query
+LAST_LINES = 2  # the prompt, and what is said below all
 PATIENCE_S = 5.0  # for a controller that is being started at the same time
 
 
@@ -30,7 +32,6 @@ def bottlenecks(
     threads are read.
     """
     from sched_ctl import show
-    from sched_ctl.kernel.sleeping import in_words
     from sched_ctl.service.idle import nothing
     from sched_ctl.service.socket import request
 
@@ -40,38 +41,11 @@ def bottlenecks(
         return
     if not answer:
         show.text(nothing(request(run_dir, "status")))
-    shown = answer if everything or not show.is_narrow() else most_telling(answer)
-    for query in shown:
-        show.text()
-        show.text(f"{query['engine']} {query['query']}: {said(query)}")
-        show.text(f"  {query['advice']}")
-        if len({horizon["verdict"] for horizon in query["horizons"]}) > 1:
-            show.text(f"  by {', '.join(map(horizon_words, query['horizons']))}")
-        for line in replicas(query):
-            show.text(f"  {line}")
-        show.table(
-            ("operator", "verdict", ">sure", ">runs", ">CPU wait", ">full", ">asleep", ">no input"),
-            (
-                (
-                    operator["operator"].rpartition("/")[2],
-                    verdict(operator),
-                    percent(operator["confidence"]),
-                    *(
-                        percent(operator[share])
-                        for share in ("run", "wait", "backpressured", "blocked", "idle")
-                    ),
-                )
-                for operator in query["operators"]
-            ),
-        )
-        for operator in query["operators"]:
-            if places := in_words(operator["sleeps"]):
-                name = operator["operator"].rpartition("/")[2]
-                show.text(f"  of the time that {name} is asleep with work in hand: {places}")
-    if len(shown) < len(answer):
-        held = sum(query["verdict"] not in FINE for query in answer)
-        show.text()
-        show.text(f"{held} of {len(answer)} queries are held back: --all shows all of them")
+    if everything or not show.is_narrow():
+        for query in answer:
+            _whole(query, None)
+    else:
+        _on_a_screen(answer)
 
 
 def top(
@@ -113,9 +87,106 @@ def top(
         screen.live(lambda: request(run_dir, "top"), view, interval)
 
 
+def _on_a_screen(answer: list[dict[str, Any]]) -> None:
+    """As much as fits, first what is held back: whole queries, then one line each."""
+    from sched_ctl import show
+
+    room = show.height() - LAST_LINES
+    shown, held = 0, sum(query["verdict"] not in FINE for query in answer)
+    ranked = most_telling(answer)
+    for query in ranked:
+        lines = _lines(query)
+        if shown and lines > room:
+            break
+        _whole(query, MOST_OPERATORS)
+        room -= lines
+        shown += 1
+    rest = ranked[shown:]
+    if not rest:
+        return
+    show.text()
+    for query in rest[: max(0, room - 1)]:
+        name = show.short(query["query"], 26)
+        show.text(show.short(f"{name}: {said(query)}", show.width()))
+    show.text(f"{held} of {len(answer)} queries are held back: --all shows each with its operators")
+
+
 def most_telling(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many as a screen has, first those that something holds back."""
-    return sorted(answer, key=lambda query: query["verdict"] in FINE)[:MOST]
+    """First those that something holds back."""
+    return sorted(answer, key=lambda query: query["verdict"] in FINE)
+
+
+def _telling(operators: list[dict[str, Any]], most: int | None) -> list[dict[str, Any]]:
+    """The so many that are held, or run or wait most; in the order of the graph."""
+    if most is None or len(operators) <= most:
+        return operators
+    ranked = sorted(
+        range(len(operators)),
+        key=lambda row: (
+            operators[row]["verdict"] in FINE,
+            -((operators[row]["run"] or 0.0) + (operators[row]["wait"] or 0.0)),
+        ),
+    )
+    return [operators[row] for row in sorted(ranked[:most])]
+
+
+def _words(query: dict[str, Any]) -> list[str]:
+    """What is said above the table, a paragraph each."""
+    lines = [f"{query['engine']} {query['query']}: {said(query)}", f"  {query['advice']}"]
+    if len({horizon["verdict"] for horizon in query["horizons"]}) > 1:
+        lines.append(f"  by {', '.join(map(horizon_words, query['horizons']))}")
+    return lines + [f"  {line}" for line in replicas(query)]
+
+
+def _asleep(operators: list[dict[str, Any]]) -> list[str]:
+    """Where operators sleep with work in hand, a paragraph each."""
+    from sched_ctl.kernel.sleeping import in_words
+
+    return [
+        f"  of the time that {operator['operator'].rpartition('/')[2]} is asleep with work in "
+        f"hand: {places}"
+        for operator in operators
+        if (places := in_words(operator["sleeps"]))
+    ]
+
+
+def _lines(query: dict[str, Any]) -> int:
+    """Lines that a query takes on a screen: paragraphs, an empty one, the table with its head."""
+    from sched_ctl import show
+
+    operators = _telling(query["operators"], MOST_OPERATORS)
+    words = [*_words(query), *_asleep(operators)]
+    hidden = len(operators) < len(query["operators"])
+    return sum(map(show.lines, words)) + len(operators) + TABLE_LINES + hidden
+
+
+def _whole(query: dict[str, Any], most: int | None) -> None:
+    """A query with its operators; most: of them."""
+    from sched_ctl import show
+
+    operators = _telling(query["operators"], most)
+    show.text()
+    for line in _words(query):
+        show.text(line)
+    show.table(
+        ("operator", "verdict", ">sure", ">runs", ">CPU wait", ">full", ">asleep", ">no input"),
+        (
+            (
+                operator["operator"].rpartition("/")[2],
+                verdict(operator),
+                percent(operator["confidence"]),
+                *(
+                    percent(operator[share])
+                    for share in ("run", "wait", "backpressured", "blocked", "idle")
+                ),
+            )
+            for operator in operators
+        ),
+    )
+    if len(operators) < len(query["operators"]):
+        show.text(f"  and {len(query['operators']) - len(operators)} more operators: --all")
+    for line in _asleep(operators):
+        show.text(line)
 
 
 def replicas(query: dict[str, Any]) -> list[str]:

@@ -228,12 +228,7 @@ def pressed(typed: str) -> str:
 
 def _head(answer: Answer, view: View) -> list[Text]:
     state = "PAUSED, " if view.paused else ""
-    rules = ", ".join(
-        f"{rule['name']}: {rule['policy']} by {rule['backend']}"
-        if rule["name"] != rule["policy"]
-        else f"{rule['policy']} by {rule['backend']}"
-        for rule in answer["policies"]
-    )
+    rules = ", ".join(map(_rule, answer["policies"]))
     if answer.get("only_looks"):
         rules = "only looking: nothing is changed"
     pressure = "  ".join(
@@ -260,9 +255,16 @@ def _head(answer: Answer, view: View) -> list[Text]:
     return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:7]]
 
 
+def _rule(rule: Answer) -> str:
+    """Whose order is in force, and if only for a phase, for which."""
+    name = "" if rule["name"] == rule["policy"] else f"{rule['name']}: "
+    order = "the OS's own order" if rule.get("own") else f"{rule['policy']} by {rule['backend']}"
+    return name + order + (f" ({rule['phase']})" if rule.get("phase") else "")
+
+
 def _order(answer: Answer) -> list[str]:
     """Which queries go first, and which last and why; or why an order changes nothing."""
-    if answer.get("idle"):
+    if answer.get("idle") and not any(rule.get("own") for rule in answer["policies"]):
         return [answer["idle"]]
     found = []
     for goes in ("first", "last"):

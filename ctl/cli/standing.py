@@ -31,9 +31,9 @@ def summary(answer: Answer, *, everything: bool) -> None:
     for rule in answer["policies"]:
         show.text(
             ("" if rule["called"] == rule["policy"] else f"{rule['called']}: ")
-            + rule["policy"]
-            + (f" ({rule['chosen']})" if rule["chosen"] else "")
-            + f" by {rule['backend']}, for {show.duration(rule['for_s'])}"
+            + ("the OS's own order" if rule["own"] else f"{rule['policy']} by {rule['backend']}")
+            + (f" ({rule['chosen'] or rule['phase']})" if rule["chosen"] or rule["phase"] else "")
+            + f", for {show.duration(rule['for_s'])}"
         )
     for engine in answer["engines"]:
         show.text(_engine(engine))

@@ -47,6 +47,15 @@ class Instead:
         return self.guard is not None and self.guard.own
 
     @property
+    def phase(self) -> str | None:
+        """Why what is in force is not what the rule's policy orders, in words; None where it is."""
+        if self.resting:
+            return "all else did harm"
+        if not self.looking:
+            return None
+        return "a phase of the guard" if self.trial is None else "a phase of a race"
+
+    @property
     def calm(self) -> bool:
         """Whether none of them may decide otherwise at the next pass. Switches are not asked."""
         return self.guard is None and (self.trial is None or self.trial.calm)

@@ -43,8 +43,12 @@ class Remarks:
         if self._told.get(rule) == told:
             return
         self._told[rule] = told
-        engines = ", ".join(windows) or "no engine"
-        message = f"policy {rule}: {threads} threads of {engines}"
+        message = f"policy {rule}: {threads} threads of {', '.join(windows)}"
+        if not windows:  # nothing at first, and then that there was something
+            known = self._said.get(f"threads {rule}")
+            message = f"policy {rule}: no engine any more" if known else ""
+        elif not threads:
+            message = f"policy {rule}: no thread of an operator of {', '.join(windows)} is ordered"
         self.say(f"threads {rule}", message, logging.INFO)
         self.say(
             f"problems {rule}",

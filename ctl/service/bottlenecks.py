@@ -234,9 +234,11 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
     """All that `sched-ctl top` draws: one row for each scheduled thread."""
     labels = _labels(found)
     rows = []
+    left = dict(labels)
     for rule, schedule in ((r, s) for r in controller.rules for s in r.schedules.values()):
         for thread, plan in zip(schedule.threads, views.rows(schedule), strict=True):
             place = labels.get(thread)
+            left.pop(thread, None)
             verdict = {} if place is None else operator(found[place[0]], place[1])
             rows.append(
                 {**_nothing(), **verdict}
@@ -252,13 +254,20 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
                 }
                 | (_place(found[place[0]], place[1]) if place else {})
             )
+    rows += [_unordered(found[place], row, thread) for thread, (place, row) in left.items()]
     status = views.status(controller)
     return {
         "only_looks": controller.observes,
         "order": status["queries"],
         "idle": idle(status),
         "policies": [
-            {"name": rule.called, "policy": rule.policy.name, "backend": rule.backend}
+            {
+                "name": rule.called,
+                "policy": rule.policy.name,
+                "backend": rule.backend,
+                "own": rule.instead.own,
+                "phase": rule.instead.phase,
+            }
             for rule in controller.rules
         ],
         "targets": targets.rows(controller),
@@ -267,6 +276,19 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
         "effects": views.effects(controller),
         "rows": rows,
     }
+
+
+def _unordered(one: Found, row: int, thread: Thread) -> dict[str, Any]:
+    """The row of an operator's thread that no rule orders (now)."""
+    of = operator(one, row)
+    queue = _queue(one.window)
+    unknown = dict.fromkeys(("policy", "head_age_s", "urgency", "place"))
+    return (
+        {**_nothing(), **of, **unknown}
+        | {"tid": thread.tid or None, "applied": {}}
+        | {"queue": None if queue is None else _known(queue[row])}
+        | _place(one, row)
+    )
 
 
 def exposed(controller: Controller, *, openly: bool = False) -> str:

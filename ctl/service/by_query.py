@@ -35,7 +35,7 @@ class _Row:
 
 def queries(controller: Controller, rule: Rule) -> list[dict[str, Any]]:
     """A row for each query that the rule orders; those that go first come first."""
-    found = []
+    found = list(_unordered(controller, rule))
     for domain, schedule in rule.schedules.items():
         uses = _uses(controller, rule, domain)
         rows = _rows(schedule)
@@ -55,6 +55,27 @@ def queries(controller: Controller, rule: Rule) -> list[dict[str, Any]]:
                 }
             )
     return sorted(found, key=lambda row: (ORDER[row["goes"]], -(row["place"] or 0.0)))
+
+
+def _unordered(controller: Controller, rule: Rule) -> Iterator[dict[str, Any]]:
+    """Rows of queries that are left to the OS for a while: nobody is in a schedule meanwhile."""
+    if not rule.instead.own:
+        return
+    for engine, window in rule.windows.items():
+        topology = window.now.topology
+        for query in sorted(controller.claims.of(rule, engine, topology)):
+            mine = [operator for operator in topology.operators if operator.query == query]
+            yield {
+                "engine": engine,
+                "query": query,
+                "goes": "as under the OS",
+                "why": rule.instead.phase or "the best order",
+                "operators": len(mine),
+                "threads": sum(len(operator.threads) for operator in mine),
+                "place": None,
+                "most_urgent": None,
+                "cpu_use_of_mean": None,
+            }
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -34,8 +34,9 @@ def nothing(status: dict[str, Any]) -> str:
 def idle(status: dict[str, Any]) -> str | None:
     """Why an order would change nothing now; None where it may."""
     runs = any(engine["state"] == "ok" and engine["queries"] for engine in status["engines"])
-    if runs and any(rule["own"] for rule in status["policies"]):
-        return "the OS's own order is in force, for comparison or as what does least harm"
+    own = [rule["phase"] for rule in status["policies"] if rule["own"]]
+    if runs and own:
+        return f"the OS's own order is in force: {own[0] or 'it is the best one'}"
     if not status["queries"]:
         return nothing(status)
     if status.get("only_looks"):

@@ -148,6 +148,7 @@ def _rule(rule: Rule, now_s: float) -> dict[str, Any]:
         "called": rule.called,
         "for_s": round(now_s - rule.since_s, 3),
         "own": rule.instead.own,
+        "phase": rule.instead.phase,
         "policy": OS if tried is not None and tried.own else rule.policy.name,
         "chosen": rule.chosen,
         "options": {key: _plain(value) for key, value in rule.policy.options.items()},

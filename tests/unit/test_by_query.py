@@ -13,6 +13,7 @@ import pytest
 from fakes import FakeBackend, FakeEngine, backends, drive
 from rich.console import Console
 
+from sched_ctl.adapt.guard import Guard
 from sched_ctl.backends import ladder
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.records import Adopted, Set
@@ -23,7 +24,7 @@ from sched_ctl.drivers.threads import threads_of
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot
-from sched_ctl.service import by_query, views
+from sched_ctl.service import bottlenecks, by_query, views
 from sched_ctl.service.idle import idle
 
 
@@ -84,6 +85,40 @@ def test_a_single_query_is_as_under_the_os() -> None:
     assert idle(status) == "the order is the OS's: a single query"
 
 
+def test_queries_and_operators_are_told_while_the_os_has_its_phase() -> None:
+    settings = Settings(
+        policy=(Section(policy="qs"),), period=0.02, calm_period=0, window=0.2, discover=60
+    )
+    controller = Controller(
+        settings, FakeEngine.kind(Uneven(light=2, heavy=3)), backends(FakeBackend())
+    )
+    [rule] = controller.rules
+    rule.instead.guard = Guard(60, 30, own=True)
+    rule.instead.guard.changes_s = float("inf")
+    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    async def script() -> None:
+        while not seen or not seen[-1][0]["queries"]:  # `drive` has a deadline
+            await asyncio.sleep(0.005)
+            status = views.status(controller)
+            seen.append(
+                (status, bottlenecks.screen(controller, [*bottlenecks.assessed(controller)]))
+            )
+
+    drive(controller, script)
+    status, shown = seen[-1]
+    assert not rule.threads
+    told = {row["query"]: (row["goes"], row["why"], row["threads"]) for row in status["queries"]}
+    assert told["heavy"] == ("as under the OS", "a phase of the guard", 3)
+    assert {row["operator"].partition("/")[0] for row in shown["rows"]} == {"light", "heavy"}
+    assert {row["place"] for row in shown["rows"]} == {None}
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(screen.draw(shown, screen.View(), 80, 24))
+    assert "the OS's own order (a phase of the guard)" in captured.get()
+    assert "5 operators" in captured.get()
+
+
 def test_another_policy_names_the_operator_that_decides() -> None:
     status = status_of(Uneven(light=2, heavy=2), "qs", "in turn")
     best = {row["query"]: row["why"] for row in status["queries"]}
@@ -95,7 +130,10 @@ def test_another_policy_names_the_operator_that_decides() -> None:
     [
         ({"queries": []}, "flink:1, flink:1 answers, and runs no query"),
         ({"only_looks": True}, "nothing is enforced"),
-        ({"policies": [{"own": True}]}, "the OS's own order is in force"),
+        (
+            {"policies": [{"own": True, "phase": "a phase of a race"}]},
+            "the OS's own order is in force: a phase of a race",
+        ),
         ({"pressure": {"machine": {"cpu": {"some": 0.001}}}}, "nothing waits for a CPU (in 0.1%"),
         ({"goes": "first"}, None),
         ({"why": "no query is heavy"}, "the order is the OS's: no query is heavy"),

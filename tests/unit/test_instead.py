@@ -35,6 +35,7 @@ def test_a_race_has_each_its_turn_and_then_nothing_is_calm() -> None:
     assert os.own and not first.own and not other.own
     assert first.acting(SECTION) is SECTION and other.acting(SECTION).policy == "hr"
     assert os.looking and other.looking and other.compares and not other.calm
+    assert os.phase == other.phase == "a phase of a race" and Instead().phase is None
 
 
 def test_a_guard_looks_at_the_system_s_own_and_rests_once_all_harms() -> None:
@@ -43,7 +44,9 @@ def test_a_guard_looks_at_the_system_s_own_and_rests_once_all_harms() -> None:
     assert guarded.guard is not None
     guarded.guard.own = True
     assert guarded.own and guarded.looking
+    assert guarded.phase == "a phase of the guard"
     guarded.give_up()
+    assert guarded.phase == "all else did harm"
     assert guarded.own and not guarded.looking and guarded.guard is None
 
 

@@ -1,9 +1,13 @@
 """Why there is nothing to show: the sentence says what is so, and what to do."""
 
+import logging
 from typing import Any
 
 import pytest
 
+from plans import plan, snapshot
+from sched_ctl.engines.remarks import Remarks
+from sched_ctl.metrics.window import Window
 from sched_ctl.service.idle import nothing
 
 
@@ -26,3 +30,20 @@ def engine(state: str = "ok", queries: tuple[str, ...] = ("q",), threads: int = 
 )
 def test_it_says_what_is_so(engines: list[Any], said: str) -> None:
     assert nothing({"engines": engines}).startswith(said)
+
+
+def test_the_log_speaks_of_no_threads_of_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    remarks = Remarks()
+
+    def tell(threads: int, *engines: str, problems: tuple[str, ...] = ()) -> list[str]:
+        caplog.clear()
+        windows = {name: Window(snapshot(plan({"q": ["a"]})), None) for name in engines}
+        remarks.tell("auto", threads, windows, problems, repaired=False)
+        return [record.getMessage() for record in caplog.records]
+
+    assert tell(0) == []
+    assert tell(0, problems=("odd",)) == ["policy auto: odd"]
+    assert tell(2, "lab:1")[0] == "policy auto: 2 threads of lab:1"
+    assert tell(0, "lab:1") == ["policy auto: no thread of an operator of lab:1 is ordered"]
+    assert tell(0) == ["policy auto: no engine any more"]

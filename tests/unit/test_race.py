@@ -208,6 +208,7 @@ def test_queues_that_drain_slowly_do_not_make_it_swing(inertia: float) -> None:
 def test_where_nobody_waits_nothing_is_tried() -> None:
     race = opened(["a", "b"])
     calm = Figures((effect("q", 0.0),), pressed=False)
+    assert "nobody waits" not in told(race), "nobody has looked"
     for _ in range(50):
         race = step(race, calm)
         assert race.turn == race.kept == 1

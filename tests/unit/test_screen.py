@@ -2,12 +2,13 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from sched_ctl.cli.held import MOST, most_telling
+from sched_ctl.cli import held
 from sched_ctl.cli.screen import SORTS, View, can_redraw, draw, pressed
 
 
@@ -215,4 +216,45 @@ def test_a_page_of_help_fits_and_any_key_leads_back() -> None:
 def test_of_many_queries_those_that_are_held_are_told_first() -> None:
     kinds = ["keeps-up", "idle", "cpu-starved", "keeps-up", "backpressured"]
     queries = [{"query": f"q{i}", "verdict": kind} for i, kind in enumerate(kinds)]
-    assert [query["query"] for query in most_telling(queries)] == ["q2", "q4", "q0"][:MOST]
+    ranked = [query["query"] for query in held.most_telling(queries)]
+    assert ranked == ["q2", "q4", "q0", "q1", "q3"]
+
+
+@pytest.mark.parametrize(("queries", "operators"), [(1, 3), (3, 5), (40, 6), (40, 60)])
+def test_what_holds_many_queries_fits_a_screen_of_24_lines(
+    queries: int,
+    operators: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = [
+        {
+            "engine": "lab:1",
+            "query": f"query{'x' * 40}{at}",
+            "verdict": "keeps-up" if at % 3 == 1 else "cpu-starved",
+            "operator": "parse",
+            "confidence": 0.9,
+            "settled": True,
+            "late_s": 1.5,
+            "late_p99_s": None,
+            "advice": "a larger priority or share, or more CPUs, would speed it up",
+            "horizons": [],
+            "parallelism": [],
+            "needed_cpus": None,
+            "cpus": 2,
+            "operators": [row(f"q/op{i}", verdict="cpu-starved") for i in range(operators)],
+        }
+        for at in range(queries)
+    ]
+    monkeypatch.setattr("sched_ctl.service.socket.request", lambda *_: told)
+    held.bottlenecks(everything=False, run_dir=Path("/nowhere"), json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) <= 23 and max(map(len, shown)) <= 80
+    assert any("query" in line and "cpu-starved" in line for line in shown)
+    if queries == 40:
+        assert shown[-1].startswith("27 of 40 queries are held back: --all")
+    if operators == 60:
+        assert any("and 50 more operators" in line for line in shown)
+    held.bottlenecks(everything=True, run_dir=Path("/nowhere"), json=False)
+    assert capsys.readouterr().out.count("op0") == queries
