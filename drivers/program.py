@@ -330,14 +330,17 @@ def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
 
 def declared(programs: Sequence[Program]) -> DriverKind:
     """The kind that knows these programs, and those of our folder, which are found by no search."""
-    known = {**shipped(), **{program.name: program for program in programs}}
+
+    def known() -> dict[str, Program]:
+        return {**shipped(), **{program.name: program for program in programs}}
+
     return DriverKind(
         "program",
         lambda: _find(programs),
-        lambda target: _connect(known, target),
+        lambda target: _connect(known(), target),
         of_processes=True,
         declared=declared,
-        check=lambda address: _named(known, address),
+        check=lambda address: _named(known(), address),
     )
 
 

@@ -14,6 +14,7 @@ Roles: "operator" for the threads that process tuples; for helpers one of "netwo
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 __all__ = ["GRAMMARS", "OPERATOR", "Grammar", "ThreadName", "certainly_helper", "read"]
 
@@ -26,14 +27,18 @@ COMM_LENGTH = 15  # characters of a name that the kernel keeps, TASK_COMM_LEN - 
 class Grammar:
     """engine: driver name, or "jvm" for threads that every Java process has.
 
-    pattern: matches a full thread name; its named groups are among `task`, `index` (from 1),
-    `parallelism`, `attempt`, `first`, `last`, `stage`, `partition`, `query`, `id`, `run`.
+    text: of a pattern that matches a full thread name; its named groups are among `task`, `index`
+    (from 1), `parallelism`, `attempt`, `first`, `last`, `stage`, `partition`, `query`, `id`, `run`.
     """
 
     engine: str
     role: str
-    pattern: re.Pattern[str]
+    text: str
     seen: str
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return _compiled(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,13 @@ class ThreadName:
 
 
 def _rows(engine: str, seen: str, *rows: tuple[str, str]) -> tuple[Grammar, ...]:
-    return tuple(Grammar(engine, role, re.compile(text, re.DOTALL), seen) for role, text in rows)
+    return tuple(Grammar(engine, role, text, seen) for role, text in rows)
+
+
+@cache
+def _compiled(text: str) -> re.Pattern[str]:
+    """When a name is read: those of engines that are not here cost a start five milliseconds."""
+    return re.compile(text, re.DOTALL)
 
 
 # NAME (index/parallelism)#attempt, TaskInfoImpl. Versions before 1.13 leave out the attempt.

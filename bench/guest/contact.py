@@ -1,15 +1,18 @@
 """What first contact costs a real Flink that takes all of a slow CPU, in a guest with exact time.
 
-    ./dev run python -m bench.guest.contact [--kernel 6.18] [--keep NAME] [-- ARGUMENT ...]
+    ./dev run python -m bench.guest.contact [--runs 3] [--kernel 6.18] [--keep NAME] [-- ARG ...]
 
-ARGUMENT: of `sched-ctl load`, which is started beside it; as it comes without. An instruction takes
+ARG: of `sched-ctl load`, which is started beside it; as it comes without. An instruction takes
 2 ns. What is shown, of each ten seconds: CPU time of the controller, with its start, and of both
 Java machines; for how long at most all threads of one of them stood still (by its own log of
-safepoints), and how often. Takes ten minutes.
+safepoints), and how often. Each run, in a guest of its own, takes five to ten minutes.
 """
 
 import argparse
+import compileall
 import os
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from bench import results
@@ -20,22 +23,40 @@ LIMIT_S = 3600.0
 CPU = {"load": "controller", "tm": "TaskManager", "jm": "JobManager"}
 
 
-def row(stretch: dict[str, Any]) -> Row:
-    """The figures of a stretch, as bench/guest/contact_inside.py prints it."""
+def figure(values: Sequence[float], unit: str = "") -> Figure:
+    middle = statistics.median(values)
+    if not (middle and unit):
+        return Figure(middle)
+    return Figure(middle, min(values) / middle, max(values) / middle, unit)
+
+
+def row(of: Sequence[dict[str, Any]]) -> Row:
+    """The figures of a stretch in all runs, as bench/guest/contact_inside.py prints it."""
     figures: dict[str, Figure | str] = {}
     for label, who in CPU.items():
-        spent_s = stretch["cpu_s"].get(label)
-        figures[f"CPU time of the {who}"] = "-" if spent_s is None else Figure(spent_s, unit="s")
-    stops = [stop for of_one in stretch["stops_ms"].values() for stop in of_one]
-    why, longest_ms = max(stops, key=lambda stop: stop[1], default=("", 0.0))
-    figures["longest stop"] = Figure(longest_ms, unit="ms")
-    figures["why"] = why
-    figures["stops"] = str(len(stops))
-    return Row(stretch["stretch"], figures)
+        spent_s = [one["cpu_s"][label] for one in of if label in one["cpu_s"]]
+        figures[f"CPU time of the {who}"] = figure(spent_s, "s") if spent_s else "-"
+    stops = [[stop for mine in one["stops_ms"].values() for stop in mine] for one in of]
+    longest = [max(mine, key=lambda stop: stop[1], default=("", 0.0)) for mine in stops]
+    figures["longest stop"] = figure([ms for _, ms in longest], "ms")
+    figures["why"] = max(longest, key=lambda stop: stop[1])[0]
+    figures["stops"] = figure([len(mine) for mine in stops])
+    return Row(of[0]["stretch"], figures)
+
+
+def in_force_s(seen: Sequence[dict[str, Any]]) -> float:
+    """From the start of `load`; as long as it was looked at where it never was."""
+    passed_s = 0.0
+    for stretch in seen[1:]:
+        if stretch["in_force_s"] is not None:
+            return passed_s + float(stretch["in_force_s"])
+        passed_s += stretch["seconds"]
+    return passed_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--kernel", default="6.18")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of sched-ctl load")
     results.argument(parser)
@@ -44,19 +65,20 @@ def main() -> None:
     from engines import cluster
 
     cluster.job_jar(cluster.download())  # a guest has no network, and can write nothing here
-    seen = list(from_guest("contact_inside", asked.arguments, asked.kernel, 1, LIMIT_S))
-    passed_s, in_force = 0.0, "not in force"
-    for stretch in seen[1:]:
-        if stretch["in_force_s"] is not None:
-            in_force = f"in force after {passed_s + stretch['in_force_s']:.1f} s"
-            break
-        passed_s += stretch["seconds"]
-    rows = [row(stretch) for stretch in seen]
+    for folder in ("ctl", "drivers", "policies"):  # as an installation does
+        compileall.compile_dir(ROOT / folder, quiet=1)
+    runs = [
+        list(from_guest("contact_inside", asked.arguments, asked.kernel, 1, LIMIT_S))
+        for _ in range(asked.runs)
+    ]
+    rows = [row(of) for of in zip(*runs, strict=True)]
+    after_s = statistics.median(map(in_force_s, runs))
     result = Result(
-        title=f"`sched-ctl load` beside a Flink that takes all of one slow CPU; {in_force}",
+        title="`sched-ctl load` beside a Flink that takes all of one slow CPU; in force after "
+        f"{after_s:.1f} s",
         columns=list(rows[0].figures),
-        n=1,
-        spread=None,
+        n=asked.runs,
+        spread="middle: median; smallest-largest over runs",
         seeds=None,
         kernel=asked.kernel,
         rows=rows,

@@ -51,6 +51,7 @@ __all__ = ["Controller", "claims_of"]
 
 log = logging.getLogger(__name__)
 
+GARBAGE = (700, 10, 10)  # Python's own thresholds, see `start.WHILE_LOADING`
 LEAST_PATIENCE_S = 0.02
 LOOK_S = 1.0  # what somebody looks at is not older
 POLICY_S = 0.005  # that a policy of others may take while the rest waits
@@ -193,6 +194,7 @@ class Controller:
         self._admit(strict=True)
         gc.collect()
         gc.freeze()  # what is here now stays; the collector need not look at it again and again
+        gc.set_threshold(*GARBAGE)
 
     async def run(self, duration_s: float = float("inf")) -> None:
         """Passes until `stop`, or for a time. Call `start` first."""

@@ -7,6 +7,7 @@ takes 0.1 s.
 """
 
 import struct
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -100,6 +101,8 @@ class Btf:
         self._strings = data[header + strings : header + strings + strings_len]
         self._words = memoryview(data[header + types : header + types + types_len]).cast("I")
         self._starts = self._index()
+        words = np.frombuffer(self._words, np.uint32)
+        self._names = words[np.frombuffer(self._starts, np.int32)[1:]]  # of each type from id 1 on
 
     @classmethod
     def of_kernel(cls) -> "Btf":
@@ -111,12 +114,12 @@ class Btf:
         """An ELF object's. Offsets in its sections are only known once libbpf has opened it."""
         return cls(_elf_section(path.read_bytes(), ".BTF"))
 
-    def _index(self) -> list[int]:
+    def _index(self) -> "array[int]":
         """Where each type starts; id 0 is void."""
         words, end, at = self._words, len(self._words), 0
         extra = [_EXTRA.get(kind, 0) for kind in range(32)]  # type: ignore[call-overload]
         each = [_PER_ELEMENT.get(kind, 0) for kind in range(32)]  # type: ignore[call-overload]
-        starts = [-1]
+        starts = array("i", [-1])
         append = starts.append
         while at + 3 <= end:
             append(at)
@@ -153,10 +156,9 @@ class Btf:
         offset = self._strings.find(b"\0" + name.encode() + b"\0") + 1
         if offset == 0:
             return None
-        words = self._words
-        for id_, start in enumerate(self._starts):
-            if start >= 0 and words[start] == offset and (not kinds or self.kind(id_) in kinds):
-                return id_
+        for id_ in (np.flatnonzero(self._names == offset) + 1).tolist():
+            if not kinds or self.kind(id_) in kinds:
+                return int(id_)
         return None
 
     def _need(self, name: str, *kinds: Kind) -> int:
