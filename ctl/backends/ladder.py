@@ -21,6 +21,7 @@ from sched_ctl.model.schedule import Schedule
 __all__ = [
     "KINDS",
     "Kind",
+    "by_itself",
     "choose",
     "expected",
     "planned",
@@ -35,15 +36,17 @@ Had = Mapping[tuple[int, int], int]
 class Kind:
     """A backend: how to see whether it works here, and how to make one.
 
-    auto: False for those that are taken only when they are named. planned: what it would set for
-    the threads of a schedule, by what it is called, after `had` (see there); None where that cannot
-    be told beforehand.
+    auto: False for those that are taken only when they are named. harms: why `auto` leaves it out
+    on this machine although it works, in words; None where it does not. planned: what it would set
+    for the threads of a schedule, by what it is called, after `had` (see there); None where that
+    cannot be told beforehand.
     """
 
     name: str
     probe: Callable[[], Probe]
     make: Callable[[Journal, Any], Backend]
     auto: bool = True
+    harms: Callable[[], str | None] = lambda: None
     planned: Callable[[Schedule, Any, Had], Mapping[str, Sequence[object]]] | None = None
 
 
@@ -51,7 +54,7 @@ _in_v1, _in_v2 = (partial(groups.planned, version=v, with_nice=False) for v in (
 _in_v1_nice, _in_v2_nice = (partial(groups.planned, version=v, with_nice=True) for v in (1, 2))
 
 KINDS: tuple[Kind, ...] = (
-    Kind("scx", scx_probe.probe, Scx),
+    Kind("scx", scx_probe.probe, Scx, harms=scx_probe.harms),
     Kind("cgroup2+nice", v2.probe, v2.Cgroup2Nice, planned=_in_v2_nice),
     Kind("cgroup1+nice", v1.probe, v1.Cgroup1Nice, planned=_in_v1_nice),
     Kind("nice", nice.probe, nice.Nice, planned=nice.planned),
@@ -69,6 +72,11 @@ def probe_all() -> list[tuple[str, Probe]]:
     return [(kind.name, _probe(kind)) for kind in KINDS]
 
 
+def by_itself() -> str | None:
+    """The backend that `auto` takes here; None if there is none. Changes nothing."""
+    return next((kind.name for kind in KINDS if kind.auto and _fit(kind).can), None)
+
+
 def choose(
     name: str, options: Mapping[str, Options], journal: Journal, failed: Collection[str] = ()
 ) -> tuple[Backend, list[tuple[str, Probe]]]:
@@ -83,7 +91,7 @@ def choose(
     for kind in KINDS:
         if not kind.auto or kind.name in failed:
             continue
-        probe = _probe(kind)
+        probe = _fit(kind)
         if probe.can:
             return _made(kind, options, journal), steps
         steps.append((kind.name, probe))
@@ -103,7 +111,7 @@ def expected(name: str) -> str:
     if name != "auto":
         _usable(name)
         return name
-    return next((kind.name for kind in KINDS if kind.auto and _probe(kind).can), "none")
+    return by_itself() or "none"
 
 
 def planned(
@@ -138,6 +146,13 @@ def _probe(kind: Kind) -> Probe:
         return Probe(False, error.message, error.hint)
     except Exception as error:  # a strange machine must not keep the next backend from its turn
         return Probe(False, f"looking at it failed: {type(error).__name__}: {error}")
+
+
+def _fit(kind: Kind) -> Probe:
+    """Whether `auto` may take it: it works, and harms nobody on such a machine."""
+    probe = _probe(kind)
+    harm = kind.harms() if probe.can else None
+    return probe if harm is None else Probe(False, harm, f"--backend {kind.name} takes it")
 
 
 def _made(kind: Kind, options: Mapping[str, Options], journal: Journal) -> Backend:

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sched_ctl.engines.owners import first_user
-from sched_ctl.kernel import cgroup, procfs, psi, sleeping, sockdiag, taskstats, tracing
+from sched_ctl.kernel import (
+    cgroup,
+    cpus,
+    procfs,
+    psi,
+    sleeping,
+    sockdiag,
+    system,
+    taskstats,
+    tracing,
+)
 from sched_ctl.probes import threads as probes
 
 __all__ = ["Finding", "check", "few", "verdict"]
@@ -112,30 +122,30 @@ def _kernel() -> Iterator[Finding]:
     )
 
 
+def _cpus() -> Iterator[Finding]:
+    less, governors = cpus.slower(), cpus.governors()
+    if less is not None:
+        yield Finding("CPUs", None, f"{less}: who runs where is left to the kernel")
+    set_by = f"is set by {' and '.join(governors)}" if governors else "cannot be set from here"
+    follows = "; under sched_ext it follows what each is used" if "schedutil" in governors else ""
+    yield Finding("CPUs", None, f"their clock {set_by}{follows}")
+
+
 def _sched_ext() -> Iterator[Finding]:
-    from sched_ctl.backends.scx.probe import features, probe
+    from sched_ctl.backends.scx.probe import features, harms, probe
     from sched_ctl.kernel import schedext
 
     obstacles = list(schedext.obstacles())
     for obstacle in obstacles:
-        command = _newer_kernel() if schedext.state() is None else None
-        yield Finding("sched_ext", False, obstacle.because, obstacle.hint, command)
+        words, command = system.newer_kernel() if schedext.state() is None else (None, None)
+        yield Finding("sched_ext", False, obstacle.because, words or obstacle.hint, command)
     if not obstacles:
+        if (harm := harms()) is not None:
+            yield Finding("sched_ext", False, harm, "load --backend scx takes it all the same")
         found = probe()
         yield Finding("sched_ext", found.can, found.because, found.hint)
         for name, words in features():
             yield Finding("sched_ext", None, f"{name}: {words}")
-
-
-def _newer_kernel() -> str | None:
-    """What installs a kernel with sched_ext, where that is known: Debian 13, from its backports."""
-    release = dict(
-        line.split("=", 1) for line in (_read("/etc/os-release") or "").split("\n") if "=" in line
-    )
-    if (release.get("ID"), release.get("VERSION_ID", "").strip('"')) != ("debian", "13"):
-        return None
-    kind = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine)
-    return kind and f"apt install -t trixie-backports linux-image-{kind}"
 
 
 def _cgroups() -> Iterator[Finding]:
@@ -198,7 +208,8 @@ def _autogroup() -> Iterator[Finding]:
 def _psi() -> Iterator[Finding]:
     found = psi.read(psi.path_of("cpu"))
     if found is None:
-        yield Finding("PSI", False, "no pressure stall information", "boot with psi=1")
+        words, command = system.boot_with("psi=1")
+        yield Finding("PSI", False, "no pressure stall information", words, command)
         return
     share = found.some.avg10_share
     yield Finding("PSI", True, f"tasks waited for a CPU in {share:.1%} of the last 10 s")
@@ -313,7 +324,7 @@ def _backends() -> Iterator[Finding]:
 
     found = ladder.probe_all()
     on_ladder = {kind.name for kind in ladder.KINDS if kind.auto}
-    taken = next((name for name, probe in found if probe.can and name in on_ladder), None)
+    taken = ladder.by_itself()
     for name, probe in found:
         mark = " (auto takes this one)" if name == taken else ""
         if name not in on_ladder:
@@ -324,6 +335,7 @@ def _backends() -> Iterator[Finding]:
 
 TOPICS: dict[str, Callable[[], Iterator[Finding]]] = {
     "kernel": _kernel,
+    "CPUs": _cpus,
     "sched_ext": _sched_ext,
     "cgroup": _cgroups,
     "nice": _nice,

@@ -1,11 +1,14 @@
-"""How many CPUs processes may use together."""
+"""How many CPUs processes may use together, which of them are slower, and what sets their clock."""
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from sched_ctl.kernel import psi
 
-__all__ = ["cpus_of", "quota"]
+__all__ = ["cpus_of", "governors", "quota", "slower"]
+
+DEVICES = Path("/sys/devices")
 
 
 def cpus_of(pids: Iterable[int]) -> float:
@@ -39,3 +42,50 @@ def quota(pid: int) -> float:
             pass  # the root has none, and neither has a group without the controller
         group = group.parent
     return least
+
+
+def slower(devices: Path = DEVICES) -> str | None:
+    """Which CPUs can do less than the fastest ones, in words; None where all are alike.
+
+    Source: Documentation/ABI/testing/sysfs-devices-system-cpu, cpu_capacity (arm64, RISC-V; 1024:
+    the fastest); perf's device cpu_atom on x86 with cores of two kinds.
+    """
+    told = {
+        int(path.parent.name.removeprefix("cpu")): text
+        for path in devices.glob("system/cpu/cpu[0-9]*/cpu_capacity")
+        if (text := _text(path)).isdecimal()
+    }
+    most = max(map(int, told.values()), default=0)
+    less = sorted(cpu for cpu, text in told.items() if int(text) < most)
+    if less:
+        least = min(int(told[cpu]) for cpu in less)
+        return f"CPUs {_ranges(less)} do {least / most:.0%} of what the fastest do"
+    small = _text(devices / "cpu_atom" / "cpus")
+    return f"CPUs {small} are efficiency cores" if small else None
+
+
+def governors(devices: Path = DEVICES) -> list[str]:
+    """What sets the clock of the CPUs: names of cpufreq governors, none twice.
+
+    Source: Documentation/admin-guide/pm/cpufreq.rst, scaling_governor.
+    """
+    paths = devices.glob("system/cpu/cpufreq/policy*/scaling_governor")
+    return sorted({text for path in paths if (text := _text(path))})
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # a CPU that went off line, or a machine without it
+        return ""
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0-2,5 of 0, 1, 2, 5; numbers ascend."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in found)

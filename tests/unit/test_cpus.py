@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sched_ctl.backends import Probe, ladder
 from sched_ctl.kernel import cpus, psi
 
 SLEEPS = "import time; print(1, flush=True); time.sleep(60)"
@@ -47,3 +49,44 @@ def test_the_least_limit_on_the_way_up_counts(
         assert cpus.quota(1) == 1.5
     monkeypatch.setattr(psi, "group_of", lambda _: None)
     assert cpus.quota(1) == float("inf")
+
+
+def machine(devices: Path, capacities: dict[int, str], governors: tuple[str, ...] = ()) -> Path:
+    for cpu, capacity in capacities.items():
+        folder = devices / f"system/cpu/cpu{cpu}"
+        folder.mkdir(parents=True)
+        (folder / "cpu_capacity").write_text(f"{capacity}\n")
+    for number, governor in enumerate(governors):
+        folder = devices / f"system/cpu/cpufreq/policy{number}"
+        folder.mkdir(parents=True)
+        (folder / "scaling_governor").write_text(f"{governor}\n")
+    return devices
+
+
+def test_slower_cpus_are_told_on_arm_and_on_hybrid_x86(tmp_path: Path) -> None:
+    arm = machine(tmp_path / "arm", {0: "446", 1: "446", 2: "446", 3: "446", 4: "1024", 10: "900"})
+    assert cpus.slower(arm) == "CPUs 0-3,10 do 44% of what the fastest do"
+    hybrid = tmp_path / "hybrid"
+    (hybrid / "cpu_atom").mkdir(parents=True)
+    (hybrid / "cpu_atom" / "cpus").write_text("8-15\n")
+    assert cpus.slower(hybrid) == "CPUs 8-15 are efficiency cores"
+    alike = machine(tmp_path / "alike", {0: "1024", 1: "1024"})
+    assert cpus.slower(alike) is cpus.slower(tmp_path / "none") is None
+    odd = machine(tmp_path / "odd", {0: "", 1: "many", 2: "-3"})
+    assert cpus.slower(odd) is None
+
+
+def test_what_sets_the_clock_is_told_once(tmp_path: Path) -> None:
+    devices = machine(tmp_path, {}, ("schedutil", "performance", "schedutil"))
+    assert cpus.governors(devices) == ["performance", "schedutil"]
+    assert cpus.governors(tmp_path / "none") == []
+
+
+def test_auto_leaves_sched_ext_out_where_cpus_are_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [replace(kind, probe=lambda: Probe(True, "works")) for kind in ladder.KINDS]
+    monkeypatch.setattr(ladder, "KINDS", tuple(kinds))
+    monkeypatch.setattr(cpus, "slower", lambda: None)
+    assert ladder.expected("auto") == "scx"
+    monkeypatch.setattr(cpus, "slower", lambda: "CPUs 0-3 do 44% of what the fastest do")
+    assert ladder.expected("auto") == ladder.by_itself() == "cgroup2+nice"
+    assert ladder.expected("scx") == "scx"  # who names it has it

@@ -1,12 +1,12 @@
 """Whether this machine's kernel can run our scheduler, in which mode, and what it offers."""
 
 from sched_ctl.backends import Probe
-from sched_ctl.kernel import cgroup, schedext
+from sched_ctl.kernel import cgroup, cpus, schedext
 from sched_ctl.kernel.libbpf import BpfError, library
 from sched_ctl.kernel.scheduler import OBJECT
 from sched_ctl.model.options import ScxOptions
 
-__all__ = ["features", "mode_of", "probe"]
+__all__ = ["features", "harms", "mode_of", "probe"]
 
 # Functions of the kernel that the program does without, and what for.
 _OPTIONAL = {
@@ -31,6 +31,12 @@ def probe() -> Probe:
     except BpfError as error:
         return Probe(False, str(error.strerror), "apt install libbpf1, or pip install pylibbpf")
     return Probe(True, f"{mode_of(ScxOptions())} mode, by {lib.origin}")
+
+
+def harms() -> str | None:
+    """Why the kernel's own scheduler is better for this machine, in words; None where it is not."""
+    less = cpus.slower()
+    return less and f"{less}, and the order of sched_ext does not go by that"
 
 
 def features() -> list[tuple[str, str]]:
