@@ -221,6 +221,7 @@ SWITCHES: Mapping[str, Job] = {
     "eevdf, traced": {"kind": "os", "trace": "own"},
     "eevdf, another process's wake-ups": {"kind": "os", "trace": "other", "wakings": True},
     "eevdf, traced with wake-ups": {"kind": "os", "trace": "own", "wakings": True},
+    "eevdf, with stacks of its sleeps": {"kind": "os", "trace": "own", "stacks": True},
 }
 
 

@@ -32,6 +32,7 @@ from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.drivers.lab import driver
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
+from sched_ctl.kernel.stacks import Stacks
 from sched_ctl.kernel.tracing import Tracer
 from sched_ctl.lab import engine as lab
 from sched_ctl.metrics import feasibility, verdicts
@@ -370,7 +371,9 @@ def program(job: Job) -> dict[str, Any]:
         tids = [int(line) for line in iter(lambda: next(lines).strip(), "ready")]
         if whose := job.get("trace"):
             followed = [child.pid if whose == "own" else os.getpid()]
-            stack.enter_context(Tracer(followed, wakings=job.get("wakings", False)))
+            stacks = job.get("stacks", False)
+            wakings = job.get("wakings", False)
+            stack.enter_context(Stacks(followed) if stacks else Tracer(followed, wakings=wakings))
         if job["kind"] == "scx":
             full, cgroups = job.get("full", False), job.get("cgroups", False)
             tunables = job.get("tunables")

@@ -407,6 +407,8 @@ def explain(
         show.text(f"  in force   {applied} ({thread['backend']})")
         if thread["verdict"] is not None:
             show.text(f"  held back  {thread['verdict']}")
+            if thread["verdict"].startswith("lock-bound"):
+                show.text(f"  lock       {_holder(thread['pid'], thread['tid'])}")
         for operator in dict.fromkeys(m["operator"] for m in thread["metrics"]):
             if operator != thread["operator"]:
                 show.text(f"  metrics of {operator}, which it runs")
@@ -423,6 +425,17 @@ def explain(
                     if m["operator"] == operator
                 ),
             )
+
+
+def _holder(pid: int, tid: int) -> str:
+    """Who holds the lock that a thread waits for, in words."""
+    from sched_ctl.probes.stacks import holder_of
+
+    held = holder_of(pid, tid)
+    if held is None:
+        return f"nobody was seen to hold it; sched-ctl waits {pid} --stacks looks longer"
+    at = f" at {held.at[0]}" if held.at else ""
+    return f"{held.lock}, held by {held.name} (thread {held.holder}){at}"
 
 
 @with_settings

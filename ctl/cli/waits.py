@@ -1,10 +1,11 @@
 """sched-ctl waits: how long a program's threads wait for a CPU, traced in the kernel."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sched_ctl.cli.flags import Json
+from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+DIGITS = 7  # of a process id, PID_MAX_LIMIT
 NAMED = 2  # of those behind whom a thread waits, or who wake it, in a table
 
 
@@ -20,8 +22,29 @@ def add_to(app: typer.Typer) -> None:
 
 
 def waits(
-    pid: Annotated[int, typer.Argument(help="The process.", min=1)],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="PID|OPERATOR",
+            help="A process; or, of a running controller, an operator (query/operator) or a query.",
+        ),
+    ],
     seconds: Annotated[float, typer.Option(help="How long to look.", min=0.1, max=3600)] = 5.0,
+    stacks: Annotated[
+        bool,
+        typer.Option(
+            "--stacks",
+            help="Where each thread sleeps, with its stacks, who wakes it, and who holds the lock "
+            "that it waits for. Stops a Java process for milliseconds, three times.",
+        ),
+    ] = False,
+    folded: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write stacks as folded lines.")
+    ] = None,
+    flame: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write stacks as a flame graph (SVG).")
+    ] = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
     json: Json = False,
 ) -> None:
     """Trace how long each thread waits for a CPU, behind whom, and who wakes it.
@@ -29,16 +52,37 @@ def waits(
     Loads a tracing program into the kernel for that time. It changes nothing, and nothing of the
     controller needs it. Example: sched-ctl waits 4711 --seconds 10
     """
+    pids, tids = _meant(what, run_dir)
+    if stacks or folded is not None or flame is not None:
+        from sched_ctl.cli.stacks import show_stacks
+
+        show_stacks(pids, tids, seconds, json=json, folded=folded, flame=flame)
+    else:
+        _waits(pids, tids, seconds, json=json)
+
+
+def _meant(what: str, run_dir: Path) -> tuple[list[int], set[int] | None]:
+    """Processes, and which of their threads; None = all. Raises UserError."""
+    from sched_ctl.kernel import procfs
+    from sched_ctl.service.socket import request
+
+    if not what.isdecimal():
+        threads = request(run_dir, "explain", {"what": what})
+        return sorted({t["pid"] for t in threads}), {t["tid"] for t in threads if t["tid"]}
+    if len(what) > DIGITS or procfs.stat(int(what)) is None:
+        raise UserError(f"there is no process {what}", "sched-ctl engines shows those of engines")
+    return [int(what)], None
+
+
+def _waits(pids: list[int], tids: set[int] | None, seconds: float, *, json: bool) -> None:
     import time
 
     from sched_ctl import show
     from sched_ctl.kernel import procfs, tracing
     from sched_ctl.probes.waits import waits_of
 
-    if procfs.stat(pid) is None:
-        raise UserError(f"there is no process {pid}", "sched-ctl engines shows those of engines")
     try:
-        with tracing.Tracer([pid], wakings=True) as tracer:
+        with tracing.Tracer(pids, wakings=True) as tracer:
             time.sleep(seconds)
             threads, occupants, wakings = tracer.threads(), tracer.occupants(), tracer.wakings()
     except tracing.Unavailable as error:
@@ -46,6 +90,7 @@ def waits(
     found = [
         waits_of(tid, one["slots"].tolist(), int(one["wait_ns"]), occupants, wakings)
         for tid, one in threads.items()
+        if tids is None or tid in tids
     ]
     found.sort(key=lambda one: -one.wait_s)
     names = {0: "-"} | {tid: procfs.name_of(tid) for one in found for tid in _concerned(one)}

@@ -1,4 +1,5 @@
-"""Full names and kernel ids of a Java process's threads, by HotSpot's attach protocol.
+"""What a Java process tells by HotSpot's attach protocol: names and kernel ids of its threads, whom
+each waits for, and where compiled methods are.
 
 The kernel keeps 15 characters of a thread's name; the virtual machine knows all of it. A client
 puts a file `.attach_pidN` into the machine's /tmp and sends SIGQUIT; the machine then listens on
@@ -31,10 +32,22 @@ from dataclasses import dataclass
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
 
-__all__ = ["AttachError", "JavaThread", "is_hotspot", "parse_dump", "threads"]
+__all__ = [
+    "HEADER",
+    "AttachError",
+    "JavaThread",
+    "Method",
+    "dump",
+    "host_tids",
+    "is_hotspot",
+    "methods",
+    "parse_dump",
+    "threads",
+]
 
 ANSWER_LIMIT = 32 << 20  # bytes; a thread with a deep stack takes some 10 KB
 PROTOCOL = b"1"
+MAP_LIMIT = 64 << 20  # bytes of a perf map; a method takes some 80
 FILE_LIMIT = 1 << 22  # bytes of /proc/PID/maps: the libraries come with the first mappings
 
 # A header line of a dump. After the name come, depending on version and kind of thread, a Java
@@ -72,35 +85,91 @@ class _Status:
     catches_sigquit: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method as it was compiled, or a part of the machine: from start to end, as addresses."""
+
+    start: int
+    end: int
+    name: str
+
+
 def threads(pid: int, timeout_s: float = 5.0) -> tuple[JavaThread, ...]:
     """All threads that the Java process knows, in the order of its dump.
 
     Threads that native libraries started on their own (RocksDB's, say) are not among them.
     Raises AttachError.
     """
-    end = time.monotonic() + timeout_s
-    try:
-        # From here on the descriptor, and not the number, stands for the process.
-        process = os.pidfd_open(pid)
-    except OSError as error:
-        raise AttachError(f"process {pid} cannot be attached to: {error.strerror}") from None
-    try:
-        status = _status(pid)
-        dump = _command(pid, process, status, b"threaddump", end)
-        tids = {} if status.same_namespace else _host_tids(pid)
-    except OSError as error:
-        raise AttachError(
-            f"cannot attach to Java process {pid}: {error.strerror or error}",
-            "sched-ctl must run as root, or as the user of the Java process",
-        ) from error
-    finally:
-        os.close(process)
+    text, tids = dump(pid, timeout_s)
     # A nid that is not mapped belongs to a thread that ended meanwhile.
     return tuple(
-        JavaThread(name, nid if status.same_namespace else tids[nid])
-        for name, nid in parse_dump(dump)
-        if status.same_namespace or nid in tids
+        JavaThread(name, nid if tids is None else tids[nid])
+        for name, nid in parse_dump(text)
+        if tids is None or nid in tids
     )
+
+
+def dump(
+    pid: int, timeout_s: float = 5.0, *, locks: bool = False
+) -> tuple[str, dict[int, int] | None]:
+    """A thread dump, which stops all Java threads for milliseconds; and ids in the process's own
+    pid namespace -> those in ours, None where they are the same.
+
+    locks: with those of java.util.concurrent, for which the machine looks through its heap. Raises
+    AttachError.
+    """
+    command = (b"threaddump", b"-l") if locks else (b"threaddump",)
+    with _attached(pid) as (process, status):
+        text = _command(pid, process, status, command, time.monotonic() + timeout_s)
+        return text, None if status.same_namespace else host_tids(pid)
+
+
+def methods(pid: int, timeout_s: float = 5.0) -> list[Method]:
+    """Where compiled methods are, by the machine's perf map (version 17 and newer).
+
+    The machine writes it into its own /tmp, from where it is taken away again unless it was there
+    before. Raises AttachError.
+    """
+    with _attached(pid) as (process, status), _tmp_of(pid) as folder:
+        name = f"perf-{status.inner_pid}.map"
+        was_there = _exists(name, folder)
+        ask = (b"jcmd", b"Compiler.perfmap")
+        _command(pid, process, status, ask, time.monotonic() + timeout_s)
+        try:
+            return _parse_map(_own_file(name, folder, status.uid))
+        finally:
+            if not was_there:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+
+
+def _exists(name: str, folder: int) -> bool:
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return True
+    return False
+
+
+def _own_file(name: str, folder: int, uid: int) -> bytes:
+    """What a plain file of that user has, at most as much as may be. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
+            raise AttachError(f"/tmp/{name} is not a file of the Java process")
+        return file.read(MAP_LIMIT)
+
+
+def _parse_map(text: bytes) -> list[Method]:
+    """START SIZE NAME, in hexadecimal: tools/perf/Documentation/jit-interface.txt of the kernel."""
+    found = []
+    for line in text.splitlines():
+        start, _, rest = line.partition(b" ")
+        size, _, name = rest.partition(b" ")
+        with suppress(ValueError):
+            at = int(start, 16)
+            found.append(Method(at, at + int(size, 16), name.decode(errors="replace")))
+    return found
 
 
 def parse_dump(text: str) -> list[tuple[str, int]]:
@@ -131,7 +200,7 @@ def _status(pid: int) -> _Status:
     )
 
 
-def _host_tids(pid: int) -> dict[int, int]:
+def host_tids(pid: int) -> dict[int, int]:
     """Ids of the process's threads in its own pid namespace -> those in ours."""
     found = {}
     for tid in procfs.tids(pid):
@@ -141,9 +210,27 @@ def _host_tids(pid: int) -> dict[int, int]:
     return found
 
 
-def _command(pid: int, process: int, status: _Status, command: bytes, end: float) -> str:
-    if not is_hotspot(pid):
-        raise AttachError(f"process {pid} is not a HotSpot Java virtual machine")
+@contextmanager
+def _attached(pid: int) -> Iterator[tuple[int, _Status]]:
+    """A descriptor that stands for the process, and what its status says. Raises AttachError."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as error:
+        raise AttachError(f"process {pid} cannot be attached to: {error.strerror}") from None
+    try:
+        yield process, _status(pid)
+    except OSError as error:
+        raise AttachError(
+            f"cannot attach to Java process {pid}: {error.strerror or error}",
+            "sched-ctl must run as root, or as the user of the Java process",
+        ) from error
+    finally:
+        os.close(process)
+
+
+@contextmanager
+def _tmp_of(pid: int) -> Iterator[int]:
+    """A descriptor of the process's own /tmp. Raises OSError."""
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         folder = os.open(
@@ -152,8 +239,25 @@ def _command(pid: int, process: int, status: _Status, command: bytes, end: float
     finally:
         os.close(root)
     try:
-        with _as_user(status), _connected(pid, process, status, folder, end) as connection:
-            connection.sendall(PROTOCOL + b"\0" + command + b"\0\0\0\0")
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _command(
+    pid: int, process: int, status: _Status, command: tuple[bytes, ...], end: float
+) -> str:
+    """command: with its arguments, three at most."""
+    if not is_hotspot(pid):
+        raise AttachError(f"process {pid} is not a HotSpot Java virtual machine")
+    words = (PROTOCOL, *command, b"", b"", b"")[:5]
+    try:
+        with (
+            _tmp_of(pid) as folder,
+            _as_user(status),
+            _connected(pid, process, status, folder, end) as connection,
+        ):
+            connection.sendall(b"".join(word + b"\0" for word in words))
             answer = _receive(connection, end)
     except TimeoutError:
         how = procfs.stat(pid)
@@ -163,12 +267,11 @@ def _command(pid: int, process: int, status: _Status, command: bytes, end: float
             if how is not None and how.state in "Tt"
             else "it gets little CPU, or collects garbage: it is asked again",
         ) from None
-    finally:
-        os.close(folder)
     code, _, text = answer.partition(b"\n")
     if code != b"0":
         raise AttachError(
-            f"Java process {pid} refused a thread dump: {answer[:100].decode(errors='replace')!r}"
+            f"Java process {pid} refused {command[-1].decode()}: "
+            f"{answer[:100].decode(errors='replace')!r}"
         )
     return text.decode(errors="replace")
 

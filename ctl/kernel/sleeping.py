@@ -30,6 +30,7 @@ __all__ = [
     "TIMER",
     "UNKNOWN",
     "Sleep",
+    "futex_of",
     "in_words",
     "told",
     "where",
@@ -100,6 +101,15 @@ def where(pid: int, tid: int, *, calls: bool = True) -> Sleep | None:
         stat = procfs.stat(pid, tid)
         return Sleep(UNKNOWN) if stat is not None and stat.state in ("S", "D") else None
     return _judged(pid, call, channel)
+
+
+def futex_of(pid: int, tid: int) -> int | None:
+    """Address of the futex at which a thread sleeps; None if at none, or that is not told."""
+    with suppress(PermissionError, ValueError):
+        words = (_read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
+        if len(words) > 1 and CALLS.get(int(words[0], 0)) in ("futex", "futex_wait"):
+            return int(words[1], 0)
+    return None
 
 
 def told() -> bool:

@@ -18,7 +18,7 @@ from sched_ctl.kernel import schedext
 from sched_ctl.kernel.btf import VMLINUX
 from sched_ctl.kernel.libbpf import BpfError, Object, library
 
-__all__ = ["OBJECT", "SLOT_S", "Tracer", "Unavailable", "obstacle"]
+__all__ = ["OBJECT", "SLOT_S", "Tracer", "Unavailable", "load", "obstacle", "refused"]
 
 OBJECT = Path(__file__).resolve().parents[1] / "bin" / "trace.bpf.o"
 SWITCH = "SCHED_CTL_TRACING"
@@ -65,13 +65,7 @@ class _Program:
     def __init__(self) -> None:
         if (why := obstacle()) is not None:
             raise Unavailable(why)
-        try:
-            try:
-                self.object, self._waking = _loaded(*WAKING), WAKING[0]
-            except OSError:
-                self.object, self._waking = _loaded(*reversed(WAKING)), WAKING[1]
-        except OSError as error:
-            raise _refused(error) from None
+        self.object, self._waking = load(OBJECT, WAKING)
         try:
             self.followed = self.object.array(".bss.followed", "followed")
             self.waits = self.object.array(".bss.waits", "waits")
@@ -79,7 +73,7 @@ class _Program:
             self.object.attach("trace_switch")
         except OSError as error:
             self.object.close()
-            raise _refused(error) from None
+            raise refused(error) from None
         self.tracers: dict[Tracer, frozenset[int]] = {}
         self._pids: frozenset[int] = frozenset()
 
@@ -101,9 +95,22 @@ class _Program:
         self._pids = pids
 
 
-def _loaded(waking: str, other: str) -> Object:
-    """With one of the two programs for wake-ups. Raises OSError."""
-    made = Object.open(OBJECT, library())
+def load(path: Path, waking: tuple[str, str]) -> tuple[Object, str]:
+    """An object with one of its two programs for wake-ups, and which: the second where the kernel
+    refuses the first. Raises Unavailable.
+    """
+    try:
+        try:
+            return _loaded(path, *waking), waking[0]
+        except OSError:
+            return _loaded(path, *reversed(waking)), waking[1]
+    except OSError as error:
+        raise refused(error) from None
+
+
+def _loaded(path: Path, waking: str, other: str) -> Object:
+    """Raises OSError."""
+    made = Object.open(path, library())
     try:
         made.leave_out(other)
         made.load()
@@ -113,7 +120,8 @@ def _loaded(waking: str, other: str) -> Object:
     return made
 
 
-def _refused(error: OSError) -> Unavailable:
+def refused(error: OSError) -> Unavailable:
+    """The kernel's words, with the last line of its verifier's."""
     said = getattr(error, "log", "").strip().splitlines()
     detail = f" ({said[-1].strip()})" if said else ""
     return Unavailable(f"the kernel refuses: {error.strerror}{detail}")

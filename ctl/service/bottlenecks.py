@@ -376,7 +376,8 @@ ADVICE = {
     Verdict.IO_BOUND: "it sleeps with work in hand (I/O, a lock, a remote service): more replicas "
     "or asynchronous calls would help, priority would not",
     Verdict.LOCK_BOUND: "it waits for a lock that others hold: hold it for shorter, or give each "
-    "its own part of what it guards; more replicas would wait for it, too",
+    "its own part of what it guards; more replicas would wait for it, too; who holds it: "
+    "sched-ctl waits QUERY/OPERATOR --stacks",
     Verdict.MEMORY_BOUND: "it waits for memory: give it more, or keep less state",
     Verdict.BACKPRESSURED: "a queue downstream is full: look at the operator that holds it",
 }

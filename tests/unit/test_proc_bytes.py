@@ -60,7 +60,7 @@ def test_a_name_may_be_cut_at_every_byte(name: str) -> None:
             found = procfs.stat(os.getpid(), tid)
             assert found is not None and found.tid == tid
             inner = procfs.field(status, "NSpid")[-1]
-            assert hotspot._host_tids(os.getpid())[int(inner)] == tid
+            assert hotspot.host_tids(os.getpid())[int(inner)] == tid
             for hierarchy in hierarchies():
                 hierarchy.folder_of(os.getpid(), tid)
 

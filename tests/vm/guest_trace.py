@@ -13,7 +13,8 @@ import numpy as np
 from sched_ctl.drivers import Target, drafts
 from sched_ctl.drivers.kernel import connect
 from sched_ctl.drivers.threads import threads_of
-from sched_ctl.kernel import tracing
+from sched_ctl.kernel import symbols, tracing
+from sched_ctl.kernel.stacks import Sleeps, Stacks
 from sched_ctl.metrics.catalogue import evaluate, resolve
 from sched_ctl.metrics.verdicts import assess
 from sched_ctl.metrics.window import Window
@@ -237,6 +238,42 @@ def check_the_time_awake_stands_in_for_queues() -> None:
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
+
+
+def check_stacks_of_sleeps_and_of_who_wakes() -> None:
+    gate, ids = queue.SimpleQueue[int](), dict[str, int]()
+
+    def naps() -> None:
+        while True:
+            time.sleep(0.01)
+
+    with Stacks([os.getpid()]) as stacks:
+        named("takes", lambda: [gate.get() for _ in range(TURNS)].clear(), ids)
+        named("naps", naps, ids)
+
+        def gives() -> None:
+            for turn in range(TURNS):
+                time.sleep(0.002)
+                gate.put(turn)
+
+        named("gives", gives, ids)
+        wait_until(lambda: sum(one.times for one in stacks.read() if one.tid == ids["takes"]) > 50)
+        wait_until(lambda: sum(one.times for one in stacks.read() if one.tid == ids["naps"]) > 20)
+        found = stacks.read()
+        assert not stacks.blind
+        name = symbols.kernel_functions().at
+
+        def told(thread: str) -> tuple[Sleeps, set[str | None]]:
+            most = max((one for one in found if one.tid == ids[thread]), key=lambda one: one.times)
+            return most, {name(address) for address in most.kernel}
+
+        takes, its = told("takes")
+        assert takes.waker == ids["gives"] and takes.user and takes.waker_user
+        assert any("futex" in str(frame) for frame in its)
+        sleeps, its = told("naps")
+        assert sleeps.waker == 0  # a timer's interrupt, whoever it cut short
+        assert any("nanosleep" in str(frame) for frame in its)
+        assert 0.005 < sleeps.seconds / sleeps.times < 0.2
 
 
 def check_where_it_is_switched_off_it_says_so() -> None:

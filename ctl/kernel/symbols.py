@@ -1,0 +1,220 @@
+"""Names of functions at addresses: of the kernel, of a process's files, of compiled Java methods.
+
+proc_pid_maps(5), proc_pid_map_files(5), elf(5), /proc/kallsyms. The files are those of the process,
+which may belong to anybody: they are opened by what is mapped and never by a path, only tables of
+64-bit ELF are read, and all sizes are bounded. Without symbols a place is FILE+0xOFFSET.
+"""
+
+import os
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sched_ctl.kernel import hotspot
+
+__all__ = ["Functions", "kernel_functions", "of_process", "readable"]
+
+KALLSYMS = Path("/proc/kallsyms")
+MOST_SYMBOLS = 1 << 22
+MAPS_LIMIT = 4 << 20  # bytes of /proc/PID/maps
+_SYMBOL = np.dtype(
+    [
+        ("name", "<u4"),
+        ("info", "u1"),
+        ("other", "u1"),
+        ("section", "<u2"),
+        ("at", "<u8"),
+        ("size", "<u8"),
+    ]
+)
+_SYMBOL_TABLES, _LOAD, _FUNCTION = (
+    (2, 11),
+    1,
+    (2, 10),
+)  # SHT_SYMTAB, DYNSYM; PT_LOAD; STT_FUNC, IFUNC
+Table = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Begins, ascending; ends; names: index -> name."""
+
+    starts: Sequence[int]
+    ends: Sequence[int]
+    name: Callable[[int], str]
+
+    def at(self, address: int) -> str | None:
+        """None where none is known."""
+        found = bisect_right(self.starts, address) - 1
+        return self.name(found) if found >= 0 and address < self.ends[found] else None
+
+
+NONE = Functions((), (), str)
+
+
+def kernel_functions(path: Path = KALLSYMS) -> Functions:
+    """Without the right to see addresses (kptr_restrict) there are none."""
+    found: list[tuple[int, str]] = []
+    with suppress(OSError), path.open() as lines:
+        for line in lines:
+            address, kind, name = line.split()[:3]
+            if kind in "tTwW" and (at := int(address, 16)):
+                found.append((at, name))
+    found.sort()
+    starts = [at for at, _ in found]
+    return Functions(starts, [*starts[1:], 1 << 64][: len(starts)], lambda i: found[i][1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    start: int
+    end: int
+    offset: int
+    file: str  # its name only; empty for memory of its own
+
+
+def of_process(pid: int) -> Callable[[int], str]:
+    """Address -> name, for a process as it is now; tables are read as they are needed."""
+    mappings = _mappings(pid)
+    starts = [one.start for one in mappings]
+    compiled: list[Functions] = []
+    files: dict[str, Callable[[int], str | None]] = {}
+
+    def method(address: int) -> str | None:
+        if not compiled:
+            compiled.append(_methods(pid))
+        return compiled[0].at(address)
+
+    def name(address: int) -> str:
+        at = bisect_right(starts, address) - 1
+        if at < 0 or address >= mappings[at].end:
+            return f"{address:#x}"
+        found = mappings[at]
+        if not found.file:
+            return method(address) or "[without a file]"
+        if found.file not in files:
+            files[found.file] = _of_file(pid, found)
+        place = address - found.start + found.offset
+        return files[found.file](place) or f"{found.file}+{place:#x}"
+
+    return name
+
+
+def _mappings(pid: int) -> list[_Mapping]:
+    """Raises OSError."""
+    with open(f"/proc/{pid}/maps", "rb") as maps:
+        text = maps.read(MAPS_LIMIT)
+    found = []
+    for line in text.decode(errors="replace").splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) < 5 or "x" not in words[1]:
+            continue
+        start, _, end = words[0].partition("-")
+        path = words[5] if len(words) == 6 else ""
+        file = path.rpartition("/")[2] if path.startswith(("/", "[v")) else ""
+        found.append(_Mapping(int(start, 16), int(end, 16), int(words[2], 16), file))
+    return found
+
+
+def _methods(pid: int) -> Functions:
+    """Of a Java machine from version 17 on, else none."""
+    with suppress(hotspot.AttachError):
+        if hotspot.is_hotspot(pid):
+            found = sorted(hotspot.methods(pid), key=lambda one: one.start)
+            names = [one.name for one in found]
+            return Functions([m.start for m in found], [m.end for m in found], names.__getitem__)
+    return NONE
+
+
+def _of_file(pid: int, mapping: _Mapping) -> Callable[[int], str | None]:
+    """Offset in a mapped file -> name of the function there."""
+    path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+            data: Any = np.memmap(file, dtype=np.uint8, mode="r")
+            return _of_elf(data)
+    except (
+        OSError,
+        ValueError,
+        struct.error,
+        IndexError,
+        OverflowError,
+    ):  # not ELF, or not ours to read
+        return lambda _: None
+
+
+def _of_elf(data: Table) -> Callable[[int], str | None]:
+    """data: the bytes of a 64-bit little-endian ELF file. Raises ValueError, struct.error."""
+    head = data[:64].tobytes()
+    if head[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("no 64-bit little-endian ELF")
+    segments_at, sections_at = struct.unpack_from("<QQ", head, 32)
+    segment_size, segments, section_size, sections = struct.unpack_from("<4H", head, 54)
+    loads: list[tuple[int, int, int]] = []  # offset, size, address
+    for i in range(segments):
+        raw = data[segments_at + i * segment_size :][:56].tobytes()
+        kind, _, offset, address, _, size = struct.unpack_from("<IIQQQQ", raw)
+        if kind == _LOAD:
+            loads.append((offset, size, address))
+    tables = [
+        struct.unpack_from("<IIQQQQIIQQ", data[sections_at + i * section_size :][:64].tobytes())
+        for i in range(sections)
+    ]
+    found: list[tuple[int, int, int, int]] = []  # start, end, table of names, name
+    for table in tables:
+        if table[1] in _SYMBOL_TABLES and table[6] < len(tables):
+            found += _symbols(data, table, tables[table[6]])
+    found.sort()
+
+    def name(i: int) -> str:
+        strings, at = found[i][2:]
+        raw = data[strings + at :][:512].tobytes()
+        return readable(raw.partition(b"\0")[0].decode(errors="replace"))
+
+    functions = Functions([one[0] for one in found], [one[1] for one in found], name)
+
+    def at(place: int) -> str | None:
+        for offset, size, address in loads:
+            if offset <= place < offset + size:
+                return functions.at(place - offset + address)
+        return None
+
+    return at
+
+
+def _symbols(
+    data: Table, table: tuple[int, ...], names: tuple[int, ...]
+) -> list[tuple[int, int, int, int]]:
+    """Functions that have a size, of one symbol table."""
+    offset, size = table[4], min(table[5], MOST_SYMBOLS * _SYMBOL.itemsize)
+    raw = data[offset : offset + size // _SYMBOL.itemsize * _SYMBOL.itemsize]
+    symbols = np.frombuffer(raw.tobytes(), _SYMBOL)
+    wanted = symbols[np.isin(symbols["info"] & 15, _FUNCTION) & (symbols["size"] > 0)]
+    starts = wanted["at"].tolist()
+    ends = (wanted["at"] + wanted["size"]).tolist()
+    return [
+        (start, end, names[4], at)
+        for start, end, at in zip(starts, ends, wanted["name"].tolist(), strict=True)
+    ]
+
+
+def readable(name: str) -> str:
+    """Names of C++ without their arguments: _ZN3foo3barEi is foo::bar (Itanium C++ ABI)."""
+    nested = re.match(r"_ZN[KVrRO]*(?=\d)", name)
+    plain = re.match(r"_Z(?=\d)", name)
+    start = nested or plain
+    if start is None:
+        return name
+    at, parts = start.end(), list[str]()
+    while (length := re.compile(r"\d{1,4}").match(name, at)) and (nested or not parts):
+        at = length.end() + int(length[0])
+        parts.append(name[length.end() : at])
+    return "::".join(parts) or name

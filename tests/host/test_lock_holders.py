@@ -1,0 +1,130 @@
+"""Who holds the lock that another thread waits for, of real programs: of C, and of a real JVM."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labs import sched_ctl
+
+from sched_ctl.kernel import procfs, tracing
+from sched_ctl.probes.stacks import holder_of
+from support import wait_until
+
+pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
+
+C = """
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static void keep(int us) { pthread_mutex_lock(&mutex); usleep(us); pthread_mutex_unlock(&mutex); }
+static void *holds(void *name) { pthread_setname_np(pthread_self(), name);
+    for (;;) { keep(50000); usleep(1000); } }
+static void *wants(void *name) { pthread_setname_np(pthread_self(), name);
+    for (;;) { keep(0); usleep(1000); } }
+int main(void) {
+    pthread_t thread;
+    pthread_create(&thread, 0, holds, "holds");
+    pthread_create(&thread, 0, wants, "wants");
+    read(0, &thread, 1);
+    return 0;
+}
+"""
+JAVA = """
+import java.util.concurrent.locks.*;
+public class Locks {
+    static final ReentrantLock lock = new ReentrantLock();
+    static void nap(int ms) { try { Thread.sleep(ms); } catch (InterruptedException e) { } }
+    static synchronized void monitor(int ms) { nap(ms); }
+    static void lock(int ms) { lock.lock(); try { nap(ms); } finally { lock.unlock(); } }
+    static void start(String name, Runnable body) {
+        Thread thread = new Thread(() -> { for (;;) { body.run(); nap(1); } }, name);
+        thread.setDaemon(true);
+        thread.start();
+    }
+    public static void main(String[] args) throws Exception {
+        start("has the monitor", () -> monitor(50));
+        start("wants the monitor", () -> monitor(0));
+        start("has the lock", () -> lock(50));
+        start("wants the lock", () -> lock(0));
+        System.in.read();
+    }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _traced() -> None:
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+
+
+@contextmanager
+def running(command: list[str], folder: Path, threads: set[str]) -> Iterator[int]:
+    """Until the end of the block; first, until it has threads of these names."""
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE) as child:
+        try:
+            wait_until(lambda: threads <= {procfs.name_of(tid) for tid in procfs.tids(child.pid)})
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def looked(pid: int, *more: str) -> dict[str, Any]:
+    """Of each thread, where it slept longest."""
+    told = sched_ctl("waits", str(pid), "--stacks", "--seconds", "2", "--json", *more)
+    found: dict[str, Any] = {}
+    for place in json.loads(told):
+        found.setdefault(place["name"], place)
+    return found
+
+
+def test_a_mutex_of_c_has_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "locks.c").write_text(C)
+    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-inline", "-pthread"]
+    subprocess.run(["gcc", *flags, "locks.c", "-o", "locks"], cwd=tmp_path, check=True)
+    with running(["./locks"], tmp_path, {"holds", "wants"}) as pid:
+        flame, folded = tmp_path / "flame.svg", tmp_path / "folded"
+        found = looked(pid, "--flame", str(flame), "--folded", str(folded))
+        wants, holds = found["wants"], found["holds"]
+        assert wants["held"]["holder"] == holds["tid"] and wants["share"] > 0.5
+        assert holds["held"] is None
+        assert any("futex" in frame for frame in wants["kernel"])
+        assert any("nanosleep" in frame for frame in holds["kernel"])
+        # What the kernel says it slept: no more than passed, and most of what was looked at.
+        assert 0.5 < wants["seconds"] < 60
+        wakers = {waker["name"] for waker in wants["wakers"]}
+        assert "holds" in wakers
+        assert "nanosleep" in folded.read_text() and flame.read_text().startswith("<svg")
+        seen = holder_of(pid, wants["tid"])
+        assert seen is not None and seen.holder == holds["tid"]
+
+
+@pytest.mark.needs("java")
+def test_monitors_and_locks_of_java_have_theirs(tmp_path: Path) -> None:
+    (tmp_path / "Locks.java").write_text(JAVA)
+    subprocess.run(["javac", "-d", ".", "Locks.java"], cwd=tmp_path, check=True)
+    java = [str(shutil.which("java")), "-Xint", "-Xmx32m", "-XX:+UseSerialGC", "Locks"]
+    with running(java, tmp_path, {"wants the monit", "wants the lock"}) as pid:
+        found = looked(pid)
+        for what, method in (("monitor", "Locks.monitor"), ("lock", "Locks.lock")):
+            wants, has = found[f"wants the {what}"], found[f"has the {what}"]
+            assert wants["held"]["holder"] == has["tid"]
+            assert any(frame.startswith(method) for frame in wants["held"]["at"])
+            assert any(frame.startswith("Locks.") for frame in wants["java"])
+    assert not list(Path("/tmp").glob(f"perf-{pid}.map"))
+
+
+def test_a_process_that_is_not_there_is_told(tmp_path: Path) -> None:
+    told = sched_ctl("waits", str(1 << 22), "--stacks", code=1)
+    assert "there is no process" in told
+    told = sched_ctl(
+        "waits", str(os.getpid()), "--flame", str(tmp_path), "--seconds", "0.1", code=1
+    )
+    assert "cannot write" in told

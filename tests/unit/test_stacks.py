@@ -1,0 +1,140 @@
+"""Names at addresses, locks in thread dumps, and what is drawn of stacks."""
+
+import ctypes
+import os
+import random
+import struct
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from sched_ctl.cli import flame
+from sched_ctl.cli.stacks import in_words
+from sched_ctl.kernel import symbols
+from sched_ctl.probes import holders, stacks
+from sched_ctl.probes.holders import Held
+from sched_ctl.probes.stacks import Place, Waker
+
+DUMP = """2026-01-01 00:00:00
+Full thread dump OpenJDK 64-Bit Server VM (17.0.15+6 mixed mode):
+
+"wants \\"it\\"" #12 prio=5 os_prio=0 cpu=1.0ms elapsed=2s tid=0x00007f00 nid=0x10 waiting for \
+monitor entry  [0x00007f]
+   java.lang.Thread.State: BLOCKED (on object monitor)
+\tat app//a.b.Work.take(Work.java:7)
+\t- waiting to lock <0x00000000aa> (a java.lang.Object)
+\tat java.lang.Thread.run(java.base@17.0.15/Thread.java:840)
+
+"has" #13 prio=5 os_prio=0 cpu=1.0ms elapsed=2s tid=0x00007f01 nid=17 waiting on condition  [0x7f]
+   java.lang.Thread.State: TIMED_WAITING (sleeping)
+\tat java.lang.Thread.sleep(java.base@17.0.15/Native Method)
+\tat a.b.Work.keep(Work.java:9)
+\t- locked <0x00000000aa> (a java.lang.Object)
+
+   Locked ownable synchronizers:
+\t- <0x00000000bb> (a java.util.concurrent.locks.ReentrantLock$NonfairSync)
+
+"parks" #14 prio=5 os_prio=0 cpu=1.0ms elapsed=2s tid=0x00007f02 nid=0x12 waiting on condition [0]
+\tat jdk.internal.misc.Unsafe.park(java.base@17.0.15/Native Method)
+\t- parking to wait for  <0x00000000bb> (a java.util.concurrent.locks.ReentrantLock$NonfairSync)
+
+"waits for a signal" #15 daemon prio=5 os_prio=0 tid=0x00007f03 nid=0x13 in Object.wait() [0x7f]
+\tat java.lang.Object.wait(java.base@17.0.15/Native Method)
+\t- waiting on <0x00000000cc> (a java.lang.Object)
+\t- locked <0x00000000cc> (a java.lang.Object)
+
+"idle" #16 prio=5 os_prio=0 tid=0x00007f04 nid=0x14 waiting on condition [0]
+\t- parking to wait for  <0x00000000dd> (a java.util.concurrent.ForkJoinPool)
+"""
+
+
+def test_a_dump_tells_who_holds_monitors_and_locks() -> None:
+    found = dict(holders._stacks(DUMP))
+    assert [*found] == [16, 17, 18, 19, 20]
+    assert found[16].frames == [
+        "a.b.Work.take (Work.java:7)",
+        "java.lang.Thread.run (Thread.java:840)",
+    ]
+    held = holders.who_holds(found)
+    at = ("java.lang.Thread.sleep (Native Method)", "a.b.Work.keep (Work.java:9)")
+    reentrant = "java.util.concurrent.locks.ReentrantLock$NonfairSync"
+    assert held == {16: Held("java.lang.Object", 17, "has", at), 18: Held(reentrant, 17, "has", at)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_dump_that_lies_costs_nothing_but_itself(seed: int) -> None:
+    draw = random.Random(seed)
+    lines = DUMP.splitlines()
+    torn = [
+        draw.choice(lines)[: draw.randrange(120)] + "\t<0x" * draw.randrange(3) for _ in range(400)
+    ]
+    found = dict(holders._stacks("\n".join(torn)))
+    for stack in found.values():
+        assert len(stack.frames) <= holders.FRAMES and len(stack.has) <= holders.LOCKS
+    holders.who_holds(found)
+
+
+def test_functions_of_our_own_process_have_their_names() -> None:
+    name = symbols.of_process(os.getpid())
+    libc = ctypes.CDLL(None)
+    for function in ("getpid", "qsort"):
+        address = ctypes.cast(getattr(libc, function), ctypes.c_void_p).value
+        assert address is not None and name(address + 1) in (function, f"__{function}")
+    assert name(1) == "0x1"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_file_that_is_no_elf_is_refused_or_has_no_names(seed: int) -> None:
+    draw = random.Random(seed)
+    data = np.frombuffer(draw.randbytes(4096), dtype=np.uint8).copy()
+    data[:6] = list(b"\x7fELF\x02\x01")
+    data[54:62] = list(struct.pack("<4H", 56, draw.randrange(40), 64, draw.randrange(40)))
+    data[32:48] = list(struct.pack("<QQ", draw.randrange(5000), draw.randrange(5000)))
+    try:
+        at = symbols._of_elf(data)
+    except (ValueError, struct.error, IndexError, OverflowError):
+        return
+    at(draw.randrange(1 << 40))
+
+
+def test_names_of_c_plus_plus_are_readable() -> None:
+    assert symbols.readable("_ZN3spe3Run4loopEv") == "spe::Run::loop"
+    assert symbols.readable("_ZNK3foo3barEi") == "foo::bar"
+    assert symbols.readable("_Z4workPv") == "work"
+    assert symbols.readable("qsort") == "qsort"
+
+
+PLACE = Place(
+    tid=7,
+    name="join; a",
+    seconds=0.25,
+    times=3,
+    kernel=("futex_wait", "sys_futex"),
+    user=("f", "main"),
+    java=(),
+    wakers=(Waker(8, "b", 3, ("g",)),),
+    held=Held("a mutex", 8, "b"),
+    share=0.5,
+)
+
+
+def test_words_name_the_lock_first_and_fit_a_screen() -> None:
+    idle = Place(9, "idle", 9.0, 1, ("do_nanosleep",) * 20, ("x" * 30,) * 9, (), (), None, 0.0)
+    lines = list(in_words([idle, PLACE]))
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert text.index("join") < text.index("idle")
+    assert "waits for a mutex, 50% of the looks" in text and "held by   b (8)" in text
+    assert list(in_words([])) == ["no thread of it went to sleep"]
+
+
+def test_a_flame_graph_is_drawn_to_scale() -> None:
+    sums = stacks.folded([PLACE, PLACE])
+    assert sums == {("join; a", "main", "f", "sys_futex", "futex_wait"): 500_000}
+    drawn = flame.svg({**sums, ("<b>", "main"): 500_000}, "asleep", "us")
+    root = ElementTree.fromstring(drawn)
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = {g[0].text: float(g[1].attrib["width"]) for g in root.iter(f"{space}g")}
+    assert boxes["asleep: 1000000 us, 100.0%"] == flame.WIDTH
+    assert boxes["<b>: 500000 us, 50.0%"] == flame.WIDTH / 2
