@@ -1,12 +1,17 @@
 """README and docs: short enough to be read to the end, in step with the figures, no dead links."""
 
+import functools
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from bench import figures, results
+from sched_ctl.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -20,6 +25,9 @@ WORDS = {  # README in all; the others, and all together, beside the tables made
 }
 ALL_WORDS = 30_000
 CELL_WORDS = 20
+INVENTED = {"policies/oldest_first.py", "tests/unit/test_oldest_first.py"} | {
+    "tests/vm/guest_NAME.py"
+}
 SENTENCE_WORDS = 40
 
 
@@ -134,14 +142,92 @@ def test_results_that_are_named_are_there() -> None:
 
 
 def test_files_and_tests_that_are_named_are_there() -> None:
-    told = "\n".join(prose(page.read_text()) for page in (ROOT / "docs").glob("*.md"))
-    folders = "bench|bpf|ctl|drivers|engine|packaging|policies|sim|tests|vagrant"
-    files = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", told)) - {"tests/vm/guest_NAME.py"}
+    told = "\n".join(prose(page.read_text()) for page in PAGES)
+    folders = "bench|bpf|ctl|drivers|engine|packaging|pipeline|policies|sim|tests|vagrant"
+    files = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", told)) - INVENTED
     assert [file for file in files if not (ROOT / file).exists()] == []
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     tests = set(re.findall(r"`(test_[a-z0-9_]+)`", told))
     tests -= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert [test for test in tests if f"def {test}(" not in sources] == []
+
+
+def code(text: str) -> Iterator[str]:
+    """Spans, on one line or two, and lines of blocks, whether indented or fenced."""
+    fenced = r"^```.*?$(.*?)^```$"
+    for block in re.findall(fenced, text, re.DOTALL | re.MULTILINE):
+        yield from block.splitlines()
+    text = re.sub(fenced, "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"^    (.+)$", text, re.MULTILINE)
+    for span in re.findall(r"`([^`]+)`", re.sub(r"^    .+$", "", text, flags=re.MULTILINE)):
+        yield " ".join(span.split())
+
+
+def options_of(command: Any) -> set[str]:
+    names = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    return names | {"-h", "--help"}
+
+
+def commands(within: Any) -> Iterator[Any]:
+    yield within
+    for command in getattr(within, "commands", {}).values():
+        yield from commands(command)
+
+
+def unknown(line: str) -> str:
+    """What of a command line there is no longer; words in capitals stand for the reader's own."""
+    command = of = get_command(app)
+    for word in shlex.split(line, comments=True)[1:]:
+        if word in ("|", "&&", ";", ">", "..."):
+            break
+        if word.startswith("-") and word != "-":
+            if of.context_settings.get("ignore_unknown_options"):
+                return ""  # they are another program's
+            if word.partition("=")[0] not in options_of(of):
+                return word
+        elif hasattr(of, "commands") and not word.isupper():
+            if word not in of.commands:
+                return word
+            of = of.commands[word]
+    return "" if of is not command or "--" in line or line == "sched-ctl" else line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_that_are_shown_can_be_given(name: str) -> None:
+    wrong = []
+    for line in code((ROOT / name).read_text()):
+        begun = re.match(r"(?:\$ |sudo |\./dev run |[A-Z_]+=\S+ )*(sched-ctl( .*)?$)", line)
+        if begun is not None and (word := unknown(begun[1])):
+            wrong.append(f"{word} in: {line}")
+        for module in re.findall(r"python3? -m ((?:bench|pipeline|stress)[.\w]*)", line):
+            path = module.replace(".", "/")
+            files = (f"{at}/{path}{end}" for at in ("", "tests") for end in (".py", "/__main__.py"))
+            if not any((ROOT / file.lstrip("/")).exists() for file in files):
+                wrong.append(line)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_that_are_named_are_there(name: str) -> None:
+    """Of any command of ours, or of a program in this repository."""
+    ours = {option for command in commands(get_command(app)) for option in options_of(command)}
+    told = set(re.findall(r"`(--[a-z][a-z-]+)", (ROOT / name).read_text()))
+    told -= ours | {"--junitxml"}  # of pytest
+    assert {option for option in told if option not in programs()} == set()
+
+
+@functools.cache
+def programs() -> str:
+    files = [
+        path
+        for at in ("bench", "packaging", "tests", "vagrant")
+        for path in (ROOT / at).rglob("*.py")
+    ]
+    return "\n".join(
+        path.read_text()
+        for path in [ROOT / "dev", ROOT / "vagrant" / "vm", *files]
+        if path != Path(__file__)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in results.FOLDER.glob("*.json")))
