@@ -11,6 +11,7 @@ every replica gets that of its logical one.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -100,41 +101,13 @@ def decide(
     if place is None:
         at_present = form.at(age, queue)
         place = most_urgent(form, at_present, layout.owner, layout.row, len(layout.threads))
-    if layout.straight:
-        return Schedule(
-            scope=scope,
-            policy=policy.name,
-            spacing=policy.spacing,
-            threads=layout.threads,
-            operators=layout.only_labels,
-            queries=layout.only_queries,
-            form=form,
-            head_age_s=age,
-            queue_size=queue,
-            groups=_groups(layout, place, _grouping(policy, shares)),
-            depth=layout.depth,
-            flushers=layout.flushers,
-            memory=memory,
-            strict=policy.strict,
-            targets=judged,
-            standing=standing,
-            grain=grain,
-            spinning=spinning,
-        )
-    decided = place >= 0
-    row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
-    return Schedule(
+    made = partial(
+        Schedule,
         scope=scope,
         policy=policy.name,
         spacing=policy.spacing,
         threads=layout.threads,
-        operators=layout.labels_by(place),
-        queries=layout.queries_by(place),
-        form=_of_threads(form, row, decided, layout.top),
-        head_age_s=_pick(age, row, decided),
-        queue_size=_pick(queue, row, decided),
         groups=_groups(layout, place, _grouping(policy, shares)),
-        depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
         flushers=layout.flushers,
         memory=memory,
         strict=policy.strict,
@@ -142,6 +115,25 @@ def decide(
         standing=standing,
         grain=grain,
         spinning=spinning,
+    )
+    if layout.straight:
+        return made(
+            operators=layout.only_labels,
+            queries=layout.only_queries,
+            form=form,
+            head_age_s=age,
+            queue_size=queue,
+            depth=layout.depth,
+        )
+    decided = place >= 0
+    row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
+    return made(
+        operators=layout.labels_by(place),
+        queries=layout.queries_by(place),
+        form=_of_threads(form, row, decided, layout.top),
+        head_age_s=_pick(age, row, decided),
+        queue_size=_pick(queue, row, decided),
+        depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
     )
 
 

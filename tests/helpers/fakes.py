@@ -180,13 +180,13 @@ def sleeping_threads(count: int) -> Callable[[int], tuple[Thread, ...]]:
 
 
 def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Let it run until the script is over, which may take 20 s."""
+    """Let it run until the script is over, which may take a minute."""
 
     async def both() -> None:
         try:
             await controller.start()
             loop = asyncio.create_task(controller.run())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await script()
             controller.stop("the script ended")
             await loop

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from sched_ctl.backends.scx.hints import Limits
 from sched_ctl.model.graph import Array, Graph
 from sched_ctl.model.policy import OperatorFrame
 from sched_ctl.model.topology import (
@@ -16,7 +17,18 @@ from sched_ctl.model.topology import (
     Topology,
 )
 
-__all__ = ["array", "frame", "graph", "plan", "snapshot"]
+__all__ = ["LIMITS", "array", "frame", "graph", "plan", "snapshot"]
+
+# As in bpf/sched_ctl.h.
+LIMITS = Limits(
+    queues=64,
+    groups=64,
+    max_slope=1 << 20,
+    max_lead_us=1 << 30,
+    max_tuples=1 << 20,
+    rank_shift=56,
+    share_one=1024,
+)
 
 
 def array(*values: float) -> Array:

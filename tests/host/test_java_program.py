@@ -10,7 +10,7 @@ from sched_ctl.drivers import Target, drafts, kernel, program
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import tracing
 from sched_ctl.model.topology import Topology
-from support import wait_until
+from support import running, wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "java")]
 
@@ -51,18 +51,8 @@ def child(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     subprocess.run(["javac", "-d", ".", "Connect.java"], cwd=tmp_path, check=True)
     # The last word is the main class by which a worker is found.
     main = "org.apache.kafka.connect.cli.ConnectStandalone"
-    child = subprocess.Popen(
-        ["java", "-Xmx64m", "-cp", tmp_path, "Connect", main],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout is not None and child.stdout.readline() == "runs\n"
+    with running("java", "-Xmx64m", "-cp", str(tmp_path), "Connect", main) as child:
         yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def test_a_connector_is_a_query_and_a_pools_thread_is_followed_when_it_gets_a_name(

@@ -6,14 +6,14 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from fakes import FakeBackend, FakeEngine, backends, chains, sleeping_threads
+from fakes import FakeBackend, FakeEngine, backends, chains, drive, sleeping_threads
 
 from sched_ctl.backends import Applied
 from sched_ctl.backends.undo.journal import JournalError
@@ -63,22 +63,6 @@ async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> No
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-def drive(controller: Controller, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the loop while the script acts on it."""
-
-    async def both() -> None:
-        try:
-            await controller.start()
-            loop = asyncio.create_task(controller.run())
-            await script()
-            controller.stop("the script ended")
-            await loop
-        finally:
-            controller.close()
-
-    asyncio.run(both())
 
 
 def test_schedules_an_engine_and_gives_everything_back() -> None:

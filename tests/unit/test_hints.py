@@ -6,21 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sched_ctl.backends.scx.hints import TIE_S, Hints, Limits, hints, merged
+from plans import LIMITS
+from sched_ctl.backends.scx.hints import TIE_S, Hints, hints, merged
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import Spacing, UrgencyForm, form
 from sched_ctl.model.schedule import Group, Schedule
 from sched_ctl.model.topology import Thread
-
-LIMITS = Limits(
-    queues=64,
-    groups=64,
-    max_slope=1 << 20,
-    max_lead_us=1 << 30,
-    max_tuples=1 << 20,
-    rank_shift=56,
-    share_one=1024,
-)
 
 
 def schedule(

@@ -24,7 +24,7 @@ from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Thread
 from sched_ctl.plugins import registry
-from support import wait_until
+from support import running, wait_until
 
 # Threads that work for about so many milliseconds of CPU time a turn, and one more on request.
 # They work without the interpreter's lock, for who waits for that has many turns that are no work,
@@ -59,18 +59,8 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def program() -> Iterator["subprocess.Popen[str]"]:
-    child = subprocess.Popen(
-        [sys.executable, "-S", "-c", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout is not None and child.stdout.readline() == "runs\n"
+    with running(sys.executable, "-S", "-c", PROGRAM) as child:
         yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def target(pid: int) -> Target:

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from plans import LIMITS
 from sched_ctl.backends.pool import stacked
-from sched_ctl.backends.scx.hints import Limits, hints, merged
+from sched_ctl.backends.scx.hints import hints, merged
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import nice_values
 from sched_ctl.model.policy import Spacing, UrgencyForm
@@ -28,15 +29,6 @@ from sched_ctl.sim.forms import grouped
 pytestmark = pytest.mark.needs("cc")
 
 HERE = Path(__file__).resolve().parents[1] / "orders"
-LIMITS = Limits(
-    queues=64,
-    groups=64,
-    max_slope=1 << 20,
-    max_lead_us=1 << 30,
-    max_tuples=1 << 20,
-    rank_shift=56,
-    share_one=1024,
-)
 NOW_S = 1000.0
 NAN, INF = float("nan"), float("inf")
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -35,7 +36,7 @@ from sched_ctl.model.programs import (
     faults,
 )
 from sched_ctl.model.topology import Thread
-from support import wait_until
+from support import running, wait_until
 
 GOOD = r"""
 [[program]]
@@ -284,7 +285,7 @@ def test_a_process_without_named_threads_is_taken_whole() -> None:
 
 def test_a_whole_program_runs_as_one_operator_of_all_its_threads() -> None:
     text = GOOD.replace("[program.threads]", "whole = true\n[program.threads]").replace("q_", "z_")
-    with running() as child:
+    with cameras() as child:
         driver = program.declared([declared(text)]).connect(Target("program", "cameras"))
         try:
             [operator] = driver.poll(1.0).topology.operators
@@ -371,7 +372,7 @@ def test_counters_by_operator_and_query(monkeypatch: pytest.MonkeyPatch) -> None
         b'in_total{op="decode",q="z"} 7\nin_total{op="capture",q="a"} NaN\n'
     )
     monkeypatch.setattr(Endpoint, "get", lambda *_: page)
-    with running() as child:
+    with cameras() as child:
         one = declared(GOOD.replace("[program.edges]", told + "[program.edges]"))
         driver = program.declared([one]).connect(Target("program", "cameras"))
         try:
@@ -388,22 +389,9 @@ def test_counters_by_operator_and_query(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.isnan(values["b/decode"]) and np.isnan(values["a/capture"])
 
 
-class running:  # noqa: N801
-    """The program above; ended on the way out."""
-
-    def __enter__(self) -> "subprocess.Popen[str]":
-        self.child = subprocess.Popen(
-            [sys.executable, "-S", "-c", CODE, "CAMERAS"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.child.stdout is not None and self.child.stdout.readline() == "runs\n"
-        return self.child
-
-    def __exit__(self, *_: object) -> None:
-        self.child.kill()
-        self.child.communicate()
+def cameras() -> AbstractContextManager["subprocess.Popen[str]"]:
+    """The program above."""
+    return running(sys.executable, "-S", "-c", CODE, "CAMERAS")
 
 
 @pytest.fixture(autouse=True)
@@ -414,7 +402,7 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_real_program_is_found_named_followed_and_lost() -> None:
-    with running() as child:
+    with cameras() as child:
         kind = program.declared([declared()])
         [found] = [target for target in kind.find() if target.pid == child.pid]
         assert found.engine == f"program:cameras@{found.uid}"
@@ -442,7 +430,7 @@ def test_nothing_is_found_that_nobody_declared() -> None:
 
 
 def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) -> None:
-    with running() as child:
+    with cameras() as child:
         path = str(written(tmp_path, GOOD))
         told = CliRunner().invoke(
             app, ["engines", "--config", path, "--explain", str(child.pid), "--json"]
@@ -481,7 +469,7 @@ def test_threads_without_names_are_a_pool() -> None:
 
 def test_a_draft_is_not_broken_at_the_width_of_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "none.toml").write_text("")
-    with running() as child:
+    with cameras() as child:
         told = CliRunner(env={"COLUMNS": "40"}).invoke(
             app, ["engines", "--config", str(tmp_path / "none.toml"), "--explain", str(child.pid)]
         )
