@@ -44,6 +44,15 @@ def waits(
     flame: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write stacks as a flame graph (SVG).")
     ] = None,
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FUNCTION",
+            help="Instead: how often and how long each thread is in a function: NAME, "
+            "LIBRARY:NAME, kernel:NAME, or usdt:PROVIDER:PROBE. "
+            "Needs bcc (apt install python3-bpfcc).",
+        ),
+    ] = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
     json: Json = False,
 ) -> None:
@@ -53,7 +62,9 @@ def waits(
     controller needs it. Example: sched-ctl waits 4711 --seconds 10
     """
     pids, tids = _meant(what, run_dir)
-    if stacks or folded is not None or flame is not None:
+    if probe is not None:
+        _calls(pids, tids, probe, seconds, json=json)
+    elif stacks or folded is not None or flame is not None:
         from sched_ctl.cli.stacks import show_stacks
 
         show_stacks(pids, tids, seconds, json=json, folded=folded, flame=flame)
@@ -72,6 +83,39 @@ def _meant(what: str, run_dir: Path) -> tuple[list[int], set[int] | None]:
     if len(what) > DIGITS or procfs.stat(int(what)) is None:
         raise UserError(f"there is no process {what}", "sched-ctl engines shows those of engines")
     return [int(what)], None
+
+
+def _calls(
+    pids: list[int], tids: set[int] | None, function: str, seconds: float, *, json: bool
+) -> None:
+    from sched_ctl import show
+    from sched_ctl.kernel import procfs
+    from sched_ctl.probes.functions import calls
+
+    if len(pids) > 1:
+        raise UserError(f"{len(pids)} processes run that", "name one of them: " + str(pids[0]))
+    found = [one for one in calls(pids[0], function, seconds) if tids is None or one.tid in tids]
+    rows = [(procfs.name_of(one.tid), one) for one in found]
+    if json:
+        show.emit_json(
+            [{"tid": o.tid, "name": n, "times": o.times, "seconds": o.seconds} for n, o in rows]
+        )
+        return
+    show.table(
+        ("thread", ">tid", ">calls", ">s", ">mean us"),
+        (
+            (
+                name,
+                one.tid,
+                one.times,
+                "-" if one.seconds is None else f"{one.seconds:.3f}",
+                "-" if one.seconds is None else show.number(one.seconds / one.times * 1e6),
+            )
+            for name, one in rows
+        ),
+    )
+    if not rows:
+        show.text(f"no thread called {function} within {seconds:g} s")
 
 
 def _waits(pids: list[int], tids: set[int] | None, seconds: float, *, json: bool) -> None:

@@ -13,6 +13,7 @@ import pytest
 from labs import sched_ctl
 
 from sched_ctl.kernel import procfs, tracing
+from sched_ctl.probes import functions
 from sched_ctl.probes.stacks import holder_of
 from support import wait_until
 
@@ -119,6 +120,23 @@ def test_monitors_and_locks_of_java_have_theirs(tmp_path: Path) -> None:
             assert any(frame.startswith(method) for frame in wants["held"]["at"])
             assert any(frame.startswith("Locks.") for frame in wants["java"])
     assert not list(Path("/tmp").glob(f"perf-{pid}.map"))
+
+
+def test_calls_of_any_function_are_counted_by_thread(tmp_path: Path) -> None:
+    if (why := functions.obstacle()) is not None:
+        pytest.skip(f"bcc: {why}")
+    (tmp_path / "locks.c").write_text(C)
+    flags = ["-O1", "-g", "-fno-inline", "-pthread"]
+    subprocess.run(["gcc", *flags, "locks.c", "-o", "locks"], cwd=tmp_path, check=True)
+    with running(["./locks"], tmp_path, {"holds", "wants"}) as pid:
+        told = sched_ctl("waits", str(pid), "--probe", "keep", "--seconds", "2", "--json")
+        found = {one["name"]: one for one in json.loads(told)}
+        assert found.keys() == {"holds", "wants"}
+        holds = found["holds"]
+        assert holds["seconds"] / holds["times"] > 0.05  # what it sleeps there
+        assert found["wants"]["seconds"] > 0.5  # what it waits there
+        missing = sched_ctl("waits", str(pid), "--probe", "nosuch", "--seconds", "1", code=1)
+        assert "has no function 'nosuch'" in missing and "kernel:NAME" in missing
 
 
 def test_a_process_that_is_not_there_is_told(tmp_path: Path) -> None:
