@@ -87,7 +87,7 @@ def engines(
     if not found:
         missing = no_engine(settings, drivers.drivers())
         show.text(missing.message)
-        show.text(f"hint: {missing.hint}")
+        show.text(f"hint: {(missing.hint or '').partition('; sched-ctl engines')[0]}")
         _unnamed(settings)
         return
     show.table(

@@ -66,6 +66,8 @@ def _values(threads: Sequence[Row], name: str) -> Callable[[Row], str]:
 
 
 def _by(rule: Row) -> str:
+    if rule.get("own"):
+        return f"the OS's own order ({rule['phase']})"
     return f"{rule['policy']} by {rule['backend']}"
 
 
@@ -76,10 +78,12 @@ def changes(plans: Sequence[Row], running: Row | None) -> str:
     before = {rule["name"]: rule for rule in running["policies"]}
     told = "; ".join(f"{rule['name']}: {_by(rule)}" for rule in running["policies"])
     head = f"in force, by the controller with pid {running['pid']}: {told}. "
+    raced = {name for name, rule in before.items() if rule.get("race")}
     found = [
         f"{rule['name']}: {_by(rule)}"
         for rule in plans
-        if rule["name"] not in before or _by(before[rule["name"]]) != _by(rule)
+        if rule["name"] not in before
+        or (rule["name"] not in raced and _by(before[rule["name"]]) != _by(rule))
     ]
     others = sum(
         row["now"]["nice"] != row["sets"]["nice"]
@@ -88,6 +92,8 @@ def changes(plans: Sequence[Row], running: Row | None) -> str:
         if row["now"]
     )
     threads = sum(bool(row["now"]) for rule in plans for row in rule["threads"])
+    if raced:
+        head += f"A race decides of {', '.join(sorted(raced))}, as it would with load. "
     if found:
         head += f"This would be instead: {', '.join(found)}. "
     if others:

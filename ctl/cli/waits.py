@@ -58,8 +58,8 @@ def waits(
 ) -> None:
     """Trace how long each thread waits for a CPU, behind whom, and who wakes it.
 
-    Loads a tracing program into the kernel for that time. It changes nothing, and nothing of the
-    controller needs it. Example: sched-ctl waits 4711 --seconds 10
+    Loads a tracing program into the kernel for that time, and changes nothing.
+    Example: sched-ctl waits 4711 --seconds 10
     """
     pids, tids = _meant(what, run_dir)
     if probe is not None:

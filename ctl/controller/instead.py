@@ -51,9 +51,11 @@ class Instead:
         """Why what is in force is not what the rule's policy orders, in words; None where it is."""
         if self.resting:
             return "all else did harm"
-        if not self.looking:
+        if self.looking:
+            return "a phase of the guard" if self.trial is None else "a phase of a race"
+        if self.trial is None or not self.trial.own:
             return None
-        return "a phase of the guard" if self.trial is None else "a phase of a race"
+        return "a race found none better" if self.trial.race.races else "until a race finds better"
 
     @property
     def calm(self) -> bool:

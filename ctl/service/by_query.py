@@ -69,7 +69,7 @@ def _unordered(controller: Controller, rule: Rule) -> Iterator[dict[str, Any]]:
                 "engine": engine,
                 "query": query,
                 "goes": "as under the OS",
-                "why": rule.instead.phase or "the best order",
+                "why": rule.instead.phase,
                 "operators": len(mine),
                 "threads": sum(len(operator.threads) for operator in mine),
                 "place": None,

@@ -12,6 +12,9 @@ def nothing(status: dict[str, Any]) -> str:
     """Why nothing is ordered. status: as the controller tells it, `service.views.status`."""
     engines = status["engines"]
     if not engines:
+        if suspected := status.get("suspected"):
+            who = ", ".join(suspected)
+            return f"no engine answers: {who}: it may be starting, or lack CPU time"
         if os.geteuid() != 0:
             return "no engine is found: run this as root, engines of other users may be hidden"
         return "no engine is found yet: sched-ctl engines looks for them, and says what it misses"
@@ -19,7 +22,9 @@ def nothing(status: dict[str, Any]) -> str:
     if not answering:
         if all(engine["state"] == "new" for engine in engines):
             names = ", ".join(engine["engine"] for engine in engines[:5])
-            return f"{names} has not answered yet: it is asked again, and may lack CPU time"
+            known = [engine["problem"] for engine in engines if engine.get("problem")]
+            why = f"{known[0]}; it is asked again" if known else "it is asked again"
+            return f"{names} has not answered yet: {why}, and may lack CPU time"
         named = ", ".join(f"{engine['engine']} ({engine['state']})" for engine in engines[:5])
         return f"no engine answers: {named}"
     idle = [engine["engine"] for engine in answering if not engine["queries"]]
@@ -36,7 +41,7 @@ def idle(status: dict[str, Any]) -> str | None:
     runs = any(engine["state"] == "ok" and engine["queries"] for engine in status["engines"])
     own = [rule["phase"] for rule in status["policies"] if rule["own"]]
     if runs and own:
-        return f"the OS's own order is in force: {own[0] or 'it is the best one'}"
+        return f"the OS's own order is in force: {own[0]}"
     if not status["queries"]:
         return nothing(status)
     if status.get("only_looks"):

@@ -266,7 +266,7 @@ def _tell(controller: Controller) -> None:
     told = [line for rule in controller.rules for line in by_query.told(controller, rule, TOLD)]
     for line in told:
         log.info("%s", line)
-    why = idle(views.status(controller))
+    why = idle(views.status(controller)) if controller.engines else None  # else it is said already
     if why is not None:
         log.info("%s", why)
     if told:
@@ -350,7 +350,8 @@ def _handlers(
         if not isinstance(options, dict):
             raise UserError("policy-set: options must be an object")
         rule = _rule(controller, arguments.get("rule"))
-        before, called = rule.policy.name, rule.called
+        raced = rule.instead.trial is not None and rule.instead.switched is None
+        before, called = "a race" if raced else rule.policy.name, rule.called
         controller.set_policy(rule, looking.text(arguments, "policy"), options)
         log.info("policy %s: %s instead of %s", called, rule.policy.name, before)
         return {"rule": rule.called, "policy": rule.policy.name, "before": before}
@@ -384,10 +385,9 @@ def _rule(controller: Controller, name: object) -> Any:
 def no_engine(settings: Settings, kinds: Mapping[str, DriverKind]) -> UserError:
     """That none of the engines that the settings ask for is here, and what to do."""
     looked_for = ", ".join(settings.engine) or "kinds " + ", ".join(sorted(kinds))
-    silent = [f"pid {pid} looks like {name}" for name, k in kinds.items() for pid in k.mains()]
-    if silent:
+    if silent := views.suspected(kinds):
         return UserError(
-            f"no engine answers: {', '.join(silent[:5])}",
+            f"no engine answers: {', '.join(silent)}",
             "it may be starting, or have no CPU to answer with: try again in a minute, or name it: "
             "--engine KIND:ADDRESS",
         )

@@ -5,6 +5,7 @@ import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sched_ctl.backends.threads.nice import NOTHING_HAD
 from sched_ctl.controller import targets, trial
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import SPARED, Rule
+from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import user
 from sched_ctl.errors import UserError, near_miss
@@ -41,8 +43,10 @@ __all__ = [
     "rows",
     "stalls",
     "status",
+    "suspected",
 ]
 
+MOST_SUSPECTED = 5
 NEAR_OPERATORS = 1000  # compared with a mistyped name, while the control loop waits
 
 
@@ -67,6 +71,7 @@ def status(controller: Controller) -> dict[str, Any]:
         ],
         "targets": targets.rows(controller),
         "engines": engines(controller),
+        "suspected": [] if controller.engines else suspected(controller.kinds),
         "effects": effects(controller),
         "backends": [] if backends is None else list(backends.names),
         "not_taken": [
@@ -76,6 +81,12 @@ def status(controller: Controller) -> dict[str, Any]:
         "notes": _notes(controller),
         "problems": problems(controller),
     }
+
+
+def suspected(kinds: Mapping[str, DriverKind]) -> list[str]:
+    """Processes that may be engines and do not answer, in words; the first ones."""
+    found = (f"pid {pid} looks like {name}" for name, kind in kinds.items() for pid in kind.mains())
+    return list(islice(found, MOST_SUSPECTED))
 
 
 def _pressure(controller: Controller) -> dict[str, Any]:

@@ -465,4 +465,5 @@ kind = DriverKind(
     of_processes=True,
     mains=local.job_managers,
     helpers={"flusher": "follow", "timer": "follow"},
+    check=search.checked("a Flink cluster"),
 )

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.sources.http import Endpoint
-from sched_ctl.errors import EngineError, UserError
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.kernel.netns import Listener, entered, listeners, listening_uid, same_network
@@ -23,6 +23,7 @@ from sched_ctl.kernel.netns import Listener, entered, listeners, listening_uid, 
 __all__ = [
     "PROBE_S",
     "SEARCH_S",
+    "checked",
     "connected",
     "endpoint",
     "endpoints",
@@ -160,12 +161,7 @@ def connected(
     mains: processes of this machine that it may be. what: it is, in words. Raises UserError for
     another form of address, EngineError if `make` does, with a word of TLS if that is why.
     """
-    match = ADDRESS.fullmatch(target.address)
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise UserError(
-            f"{target.address!r} is no address of {what}",
-            f"give that of its web interface: --engine {target.kind}:HOST:PORT",
-        )
+    match = _parts(target.address, what)
     host = (match["host"] or "127.0.0.1").strip("[]")
     port = int(match["port"])
     holder = int(match["pid"]) if match["pid"] else None
@@ -191,6 +187,21 @@ def connected(
                 f'([access."{target.engine}"])'
             ) from None
         raise error
+
+
+def _parts(address: str, what: str) -> re.Match[str]:
+    match = ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise EngineError(
+            f"{address!r} is no address of {what}",
+            "give that of its web interface: HOST:PORT",
+        )
+    return match
+
+
+def checked(what: str) -> Callable[[str], object]:
+    """Of a `DriverKind`: what refuses anything but `[HOST:]PORT[@PID]`."""
+    return lambda address: _parts(address, what)
 
 
 def _main_at(

@@ -318,4 +318,5 @@ kind = DriverKind(
     of_processes=True,
     mains=local.drivers,
     helpers={"stream": "follow", "fetcher": "follow", "python": "follow"},
+    check=search.checked("a Spark application"),
 )

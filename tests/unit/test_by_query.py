@@ -187,11 +187,20 @@ def test_a_plan_beside_a_controller_is_of_what_was_before_it(tmp_path: Path) -> 
 def test_what_load_would_change_is_told() -> None:
     rows = [{"now": {"nice": 0}, "sets": {"nice": nice}} for nice in (0, 3)]
     plan = {"name": "auto", "policy": "hr", "backend": "nice", "threads": rows}
-    status = {"pid": 7, "policies": [{"name": "auto", "policy": "qs", "backend": "nice"}]}
+    status: dict[str, Any] = {
+        "pid": 7,
+        "policies": [{"name": "auto", "policy": "qs", "backend": "nice"}],
+    }
     assert "nothing is in force" in planned.changes([plan], None)
     told = planned.changes([plan], status)
     assert "pid 7: auto: qs by nice" in told and "instead: auto: hr by nice" in told
     assert told.endswith("1 of 2 threads would have another nice value.")
+    own = status | {"policies": [status["policies"][0] | {"own": True, "phase": "now", "race": {}}]}
+    assert "auto: the OS's own order (now)" in planned.changes([plan], own)
+    raced = planned.changes(
+        [plan], {"pid": 7, "policies": [own["policies"][0] | {"race": {"a": 1}}]}
+    )
+    assert "A race decides of auto" in raced and "instead" not in raced
     same = plan | {"policy": "qs", "threads": rows[:1]}
     assert planned.changes([same], status).endswith("Nothing would change.")
 

@@ -1,13 +1,15 @@
 """Why there is nothing to show: the sentence says what is so, and what to do."""
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from plans import plan, snapshot
+from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.metrics.window import Window
+from sched_ctl.service import views
 from sched_ctl.service.idle import nothing
 
 
@@ -22,6 +24,7 @@ def engine(state: str = "ok", queries: tuple[str, ...] = ("q",), threads: int = 
         ([engine("silent")], "no engine answers: flink:1 (silent)"),
         ([engine(queries=(), threads=0)], "flink:1 answers, and runs no query"),
         ([engine("new")], "flink:1 has not answered yet: it is asked again"),
+        ([engine("new") | {"problem": "refused"}], "flink:1 has not answered yet: refused; it is"),
         ([engine("new"), engine("silent")], "no engine answers: flink:1 (new), "),
         ([engine(threads=0)], "no thread of an operator is known"),
         ([engine()], "too early to tell"),
@@ -30,6 +33,14 @@ def engine(state: str = "ok", queries: tuple[str, ...] = ("q",), threads: int = 
 )
 def test_it_says_what_is_so(engines: list[Any], said: str) -> None:
     assert nothing({"engines": engines}).startswith(said)
+
+
+def test_what_looks_like_an_engine_and_does_not_answer_is_named() -> None:
+    kinds = {"flink": DriverKind("flink", list, cast("Any", None), mains=lambda: [7, 8])}
+    told = views.suspected(kinds)
+    assert told == ["pid 7 looks like flink", "pid 8 looks like flink"]
+    said = nothing({"engines": [], "suspected": told})
+    assert said.startswith("no engine answers: pid 7 looks like flink, pid 8")
 
 
 def test_the_log_speaks_of_no_threads_of_no_engine(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from sched_ctl.drivers import Target
+from sched_ctl.drivers.flink import driver as flink
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.drivers.spark import driver as spark
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
 from sched_ctl.lab import file as lab_file
 from support import wait_until
@@ -112,3 +115,11 @@ def test_files_named_after_no_process_are_not_even_sorted(
     for name in (str(os.getpid()), "1", "4194399", "x", ""):
         (tmp_path / f"{lab_file.PREFIX}{name}").touch()
     assert [path.suffix for path in lab_file._files()] == sorted([".1", f".{os.getpid()}"])
+
+
+@pytest.mark.parametrize("address", ["host", "1.2.3.4:99999", "http://x:1", "a b:1"])
+def test_an_address_that_can_mean_no_engine_is_refused_at_once(address: str) -> None:
+    for kind in (flink.kind, spark.kind):
+        kind.check("127.0.0.1:8081@7")
+        with pytest.raises(EngineError, match="is no address of a"):
+            kind.check(address)
