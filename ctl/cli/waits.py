@@ -53,6 +53,14 @@ def waits(
             "Needs bcc (apt install python3-bpfcc).",
         ),
     ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead: write when each thread ran and waited, and who woke it, as a timeline "
+            "for ui.perfetto.dev.",
+        ),
+    ] = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
     json: Json = False,
 ) -> None:
@@ -64,6 +72,8 @@ def waits(
     pids, tids = _meant(what, run_dir)
     if probe is not None:
         _calls(pids, tids, probe, seconds, json=json)
+    elif perfetto is not None:
+        _timeline(pids, tids, seconds, perfetto)
     elif stacks or folded is not None or flame is not None:
         from sched_ctl.cli.stacks import show_stacks
 
@@ -116,6 +126,24 @@ def _calls(
     )
     if not rows:
         show.text(f"no thread called {function} within {seconds:g} s")
+
+
+def _timeline(pids: list[int], tids: set[int] | None, seconds: float, path: Path) -> None:
+    from json import dumps
+
+    from sched_ctl import show
+    from sched_ctl.kernel import tracing
+    from sched_ctl.probes.timeline import record
+
+    try:
+        found = record(pids, tids, seconds)
+        path.write_text(dumps(found))
+    except tracing.Unavailable as error:
+        raise UserError(f"nothing can be traced: {error}", "see sched-ctl check") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    full = "; the log was full before the end" if found["otherData"]["full"] else ""
+    show.text(f"{len(found['traceEvents'])} events in {path}: open it in ui.perfetto.dev{full}")
 
 
 def _waits(pids: list[int], tids: set[int] | None, seconds: float, *, json: bool) -> None:

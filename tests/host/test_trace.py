@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sched_ctl.kernel import tracing
+from sched_ctl.probes import timeline
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
@@ -39,3 +40,39 @@ def test_waits_and_wake_ups_are_counted() -> None:
         finally:
             end.set()
             thread.join()
+
+
+def test_a_timeline_has_the_cpu_time_that_the_kernel_counts(tmp_path: Path) -> None:
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    end, tids = threading.Event(), list[int]()
+
+    def work() -> None:
+        tids.append(threading.get_native_id())
+        while not end.is_set():
+            until = time.thread_time() + 0.005
+            while time.thread_time() < until:
+                pass
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_until(lambda: bool(tids))
+        schedstat = Path(f"/proc/self/task/{tids[0]}/schedstat")
+        before = [int(word) for word in schedstat.read_text().split()]
+        found = timeline.record([os.getpid()], tids, 2.0)["traceEvents"]
+        after = [int(word) for word in schedstat.read_text().split()]
+    finally:
+        end.set()
+        thread.join()
+    spent_us, delay_us = (
+        (now - then) / 1e3 for now, then in zip(after[:2], before[:2], strict=True)
+    )
+    runs_us, waits_us = (
+        sum(e["dur"] for e in found if e["ph"] == "X" and e["name"] == what)
+        for what in ("runs", "waits")
+    )
+    # The log begins later and ends sooner than what the kernel counts between the two looks.
+    assert 0.3 * spent_us < runs_us < 1.2 * spent_us + 20_000
+    assert waits_us < 1.2 * delay_us + 20_000

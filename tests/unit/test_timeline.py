@@ -1,0 +1,57 @@
+"""A timeline for Perfetto, from a log of switches."""
+
+import json
+
+from sched_ctl.kernel.runs import PREEMPTED, SWITCH, WAKING
+from sched_ctl.probes.timeline import Event, events
+
+A, B, HOG = 11, 12, 99
+OF = {A: 10, B: 10}
+# (us, from, to, CPU, what): A wakes B while HOG has the other CPU; B waits behind it, is preempted.
+LOG = [
+    (0, 0, A, 0, SWITCH),
+    (5, 0, HOG, 1, SWITCH),
+    (10, A, B, 0, WAKING),
+    (30, HOG, B, 1, SWITCH),
+    (35, B, HOG, 1, PREEMPTED),
+    (40, A, 0, 0, SWITCH),
+    (50, HOG, B, 1, SWITCH),
+    (60, B, 0, 1, SWITCH),
+]
+
+
+def told() -> list[Event]:
+    return list(events([(1000 * us, *rest) for us, *rest in LOG], OF, "t{}".format))  # type: ignore[misc]
+
+
+def slices(what: str, tid: int) -> list[tuple[float, float]]:
+    found = [e for e in told() if e["ph"] == "X" and e["name"] == what and e["tid"] == tid]
+    return [(e["ts"], e["dur"]) for e in found]
+
+
+def test_runs_and_waits_are_as_long_as_they_were() -> None:
+    assert slices("runs", A) == [(0, 40)]
+    assert slices("runs", B) == [(30, 5), (50, 10)]
+    assert slices("waits", B) == [(10, 20), (35, 15)]
+    assert slices("runs", HOG) == []  # nobody asked
+
+
+def test_a_wait_names_who_ran_meanwhile_and_who_woke_it() -> None:
+    first, second = (e["args"] for e in told() if e["name"] == "waits")
+    assert first == {"cpu": 1, "behind": ["t99 (99)"], "woken_by": "t11"}
+    assert second == {"cpu": 1, "behind": ["t99 (99)"]}
+    arrows = [(e["ph"], e["tid"], e["ts"]) for e in told() if e["name"] == "wakes"]
+    assert arrows == [("s", A, 10), ("f", B, 10)]
+
+
+def test_every_event_has_what_the_format_asks_for() -> None:
+    found = told()
+    assert json.loads(json.dumps(found)) == found
+    for event in found:
+        assert {"ph", "name", "pid", "tid"} <= event.keys()
+        assert event["ph"] in "XMsf"
+        if event["ph"] == "X":
+            assert event["dur"] >= 0 and event["ts"] >= 0
+    names = {e["tid"]: e["args"]["name"] for e in found if e["ph"] == "M"}
+    assert names == {A: "t11", B: "t12"}
+    assert list(events([], {}, str)) == []
