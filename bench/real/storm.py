@@ -46,6 +46,7 @@ WAYS = (
     Way("qs, 0.1 s", _nice("qs", "0.1")),
     Way("hr, 1 s", _nice("hr", "1")),
     Way("balanced, 0.1 s", _nice("balanced", "0.1")),
+    Way("balanced, 1 s", _nice("balanced", "1")),
     Way("Lachesis QS", (RIVAL, "1")),
     Way("Lachesis QS, 10 s averages", (RIVAL, "10")),
 )
@@ -65,8 +66,8 @@ CASES = {
     f"storm-{shape}-{load:g}": Case(
         f"{shape.upper()} on Storm at {load:g} of its capacity, one CPU", shape, load
     )
-    for shape in ("etl", "stats", "lr", "vs")
-    for load in (0.8, 0.95, 1.1)
+    for shape in ("etl", "fork", "stats", "lr", "vs")
+    for load in (0.8, 0.95, 1.0, 1.1)
 }
 
 
