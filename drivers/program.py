@@ -13,7 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -88,52 +88,66 @@ def broken() -> tuple[str, ...]:
     return _files()[1]
 
 
-def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
-    """What a program's threads are. Those that no pattern matches are left alone."""
+@dataclass
+class _Told:
+    """What the names of a program's threads say.
+
+    unknown: names that no pattern matches. twice: of a name that two patterns match, by these.
+    """
+
+    named: list[Named] = field(default_factory=list)
+    helpers: list[HelperThread] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    twice: str = ""
+
+
+def _told(program: Program, threads: Sequence[Thread]) -> _Told:
     several = len({thread.pid for thread in threads}) > 1
-    named: list[Named] = []
-    helpers: list[HelperThread] = []
-    unknown: list[str] = []
-    twice: dict[str, str] = {}
+    found = _Told()
     for thread in threads:
         match = program.match(thread.name)
         if match is None:
             said = threadnames.read("jvm", thread.name) if program.names == "java" else None
             if said is None:
-                unknown.append(thread.name)
+                found.unknown.append(thread.name)
             else:
-                helpers.append(HelperThread(thread, said.role))
+                found.helpers.append(HelperThread(thread, said.role))
+            continue
+        if match.role != OPERATOR:
+            found.helpers.append(HelperThread(thread, match.role))
             continue
         # A helper's pattern above a wide one of operators is what makes an exception.
-        if match.others and match.role == OPERATOR:
-            twice.setdefault(
-                thread.name, f"{thread.name!r} matches {match.pattern!r} and {match.others[0]!r}"
-            )
-        if match.role != OPERATOR:
-            helpers.append(HelperThread(thread, match.role))
-            continue
+        if match.others and not found.twice:
+            found.twice = f"{thread.name!r} matches {match.pattern!r} and {match.others[0]!r}"
         query = match.query or (f"{program.name}#{thread.pid}" if several else program.name)
         logical = match.operator or pattern_of(thread.name)
-        named.append(Named(query, logical, match.operator or thread.name, thread))
-    operators = operators_named(named)
+        found.named.append(Named(query, logical, match.operator or thread.name, thread))
+    return found
+
+
+def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
+    """What a program's threads are. Those that no pattern matches are left alone."""
+    told = _told(program, threads)
+    operators, helpers, unknown = operators_named(told.named), told.helpers, told.unknown
     notes = []
     if program.whole:
-        wholes = _wholes(program, threads, {one.thread.pid for one in named}, several=several)
+        several = len({thread.pid for thread in threads}) > 1
+        wholes = _wholes(program, threads, {one.thread.pid for one in told.named}, several=several)
         operators += wholes
         taken = {thread for operator in wholes for thread in operator.threads}
         helpers = [helper for helper in helpers if helper.thread not in taken]
         unknown = [] if taken else unknown
         if wholes:
             notes.append(WHOLE)
-    elif not named:
+    elif not told.named:
         notes.append("none of its threads is an operator's by its declaration")
     if unknown:
         notes.append(
             f"{len(unknown)} threads match no pattern and are left alone, such as {unknown[0]!r}: "
             "sched-ctl engines --explain PID"
         )
-    if twice:
-        notes.append(f"{next(iter(twice.values()))}: the first decides")
+    if told.twice:
+        notes.append(f"{told.twice}: the first decides")
     edges = None
     if program.edges:
         edges, missing = _edges(program, operators)

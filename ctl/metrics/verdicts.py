@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +137,50 @@ class Assessment:
         return np.nan_to_num(found)
 
 
+class _Spent(NamedTuple):
+    """Where each operator's time went, as shares of it, (n,) each; NaN where nobody tells.
+
+    known: of the time asleep, what the kernel counted for disks and memory. told: whether the
+    engine says when the operator has no input.
+    """
+
+    run: Array
+    wait: Array
+    stolen: Array
+    idle: Array
+    full: Array
+    blocked: Array
+    io: Array
+    memory: Array
+    gc: Array
+    known: Array
+    told: Mask
+
+
+def _spent(window: Window, queue: Array, before: Array) -> _Spent:
+    """queue, before: (n,) queue sizes at both ends of the window."""
+    each, run, wait, stolen = _awake(window)
+    asleep = np.maximum(1.0 - run - np.nan_to_num(wait), 0.0)  # not below, by rounding
+    with np.errstate(all="ignore"):
+        io, memory = (
+            np.clip(window.rate(name) / each, 0.0, asleep) for name in ("io_delay", "memory_delay")
+        )
+        gc = np.clip(window.rate("gc_time"), 0.0, asleep)
+    # What the kernel counted was neither idle nor held by a queue, whatever the engine says.
+    counted = np.fmax(io, memory)
+    known = np.nan_to_num(counted)
+    works = _works(window, queue, before)
+    idle, full, told = _asleep(window, asleep - known, asleep, queue, before, works)
+    # Where nobody counts the wait for a CPU, what is left over may be that.
+    blocked = np.where(np.isnan(wait), np.nan, np.clip(asleep - idle - full, 0.0, 1.0))
+    # Who sleeps at the front, and says neither that it has no input nor what waits for it, may pace
+    # itself.
+    paced = window.graph.ingress & ~works & (blocked - known >= LEAST_SHARE)
+    idle = np.where(paced & (idle < LEAST_SHARE), np.nan, idle)
+    blocked = np.where(paced, np.fmax(counted, gc), np.where(np.isnan(blocked), counted, blocked))
+    return _Spent(run, wait, stolen, idle, full, blocked, io, memory, gc, known, told)
+
+
 def assess(
     window: Window,
     queue: Array | None = None,
@@ -153,28 +198,11 @@ def assess(
     longer: a window that began earlier; nothing arrives where nothing did in that one.
     missed: (n,) whether the operator's query misses its target: who keeps up may be starved, too.
     """
-    each, run, wait, stolen = _awake(window)
     guessed = "queue_size_estimate" in window.now.columns
     queue_now = window.value("queue_size") if queue is None or guessed else queue
     before = _queue_before(window)
-    asleep = np.maximum(1.0 - run - np.nan_to_num(wait), 0.0)  # not below, by rounding
-    with np.errstate(all="ignore"):
-        io, memory = (
-            np.clip(window.rate(name) / each, 0.0, asleep) for name in ("io_delay", "memory_delay")
-        )
-        gc = np.clip(window.rate("gc_time"), 0.0, asleep)
-    # What the kernel counted was neither idle nor held by a queue, whatever the engine says.
-    counted = np.fmax(io, memory)
-    known = np.nan_to_num(counted)
-    works = _works(window, queue_now, before)
-    idle, full, told = _asleep(window, asleep - known, asleep, queue_now, before, works)
-    # Where nobody counts the wait for a CPU, what is left over may be that.
-    blocked = np.where(np.isnan(wait), np.nan, np.clip(asleep - idle - full, 0.0, 1.0))
-    # Who sleeps at the front, and says neither that it has no input nor what waits for it, may pace
-    # itself.
-    paced = window.graph.ingress & ~works & (blocked - known >= LEAST_SHARE)
-    idle = np.where(paced & (idle < LEAST_SHARE), np.nan, idle)
-    blocked = np.where(paced, np.fmax(counted, gc), np.where(np.isnan(blocked), counted, blocked))
+    spent = _spent(window, queue_now, before)
+    run, wait, idle, full, blocked = spent.run, spent.wait, spent.idle, spent.full, spent.blocked
     taken = window.gain("tuples_in")
     keeps = _keeps_up(run, wait, idle, queue_now - before, taken)
     if longer is not None:
@@ -182,12 +210,12 @@ def assess(
     late = np.zeros(len(run), dtype=np.bool_) if missed is None else missed
     verdict = _judge(run, wait, full, blocked, idle, taken, (keeps == 0) | late)
     with np.errstate(all="ignore"):
-        for_memory = _for_memory(memory, blocked, memory_pressure) | (gc >= blocked / 2)
+        for_memory = _for_memory(spent.memory, blocked, memory_pressure) | (spent.gc >= blocked / 2)
     verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
     if not window.seconds >= LEAST_WINDOW_S:
         verdict[:] = Verdict.UNKNOWN
     asleep_at_work = (verdict == Verdict.IO_BOUND) | (verdict == Verdict.MEMORY_BOUND)
-    sure = told | (asleep_at_work & (known >= np.nan_to_num(blocked) / 2))
+    sure = spent.told | (asleep_at_work & (spent.known >= np.nan_to_num(blocked) / 2))
     quality = np.where(sure, 1.0, GUESSED) * np.where(np.isnan(wait), 0.5, 1.0)
     return Assessment(
         verdict=verdict,
@@ -199,12 +227,12 @@ def assess(
         blocked=blocked,
         idle=idle,
         keeps=keeps,
-        stolen=np.where(np.isnan(window.gain("cpu_steal")), np.nan, stolen),
+        stolen=np.where(np.isnan(window.gain("cpu_steal")), np.nan, spent.stolen),
         queue=queue_now,
         queue_before=before,
-        io=io,
-        memory=memory,
-        gc=gc,
+        io=spent.io,
+        memory=spent.memory,
+        gc=spent.gc,
         backlog=window.value("backlog"),
         seconds=window.seconds if len(run) else float("nan"),
     )

@@ -37,7 +37,7 @@ from sched_ctl.drivers.flink.stale import AGAIN_S, Event, Part, Stale
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
-from sched_ctl.drivers.threadnames import OPERATOR
+from sched_ctl.drivers.threadnames import OPERATOR, ThreadName
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import identity, procfs
 from sched_ctl.model.topology import HelperThread, PhysicalOperator, Snapshot, Thread, Topology
@@ -68,6 +68,9 @@ def connect(target: Target) -> "FlinkDriver":
     Raises EngineError if it does not answer, UserError for another form of address.
     """
     return search.connected(target, local.job_managers, "a Flink cluster", FlinkDriver)
+
+
+ThreadKey = tuple[str, int, int, int]  # Row.thread_key
 
 
 @dataclass
@@ -341,9 +344,7 @@ class FlinkDriver:
         self, rows: Sequence[Row]
     ) -> tuple[dict[int, tuple[Thread, ...]], list[HelperThread], list[str]]:
         """Threads of each row, helper threads, and what could not be told."""
-        here: dict[str, dict[tuple[str, int, int, int], list[int]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
+        here: dict[str, dict[ThreadKey, list[int]]] = defaultdict(lambda: defaultdict(list))
         for place, row in enumerate(rows):
             here[row.task_manager][row.thread_key].append(place)
         owned: dict[int, tuple[Thread, ...]] = {}
@@ -352,16 +353,9 @@ class FlinkDriver:
         self._missing = set()
         for process in self._processes.values():
             wanted = here[process.known.id]
-            found: dict[tuple[str, int, int, int], list[Thread]] = defaultdict(list)
+            found: dict[ThreadKey, list[Thread]] = defaultdict(list)
             for thread, said in process.names.items():
-                key = None
-                if "task" in said.parts:
-                    key = (
-                        said.parts["task"],
-                        said.number("index"),
-                        said.number("parallelism"),
-                        int(said.parts.get("attempt", 0)),
-                    )
+                key = _key_of(said)
                 places = wanted.get(key, []) if key is not None else []
                 if said.role != OPERATOR:
                     serves = places[0] if len(places) == 1 else None
@@ -369,17 +363,9 @@ class FlinkDriver:
                 elif key is not None:
                     found[key].append(thread)
             for key, places in wanted.items():
-                if len(places) > 1:
-                    notes.append(_ambiguous([rows[place] for place in places], process.known.id))
-                    continue
-                # A task with a legacy source has two threads, told apart by their names.
-                names = Counter(thread.name for thread in found[key])
-                if any(count > 1 for count in names.values()):
-                    notes.append(
-                        f"TaskManager {process.known.id} has several threads called "
-                        f"{next(name for name, count in names.items() if count > 1)!r}; "
-                        "none of them is scheduled"
-                    )
+                doubt = _doubt([rows[place] for place in places], found[key], process.known.id)
+                if doubt:
+                    notes.append(doubt)
                 elif found[key]:
                     owned[places[0]] = tuple(sorted(found[key], key=lambda thread: thread.tid))
                 elif rows[places[0]].running:
@@ -442,13 +428,31 @@ class FlinkDriver:
         )
 
 
-def _ambiguous(rows: Sequence[Row], task_manager: str) -> str:
-    queries = sorted({row.query for row in rows})
-    return (
-        f"{len(rows)} subtasks called {rows[0].task!r} run on TaskManager {task_manager} "
-        f"({', '.join(queries)}), and the names of their threads do not tell which is which: none "
-        "is scheduled. Give operators names that differ between jobs"
-    )
+def _key_of(said: ThreadName) -> ThreadKey | None:
+    """As `Row.thread_key`, of a thread that names a task."""
+    if "task" not in said.parts:
+        return None
+    index, parallelism = said.number("index"), said.number("parallelism")
+    return said.parts["task"], index, parallelism, int(said.parts.get("attempt", 0))
+
+
+def _doubt(rows: Sequence[Row], threads: Sequence[Thread], task_manager: str) -> str:
+    """Why these threads, whose names fit these subtasks, are none of theirs for sure."""
+    if len(rows) > 1:
+        queries = sorted({row.query for row in rows})
+        return (
+            f"{len(rows)} subtasks called {rows[0].task!r} run on TaskManager {task_manager} "
+            f"({', '.join(queries)}), and the names of their threads do not tell which is which: "
+            "none is scheduled. Give operators names that differ between jobs"
+        )
+    # A task with a legacy source has two threads, told apart by their names.
+    for name, count in Counter(thread.name for thread in threads).items():
+        if count > 1:
+            return (
+                f"TaskManager {task_manager} has several threads called {name!r}; "
+                "none of them is scheduled"
+            )
+    return ""
 
 
 def _left(deadline: float) -> float:
