@@ -36,3 +36,8 @@ class RunFolder:
     def dump(self) -> Path:
         """What the kernel wrote down when it ended our scheduler."""
         return self.path / "sched_ext.dump"
+
+    @property
+    def rescaled(self) -> Path:
+        """Which queries were given other replicas, and what came of it."""
+        return self.path / "rescaled"

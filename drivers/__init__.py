@@ -1,4 +1,7 @@
-"""Drivers read an engine: its topology, its threads, its metrics. They change nothing."""
+"""Drivers read an engine: its topology, its threads, its metrics. They change nothing.
+
+A scaler, where an engine has one, gives a query other numbers of replicas: only if asked to.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +13,7 @@ from sched_ctl.model.access import Access
 from sched_ctl.model.programs import Program
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["Driver", "DriverKind", "EngineError", "Target"]
+__all__ = ["Driver", "DriverKind", "EngineError", "Scaler", "Target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,28 @@ class Driver(Protocol):
     def close(self) -> None: ...
 
 
+class Scaler(Protocol):
+    """How the replicas of a query's operators are changed. For one thread; its own connection.
+
+    An operator is named by those that it is fused from, `PhysicalOperator.logical`. All raise
+    EngineError, in words for the user, for what the engine cannot do, refuses or does not answer.
+    """
+
+    def current(self, query: str) -> Mapping[tuple[str, ...], tuple[int, int]]:
+        """Operator -> its replicas, as they are asked for, and the most that it can have."""
+        ...
+
+    def secure(self, query: str, timeout_s: float) -> None:
+        """Have the query keep its state now, so that a restart loses none."""
+        ...
+
+    def rescale(self, query: str, replicas: Mapping[tuple[str, ...], int]) -> None:
+        """Ask for so many replicas; operators that are not named keep theirs. Does not wait."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class DriverKind:
     """An engine kind: how to find instances on this machine, and how to connect to one.
@@ -68,6 +93,7 @@ class DriverKind:
     `decide.HELPER_RULES`); roles without one are left alone.
     declared: the kind with the programs that the configuration declares.
     check: raises EngineError for an address that can mean no engine, however long one waits.
+    scaler: connects to what changes the replicas of its operators; None: it cannot be done.
     """
 
     name: str
@@ -79,3 +105,4 @@ class DriverKind:
     helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     declared: Callable[[Sequence[Program]], "DriverKind"] | None = None
     check: Callable[[str], object] = str
+    scaler: Callable[[Target], Scaler] | None = None

@@ -24,7 +24,7 @@ from sched_ctl.metrics.window import Window, divide
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.topology import Topology
 
-__all__ = ["LEAST_USEFUL", "Stages", "Wanted", "stages", "wanted"]
+__all__ = ["LEAST_USEFUL", "SLACK", "Stages", "Wanted", "called", "stages", "wanted"]
 
 LEAST_USEFUL = 0.01  # of the time: below that, what a replica could do is not known
 LEAST_FREE = 0.1  # of the time: a source that is held is not taken to emit more than 10 times more
@@ -36,13 +36,15 @@ MOST_REPLICAS = 1 << 15  # Flink's largest parallelism; beyond it, an engine's f
 class Stages:
     """The operators of one engine with their replicas put together.
 
-    of: (n,) stage of each physical operator. queries, names: (m,) of each stage. replicas: (m,).
+    of: (n,) stage of each physical operator. queries, names: (m,) of each stage; logical: (m,) the
+    operators that it is fused from. replicas: (m,).
     graph: over stages; share: part of a stage's output that takes an edge, all replicas together.
     """
 
     of: Index
     queries: tuple[str, ...]
     names: tuple[str, ...]
+    logical: tuple[tuple[str, ...], ...]
     replicas: Index
     graph: Graph
 
@@ -91,7 +93,8 @@ def stages(topology: Topology) -> Stages:
     return Stages(
         of,
         tuple(query for query, _ in place),
-        tuple(_name(logical) for _, logical in place),
+        tuple(called(logical) for _, logical in place),
+        tuple(logical for _, logical in place),
         replicas,
         Graph(len(place), ends[:, 0], ends[:, 1], np.array(list(shares.values()))),
     )
@@ -161,5 +164,6 @@ def _rates(
     return rate, bound
 
 
-def _name(logical: tuple[str, ...]) -> str:
+def called(logical: tuple[str, ...]) -> str:
+    """A stage's name, by the operators that it is fused from."""
     return logical[0] if len(logical) == 1 else f"{logical[0]}..{logical[-1]}" if logical else "?"

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from sched_ctl import __version__
-from sched_ctl.cli import fleet, held, lab, look, replay, simulate, stats, waits, watch
+from sched_ctl.cli import fleet, held, lab, look, replay, scale, simulate, stats, waits, watch
 from sched_ctl.cli import load as live
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError, printable
@@ -58,6 +58,7 @@ look.add_to(app)
 held.add_to(app)
 live.add_to(app)
 watch.add_to(app)
+scale.add_to(app)
 lab.add_to(app)
 simulate.add_to(app)
 stats.add_to(app)

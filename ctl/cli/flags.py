@@ -201,8 +201,8 @@ def _value(setting: Setting, given: Any) -> Any:
         return [_section(text) for text in given]
     if setting.key == "target":
         return [_target(text) for text in given]
-    if setting.key == "program":
-        return [section for name in given for section in sections_of(Path(name), "program")]
+    if setting.key in ("program", "elastic"):
+        return [section for name in given for section in sections_of(Path(name), setting.key)]
     if setting.key in ("backends", "access"):
         tables: dict[str, dict[str, Any]] = {}
         for key, value in parse_pairs(given, setting.flag, setting.metavar or "").items():

@@ -249,6 +249,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
         lines.append(f"time in the system: {', '.join(times[:8])}")
     missed = (t for t in answer["targets"] if t["met"] is not None and t["met"] < t["share"])
     lines += [f"target missed: {targets.in_words(target)}" for target in missed]
+    lines += [f"replicas of {r['query']}: {r['words']}" for r in answer.get("replicas", ())]
     for query in answer["queries"]:
         if query["verdict"] not in ("idle", "input-bound", "keeps-up", "unknown"):
             lines.append(f"{query['query']} is held by {query['operator']}: {query['verdict']}")

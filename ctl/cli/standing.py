@@ -43,6 +43,8 @@ def summary(answer: Answer, *, everything: bool) -> None:
     if answer["queries"]:
         planned.queries(answer["queries"], most, _brought(answer["effects"]))
     targets.table(answer["targets"])
+    elastic = [f"{r['engine']} {r['query']}: {r['words']}" for r in answer["replicas"]]
+    _lines("replicas", elastic, everything=everything)
     _lines("note", _notes(answer), everything=everything)
     _lines("problem", answer["problems"], everything=everything)
 

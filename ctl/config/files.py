@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from sched_ctl.config.settings import ConfigError, Section, Settings, Switch, declared
+from sched_ctl.config.settings import ConfigError, Elastic, Section, Settings, Switch, declared
 from sched_ctl.model import programs
 from sched_ctl.model.access import Access
 from sched_ctl.model.options import BackendOptions, inherited
@@ -159,6 +159,8 @@ def _parts(table: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], type[S
             yield target, Target, f"policy[{index}].target[{number}]."
     for index, target in enumerate(_tables(table.get("target"))):
         yield target, Target, f"target[{index}]."
+    for index, part in enumerate(_tables(table.get("elastic"))):
+        yield part, Elastic, f"elastic[{index}]."
     for name, reached in _named(table.get("access")):
         yield reached, Access, f"access.{name}."
     if isinstance(backends := table.get("backends"), Mapping):
@@ -229,15 +231,26 @@ def _hint(key: str) -> str | None:
         return 'each policy is a section: a line [[policy]], and below it policy = "hr"'
     if key == "target":
         return "each target is a section: a line [[target]], and below it queries and latency"
+    if key == "elastic":
+        return "queries with replicas by themselves are a section: a line [[elastic]]"
     if key.startswith("program"):
         return "each program is a section: [[program]] with name and find, and [program.threads]"
     target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)
     option = re.fullmatch(r"backends\.(?P<backend>[^.]+)\.(\w+).*", key)
-    match = target or option or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
+    elastic = re.fullmatch(r"elastic\[\d+\]\.(\w+)", key)
+    match = target or option or elastic or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
     if match is None:
         return None
     struct: type[Struct] = Section if key.startswith("policy[") else Settings
-    struct = Target if target else _options_of(option["backend"]) if option else struct
+    struct = (
+        Elastic
+        if elastic
+        else Target
+        if target
+        else _options_of(option["backend"])
+        if option
+        else struct
+    )
     for setting in declared(struct):
         if setting.key == match[2 if option else 1]:
             unit = f" ({setting.unit})" if setting.unit else ""

@@ -23,6 +23,7 @@ from sched_ctl.runfolder import RunFolder
 
 __all__ = [
     "ConfigError",
+    "Elastic",
     "Section",
     "Setting",
     "SettingError",
@@ -173,6 +174,40 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
 
 
+class Elastic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[elastic]]` section: queries that are given the replicas that they need."""
+
+    queries: Annotated[
+        tuple[str, ...],
+        Meta(description="queries that may be given other replicas, as patterns"),
+    ] = ("*",)
+    engines: Annotated[
+        tuple[str, ...],
+        Meta(description="engines whose queries these are, as patterns"),
+    ] = ("*",)
+    replicas: Annotated[
+        int, Meta(description="most replicas that an operator is given", ge=1, le=32768)
+    ] = 8
+    pause: Annotated[
+        float,
+        Meta(
+            description="time from one change of a query to the next",
+            ge=10,
+            le=86400,
+            extra={"unit": "s"},
+        ),
+    ] = 300.0
+    within: Annotated[
+        float,
+        Meta(
+            description="time in which a change has to make up for its restart",
+            ge=1,
+            le=604800,
+            extra={"unit": "s"},
+        ),
+    ] = 600.0
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything outside the `[[policy]]` sections, and the sections."""
 
@@ -274,6 +309,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Targets = ()
     only_starved: OnlyStarved = False
     objective: Aim = "all"
+    elastic: Annotated[
+        tuple[Elastic, ...],
+        Meta(
+            description="queries that are given other replicas by themselves; the flag names a "
+            "file of such sections",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ()
     helpers: Annotated[
         dict[str, str],
         Meta(

@@ -103,6 +103,7 @@ class Controller:
         self._theirs_s = 0.0  # CPU time of the loop that was spent for users who are ordered alone
         self.observes = False  # it has no backend, and runs on for those who look
         self.outcomes = Outcomes()
+        self.replicas: dict[tuple[str, str], str] = {}  # by engine and query, in words
         self.waits = WaitTimes()
         self.targets = TargetWatch()
         self.pace = pace_of(settings)

@@ -271,6 +271,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
             for rule in controller.rules
         ],
         "targets": targets.rows(controller),
+        "replicas": views.replicas(controller),
         "pressure": views.stalls(None),
         "queries": [query for _, _, query in _queries(found)],
         "effects": views.effects(controller),

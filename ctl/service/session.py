@@ -31,7 +31,7 @@ from sched_ctl.kernel import sched
 from sched_ctl.kernel.notify import notify, reloading, watchdog_s
 from sched_ctl.model.options import Options, by_name
 from sched_ctl.runfolder import RunFolder
-from sched_ctl.service import bottlenecks, by_query, endpoint, looking, recording, views
+from sched_ctl.service import bottlenecks, by_query, elastic, endpoint, looking, recording, views
 from sched_ctl.service import socket as control
 from sched_ctl.service.idle import idle
 from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder, others
@@ -230,6 +230,7 @@ async def _run(
         ):
             alive = asyncio.create_task(_sign_of_life())
             minding = asyncio.create_task(_mind(journal, run_dir, listening, held))
+            scaling = asyncio.create_task(elastic.mind(controller, kinds))
             try:
                 await controller.start()
                 if not controller.engines:
@@ -250,6 +251,7 @@ async def _run(
                 notify("STOPPING=1")
                 alive.cancel()
                 minding.cancel()
+                scaling.cancel()
                 problems = controller.close()
                 stopped.set_result(problems)
                 if recorded is not None:

@@ -40,6 +40,7 @@ __all__ = [
     "guesses",
     "plans",
     "problems",
+    "replicas",
     "rows",
     "stalls",
     "status",
@@ -73,6 +74,7 @@ def status(controller: Controller) -> dict[str, Any]:
         "engines": engines(controller),
         "suspected": [] if controller.engines else suspected(controller.kinds),
         "effects": effects(controller),
+        "replicas": replicas(controller),
         "backends": [] if backends is None else list(backends.names),
         "not_taken": [
             {"backend": name, "because": why}
@@ -188,6 +190,14 @@ def effects(controller: Controller) -> list[dict[str, Any]]:
         {name: _plain(getattr(effect, name)) for name in (*effect.__slots__, "cost_s")}
         for found in controller.outcomes.found.values()
         for effect in found
+    ]
+
+
+def replicas(controller: Controller) -> list[dict[str, Any]]:
+    """Of `[[elastic]]` queries: what was done about their replicas, or why nothing, in words."""
+    return [
+        {"engine": engine, "query": query, "words": words}
+        for (engine, query), words in controller.replicas.items()
     ]
 
 

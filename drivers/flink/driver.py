@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind, Target
-from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.flink import local, scaling
 from sched_ctl.drivers.flink.metrics import DERIVED, PROVIDES, HeadAge, Reading, RestAge, page
 from sched_ctl.drivers.flink.plan import (
     Config,
@@ -470,4 +470,5 @@ kind = DriverKind(
     mains=local.job_managers,
     helpers={"flusher": "follow", "timer": "follow"},
     check=search.checked("a Flink cluster"),
+    scaler=scaling.connect,
 )

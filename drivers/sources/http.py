@@ -202,21 +202,40 @@ class Endpoint:
         Raises EngineError if there is none within `timeout_s`, if it is longer than `limit`
         bytes, or if the answer is not 200.
         """
+        status, body = self.send("GET", path, None, timeout_s, limit)
+        if status != 200:
+            raise EngineError(f"{_shown(self._url(path))} answered with status {status}")
+        return body
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        timeout_s: float,
+        limit: int = ANSWER_LIMIT,
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer. body: of the request, becomes JSON; None: there is none.
+
+        Raises EngineError if there is no answer within `timeout_s`, or a longer one.
+        """
         url = self._url(path)
         shown = _shown(url)
+        headers, content = self._headers, None
+        if body is not None:
+            headers = [*headers, (b"Content-Type", b"application/json")]
+            content = msgspec.json.encode(body)
         self._network.deadline = time.monotonic() + timeout_s
         try:
             with self._pool.stream(
-                "GET", url, headers=self._headers, extensions=self._name
+                method, url, headers=headers, content=content, extensions=self._name
             ) as response:
-                if response.status != 200:
-                    raise EngineError(f"{shown} answered with status {response.status}")
-                body = bytearray()
+                answer = bytearray()
                 for part in response.iter_stream():
-                    body += part
-                    if len(body) > limit:
+                    answer += part
+                    if len(answer) > limit:
                         raise EngineError(f"{shown} answered with more than {limit} bytes")
-                return bytes(body)
+                return response.status, bytes(answer)
         except httpcore.TimeoutException:
             raise EngineError(f"{shown} did not answer {_in_words(timeout_s)}") from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:

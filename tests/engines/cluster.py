@@ -168,7 +168,8 @@ def download() -> Path:
 
 def job_jar(flink: Path) -> Path:
     """The test jobs, compiled against Flink's jars."""
-    sources = [Path(__file__).parent / "jobs" / f"{name}.java" for name in ("Query", "Sql")]
+    jobs = Path(__file__).parent / "jobs"
+    sources = [jobs / f"{name}.java" for name in ("Query", "Sql", "Counted")]
     jar = CACHE / f"jobs-{VERSION}.jar"
     if not jar.exists() or jar.stat().st_mtime < max(s.stat().st_mtime for s in sources):
         classes = CACHE / "jobs"

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from sched_ctl.cli import app
 from sched_ctl.config.files import load
-from sched_ctl.config.settings import Section, Settings, Switch, declared
+from sched_ctl.config.settings import Elastic, Section, Settings, Switch, declared
 from sched_ctl.model.access import Access
 from sched_ctl.model.options import BackendOptions, by_name
 from sched_ctl.model.targets import Target
 from sched_ctl.sim.setting import SCHEDULERS
 
-STRUCTS: tuple[type[Struct], ...] = (Settings, Section, Switch, Access, Target)
+STRUCTS: tuple[type[Struct], ...] = (Settings, Section, Switch, Elastic, Access, Target)
 TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
 
 
@@ -73,6 +73,7 @@ def _section(struct: type[Struct]) -> str:
         Section: "### `[[policy]]` sections",
         Switch: "### `[[policy.switch]]` tables",
         Target: "### `[[target]]` sections",
+        Elastic: "### `[[elastic]]` sections",
         Access: "### `[access.ENGINE]` tables",
     }
     return TEXT.partition(titles[struct])[2].partition("\n### ")[0]

@@ -1,0 +1,172 @@
+"""Other numbers of replicas for a query: what they would bring, and whether that pays.
+
+DS2's step (`adapt.parallelism`) for all operators of the query at once, cut down to what this
+machine's CPUs can feed: of four replicas that need four CPUs two do as well where there are two.
+A query *holds* the part of its sources' rate that its narrowest operator takes in, and that the
+CPUs suffice for. What a change brings is the part held after it over that before; what it costs
+are the seconds without output of earlier restarts. Sources keep their replicas: how many
+partitions there are to read is not known here.
+
+Pure functions. Rates are in tuples/s, NaN = unknown.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from sched_ctl.adapt.parallelism import SLACK, Wanted
+
+__all__ = ["Change", "Done", "Step", "changed", "cost_s", "is_worse", "refusal"]
+
+LIKE = 5  # restarts that the next one is judged by, the newest
+LEAP = 3  # times as many replicas in one step, where a source is held and so may want anything
+UNKNOWN_S = 60.0  # what a restart is taken to cost before one was seen
+GAIN = 1.1  # that a change by itself has to bring at least
+WORSE = 0.9  # of what the query took in before, or less
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operator that gets other replicas. logical: what it is fused from."""
+
+    logical: tuple[str, ...]
+    operator: str
+    now: int
+    to: int
+    rate: float  # that it has to take in
+    true_rate: float  # of one replica
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A query's next numbers of replicas. held, holds: of its sources' rate, now and then, 0..1.
+
+    at_least: the sources may want more than is known. needed_cpus: for all they want.
+    """
+
+    engine: str
+    query: str
+    steps: tuple[Step, ...]
+    held: float
+    holds: float
+    at_least: bool
+    cpus: float
+    needed_cpus: float
+
+    @property
+    def gain(self) -> float:
+        """Throughput after over before; NaN = unknown."""
+        return self.holds / self.held if self.held > 0 else math.nan
+
+    @property
+    def replicas(self) -> dict[tuple[str, ...], int]:
+        return {step.logical: step.to for step in self.steps}
+
+    def pays_after_s(self, cost_s: float) -> float:
+        """Until what it brings has made up for a restart of so many seconds; infinite if never."""
+        more = self.holds - self.held
+        return cost_s * self.held / more if more > 0 else math.inf
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """One change that was made, as it is remembered. at_s: Unix time.
+
+    was, became: replicas by operator. silent_s: without output; before, after: tuples/s that the
+    query took in. outcome: "asked" while it is under way, "refused", "kept", "back" (it was worse),
+    "lost" (no output came in time).
+    """
+
+    at_s: float
+    engine: str
+    query: str
+    was: list[tuple[list[str], int]]
+    became: list[tuple[list[str], int]]
+    outcome: str = "asked"
+    silent_s: float | None = None
+    before: float | None = None
+    after: float | None = None
+
+
+def changed(
+    wanted: Wanted,
+    engine: str,
+    query: str,
+    cpus: float,
+    limits: Mapping[tuple[str, ...], tuple[int, int]],
+    told: Mapping[tuple[str, ...], int] | None = None,
+    most: int | None = None,
+) -> Change:
+    """What DS2 asks for, or what the user told. limits: now and the most, by operator; only these
+    can be changed. most: replicas of an operator, where DS2 decides.
+    """
+    parts = wanted.stages
+    mine = [stage for stage, name in enumerate(parts.queries) if name == query]
+    needed_cpus = float(np.nansum(wanted.cpus[mine]))
+    enough = min(1.0, cpus / needed_cpus) if needed_cpus > 0 else 1.0
+    steps, now, then = [], enough, enough
+    for stage in mine:
+        logical, replicas = parts.logical[stage], int(parts.replicas[stage])
+        needed = float(wanted.needed[stage])
+        to = replicas
+        if logical in limits and not parts.graph.ingress[stage]:
+            replicas, limit = limits[logical]
+            if told is not None:
+                to = told.get(logical, replicas)
+            else:
+                to = min(_enough(needed * enough, replicas), limit, most or limit)
+                if wanted.at_least[stage]:
+                    to = min(to, LEAP * replicas)
+        if to != replicas:
+            rate, true_rate = float(wanted.rate[stage]), float(wanted.true_rate[stage])
+            steps.append(Step(logical, parts.names[stage], replicas, to, rate, true_rate))
+        if math.isfinite(needed) and needed > 0 and not parts.graph.ingress[stage]:
+            now, then = min(now, replicas / needed), min(then, to / needed)
+    at_least = bool(wanted.at_least[mine].any())
+    return Change(engine, query, tuple(steps), now, then, at_least, cpus, needed_cpus)
+
+
+def _enough(needed: float, replicas: int) -> int:
+    """Whole replicas; as many as there are where it is not known."""
+    return max(1, math.ceil(needed - SLACK)) if math.isfinite(needed) else replicas
+
+
+def cost_s(before: Sequence[Done], engine: str, query: str) -> float:
+    """Seconds without output of a restart, by earlier ones of this query, else of such engines;
+    NaN before one was seen.
+    """
+    kind = engine.partition(":")[0]
+    seen = [done for done in before if done.silent_s is not None]
+    same = [done for done in seen if (done.engine, done.query) == (engine, query)]
+    like = same or [done for done in seen if done.engine.partition(":")[0] == kind]
+    return statistics.fmean([d.silent_s or 0.0 for d in like[-LIKE:]]) if like else math.nan
+
+
+def refusal(change: Change, cost: float, within_s: float) -> str | None:
+    """Why a change is not made by itself, in words; None if it is to be made.
+
+    Fewer replicas bring no throughput; they are worth a restart of at most a tenth of the time in
+    which more would have to pay.
+    """
+    cost = cost if math.isfinite(cost) else UNKNOWN_S
+    if not change.steps:
+        return "as many replicas as it needs"
+    more = any(step.to > step.now for step in change.steps)
+    if not more:
+        if change.at_least or change.holds < 1.0:
+            return "a source is held, so fewer replicas are not known to do"
+        return None if cost <= within_s / 10 else f"fewer do, but a restart costs {cost:.0f} s"
+    if not change.gain >= GAIN:
+        return f"it would bring {max(0.0, change.gain - 1):.0%}"
+    after_s = change.pays_after_s(cost)
+    if after_s > within_s:
+        return f"a restart of {cost:.0f} s would pay after {after_s:.0f} s"
+    return None
+
+
+def is_worse(before: float, after: float) -> bool:
+    """Whether a query takes in clearly less than before."""
+    return before > 0 and after < WORSE * before

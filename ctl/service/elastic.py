@@ -1,0 +1,182 @@
+"""Replicas by themselves: looks, decides, and has it done, for the queries of `[[elastic]]`.
+
+A change is made where `AGREE` looks in a row ask for one in the same direction, as far as all of
+them do, where the price of the restart comes back in time, and not before the pause after the last
+one is over. While a change is under way, and for as long as it is judged, nothing else is.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sched_ctl.adapt import parallelism
+from sched_ctl.adapt.rescale import Change, Done, changed, cost_s, refusal
+from sched_ctl.config.settings import Elastic
+from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.engines.worker import Worker
+from sched_ctl.errors import UserError
+from sched_ctl.kernel.cpus import cpus_of
+from sched_ctl.model.patterns import engine_fits, fits, names_of
+from sched_ctl.service import bottlenecks, scaling
+from sched_ctl.service.bottlenecks import Found
+from sched_ctl.service.scaling import Memory
+
+__all__ = ["agreed", "mind", "section_of"]
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 15.0
+AGREE = 3  # looks in a row
+PATIENCE_S = 60.0
+
+Key = tuple[str, str]  # engine, query
+Limits = Mapping[tuple[str, ...], tuple[int, int]]
+
+
+@dataclass
+class _Seen:
+    """What the last looks at one query asked for."""
+
+    changes: list[Change] = field(default_factory=list)
+    since_s: float = float("-inf")  # CLOCK_MONOTONIC of its last change
+
+
+async def mind(controller: Controller, kinds: Mapping[str, DriverKind]) -> None:
+    """Until it is cancelled. What is done, or why not, is in `controller.replicas`."""
+    memory = scaling.memory_of(Path(controller.settings.run_dir))
+    seen: dict[Key, _Seen] = {}
+    # Not a thread that the end of the loop waits for: a change takes its time
+    hand: Worker[Any] | None = None
+    try:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if not controller.settings.elastic:
+                controller.replicas.clear()
+                continue
+            hand = hand or Worker("replicas")
+            try:
+                await _round(controller, kinds, memory, hand, seen)
+            except Exception:  # the order of the threads goes on
+                log.exception("replicas")
+    finally:
+        if hand is not None:
+            hand.stop()
+
+
+async def _round(
+    controller: Controller,
+    kinds: Mapping[str, DriverKind],
+    memory: Memory,
+    hand: "Worker[Any]",
+    seen: dict[Key, _Seen],
+) -> None:
+    found = await bottlenecks.look(controller)
+    chosen = {
+        (one.engine.name, query): (one, section)
+        for one in found
+        for query in one.window.now.topology.queries
+        if (section := section_of(controller.settings.elastic, one.engine.name, query))
+    }
+    for gone in seen.keys() - chosen.keys():
+        del seen[gone]
+    controller.replicas = {k: w for k, w in controller.replicas.items() if k in chosen}
+    for key, (one, section) in chosen.items():
+        mine = seen.setdefault(key, _Seen())
+        if time.monotonic() - mine.since_s < section.pause:
+            continue
+        try:
+            words = await _one(one, key[1], section, kinds, memory, hand, mine)
+        except UserError as error:
+            words = error.message
+            mine.changes.clear()
+            mine.since_s = time.monotonic()  # not again at once
+        if controller.replicas.get(key) != words:
+            controller.replicas[key] = words
+            log.info("%s %s: replicas: %s", *key, words)
+
+
+def section_of(sections: tuple[Elastic, ...], engine: str, query: str) -> Elastic | None:
+    """The first that means the query."""
+    names = names_of(engine, query)
+    return next(
+        (s for s in sections if fits(s.queries, *names) and engine_fits(s.engines, engine)), None
+    )
+
+
+async def _one(
+    one: Found,
+    query: str,
+    section: Elastic,
+    kinds: Mapping[str, DriverKind],
+    memory: Memory,
+    hand: "Worker[Any]",
+    seen: _Seen,
+) -> str:
+    """Look at one query, and do what is to be done. Words for it. Raises UserError."""
+    target, engine = one.engine.target, one.engine.name
+    kind = kinds[target.kind]
+    limits = await hand.call(lambda: _limits(target, kind, query))
+    wanted = parallelism.wanted(one.window, one.assessment)
+    cpus = cpus_of(one.window.now.topology.pids)
+    change = changed(wanted, engine, query, cpus, limits, most=section.replicas)
+    seen.changes = [*seen.changes, change][-AGREE:]
+    sure = agreed(seen.changes)
+    if sure is None:
+        if not change.steps:
+            return "as many as it needs"
+        return f"may need {scaling.in_words(change.replicas)}"
+    why = refusal(sure, cost_s(memory.read(), engine, query), section.within)
+    if why is not None:
+        return why
+    seen.changes.clear()
+    done = await hand.call(
+        lambda: scaling.carried_out(
+            target,
+            kind,
+            sure,
+            memory,
+            patience_s=PATIENCE_S,
+            say=lambda line: log.info("%s %s: %s", engine, query, line),
+        )
+    )
+    seen.since_s = time.monotonic()
+    return _told(sure, done)
+
+
+def _limits(target: Target, kind: DriverKind, query: str) -> Limits:
+    scaler = scaling.scaler_of(target, kind)
+    try:
+        return scaler.current(query)
+    finally:
+        scaler.close()
+
+
+def agreed(changes: list[Change]) -> Change | None:
+    """What all of the last looks ask for, by the last one; None where they do not agree."""
+    if len(changes) < AGREE or not all(change.steps for change in changes):
+        return None
+    last = changes[-1]
+    steps = []
+    for step in last.steps:
+        asked = [c.replicas.get(step.logical, step.now) for c in changes]
+        to = min(asked) if step.to > step.now else max(asked)
+        if (to > step.now) == (step.to > step.now) and to != step.now:
+            steps.append(replace(step, to=to))
+    if not steps:
+        return None
+    return replace(last, steps=tuple(steps), holds=min(change.holds for change in changes))
+
+
+def _told(change: Change, done: Done) -> str:
+    rates = ""
+    if done.before and done.after is not None:
+        rates = f", {done.after / done.before - 1:+.0%} tuples"
+    return (
+        f"{scaling.in_words(change.replicas)} {done.outcome}{rates}, "
+        f"{done.silent_s or 0.0:.1f} s without output"
+    )

@@ -1,0 +1,360 @@
+"""Give a query other numbers of replicas, measure what came of it, and take it back if it is worse.
+
+What was is written down before anything is asked of the engine, in the run folder: so `scale
+--back` knows it, also after a kill, and the next restart is judged by what this one took.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sched_ctl.adapt.parallelism import called
+from sched_ctl.adapt.rescale import Change, Done, is_worse
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers import Driver, DriverKind, Scaler, Target
+from sched_ctl.engines.boundary import checked
+from sched_ctl.engines.engine import Engine
+from sched_ctl.errors import EngineError, UserError
+from sched_ctl.kernel.crowd import slowness
+from sched_ctl.model.topology import Snapshot, Topology
+from sched_ctl.runfolder import RunFolder
+from sched_ctl.service import bottlenecks
+from sched_ctl.service.bottlenecks import Found
+
+__all__ = ["Memory", "carried_out", "in_words", "looked", "memory_of", "scaler_of"]
+
+log = logging.getLogger(__name__)
+
+Replicas = Mapping[tuple[str, ...], int]
+
+KEPT = 200  # changes that are remembered
+LONGEST = 1 << 20  # bytes of them that are read
+MEASURE_S = 5.0  # that a rate is taken over
+SETTLE_S = 5.0  # from the first output to the first look at what came of it
+LOOK_S = 0.1
+WHILE_S = 2.0  # of output with the new replicas, before anything is said
+POLL_S = 5.0  # that one answer may take
+NO_QUERY_S = 20.0  # that the first queries may take to be seen
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Changes that were made since the machine was started."""
+
+    path: Path
+
+    def read(self) -> list[Done]:
+        """Oldest first; lines that nobody can read are left out."""
+        found = []
+        with suppress(OSError):
+            for line in self.path.read_bytes()[-LONGEST:].splitlines()[-KEPT:]:
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    found.append(msgspec.json.decode(line, type=Done))
+        return found
+
+    def note(self, done: Done) -> None:
+        """Write one down; in the place of the last line, if that is of the same change.
+
+        Raises UserError.
+        """
+        kept = self.read()[-KEPT:]
+        if kept and (kept[-1].at_s, kept[-1].engine) == (done.at_s, done.engine):
+            kept.pop()
+        new = self.path.with_suffix(".new")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.write_bytes(b"".join(msgspec.json.encode(d) + b"\n" for d in (*kept, done)))
+            new.replace(self.path)
+        except OSError as error:
+            raise UserError(
+                f"what was there before cannot be written down: {self.path}: {error.strerror}; "
+                "nothing was changed",
+                "run this command as root, or give another --run-dir",
+            ) from None
+
+    def last(self, engine: str, query: str) -> Done | None:
+        """The newest change of a query."""
+        same = [done for done in self.read() if (done.engine, done.query) == (engine, query)]
+        return same[-1] if same else None
+
+
+def memory_of(run_dir: Path) -> Memory:
+    return Memory(RunFolder(run_dir).rescaled)
+
+
+async def looked(
+    settings: Settings, kinds: Mapping[str, DriverKind], seconds: float
+) -> list[Found]:
+    """The engines' verdicts over so many seconds. Nothing is changed."""
+    nothing = (Section(policy="constant"),)
+    own = msgspec.structs.replace(settings, policy=nothing, race=0, guard=0, calm_period=0)
+    controller = Controller(own, kinds, None)
+    controller.observes = True
+    running = None
+    try:
+        await controller.start()
+        running = asyncio.create_task(controller.run())
+        end_s = time.monotonic() + NO_QUERY_S
+        while not any(e.snapshot and e.snapshot.topology.queries for e in _engines(controller)):
+            if time.monotonic() > end_s:
+                return []
+            await asyncio.sleep(LOOK_S)
+        controller.watch(seconds + 2 * bottlenecks.SHORT_S)
+        await asyncio.sleep(seconds)
+        return await bottlenecks.look(controller)
+    finally:
+        controller.stop("seen enough")
+        if running is not None:
+            await running
+        controller.close()
+
+
+def _engines(controller: Controller) -> Sequence[Engine]:
+    return list(controller.engines.values())
+
+
+def scaler_of(target: Target, kind: DriverKind) -> Scaler:
+    """Raises UserError where such an engine's replicas cannot be changed."""
+    if kind.scaler is None:
+        raise UserError(
+            f"{target.engine}: replicas of a running query cannot be changed there",
+            "start the query again with as many as it needs",
+        )
+    return kind.scaler(target)
+
+
+def carried_out(
+    target: Target,
+    kind: DriverKind,
+    change: Change,
+    memory: Memory,
+    *,
+    patience_s: float,
+    say: Callable[[str], None] = log.info,
+) -> Done:
+    """Make the change, wait for output, compare, and take it back if it is worse.
+
+    patience_s: for the query to keep its state, and for output after the restart, on an idle
+    machine. Raises UserError, with what is in force then.
+    """
+    scaler = scaler_of(target, kind)
+    driver = None
+    try:
+        driver = kind.connect(target)
+        current = scaler.current(change.query)
+        was = {logical: current[logical][0] for logical in change.replicas if logical in current}
+        output = Output(driver, change.query)
+        before = output.rate(MEASURE_S)
+        say("keeping its state")
+        scaler.secure(change.query, patience_s * slowness())
+        done = Done(
+            at_s=time.time(),
+            engine=change.engine,
+            query=change.query,
+            was=_plain(was),
+            became=_plain(change.replicas),
+            before=_known(before),
+        )
+        memory.note(done)
+        say(f"asking for {in_words(change.replicas)}")
+        try:
+            scaler.rescale(change.query, change.replicas)
+        except EngineError as error:
+            memory.note(msgspec.structs.replace(done, outcome="refused"))
+            hint = f"if it did so all the same: sched-ctl scale '{change.query}' --back --apply"
+            raise EngineError(error.message, error.hint or hint) from None
+        silent_s = output.silence(change.replicas, patience_s * slowness())
+        if silent_s is None:
+            return _lost(scaler, output, memory, done, was, patience_s)
+        say(f"output again after {silent_s:.1f} s without")
+        done = msgspec.structs.replace(done, silent_s=round(silent_s, 3))
+        memory.note(done)
+        return _judged(scaler, output, memory, done, was, patience_s, say)
+    finally:
+        scaler.close()
+        if driver is not None:
+            driver.close()
+
+
+def _judged(
+    scaler: Scaler,
+    output: "Output",
+    memory: Memory,
+    done: Done,
+    was: Replicas,
+    patience_s: float,
+    say: Callable[[str], None],
+) -> Done:
+    before = math.nan if done.before is None else done.before
+    output.settle(SETTLE_S)
+    after = output.rate(MEASURE_S)
+    if is_worse(before, after):
+        after = output.rate(MEASURE_S)  # one look may have met a pause of the load
+    outcome = "back" if is_worse(before, after) else "kept"
+    done = msgspec.structs.replace(done, after=_known(after), outcome=outcome)
+    if outcome == "back":
+        say(f"it takes in {after:.4g}/s instead of {before:.4g}/s: back to {in_words(was)}")
+        scaler.rescale(done.query, was)
+        output.silence(was, patience_s * slowness())
+    memory.note(done)
+    return done
+
+
+def _lost(
+    scaler: Scaler,
+    output: "Output",
+    memory: Memory,
+    done: Done,
+    was: Replicas,
+    patience_s: float,
+) -> Done:
+    """No output came: ask for what was there before."""
+    memory.note(msgspec.structs.replace(done, outcome="lost"))
+    waited_s = patience_s * slowness()
+    try:
+        scaler.rescale(done.query, was)
+    except EngineError as error:
+        raise EngineError(
+            f"{done.query}: no output for {waited_s:.0f} s after the change, and it cannot be "
+            f"taken back: {error.message}",
+            f"sched-ctl scale '{done.query}' --back --apply tries again",
+        ) from None
+    back = output.silence(was, waited_s) is not None
+    raise EngineError(
+        f"{done.query}: no output for {waited_s:.0f} s after the change; it was taken back, "
+        + ("and there is output again" if back else "and there is still none"),
+        "the engine's log tells why; --patience waits longer",
+    )
+
+
+class Output:
+    """What a query takes in and gives, seen by a driver of its own.
+
+    A driver learns of new replicas seconds after these work. But the counters of a restarted query
+    begin anew: the first look tells how much it has given since, and the rate when that began.
+    """
+
+    def __init__(self, driver: Driver, query: str) -> None:
+        self._driver, self._query = driver, query
+        self._said: Topology | None = None
+        self._before: _Counts | None = None
+        self._gave_s = time.monotonic()  # the last output
+        self._anew: _Counts | None = None  # the first look at counters that had begun anew
+        self._silent_s = 0.0  # longest time between two outputs, up to that look
+        self.taken, self.over_s = 0.0, 0.0  # tuples that the sources sent, in how many seconds
+
+    def rate(self, seconds: float) -> float:
+        """Tuples/s that the sources emit over the next seconds; NaN where nobody tells."""
+        self.taken = self.over_s = 0.0
+        self.settle(seconds)
+        return self.taken / self.over_s if self.over_s > 0 else math.nan
+
+    def settle(self, seconds: float) -> None:
+        """Look for so long."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self.look()
+            time.sleep(LOOK_S)
+
+    def silence(self, replicas: Replicas, patience_s: float) -> float | None:
+        """The longest time without output from now on until it runs with these replicas, and has
+        given output for a while; None if it does not in time. Call it as soon as they were asked
+        for.
+        """
+        begin_s = time.monotonic()
+        self._silent_s, self._anew = 0.0, None
+        new_s = math.inf  # since when it gives output with these replicas
+        while time.monotonic() - begin_s < patience_s:
+            gave_s = self._gave_s
+            topology = self.look()
+            if topology is not None and _has(topology, self._query, replicas):
+                if self._gave_s > gave_s:
+                    new_s = min(new_s, self._gave_s)
+                if self._gave_s - new_s >= WHILE_S:
+                    return max(0.0, self._silent_s - self._unseen_s())
+            time.sleep(LOOK_S)
+        return None
+
+    def _unseen_s(self) -> float:
+        """For how long it had given output already when it was seen to have begun anew."""
+        first, now = self._anew, self._before
+        if first is None or now is None or now.at_s <= first.at_s or now.given <= first.given:
+            return 0.0
+        return first.given * (now.at_s - first.at_s) / (now.given - first.given)
+
+    def look(self) -> Topology | None:
+        """One answer; None where there is none, as while the engine restarts the query."""
+        try:
+            snapshot = checked(self._driver.poll(POLL_S), self._driver, self._said)
+        except EngineError:
+            return None
+        self._said = snapshot.topology
+        now, before = _counts(snapshot, self._query), self._before
+        if now is None:
+            return snapshot.topology
+        self._before = now
+        if before is not None:
+            if now.given > before.given or 0 < now.given < before.given:
+                apart_s = now.at_s - self._gave_s
+                if now.given < before.given:
+                    self._anew, self._silent_s = now, apart_s
+                elif self._anew is None:
+                    self._silent_s = max(self._silent_s, apart_s)
+                self._gave_s = now.at_s
+            if now.taken >= before.taken:
+                self.taken += now.taken - before.taken
+                self.over_s += now.at_s - before.at_s
+        return snapshot.topology
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Tuples that a query's sources sent, and its last operators took in, since it was started."""
+
+    at_s: float
+    taken: float
+    given: float
+
+
+def _counts(snapshot: Snapshot, query: str) -> _Counts | None:
+    topology = snapshot.topology
+    mine = np.array([o.query == query for o in topology.operators], dtype=np.bool_)
+    taken, given = (
+        float(np.sum(snapshot.columns.get(name, np.full(mine.size, np.nan))[ends & mine]))
+        for name, ends in (
+            ("tuples_out", topology.graph.ingress),
+            ("tuples_in", topology.graph.egress),
+        )
+    )
+    known = mine.any() and math.isfinite(taken) and math.isfinite(given)
+    return _Counts(time.monotonic(), taken, given) if known else None
+
+
+def _has(topology: Topology, query: str, replicas: Replicas) -> bool:
+    """Whether it runs with these replicas, by their threads."""
+    running: dict[tuple[str, ...], int] = {}
+    for operator in topology.operators:
+        if operator.query == query and operator.threads:
+            running[operator.logical] = running.get(operator.logical, 0) + 1
+    return all(running.get(logical, 0) == count for logical, count in replicas.items())
+
+
+def in_words(replicas: Replicas) -> str:
+    return ", ".join(f"{called(logical)} x {count}" for logical, count in replicas.items())
+
+
+def _plain(replicas: Replicas) -> list[tuple[list[str], int]]:
+    return [(list(logical), count) for logical, count in replicas.items()]
+
+
+def _known(value: float) -> float | None:
+    return round(value, 3) if math.isfinite(value) else None

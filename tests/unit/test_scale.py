@@ -1,0 +1,388 @@
+"""Other replicas for a query: what pays, what Flink answers, and what is done about the outcome."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shares import of, replicated
+
+from plans import array
+from sched_ctl.adapt.parallelism import Wanted
+from sched_ctl.adapt.rescale import Change, Done, Step, changed, cost_s, is_worse, refusal
+from sched_ctl.config.files import load
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.flink.scaling import FlinkScaler
+from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.errors import EngineError, UserError
+from sched_ctl.model.topology import PhysicalOperator, Snapshot, Thread, Topology
+from sched_ctl.service import scaling
+from sched_ctl.service.elastic import agreed, section_of
+from sched_ctl.service.scaling import Memory
+
+LIMITS: dict[tuple[str, ...], tuple[int, int]] = {(name,): (1, 100) for name in "abc"}
+TARGET = Target("fake", "x")
+
+
+def three(full: float = 0.0, run: float = 1.0) -> Wanted:
+    """a > b > c: b can do 200/s, and a emits 400."""
+    return of(
+        replicated(1, 1, 1),
+        [400, 200, 200],
+        [400, 200, 200],
+        [0.1, run, 0.3],
+        full=[full, 0, 0],
+    )
+
+
+def test_one_step_for_all_operators() -> None:
+    change = changed(three(), "e", "q", 8.0, LIMITS)
+    assert [(s.operator, s.now, s.to) for s in change.steps] == [("b", 1, 2)]
+    assert (change.held, change.holds, change.gain) == pytest.approx((0.5, 1.0, 2.0))
+    assert change.pays_after_s(3.0) == pytest.approx(3.0)
+
+
+def test_no_more_than_the_cpus_can_feed() -> None:
+    change = changed(three(), "e", "q", 1.0, LIMITS)  # 2.6 CPUs for all of it
+    assert change.steps == ()
+    assert change.held < 0.5
+
+
+def test_what_a_held_source_wants_is_only_a_bound() -> None:
+    held = of(replicated(1, 1), [0, 10], [10, 10], [0.02, 1.0], full=[0.98, 0])
+    change = changed(held, "e", "q", 64.0, LIMITS)
+    assert change.at_least
+    assert [(s.operator, s.to) for s in change.steps] == [("b", 3)]  # not 10
+
+
+def test_what_the_user_says_goes_before_what_is_worked_out() -> None:
+    change = changed(three(), "e", "q", 8.0, LIMITS, told={("c",): 5})
+    assert [(s.operator, s.now, s.to) for s in change.steps] == [("c", 1, 5)]
+    limited = changed(three(), "e", "q", 8.0, {("b",): (1, 1), ("c",): (1, 9)})
+    assert limited.steps == ()
+
+
+def asked(*to: int) -> Change | None:
+    return agreed([replace(change_of(3, n, 0.5, 0.9), at_least=False) for n in to])
+
+
+def test_only_what_three_looks_agree_on_is_done_by_itself() -> None:
+    assert asked(5, 5) is None
+    assert asked(5, 2, 5) is None  # one wants fewer
+    more, fewer = asked(6, 4, 5), asked(1, 2, 1)
+    assert more is not None
+    assert more.replicas == {("b",): 4}
+    assert fewer is not None
+    assert fewer.replicas == {("b",): 2}
+    none = replace(change_of(3, 4, 0.5, 0.9), steps=())
+    assert agreed([none, change_of(3, 4, 0.5, 0.9), change_of(3, 4, 0.5, 0.9)]) is None
+
+
+def test_the_first_section_that_means_a_query_counts(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        '[[elastic]]\nqueries = ["etl*"]\nengines = ["flink"]\nreplicas = 4\n'
+        "[[elastic]]\npause = 20\n"
+    )
+    sections = load(file).elastic
+    first, second = (section_of(sections, engine, "etl1") for engine in ("flink:1", "storm:t"))
+    assert first is not None
+    assert first.replicas == 4
+    assert second is not None
+    assert second.pause == 20
+    assert section_of(sections[:1], "flink:1", "other") is None
+    file.write_text("[[elastic]]\npaus = 20\n")
+    with pytest.raises(UserError, match=r"elastic\[0\].paus") as raised:
+        load(file)
+    assert "pause" in (raised.value.hint or "")
+    assert load(None, {"elastic": [{"queries": ["a"]}]}).elastic[0].within == 600
+
+
+def done(silent_s: float | None, engine: str = "flink:1", query: str = "q") -> Done:
+    return Done(at_s=1, engine=engine, query=query, was=[], became=[], silent_s=silent_s)
+
+
+def test_a_restart_is_judged_by_earlier_ones() -> None:
+    assert math.isnan(cost_s([], "flink:1", "q"))
+    assert math.isnan(cost_s([done(None), done(5, "storm:a")], "flink:1", "q"))
+    assert cost_s([done(9, "flink:2"), done(5, query="other")], "flink:1", "q") == 7
+    assert cost_s([done(9), *[done(2)] * 5, done(50, query="other")], "flink:1", "q") == 2
+
+
+def change_of(now: int, to: int, held: float, holds: float, at_least: bool = False) -> Change:
+    step = Step(("b",), "b", now, to, 1.0, 1.0)
+    return Change("flink:1", "q", (step,), held, holds, at_least, 2.0, 1.0)
+
+
+def test_nothing_is_done_that_does_not_pay() -> None:
+    assert refusal(change_of(1, 3, 0.4, 1.0), 5.0, 600) is None
+    assert "pay after" in (refusal(change_of(1, 3, 0.8, 0.9), 100.0, 600) or "")
+    assert "bring 5%" in (refusal(change_of(1, 2, 0.95, 1.0), 1.0, 600) or "")
+    assert refusal(change_of(8, 1, 1.0, 1.0), 5.0, 600) is None
+    assert "costs 100 s" in (refusal(change_of(8, 1, 1.0, 1.0), 100.0, 600) or "")
+    assert "held" in (refusal(change_of(8, 1, 1.0, 1.0, at_least=True), 1.0, 600) or "")
+    assert "held" in (refusal(change_of(8, 2, 1.0, 0.8), 1.0, 600) or "")
+    assert refusal(change_of(1, 3, 0.9, 1.0), math.nan, 600) is None  # a minute, 9 minutes
+    assert [is_worse(100, x) for x in (0, 89, 91, 200, math.nan)] == [True, True, *[False] * 3]
+
+
+def test_what_was_done_is_remembered(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "run" / "rescaled")
+    assert memory.last("flink:1", "q") is None
+    memory.note(done(None))
+    memory.note(done(2.5))  # the same change
+    memory.note(done(1, query="other"))
+    assert [d.silent_s for d in memory.read()] == [1]  # one at a time
+    later = Done(at_s=2, engine="flink:1", query="q", was=[(["b"], 1)], became=[(["b"], 3)])
+    memory.note(later)
+    memory.path.write_bytes(b"{{{\nnull\n" + memory.path.read_bytes() + b'{"at_s": 1')
+    assert memory.last("flink:1", "q") == later
+
+
+def test_nothing_is_done_that_cannot_be_written_down(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="nothing was changed"):
+        Memory(tmp_path / "file" / "rescaled").note(done(None))
+
+
+# --- Flink ---
+
+VERTICES = [("v0", "Source: q-src"), ("v1", "q-work")]
+JOB = {
+    "jid": "j",
+    "name": "q",
+    "vertices": [
+        {"id": v, "name": name, "parallelism": 1, "maxParallelism": 128} for v, name in VERTICES
+    ],
+}
+NOT_ADAPTIVE = {
+    "errors": [
+        "Internal server error.",
+        "<Exception on server side:\njava.lang.UnsupportedOperationException: no\n\tat x>",
+    ]
+}
+
+
+@dataclass
+class JobManager:
+    """What it answers, by method and path; and what it was asked to change."""
+
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    put: list[Any] = field(default_factory=list)
+
+
+@contextmanager
+def job_manager(**changes: tuple[int, Any]) -> Iterator[tuple[JobManager, FlinkScaler]]:
+    bounds = {v: {"parallelism": {"lowerBound": 1, "upperBound": 1}} for v, _ in VERTICES}
+    known = JobManager(
+        {
+            "GET /jobs/overview": (200, {"jobs": [{"jid": "j", "name": "q", "state": "RUNNING"}]}),
+            "GET /jobs/j": (200, JOB),
+            "GET /overview": (200, {"slots-total": 4, "slots-available": 0}),
+            "GET /jobs/j/resource-requirements": (200, bounds),
+            "PUT /jobs/j/resource-requirements": (200, {}),
+            "POST /jobs/j/checkpoints": (202, {"request-id": "r"}),
+            "GET /jobs/j/checkpoints/r": (200, {"status": {"id": "COMPLETED"}, "operation": {}}),
+        }
+    )
+    named = {
+        "wishes": "GET /jobs/j/resource-requirements",
+        "put": "PUT /jobs/j/resource-requirements",
+        "trigger": "POST /jobs/j/checkpoints",
+        "checkpoint": "GET /jobs/j/checkpoints/r",
+        "jobs": "GET /jobs/overview",
+    }
+    known.answers |= {named[name]: answer for name, answer in changes.items()}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, told = known.answers.get(f"{self.command} {self.path}", (404, {}))
+            if self.command == "PUT":
+                known.put.append(json.loads(body))
+            text = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_PUT = do_POST = answer  # noqa: N815  as the library calls them
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    port = server.server_address[1]
+    scaler = FlinkScaler(Target("flink", f"127.0.0.1:{port}"), Endpoint("127.0.0.1", port))
+    try:
+        yield known, scaler
+    finally:
+        scaler.close()
+        server.shutdown()
+        server.server_close()
+
+
+def test_flink_is_asked_for_all_vertices_at_once() -> None:
+    with job_manager() as (manager, flink):
+        assert flink.current("q") == {("Source: q-src",): (1, 4), ("q-work",): (1, 4)}
+        flink.secure("q", 5)
+        flink.rescale("q", {("q-work",): 3})
+    (asked,) = manager.put
+    assert {v: one["parallelism"]["upperBound"] for v, one in asked.items()} == {"v0": 1, "v1": 3}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"wishes": (500, NOT_ADAPTIVE)}, "its scheduler is not the adaptive one"),
+        ({"wishes": (404, {"errors": ["Not found: x"]})}, "this Flink cannot rescale"),
+        ({"wishes": (200, [1])}, "oddly"),
+        ({"put": (403, {})}, "refuses: status 403"),
+        ({"put": (400, {"errors": ["a.b.RestHandlerException: too many\n\tat x"]})}, "too many"),
+        ({"trigger": (400, {"errors": ["x.Exception: no coordinator"]})}, "lose its state"),
+        ({"checkpoint": (200, {"status": {"id": "IN_PROGRESS"}})}, "not complete after 0 s"),
+        (
+            {
+                "checkpoint": (
+                    200,
+                    {"status": {"id": "COMPLETED"}, "operation": {"failure-cause": 1}},
+                )
+            },
+            "its checkpoint failed",
+        ),
+        ({"jobs": (200, {"jobs": []})}, "runs no job 'q' any more"),
+    ],
+)
+def test_what_flink_refuses_is_told_in_words(answer: Mapping[str, Any], words: str) -> None:
+    with job_manager(**answer) as (_, flink), pytest.raises(EngineError, match=words) as raised:
+        flink.secure("q", 0)
+        flink.rescale("q", {("q-work",): 3})
+    if "put" in answer and answer["put"][0] == 403:
+        assert "[access]" in (raised.value.hint or "")
+
+
+# --- what came of it ---
+
+
+@dataclass
+class Restarting:
+    """Driver and scaler of one query a > b > c that gives so many tuples/s by b's replicas."""
+
+    rates: Mapping[int, float]
+    replicas: int = 1
+    pause_s: float = 0.2
+    keeps: bool = True  # its state
+    asked: list[int] = field(default_factory=list)
+    since_s: float = field(default_factory=time.monotonic)
+    base: float = 0.0
+    target: Target = TARGET
+    provides: frozenset[str] = frozenset({"tuples_in", "tuples_out"})
+    topology: Topology | None = None
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        now_s = time.monotonic()
+        if now_s < self.since_s:
+            raise EngineError("it restarts")
+        if self.topology is None:
+            made = replicated(1, self.replicas, 1)
+            self.topology = Topology(
+                "fake:x",
+                tuple(
+                    PhysicalOperator(o.query, o.name, o.logical, o.replica, o.replicas, (thread,))
+                    for o, thread in zip(
+                        made.operators, map(thread_of, range(len(made.operators))), strict=True
+                    )
+                ),
+                made.edges,
+                made.logical,
+                made.logical_edges,
+            )
+        given = self.base + self.rates[self.replicas] * (now_s - self.since_s)
+        column = array(*[given] * len(self.topology.operators))
+        return Snapshot(self.topology, now_s, {"tuples_in": column, "tuples_out": column})
+
+    def current(self, query: str) -> dict[tuple[str, ...], tuple[int, int]]:
+        return {("b",): (self.replicas, 100)}
+
+    def secure(self, query: str, timeout_s: float) -> None:
+        if not self.keeps:
+            raise EngineError("no checkpoint")
+
+    def rescale(self, query: str, replicas: Mapping[tuple[str, ...], int]) -> None:
+        self.replicas = replicas["b",]
+        self.asked.append(self.replicas)
+        self.topology, self.base = None, 0.0
+        self.since_s = time.monotonic() + self.pause_s
+
+    def close(self) -> None: ...
+
+
+def thread_of(row: int) -> Thread:
+    return Thread(1, 100 + row, 7)
+
+
+def made(engine: Restarting, to: int, folder: Path, patience_s: float = 20.0) -> Done:
+    kind = DriverKind("fake", list, lambda _: engine, scaler=lambda _: engine)
+    change = Change("fake:x", "q", (Step(("b",), "b", 1, to, 1, 1),), 0.5, 1.0, False, 2.0, 1.0)
+    memory = Memory(folder / "rescaled")
+    try:
+        return scaling.carried_out(
+            engine.target, kind, change, memory, patience_s=patience_s, say=lambda _: None
+        )
+    finally:
+        last = memory.last("fake:x", "q")
+        engine.asked.append(-1 if last is None else {"kept": 0, "back": 1}.get(last.outcome, 2))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MEASURE_S": 0.4, "SETTLE_S": 0.1, "WHILE_S": 0.2, "LOOK_S": 0.01}.items():
+        monkeypatch.setattr(scaling, name, value)
+    monkeypatch.setattr(scaling, "slowness", lambda: 1.0)
+
+
+def test_a_change_that_is_better_stays(tmp_path: Path) -> None:
+    engine = Restarting({1: 100, 3: 300}, pause_s=0.5)
+    told = made(engine, 3, tmp_path)
+    assert engine.asked == [3, 0]
+    assert told.was == [(["b"], 1)]
+    assert told.silent_s is not None
+    assert told.silent_s > 0.4
+    assert told.after is not None
+    assert told.before is not None
+    assert told.after > 2 * told.before
+
+
+def test_a_change_that_is_worse_is_taken_back(tmp_path: Path) -> None:
+    engine = Restarting({1: 100, 3: 30})
+    assert made(engine, 3, tmp_path).outcome == "back"
+    assert engine.asked == [3, 1, 1]
+
+
+def test_a_change_without_output_is_taken_back(tmp_path: Path) -> None:
+    engine = Restarting({1: 100, 3: 0})
+    with pytest.raises(EngineError, match="it was taken back, and there is output again"):
+        made(engine, 3, tmp_path, patience_s=3.0)
+    assert engine.asked == [3, 1, 2]
+
+
+def test_a_query_that_cannot_keep_its_state_is_left_alone(tmp_path: Path) -> None:
+    engine = Restarting({1: 100, 3: 300}, keeps=False)
+    with pytest.raises(EngineError, match="no checkpoint"):
+        made(engine, 3, tmp_path)
+    assert engine.asked == [-1]
+
+
+def test_an_engine_without_a_way_is_told_so() -> None:
+    kind = DriverKind("fake", list, lambda _: Restarting({}))
+    with pytest.raises(UserError, match="cannot be changed there"):
+        scaling.scaler_of(Target("fake", "x"), kind)
