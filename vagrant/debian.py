@@ -40,9 +40,35 @@ class Archive:
             _run(["dpkg-deb", "-x", str(file), str(self.tree)], work)
             file.unlink()
 
+    def unpack_all(self, *packages: str) -> None:
+        """Those and all that they need, as a root whose dpkg knows them. No script is run."""
+        work = self.tree.parent
+        options = ("-q", "-y", "--no-install-recommends", "--download-only")
+        _run(["apt-get", *self.apt, *options, "install", *packages], work)
+        # base-files first: it has the links from /bin and /lib to /usr, and the others keep them.
+        files = sorted(
+            (work / "archives").glob("*.deb"),
+            key=lambda file: (not file.name.startswith("base-files_"), file.name),
+        )
+        status = []
+        for file in files:
+            with tempfile.TemporaryFile() as content:
+                pack = ["dpkg-deb", "--fsys-tarfile", str(file)]
+                subprocess.run(pack, stdout=content, check=True)
+                content.seek(0)
+                unpack = ["tar", "-x", "--keep-directory-symlink", "-C", str(self.tree)]
+                subprocess.run(unpack, stdin=content, check=True)
+            about = _run(["dpkg-deb", "-f", str(file)], work)
+            status.append(about.replace("\n", "\nStatus: install ok installed\n", 1))
+            file.unlink()
+        state = self.tree / "var/lib/dpkg"
+        for folder in ("info", "updates", "triggers"):
+            (state / folder).mkdir(parents=True, exist_ok=True)
+        (state / "status").write_text("\n".join(status))
+
 
 @contextlib.contextmanager
-def archive(suite: str, beside: Path) -> Iterator[Archive]:
+def archive(suite: str, beside: Path, architecture: str = "amd64") -> Iterator[Archive]:
     """A suite of the archive, in a temporary folder next to `beside`."""
     if not all(map(shutil.which, ("apt-get", "apt-cache", "dpkg-deb"))):
         raise ArchiveError("packages can only be fetched on Debian")
@@ -53,7 +79,7 @@ def archive(suite: str, beside: Path) -> Iterator[Archive]:
     with tempfile.TemporaryDirectory(dir=beside.parent, prefix="fetch-") as folder:
         work = Path(folder)
         (work / "tree").mkdir()
-        apt = _apt(work, suite)
+        apt = _apt(work, suite, architecture)
         _run(["apt-get", *apt, "-q", "update"], work)
         yield Archive(work / "tree", apt)
 
@@ -74,14 +100,14 @@ def release() -> str:
     return ""
 
 
-def _apt(work: Path, suite: str) -> list[str]:
+def _apt(work: Path, suite: str, architecture: str) -> list[str]:
     """Options that give apt a state of its own below `work`, with one suite as its source."""
     (work / "lists" / "partial").mkdir(parents=True)
     (work / "archives" / "partial").mkdir(parents=True)
     (work / "status").touch()
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
     (work / "sources.list").write_text(
-        f"deb [arch=amd64 signed-by={keyring}] {MIRROR}/debian {suite} main\n"
+        f"deb [arch={architecture} signed-by={keyring}] {MIRROR}/debian {suite} main\n"
     )
     options = {
         "Dir::Etc::SourceList": work / "sources.list",
@@ -90,7 +116,8 @@ def _apt(work: Path, suite: str) -> list[str]:
         "Dir::State::Status": work / "status",
         "Dir::Cache": work,
         "Dir::Cache::Archives": work / "archives",
-        "APT::Architecture": "amd64",
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
         "APT::Update::Error-Mode": "any",  # an archive out of reach is no empty archive
         "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
     }

@@ -8,6 +8,10 @@ under emulation.
 KVM is used where a guest really boots with it. /dev/kvm can exist and be useless (nested
 virtualisation), so that is tried once per boot of the host and remembered.
 
+A guest of another kind of machine (arm64) has a root of Debian packages for that, see `roots`, and
+this machine's files only where they are shown: the current folder, this one, and what is named. It
+may write to its root; nothing of that stays.
+
 A guest ends by itself: it is bounded in time, and QEMU and virtiofsd die with the process that
 started them, even if that is killed.
 """
@@ -33,6 +37,7 @@ import debian
 import initramfs
 import kernels
 import qemu
+import roots
 
 __all__ = [
     "NO_GUEST",
@@ -77,6 +82,7 @@ class Options:
     show: folders of the host that stay visible below one of the guest's own tmpfs (`WRITABLE`).
     kvm: None = where it works.
     nice: by how much it gives way to whatever else this machine does.
+    dtb: a device tree in place of the emulator's.
     """
 
     cpus: int = 2
@@ -90,12 +96,15 @@ class Options:
     kvm: bool | None = None
     append: str = ""
     nice: int = 0
+    dtb: Path | None = None
 
 
-def missing() -> str | None:
+def missing(architecture: str = qemu.OWN) -> str | None:
     """What this machine lacks to run a guest, or None."""
-    if shutil.which(qemu.PROGRAM) is None:
+    if shutil.which(qemu.PROGRAM) is None and architecture == qemu.OWN:
         return f"{qemu.PROGRAM} (package qemu-system-x86)"
+    if architecture != qemu.OWN and qemu.installed(architecture) is None is qemu.find(architecture):
+        return f"{qemu.PROGRAMS[architecture]} (package {qemu.PACKAGES[architecture][0]})"
     if _virtiofsd() is None:
         return "virtiofsd (package qemu-system-common in Debian 12, virtiofsd in 13)"
     if os.geteuid() != 0:
@@ -126,10 +135,14 @@ class Guest:
     def _start(
         self, kernel: Path, command: Sequence[str], options: Options, env: Mapping[str, str]
     ) -> None:
-        lacking = missing()
+        architecture = kernels.architecture(kernel)
+        lacking = missing(architecture)
         if lacking is not None:
             raise GuestError(f"cannot run a guest: this machine lacks {lacking}")
         _write_job(self.folder, command, options, env)
+        foreign: list[str] = []
+        if architecture != qemu.OWN:
+            foreign = _foreign(self.folder, architecture, options)
         modules = kernels.modules(kernel)
         if modules is not None:
             try:
@@ -137,7 +150,10 @@ class Guest:
             except initramfs.InitramfsError as error:
                 raise GuestError(str(error)) from error
         socket = self.folder / "virtiofs"
-        daemon = self._spawn(_virtiofsd_command(socket), "virtiofsd.log", subprocess.DEVNULL)
+        root = self.folder / "root" / "all" if foreign else Path("/")
+        daemon = self._spawn(
+            [*foreign, *_virtiofsd_command(socket, root)], "virtiofsd.log", subprocess.DEVNULL
+        )
         while not socket.exists():
             if daemon.poll() is not None:
                 raise GuestError("virtiofsd failed: " + self._read("virtiofsd.log").strip())
@@ -147,7 +163,7 @@ class Guest:
         os.mkfifo(self.folder / "result")
         self._result = os.open(self.folder / "result", os.O_RDWR | os.O_NONBLOCK)
         self._qemu = self._spawn(
-            _qemu_command(self.folder, kernel, options), "qemu.log", subprocess.PIPE
+            _qemu_command(self.folder, kernel, architecture, options), "qemu.log", subprocess.PIPE
         )
 
     def _spawn(self, command: list[str], log: str, stdout: int) -> "subprocess.Popen[bytes]":
@@ -279,7 +295,8 @@ def boot(
 ) -> Iterator[Guest]:
     """A guest that is up, or has failed to come up; ended when the block is left."""
     env = env or {}
-    kvm = _kvm_may_work() if options.kvm is None else options.kvm
+    own = kernels.architecture(kernel) == qemu.OWN
+    kvm = own and (_kvm_may_work() if options.kvm is None else options.kvm)
     if kvm and not options.icount:
         guest = Guest(kernel, command, dataclasses.replace(options, kvm=True), env)
         try:
@@ -347,44 +364,81 @@ def _virtiofsd() -> str | None:
     return next((path for path in VIRTIOFSD if Path(path).exists()), shutil.which("virtiofsd"))
 
 
-def _virtiofsd_command(socket: Path) -> list[str]:
+def _foreign(folder: Path, architecture: str, options: Options) -> list[str]:
+    """Words that let a program behind them see the root of a guest of another kind of machine.
+
+    Its mounts are its own and end with it; the root is a copy in memory.
+    """
+    try:
+        packages = roots.root(architecture)
+    except roots.RootError as error:
+        raise GuestError(f"cannot run a guest: {error}") from error
+    (folder / "root").mkdir()
+    (folder / "private").touch()  # for init.sh
+    writable = {path.resolve() for path in options.write}
+    shown = (Path.cwd(), HERE.parent, folder, *options.show, *options.write)
+    # Copied: virtiofsd of QEMU 7.2 fails on overlayfs where a hard link is written to.
+    lines = [
+        f"mount -t tmpfs tmpfs {folder}/root",
+        f"cp -a {shlex.quote(str(packages))} {folder}/root/all",
+    ]
+    for path in dict.fromkeys(path.resolve() for path in shown):
+        source, target = shlex.quote(str(path)), shlex.quote(f"{folder}/root/all{path}")
+        lines += [f"mkdir -p {target}", f"mount --bind {source} {target}"]
+        if path not in writable:
+            lines.append(f"mount -o remount,bind,ro {target}")
+    lines.append('exec "$@"')
+    return ["unshare", "--mount", "--propagation=private", "sh", "-euc", "\n".join(lines), "sh"]
+
+
+def _virtiofsd_command(socket: Path, root: Path) -> list[str]:
     daemon = _virtiofsd()
     assert daemon is not None
     common = [daemon, f"--socket-path={socket}", "--rlimit-nofile=0", "--thread-pool-size=2"]
     if daemon == VIRTIOFSD[0]:  # the one in C, part of QEMU up to 7.2
-        return [*common, "-o", "source=/,cache=always,sandbox=chroot,xattr"]
-    return [*common, "--shared-dir=/", "--cache=always", "--sandbox=chroot", "--xattr"]
+        return [*common, "-o", f"source={root},cache=always,sandbox=chroot,xattr"]
+    return [*common, f"--shared-dir={root}", "--cache=always", "--sandbox=chroot", "--xattr"]
 
 
-def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
+# What a guest's kernel and its emulator are told by kind of machine. Pointer authentication as the
+# architecture has it takes most of the emulator's time; `impdef` is a cheap one.
+CONSOLE = {
+    "amd64": "console=ttyS0 tsc=reliable no_timer_check",
+    "arm64": "console=ttyAMA0",
+}
+MACHINE = {"amd64": ("q35", "max"), "arm64": ("virt,gic-version=3", "max,pauth-impdef=on")}
+
+
+def _qemu_command(folder: Path, kernel: Path, architecture: str, options: Options) -> list[str]:
     if options.cpus < 1:
         raise GuestError(f"a guest has at least one CPU, not {options.cpus}")
-    program = qemu.find() if options.cpus > 1 else qemu.installed()
+    program = qemu.installed(architecture) if options.cpus == 1 else None
+    program = program or qemu.find(architecture)
     if program is None:
-        raise GuestError(f"{qemu.PROGRAM} does not run")
+        raise GuestError(f"{qemu.PROGRAMS[architecture]} does not run")
     if options.icount and options.cpus > 1 and not program.is_good:
         raise GuestError(
             f"icount on two CPUs needs QEMU 8.1 or later, and this is {program}: "
             f"{program.lacking}\n"
             "hint: install a later QEMU, or use --cpus 1"
         )
+    machine, model = MACHINE[architecture]
     if options.kvm:
         accelerator = ["-accel", "kvm", "-cpu", "host"]
     else:
         thread = "multi" if program.is_good and not options.icount else "single"
-        accelerator = ["-accel", f"tcg,thread={thread}", "-cpu", "max"]
+        accelerator = ["-accel", f"tcg,thread={thread}", "-cpu", model]
     if options.icount:
         accelerator += ["-icount", f"shift={options.icount_shift},sleep=off"]
-    root = "rw" if options.write else "ro"
+    root = "rw" if options.write or architecture != qemu.OWN else "ro"
     append = (
-        f"rootfstype=virtiofs root=rootfs {root} init={HERE}/init.sh job={folder} console=ttyS0 "
-        "panic=-1 quiet loglevel=4 psi=1 mitigations=off tsc=reliable no_timer_check "
-        "cryptomgr.notests=1 "
-        f"{options.append}"
+        f"rootfstype=virtiofs root=rootfs {root} init={HERE}/init.sh job={folder} "
+        f"{CONSOLE[architecture]} panic=-1 quiet loglevel=4 psi=1 mitigations=off "
+        f"cryptomgr.notests=1 {options.append}"
     )
     return [
         *program.command,
-        *("-nodefaults", "-no-user-config", "-machine", "q35"),
+        *("-nodefaults", "-no-user-config", "-machine", machine),
         *accelerator,
         *("-smp", f"{options.cpus},sockets={options.sockets}", "-m", options.memory),
         *("-object", f"memory-backend-memfd,id=mem,size={options.memory},share=on"),
@@ -393,6 +447,7 @@ def _qemu_command(folder: Path, kernel: Path, options: Options) -> list[str]:
         *("-device", "vhost-user-fs-pci,chardev=root,tag=rootfs"),
         *("-kernel", str(kernel), "-append", append),
         *(("-initrd", str(initrd)) if (initrd := folder / "initramfs").exists() else ()),
+        *(("-dtb", str(options.dtb)) if options.dtb else ()),
         *("-display", "none", "-no-reboot", "-serial", f"file:{folder}/console"),
         *("-device", "virtio-serial-pci"),
         *("-chardev", "file,id=out,path=/dev/stdout"),

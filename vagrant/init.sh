@@ -27,7 +27,7 @@ mkfifo /run/block
 mount --bind "$job" /run/job
 mkdir /run/host
 mount --bind / /run/host
-mount -o remount,bind,ro /
+[ -e /run/job/private ] || mount -o remount,bind,ro /
 for folder in $(cat /run/job/writable); do
     mount -t tmpfs -o mode=1777 tmpfs "$folder"
 done

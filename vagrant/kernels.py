@@ -18,11 +18,13 @@ import debian
 import initramfs
 
 __all__ = [
+    "ALL",
     "MATRIX",
     "Kernel",
     "KernelNotFound",
     "SchedExt",
     "append",
+    "architecture",
     "at_hand",
     "find",
     "matrix",
@@ -42,8 +44,8 @@ class SchedExt(Enum):
 class Kernel:
     """One row of the matrix.
 
-    name: major.minor, also the suffix of its file. suite: where Debian has or had it.
-    modular: the drivers of a guest's root are modules. append: for its command line.
+    name: major.minor, also the suffix of its file; "-arm64" behind it. suite: where Debian has or
+    had it. modular: the drivers of a guest's root are modules. append: for its command line.
     """
 
     name: str
@@ -53,6 +55,15 @@ class Kernel:
     modular: bool = False
     append: str = ""
 
+    @property
+    def series(self) -> str:
+        return self.name.partition("-")[0]
+
+    @property
+    def architecture(self) -> str:
+        """As Debian calls it."""
+        return self.name.partition("-")[2] or "amd64"
+
 
 # QEMU 7.2 emulates cmpxchg16b with flags that can be rubbish; an interrupt at the next instruction
 # then ends in a double fault. Kernels use it in every allocation, unless the CPU seems to have
@@ -60,7 +71,7 @@ class Kernel:
 NO_CX16 = "clearcpuid=cx16"
 
 
-# The test matrix.
+# The test matrix: `guest_*.py` run on these.
 MATRIX = (
     Kernel("6.1", "bookworm", SchedExt.ABSENT, modular=True, append=NO_CX16),
     Kernel("6.12", "bookworm-backports", SchedExt.ABSENT, append=NO_CX16),
@@ -70,21 +81,32 @@ MATRIX = (
     Kernel("7.3", "trixie-backports", SchedExt.WORKS, ext_server=True),
 )
 
+# Tests name these, or a command is run on them.
+OTHERS = (
+    Kernel("6.17", "trixie-backports", SchedExt.WORKS, append=NO_CX16),
+    Kernel("6.19", "trixie-backports", SchedExt.WORKS),
+    Kernel("7.0", "trixie-backports", SchedExt.WORKS, ext_server=True),
+    Kernel("7.2.13", "sid", SchedExt.WORKS, ext_server=True),
+    Kernel("6.18-arm64", "trixie-backports", SchedExt.WORKS),
+    Kernel("7.3-arm64", "trixie-backports", SchedExt.WORKS, ext_server=True),
+)
+ALL = MATRIX + OTHERS
+
 
 class KernelNotFound(Exception):
     """No such kernel here, nor at Debian; the text says what there is."""
 
 
 def matrix(name: str) -> Kernel:
-    for kernel in MATRIX:
+    for kernel in ALL:
         if kernel.name == name:
             return kernel
-    raise KernelNotFound(f"no kernel {name!r}: {', '.join(kernel.name for kernel in MATRIX)}")
+    raise KernelNotFound(f"no kernel {name!r}: {', '.join(kernel.name for kernel in ALL)}")
 
 
 def append(name: str) -> str:
     """What belongs on the command line of this kernel; nothing for the path of an image."""
-    return next((kernel.append for kernel in MATRIX if kernel.name == name), "")
+    return next((kernel.append for kernel in ALL if kernel.name == name), "")
 
 
 def find(name: str) -> Path:
@@ -103,7 +125,7 @@ def at_hand(name: str) -> Path | None:
     folders = [_cache()]
     if folder := os.environ.get("SCHED_CTL_KERNELS"):
         folders.insert(0, Path(folder))
-    modular = any(kernel.name == name and kernel.modular for kernel in MATRIX)
+    modular = any(kernel.name == name and kernel.modular for kernel in ALL)
     images = (folder / f"vmlinuz-{name}" for folder in folders)
     return next(
         (
@@ -113,6 +135,13 @@ def at_hand(name: str) -> Path | None:
         ),
         None,
     )
+
+
+def architecture(image: Path) -> str:
+    """What kind of machine this image is for. Documentation/arch/arm64/booting.rst"""
+    with image.open("rb") as file:
+        head = file.read(64)
+    return "arm64" if head[56:60] == b"ARM\x64" or head[4:8] == b"zimg" else "amd64"
 
 
 def modules(image: Path) -> Path | None:
@@ -128,7 +157,7 @@ def _cache() -> Path:
 def _fetch(kernel: Kernel, target: Path) -> Path:
     """Download the newest cloud kernel of this series, unpack its image, store it atomically."""
     try:
-        with debian.archive(kernel.suite, beside=target) as archive:
+        with debian.archive(kernel.suite, target, kernel.architecture) as archive:
             return _unpack(kernel, target, archive)
     except debian.ArchiveError as error:
         raise KernelNotFound(
@@ -138,10 +167,11 @@ def _fetch(kernel: Kernel, target: Path) -> Path:
 
 
 def _unpack(kernel: Kernel, target: Path, archive: debian.Archive) -> Path:
-    offered = archive.names(r"^linux-image-[0-9].*-cloud-amd64$")
-    wanted = [name for name in offered if re.match(rf"linux-image-{kernel.name}[.-]", name)]
+    kind = f"cloud-{kernel.architecture}"
+    offered = archive.names(rf"^linux-image-[0-9].*-{kind}$")
+    wanted = [name for name in offered if re.match(rf"linux-image-{kernel.series}[.+-]", name)]
     # The series' meta-package (linux-image-6.12-cloud-amd64) has no image.
-    wanted = [name for name in wanted if name != f"linux-image-{kernel.name}-cloud-amd64"]
+    wanted = [name for name in wanted if name != f"linux-image-{kernel.series}-{kind}"]
     if not wanted:
         series = {".".join(map(str, _version(name)[:2])): None for name in offered}
         raise KernelNotFound(

@@ -5,7 +5,8 @@ is just writing: the kernel patches itself, an int3 that was there for a moment 
 the guest dies of it. And with exact time the first virtual CPU runs until it idles, however long
 the second one waits. Debian 12 has 7.2; the one of its backports runs there as it is, so that is
 fetched, and kept beside the guest kernels, not installed. It takes a quarter more CPU time, so
-guests with one CPU stay with the one installed.
+guests with one CPU stay with the one installed. What emulates another kind of machine is fetched
+there, too, where it is not installed.
 """
 
 import functools
@@ -17,12 +18,15 @@ from pathlib import Path
 
 import debian
 
-__all__ = ["PROGRAM", "Qemu", "at_hand", "find", "installed"]
+__all__ = ["PROGRAM", "PROGRAMS", "Qemu", "at_hand", "find", "installed"]
 
+OWN = "amd64"
 PROGRAM = "qemu-system-x86_64"
+PROGRAMS = {OWN: PROGRAM, "arm64": "qemu-system-aarch64"}
 GOOD = (8, 1)
 BACKPORTED = {"bookworm": "bookworm-backports"}
-PACKAGES = ("qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios")
+COMMON = ("qemu-system-common", "qemu-system-data")
+PACKAGES = {OWN: ("qemu-system-x86", "seabios"), "arm64": ("qemu-system-arm",)}
 
 
 @dataclass(frozen=True)
@@ -43,55 +47,55 @@ class Qemu:
 
 
 @functools.cache
-def installed() -> Qemu | None:
+def installed(architecture: str = OWN) -> Qemu | None:
     """The machine's own."""
-    path = shutil.which(PROGRAM)
+    path = shutil.which(PROGRAMS[architecture])
     return _look(path) if path is not None else None
 
 
-def at_hand() -> Qemu | None:
+def at_hand(architecture: str = OWN) -> Qemu | None:
     """For two CPUs: the one installed if it is good, else one fetched earlier, else the former."""
-    found = installed()
-    if found is None or found.is_good:
+    found = installed(architecture)
+    if found is not None and found.is_good:
         return found
-    return _unpacked(_folder()) or found
+    return _unpacked(_folder(architecture), architecture) or found
 
 
 @functools.cache
-def find() -> Qemu | None:
+def find(architecture: str = OWN) -> Qemu | None:
     """For two CPUs: the one at hand; a better one is fetched where there is one."""
-    found = at_hand()
-    if found is None or found.is_good:
+    found = at_hand(architecture)
+    if found is not None and found.is_good:
         return found
     try:
-        return _fetch(_folder())
+        return _fetch(_folder(architecture), architecture)
     except debian.ArchiveError as error:
-        return Qemu(found.command, found.version, str(error))
+        return None if found is None else Qemu(found.command, found.version, str(error))
 
 
-def _folder() -> Path:
-    return debian.cache() / "qemu"
+def _folder(architecture: str) -> Path:
+    return debian.cache() / ("qemu" if architecture == OWN else f"qemu-{architecture}")
 
 
-def _fetch(folder: Path) -> Qemu:
+def _fetch(folder: Path, architecture: str) -> Qemu:
     suite = BACKPORTED.get(release := debian.release())
     if suite is None:
         raise debian.ArchiveError(f"no later QEMU is known for {release or 'this system'}")
     with debian.archive(suite, beside=folder) as archive:
-        archive.unpack(*PACKAGES)
-        if _unpacked(archive.tree) is None:
+        archive.unpack(*PACKAGES[architecture], *COMMON)
+        if _unpacked(archive.tree, architecture) is None:
             raise debian.ArchiveError(f"the QEMU of {suite} does not run on this machine")
         shutil.rmtree(folder, ignore_errors=True)
         archive.tree.rename(folder)
-    found = _unpacked(folder)
+    found = _unpacked(folder, architecture)
     assert found is not None
     return found
 
 
-def _unpacked(tree: Path) -> Qemu | None:
+def _unpacked(tree: Path, architecture: str) -> Qemu | None:
     share = tree / "usr/share"
     firmware = ("-L", str(share / "qemu"), "-L", str(share / "seabios"))
-    return _look(str(tree / "usr/bin" / PROGRAM), *firmware)
+    return _look(str(tree / "usr/bin" / PROGRAMS[architecture]), *firmware)
 
 
 def _look(program: str, *more: str) -> Qemu | None:

@@ -76,3 +76,17 @@ def test_an_archive_out_of_reach_is_told(machine: Path, monkeypatch: pytest.Monk
     assert found is not None and not found.is_good
     assert "failed" in found.lacking
     assert not list((machine / "cache/sched-ctl").glob("fetch-*"))
+
+
+def test_another_kind_of_machine_has_its_own(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(machine / "bin", "7.2.22")
+    monkeypatch.setenv("PATH", str(machine / "bin"))
+    assert qemu.find("arm64") is None
+    fetched = program(machine / "cache/sched-ctl/qemu-arm64/usr/bin", "10.0.2")
+    fetched.rename(fetched.with_name("qemu-system-aarch64"))
+    qemu.find.cache_clear()
+    found = qemu.find("arm64")
+    assert found is not None and found.is_good
+    assert found.command[0].endswith("qemu-arm64/usr/bin/qemu-system-aarch64")

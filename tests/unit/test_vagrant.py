@@ -84,3 +84,13 @@ def test_an_image_without_the_modules_that_it_needs_is_not_at_hand(
     assert kernels.at_hand("6.1") == tmp_path / "vmlinuz-6.1"
     assert kernels.modules(tmp_path / "vmlinuz-6.1") == tmp_path / "modules-6.1"
     assert kernels.modules(tmp_path / "vmlinuz-6.18") is None
+
+
+def test_an_image_tells_for_which_machine_it_is(tmp_path: Path) -> None:
+    image = tmp_path / "vmlinuz"
+    image.write_bytes(b"MZ" + bytes(54) + b"ARM\x64" + bytes(64))  # Documentation/arch/arm64
+    assert kernels.architecture(image) == "arm64"
+    image.write_bytes(b"MZ" + bytes(200) + b"HdrS")
+    assert kernels.architecture(image) == "amd64"
+    assert kernels.matrix("6.18-arm64").architecture == "arm64"
+    assert kernels.matrix("6.18").architecture == kernels.matrix("7.2.13").architecture == "amd64"

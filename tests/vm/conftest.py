@@ -77,7 +77,7 @@ def kernel_image() -> Callable[[str], Path]:
 
 
 def image_of(kernel: str) -> Path:
-    lacking = guest.missing()
+    lacking = guest.missing(kernels.matrix(kernel).architecture)
     if lacking is not None:
         pytest.skip(f"needs {lacking}")
     image, problem = _find(kernel)

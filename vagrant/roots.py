@@ -1,0 +1,42 @@
+"""Roots of guests of another kind of machine: Debian's packages for it, unpacked and kept.
+
+No image, and nothing of that machine is run here: maintainers' scripts are left out, and what the
+guest needs of them is done below.
+"""
+
+import shutil
+from pathlib import Path
+
+import debian
+
+__all__ = ["PACKAGES", "RootError", "root"]
+
+SUITE = "trixie"
+PACKAGES = (
+    *("base-files", "base-passwd", "dash", "bash", "coreutils", "dpkg", "tar", "util-linux"),
+    *("mount", "grep", "sed", "findutils", "procps", "libc-bin", "python3", "libbpf1", "kmod"),
+    *("iproute2", "gzip", "xz-utils", "perl-base", "diffutils", "libstdc++6", "libgcc-s1", "mawk"),
+)
+
+
+class RootError(Exception):
+    """There is no root; the text says why."""
+
+
+def root(architecture: str) -> Path:
+    """Made once, and kept."""
+    folder = debian.cache() / f"root-{architecture}"
+    if folder.is_dir():
+        return folder
+    try:
+        with debian.archive(SUITE, folder, architecture) as archive:
+            archive.unpack_all(*PACKAGES)
+            for name in ("passwd", "group"):
+                master = archive.tree / f"usr/share/base-passwd/{name}.master"
+                shutil.copy(master, archive.tree / "etc" / name)
+            for name in ("mnt", "root", "tmp", "var/tmp"):
+                (archive.tree / name).mkdir(parents=True, exist_ok=True)
+            archive.tree.rename(folder)
+    except debian.ArchiveError as error:
+        raise RootError(f"there is no root for {architecture}: {error}") from error
+    return folder
