@@ -106,6 +106,13 @@ def test_a_join_by_the_rates_of_its_inputs() -> None:
     assert_allclose(big_s[1], s_r * s_j * (s_l * window_s / tau_l) * s_c)
 
 
+def test_a_join_puts_out_what_either_side_does() -> None:
+    # 3 tuples a second meet 10 of the right, 5 meet 6 of the left, a tenth of them each
+    assert join_selectivity(0.1, 2.0, 3.0, 5.0) == pytest.approx(
+        (1.0, 0.6, (3 * 1.0 + 5 * 0.6) / 8)
+    )
+
+
 def test_the_ideal_time_of_a_join_has_both_inputs() -> None:
     # T = C_L + C_R + 2 C_J + C_C, for every operator of the query
     g = graph(4, (0, 2), (1, 2), (2, 3))

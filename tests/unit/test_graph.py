@@ -49,6 +49,11 @@ def test_no_operators() -> None:
 def test_an_edge_to_nowhere_is_refused() -> None:
     with pytest.raises(ValueError, match=r"outside 0\.\.1"):
         graph(2, (0, 2))
+    for wrong in ((0, -1), (0, 2), (-1, 0), (2, 0)):
+        with pytest.raises(ValueError, match=r"outside 0\.\.1"):
+            graph(2, (0, 1), wrong)
+        with pytest.raises(ValueError, match=r"outside 0\.\.1"):
+            graph(2, wrong, (0, 1))
 
 
 def test_shared_is_who_has_branches_after_it_and_nobody_on_a_chain() -> None:

@@ -344,6 +344,8 @@ def test_a_narrow_span_is_a_level_at_least_and_what_is_not_known_is_by_its_size(
     for span in (0.25, 1.0):
         assert_allclose(from_one_up(array(0, 0.25, 0.1), 1.0, span)[:2], [0, 1], atol=1e-9)
     assert_allclose(from_one_up(array(0, 1, 4), 0.0, 10), linear(array(0, 1, 4)))
+    unknown = array(0, np.nan, 4)  # nobody's factors are told from what is not known
+    np.testing.assert_equal(from_one_up(unknown, 1.0, 10), linear(unknown))
     assert np.isnan(from_one_up(array(3, 3), 1.0, 10)).all()
     assert from_one_up(array(), 1.0, 10).shape == (0,)
 

@@ -53,6 +53,13 @@ def test_what_is_no_latency_is_refused(text: str) -> None:
     assert error.value.hint
 
 
+def test_a_hint_names_each_unit_as_it_is_typed() -> None:
+    with pytest.raises(UserError) as error:
+        duration("soon")
+    assert error.value.hint is not None and "us" in error.value.hint
+    assert "µs" not in error.value.hint
+
+
 def test_a_target_of_the_command_line() -> None:
     assert parsed("alarm*=50ms") == {"queries": ["alarm*"], "latency": "50ms"}
     assert parsed("flink:a=b=2s,weight=3,share=0.9") == {

@@ -560,6 +560,47 @@ def test_who_keeps_up_has_time_to_spare_and_no_queue_that_grows() -> None:
     assert spare_and_growth(0.0, 0.3, 0.7, 0, 1) == 1
 
 
+def test_queues_that_are_derived_count_unless_the_driver_guesses() -> None:
+    """An estimate is above 0 for a thread that has just been woken."""
+    told = assess(window(REST, REST, REST, queue_size=(1, 2, 3)), array(7, 8, 9))
+    assert told.queue.tolist() == [7, 8, 9]
+    guess = {"queue_size": (1, 2, 3), "queue_size_estimate": (1, 1, 1)}
+    guessed = assess(window(REST, REST, REST, **guess), array(7, 8, 9))
+    assert guessed.queue.tolist() == [1, 2, 3]
+
+
+def test_a_queue_that_is_long_and_does_not_grow_is_kept_up_with() -> None:
+    found = assess(window(REST, (0.1, 0.1, 0.6, 0.0, 100.0), REST, queue_size=(0, 5000, 0)))
+    assert found.keeps.tolist() == [1, 1, 1]
+
+
+def test_a_query_is_idle_only_if_all_of_it_is() -> None:
+    nothing = (0.0, 0.0, 1.0, 0.0, 0.0)
+    for row, word in ((REST, "keeps-up"), (nothing, "idle")):
+        found = assess(window(nothing, row, nothing))
+        assert verdicts.judged(found, np.arange(3)).verdict.word == word
+
+
+def test_a_source_that_paces_itself_is_held_by_what_the_kernel_or_the_jvm_counts() -> None:
+    """The larger of both: a collection may wait for a disk."""
+    source = (0.2, 0.0, 0.0, None, 100.0)
+    for io_s, gc_s in ((0.3, 0.5), (0.5, 0.3)):
+        at = 10.0 + S
+        then = window(source, topology=plan({"q": ["a"]}))
+        assert then.base is not None
+        now = Snapshot(
+            then.now.topology,
+            at,
+            {**then.now.columns, "io_delay": array(io_s * S), "gc_time": array(gc_s * S)},
+        )
+        base = Snapshot(
+            then.now.topology,
+            10.0,
+            {**then.base.columns, "io_delay": array(0.0), "gc_time": array(0.0)},
+        )
+        assert assess(Window(now, base)).blocked.tolist() == pytest.approx([0.5])
+
+
 def test_what_waits_in_sockets_waited_at_both_ends() -> None:
     one = plan({"q": ["a"]})
 
