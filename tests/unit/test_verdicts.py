@@ -564,8 +564,8 @@ def test_queues_that_are_derived_count_unless_the_driver_guesses() -> None:
     """An estimate is above 0 for a thread that has just been woken."""
     told = assess(window(REST, REST, REST, queue_size=(1, 2, 3)), array(7, 8, 9))
     assert told.queue.tolist() == [7, 8, 9]
-    guess = {"queue_size": (1, 2, 3), "queue_size_estimate": (1, 1, 1)}
-    guessed = assess(window(REST, REST, REST, **guess), array(7, 8, 9))
+    made = window(REST, REST, REST, queue_size=(1, 2, 3), queue_size_estimate=(1, 1, 1))
+    guessed = assess(made, array(7, 8, 9))
     assert guessed.queue.tolist() == [1, 2, 3]
 
 

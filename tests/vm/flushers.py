@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from operators import adopt
+from vm.machine import loaded
 
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 from support import wait_until
@@ -119,7 +120,7 @@ def row(
 
 @contextlib.contextmanager
 def scheduled(found: Row, hold_us: int = HOLD_US) -> Iterator[Scheduler]:
-    with Scheduler(full=True) as scheduler:
+    with loaded([*found.operators, *found.flushers], full=True) as scheduler:
         scheduler.control["hold_us"] = hold_us
         scheduler.slots[1 : len(found.operators) + 1]["query"] = 1
         adopt(scheduler, found.operators)
@@ -214,10 +215,10 @@ def busy_operator() -> None:
             os.waitpid(pid, 0)
 
 
-def deaths() -> None:
+def deaths(rounds: int) -> None:
     """Flushers and operators that end while one waits for the other."""
     for victim in ("flushers", "operators"):
-        for _ in range(4):
+        for _ in range(rounds):
             with rings(by_its_timer, by_its_timer) as found, scheduled(found) as scheduler:
                 wait_until(lambda one=scheduler: one.counter("held"), 20)  # type: ignore[misc]
                 pid = getattr(found, victim)[0]

@@ -231,14 +231,15 @@ def check_what_load_shows_and_that_ctrl_c_restores() -> None:
         partial = schedext.server_share() is not None
         # By itself it would leave partial mode if Python keeps both CPUs busy.
         mode = ("--backend-option", "scx.mode=partial") if partial else ()
-        with loaded(engine, *mode) as load:
+        with loaded(engine, *mode, prefix=confined()) as load:
             load.wait(lambda: load.is_scheduling("scx"), "scheduled by scx")
+            assert_confined(load.process.pid)
             expected = sched.EXT if partial else before["one0"][0]
             assert {state(engine)[name][0] for name in OPERATORS} == {expected}
 
             shown = sched_ctl("status")
             print(shown)
-            assert "balanced (2 queries, order at each dispatch)" in shown and "scx" in shown
+            assert "balanced by scx (2 queries, order at each dispatch)" in shown
             assert engine.name in shown and "one " in shown and "two " in shown
             assert "balanced (2 queries" in load.said  # in the log as well
             assert f"attached in {'partial' if partial else 'full'} mode" in load.said
@@ -306,6 +307,7 @@ def watch(load: Load) -> None:
     assert ended(pid) == 130, out.read_text()
 
 
+@only_on("6.18")  # in partial mode: guest_robust.py, by the backend itself
 def check_ejected_and_back_and_restore_after_kill_9() -> None:
     Path("/proc/sys/kernel/sysrq").write_text("1")
     with labspe() as engine:

@@ -33,4 +33,4 @@ def check_without_timers_nobody_is_held() -> None:
 
 @only_on("6.18")
 def check_whoever_dies_nobody_is_forgotten() -> None:
-    flushers.deaths()
+    flushers.deaths(2)

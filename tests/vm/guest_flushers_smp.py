@@ -17,4 +17,4 @@ schedext.kernel_types()  # read once, before the checks are forked
 
 
 def check_whoever_dies_nobody_is_forgotten() -> None:
-    flushers.deaths()
+    flushers.deaths(4)

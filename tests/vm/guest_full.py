@@ -10,10 +10,9 @@ from pathlib import Path
 
 from operators import adopt, busy, cpu_s, shares
 from vm.inside import look_until, only_on
-from vm.machine import above_all, alive, native_threads, no_cpu_idles
+from vm.machine import above_all, alive, loaded, native_threads, no_cpu_idles
 
 from sched_ctl.kernel import schedext
-from sched_ctl.kernel.scheduler import Scheduler
 from support import wait_until
 
 KERNELS = ("6.18", "7.3")  # the latter takes partial mode unless it is told otherwise
@@ -52,7 +51,7 @@ def woken_later(cpus: set[int]) -> Iterator[tuple[int, int]]:
 def check_no_cpu_idles_after_affinity_grows() -> None:
     """Threads that wait on one CPU go to the other as soon as they may."""
     above_all()
-    with busy(2) as pids, Scheduler(full=True) as scheduler:
+    with busy(2) as pids, loaded(pids, full=True) as scheduler:
         scheduler.attach()
         for pid in pids:  # one of them runs as its affinity grows, the other waits
             for other in pids:
@@ -67,7 +66,11 @@ def check_no_cpu_idles_after_affinity_grows() -> None:
 def check_no_cpu_idles_when_an_operator_preempts() -> None:
     """A hog that an operator puts off its CPU goes on on the other one."""
     above_all()
-    with woken_later({0}) as (operator, wake), busy(1) as hogs, Scheduler(full=True) as scheduler:
+    with (
+        woken_later({0}) as (operator, wake),
+        busy(1) as hogs,
+        loaded(hogs, full=True) as scheduler,
+    ):
         os.sched_setaffinity(hogs[0], {0})
         adopt(scheduler, [operator])
         scheduler.attach()
@@ -82,7 +85,7 @@ def check_no_cpu_idles_when_an_operator_preempts() -> None:
 def check_sleep_is_no_credit() -> None:
     """Who slept long and woke on an idle CPU shares with the others as soon as it meets them."""
     above_all()
-    with busy(1) as hogs, woken_later({1}) as (sleeper, wake), Scheduler(full=True) as scheduler:
+    with busy(1) as hogs, woken_later({1}) as (sleeper, wake), loaded(hogs, full=True) as scheduler:
         os.sched_setaffinity(hogs[0], {0})
         scheduler.attach()
         used = cpu_s(hogs[0])
@@ -105,7 +108,7 @@ def check_light_thread_does_not_run_ahead() -> None:
     with (
         busy(3) as (light, *heavy),
         woken_later({1}) as (sleeper, wake),
-        Scheduler(full=True) as scheduler,
+        loaded([light, *heavy], full=True) as scheduler,
     ):
         os.setpriority(os.PRIO_PROCESS, light, 19)
         os.sched_setaffinity(light, {0})
@@ -125,7 +128,7 @@ def check_light_thread_does_not_run_ahead() -> None:
 def check_guarantee_of_a_pinned_thread() -> None:
     """Operators take both CPUs: others get their 5% on the only CPU on which they may run."""
     above_all()
-    with busy(4) as pids, Scheduler(full=True, tunables=FIRST) as scheduler:
+    with busy(4) as pids, loaded(pids, full=True, tunables=FIRST) as scheduler:
         *operators, pinned = pids
         os.sched_setaffinity(pinned, {1})
         adopt(scheduler, operators)
@@ -141,8 +144,8 @@ def check_light_threads_are_not_forgotten() -> None:
     tunables = {"other_starvation_ms": 1000, **FIRST}
     with (
         busy(3) as operators,
-        busy(11) as (light, *_),
-        Scheduler(full=True, tunables=tunables) as scheduler,
+        busy(11) as (light, *heavy),
+        loaded([*operators, light, *heavy], full=True, tunables=tunables) as scheduler,
     ):
         os.setpriority(os.PRIO_PROCESS, light, 19)
         adopt(scheduler, operators)
@@ -190,11 +193,11 @@ def put(pids: list[int], folder: Path) -> None:
         (folder / "cgroup.procs").write_text(str(pid))
 
 
-def assert_ratio(one: list[int], other: list[int], wanted: float) -> None:
+def assert_ratio(one: list[int], other: list[int], wanted: float, settle_s: float = 0.3) -> None:
     """CPU time of the other group by that of the first."""
 
     def ratio() -> float:
-        found = shares([*one, *other], 2)
+        found = shares([*one, *other], 2, settle_s)
         return round(sum(found[len(one) :]) / max(sum(found[: len(one)]), 1e-6), 2)
 
     look_until(ratio, lambda found: abs(found - wanted) < 0.2 * wanted)
@@ -207,9 +210,10 @@ def check_weights_of_cgroups() -> None:
     with groups(**weights) as made, busy(6) as pids:
         put(pids[:4], made["one"])
         put(pids[4:], made["two"])
-        with Scheduler(full=True, cgroups=True) as scheduler:
+        with loaded(pids, full=True, cgroups=True) as scheduler:
             scheduler.attach()
-            assert_ratio(pids[:4], pids[4:], 3.0)
+            # Whoever runs as it is attached has it charged: on 7.3 some stand still for .7 s.
+            assert_ratio(pids[:4], pids[4:], 3.0, settle_s=1.5)
             (made["two"] / "cpu.weight").write_text("100")
             assert_ratio(pids[:4], pids[4:], 1.0)
             put(pids[:1], made["two"])
@@ -222,7 +226,7 @@ def check_limit_of_a_cgroup() -> None:
     above_all()
     with groups(limited={"cpu.max": "20000 100000"}) as made, busy(4) as pids:
         put(pids[:3], made["limited"])
-        with Scheduler(full=True, cgroups=True) as scheduler:
+        with loaded(pids, full=True, cgroups=True) as scheduler:
             adopt(scheduler, pids[2:3])
             scheduler.attach()
             look_until(
@@ -246,7 +250,7 @@ def check_thousands_of_held_back_threads_cost_little() -> None:
         put([pid, pids[0]], made["limited"])
         for cpu, hog in enumerate(pids[1:]):
             os.sched_setaffinity(hog, {cpu})
-        with Scheduler(full=True, cgroups=True) as scheduler:
+        with loaded(pids, full=True, cgroups=True) as scheduler:
             scheduler.attach()
             wait_until(lambda: scheduler.stats()["parked"] > 0)
             for thread in threads[1:]:

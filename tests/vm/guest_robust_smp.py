@@ -17,17 +17,18 @@ from vm.machine import (
     alive,
     everybody_runs,
     journal,
+    loaded,
     no_cpu_idles,
     progress,
     schedule,
     spinning,
+    standing_still,
     steady,
     wait_for,
 )
 
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.kernel import schedext
-from sched_ctl.kernel.scheduler import Scheduler
 
 KERNELS = ("6.18", "7.3")
 CPUS = 2
@@ -44,7 +45,8 @@ def check_cpu_hotplug() -> None:
     online = Path("/sys/devices/system/cpu/cpu1/online")
     with spinning(3) as threads:
         backend = Scx(journal(), PATIENT)
-        backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
+        with standing_still(thread.pid for thread in threads):
+            backend.apply(schedule(threads, [3.0, 2.0, 1.0]))
         try:
             for value in ("0", "1"):
                 online.write_text(value)
@@ -64,7 +66,8 @@ def check_cpu_hotplug() -> None:
 def check_affinity_changes() -> None:
     with spinning(6) as threads:
         backend = Scx(journal(), PATIENT)
-        backend.apply(schedule(threads, list(range(6))))
+        with standing_still(thread.pid for thread in threads):
+            backend.apply(schedule(threads, list(range(6))))
         rng = random.Random(1)
         end = time.monotonic() + 2
         while time.monotonic() < end:
@@ -86,7 +89,11 @@ def check_affinity_changes() -> None:
 def check_affinity_storm() -> None:
     """Affinity changes while threads run and wait: nobody runs where it may not, all get on."""
     above_all()
-    with busy(3) as operators, busy(5) as hogs, Scheduler(full=True) as scheduler:
+    with (
+        busy(3) as operators,
+        busy(5) as hogs,
+        loaded([*operators, *hogs], full=True) as scheduler,
+    ):
         adopt(scheduler, operators)
         scheduler.control["starvation_ms"] = 20  # rescues meet changes of affinity
         scheduler.control["rescue_ms"] = 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from operators import adopt, busy, shares, start
 from vm.inside import look_until, only_on
-from vm.machine import above_all, journal, schedule, thread_of
+from vm.machine import above_all, journal, loaded, schedule, standing_still, thread_of
 
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.kernel import schedext
@@ -49,7 +49,7 @@ def assert_divided(pids: list[int], wanted: list[float], within: float) -> None:
 def check_shares_of_groups() -> None:
     """4:2:1:1 within 3% of the whole; changed while they run; even after detaching."""
     above_all()
-    with busy(4) as pids, Scheduler(full=False) as scheduler:
+    with busy(4) as pids, loaded(pids, full=False) as scheduler:
         give_groups(scheduler, [4, 2, 1, 1], [0] * 4)
         adopt(scheduler, pids)
         scheduler.attach()
@@ -63,7 +63,7 @@ def check_shares_of_groups() -> None:
 def check_concurrency_cap() -> None:
     """Three threads of one group with a cap of one use one CPU; the other is for others."""
     above_all()
-    with busy(4) as pids, Scheduler(full=False) as scheduler:
+    with busy(4) as pids, loaded(pids, full=False) as scheduler:
         give_groups(scheduler, [1, 1], [1, 0])
         scheduler.slots[1:4]["queue"] = 0
         scheduler.slots[4]["queue"] = 1
@@ -84,7 +84,9 @@ def check_cap_of_a_query_that_sleeps() -> None:
         threads = [thread_of(pid) for pid in pids]
         for caps, good in (({}, more_than_one), ({"q": 1}, one_cpu)):
             backend = Scx(journal(), ScxOptions(mode="full", caps=caps))
-            backend.apply(replace(schedule(threads, [1.0, 2.0, 3.0]), queries=(("e", "q"),) * 3))
+            wanted = replace(schedule(threads, [1.0, 2.0, 3.0]), queries=(("e", "q"),) * 3)
+            with standing_still(pids):
+                backend.apply(wanted)
             look_until(lambda: shares(pids, 2), good)
             print(backend.statistics())
             backend.restore()

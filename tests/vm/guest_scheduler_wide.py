@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from operators import adopt, busy, shares, start
 from vm.inside import look_until, only_on
-from vm.machine import above_all, native_threads
+from vm.machine import above_all, loaded, native_threads
 
 from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler, last_level_caches
@@ -51,7 +51,7 @@ def check_order_in_each_cache() -> None:
     """Three threads on each cache's CPU: on each, the most urgent has most of it."""
     above_all()
     assert last_level_caches() == [0, 1]
-    with busy(6) as pids, Scheduler(full=False) as scheduler:
+    with busy(6) as pids, loaded(pids, full=False) as scheduler:
         leads(scheduler, 6)
         for index, pid in enumerate(pids):
             os.sched_setaffinity(pid, {index % 2})
@@ -69,7 +69,7 @@ def check_order_in_each_cache() -> None:
 def check_stealing() -> None:
     """A cache without threads takes the most urgent that wait at the other one."""
     above_all()
-    with busy(3) as pids, Scheduler(full=False) as scheduler:
+    with busy(3) as pids, loaded(pids, full=False) as scheduler:
         leads(scheduler, 3)
         for pid in pids:
             os.sched_setaffinity(pid, {0})
@@ -99,7 +99,7 @@ def parts(pids: list[int]) -> list[float]:
 def check_one_order_over_caches() -> None:
     """The two most urgent of four run, though both waited at one cache; reversed as well."""
     above_all()
-    with busy(4) as pids, Scheduler(full=False) as scheduler:
+    with busy(4) as pids, loaded(pids, full=False) as scheduler:
         leads(scheduler, 4)
         crowded(pids)
         adopt(scheduler, pids)
@@ -119,7 +119,7 @@ def check_one_order_over_caches() -> None:
 def check_fair_over_caches() -> None:
     """Five threads that nobody adopted share two caches, though four began at one of them."""
     above_all()
-    with busy(5) as pids, Scheduler(full=True) as scheduler:
+    with busy(5) as pids, loaded(pids, full=True) as scheduler:
         crowded(pids)
         scheduler.attach()
         time.sleep(0.5)
@@ -138,7 +138,7 @@ def check_preemption_is_by_request() -> None:
     def nap() -> None:
         time.sleep(0.01)
 
-    with busy(1) as spinning, start(1, nap) as napping, Scheduler(full=False) as scheduler:
+    with busy(1) as spinning, start(1, nap) as napping, loaded(spinning, full=False) as scheduler:
         pids = spinning + napping
         for pid in pids:
             os.sched_setaffinity(pid, {0})

@@ -5,7 +5,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ __all__ = [
     "cpu_s",
     "everybody_runs",
     "journal",
+    "loaded",
     "native_threads",
     "no_cpu_idles",
     "progress",
     "schedule",
     "spinning",
+    "standing_still",
     "steady",
     "thread_of",
     "wait_for",
@@ -67,6 +69,25 @@ def spinning(count: int) -> Iterator[list[Thread]]:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def standing_still(pids: Iterable[int]) -> Iterator[None]:
+    """Stops these processes meanwhile: of CPUs that take turns, each busy one costs as much."""
+    stopped = list(pids)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+def loaded(pids: Iterable[int], **options: Any) -> Scheduler:
+    """A scheduler, not yet attached. These processes stand still while it is verified."""
+    with standing_still(pids):
+        return Scheduler(**options)
 
 
 def thread_of(pid: int, tid: int | None = None) -> Thread:
