@@ -271,6 +271,7 @@ class Output:
         for.
         """
         begin_s = time.monotonic()
+        self._gave_s = begin_s  # nobody looked while it kept its state, which may take long
         self._silent_s, self._anew = 0.0, None
         new_s = math.inf  # since when it gives output with these replicas
         while time.monotonic() - begin_s < patience_s:

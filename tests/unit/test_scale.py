@@ -375,6 +375,16 @@ def test_a_change_without_output_is_taken_back(tmp_path: Path) -> None:
     assert engine.asked == [3, 1, 2]
 
 
+def test_what_was_before_the_restart_is_no_part_of_it() -> None:
+    engine = Restarting({1: 100})
+    output = scaling.Output(engine, "q")
+    output.look()
+    output._gave_s = time.monotonic() - 1000  # it kept its state for so long
+    silent_s = output.silence({("b",): 1}, 20.0)
+    assert silent_s is not None
+    assert silent_s < 500
+
+
 def test_a_query_that_cannot_keep_its_state_is_left_alone(tmp_path: Path) -> None:
     engine = Restarting({1: 100, 3: 300}, keeps=False)
     with pytest.raises(EngineError, match="no checkpoint"):
