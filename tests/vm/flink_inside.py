@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engines import stops
 from engines.cluster import SLOWER, Cluster, patiently, running
 from engines.compete import State, states
 from sched_ctl.kernel import sched, schedext
@@ -19,6 +21,7 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service.socket import request
 
 OPERATORS = 5
+OF_ALL = OPERATORS + 4  # with two queries of two threads
 BUFFER_TIMEOUT = "100 ms"  # Flink's own
 SOON_S = 10.0 * SLOWER
 FOLDER = Path("/run/flink")
@@ -31,6 +34,13 @@ PATIENT = (
     *("--period", "5", "--poll-timeout", "30", "--stale-after", "300", "--window", "60"),
     *("--race", "0"),
 )
+
+# A query of a fifth of the CPU beside one that takes all it gets.
+CHAINED = {"chain": "true", "shuffle": "true", "buffer_timeout": "10 ms"}
+SIDE = {"rate": 30, "parse_us": 100, "work_us": 7000, "checkpoint_ms": 3000, **CHAINED}
+BULK = {"rate": 1_000_000, "parse_us": 100, "work_us": 1000, **CHAINED}
+FAILS = Path("/tmp/fails")
+MOST = 1.25  # of the kernel's own time to catch up
 
 began_s = time.monotonic()
 
@@ -52,7 +62,7 @@ def main() -> None:
         patiently(lambda: len(operators(pid)) >= OPERATORS, 10, "operator threads")
         patiently(lambda: records() > 20, 10, "the job's first records")
         before = states(pid)
-        schedule(cluster, pid, before)
+        ours = schedule(cluster, pid, before)
         patiently(lambda: schedext.state() == "disabled", 10, "the scheduler is detached")
         now = states(pid)
         changed = {key: (before[key], now[key]) for key in before.keys() & now.keys()}
@@ -60,9 +70,39 @@ def main() -> None:
         done = records()
         patiently(lambda: records() > done + 20, 10, "progress afterwards")
         say("everything is as it was")
+        theirs = catches_up(cluster, "the kernel's own")
+        assert all(ours[stop] <= MOST * theirs[stop] for stop in theirs), (ours, theirs)
 
 
-def schedule(cluster: Cluster, pid: int, before: State) -> None:
+def catches_up(
+    cluster: Cluster, by: str, ready: Callable[[], object] = lambda: True
+) -> dict[str, float]:
+    """How long a query needs after each stop, for a second that it was behind."""
+    (pid,) = (process.pid for process in cluster.task_managers)
+    out = Path(f"/tmp/side-{by}.txt")
+    side = {**SIDE, "out": out, "fail": FAILS, "start": time.monotonic_ns()}
+    jobs = [cluster.submit(name="side", **side)]
+    patiently(lambda: stops.keeps_up(out), 30, "a query that keeps up alone")
+    jobs.append(cluster.submit(name="bulk", **BULK))
+    patiently(ready, 30, "an order of all queries")
+    patiently(lambda: stops.keeps_up(out), 30, "a query that keeps up beside another")
+    checkpoints = f"/jobs/{jobs[0]}/checkpoints"
+    patiently(lambda: cluster.call("GET", checkpoints)["counts"]["completed"], 30, "a checkpoint")
+    found = {}
+    for name, stop in (
+        ("a restart from a checkpoint", lambda: stops.restart(FAILS)),
+        ("a collector's pauses", lambda: stops.collect(pid)),
+    ):
+        behind_s, took_s = stops.behind_for_s(out, stop)
+        found[name] = took_s / behind_s
+        say(f"{by}, {name}: {behind_s:.2f} s behind, caught up in {took_s:.2f} s")
+    for job in jobs:
+        cluster.cancel(job)
+    return found
+
+
+def schedule(cluster: Cluster, pid: int, before: State) -> dict[str, float]:
+    """What `catches_up` found under it."""
     with LOG.open("w") as log:
         load = subprocess.Popen(
             [*PROGRAM, "load", "--engine", "flink", *PATIENT],
@@ -101,9 +141,16 @@ def schedule(cluster: Cluster, pid: int, before: State) -> None:
         assert more > runs
         assert "policy auto: balanced (a single query" in LOG.read_text()
 
+        def all_ours() -> bool:
+            rows = request(RUN_DIR, "dispatch", timeout_s=SOON_S).get("threads", [])
+            return len(rows) == OF_ALL and all(row["runs"] for row in rows)
+
+        needed = catches_up(cluster, "ours", all_ours)
+
         load.send_signal(signal.SIGINT)
         assert load.wait(SOON_S) == 0
         assert "everything is as it was before" in LOG.read_text()
+        return needed
     finally:
         if load.poll() is None:
             load.kill()

@@ -44,6 +44,9 @@ public final class Query {
     /** Start of each job, kept for the whole process: the rate limiter and the generator share it. */
     private static final Map<String, Long> STARTS = new ConcurrentHashMap<>();
 
+    /** Of each job, which record comes next: after a restart from a checkpoint not the first. */
+    private static final Map<String, Long> NEXT = new ConcurrentHashMap<>();
+
     /** Poisson arrivals: offsets in ns of the first records of each job, the same in each run. */
     private static final Map<String, long[]> ARRIVALS = new ConcurrentHashMap<>();
     /** The pattern repeats after so many seconds, so that phases of that length see the same. */
@@ -79,23 +82,29 @@ public final class Query {
         return start + offsets[(int) (index % count)] + index / count * offsets[count];
     }
 
-    /** Gives the moment each record is due. */
+    /** Gives the moment each record is due. start: when the first is; 0 = when the job begins. */
     static final class Due implements GeneratorFunction<Long, Long> {
         private final String job;
         private final double rate;
+        private final long start;
 
-        Due(String job, double rate) {
+        Due(String job, double rate, long start) {
             this.job = job;
             this.rate = rate;
+            this.start = start;
         }
 
         @Override
         public void open(SourceReaderContext context) {
+            if (start > 0) {
+                STARTS.put(job, start);
+            }
             due(job, rate, 0);
         }
 
         @Override
         public Long map(Long index) {
+            NEXT.put(job, index + 1);
             return due(job, rate, index);
         }
     }
@@ -130,12 +139,10 @@ public final class Query {
         @Override
         public RateLimiter<SourceSplit> createRateLimiter(int parallelism) {
             return new RateLimiter<SourceSplit>() {
-                private long index;
-
                 @Override
                 public CompletionStage<Void> acquire(int records) {
+                    long index = NEXT.getOrDefault(job, 0L);
                     long wait = due(job, rate, index) - System.nanoTime();
-                    index += records;
                     if (wait <= 0) {
                         return CompletableFuture.completedFuture(null);
                     }
@@ -337,6 +344,7 @@ public final class Query {
         double rate = Double.parseDouble(given.getOrDefault("rate", "1000"));
         long records = Long.parseLong(given.getOrDefault("records", "1000000000"));
         int parallelism = Integer.parseInt(given.getOrDefault("parallelism", "1"));
+        long start = Long.parseLong(given.getOrDefault("start", "0"));
         double parseMicros = Double.parseDouble(given.getOrDefault("parse_us", "5"));
         double part = Double.parseDouble(given.getOrDefault("part", "1"));
         double workMicros = Double.parseDouble(given.getOrDefault("work_us", "20"));
@@ -351,6 +359,9 @@ public final class Query {
         StreamExecutionEnvironment environment =
                 StreamExecutionEnvironment.getExecutionEnvironment(settings);
         environment.setParallelism(1);
+        if (given.containsKey("checkpoint_ms")) {
+            environment.enableCheckpointing(Long.parseLong(given.get("checkpoint_ms")));
+        }
         DataStream<Long> made =
                 given.getOrDefault("source", "new").equals("paced")
                         ? environment
@@ -358,7 +369,7 @@ public final class Query {
                                 .returns(Types.LONG)
                         : environment.fromSource(
                                 new DataGeneratorSource<>(
-                                        new Due(job, rate),
+                                        new Due(job, rate, start),
                                         records,
                                         new OpenLoop(job, rate),
                                         Types.LONG),

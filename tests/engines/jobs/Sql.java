@@ -99,7 +99,7 @@ public final class Sql {
                 environment
                         .fromSource(
                                 new DataGeneratorSource<>(
-                                        new Query.Due(job, rate),
+                                        new Query.Due(job, rate, 0),
                                         1_000_000_000L,
                                         new Query.OpenLoop(job, rate),
                                         Types.LONG),
