@@ -7,8 +7,8 @@ is the best; a query whose tuples have waited `patience` times T_x (for a typica
 twice as much as HR gives it, and so on without end. Operators that several segments share: see
 `hnr`; in both terms the best set of segments counts, in the second each with its own T.
 
-Where a query is alone, operators that would have the whole backlog under the OS go last, so that
-half of its tuples do not pay for the mean (`metrics.branches`).
+In a query that is alone, or has a backlog, operators that would have all of it under the OS go
+last, so that half of its tuples do not pay for the mean (`metrics.branches`).
 
 In the simulator, SYN at 0.97 with 16 seeds, as ratios to a fair scheduler: mean latency .40, l2 of
 slowdowns .39 and maximum slowdown 1.05, where HR has .37, .66, 3.1 and BSD .49, .38, .80.

@@ -20,8 +20,10 @@ from sched_ctl.workloads import workload
 FORK = plan({"q": ["source", "insert", "convert", "publish"]}, [(0, 1), (0, 2), (2, 3)])
 
 
-def found(topology: Topology, cost: Sequence[float], selectivity: Sequence[float]) -> list[int]:
-    of = frame(topology, cost=cost, selectivity=selectivity)
+def found(
+    topology: Topology, cost: Sequence[float], selectivity: Sequence[float], **more: Sequence[float]
+) -> list[int]:
+    of = frame(topology, cost=cost, selectivity=selectivity, **more)
     return np.flatnonzero(dear(of)).tolist()
 
 
@@ -48,10 +50,36 @@ def test_replicas_are_one_operator() -> None:
     assert found(chain, [1, 50, 50, 1], [1, 1, 1, 1]) == []
 
 
-def test_beside_a_second_query_the_order_between_them_counts() -> None:
-    both = plan({"q": ["a", "b", "c"], "r": ["d"]}, [(0, 1), (0, 2)])
-    assert found(both, [1, 50, 1, 1], [1, 1, 1, 1]) == []
+def test_beside_a_second_query_only_with_a_backlog() -> None:
+    both = plan({"q": ["a", "b", "c"], "r": ["a", "b", "c"]}, [(0, 1), (0, 2), (3, 4), (3, 5)])
+    cost, passed = [1, 50, 1, 1, 1, 9], [1] * 6
+    assert found(both, cost, passed) == [], "nobody knows"
+    busy = [0.2, 1, 0.1, 0.5, 0.1, 0.94]
+    assert found(both, cost, passed, utilisation=busy) == [1]
+    assert found(both, cost, passed, utilisation=[1] * 6) == [1, 5]
+    assert found(both, cost, passed, utilisation=[0.9] * 6) == []
+    # Whatever a second query wants, where all results of the first go through one is not dear.
+    assert found(both, [50, 1, 1, 1, 1, 9], passed, utilisation=[1] * 6) == [5]
     assert found(plan({}), [], []) == []
+
+
+def test_who_is_dear_stays_above_a_query_that_is_heavy() -> None:
+    """Two queries with branches that have a backlog, one of which uses most of the CPU."""
+    both = plan({"q": ["a", "b", "c"], "r": ["a", "b", "c"]}, [(0, 1), (0, 2), (3, 4), (3, 5)])
+    columns: dict[str, Sequence[float]] = {
+        "cost": [1, 50, 1, 1, 1, 9],
+        "selectivity": [1] * 6,
+        "utilisation": [1] * 6,
+        "cpu_use": [0.1, 0.6, 0.1, 0.05, 0.05, 0.1],
+        "head_age": [0] * 6,
+        "ideal_time": [0.1] * 6,
+        "global_cost": [1] * 6,
+        "global_selectivity": [1] * 6,
+        "shared_cost": [1] * 6,
+    }
+    policy = registry.policy("balanced")
+    of = frame(both, **columns)
+    assert policy.urgency(of).rank.tolist() == [1, 0, 1, 3, 3, 2]
 
 
 @pytest.mark.parametrize(
