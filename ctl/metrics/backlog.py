@@ -14,7 +14,9 @@ first until it has used most of the CPU, and then the other one would, for secon
 heavy is so for a minute, as long as it is saturated. Where that is all of them, none goes last.
 
 Nor does CPU use tell a query that will always be saturated from one that catches up with a backlog
-and would be done soon at its fair share. Both are heavy here, so to be last must not take that
+and would be done soon at its fair share. Who kept up until lately is taken for one that catches up,
+for half a minute: to be last costs it what the floor allows, at each change of the order, and with
+little to spare that is seconds. After that both are heavy, so to be last must not take their fair
 share from them: who enforces an order that is not strict (`Policy.strict`) holds that floor
 (bpf/floor.h) or lets those of the last rank share.
 """
@@ -29,13 +31,30 @@ import numpy.typing as npt
 from sched_ctl.errors import UserError
 from sched_ctl.model.policy import OperatorFrame, Policy, Query, UrgencyForm
 
-__all__ = ["HEAVY", "MEMORY", "SEEN_BY", "heavy", "last", "seen"]
+__all__ = [
+    "HEAVY",
+    "KEEPS_UP",
+    "LATELY",
+    "MEMORY",
+    "SATURATED",
+    "SEEN_BY",
+    "heavy",
+    "keeps_up",
+    "kept_up",
+    "last",
+    "seen",
+]
 
 HEAVY = 1.25  # multiples of the queries' mean CPU use
 SATURATED = 0.95  # of the time an operator had work
 SEEN_BY = frozenset({"cpu_use", "utilisation"})
 MEMORY = "backlog.heavy"  # when queries were heavy last, CLOCK_MONOTONIC, s
 REMEMBERED_S = 60.0
+KEEPS_UP = "backlog.keeps_up"  # since when queries do, CLOCK_MONOTONIC, s
+LATELY = "backlog.kept_up"  # when queries had done so for long, last
+IN_TIME = 0.8  # of the time each operator has work, at most, where a query keeps up
+LONG_S = 10.0  # a job that begins looks as if it kept up
+CATCHES_UP_S = 30.0
 
 
 def heavy(frame: OperatorFrame, beyond: float = HEAVY) -> npt.NDArray[np.bool_]:
@@ -44,11 +63,38 @@ def heavy(frame: OperatorFrame, beyond: float = HEAVY) -> npt.NDArray[np.bool_]:
     beyond: multiples of the queries' mean CPU use.
     """
     saturated, much = _saturated_and_much(frame, beyond)
-    before = frame.memory.get(MEMORY, {})
-    if not before or not saturated.any():
-        return saturated & much
-    known = np.array([query in before for query in frame.queries], dtype=np.bool_)
-    return saturated & (much | known[frame.query])
+    if not saturated.any():
+        return saturated
+    known = _among(frame, frame.memory.get(MEMORY, {}))
+    return saturated & (much | known) & ~_among(frame, frame.memory.get(LATELY, {}))
+
+
+def keeps_up(frame: OperatorFrame, now_s: float) -> Mapping[Query, float]:
+    """Since when each query keeps up that does."""
+    busy = frame.columns.get("utilisation")
+    if busy is None or not len(frame):
+        return {}
+    most = np.full(len(frame.queries), -np.inf)
+    np.maximum.at(most, frame.query, np.where(np.isnan(busy), np.inf, busy))
+    before = frame.memory.get(KEEPS_UP, {})
+    found = [frame.queries[row] for row in np.flatnonzero(most <= IN_TIME).tolist()]
+    return {query: before.get(query, now_s) for query in found}
+
+
+def kept_up(frame: OperatorFrame, now_s: float) -> Mapping[Query, float]:
+    """Who kept up for long until lately, and when it did last."""
+    before = frame.memory.get(LATELY, {})
+    found = {query: at_s for query, at_s in before.items() if now_s - at_s < CATCHES_UP_S}
+    since = keeps_up(frame, now_s).items()
+    return {**found, **{query: now_s for query, since_s in since if now_s - since_s >= LONG_S}}
+
+
+def _among(frame: OperatorFrame, queries: Mapping[Query, float]) -> npt.NDArray[np.bool_]:
+    """(n,) whether the operator's query is one of these."""
+    if not queries:
+        return np.zeros(len(frame), dtype=np.bool_)
+    found = np.array([query in queries for query in frame.queries], dtype=np.bool_)
+    return np.asarray(found[frame.query])
 
 
 def seen(frame: OperatorFrame, now_s: float, beyond: float = HEAVY) -> Mapping[Query, float]:
@@ -63,7 +109,7 @@ def seen(frame: OperatorFrame, now_s: float, beyond: float = HEAVY) -> Mapping[Q
     before = frame.memory.get(MEMORY, {})
     if not all(now_s - at_s < REMEMBERED_S for at_s in before.values()):
         before = {}
-    rows = np.flatnonzero(saturated)
+    rows = np.flatnonzero(saturated & ~_among(frame, kept_up(frame, now_s)))
     first = rows[np.unique(frame.query[rows], return_index=True)[1]]
     found = zip((frame.queries[i] for i in frame.query[first]), much[first].tolist(), strict=True)
     return {
@@ -114,5 +160,5 @@ def last(policy: Policy, beyond: float = HEAVY) -> Policy:
         policy,
         urgency=urgency,
         wants=policy.wants | SEEN_BY,
-        remembers={**policy.remembers, MEMORY: remember},
+        remembers={**policy.remembers, MEMORY: remember, KEEPS_UP: keeps_up, LATELY: kept_up},
     )

@@ -26,7 +26,7 @@ STRICT, FLOOR, FAIR = range(3)
 BOUND_NS = round(ScxOptions().floor * 1e6)
 STEP_S, TURN_S = 0.1, 0.0002
 OF_CPU = 0.93  # the rest is the engine's own
-STOPS_S, ENDS_S = 10.0, 60.0
+STOPS_S, ENDS_S = 15.0, 65.0
 AT_ONCE_S = 0.1  # a backlog of less input than this is none
 
 Floats = NDArray[np.float64]
@@ -84,7 +84,7 @@ CASES = (
     replace(FOUR, what="a stop of all", stop_s=10),
     replace(FOUR, what="a restart", gone_s=8),
     replace(FOUR, what="a step of load", step=2.0),
-    replace(FOUR, what="pauses of a collector", stop_s=3, pauses=(14.0, 17.0, 20.0)),
+    replace(FOUR, what="pauses of a collector", stop_s=3, pauses=(19.0, 22.0, 25.0)),
     replace(FOUR, what="more threads", weight=(1, 1, 2, 2), stop_s=10),
     Case(
         "two saturated ones",
@@ -114,19 +114,29 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def places(
-    seen: list[Floats], busy: Floats, names: list[str], case: Case, memory: Kept
+    seen: list[Floats], busy: Floats, names: list[str], case: Case, memory: Kept, lately: bool
 ) -> NDArray[np.int32]:
-    """The order: heavy ones last, by what they used in the last 5 s; inside, the cheaper tuple."""
+    """The order: heavy ones last, by what they used in the last 5 s; inside, the cheaper tuple.
+
+    lately: who kept up until lately is not heavy.
+    """
     topology = plan({name: ["a"] for name in names})
     used = np.mean(seen[-50:], axis=0) / STEP_S
     columns = {"cpu_use": used, "utilisation": busy}
     frame = OperatorFrame(topology.operators, topology.graph, columns, memory=dict(memory))
-    memory[backlog.MEMORY] = backlog.seen(frame, len(seen) * STEP_S)
+    now_s = len(seen) * STEP_S
+    known = {backlog.MEMORY: backlog.seen(frame, now_s)}
+    if lately:
+        known[backlog.KEEPS_UP] = backlog.keeps_up(frame, now_s)
+        known[backlog.LATELY] = backlog.kept_up(frame, now_s)
+    memory.update(known)
     last = backlog.heavy(frame.remembering(dict(memory)))
     return np.argsort(np.lexsort((np.array(case.cost_s), last))).astype(np.int32)
 
 
-def run(library: ctypes.CDLL, case: Case, how: int) -> tuple[Floats, Floats]:
+def run(
+    library: ctypes.CDLL, case: Case, how: int, *, lately: bool = False
+) -> tuple[Floats, Floats]:
     """(steps, n) each: the backlog, in seconds of input, and the CPU time used so far, s."""
     n = len(case.cost_s)
     cost, rate = np.array(case.cost_s), np.array(case.rate)
@@ -144,7 +154,7 @@ def run(library: ctypes.CDLL, case: Case, how: int) -> tuple[Floats, Floats]:
     for step in range(round(ENDS_S / STEP_S)):
         now_s = step * STEP_S
         if step % 10 == 9:
-            place = places(seen, busy / (10 * STEP_S / TURN_S), names, case, memory)
+            place = places(seen, busy / (10 * STEP_S / TURN_S), names, case, memory, lately)
             busy[:] = 0
         stopped = STOPS_S <= now_s < STOPS_S + case.stop_s
         stopped |= any(at <= now_s < at + 0.8 for at in case.pauses)
@@ -170,9 +180,12 @@ def caught_up_s(lags: Floats, case: Case) -> float:
     return float((late[-1] + 1) * STEP_S - case.begins_s) if len(late) else 0.0
 
 
+@pytest.mark.parametrize("lately", [False, True], ids=["floor", "floor-lately"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_who_would_catch_up_at_its_fair_share_does(library: ctypes.CDLL, case: Case) -> None:
-    lags, used = run(library, case, FLOOR)
+def test_who_would_catch_up_at_its_fair_share_does(
+    library: ctypes.CDLL, case: Case, lately: bool
+) -> None:
+    lags, used = run(library, case, FLOOR, lately=lately)
     fair_lags, fair = run(library, case, FAIR)
     usual_s, ours_s = caught_up_s(fair_lags, case), caught_up_s(lags, case)
     assert 0 < usual_s < ENDS_S - case.begins_s - 1, "the case shows nothing"
@@ -188,6 +201,12 @@ def test_who_would_catch_up_at_its_fair_share_does(library: ctypes.CDLL, case: C
         ours, theirs = used[begin:end, i] - used[begin, i], fair[begin:end, i] - fair[begin, i]
         allowed_s = 2 * BOUND_NS * 1e-9 * max(case.weight or (1,))
         assert (ours >= 0.9 * theirs - allowed_s).all(), f"query {i}"
+
+
+def test_who_kept_up_until_lately_is_not_behind_who_never_did(library: ctypes.CDLL) -> None:
+    stop = CASES[0]
+    usual_s = caught_up_s(run(library, stop, FAIR)[0], stop)
+    assert caught_up_s(run(library, stop, FLOOR, lately=True)[0], stop) <= usual_s + STEP_S
 
 
 def test_an_order_alone_starves(library: ctypes.CDLL) -> None:

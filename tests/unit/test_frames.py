@@ -8,7 +8,18 @@ import pytest
 from plans import array, frame, graph, plan
 from sched_ctl.decide import decision
 from sched_ctl.decide.idle import without_input_last
-from sched_ctl.metrics.backlog import MEMORY, REMEMBERED_S, heavy, seen
+from sched_ctl.metrics.backlog import (
+    CATCHES_UP_S,
+    KEEPS_UP,
+    LATELY,
+    LONG_S,
+    MEMORY,
+    REMEMBERED_S,
+    heavy,
+    keeps_up,
+    kept_up,
+    seen,
+)
 from sched_ctl.metrics.levels import most_urgent, to_logical, transform
 from sched_ctl.model.frames import join_graphs, subframe, subgraph
 from sched_ctl.model.graph import Graph
@@ -131,6 +142,30 @@ def test_what_is_remembered_is_forgotten_at_once_and_all_together() -> None:
     much = {"cpu_use": [0.9, 0.1], "utilisation": [1.0, 1.0]}
     assert list(seen(used({"y": 6.0}, **much), 9.0).values()) == [9.0, 6.0]
     assert seen(used(before, cpu_use=[0.9, 0.1], utilisation=[0.1, 0.1]), 9.0) == {}
+
+
+def test_who_kept_up_until_lately_is_not_heavy_for_half_a_minute() -> None:
+    """It catches up, whether it was remembered as heavy or not; and one who never kept up is."""
+    much = {"cpu_use": [0.9, 0.1], "utilisation": [1.0, 1.0]}
+    of = used(cpu_use=[0.2, 0.1], utilisation=[0.5, 0.81])
+    since = keeps_up(of, 7.0 - LONG_S)
+    assert [(query[1], at_s) for query, at_s in since.items()] == [("x", 7.0 - LONG_S)]
+    of = of.remembering({KEEPS_UP: since})
+    assert keeps_up(of, 7.0) == since
+    assert kept_up(of, 6.9) == {}, "a job that began"
+    lately = kept_up(of, 7.0)
+    assert list(lately.values()) == [7.0] and lately.keys() == since.keys()
+    stopped = used({"x": 5.0}, **much)
+    stopped = stopped.remembering({**stopped.memory, LATELY: lately})
+    assert kept_up(stopped, 7.0 + CATCHES_UP_S - 0.1) == lately
+    assert not heavy(stopped).any() and not seen(stopped, 8.0)
+    after = 7.0 + CATCHES_UP_S
+    assert kept_up(stopped, after) == {}
+    assert [query[1] for query in seen(stopped, after)] == ["x"]
+    assert heavy(stopped.remembering({LATELY: {}})).tolist() == [True, False]
+    nan = float("nan")
+    assert keeps_up(used(cpu_use=[0, 0], utilisation=[nan, 0.95]), 1.0) == {}
+    assert keeps_up(used(), 1.0) == {}
 
 
 def test_a_query_is_saturated_from_the_bound_on() -> None:

@@ -14,7 +14,7 @@ from sched_ctl.decide import decision
 from sched_ctl.decide.decision import HELPER_RULES, decide
 from sched_ctl.decide.layout import Layout, SameObjects, layout_of
 from sched_ctl.errors import UserError
-from sched_ctl.metrics.backlog import MEMORY, SEEN_BY
+from sched_ctl.metrics.backlog import KEEPS_UP, LATELY, MEMORY, SEEN_BY
 from sched_ctl.metrics.catalogue import resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.normalise import nice_values
@@ -439,7 +439,8 @@ def test_who_was_heavy_is_not_for_ever() -> None:
 
     much, little = [0.02, 0.02, 0.5, 0.4], [0.4, 0.4, 0.1, 0.0]
     heavy = seen(5.0, much, 1.0, {})
-    assert heavy.memory == {MEMORY: {("lab:1", "heavy"): 5.0}}
+    light = {("lab:1", "light"): 5.0}
+    assert heavy.memory == {MEMORY: {("lab:1", "heavy"): 5.0}, KEEPS_UP: light, LATELY: {}}
     assert seen(6.0, little, 1.0, heavy.memory).form.rank.tolist() == [1, 1, 0, 0]
     assert seen(6.0, little, 1.0, {}).form.rank.tolist() == [0, 0, 0, 0]
     # It keeps up now, or has used little for a minute.
@@ -477,9 +478,8 @@ def test_a_policy_of_somebody_else_has_memory_and_options_of_its_own() -> None:
     mixed = registry.policy("light-first", {"within": "constant"})
     mixed = replace(mixed, remembers={**mixed.remembers, **theirs.remembers})
     memory = scheduled(mixed, snapshot(both, **columns)).memory
-    assert memory.keys() == {MEMORY, "theirs.times"} and list(memory[MEMORY]) == [
-        ("lab:1", "other")
-    ]
+    assert memory.keys() == {MEMORY, KEEPS_UP, LATELY, "theirs.times"}
+    assert list(memory[MEMORY]) == [("lab:1", "other")]
 
 
 def test_each_class_of_multi_class_remembers_its_own_queries() -> None:
