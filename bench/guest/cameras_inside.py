@@ -2,8 +2,9 @@
 
 Both are real GStreamer processes, of elements that its core has: a queue is a thread, and a dump of
 a frame's bytes is the work of a stage. The camera has a frame each 33 ms, which must be through by
-the time that the next one comes; the other takes all the CPU it gets. Prints each phase as JSON, in
-lines that begin "@@ ".
+the time that the next one comes; the other takes all the CPU it gets. What is measured begins when
+the camera has no lag; how late its frames were while the order was loaded is told beside it. Prints
+each phase as JSON, in lines that begin "@@ ".
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.guest.inside import FIRST, NORMAL, Load, go_first, measure, say, show, threads
+from bench.guest.inside import Load, Pulse, go_first, measure, say, show, threads
 from engines.cluster import patiently
 
 FOLDER = Path("/run/cameras")
@@ -131,6 +132,25 @@ def role_of(label: str, comm: str) -> str:
     return f"operators of {label}" if ":" in comm else "other"
 
 
+def while_loading(camera: Pipeline, pulse: Pulse, begin_s: float) -> dict[str, float]:
+    """What was lost since then, ms. Returns when the camera has no lag any more."""
+    end_s = time.monotonic()
+
+    def no_lag() -> bool:
+        now_s = time.monotonic()
+        waits = camera.waits_s(now_s - 1.0, now_s - 0.2)
+        return len(waits) > FPS / 2 and bool(waits.max() < DEADLINE_S)
+
+    patiently(no_lag, 1, "a camera without a lag")
+    waits = camera.waits_s(begin_s, end_s)
+    found = {
+        "a frame at most": float(waits.max()) * 1e3,
+        "nothing ran at most": pulse.longest_s(begin_s, end_s) * 1e3,
+    }
+    say(f"loaded in {end_s - begin_s:.1f} s: {found}, lag gone {time.monotonic() - end_s:.1f} s on")
+    return found
+
+
 def phase(way: Way, camera: Pipeline, archive: Pipeline) -> dict[str, Any]:
     pids = {"camera": camera.process.pid, "archive": archive.process.pid}
     time.sleep(SETTLE_S + way.race_s)
@@ -159,20 +179,20 @@ def run(ways: Sequence[Way]) -> None:
     say([comm for one in (camera, archive) for _, comm in threads(one.process.pid)])
     expected = sum(len(stages) + 1 for stages in STAGES.values())
     nothing = Way("os")
+    pulse = Pulse()
     try:
         for way in (nothing, *ways, *reversed(ways), nothing):
-            load = None
+            load, loading = None, {}
             if way is not nothing:
+                begin_s = time.monotonic()
                 arguments = (*ENGINES, *way.arguments)
-                load = Load(arguments, 0 if way.race_s else expected, {}, HOW)
-                for tid, _ in threads(load.process.pid):
-                    os.sched_setscheduler(tid, *NORMAL)
-            show({"scenario": "archive", **phase(way, camera, archive)})
+                load = Load(arguments, 0 if way.race_s else expected, {}, HOW, first=False)
+                loading = while_loading(camera, pulse, begin_s)
+            show({"scenario": "archive", "loading": loading, **phase(way, camera, archive)})
             if load is not None:
-                for tid, _ in threads(load.process.pid):
-                    os.sched_setscheduler(tid, *FIRST)
                 load.end()
     finally:
+        pulse.end()
         camera.end()
         archive.end()
 

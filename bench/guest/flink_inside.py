@@ -27,6 +27,7 @@ from bench.guest.inside import (
     Neighbour,
     Pulse,
     Rival,
+    be_ordinary,
     go_first,
     measure,
     put,
@@ -188,7 +189,9 @@ def following(
         load = Load(phase.load, operators, pids)
     if isinstance(load, Load) and not phase.learns_s:  # a race would begin anew
         load.set(phase.policy, phase.options)
-    elif load is not None and phase.learns_s and new:
+    if load is not None and new and (phase.awake or phase.rival):
+        be_ordinary(load.process.pid)
+    if load is not None and phase.learns_s and new:
         load.mine(NORMAL)
         time.sleep(phase.learns_s)
     return load

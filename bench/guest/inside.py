@@ -32,6 +32,7 @@ __all__ = [
     "Neighbour",
     "Pulse",
     "Rival",
+    "be_ordinary",
     "go_first",
     "measure",
     "put",
@@ -53,6 +54,7 @@ SLEEPING = (
 FIRST = (os.SCHED_FIFO, os.sched_param(1))
 NORMAL = (os.SCHED_OTHER, os.sched_param(0))
 LAST_WORD = (os.SCHED_FIFO, os.sched_param(99))
+HEARTBEAT = "scx heartbeat"
 ASKED = ("prometheus-http", "HTTP-Dispatcher")  # threads that answer the controller
 PAUSE_S = 0.3
 RECORDS = 1 << 16
@@ -215,8 +217,19 @@ def put(pids: Mapping[str, int], how: tuple[int, os.sched_param]) -> None:
                     os.sched_setscheduler(tid, *how)
 
 
+def be_ordinary(controller: int) -> None:
+    """It goes on as without us; its sign of life has a priority of its own."""
+    for tid, comm in threads(controller):
+        if comm != HEARTBEAT:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(tid, *NORMAL)
+
+
 class Load:
-    """`sched-ctl load`, in force. how: arguments that all phases have in common."""
+    """`sched-ctl load`, in force. how: arguments that all phases have in common.
+
+    first: it goes before all others from its start, as what it loads is not what is measured.
+    """
 
     def __init__(
         self,
@@ -224,6 +237,8 @@ class Load:
         expected: int,
         pids: Mapping[str, int],
         how: tuple[str, ...] = SLEEPING,
+        *,
+        first: bool = True,
     ) -> None:
         self.arguments = arguments
         self.asked = {label: pids[label] for label in ("tm", "jm") if label in pids}
@@ -235,7 +250,7 @@ class Load:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=lambda: os.sched_setscheduler(0, *FIRST),
+                preexec_fn=lambda: os.sched_setscheduler(0, *(FIRST if first else NORMAL)),
             )
 
         def ready() -> bool:
@@ -280,6 +295,9 @@ class Load:
 
     def end(self) -> None:
         self.mine(FIRST)
+        for tid, _ in threads(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(tid, *FIRST)
         self.process.send_signal(signal.SIGINT)
         self.process.wait(600)
         print(self.log.read_text()[-1500:], flush=True)

@@ -130,6 +130,8 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
         found["neighbour late"], found["neighbour late p99"] = mean_ms, p99_ms
     if "stopped_s" in phase:
         found["the longest time nothing ran, ms"] = phase["stopped_s"] * 1e3
+    for name, ms in phase.get("loading", {}).items():
+        found[f"while loading, {name}, ms"] = ms
     for name, (count, length_s, held_up_s) in phase.get("waits", {}).items():
         found[f"{name}, times"] = count
         found[f"{name}, ms"] = length_s * 1e3
@@ -145,11 +147,12 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
     """One row a figure: the OS's mean, then each policy's ratio to the OS's of the same guest.
 
     A range is of the OS's phases over their own mean, and of the policy's ratios. In between is the
-    geometric mean over its phases in all runs.
+    geometric mean over its phases in all runs. What the OS has no figure of is told as it is.
     """
     base: dict[str, list[float]] = {}
     spread: dict[str, list[float]] = {}
     ratios: dict[str, dict[str, list[float]]] = {}
+    alone: dict[str, dict[str, list[float]]] = {}
     for phases in runs:
         seen = [(phase["phase"], figures(phase)) for phase in phases]
         own = [found for name, found in seen if name == "os"]
@@ -157,6 +160,10 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
             known = [found[name] for found in own if name in found]
             mean = float(np.mean(known)) if known else np.nan
             base.setdefault(name, []).append(mean)
+            if not known:
+                for policy, found in seen:
+                    if name in found:
+                        alone.setdefault(name, {}).setdefault(policy, []).append(found[name])
             if mean > 0:
                 spread.setdefault(name, []).extend(value / mean for value in known)
                 for policy, found in seen:
@@ -166,10 +173,11 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
     rows = []
     for name, means in base.items():
         around = spread.get(name, [1.0])
-        mean = float(np.nanmean(means))
+        mean = float(np.nanmean(means)) if np.isfinite(means).any() else np.nan
         own_mean = Figure(mean, round(min(around), 3), round(max(around), 3), unit_of(name))
         cells = {policy: results.over(of.get(name, [])) for policy, of in ratios.items()}
-        rows.append(Row(name, {"OS": own_mean, **cells}))
+        theirs = {policy: _own(name, values) for policy, values in alone.get(name, {}).items()}
+        rows.append(Row(name, {"OS": "-" if theirs else own_mean, **cells, **theirs}))
     return Result(
         title=f"{scenario}: the OS's own figures, and ratios to them",
         columns=["OS", *ratios],
@@ -182,9 +190,15 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
     )
 
 
+def _own(name: str, values: Sequence[float]) -> Figure:
+    mean = float(np.mean(values))
+    around = [value / mean for value in values] if mean else [1.0]
+    return Figure(mean, round(min(around), 3), round(max(around), 3), unit_of(name))
+
+
 def unit_of(name: str) -> str:
     """Of a figure of a phase."""
-    if name.endswith(("/s", "%")):
+    if name.endswith(("/s", "%", " s")):
         return name[-2:].strip()
     times = ("mean", "median", "p95", "p99", "late", "ms", "held up")
     return "ms" if name.endswith(times) or name.startswith("delay") else "CPUs"

@@ -1,6 +1,6 @@
 """A real Storm under the BPF scheduler and by nice, in a guest with exact time: ratios to the OS.
 
-    ./dev run python -m bench.guest.storm [--kernel 6.18] [--json FILE] [--ways WAYS]
+    ./dev run python -m bench.guest.storm [--kernel 6.18] [--runs 1] [--json FILE] [--ways WAYS]
         SHAPE [LOAD ...]
 
 SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `queues` sets `qs` by nice beside the
@@ -29,7 +29,12 @@ def main() -> None:
     parser.add_argument("loads", nargs="*", default=["0.95"], metavar="LOAD")
     parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--ways", choices=WAYS, default="all")
-    parser.add_argument("--json", type=Path, help="keep all phases there, beside those of before")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="guests, one after the other; 0: only show"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="keep each phase there as it ends, beside those of before"
+    )
     results.argument(parser)
     asked = parser.parse_args()
     os.chdir(ROOT)
@@ -40,7 +45,8 @@ def main() -> None:
     runs = kept(asked.json)
     words = [asked.shape, asked.ways, *asked.loads]
     limit_s = LIMIT_S * (1 + len(asked.loads))
-    keep(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs, asked.json)
+    for _ in range(asked.runs):
+        keep(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs, asked.json)
     show(runs, asked.kernel, asked.keep)
 
 

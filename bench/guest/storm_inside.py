@@ -10,7 +10,6 @@ of what is measured.
 
 import contextlib
 import math
-import os
 import re
 import socket
 import sys
@@ -24,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from bench.guest.inside import (
-    NORMAL,
     Load,
     Pulse,
     Rival,
+    be_ordinary,
     go_first,
     measure,
     say,
@@ -275,8 +274,7 @@ def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequenc
             if load is not None:
                 if isinstance(load, Load) and not way.race:  # it would begin anew
                     load.set(way.policy)
-                for tid, _ in threads(load.process.pid):
-                    os.sched_setscheduler(tid, *NORMAL)
+                be_ordinary(load.process.pid)
             if way.race and new:
                 topology.offer(rates[0])
                 time.sleep(LEARN_S)
