@@ -84,7 +84,7 @@ NICE = tuple(
     )
 )
 REST = "127.0.0.1:8081"  # as in tests/engines/cluster.py
-RACE = (*BY_NICE, "--policy", "auto", "--period", "1", "--race", f"{RACE_S:g}")
+RACE = ("--policy", "auto", "--backend", "nice", "--period", "1", "--race", f"{RACE_S:g}")
 # The race last, so that its phases lie in the middle, one after the other, and it learns once.
 JUDGED = (
     *(replace(one, load=(*BY_NICE, "--period", "1"), awake=True) for one in NICE),
