@@ -11,6 +11,7 @@ tasks may be on any threads of the pool.
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from sched_ctl.drivers.spark.modes import Modes
 from sched_ctl.drivers.spark.plan import Here, Plan, names_of, plan, several
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import identity, procfs
+from sched_ctl.kernel.crowd import slowness
 from sched_ctl.model.graph import Array
 from sched_ctl.model.topology import Snapshot, Topology
 
@@ -52,7 +54,7 @@ AGAIN_S = 2.0  # how long threads are looked at again after the jobs changed
 PACES_EVERY_S = 2.0
 EXECUTORS_EVERY_S = 10.0
 ATTACH_S = 5.0
-FIRST_S = 10.0  # for the first answer: Spark loads its REST resources only then
+FIRST_S = 10.0  # for the first answer of each kind: Spark loads its resources only then
 SETTING = "spark.sql.streaming.metricsEnabled"
 
 
@@ -84,7 +86,8 @@ class SparkDriver:
         self._born = procfs.stat(target.pid) if target.pid is not None else None
         # Whose executors it may speak of. None: the administrator named one elsewhere.
         self._uid = target.uid if target.pid is None else procfs.owner(target.pid)
-        listed: list[Application] = rest.json("/api/v1/applications", FIRST_S, list[Application])
+        self._answered: set[str] = set()  # paths
+        listed: list[Application] = self._asked("/api/v1/applications", list[Application], 0.0)
         running = [one for one in listed if any(not a.completed for a in one.attempts)]
         if len(running) != 1:
             raise EngineError(
@@ -121,7 +124,7 @@ class SparkDriver:
             self._next_jobs = now_s + (JOBS_EVERY_S if self._restless(now_s) else RARELY_S)
         changed |= self._look_at_threads(deadline)
         if now_s >= self._next_paces and self._queries:
-            self._paces = self._rest.json("/metrics/json/", _left(deadline), Gauges).paces()
+            self._paces = self._asked("/metrics/json/", Gauges, deadline).paces()
             self._next_paces = now_s + PACES_EVERY_S
         notes = self._notes()
         if changed or self._plan is None or notes != self._told:
@@ -131,6 +134,15 @@ class SparkDriver:
 
     def close(self) -> None:
         self._rest.close()
+
+    def _asked(self, path: str, kind: Any, deadline: float) -> Any:
+        """What it says there; the first time it may take as long as Spark needs to load that."""
+        patience_s = _left(deadline)
+        if path not in self._answered:
+            patience_s = max(patience_s, FIRST_S * slowness())
+        said = self._rest.json(path, patience_s, kind)
+        self._answered.add(path)
+        return said
 
     def _check_alive(self) -> None:
         born = self._born
@@ -144,7 +156,7 @@ class SparkDriver:
     def _look_for_executors(self, deadline: float) -> bool:
         """Whether there are others than before."""
         path = f"/api/v1/applications/{self._id}/executors"
-        listed: list[Executor] = self._rest.json(path, _left(deadline), list[Executor])
+        listed: list[Executor] = self._asked(path, list[Executor], deadline)
         working = {one.id for one in listed if one.is_active}
         pid = self.target.pid
         found = dict(local.executors(self._id, self._uid))
@@ -172,7 +184,7 @@ class SparkDriver:
     def _look_at_jobs(self, deadline: float) -> bool:
         """Whether a job came, ended, or turned out to be one whose tasks stay."""
         path = f"/api/v1/applications/{self._id}/jobs?status=running"
-        jobs: list[Job] = self._rest.json(path, _left(deadline), list[Job])
+        jobs: list[Job] = self._asked(path, list[Job], deadline)
         now_s = time.monotonic()
         known = len(self._queries)
         for job in jobs:

@@ -7,14 +7,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from sched_ctl.drivers import Target, threadnames
 from sched_ctl.drivers.spark import local
-from sched_ctl.drivers.spark.answers import Gauges, Job, Query, query_of
-from sched_ctl.drivers.spark.driver import connect
+from sched_ctl.drivers.spark.answers import Application, Gauges, Job, Query, query_of
+from sched_ctl.drivers.spark.driver import SparkDriver, connect
 from sched_ctl.drivers.spark.modes import STEADY_S, Modes
 from sched_ctl.drivers.spark.plan import Here, names_of, plan
 from sched_ctl.errors import EngineError, UserError
@@ -274,3 +275,26 @@ def test_a_driver_without_a_web_interface_is_not_asked() -> None:
         for child in children:
             child.kill()
             child.wait()
+
+
+def test_the_first_answer_of_each_kind_may_take_long() -> None:
+    """Spark loads what answers only when it is asked: a slow application is kept, not refused."""
+    application = [{"id": "app-1", "name": "a", "attempts": [{"completed": False}]}]
+    asked: list[tuple[str, float]] = []
+
+    class Slow:
+        def json(self, path: str, timeout_s: float, _: object) -> object:
+            first = path not in {before for before, _ in asked}
+            asked.append((path, timeout_s))
+            if timeout_s < (3.0 if first else 0.0):
+                raise EngineError(f"{path} did not answer within {timeout_s} s")
+            answer = application if path.endswith("/applications") else []
+            return msgspec.convert(answer, list[Application]) if answer else answer
+
+    driver = SparkDriver(Target("spark", "127.0.0.1:4040"), cast("Any", Slow()))
+    driver.poll(0.1)
+    driver._next_jobs = 0.0
+    driver.poll(0.1)
+    paths = [path.rpartition("/")[2] for path, _ in asked]
+    assert paths == ["applications", "executors", "jobs?status=running", "jobs?status=running"]
+    assert asked[-1][1] <= 0.1  # and then it has as long as all others
