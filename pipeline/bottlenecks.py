@@ -1,14 +1,16 @@
 """What held which operator, for how long, on how many nodes, and what would help most.
 
-One shuffle of the rows with a verdict that holds (a few per cent, as a rule), by operator and
-node: rows that follow each other with the same verdict are a span. The gateways' verdicts are
-taken as they were recorded.
+From spans, which an ingest makes of rows that follow each other with the same verdict: they are
+joined once more, as a span may go on in the next ingest. The gateways' verdicts are taken as they
+were recorded.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sched_ctl.metrics.verdicts import HOLDS, Verdict
+from sched_ctl.pipeline import rollups
 from sched_ctl.pipeline.store import Fleet
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ADVICE", "Held", "held", "spans"]
 
-GAP = 2.5  # records that are missing, at most, inside a span
+MOST_NAMES = 20
 MOST = 1000  # operators that come to the driver
 
 ADVICE = {
@@ -41,6 +43,10 @@ class Held:
     longest_s: float
     nodes: int
     share: float  # of the time in which it was recorded
+    there: float = math.nan  # the same, on the nodes on which it was held
+    begin_ms: int = 0  # of the first span, and end of the last one: Unix time
+    end_ms: int = 0
+    where: tuple[str, ...] = ()  # the first MOST_NAMES of these nodes
 
     @property
     def advice(self) -> str:
@@ -48,29 +54,24 @@ class Held:
 
 
 def spans(fleet: Fleet) -> "DataFrame":
-    """One row for each span: who, where, verdict, by whom, begin and end (Unix ms), held (ms)."""
-    from pyspark.sql import Window
+    """One row for each span: who, where, verdict, by whom, begin and end (Unix ms), held (ms).
+
+    Those that reach out of what is chosen are cut.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
-    holding = [int(v) for v in (*HOLDS, Verdict.BACKPRESSURED)]
-    of_one = Window.partitionBy("node", "engine", "query", "operator").orderBy("t", "seq")
-    begins = (
-        F.lag("verdict").over(of_one).isNull()
-        | (F.lag("verdict").over(of_one) != F.col("verdict"))
-        | ~F.lag("held_by").over(of_one).eqNullSafe(F.col("held_by"))
-        | (F.col("t") - F.lag("t").over(of_one) > F.lag("d").over(of_one) * GAP)
-    )
-    return (
-        fleet.read("operator")
-        .where(F.col("verdict").isin(holding))
-        .withColumn("span", F.sum(begins.cast("int")).over(of_one))
-        .groupBy("node", "engine", "query", "operator", "verdict", "held_by", "span")
-        .agg(
-            F.min("t").alias("begin"),
-            F.max(F.col("t") + F.col("d")).alias("end"),
-            F.sum("d").alias("held"),
-        )
-    )
+    found = rollups.joined(fleet.rolled("span"))
+    choice = fleet.choice
+    begin, end = F.col("begin"), F.col("end")
+    if choice.since_ms is not None:
+        begin = F.greatest(begin, F.lit(choice.since_ms))
+    if choice.until_ms is not None:
+        end = F.least(end, F.lit(choice.until_ms))
+    part = F.try_divide(end - begin, F.col("end") - F.col("begin"))
+    return found.select(
+        *("node", "engine", "query", "operator", "verdict", "held_by"),
+        begin.alias("begin"), end.alias("end"), (F.col("held") * part).alias("held"),
+    ).where("begin < end")  # fmt: skip
 
 
 def held(fleet: Fleet) -> list[Held]:
@@ -90,14 +91,29 @@ def held(fleet: Fleet) -> list[Held]:
         .cache()
     )
     try:
+        by_node = fleet.rolled("hour").groupBy(*who, "node")
+        time = by_node.agg((F.sum("d") / 1e3).alias("recorded_s"))
+        names = F.slice(F.sort_array(F.collect_set("node")), 1, MOST_NAMES)
         own = (
             found.where(F.col("verdict").isin([int(v) for v in HOLDS]))
-            .groupBy(*who, "verdict")
+            .groupBy(*who, "verdict", "node")
             .agg(
                 F.count("*").alias("spans"),
                 (F.sum("held") / 1e3).alias("held_s"),
                 (F.max(F.col("end") - F.col("begin")) / 1e3).alias("longest_s"),
+                F.min("begin").alias("begin"),
+                F.max("end").alias("end"),
+            )
+            .join(time, [*who, "node"])
+            .groupBy(*who, "verdict")
+            .agg(
+                *(F.sum(name).alias(name) for name in ("spans", "held_s")),
+                F.max("longest_s").alias("longest_s"),
+                F.min("begin").alias("begin"),
+                F.max("end").alias("end"),
                 F.countDistinct("node").alias("nodes"),
+                F.sum("recorded_s").alias("there_s"),
+                names.alias("names"),
             )
         )
         others = (
@@ -105,15 +121,9 @@ def held(fleet: Fleet) -> list[Held]:
             .groupBy("engine", "query", F.col("held_by").alias("operator"))
             .agg((F.sum("held") / 1e3).alias("others_s"))
         )
-        time = (
-            fleet.read("operator")
-            .select(kind, "query", "operator", "d")
-            .groupBy(*who)
-            .agg((F.sum("d") / 1e3).alias("recorded_s"))
-        )
         rows = (
             own.join(others, [*who], "left")
-            .join(time, [*who])
+            .join(time.groupBy(*who).agg(F.sum("recorded_s").alias("recorded_s")), [*who])
             # Who was held by several things held others by each of them for its part.
             .withColumn(
                 "part", F.try_divide("held_s", F.sum("held_s").over(Window.partitionBy(*who)))
@@ -140,6 +150,10 @@ def held(fleet: Fleet) -> list[Held]:
             row["longest_s"],
             row["nodes"],
             row["held_s"] / row["recorded_s"] if row["recorded_s"] else 0.0,
+            row["held_s"] / row["there_s"] if row["there_s"] else 0.0,
+            row["begin"],
+            row["end"],
+            tuple(row["names"]),
         )
         for row in rows
     ]

@@ -14,14 +14,16 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sched_ctl.metrics.verdicts import HOLDS
-from sched_ctl.pipeline import steps
+from sched_ctl.pipeline import rollups, steps
+from sched_ctl.pipeline.choice import HOUR_MS
+from sched_ctl.pipeline.page import clock
+from sched_ctl.pipeline.profile import days
 from sched_ctl.pipeline.store import Fleet
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ __all__ = [
     "COLUMNS",
     "FIGURES",
     "Change",
+    "Search",
     "changes",
-    "clock",
     "named",
     "rows",
     "slot_of",
@@ -49,6 +51,7 @@ MOST_DAYS = 90  # that are looked at, back from the newest
 MOST = 1000  # changes that come to the driver
 MOST_NAMES = 200  # of nodes of a change
 LEAST_TUPLES = 20  # a slot with fewer says nothing of a cost
+MAYBE = 1e-3  # chance of a step on one node that counts if others have it at the same time
 NEAR = 2  # slots: what begins so near to each other is one change
 
 
@@ -126,15 +129,15 @@ class Change:
 def changes(fleet: Fleet) -> list[Change]:
     """Those that matter most first. Raises UserError where nothing was taken in."""
     fleet.require()
-    window = _window(fleet)
+    window = days(fleet)
     if window is None:
         return []
-    begin, end = window
+    begin, end = max(window[0], window[1] - MOST_DAYS * DAY_MS), window[1]
     slot_ms = slot_of(end - begin)
     settings = fleet.spark.conf
     key = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = settings.get(key)
-    search = _Search(begin, end, slot_ms)
+    search = Search(begin, end, slot_ms)
 
     def found_in(key: tuple[Any, ...], frame: "pd.DataFrame") -> "pd.DataFrame":
         return search.of(key, frame)
@@ -162,66 +165,28 @@ def slot_of(span_ms: int) -> int:
     return SLOTS_MIN[-1] * MINUTE_MS
 
 
-def _window(fleet: Fleet) -> tuple[int, int] | None:
-    """Begin and end (Unix ms) of the days on which the fleet was there.
+def _series(fleet: Fleet, begin: int, end: int, slot_ms: int) -> "DataFrame":
+    """Cost, wait, verdicts by operator, node and slot; rate, latency by query, node and slot.
 
-    A few nodes with a wrong clock neither stretch it nor end it: the newest day on which a quarter
-    of the nodes wrote that wrote on the busiest, and those before it without a gap of a week.
+    Slots of an hour and more are put together from the roll-ups.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    rows = (
-        fleet.read("operator")
-        .groupBy("date")
-        .agg(
-            F.approx_count_distinct("node").alias("n"),
-            F.min("t").alias("begin"),
-            F.max(F.col("t") + F.col("d")).alias("end"),
-        )
-        .orderBy(F.desc("n"))
-        .limit(10_000)
-        .collect()
-    )
-    if not rows:
-        return None
-    days = sorted(
-        (date.fromisoformat(r["date"]).toordinal(), r["begin"], r["end"])
-        for r in rows
-        if r["n"] * 4 >= rows[0]["n"]
-    )
-    first = last = days[-1]
-    for earlier in reversed(days):
-        if first[0] - earlier[0] > 7 or last[0] - earlier[0] >= MOST_DAYS:
-            break
-        first = earlier
-    return first[1], last[2]
-
-
-def _series(fleet: Fleet, begin: int, end: int, slot_ms: int) -> "DataFrame":
-    """Cost, wait, verdicts by operator, node and slot; rate, latency by query, node and slot."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    counted = F.col("cpu_us").isNotNull() & F.col("tuples_in").isNotNull()
-    holds = F.col("verdict").isin([int(v) for v in HOLDS])
+    rows = _by_hour(fleet) if slot_ms >= HOUR_MS else _by_row(fleet)
     slots = (
-        fleet.read("operator")
-        .where((F.col("t") >= begin) & (F.col("t") < end) & (F.col("d") > 0))
-        .withColumn("engine", F.split("engine", ":")[0])
+        rows.where((F.col("t") >= begin) & (F.col("t") < end))
         .withColumn("slot", F.floor((F.col("t") - begin) / slot_ms).cast("int"))
         .groupBy("engine", "query", "operator", "node", "slot")
         .agg(
-            F.sum(F.when(counted, F.col("cpu_us"))).alias("cpu_us"),
-            F.sum(F.when(counted, F.col("tuples_in"))).alias("counted"),
+            F.sum("cpu_us").alias("cpu_us"),
+            F.sum("counted_in").alias("counted"),
             F.try_divide(F.sum("wait_us") * 1e-3, F.sum("d")).alias("wait"),
-            F.try_divide(
-                F.sum(F.when(holds, F.col("d")).when(F.col("verdict") > 0, 0)),
-                F.sum(F.when(F.col("verdict") > 0, F.col("d"))),
-            ).alias("verdicts"),
+            F.try_divide(F.sum("held_ms"), F.sum("judged_ms")).alias("verdicts"),
             F.sum("tuples_in").alias("tuples"),
-            F.sum(F.when(F.col("replica") == 0, F.col("d"))).alias("ms"),
-            F.percentile_approx(
-                F.coalesce(F.col("latency_us"), F.col("age_ms") * 1000), 0.5, 100
-            ).alias("latency"),
+            F.sum("ms").alias("ms"),
+            # Times spread over decades: the mean of the logarithm is near their median, and one
+            # that is absurd hardly moves it.
+            F.exp(F.try_divide(F.sum("lat_log"), F.sum("lat_n"))).alias("latency"),
         )
     )
     cost = F.when(F.col("counted") >= LEAST_TUPLES, F.col("cpu_us") / F.col("counted"))
@@ -237,7 +202,46 @@ def _series(fleet: Fleet, begin: int, end: int, slot_ms: int) -> "DataFrame":
     return both
 
 
-class _Search:
+def _by_hour(fleet: Fleet) -> "DataFrame":
+    """An hour's cost is the median of its parts."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    cpu = F.when(F.col("cost_us").isNotNull(), F.col("cost_us") * F.col("counted_in"))
+    hours = rollups.merged("hour", fleet.rolled("hour"))
+    return hours.withColumn("cpu_us", cpu).withColumn("t", F.greatest("hour", "begin"))
+
+
+def _by_row(fleet: Fleet) -> "DataFrame":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    counted = F.col("cpu_us").isNotNull() & F.col("tuples_in").isNotNull()
+    holds = F.col("verdict").isin([int(v) for v in HOLDS])
+    latency = F.coalesce(F.col("latency_us"), F.col("age_ms") * 1000)
+
+    def real(column: Any) -> Any:
+        return column.cast("double")
+
+    return (
+        fleet.read("operator")
+        .where("d > 0")
+        .select(
+            F.split("engine", ":")[0].alias("engine"),
+            *("query", "operator", "node", "t"),
+            real(F.when(counted, F.col("cpu_us"))).alias("cpu_us"),
+            real(F.when(counted, F.col("tuples_in"))).alias("counted_in"),
+            real(F.col("wait_us")).alias("wait_us"),
+            real(F.col("d")).alias("d"),
+            real(F.when(holds, F.col("d")).when(F.col("verdict") > 0, 0)).alias("held_ms"),
+            real(F.when(F.col("verdict") > 0, F.col("d"))).alias("judged_ms"),
+            real(F.col("tuples_in")).alias("tuples_in"),
+            real(F.when(F.col("replica") == 0, F.col("d"))).alias("ms"),
+            F.log(F.when(latency > 0, latency)).alias("lat_log"),
+            F.when(latency > 0, 1).alias("lat_n"),
+        )
+    )
+
+
+class Search:
     """For `applyInPandas`: the slots of an operator, or a query, on all nodes, to its changes."""
 
     def __init__(self, begin: int, end: int, slot_ms: int) -> None:
@@ -260,19 +264,37 @@ class _Search:
         """Rows (drifts, at, size, low, high, chance, nodes, count)."""
         figure = FIGURES[name]
         by_node: list[tuple[str, steps.Found]] = []
+        series = 0
         for node, part in frame.groupby("node"):
+            series += 1
             x = np.full(self.n, np.nan)
             x[part["slot"].to_numpy()] = part[name].to_numpy(dtype=float)
             if figure.ratio:
                 x = np.log(np.where(x > 0, x, np.nan))
-            stepped = steps.steps(x, figure.floor, figure.least)
+            most = steps.MOST_CHANCE if figure.loaded else MAYBE
+            stepped = steps.steps(x, figure.floor, figure.least, most)
             by_node += [(str(node), one) for one in stepped]
+            stepped = [one for one in stepped if one.chance <= steps.MOST_CHANCE]
             if not figure.loaded or self.days >= 2:
-                drifted = steps.drift(x, stepped, figure.floor, figure.least / 2)
+                drifted = steps.drift(
+                    x, stepped, figure.floor, figure.least / 2, self.n / self.days
+                )
                 by_node += [(str(node), drifted)] if drifted else []
-        return [self.row(group, figure.ratio) for group in _at_once(by_node)]
+        found = []
+        for group in _at_once(by_node):
+            by_chance = sorted(group, key=lambda f: -f[1].chance)
+            chances = [one.chance for one in dict(by_chance).values()]  # of each node its least
+            # Load comes to all nodes at once, and proves nothing by that.
+            chance = min(chances)
+            if not figure.loaded:
+                chance = steps.together(chances, series, self.n / (2 * NEAR + 1))
+            if chance <= steps.MOST_CHANCE * series:
+                found.append(self.row(group, figure.ratio, chance))
+        return found
 
-    def row(self, group: list[tuple[str, steps.Found]], ratio: bool) -> tuple[Any, ...]:
+    def row(
+        self, group: list[tuple[str, steps.Found]], ratio: bool, chance: float
+    ) -> tuple[Any, ...]:
         drifts = group[0][1].at < 0
 
         def middle(of: str) -> float:
@@ -284,7 +306,7 @@ class _Search:
             drifts,
             int(np.median([one.at for _, one in group])),
             *(middle(of) for of in ("size", "low", "high")),
-            min(1.0, min(one.chance for _, one in group) * len(group)),
+            chance,
             nodes[:MOST_NAMES],
             len(nodes),
         )
@@ -391,12 +413,6 @@ def _weight(change: Change) -> tuple[bool, int, float, int, str]:
         change.begin_ms,
         change.label,
     )
-
-
-def clock(t_ms: float, utc_day: bool = True) -> str:
-    """As people say it: 21 Nov 03:00 (UTC)."""
-    at = datetime.fromtimestamp(t_ms / 1e3, UTC)
-    return f"{at.day} {at:%b %H:%M}" if utc_day else f"{at:%H:%M}"
 
 
 def named(nodes: Sequence[str], count: int) -> str:

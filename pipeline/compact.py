@@ -1,16 +1,19 @@
 """Many small files of a fleet into fewer: an ingest an hour makes a file an hour, node and table.
 
-One shuffle of the rows of small batches by table, date and node, so that each of these is one file
-again. The commit is that of an ingest: until the entry appears, nothing has happened, and nothing
-is lost if it never does. The files that were replaced stay for a day, for those who read them.
+One shuffle of the rows of small batches by table and date, in the order of the nodes, so that a
+reader of one node skips the rest. Roll-ups are made anew from the rows; those of hours whose rows
+are gone are carried on. The commit is that of an ingest: until the entry appears, nothing has
+happened, and nothing is lost if it never does. The files that were replaced stay for a day, for
+those who read them. Folders of older versions come to today's form in this way.
 """
 
-from collections import Counter
+from functools import reduce
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline.ingest import PARTITIONS, TRIES
-from sched_ctl.pipeline.store import Batch, Fleet, Taken
-from sched_ctl.pipeline.tables import COLUMNS, WIDE
+from sched_ctl.pipeline import rollups
+from sched_ctl.pipeline.ingest import PARTITIONS, TRIES, count
+from sched_ctl.pipeline.store import LAYOUT, Batch, Fleet, Taken
+from sched_ctl.pipeline.tables import COLUMNS, KINDS, ROLLUPS, WIDE
 
 __all__ = ["compact"]
 
@@ -18,41 +21,61 @@ SMALL = 5_000_000  # rows of operators: a larger batch is left as it is
 
 
 def compact(fleet: Fleet, small: int = SMALL) -> tuple[int, int]:
-    """Put small batches together. Returns how many there were, and their rows; (0, 0) if under 2.
+    """Put small batches together. Returns how many there were, and the rows now.
 
-    Raises UserError if others commit all the time, or nothing was taken in.
+    (0, 0) if there is nothing to do. Raises UserError if others commit all the time, or nothing
+    was taken in.
     """
     fleet.require()
     fleet.clean()
     for _ in range(TRIES):
-        old = [batch for batch in fleet.live() if batch.rows.get("operator", 0) < small]
+        old = [
+            batch
+            for batch in fleet.live()
+            if batch.layout < LAYOUT or batch.rows.get("operator", 0) < small
+        ]
         old = [batch for batch in old if sum(batch.rows.values())]
-        if len(old) < 2:
+        if len(old) < 2 and all(batch.layout == LAYOUT for batch in old):
             return 0, 0
-        rows: Counter[str] = Counter()
-        for batch in old:
-            rows.update(batch.rows)
         made = Batch(
-            folder=fleet.new_folder(),
-            files=[],
-            rows=dict(rows),
-            replaces=[batch.folder for batch in old],
+            folder=fleet.new_folder(), layout=LAYOUT, replaces=[batch.folder for batch in old]
         )
-        (
-            fleet.spark.read.schema(WIDE)
-            .option("basePath", f"{fleet.out}/data")
-            .parquet(*(fleet.data(batch.folder) for batch in old))
-            .select(*COLUMNS)
-            .repartition(*PARTITIONS)
-            .write.mode("overwrite")
-            .partitionBy(*PARTITIONS)
-            .parquet(fleet.data(made.folder))
-        )
+        _write(fleet, old, made)
+        count(fleet, made)
         try:
             fleet.commit(made)
         except Taken:
             fleet.remove(made.folder)
             fleet.refresh()
             continue
-        return len(old), sum(rows.values())
+        return len(old), sum(made.rows.values())
     raise UserError("others commit all the time: try again later")
+
+
+def _write(fleet: Fleet, old: list[Batch], made: Batch) -> None:
+    """Rows and roll-ups of these, without days that are out, in the folder of `made`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    out = fleet.data(made.folder)
+    found = []
+    for layout in {batch.layout for batch in old}:
+        folders = [fleet.data(batch.folder) for batch in old if batch.layout == layout]
+        reader = fleet.spark.read.schema(WIDE).option("basePath", f"{fleet.out}/data")
+        found.append(reader.parquet(*folders).select(*COLUMNS))
+    rows = reduce(lambda one, other: one.unionByName(other), found)
+    counts = F.col("kind").isin(*KINDS)
+    for kind in KINDS:
+        if since := fleet.since(kind):
+            counts &= (F.col("kind") != kind) | (F.col("date") >= since)
+    (
+        rows.where(counts)
+        .repartitionByRange(*PARTITIONS, "node")
+        .sortWithinPartitions(*PARTITIONS, "node", "t")
+        .write.mode("overwrite")
+        .partitionBy(*PARTITIONS)
+        .parquet(out)
+    )
+    for kind in ROLLUPS:
+        rolled = rollups.merged(kind, fleet.rolled_of(kind, old))
+        rolled = rolled.repartition("date").sortWithinPartitions("date", "node")
+        rolled.write.mode("overwrite").partitionBy("date").parquet(f"{out}/kind={kind}")

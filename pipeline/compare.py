@@ -6,8 +6,7 @@ steps of a node. Nodes are the independent observations, so the interval is over
 node saw under both policies at one load does not count; with fewer than three nodes nothing is
 said at all.
 
-Three shuffles, each smaller: rows to records (by node and number), records to steps, steps to
-nodes.
+Records were counted by step and policy when they were taken in (`rollups.turns`).
 """
 
 import math
@@ -15,26 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sched_ctl.errors import UserError
+from sched_ctl.pipeline.rollups import FIGURES
 from sched_ctl.pipeline.store import Fleet
 from sched_ctl.sim.result import student
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Compared", "compare"]
+__all__ = ["FIGURES", "Compared", "compare"]
 
-STEP = 0.05  # of the load
 LEAST_NODES = 3
 LEAST_RECORDS = 3  # of a policy in a step
-# figure -> whether it is a ratio; a difference otherwise
-FIGURES = {
-    "time": True,
-    "latency": True,
-    "age": True,
-    "queue": True,
-    "throughput": True,
-    "fairness": False,
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ def compare(fleet: Fleet, base: str | None = None) -> list[Compared]:
     from pyspark.sql import functions as F  # noqa: N812
 
     fleet.require()
-    steps = _steps(_records(fleet)).cache()
+    steps = _steps(fleet).cache()
     try:
         counts = {
             row["policy"]: row["n"]
@@ -90,50 +80,17 @@ def compare(fleet: Fleet, base: str | None = None) -> list[Compared]:
     ]
 
 
-def _records(fleet: Fleet) -> "DataFrame":
-    """One row for each query in each record: policy, load of the node, and the figures.
-
-    Load is the CPU time of all its operators over the CPUs of the node.
-    """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
-    cpus = F.regexp_extract("machine", r", (\d+) CPUs$", 1).cast("int")
-    by_query = (
-        fleet.read("operator")
-        .where("d > 0 AND policy IS NOT NULL")
-        .groupBy("node", "engine", "seq", "query", "policy")
-        .agg(
-            F.max("time_us").alias("time"),
-            F.max("latency_us").alias("latency"),
-            F.max("age_ms").alias("age"),
-            F.sum("queue").alias("queue"),
-            (F.sum("tuples_out") * 1e3 / F.max("d")).alias("throughput"),
-            F.try_divide(F.sum("cpu_us"), F.max("d") * 1e3 * F.max(cpus)).alias("part"),
-        )
-    )
-    record = Window.partitionBy("node", "engine", "seq")
-    each = F.coalesce("time", "latency", "age").cast("double")
-    jain = F.try_divide(
-        F.sum(each).over(record) ** 2, F.count(each).over(record) * F.sum(each**2).over(record)
-    )
-    return by_query.withColumn("load", F.sum("part").over(record)).withColumn(
-        "fairness", F.when(F.count(each).over(record) > 1, jain)
-    )
-
-
-def _steps(records: "DataFrame") -> "DataFrame":
+def _steps(fleet: Fleet) -> "DataFrame":
     """One row for each node, query, policy and step of the load: means of the (log) figures."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    def figure(name: str) -> Any:
-        column = F.col(name)
-        return F.log(F.when(column > 0, column)) if FIGURES[name] else column
-
     return (
-        records.withColumn("step", F.floor(F.col("load") / STEP))
+        fleet.rolled("turn")
         .groupBy("node", "query", "step", "policy")
-        .agg(F.count("*").alias("n"), *(F.avg(figure(name)).alias(name) for name in FIGURES))
+        .agg(
+            F.sum("n").alias("n"),
+            *(F.try_divide(F.sum(name), F.sum(f"{name}_n")).alias(name) for name in FIGURES),
+        )
         .where(F.col("n") >= LEAST_RECORDS)
     )
 

@@ -1,36 +1,42 @@
 """Closed files of many nodes into the tables of the fleet, each good record exactly once.
 
-One stage, no shuffle: each task takes some files, makes rows of them and writes these by kind,
-date and node. What has been read is known by name, size and time; what is in twice all the same
+One stage, no shuffle: each task takes some files, makes rows of them and writes these by kind and
+date. What has been read is known by name, size and time; what is in twice all the same
 (sent under another name, or copied and then finished) shows in the numbers of its lines: only if
 those of a file overlap with what is there, the batch is written once more without the rows that
-are (one shuffle of the rows of these nodes by node and number).
+are (one shuffle of the rows of these nodes and days by node and number). Then roll-ups are made
+of it, by the hour.
+
+The driver holds the names of one batch's files, MOST_FILES of them; Spark itself lists all that lie
+in the source.
 
 A busy node has more files, none of which is larger than the recorder lets it be, so no task is
 much longer than the others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import parse
-from sched_ctl.pipeline.store import Batch, Fleet, Source, Taken
+from sched_ctl.pipeline import expire, parse, rollups
+from sched_ctl.pipeline.store import LAYOUT, SOURCE, Batch, Fleet, Source, Taken
 from sched_ctl.pipeline.tables import COLUMNS, WIDE
 from sched_ctl.telemetry.records import FileName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Done", "follow", "ingest", "listed"]
+__all__ = ["Done", "count", "follow", "ingest", "listed"]
 
 MOST_BYTES = 64 << 20  # of a file: the recorder closes them at 16 MB
 MOST_FILES = 4000  # of a batch
 BATCH_BYTES = 2 << 30
 TRIES = 20
-PARTITIONS = ("kind", "date", "node")
+FIRST_DAY = "20200101"  # of names: a clock that was not set tells an earlier one
+MOST_DATES = 400  # of a batch by which older rows are looked for
+PARTITIONS = ("kind", "date")
 # What makes a line one of its kind, whatever the file that it came in is called, and where it lies:
 # a node that numbers anew is of another boot or run, and so is another machine of its name.
 OLDER = ("node", "seq", "t")
@@ -54,15 +60,15 @@ class Done:
     batches: int = 0
     named: list[str] = field(default_factory=list)
 
-    def add(self, batch: Batch) -> None:
-        self.files += len(batch.files)
+    def add(self, batch: Batch, set_aside: list[tuple[Source, str]]) -> None:
+        self.files += batch.count
         self.lines += batch.lines
         self.rows += batch.rows.get("operator", 0)
         self.bad += batch.bad
         self.repeated += batch.repeated
-        self.set_aside += len(batch.set_aside)
+        self.set_aside += len(set_aside)
         self.batches += 1
-        self.named += [f"{source.name}: {why}" for source, why in batch.set_aside][:20]
+        self.named += [f"{source.name}: {why}" for source, why in set_aside][:20]
 
 
 def ingest(
@@ -79,18 +85,20 @@ def ingest(
     fleet = Fleet(spark, out)
     fleet.clean()
     done = Done()
-    files = listed(spark, source)
-    if not files:
+    found = listed(spark, source)
+    total = found.count()
+    if not total:
         raise UserError(
             f"there are no recorded files in {source}",
             "sched-ctl load --record writes them; closed ones are called NODE-START-SEQ.jsonl.gz",
         )
-    known = fleet.known()
-    new = [file for file in files if file[1] not in known]
-    done.known = len(files) - len(new)
-    for part in _parts(new, batch_bytes):
+    new = 0
+    for part in _parts(_new(fleet, found), batch_bytes):
+        new += len(part)
         _take(fleet, part, done)
         told(done)
+    done.known += total - new
+    expire.by_rule(fleet)
     fleet.clean()
     return done
 
@@ -115,11 +123,10 @@ def follow(
 
     def commit(frame: "DataFrame", _: int) -> None:
         fleet.refresh()
-        known = fleet.known()
-        files = [file for file in _sources(frame) if file[1] not in known]
-        for part in _parts(files, BATCH_BYTES):
+        for part in _parts(_new(fleet, _sources(frame)), BATCH_BYTES):
             _take(fleet, part, done)
             told(done)
+        expire.by_rule(fleet)
 
     stream = (
         spark.readStream.format("binaryFile")
@@ -142,8 +149,11 @@ def follow(
     return done
 
 
-def listed(spark: "SparkSession", source: str) -> Files:
-    """All closed files, and whatever else lies there; those that still grow are left out."""
+def listed(spark: "SparkSession", source: str) -> "DataFrame":
+    """All closed files, and whatever else lies there; those that still grow are left out.
+
+    Columns path, and SOURCE's.
+    """
     from pyspark.errors import AnalysisException
 
     reader = spark.read.format("binaryFile").options(**READ)
@@ -151,14 +161,25 @@ def listed(spark: "SparkSession", source: str) -> Files:
         frame = reader.load(source)
         found = _sources(frame)
         # Spark reads no empty files, and so has no rows of them.
-        with_rows = {_place(path) for path, _ in found}
-        empty = [path for path in frame.inputFiles() if _place(path) not in with_rows]
-        named = [(path, Source(path.rpartition("/")[2], 0, 0)) for path in empty]
-        return found + [file for file in named if FileName.parse(file[1].name) is not None]
+        paths = frame._jdf.inputFiles()
+        if len(paths) > frame.select("path").count():
+            with_rows = {_place(row["path"]) for row in frame.select("path").collect()}
+            empty = [
+                (path, _name(path), 0, 0)
+                for path in paths
+                if _place(path) not in with_rows and FileName.parse(_name(path)) is not None
+            ]
+            if empty:
+                found = found.unionByName(spark.createDataFrame(empty, f"path STRING, {SOURCE}"))
+        return found
     except AnalysisException as error:
         if "PATH_NOT_FOUND" in str(error):
             raise UserError(f"there is no {source}") from None
         raise
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _place(path: str) -> str:
@@ -166,18 +187,31 @@ def _place(path: str) -> str:
     return unquote(urlsplit(path).path)
 
 
-def _sources(frame: "DataFrame") -> Files:
+def _sources(frame: "DataFrame") -> "DataFrame":
     """Names, sizes and times; the contents are not read."""
-    rows = frame.selectExpr("path", "length", "unix_millis(modificationTime) AS modified").collect()
-    files = [
-        (row["path"], Source(row["path"].rpartition("/")[2], row["length"], row["modified"]))
-        for row in rows
-        if not row["path"].endswith(".part")
-    ]
-    return sorted(files, key=lambda file: (file[1].name, file[0]))
+    return frame.where("NOT endswith(path, '.part')").selectExpr(
+        "path",
+        "substring_index(path, '/', -1) AS file",
+        "length AS size",
+        "unix_millis(modificationTime) AS modified",
+    )
 
 
-def _parts(files: Files, most_bytes: int) -> Iterator[Files]:
+def _new(fleet: Fleet, found: "DataFrame") -> Iterator[tuple[str, Source]]:
+    """Those that are not in the fleet, by name."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    left = found
+    if since := fleet.since("file"):  # older ones were read, or would count for nothing
+        day = F.regexp_extract("file", r"-(\d{8})T\d{6}Z-\d+\.jsonl\.gz$", 1)
+        left = left.where((day >= since.replace("-", "")) | (day < FIRST_DAY))
+    if fleet.batches:
+        left = left.join(fleet.known(), ["file", "size", "modified"], "left_anti")
+    for row in left.orderBy("file", "path").toLocalIterator():
+        yield row["path"], Source(row["file"], row["size"], row["modified"])
+
+
+def _parts(files: Iterable[tuple[str, Source]], most_bytes: int) -> Iterator[Files]:
     """In portions that a commit can take."""
     part: Files = []
     size = 0
@@ -193,49 +227,72 @@ def _parts(files: Files, most_bytes: int) -> Iterator[Files]:
 
 def _take(fleet: Fleet, files: Files, done: Done) -> None:
     """One batch, from the files to the manifest."""
+    left = files
     for _ in range(TRIES):
-        known = fleet.known()
-        left = [file for file in files if file[1] not in known]
-        done.known += len(files) - len(left)
-        if not left:
-            return
-        batch = _written(fleet, left)
+        set_aside = [(source, why) for _, source in left if (why := _refused(source))]
+        batch = _written(fleet, left, set_aside)
         try:
             fleet.commit(batch)
         except Taken:
             fleet.remove(batch.folder)
             fleet.refresh()
+            left = _still_new(fleet, left)
+            done.known += len(files) - len(left)
+            if not left:
+                return
             continue
-        done.add(batch)
+        done.add(batch, set_aside)
         return
     raise UserError("others commit all the time: try again later")
 
 
-def _written(fleet: Fleet, files: Files) -> Batch:
+def _still_new(fleet: Fleet, files: Files) -> Files:
+    rows = [(path, *(getattr(source, name) for name in source.__struct_fields__))
+            for path, source in files]  # fmt: skip
+    return list(_new(fleet, fleet.spark.createDataFrame(rows, f"path STRING, {SOURCE}")))
+
+
+def _written(fleet: Fleet, files: Files, set_aside: list[tuple[Source, str]]) -> Batch:
     """Rows of these files in a folder of their own, none of which is in the fleet already."""
-    set_aside = [(source, why) for _, source in files if (why := _refused(source))]
     refused = {source for source, _ in set_aside}
-    good = [(path, source) for path, source in files if source not in refused]
-    batch = Batch(
-        folder=fleet.new_folder(), files=[source for _, source in good], set_aside=set_aside
+    good = [path for path, source in files if source not in refused]
+    batch = Batch(folder=fleet.new_folder(), layout=LAYOUT, count=len(good))
+    if good:
+        frame = (
+            fleet.spark.read.format("binaryFile")
+            .option("ignoreMissingFiles", "true")  # rotated away since it was listed
+            .load(good)
+            .selectExpr("path", "content", "unix_millis(modificationTime) AS modified")
+            .mapInArrow(parse.rows, WIDE)
+        )
+        _write(frame, fleet.data(batch.folder))
+        overlapping = _overlapping(fleet, batch.folder)
+        if overlapping:
+            first, batch.folder = batch.folder, fleet.new_folder()
+            _write(_deduplicated(fleet, first, overlapping), fleet.data(batch.folder))
+            batch.repeated = _numbers(fleet, first) - _numbers(fleet, batch.folder)
+            fleet.remove(first)
+    if set_aside:
+        _write(_named(fleet, set_aside), fleet.data(batch.folder), "append")
+    count(fleet, batch)
+    if batch.rows.get("operator"):
+        rows = fleet.read("operator", [batch.folder])
+        for kind, made in rollups.MADE.items():
+            folder = f"{fleet.data(batch.folder)}/kind={kind}"
+            made(rows).write.mode("overwrite").partitionBy("date").parquet(folder)
+        count(fleet, batch)
+    [sums] = (
+        fleet.read("file", [batch.folder])
+        .selectExpr(*(f"coalesce(sum({n}), 0) AS {n}" for n in ("good", "bad", "repeated")))
+        .collect()
     )
-    if not good:
-        return batch
-    frame = (
-        fleet.spark.read.format("binaryFile")
-        .option("ignoreMissingFiles", "true")  # rotated away since it was listed
-        .load([path for path, _ in good])
-        .select("path", "content")
-        .mapInArrow(parse.rows, WIDE)
-    )
-    _write(frame, fleet.data(batch.folder))
-    stats = fleet.read("file", [batch.folder]).collect()
-    overlapping = _overlapping(fleet, stats)
-    if overlapping:
-        first, batch.folder = batch.folder, fleet.new_folder()
-        _write(_deduplicated(fleet, first, overlapping), fleet.data(batch.folder))
-        batch.repeated = _numbers(fleet, first) - _numbers(fleet, batch.folder)
-        fleet.remove(first)
+    batch.lines, batch.bad = sums["good"], sums["bad"]
+    batch.repeated += sums["repeated"]
+    return batch
+
+
+def count(fleet: Fleet, batch: Batch) -> None:
+    """Enter how many rows the batch has in its folder, by table."""
     counted = (
         fleet.spark.read.schema("kind STRING")
         .parquet(fleet.data(batch.folder))
@@ -243,13 +300,6 @@ def _written(fleet: Fleet, files: Files) -> Batch:
         .count()
     )
     batch.rows = {row["kind"]: row["count"] for row in counted.collect()}
-    batch.lines = sum(row["good"] for row in stats)
-    batch.bad = sum(row["bad"] for row in stats)
-    batch.repeated += sum(row["repeated"] for row in stats)
-    for row in stats:
-        if row["seq"] is not None:
-            batch.spans.setdefault(row["node"], []).append((row["seq"], row["last_seq"]))
-    return batch
 
 
 def _refused(source: Source) -> str | None:
@@ -260,8 +310,18 @@ def _refused(source: Source) -> str | None:
     return f"larger than {MOST_BYTES >> 20} MB" if source.size > MOST_BYTES else None
 
 
-def _write(frame: "DataFrame", folder: str) -> None:
-    frame.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(folder)
+def _write(frame: "DataFrame", folder: str, mode: str = "overwrite") -> None:
+    frame.write.mode(mode).partitionBy(*PARTITIONS).parquet(folder)
+
+
+def _named(fleet: Fleet, set_aside: list[tuple[Source, str]]) -> "DataFrame":
+    """Rows of the table `file` for what was not read."""
+    rows = [
+        {"kind": "file", "date": "unknown", "node": "unknown", "file": source.name}
+        | {"size": source.size, "modified": source.modified_ms, "why": why}
+        for source, why in set_aside
+    ]
+    return fleet.spark.createDataFrame(rows, WIDE).coalesce(1)
 
 
 def _numbers(fleet: Fleet, folder: str) -> int:
@@ -271,18 +331,24 @@ def _numbers(fleet: Fleet, folder: str) -> int:
     return int(lines.count())
 
 
-def _overlapping(fleet: Fleet, stats: Sequence[Any]) -> list[str]:
+def _overlapping(fleet: Fleet, folder: str) -> list[str]:
     """Nodes with lines whose numbers occur in another file, of this batch or before."""
-    spans = fleet.spans()
-    found = set()
-    for row in stats:
-        if row["seq"] is None:
-            continue
-        mine = spans.setdefault(row["node"], [])
-        if any(first <= row["last_seq"] and row["seq"] <= last for first, last in mine):
-            found.add(row["node"])
-        mine.append((row["seq"], row["last_seq"]))
-    return sorted(found)
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    here = fleet.read("file", [folder]).select("node", "seq", "last_seq").where("seq IS NOT NULL")
+    before = (
+        Window.partitionBy("node")
+        .orderBy("seq", "last_seq")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    reached = here.withColumn("reached", F.max("last_seq").over(before))
+    found = reached.where("reached >= seq").select("node")
+    if any(batch.rows.get("file") or batch.spans for batch in fleet.batches):
+        there = fleet.numbered().toDF("node", "first", "last")
+        met = here.join(there, "node").where("first <= last_seq AND seq <= last")
+        found = found.union(met.select("node"))
+    return sorted(row["node"] for row in found.distinct().collect())
 
 
 def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
@@ -292,9 +358,13 @@ def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
     everything = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder)).select(*COLUMNS)
     numbered = F.col("kind").isin("operator", "event", "topology") & F.col("node").isin(nodes)
     mine = everything.where(numbered)
+    dates = [row["date"] for row in mine.select("date").distinct().collect()]
     chosen = mine.groupBy(*KEY).agg(F.min("source").alias("source"))
     for kind in ("operator", "event", "topology"):
-        there = fleet.read(kind).where(F.col("node").isin(nodes)).select(*KEY).distinct()
+        there = fleet.read(kind).where(F.col("node").isin(nodes))
+        if len(dates) <= MOST_DATES:
+            there = there.where(F.col("date").isin(dates))
+        there = there.select(*KEY).distinct()
         chosen = chosen.join(there.where("run IS NOT NULL"), [*KEY], "left_anti")
         # Of before boots and runs were kept: what is left is a line's number and its time.
         older = there.where("run IS NULL").select(*OLDER)

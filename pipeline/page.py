@@ -2,12 +2,29 @@
 page, light or dark, and shrink to a phone."""
 
 import math
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from html import escape
 
-__all__ = ["bars", "figure", "forest", "heat", "letter_values", "lines", "table"]
+__all__ = [
+    *(
+        "Linked",
+        "bars",
+        "clock",
+        "figure",
+        "forest",
+        "heat",
+        "letter_values",
+        "lines",
+        "link",
+        "place",
+    ),
+    "table",
+]
 
 WIDTH = 400
+LEAST_SHARE = 0.005
 Point = tuple[float, float]
 
 
@@ -17,7 +34,14 @@ def figure(title: str, svg: str, note: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """In a box that scrolls by itself; a column whose name begins with > is aligned right."""
+    """In a box that scrolls by itself; a column whose name begins with > is aligned right.
+
+    A cell of `Linked` is HTML already.
+    """
+
+    def told(cell: object) -> str:
+        return str(cell) if isinstance(cell, Linked) else escape(str(cell))
+
     head = "".join(
         f"<th{' class=r' if name.startswith('>') else ''}>{escape(name.lstrip('>'))}</th>"
         for name in columns
@@ -25,13 +49,34 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{' class=r' if name.startswith('>') else ''}>{escape(str(cell))}</td>"
+            f"<td{' class=r' if name.startswith('>') else ''}>{told(cell)}</td>"
             for name, cell in zip(columns, row, strict=True)
         )
         + "</tr>"
         for row in rows
     )
     return f"<div class=t><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+class Linked(str):
+    """HTML of ours, not to be escaped."""
+
+    __slots__ = ()
+
+
+def link(node: str) -> Linked:
+    """To what the page tells of a node (`place`)."""
+    return Linked(f'<a href="#{place(node)}">{escape(node)}</a>')
+
+
+def place(node: str) -> str:
+    return "node-" + re.sub(r"[^\w.-]", "_", node)
+
+
+def clock(t_ms: float) -> str:
+    """As people say it: 21 Nov 03:00 (UTC)."""
+    at = datetime.fromtimestamp(t_ms / 1e3, UTC)
+    return f"{at.day} {at:%b %H:%M}"
 
 
 def _svg(height: float, inside: str, words: str) -> str:
@@ -64,16 +109,35 @@ def bars(rows: Sequence[tuple[str, float, str]], words: str) -> str:
     return _svg(18 * len(rows) + 2, inside, words)
 
 
-def lines(series: Sequence[tuple[str, Sequence[Point]]], unit: str, words: str) -> str:
-    """Points over time (s from the begin), at most eight series; the y axis begins at 0."""
+def lines(
+    series: Sequence[tuple[str, Sequence[Point]]],
+    unit: str,
+    words: str,
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
+    """Points over time (Unix s), at most eight series; the y axis begins at 0.
+
+    marks: times that a line stands at, with what was then, for who points at it.
+    """
     points = [point for _, found in series for point in found]
     most = max((y for _, y in points), default=0.0) or 1.0
-    last = max((x for x, _ in points), default=0.0) or 1.0
+    begin = min((x for x, _ in points), default=0.0)
+    span = (max((x for x, _ in points), default=0.0) - begin) or 1.0
+
+    def at(x: float) -> float:
+        return 36 + 358 * (x - begin) / span
+
     inside = '<path class="x" d="M36 8V150H394"/>'
-    inside += _text(33, 14, f"{most:.3g}", "end") + _text(33, 150, "0", "end")
-    inside += _text(394, 164, f"{last / 3600:.3g} h", "end") + _text(40, 14, unit)
+    inside += _text(33, 14, f"{most:.3g}", "end") + _text(33, 150, "0", "end") + _text(40, 14, unit)
+    for place, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        inside += _text(36 + 358 * place, 164, clock((begin + place * span) * 1e3), anchor)
+    for when, what in marks:
+        if begin < when < begin + span:
+            inside += (
+                f'<path class="c" d="M{at(when):.1f} 8V150"><title>{escape(what)}</title></path>'
+            )
     for number, (name, found) in enumerate(series[:8]):
-        path = "L".join(f"{36 + 358 * x / last:.1f} {150 - 138 * y / most:.1f}" for x, y in found)
+        path = "L".join(f"{at(x):.1f} {150 - 138 * y / most:.1f}" for x, y in found)
         inside += f'<path class="l s{number}" d="M{path}"/>' if found else ""
         key = _text(40 + 120 * (number % 3), 180 + 14 * (number // 3), _short(name, 17))
         inside += f'<g class="s{number} k">{key}</g>'
@@ -83,14 +147,20 @@ def lines(series: Sequence[tuple[str, Sequence[Point]]], unit: str, words: str) 
 def heat(
     rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], words: str
 ) -> str:
-    """Cells from 0 (empty) to 1 (full), which say their names when pointed at; NaN has none."""
+    """Cells from 0 (empty) to 1 (full), which say their names when pointed at; NaN has none.
+
+    Rows without any are left out.
+    """
+    full = [any(v > LEAST_SHARE for v in line) for line in values]
+    rows = [row for row, kept in zip(rows, full, strict=True) if kept]
+    values = [line for line, kept in zip(values, full, strict=True) if kept]
     width, height = 300 / max(1, len(columns)), 13.0
     inside = "".join(
         _text(92, height * r + 10, _short(name, 13), "end") for r, name in enumerate(rows)
     )
     for r, line in enumerate(values):
         for c, value in enumerate(line):
-            if not math.isnan(value) and value > 0.005:
+            if not math.isnan(value) and value > LEAST_SHARE:
                 inside += (
                     f'<rect class="a" x="{96 + c * width:.1f}" y="{r * height:.0f}" '
                     f'width="{width:.1f}" height="{height:.0f}" opacity="{min(1, value):.2f}">'

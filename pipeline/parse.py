@@ -23,6 +23,7 @@ from sched_ctl.telemetry.recorder import kind_of_machine
 __all__ = ["SCHEMA", "of_file", "rows"]
 
 ROWS = 20_000  # of a batch, about
+BEFORE_MS = 86_400_000  # that a clock may be set back while a file is written
 MOST_BAD = 1000  # lines named of each file; the others are counted
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
 SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
@@ -47,10 +48,28 @@ BY_QUERY = {"policy": "policy", "backend": "backend", "time": "time_us", "source
 
 
 def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: (path, content) of files to rows of the wide schema."""
+    """For `mapInArrow`: (path, content, time in ms) of files to rows of the wide schema.
+
+    Those of small files go on together: what a batch of rows costs by itself is that of a file.
+    """
+    gathered: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
-        for path, content in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-            yield from of_file(path, content.as_buffer().to_pybytes())
+        for path, content, modified in zip(
+            batch.column(0).to_pylist(), batch.column(1), batch.column(2).to_pylist(), strict=True
+        ):
+            for made in of_file(path, content.as_buffer().to_pybytes(), modified):
+                gathered.append(made)
+                size += made.num_rows
+                if size >= ROWS:
+                    yield _whole(gathered)
+                    gathered, size = [], 0
+    if gathered:
+        yield _whole(gathered)
+
+
+def _whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 class _Rows:
@@ -143,7 +162,7 @@ class _Rows:
         return pa.RecordBatch.from_arrays([columns[n] for n in SCHEMA.names], schema=SCHEMA)
 
 
-def of_file(path: str, data: bytes) -> Iterator[pa.RecordBatch]:
+def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.RecordBatch]:
     """All rows of one file, the last of which counts them (table `file`).
 
     path: its folder tells it from others of its name; what is in both counts once by what it says.
@@ -152,6 +171,7 @@ def of_file(path: str, data: bytes) -> Iterator[pa.RecordBatch]:
     named = records.FileName.parse(gathered.file)
     node = named.node if named else "unknown"
     day = f"{named.start[:4]}-{named.start[4:6]}-{named.start[6:8]}" if named else "unknown"
+    begun = 0 if named is None else _begun(named)
     machine, first_line = "", True
     topologies: dict[str, tuple[int, dict[str, Any]]] = {}
     seen: set[int] = set()
@@ -171,6 +191,8 @@ def of_file(path: str, data: bytes) -> Iterator[pa.RecordBatch]:
         if first_line and misplaced(line) is None:
             node, first_line = line.node, False
         why = _wrong(line, node, topologies)
+        if why is None and line.t < begun:
+            why = f"before its file was begun: time {line.t}"
         if why:
             set_aside(number, why)
             continue
@@ -215,6 +237,8 @@ def of_file(path: str, data: bytes) -> Iterator[pa.RecordBatch]:
         kind="file",
         date=day,
         node=node,
+        size=len(data),
+        modified=modified,
         seq=min(seen, default=None),
         last_seq=max(seen, default=None),
         good=good,
@@ -253,6 +277,15 @@ def _wrong(
                 return f"{field} has {len(values)} entries for {n} operators"
         return implausible(line, known[1]["threads"])
     return None
+
+
+def _begun(named: records.FileName) -> int:
+    """Unix time (ms) before which a file of this name has no lines; its clock may have been set."""
+    try:
+        at = datetime.strptime(named.start, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return 0
+    return round(at.timestamp() * 1e3) - BEFORE_MS
 
 
 def _judge(record: records.Record, made: dict[str, Any]) -> None:

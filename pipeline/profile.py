@@ -1,102 +1,156 @@
 """What each operator is like: cost, selectivity, rates, waits, drift, and how sure that is.
 
-Two shuffles. The first adds up the rows of each operator, node and hour, which Spark does to the
-greater part before the shuffle; the second has as many rows as there are operators, nodes and
-hours, and reads their spread. What comes to the driver are as many rows as there are operators
-and kinds of machines, whatever the number of nodes and days.
+From roll-ups by the hour, so that 90 days are read as fast as their hours; what comes to the
+driver are as many rows as there are operators and kinds of machines, whatever the number of nodes
+and days.
+
+No record, hour or node can move a figure far: an hour tells the median of its parts (`rollups`),
+cost and selectivity are medians over hours and nodes, a rate counts at most RATE times that of the
+middle hour of its node, and the drift is Tukey's resistant line: medians of the first and the last
+third of the days on which the fleet was there.
 """
 
 import math
 import time
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from sched_ctl.errors import UserError
+from sched_ctl.pipeline import rollups
+from sched_ctl.pipeline.choice import HOUR_MS
 from sched_ctl.pipeline.store import Fleet
 from sched_ctl.telemetry import profiles, records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["cells", "profile"]
+__all__ = ["days", "nodes", "profile"]
 
 KEY = ("engine", "machine", "query", "operator")
-HOUR_MS = 3_600_000
+RATE = 8.0
 LEAST_TUPLES = 20  # an hour with fewer says nothing of a cost
 SPREAD = [0.1, 0.5, 0.9]
 
 Key = tuple[str, ...]
 
 
-def cells(fleet: Fleet) -> "DataFrame":
-    """One row for each operator (its replicas together), node and hour."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    counted = F.col("cpu_us").isNotNull() & F.col("tuples_in").isNotNull()
-    return (
-        fleet.read("operator")
-        .withColumn("engine", F.split("engine", ":")[0])
-        .withColumn("hour", F.floor(F.col("t") / HOUR_MS))
-        .groupBy(*KEY, "node", "hour")
-        .agg(
-            F.sum("tuples_in").alias("tuples_in"),
-            F.sum("tuples_out").alias("tuples_out"),
-            F.sum(F.when(counted, F.col("cpu_us"))).alias("cpu_us"),
-            F.sum(F.when(counted, F.col("tuples_in"))).alias("counted_in"),
-            F.sum("wait_us").alias("wait_us"),
-            F.avg("queue").alias("queue"),
-            F.sum(F.when(F.col("replica") == 0, F.col("d"))).alias("ms"),
-            F.sum("d").alias("thread_ms"),
-        )
-    )
-
-
 def profile(fleet: Fleet) -> profiles.Profile:
-    """Of all that is in. Raises UserError if that is nothing."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
-    own = Window.partitionBy(*KEY, "node")
-    known = (F.col("counted_in") >= LEAST_TUPLES) & (F.col("cpu_us") > 0)
-    found = (
-        cells(fleet)
-        .withColumn("cost", F.when(known, F.col("cpu_us") / F.col("counted_in") * 1e-6))
-        .withColumn("rate", F.try_divide("tuples_in", F.col("ms") * 1e-3))
-        .withColumn("log", F.log("cost"))
-        .withColumn("day", F.when(F.col("log").isNotNull(), F.col("hour") / 24))
-        # Each node against its own mean: nodes that came later are no trend, and the hours of a
-        # node are much alike, so how sure a mean is goes by the nodes.
-        .withColumn("mean_log", F.avg("log").over(own))
-        .withColumn("moved", F.col("log") - F.col("mean_log"))
-        .withColumn("since", F.col("day") - F.avg("day").over(own))
-        .withColumn("first", F.col("hour") == F.min("hour").over(own))
-    )
-    rows = (
-        found.groupBy(*KEY)
-        .agg(
-            (F.try_divide(F.sum("cpu_us"), F.sum("counted_in")) * 1e-6).alias("cost"),
-            F.try_divide(F.sum("tuples_out"), F.sum("tuples_in")).alias("selectivity"),
-            F.try_divide(F.sum("tuples_in"), F.sum("ms") * 1e-3).alias("rate"),
-            F.try_divide(F.sum("wait_us") * 1e-3, F.sum("thread_ms")).alias("wait"),
-            F.avg("queue").alias("queue"),
-            F.sum(F.col("first").cast("int")).alias("nodes"),
-            (F.sum("ms") / HOUR_MS).alias("hours"),
-            F.percentile_approx("cost", SPREAD).alias("costs"),
-            F.percentile_approx("rate", SPREAD).alias("rates"),
-            F.stddev_samp(F.when(F.col("first"), F.col("mean_log"))).alias("by_node"),
-            F.stddev_samp("moved").alias("by_hour"),
-            F.count("log").alias("n"),
-            F.try_divide(F.sum(F.col("moved") * F.col("since")), F.sum(F.col("since") ** 2)).alias(
-                "drift"
-            ),
-        )
-        .collect()
-    )
+    """Of all that is in, as chosen. Raises UserError if that is nothing."""
+    fleet.require()
+    window = days(fleet)
+    rows = [] if window is None else _found(fleet, *window).collect()
     if not rows:
         raise UserError(f"there are no records in {fleet.out}", "sched-ctl fleet ingest first")
     return profiles.Profile(
         made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         queries=_queries(rows, _shapes(fleet)),
     )
+
+
+def _found(fleet: Fleet, begin_ms: int, end_ms: int) -> "DataFrame":
+    """One row for each operator and kind of machine."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    own = Window.partitionBy(*KEY, "node")
+    known = (F.col("counted_in") >= LEAST_TUPLES) & (F.col("cost_us") > 0)
+    third = F.floor((F.col("hour") - begin_ms) * 3 / max(1, end_ms - begin_ms)).cast("int")
+    day = F.col("hour") / (24 * HOUR_MS)
+
+    def of_third(column: Any, number: int) -> Any:
+        part = F.when((F.col("third") == number) & F.col("moved").isNotNull(), column)
+        return F.percentile_approx(part, 0.5)
+
+    found = (
+        rollups.merged("hour", fleet.rolled("hour"))
+        .where((F.col("hour") >= begin_ms - HOUR_MS) & (F.col("hour") < end_ms))
+        .withColumn("cost", F.when(known, F.col("cost_us") * 1e-6))
+        .withColumn("log", F.log("cost"))
+        # Each node against its own middle: nodes that came later are no trend, and the hours of a
+        # node are much alike, so how sure a mean is goes by the nodes.
+        .withColumn("own_log", F.percentile_approx("log", 0.5).over(own))
+        .withColumn("most", F.percentile_approx("rate", 0.5).over(own) * RATE)
+        .withColumn("moved", F.col("log") - F.col("own_log"))
+        .withColumn("third", F.greatest(third, F.lit(0)))
+        .withColumn(
+            "rate", F.when(F.col("most") > 0, F.least("rate", "most")).otherwise(F.col("rate"))
+        )
+        .withColumn("first", F.col("hour") == F.min("hour").over(own))
+        .withColumn("day", day)
+    )
+    return found.groupBy(*KEY).agg(
+        F.percentile_approx("cost", 0.5, 10_000).alias("cost"),
+        F.percentile_approx("selectivity", 0.5, 10_000).alias("selectivity"),
+        F.try_divide(F.sum(F.col("rate") * F.col("ms")), F.sum("ms")).alias("rate"),
+        F.try_divide(F.sum("wait_us") * 1e-3, F.sum("d")).alias("wait"),
+        F.try_divide(F.sum("queues"), F.sum("queues_n")).alias("queue"),
+        F.sum(F.col("first").cast("int")).alias("nodes"),
+        (F.sum("ms") / HOUR_MS).alias("hours"),
+        F.percentile_approx("cost", SPREAD).alias("costs"),
+        F.percentile_approx("rate", SPREAD).alias("rates"),
+        F.stddev_samp(F.when(F.col("first"), F.col("own_log"))).alias("by_node"),
+        F.stddev_samp("moved").alias("by_hour"),
+        F.count("log").alias("n"),
+        F.try_divide(
+            of_third(F.col("moved"), 2) - of_third(F.col("moved"), 0),
+            of_third(F.col("day"), 2) - of_third(F.col("day"), 0),
+        ).alias("drift"),
+    )
+
+
+def days(fleet: Fleet) -> tuple[int, int] | None:
+    """Begin and end (Unix ms) of the days on which the fleet was there; None = never.
+
+    A few nodes with a wrong clock neither stretch it nor end it: the newest day on which a quarter
+    of the nodes wrote that wrote on the busiest, and those before it without a gap of a week.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = (
+        fleet.rolled("hour")
+        .groupBy("date")
+        .agg(
+            F.approx_count_distinct("node").alias("n"),
+            F.min("begin").alias("begin"),
+            F.max("end").alias("end"),
+        )
+        .orderBy(F.desc("n"), F.desc("date"))
+        .limit(10_000)
+        .collect()
+    )
+    if not rows:
+        return None
+    known = sorted(
+        (date.fromisoformat(r["date"]).toordinal(), r["begin"], r["end"])
+        for r in rows
+        if r["n"] * 4 >= rows[0]["n"]
+    )
+    first = last = known[-1]
+    for earlier in reversed(known):
+        if first[0] - earlier[0] > 7:
+            break
+        first = earlier
+    return first[1], last[2]
+
+
+def nodes(fleet: Fleet) -> list[tuple[str, str]]:
+    """Names of all that were there in the last of these days, with their kinds of machine.
+
+    A row a node comes to the driver: each has a file made for it.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    fleet.require()
+    _, end_ms = days(fleet) or (0, 0)
+    rows = (
+        fleet.rolled("hour")
+        .where((F.col("end") > end_ms - 7 * 24 * HOUR_MS) & (F.col("begin") < end_ms))
+        .groupBy("node")
+        .agg(F.max("machine").alias("machine"))
+        .orderBy("node")
+        .collect()
+    )
+    return [(row["node"], row["machine"] or "") for row in rows]
 
 
 def _queries(rows: list[Any], shapes: dict[tuple[str, str], Any]) -> list[profiles.Query]:

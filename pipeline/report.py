@@ -6,22 +6,33 @@ driver does not grow with the records.
 """
 
 import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
+from msgspec import Struct
+
 from sched_ctl.errors import UserError
-from sched_ctl.metrics.verdicts import HOLDS
-from sched_ctl.pipeline import bottlenecks, changes, compare, page
+from sched_ctl.pipeline import bottlenecks, changes, compare, page, rollups, trust
+from sched_ctl.pipeline.choice import HOUR_MS
+from sched_ctl.pipeline.profile import days
 from sched_ctl.pipeline.store import Fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["report", "totals"]
+__all__ = ["Facts", "Told", "facts_in", "report", "totals", "whole"]
 
 WORST = 20  # nodes
+MOST_NODES = 200  # in the table of nodes
 POINTS = 200
 OPERATORS = 60
+MOST_BINS = 20_000
 LETTERS = 6  # quantiles each way
 # Of the lines, on white and on black.
 COLOURS = (
@@ -48,6 +59,7 @@ max-width:72rem;padding:0 1rem;overflow-wrap:anywhere}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr));gap:1.5rem}
 figure{margin:0}figcaption{font-weight:600;margin-bottom:.4rem}
 svg{width:100%;height:auto;display:block}svg text{font-size:11px;fill:var(--t)}
+a{color:var(--a)}.c{fill:none;stroke:var(--t);stroke-dasharray:3 3;stroke-width:2}
 .a{fill:var(--a)}.b{fill:none;stroke:var(--l)}.x{fill:none;stroke:var(--l)}
 .h text{paint-order:stroke;stroke:var(--g);stroke-width:3px}
 .m{fill:none;stroke:var(--t);stroke-width:1.5}.l{fill:none;stroke-width:1.2}
@@ -60,10 +72,62 @@ th,td{padding:.2rem .3rem;white-space:normal;overflow-wrap:normal}}
 )
 
 
-def report(fleet: Fleet) -> str:
-    """The page. Raises UserError if there is nothing to tell of."""
-    [total] = totals(fleet.read("operator")).collect()
-    if not total["rows"]:
+class Facts(Struct, frozen=True):
+    """What one page told, for the next one to tell what is new. When: of the newest record, ms."""
+
+    when: int
+    changed: list[str]
+    held: dict[str, float]  # label -> hours lost
+
+
+def facts_of(told: "Told") -> Facts:
+    return Facts(
+        told.span[1],
+        [changes.told(change) for change in told.changed[:30]],
+        {
+            f"{h.engine} {h.query}/{h.operator} {h.verdict.word}": h.lost_s / 3600
+            for h in told.held[:30]
+        },
+    )
+
+
+def kept(facts: Facts) -> str:
+    text = msgspec.json.encode(facts).decode().replace("<", "\\u003c")
+    return f'<script type="application/json" id="facts">{text}</script>'
+
+
+def facts_in(text: str) -> Facts | None:
+    """Of an earlier page; None if it is none, or of a version that kept none."""
+    match = re.search(r'<script type="application/json" id="facts">(.*?)</script>', text, re.DOTALL)
+    try:
+        return None if match is None else msgspec.json.decode(match[1], type=Facts)
+    except msgspec.DecodeError:
+        return None
+
+
+def _difference(facts: Facts, last: Facts | None) -> str:
+    """What is new since the last page, and what is over."""
+    if last is None:
+        return ""
+    new = [f"new: {one}" for one in facts.changed if one not in last.changed]
+    new += [f"held no more: {label}" for label in last.held if label not in facts.held]
+    for label, hours in facts.held.items():
+        before = last.held.get(label)
+        if before is None:
+            new.append(f"now held, too: {label} ({hours:.2f} h)")
+        elif hours > before * 1.1 + 0.01:
+            new.append(f"held {hours - before:.2f} h more: {label}")
+    items = "".join(f"<li>{escape(one)}</li>" for one in new[:10])
+    told = f"<ul>{items}</ul>" if new else "<p>Nothing is new.</p>"
+    return f"<h2>Since the report up to {page.clock(last.when)}</h2>{told}"
+
+
+def report(fleet: Fleet, last: Facts | None = None) -> str:
+    """The page. last: what an earlier one told. Raises UserError if there is nothing to tell of."""
+    fleet.require()
+    [total] = totals(fleet.rolled("hour")).collect()
+    span = days(fleet)
+    if not total["rows"] or span is None:
         raise UserError(f"there are no records in {fleet.out}", "sched-ctl fleet ingest first")
     held = bottlenecks.held(fleet)
     changed = changes.changes(fleet)
@@ -74,6 +138,7 @@ def report(fleet: Fleet) -> str:
         compared, why = [], error.message
     worst = _worst(fleet)
     names = [row["node"] for row in worst]
+    marks = [(change.begin_ms / 1e3, changes.told(change)) for change in changed[:20]]
     figures = [
         page.figure(
             "Worst nodes: share of the time that their operators were held",
@@ -81,7 +146,10 @@ def report(fleet: Fleet) -> str:
         ),
         page.figure(
             "Pressure on the CPUs of the worst nodes",
-            page.lines(_pressure(fleet, names[:6]), "% of the time", "pressure over time"),
+            page.lines(
+                _pressure(fleet, names[:6], *span), "% of the time", "pressure over time", marks
+            ),
+            "UTC; what changed stands at its begin." if marks else "UTC.",
         ),
         _heat(fleet, names),
         page.figure(
@@ -101,38 +169,47 @@ def report(fleet: Fleet) -> str:
                 ),
             )
         )
-    return whole(total, figures, held, compared, why, fleet, changed)
+    told = Told(total, span, figures, held, changed, compared, why, trust.doubts(fleet))
+    return whole(told, _nodes(fleet, told, names), _lines(fleet), last)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the page is made of. span: days on which the fleet was there, Unix ms."""
+
+    total: Any
+    span: tuple[int, int]
+    figures: list[str]
+    held: list[bottlenecks.Held]
+    changed: list[changes.Change]
+    compared: list[compare.Compared]
+    why: str
+    doubts: list[trust.Doubt]
 
 
 def whole(
-    total: Any,
-    figures: list[str],
-    held: list[bottlenecks.Held],
-    compared: list[compare.Compared],
-    why: str,
-    fleet: Fleet,
-    changed: list[changes.Change],
+    told: Told, nodes: Sequence[Sequence[object]], lines: tuple[int, int], last: Facts | None
 ) -> str:
-    hours = (total["end"] - total["begin"]) / 3.6e6
-    lines = sum(batch.lines for batch in fleet.batches)
-    bad = sum(batch.bad for batch in fleet.batches)
+    """nodes: rows of NODES; lines: good and bad ones."""
+    hours = (told.span[1] - told.span[0]) / 3.6e6
     head = (
-        f"{total['nodes']} nodes, {total['queries']} queries, {hours:.3g} h; "
-        f"{total['rows']:,} rows of operators from {lines:,} lines; {bad:,} bad lines."
+        f"{page.clock(told.span[0])} to {page.clock(told.span[1])} UTC ({hours:.3g} h): "
+        f"{told.total['nodes']} nodes, {told.total['queries']} queries, "
+        f"{told.total['rows']:,} rows of operators from {lines[0]:,} lines; {lines[1]:,} bad lines."
     )
-    table = page.table(
-        ("operator", "held by", ">lost", ">nodes", ">spans", ">longest", "what helps"),
+    held = page.table(
+        ("operator", "held by", ">lost", ">of its time there", ">nodes", ">longest", "what helps"),
         [
             (
                 f"{h.engine} {h.query}/{h.operator}",
                 h.verdict.word,
                 f"{h.lost_s / 3600:.2f} h",
+                "-" if math.isnan(h.there) else f"{h.there:.1%}",
                 h.nodes,
-                h.spans,
                 f"{h.longest_s:.0f} s",
                 h.advice,
             )
-            for h in held[:30]
+            for h in told.held[:30]
         ],
     )
     policies = page.table(
@@ -147,45 +224,109 @@ def whole(
                 c.nodes,
                 "differs" if c.tells else "the data do not tell",
             )
-            for c in compared
+            for c in told.compared
         ],
     )
+    doubted = page.table(
+        trust.COLUMNS, [(page.link(d.node), d.about, d.lines, d.example) for d in told.doubts[:30]]
+    )
+    facts = facts_of(told)
+    parts = [
+        _first(told),
+        _difference(facts, last),
+        "<h2>What changed</h2>",
+        page.table(changes.COLUMNS, changes.rows(told.changed[:30]))
+        if told.changed
+        else "<p>Nothing.</p>",
+        f"<h2>Nodes not to trust</h2>{doubted}" if told.doubts else "",
+        f"<p>{escape(head)}</p><main>{''.join(told.figures)}</main>",
+        f"<h2>What would help most</h2>{held if told.held else '<p>No operator was held.</p>'}",
+        f"<h2>Policies</h2>{policies if told.compared else f'<p>{escape(told.why)}</p>'}",
+        f"<h2>Nodes</h2>{page.table(NODES, nodes)}" if nodes else "",
+    ]
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width,initial-scale=1"><title>Fleet</title>'
-        f"<style>{STYLE}</style><h1>Fleet</h1>{_first(changed, held)}"
-        f"<p>{escape(head)}</p><main>{''.join(figures)}</main>"
-        f"<h2>What would help most</h2>{table if held else '<p>No operator was held.</p>'}"
-        f"<h2>Policies</h2>{policies if compared else f'<p>{escape(why)}</p>'}</html>\n"
+        f"<style>{STYLE}</style><h1>Fleet</h1>{''.join(parts)}{kept(facts)}</html>\n"
     )
 
 
-def _first(changed: list[changes.Change], held: list[bottlenecks.Held]) -> str:
-    """What to do, in at most three sentences, and below them what changed."""
-    lasting = [change for change in changed if change.drifts or change.until_ms is None]
-    said = [f"Look at what came before: {changes.told(change)}." for change in lasting[:2]]
-    said += [
-        f"{h.engine} {h.query}/{h.operator} was held {h.lost_s / 3600:.2f} h ({h.verdict.word}): "
-        f"{h.advice.partition(':')[0].partition(';')[0]}."
-        for h in held[:1]
+def _first(told: Told) -> str:
+    """What to do, in at most three sentences: where, and since when."""
+    lasting = [c for c in told.changed if c.drifts or c.until_ms is None]
+    said = [f"Look at what came before: {_linked(changes.told(c), c.nodes)}." for c in lasting[:2]]
+    for h in told.held[:1]:
+        where = changes.named(h.where, h.nodes)
+        share = "" if math.isnan(h.there) else f" for {h.there:.0%} of the time"
+        when = f" between {page.clock(h.begin_ms)} and {page.clock(h.end_ms)}" if h.end_ms else ""
+        text = f"{h.engine} {h.query}/{h.operator} was held{share} on {where}{when}"
+        advice = h.advice.partition(":")[0].partition(";")[0]
+        said.append(f"{_linked(text, h.where)} ({h.verdict.word}): {escape(advice)}.")
+    advice = "".join(f"<li>{one}</li>" for one in said)
+    return f"<ul>{advice}</ul>" if said else "<p>There is nothing to do.</p>"
+
+
+def _linked(text: str, nodes: Sequence[str]) -> str:
+    """Names of nodes in a text, as links."""
+    text = escape(text)
+    for node in sorted(nodes, key=len, reverse=True)[:3]:
+        pattern = rf"(?<![\w.-]){re.escape(escape(node))}(?![\w.-])"
+        found = re.search(pattern, text)
+        if found:
+            text = f"{text[: found.start()]}{page.link(node)}{text[found.end() :]}"
+    return text
+
+
+def _lines(fleet: Fleet) -> tuple[int, int]:
+    """Good and bad ones, of the files of the nodes that are chosen."""
+    [row] = fleet.read("file").selectExpr("sum(good) AS good", "sum(bad) AS bad").collect()
+    return row["good"] or 0, row["bad"] or 0
+
+
+NODES = ("node", "machine", "from", "to", ">held", ">queries", "its own report")
+
+
+def _nodes(fleet: Fleet, told: Told, worst: Sequence[str]) -> list[tuple[object, ...]]:
+    """Rows for the nodes that the page speaks of: what is known, and the command for the rest."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    named = [*worst, *(node for c in told.changed[:30] for node in c.nodes[:WORST])]
+    named += [*(n for h in told.held[:30] for n in h.where), *(d.node for d in told.doubts[:30])]
+    rows = (
+        fleet.rolled("hour")
+        .where(F.col("node").isin(list(dict.fromkeys(named))))
+        .groupBy("node")
+        .agg(
+            F.max("machine").alias("machine"),
+            F.min("begin").alias("begin"),
+            F.max("end").alias("end"),
+            F.count_distinct("query").alias("queries"),
+            F.try_divide(F.sum(F.coalesce("held_ms", F.lit(0.0))), F.sum("d")).alias("held"),
+        )
+        .orderBy("node")
+        .limit(MOST_NODES)
+        .collect()
+    )
+    return [
+        (
+            page.Linked(f'<span id="{page.place(row["node"])}">{escape(row["node"])}</span>'),
+            row["machine"] or "-",
+            page.clock(row["begin"]),
+            page.clock(row["end"]),
+            f"{row['held'] or 0:.1%}",
+            row["queries"],
+            f"sched-ctl fleet report {quote(fleet.out)} node.html --node {quote(row['node'])}",
+        )
+        for row in rows
     ]
-    advice = "".join(f"<li>{escape(one)}</li>" for one in said)
-    table = page.table(changes.COLUMNS, changes.rows(changed[:30]))
-    return (
-        (f"<ul>{advice}</ul>" if said else "<p>There is nothing to do.</p>")
-        + "<h2>What changed</h2>"
-        + (table if changed else "<p>Nothing.</p>")
-    )
 
 
-def totals(operators: "DataFrame") -> "DataFrame":
+def totals(hours: "DataFrame") -> "DataFrame":
     """Of all nodes, by way of each node's queries: few rows are shuffled, and counts are exact."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    each = operators.groupBy("node", "query").agg(
-        F.count("*").alias("rows"),
-        F.min("t").alias("begin"),
-        F.max(operators.t + operators.d).alias("end"),
+    each = hours.groupBy("node", "query").agg(
+        F.sum("n").alias("rows"), F.min("begin").alias("begin"), F.max("end").alias("end")
     )
     return each.agg(
         F.coalesce(F.sum("rows"), F.lit(0)).alias("rows"),
@@ -199,11 +340,10 @@ def totals(operators: "DataFrame") -> "DataFrame":
 def _worst(fleet: Fleet) -> list[Any]:
     from pyspark.sql import functions as F  # noqa: N812
 
-    held = F.col("verdict").isin([int(v) for v in HOLDS])
     rows: list[Any] = (
-        fleet.read("operator")
+        fleet.rolled("hour")
         .groupBy("node")
-        .agg(F.try_divide(F.sum(F.when(held, F.col("d")).otherwise(0)), F.sum("d")).alias("held"))
+        .agg(F.try_divide(F.sum(F.coalesce("held_ms", F.lit(0.0))), F.sum("d")).alias("held"))
         .where("held IS NOT NULL")
         .orderBy(F.desc("held"), "node")
         .limit(WORST)
@@ -212,22 +352,27 @@ def _worst(fleet: Fleet) -> list[Any]:
     return rows
 
 
-def _pressure(fleet: Fleet, nodes: list[str]) -> list[tuple[str, list[page.Point]]]:
+def _pressure(
+    fleet: Fleet, nodes: list[str], begin: int, end: int
+) -> list[tuple[str, list[page.Point]]]:
+    """Points (Unix s, %): of the rows where the whole is short, else of the hours."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    frame = fleet.read("operator").where(F.col("node").isin(nodes) & F.col("psi_cpu").isNotNull())
-    [ends] = frame.agg(F.min("t").alias("a"), F.max("t").alias("b")).collect()
-    if ends["a"] is None:
-        return []
-    step = max(1, (ends["b"] - ends["a"]) // POINTS + 1)
+    if end - begin < POINTS * HOUR_MS / 2:
+        frame = fleet.read("operator").selectExpr("node", "t", "psi_cpu AS psi", "1 AS psi_n")
+    else:
+        frame = fleet.rolled("hour").selectExpr("node", "hour AS t", "psi", "psi_n")
+    step = max(1, (end - begin) // POINTS + 1)
     rows = (
-        frame.groupBy("node", F.floor((F.col("t") - ends["a"]) / step).alias("at"))
-        .agg((F.avg("psi_cpu") / 100).alias("share"))
+        frame.where(F.col("node").isin(nodes) & F.col("psi").isNotNull())
+        .where((F.col("t") >= begin) & (F.col("t") < end))
+        .groupBy("node", F.floor((F.col("t") - begin) / step).alias("at"))
+        .agg((F.sum("psi") / F.sum("psi_n") / 100).alias("share"))
         .orderBy("node", "at")
         .collect()
     )
     return [
-        (node, [(r["at"] * step / 1e3, r["share"]) for r in rows if r["node"] == node])
+        (node, [((begin + r["at"] * step) / 1e3, r["share"]) for r in rows if r["node"] == node])
         for node in nodes
     ]
 
@@ -236,13 +381,10 @@ def _heat(fleet: Fleet, nodes: list[str]) -> str:
     """Share of the time that each operator was held, of the worst nodes."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    held = F.col("verdict").isin([int(v) for v in HOLDS])
     label = F.concat_ws("/", "query", "operator").alias("label")
-    share = F.try_divide(F.sum(F.when(held, F.col("d")).otherwise(0)), F.sum("d"))
+    share = F.try_divide(F.sum(F.coalesce("held_ms", F.lit(0.0))), F.sum("d"))
     frame = (
-        fleet.read("operator")
-        .where(F.col("node").isin(nodes))
-        .select("node", label, "verdict", "d")
+        fleet.rolled("hour").where(F.col("node").isin(nodes)).select("node", label, "held_ms", "d")
     )
     top = [
         row["label"]
@@ -268,20 +410,29 @@ def _letters(fleet: Fleet) -> list[tuple[str, list[float]]]:
     """Policy -> quantiles of the time in the system, or of the age of the oldest tuple (ms)."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    low = [0.5 ** (k + 2) for k in reversed(range(LETTERS))]
-    wanted = [*low, 0.5, *(1 - q for q in reversed(low))]
-    latency = F.coalesce(
-        F.col("time_us") / 1e3, F.col("latency_us") / 1e3, F.col("age_ms").cast("double")
-    )
     rows = (
-        fleet.read("operator")
-        .where("policy IS NOT NULL")
-        .groupBy("node", "engine", "seq", "query", "policy")
-        .agg(F.max(latency).alias("ms"))
-        .where("ms > 0")
-        .groupBy("policy")
-        .agg(F.percentile_approx("ms", wanted, 10_000).alias("q"))
-        .orderBy("policy")
+        fleet.rolled("turn")
+        .where("bin IS NOT NULL")
+        .groupBy("policy", "bin")
+        .agg(F.sum("n").alias("n"))
+        .orderBy("policy", "bin")
+        .limit(MOST_BINS)
         .collect()
     )
-    return [(row["policy"], row["q"]) for row in rows]
+    low = [0.5 ** (k + 2) for k in reversed(range(LETTERS))]
+    wanted = [*low, 0.5, *(1 - q for q in reversed(low))]
+    by_policy: dict[str, list[tuple[int, int]]] = {}
+    for row in rows:
+        by_policy.setdefault(row["policy"], []).append((row["bin"], row["n"]))
+    return [(name, quantiles(bins, wanted)) for name, bins in by_policy.items()]
+
+
+def quantiles(bins: Sequence[tuple[int, int]], wanted: Sequence[float]) -> list[float]:
+    """Of counts by bin, in order: as if those of a bin were spread evenly over its logarithm."""
+    ends = np.cumsum([0, *(n for _, n in bins)]) / sum(n for _, n in bins)
+    found = []
+    for q in wanted:
+        at = min(int(np.searchsorted(ends, q, side="right")) - 1, len(bins) - 1)
+        into = (q - ends[at]) / (ends[at + 1] - ends[at])
+        found.append(float(2 ** ((bins[at][0] + into) / rollups.BINS)))
+    return found

@@ -29,6 +29,9 @@ DEFAULTS = {
     # A task writes to the folders of many nodes: open that many files rather than sort all rows.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "200",
+    # Few large files rather than one for each task, and no sort of all rows where groups are many.
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.sql.legacy.castComplexTypesToString.enabled": "false",
 }
 LOCAL = {

@@ -1,6 +1,6 @@
 """The folder of a fleet, and the one moment at which data are in it.
 
-    OUT/data/batch=ID/kind=operator/date=2026-11-22/node=gw-1/*.parquet
+    OUT/data/batch=ID/kind=operator/date=2026-11-22/*.parquet
     OUT/manifest/00000007.json
 
 A batch of files is written to a folder of its own, which nobody reads; then its entry appears in
@@ -9,7 +9,12 @@ names does not exist. Whoever is killed before leaves a folder that the next one
 at the same time one gets the number, and the other starts again. An entry may say that its folder
 replaces those of others, which hold the same rows in more files; they are removed some time later,
 as somebody may be reading them. (The way of Delta Lake and Iceberg, neither of which goes with this
-Spark.)
+Spark.) An entry may also say from which day on rows count, and roll-ups; what is older is removed
+as late.
+
+Entries tell how much there is, not what: which files are in stands in the table `file`, so what the
+driver holds does not grow with nodes or files. Entries of older versions, whose folders have one
+more level by node, are read as they are; `compact` makes folders of today's form of them.
 """
 
 import os
@@ -17,21 +22,29 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline.tables import KINDS, ddl
+from sched_ctl.pipeline import rollups
+from sched_ctl.pipeline.choice import Choice
+from sched_ctl.pipeline.tables import KINDS, ROLLED, ROLLUPS, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Batch", "Fleet", "Source", "Taken"]
+__all__ = ["LAYOUT", "Batch", "Fleet", "Keep", "Source", "Taken"]
 
 GRACE_MS = 86_400_000  # that folders which were replaced stay
+LAYOUT = 2  # of folders: 1 had one for each node
+# Whose commit is a rename that fails where there is a file, or a link.
+ATOMIC = ("file", "hdfs", "viewfs", "webhdfs")
+SOURCE = "file STRING, size BIGINT, modified BIGINT"
 
 
 class Source(Struct, frozen=True, array_like=True):
@@ -42,14 +55,26 @@ class Source(Struct, frozen=True, array_like=True):
     modified_ms: int
 
 
-class Batch(Struct, kw_only=True):
-    """An entry of the manifest. set_aside: files that were not read, and why.
+class Keep(Struct, frozen=True):
+    """A rule: days that rows of records stay, and days that roll-ups stay; 0 = for ever."""
 
+    rows: int = 0
+    hours: int = 0
+
+
+class Batch(Struct, kw_only=True, omit_defaults=True):
+    """An entry of the manifest.
+
+    files, set_aside, spans: of layout 1 only, later ones have them in the table `file`.
     replaces: folders whose rows are in this one, and count there no more.
+    since: table -> first date (UTC) whose rows count, from this entry on; keep: the rule that the
+    next ingests follow.
     """
 
     folder: str
-    files: list[Source]
+    layout: int = 1
+    count: int = 0  # files that were read
+    files: list[Source] = []
     set_aside: list[tuple[Source, str]] = []
     rows: dict[str, int] = {}  # by kind
     lines: int = 0
@@ -57,6 +82,8 @@ class Batch(Struct, kw_only=True):
     repeated: int = 0  # lines that were there already
     spans: dict[str, list[tuple[int, int]]] = {}  # node -> first and last number of each file
     replaces: list[str] = []
+    since: dict[str, str] = {}
+    keep: Keep | None = None
 
 
 class Taken(Exception):
@@ -64,15 +91,23 @@ class Taken(Exception):
 
 
 class Fleet:
-    """The folder `out`, on any file system that Spark's Hadoop knows."""
+    """The folder `out`, on a file system that Spark's Hadoop knows. choice: what reads show of it.
 
-    def __init__(self, spark: "SparkSession", out: str) -> None:
+    Raises UserError where nothing there can be committed at once.
+    """
+
+    def __init__(self, spark: "SparkSession", out: str, choice: Choice | None = None) -> None:
         self.spark, self.out = spark, out.rstrip("/")
+        self.choice = choice or Choice()
         jvm: Any = spark.sparkContext._jvm
         self._jvm = jvm
         self._conf = spark.sparkContext._jsc.hadoopConfiguration()
         self._path = jvm.org.apache.hadoop.fs.Path
+        named = urlsplit(self.out).scheme  # whose library may not be there
+        if named:
+            _refuse(named)
         self._fs = self._path(self.out).getFileSystem(self._conf)
+        _refuse(str(self._fs.getScheme()))
         self.batches: list[Batch] = []
         self.refresh()
 
@@ -92,20 +127,34 @@ class Fleet:
         if not self.batches:
             raise UserError(f"there are no records in {self.out}", "sched-ctl fleet ingest first")
 
-    def known(self) -> set[Source]:
-        """All files that are in, or were set aside."""
-        return {
-            source
+    def known(self) -> "DataFrame":
+        """All files that are in, or were set aside, by name, size and time (columns SOURCE)."""
+        folders = [b.folder for b in self.live() if b.layout > 1 and b.rows.get("file")]
+        found = self.read("file", folders)
+        known = found.where("size IS NOT NULL").select("file", "size", "modified")
+        older = [
+            (source.name, source.size, source.modified_ms)
             for batch in self.batches
             for source in (*batch.files, *(source for source, _ in batch.set_aside))
-        }
+        ]
+        if older:
+            known = known.unionByName(self.spark.createDataFrame(older, SOURCE))
+        return known
 
-    def spans(self) -> dict[str, list[tuple[int, int]]]:
-        found: dict[str, list[tuple[int, int]]] = {}
-        for batch in self.batches:
-            for node, spans in batch.spans.items():
-                found.setdefault(node, []).extend(spans)
-        return found
+    def numbered(self) -> "DataFrame":
+        """First and last number of the lines of each file that is in: node, seq, last_seq."""
+        folders = [b.folder for b in self.live() if b.layout > 1 and b.rows.get("file")]
+        found = self.read("file", folders).select("node", "seq", "last_seq")
+        older = [
+            (node, first, last)
+            for batch in self.batches
+            for node, each in batch.spans.items()
+            for first, last in each
+        ]
+        if older:
+            schema = "node STRING, seq BIGINT, last_seq BIGINT"
+            found = found.unionByName(self.spark.createDataFrame(older, schema))
+        return found.where("seq IS NOT NULL")
 
     def new_folder(self) -> str:
         return f"{len(self.batches):08}-{secrets.token_hex(4)}"
@@ -145,31 +194,98 @@ class Fleet:
             if match and match[1] not in named and int(match[2]) < len(self.batches):
                 self._fs.delete(status.getPath(), True)
                 gone += 1
+        return gone + self._clean_dates()
+
+    def _clean_dates(self) -> int:
+        """Remove the folders of days that have counted no more for some time."""
+        since: dict[str, str] = {}
+        for number, batch in enumerate(self.batches):
+            if batch.since and self._old(number):
+                since.update(batch.since)
+        gone = 0
+        for kind, first in since.items() if self.batches else ():
+            found = self._fs.globStatus(self._path(f"{self.out}/data/batch=*/kind={kind}/date=*"))
+            for status in found or ():
+                if str(status.getPath().getName()) < f"date={first}":
+                    self._fs.delete(status.getPath(), True)
+                    gone += 1
         return gone
+
+    def _old(self, number: int) -> bool:
+        """Whether an entry is from so long ago that nobody reads what was before it."""
+        entry = self._fs.getFileStatus(self._path(self._entry(number)))
+        return bool(time.time() * 1e3 - entry.getModificationTime() > GRACE_MS)
 
     def _outlived(self) -> set[str]:
         """Folders that were replaced so long ago that nobody reads them any more."""
         found: set[str] = set()
         for number, batch in enumerate(self.batches):
-            if batch.replaces:
-                entry = self._fs.getFileStatus(self._path(self._entry(number)))
-                if time.time() * 1e3 - entry.getModificationTime() > GRACE_MS:
-                    found.update(batch.replaces)
+            if batch.replaces and self._old(number):
+                found.update(batch.replaces)
         return found
 
     def remove(self, folder: str) -> None:
         self._fs.delete(self._path(self.data(folder)), True)
 
+    def since(self, kind: str) -> str | None:
+        """First date whose rows of a table count, or None."""
+        return max((b.since[kind] for b in self.batches if kind in b.since), default=None)
+
+    @property
+    def keep(self) -> Keep:
+        """The rule in force."""
+        return next((b.keep for b in reversed(self.batches) if b.keep is not None), Keep())
+
     def read(self, kind: str, folders: Sequence[str] | None = None) -> "DataFrame":
-        """A table. folders: None = all that are committed. Raises UserError if it is empty."""
-        if folders is None:
-            folders = [batch.folder for batch in self.live() if batch.rows.get(kind)]
+        """A table of rows. folders: of these batches; None = all that count, as chosen.
+
+        The choice's span does not hold for topologies: a line holds till the next one.
+        """
+        layouts = {batch.folder: batch.layout for batch in self.batches}
+        wanted = folders
+        if wanted is None:
+            wanted = [batch.folder for batch in self.live() if batch.rows.get(kind)]
         schema = ddl(KINDS[kind])
-        if not folders:
+        found = []
+        for older in (True, False):  # the former have one more level of folders
+            mine = [f for f in wanted if (layouts.get(f, LAYOUT) == 1) == older]
+            if mine:
+                found.append(self._parquet(kind, schema, mine).select(*KINDS[kind]))
+        frame = self._counted(kind, found, schema)
+        return frame if folders is not None else self._as_chosen(kind, frame)
+
+    def _as_chosen(self, kind: str, frame: "DataFrame") -> "DataFrame":
+        frame = self.choice.nodes_of(frame)
+        if "t" in KINDS[kind] and kind != "topology":
+            frame = self.choice.times_of(frame, "t")
+        return self.choice.queries_of(frame) if "query" in KINDS[kind] else frame
+
+    def rolled(self, kind: str) -> "DataFrame":
+        """A roll-up, as chosen: hours that came in several batches have several entries."""
+        frame = self.choice.queries_of(self.choice.nodes_of(self.rolled_of(kind, self.live())))
+        return frame if kind == "span" else self.choice.times_of(frame, "hour")
+
+    def rolled_of(self, kind: str, batches: Sequence[Batch]) -> "DataFrame":
+        """A roll-up (`rollups`) of some batches; of older ones made of their rows."""
+        found = []
+        if newer := [b.folder for b in batches if b.layout > 1 and b.rows.get(kind)]:
+            found.append(self._parquet(kind, ROLLED[kind], newer).select(*ROLLUPS[kind]))
+        if older := [b.folder for b in batches if b.layout == 1 and b.rows.get("operator")]:
+            found.append(rollups.MADE[kind](self.read("operator", older)))
+        return self._counted(kind, found, ROLLED[kind])
+
+    def _counted(self, kind: str, found: Sequence["DataFrame"], schema: str) -> "DataFrame":
+        """Together, without days that are out."""
+        if not found:
             return self.spark.createDataFrame([], schema)
+        frame = reduce(lambda one, other: one.unionByName(other), found)
+        since = self.since(kind)
+        return frame if since is None else frame.where(f"date >= '{since}'")
+
+    def _parquet(self, kind: str, schema: str, folders: Sequence[str]) -> "DataFrame":
         paths = [f"{self.data(folder)}/kind={kind}" for folder in folders]
         reader = self.spark.read.schema(schema).option("basePath", f"{self.out}/data")
-        return reader.parquet(*paths).select(*KINDS[kind])
+        return reader.parquet(*paths)
 
     def _entry(self, number: int) -> str:
         return f"{self.out}/manifest/{number:08}.json"
@@ -218,3 +334,13 @@ class Fleet:
         if self._fs.getScheme() != "file":
             return None
         return str(Path(str(self._path(path).toUri().getPath())).absolute())
+
+
+def _refuse(scheme: str) -> None:
+    """Raises UserError where a commit could be lost to another one without a word."""
+    if scheme not in ATOMIC:
+        raise UserError(
+            f"a fleet cannot be on {scheme}: it needs a rename that fails where there is a file, "
+            "which object stores do not have",
+            "a local folder or HDFS; the recorded files may be anywhere",
+        )

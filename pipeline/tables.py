@@ -6,7 +6,7 @@ unused columns are null and cost next to nothing in Parquet; each table is read 
 
 from types import MappingProxyType
 
-__all__ = ["COLUMNS", "KINDS", "WIDE", "ddl"]
+__all__ = ["COLUMNS", "KINDS", "ROLLED", "ROLLUPS", "WIDE", "ddl"]
 
 # column -> type; the first three are the partitions
 COLUMNS = MappingProxyType(
@@ -54,6 +54,8 @@ COLUMNS = MappingProxyType(
         "line": "INT",
         "why": "STRING",
         "text": "STRING",
+        "size": "BIGINT",
+        "modified": "BIGINT",  # Unix time, ms
         "last_seq": "BIGINT",
         "good": "BIGINT",
         "bad": "BIGINT",
@@ -76,7 +78,10 @@ KINDS = MappingProxyType(
         "event": (*_ROW, "engine", "what", "about", "value", "count"),
         "topology": (*_ROW, "machine", "engine", "epoch", "text"),  # text: the line itself
         "bad": ("date", "node", "file", "source", "line", "why", "text"),
-        "file": ("date", "node", "file", "seq", "last_seq", "good", "bad", "repeated"),
+        "file": (
+            *("date", "node", "file", "size", "modified", "seq", "last_seq"),
+            *("good", "bad", "repeated", "why"),  # why: it was not read
+        ),
     }
 )
 
@@ -87,3 +92,40 @@ def ddl(columns: "tuple[str, ...] | list[str]") -> str:
 
 
 WIDE = ddl([*COLUMNS])
+
+_COUNTS = ("n", "queues_n", "psi_n", "lat_n")
+_FIGURES = ("time", "latency", "age", "queue", "throughput", "fairness")
+# column of a roll-up -> type, where it is not DOUBLE
+_TYPES = {
+    **dict.fromkeys(("date", "node", "machine", "engine", "query", "operator"), "STRING"),
+    **dict.fromkeys(("policy", "held_by"), "STRING"),
+    **dict.fromkeys(("hour", "begin", "end", "last_d", *_COUNTS), "BIGINT"),
+    **{f"{name}_n": "BIGINT" for name in _FIGURES},
+    **dict.fromkeys(("verdict", "step", "bin"), "INT"),
+}
+# roll-up -> its columns (`rollups`)
+ROLLUPS = MappingProxyType(
+    {
+        "hour": (
+            *("date", "hour", "node", "machine", "engine", "query", "operator", "begin", "end"),
+            *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us"),
+            *("held_ms", "judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
+            *("cost_us", "selectivity", "rate"),
+        ),
+        "span": (
+            *("date", "node", "engine", "query", "operator", "verdict", "held_by"),
+            *("begin", "end", "held", "last_d"),
+        ),
+        "turn": (
+            *("date", "hour", "node", "query", "policy", "step", "bin", "n"),
+            *_FIGURES,
+            *(f"{name}_n" for name in _FIGURES),
+        ),
+    }
+)
+ROLLED = MappingProxyType(
+    {
+        kind: ", ".join(f"`{name}` {_TYPES.get(name, 'DOUBLE')}" for name in columns)
+        for kind, columns in ROLLUPS.items()
+    }
+)

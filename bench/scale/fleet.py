@@ -1,6 +1,7 @@
 """The fleet's commands on telemetry of hundreds of nodes: what they take, and whether they hold.
 
     ./dev run python -m bench.scale.fleet scale [--nodes 200] [--hours 2] [--operators 100]
+    ./dev run python -m bench.scale.fleet growth [--sizes 10x24 100x24 1000x1] [--operators 5]
     ./dev run python -m bench.scale.fleet cluster [--nodes 8]  # two workers on loopback
     ./dev run python -m bench.scale.fleet kills [--kills 20] [--seed N]
 
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -25,7 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -38,7 +40,7 @@ import msgspec
 
 from bench.results import Figure, Result, Row, argument, here, tell
 from sched_ctl.kernel import procfs
-from sched_ctl.pipeline import bottlenecks, compare, generate, ingest, report
+from sched_ctl.pipeline import bottlenecks, changes, compare, generate, ingest, report
 from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.spark import spark
 from sched_ctl.pipeline.store import Fleet
@@ -201,6 +203,63 @@ def _some(of: Path, into: Path, count: int) -> None:
             (into / path.name).hardlink_to(path)
 
 
+# -- growth ---------------------------------------------------------------------------------------
+
+
+def growth(folder: Path, sizes: Sequence[str], operators: int, keep: str | None) -> None:
+    """What nodes cost: each size (NODESxHOURS) by a Spark of its own, with files of an hour."""
+    rows = []
+    for size in sizes:
+        nodes, _, hours = size.partition("x")
+        place = folder / size
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:
+            made = other.submit(
+                generate.generate, place / "in", plan_of(int(nodes), float(hours), operators)
+            )
+            truth = made.result()
+        print(f"{size}: {truth.operator_rows:,} rows made", file=sys.stderr)
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:
+            figures = other.submit(_grown, place).result()
+        if figures["rows"] != Figure(truth.operator_rows / 1e3, unit="k"):
+            sys.exit(f"{figures['rows']} are in, not {truth.operator_rows}")
+        rows.append(Row(f"{nodes} nodes, {hours} h", figures))
+        print(rows[-1], file=sys.stderr)
+        shutil.rmtree(place)
+    result = Result(
+        title=f"CPU time and files of a fleet as it grows, {operators} operators a node",
+        columns=list(rows[0].figures),
+        n=1,
+        spread=None,
+        seeds=None,
+        kernel=platform.release(),
+        rows=rows,
+        **here(),
+    )
+    tell(result, keep)
+
+
+def _grown(place: Path) -> dict[str, Figure | str]:
+    """In a process of its own, whose memory is then that of this size."""
+    source, out = place / "in", place / "out"
+    took: dict[str, Took] = {}
+    with spark("bench", LOCAL, {"spark.local.dir": str(place)}) as session:
+        took.update(commands(session, source, out, page=False))
+        took["changes"] = measured(lambda: changes.changes(Fleet(session, str(out))))
+    rows = took["ingest"].made.rows
+    own_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    made: dict[str, Figure | str] = {
+        "rows": Figure(rows / 1e3, unit="k"),
+        "files in": Figure(len(list(source.iterdir()))),
+        "files stored": Figure(len(list(out.rglob("*.parquet")))),
+        "rows per CPU s": Figure(round(rows / took["ingest"].cpu_s / 1e3), unit="k"),
+    }
+    made |= {name: Figure(round(one.cpu_s, 1), unit="s") for name, one in took.items()}
+    return made | {
+        "driver": Figure(round(own_kb / 1e3), unit="MB"),
+        "all": Figure(round(max(one.peak for one in took.values()) / 1e6), unit="MB"),
+    }
+
+
 # -- a cluster ------------------------------------------------------------------------------------
 
 
@@ -256,11 +315,11 @@ def _digest(out: Path) -> dict[str, tuple[int, int]]:
 
     found = {}
     for kind, columns in KINDS.items():
-        wanted = [name for name in columns if name not in ("date", "node")]
+        wanted = [name for name in columns if name != "date"]
         total = count = 0
-        for place in sorted((out / "data").glob(f"batch=*/kind={kind}/*/*")):
+        for place in sorted((out / "data").glob(f"batch=*/kind={kind}/*")):
             table = ds.dataset(place, format="parquet").to_table(columns=wanted).to_pandas()
-            table["place"] = "/".join(place.parts[-2:])
+            table["place"] = place.name
             total += int(pd.util.hash_pandas_object(table, index=False).sum())
             count += len(table)
         found[kind] = (count, total % (1 << 64))
@@ -428,21 +487,24 @@ def _counted(out: Path) -> tuple[int, int]:
     """Rows of operators that are committed, and how many of them differ."""
     import pyarrow.dataset as ds
 
-    keys = []
+    keys: list[tuple[Any, ...]] = []
     for batch in _entries(out):
-        for place in (out / "data" / f"batch={batch}" / "kind=operator").glob("*/*"):
-            table = ds.dataset(place, format="parquet").to_table(["seq", "query", "operator"])
+        for place in (out / "data" / f"batch={batch}" / "kind=operator").glob("*"):
+            table = ds.dataset(place, format="parquet").to_table(
+                ["node", "seq", "query", "operator"]
+            )
             columns = [column.to_pylist() for column in table.columns]
-            keys += [(place.name, *row) for row in zip(*columns, strict=True)]
+            keys += zip(*columns, strict=True)
     return len(keys), len(set(keys))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=("scale", "cluster", "kills"))
+    parser.add_argument("what", choices=("scale", "growth", "cluster", "kills"))
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--hours", type=float, default=2.0)
-    parser.add_argument("--operators", type=int, default=100)
+    parser.add_argument("--operators", type=int, help="a node; 100, of growth 5")
+    parser.add_argument("--sizes", nargs="+", default=["10x24", "100x24", "1000x1"])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--page", type=Path, help="where to keep the report of scale")
@@ -450,6 +512,7 @@ def main() -> None:
     argument(parser)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
+    operators = given.operators or 100
     with tempfile.TemporaryDirectory(prefix="sched-ctl-fleet-", dir=given.folder) as name:
         work = {
             "scale": partial(
@@ -457,11 +520,12 @@ def main() -> None:
                 Path(name),
                 given.nodes or 200,
                 given.hours,
-                given.operators,
+                operators,
                 given.page,
                 given.keep,
             ),
-            "cluster": partial(cluster, Path(name), given.nodes or 8, given.hours, given.operators),
+            "cluster": partial(cluster, Path(name), given.nodes or 8, given.hours, operators),
+            "growth": partial(growth, Path(name), given.sizes, given.operators or 5, given.keep),
             "kills": partial(kills, Path(name), given.kills, given.seed),
         }
         work[given.what]()

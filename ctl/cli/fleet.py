@@ -1,5 +1,6 @@
 """sched-ctl fleet: what many nodes recorded, by Spark."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,17 @@ import typer
 
 from sched_ctl.cli import fleet_sweep
 from sched_ctl.cli.flags import Json
-from sched_ctl.cli.fleet_flags import Conf, Master, check, percent, spark_of
+from sched_ctl.cli.fleet_flags import (
+    Conf,
+    Master,
+    Node,
+    Query,
+    Since,
+    Until,
+    check,
+    percent,
+    spark_of,
+)
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError
 
@@ -21,11 +32,13 @@ fleet = App(
     no_args_is_help=True,
 )
 
+MOST_PAGE = 20_000_000  # bytes of an earlier report
 Fleet = Annotated[str, typer.Argument(help="Folder that ingest made.", metavar="FLEET")]
 
 
 def add_to(app: typer.Typer) -> None:
     fleet.command()(fleet_sweep.sweep)
+    fleet.command()(fleet_sweep.rollout)
     app.add_typer(fleet, name="fleet")
 
 
@@ -92,6 +105,10 @@ def ingest(
 def profile(
     source: Fleet,
     out: Annotated[Path, typer.Argument(help="File to write.", metavar="FILE")],
+    since: Since = None,
+    until: Until = None,
+    node: Node = None,
+    query: Query = None,
     master: Master = None,
     conf: Conf = None,
     json: Json = False,
@@ -104,11 +121,13 @@ def profile(
 
     check()
     from sched_ctl.pipeline import profile as profiling
+    from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
     from sched_ctl.telemetry import profiles
 
+    choice = chosen(since, until, node or (), query or ())
     with spark_of("profile", master, conf) as spark:
-        made = profiling.profile(Folder(spark, source))
+        made = profiling.profile(Folder(spark, source, choice))
     profiles.write(out, made)
     if json:
         show.emit_json(made)
@@ -143,7 +162,14 @@ def profile(
 
 @fleet.command()
 def bottlenecks(
-    source: Fleet, master: Master = None, conf: Conf = None, json: Json = False
+    source: Fleet,
+    since: Since = None,
+    until: Until = None,
+    node: Node = None,
+    query: Query = None,
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
 ) -> None:
     """Tell which operators hold their queries, how long, on how many nodes, and what would help."""
     from dataclasses import asdict
@@ -152,10 +178,12 @@ def bottlenecks(
 
     check()
     from sched_ctl.pipeline import bottlenecks as finding
+    from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
+    choice = chosen(since, until, node or (), query or ())
     with spark_of("bottlenecks", master, conf) as spark:
-        found = finding.held(Folder(spark, source))
+        found = finding.held(Folder(spark, source, choice))
     if json:
         show.emit_json([asdict(h) | {"verdict": h.verdict.word, "advice": h.advice} for h in found])
         return
@@ -163,13 +191,16 @@ def bottlenecks(
         show.text("no operator was held")
         return
     show.table(
-        ("operator", "held by", ">lost h", ">of its time", ">spans", ">longest s", ">nodes", "do"),
+        (
+            *("operator", "held by", ">lost h", ">of its time there", ">spans", ">longest s"),
+            *(">nodes", "do"),
+        ),
         (
             (
                 f"{h.engine} {h.query}/{h.operator}",
                 h.verdict.word,
                 f"{h.lost_s / 3600:.2f}",
-                f"{h.share:.1%}",
+                percent(h.there),
                 h.spans,
                 f"{h.longest_s:.0f}",
                 h.nodes,
@@ -181,7 +212,16 @@ def bottlenecks(
 
 
 @fleet.command()
-def changes(source: Fleet, master: Master = None, conf: Conf = None, json: Json = False) -> None:
+def changes(
+    source: Fleet,
+    since: Since = None,
+    until: Until = None,
+    node: Node = None,
+    query: Query = None,
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
     """Tell what changed: steps and drifts of cost, verdicts, latency, wait and rate, since when.
 
     Times are UTC. What lasts comes first, and causes before their effects.
@@ -192,10 +232,12 @@ def changes(source: Fleet, master: Master = None, conf: Conf = None, json: Json 
 
     check()
     from sched_ctl.pipeline import changes as finding
+    from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
+    choice = chosen(since, until, node or (), query or ())
     with spark_of("changes", master, conf) as spark:
-        found = finding.changes(Folder(spark, source))
+        found = finding.changes(Folder(spark, source, choice))
     if json:
         show.emit_json([asdict(change) | {"says": finding.told(change)} for change in found])
         return
@@ -212,6 +254,10 @@ def compare(
         str | None,
         typer.Option(help="Policy to compare with. Default: os, if it ran.", show_default=False),
     ] = None,
+    since: Since = None,
+    until: Until = None,
+    node: Node = None,
+    query: Query = None,
     master: Master = None,
     conf: Conf = None,
     json: Json = False,
@@ -223,10 +269,12 @@ def compare(
 
     check()
     from sched_ctl.pipeline import compare as comparing
+    from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
+    choice = chosen(since, until, node or (), query or ())
     with spark_of("compare", master, conf) as spark:
-        found = comparing.compare(Folder(spark, source), base)
+        found = comparing.compare(Folder(spark, source, choice), base)
     if json:
         show.emit_json([asdict(c) | {"tells": c.tells} for c in found])
         return
@@ -252,18 +300,31 @@ def compare(
 def report(
     source: Fleet,
     out: Annotated[Path, typer.Argument(help="HTML file to write.", metavar="FILE")],
+    since: Since = None,
+    until: Until = None,
+    node: Node = None,
+    query: Query = None,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Put the fleet on one HTML page that needs nothing else."""
+    """Put the fleet on one HTML page that needs nothing else.
+
+    Where FILE is an earlier report, the new one tells what is new since then.
+    """
     from sched_ctl import show
 
     check()
     from sched_ctl.pipeline import report as reporting
+    from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
+    last = None
+    with suppress(OSError, UnicodeDecodeError):
+        if out.stat().st_size < MOST_PAGE:
+            last = reporting.facts_in(out.read_text(encoding="utf-8"))
+    choice = chosen(since, until, node or (), query or ())
     with spark_of("report", master, conf) as spark:
-        text = reporting.report(Folder(spark, source))
+        text = reporting.report(Folder(spark, source, choice), last)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -289,6 +350,61 @@ def compact(source: Fleet, master: Master = None, conf: Conf = None, json: Json 
         show.emit_json({"batches": batches, "rows": rows})
         return
     show.text(f"{batches} batches are one now, of {rows} rows" if batches else "nothing to do")
+
+
+@fleet.command()
+def expire(
+    source: Fleet,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="How long rows of records stay: 30d, 8w. Roll-ups by the hour stay.",
+            metavar="TIME",
+            show_default=False,
+        ),
+    ] = None,
+    hours: Annotated[
+        str | None,
+        typer.Option(help="How long roll-ups stay, too.", metavar="TIME", show_default=False),
+    ] = None,
+    rule: Annotated[
+        bool, typer.Option("--rule", help="Let each ingest do so from now on.")
+    ] = False,
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Let old data go. They count no more at once; their files are removed a day later.
+
+    Without --rows and --hours: say what the rule is; with --rule alone: there is none any more.
+
+    Example: sched-ctl fleet expire /srv/fleet --rows 30d --hours 400d --rule
+    """
+    from sched_ctl import show
+
+    check()
+    from sched_ctl.pipeline import expire as expiring
+    from sched_ctl.pipeline.choice import days_of
+    from sched_ctl.pipeline.store import Fleet as Folder
+    from sched_ctl.pipeline.store import Keep
+
+    keep = Keep(days_of(rows) if rows else 0, days_of(hours) if hours else 0)
+    with spark_of("expire", master, conf) as spark:
+        folder = Folder(spark, source)
+        folder.require()
+        moved = expiring.expire(folder, keep, rule=rule)
+        folder.clean()
+        kept = folder.keep
+    if json:
+        show.emit_json({"since": moved, "rule": {"rows": kept.rows, "hours": kept.hours}})
+        return
+    for what, kind in (("rows", "operator"), ("roll-ups", "hour")):
+        if kind in moved:
+            show.text(f"{what} count from {moved[kind]} on")
+    if not moved:
+        show.text("nothing is old enough" if keep != Keep() else "nothing was asked to go")
+    told = [f"{what} {n} days" for what, n in (("rows", kept.rows), ("roll-ups", kept.hours)) if n]
+    show.text(f"the rule: {', '.join(told) or 'all stays'}")
 
 
 @fleet.command()

@@ -6,7 +6,33 @@ import typer
 
 from sched_ctl.config.settings import ConfigError
 
-__all__ = ["Conf", "Master", "check", "percent", "spark_of"]
+__all__ = ["Conf", "Master", "Node", "Query", "Since", "Until", "check", "percent", "spark_of"]
+
+Since = Annotated[
+    str | None,
+    typer.Option(
+        help="Only from then on: 2026-11-22, 2026-11-22T03:00 (UTC), or so long ago: 12h, 7d. "
+        "Whole hours.",
+        metavar="TIME",
+        show_default=False,
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(help="Only up to then, likewise.", metavar="TIME", show_default=False),
+]
+Node = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only these nodes; * and ? fit any letters. May be repeated.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+Query = Annotated[
+    list[str] | None,
+    typer.Option(help="Only these queries, likewise.", metavar="NAME", show_default=False),
+]
 
 Master = Annotated[
     str | None,

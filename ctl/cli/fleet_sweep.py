@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from sched_ctl.cli.flags import Json
-from sched_ctl.cli.fleet_flags import Conf, Master, check, percent, spark_of
+from sched_ctl.cli.fleet_flags import Conf, Master, Node, check, percent, spark_of
 from sched_ctl.config.settings import ConfigError
+from sched_ctl.errors import UserError
 
-__all__ = ["sweep"]
+__all__ = ["rollout", "sweep"]
 
 
 def sweep(
@@ -101,3 +102,68 @@ def sweep(
     )
     for path in written:
         show.text(f"wrote {path}")
+
+
+def rollout(
+    fleet: Annotated[str, typer.Argument(help="Folder that ingest made.", metavar="FLEET")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for a folder of each node.", metavar="DIR")
+    ],
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="To begin with one.", show_default=False)
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Policy to judge against. Default: os, if it ran.", show_default=False),
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="Of the nodes of each kind, first.", min=0.0, max=1.0)
+    ] = 0.1,
+    node: Node = None,
+    master: Master = None,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Bring a policy to the fleet in stages: run it again, and it judges the first nodes.
+
+    Better there by the test of `compare`: files for the rest; worse: files taken away.
+
+    Example: sched-ctl fleet rollout /srv/fleet /srv/drop-ins -p balanced
+    """
+    from msgspec import to_builtins
+
+    from sched_ctl import show
+
+    check()
+    from sched_ctl.pipeline import compare, profile
+    from sched_ctl.pipeline import rollout as rolling
+    from sched_ctl.pipeline.choice import Choice
+    from sched_ctl.pipeline.store import Fleet
+    from sched_ctl.plugins import registry
+
+    state = rolling.read(folder)
+    if state is None and policy is None:
+        raise ConfigError(f"no roll-out has begun in {folder}", "--policy NAME begins one")
+    if state is not None and policy not in (None, state.policy):
+        raise ConfigError(
+            f"the roll-out in {folder} is of {state.policy}", "another folder for another policy"
+        )
+    if policy is not None:
+        registry.policy(policy)
+    with spark_of("rollout", master, conf) as spark:
+        if state is None:
+            nodes = profile.nodes(Fleet(spark, fleet, Choice(nodes=tuple(node or ()))))
+            state = rolling.begin(folder, policy or "", base, nodes, share)
+        elif state.stage == "first":
+            chosen = Fleet(spark, fleet, Choice(nodes=tuple(state.first)))
+            try:
+                found = compare.compare(chosen, state.base)
+            except UserError:  # only one policy ran till now
+                found = []
+            state = rolling.go_on(folder, state, found)
+    if json:
+        show.emit_json(to_builtins(state))
+        return
+    where = {"first": f"on {len(state.first)} nodes first", "rest": "everywhere", "back": "nowhere"}
+    show.text(f"{state.policy}: {where[state.stage]}" + (f"; {state.why}" if state.why else ""))
+    show.text(f"drop-ins for /etc/sched-ctl/sched-ctl.d: {folder}/NODE/{rolling.NAME}")

@@ -136,11 +136,11 @@ def test_killed_at_each_step(
 
 def test_of_two_at_once_one_gets_the_number(spark: "SparkSession", tmp_path: Path) -> None:
     one, other = (Fleet(spark, str(tmp_path)) for _ in range(2))
-    one.commit(Batch(folder=one.new_folder(), files=[]))
+    one.commit(Batch(folder=one.new_folder()))
     with pytest.raises(Taken):
-        other.commit(Batch(folder=other.new_folder(), files=[]))
+        other.commit(Batch(folder=other.new_folder()))
     other.refresh()
-    other.commit(Batch(folder=other.new_folder(), files=[]))
+    other.commit(Batch(folder=other.new_folder()))
     assert len(Fleet(spark, str(tmp_path)).batches) == 2
 
 
@@ -160,7 +160,7 @@ def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Pat
     assert ingest.ingest(spark, source, out).files == 0
 
     # Both batches as one: the same rows, in fewer files; what is known stays known.
-    before = sum(1 for _ in tmp_path.glob("out/data/*/kind=operator/*/*/*.parquet"))
+    before = sum(1 for _ in tmp_path.glob("out/data/*/kind=operator/*/*.parquet"))
     sums = "sum(tuples_in)", "sum(cpu_us)", "count(DISTINCT file)"
     expected = Fleet(spark, out).read("operator").selectExpr(*sums).collect()
     batches, rows = compact.compact(Fleet(spark, out))
@@ -171,7 +171,7 @@ def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Pat
     assert lines_in(fleet) == (truth.operator_rows, truth.operator_rows)
     assert fleet.read("operator").selectExpr(*sums).collect() == expected
     folder = fleet.live()[0].folder
-    after = sum(1 for _ in tmp_path.glob(f"out/data/batch={folder}/kind=operator/*/*/*.parquet"))
+    after = sum(1 for _ in tmp_path.glob(f"out/data/batch={folder}/kind=operator/*/*.parquet"))
     assert after < before
     assert compact.compact(fleet) == (0, 0)
     # Readers keep what they had begun to read, for a day.
@@ -197,7 +197,7 @@ def test_another_file_system_of_hadoops(spark: "SparkSession", tmp_path: Path) -
     late = Fleet(spark, out)
     late.batches.clear()
     with pytest.raises(Taken):
-        late.commit(Batch(folder=late.new_folder(), files=[]))
+        late.commit(Batch(folder=late.new_folder()))
 
 
 def test_nothing_there(spark: "SparkSession", tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import argparse
 import asyncio
 import atexit
 import functools
+import gzip
+import importlib.util
 import json
 import logging
 import random
@@ -388,6 +390,72 @@ def journal(data: bytes) -> None:
         read.close()
 
 
+def recorded_target() -> Input:
+    """Files of gateways at the fleet's door: one line of a file is garbled, or the whole of it.
+
+    What is good beside it is taken, and nothing that is taken can be absurd.
+    """
+    from sched_ctl.pipeline import parse, plausible
+    from sched_ctl.pipeline.tables import KINDS
+    from sched_ctl.telemetry import records
+
+    t = 1_800_000_000_000
+    common: dict[str, Any] = {"node": "gw-1", "t": t}
+
+    def of(engine: str, seq: int) -> tuple[bytes, bytes]:
+        names: dict[str, Any] = {"queries": ["q", "r"], "ops": ["a", "b", "c"]}
+        topology = records.Topology(
+            **common, **names, seq=seq, engine=engine, epoch=1, query_of=[0, 0, 1],
+            edges=[(0, 1, 1.0)], threads=[1, 2, 1],
+        )  # fmt: skip
+        counts: dict[str, Any] = {
+            name: [5, None, 7] for name in ("tuples_in", "tuples_out", "cpu", "wait", "q", "age")
+        }
+        record = records.Record(
+            **common, **counts, seq=seq + 1, d=5000, engine=engine, epoch=1, policy=["hr", "os"],
+            backend=["nice", ""], psi=[1, 2, 3], verdict=[1, 2, 4], by=[-1, 2, -1], time=[9, 9],
+            source=["little", "engine"],
+        )  # fmt: skip
+        return records.encode(topology), records.encode(record)
+
+    start = records.encode(records.Start(**common, seq=1, boot="b", run=1, machine="m", cpus=2))
+    event = records.encode(records.Event(**common, seq=2, what="policy", about="q", value="hr"))
+    garbled, good = of("lab:1", 10), of("lab:2", 10**6)
+    whole = gzip.compress(b"".join((start, *garbled, event, *good)), 1)
+    seeds = (start, event, *garbled, whole)
+    shown = ["kind", "why", "file", "bad", "t", "node", "d", "seq", "operator", "cpu_us"]
+    shown += ["tuples_in", "tuples_out"]
+
+    def feed(data: bytes) -> None:
+        single = data[:2] != b"\x1f\x8b"
+        if single:
+            data = b"".join((start, garbled[0], data, b"\n", *good))
+        rows = [
+            row
+            for batch in parse.of_file("in/gw-1-20270115T080000Z-1.jsonl.gz", data, t)
+            for row in batch.select(shown).to_pylist()
+        ]
+        [count] = [row for row in rows if row["kind"] == "file"]
+        bad = [row for row in rows if row["kind"] == "bad"]
+        assert all(row["why"] and row["file"] for row in bad) and len(bad) <= count["bad"]
+        taken = [row for row in rows if row["kind"] == "operator"]
+        assert {row["kind"] for row in rows} <= KINDS.keys()
+        for row in rows:
+            if row["t"] is not None:
+                assert plausible.EARLIEST_MS <= row["t"] <= plausible.LATEST_MS
+                assert 0 < len(row["node"].encode()) <= plausible.LONGEST_NAME
+        for row in taken:
+            most = plausible.SLACK * plausible.MOST_PER_MS * (row["d"] + 1000)
+            assert 0 <= row["d"] <= plausible.LONGEST_MS
+            assert all((row[name] or 0) <= most for name in ("tuples_in", "tuples_out"))
+        if single:
+            mine = [row for row in taken if row["seq"] == 10**6 + 1]
+            assert [row["operator"] for row in mine] == ["a", "b", "c"]
+            assert [row["cpu_us"] for row in mine] == [5, None, 7]
+
+    return Input(seeds, feed)
+
+
 TARGETS: dict[str, Input] = {
     "config": Input((CONFIG,), config),
     "workload": Input(
@@ -399,6 +467,8 @@ TARGETS: dict[str, Input] = {
     "socket": Input(REQUESTS, _Requests().feed),
     "journal": Input((JOURNAL,), journal),
 }
+if importlib.util.find_spec("pyarrow") is not None:  # of the extra [fleet]
+    TARGETS["recorded"] = recorded_target()
 
 
 def lab_target(pid: int) -> Input:

@@ -8,16 +8,13 @@ import shutil
 import subprocess
 from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sched_ctl.metrics.verdicts import Verdict
-from sched_ctl.pipeline import compare, page, report
+from sched_ctl.pipeline import changes, compare, page, report, trust
 from sched_ctl.pipeline.bottlenecks import Held
-
-pytestmark = pytest.mark.needs("chromium")
 
 LEAST_PX = 9.0  # letters that can be read
 # Rectangles of all words: outside their drawing, over one another, too small; and the whole page.
@@ -45,6 +42,12 @@ addEventListener("load", () => {
 </script>""".replace("LEAST", str(LEAST_PX))
 
 
+def held_one(operator: str, nodes: list[str]) -> Held:
+    at = 60_000, 7_000_000, tuple(nodes[:4])
+    verdict = Verdict.SINGLE_THREAD_BOUND
+    return Held("flink", "nexmark-q5", operator, verdict, 17, 9e3, 1.2e6, 3e3, 4, 0.3, 0.62, *at)
+
+
 def full_page() -> str:
     """As many nodes, operators and policies as the report shows at most."""
     chance = random.Random(1)
@@ -58,10 +61,7 @@ def full_page() -> str:
         for policy in policies[1:]
         for name, value in (("latency", 0.2), ("throughput", 1.01), ("fairness", -0.000123))
     ]
-    held = [
-        Held("flink", "nexmark-q5", o, Verdict.SINGLE_THREAD_BOUND, 17, 9e3, 1.2e6, 3e3, 4, 0.3)
-        for o in operators[:30]
-    ]
+    held = [held_one(o, nodes) for o in operators[:30]]
     figures = [
         page.figure("bars", page.bars([(n, chance.random(), "43.1%") for n in nodes], "w")),
         page.figure(
@@ -94,11 +94,56 @@ def full_page() -> str:
             ),
         ),
     ]
+    return whole(figures, held, compared, nodes, operators[0])
+
+
+def whole(figures: Any, held: Any, compared: Any, nodes: list[str], operator: str) -> str:
     total = {"nodes": 200, "queries": 20, "rows": 28_800_000, "begin": 0, "end": 7_200_000}
-    fleet: Any = SimpleNamespace(batches=[SimpleNamespace(lines=288_000, bad=17)])
-    return report.whole(total, figures, held, compared, "", fleet, [])
+    change = changes.Change(
+        "cost", "flink", "nexmark-q5", operator, False, 3_600_000, None, 300_000, 2.0, 1.9,
+        2.1, 1e-12, tuple(nodes[:3]), 3,
+    )  # fmt: skip
+    doubts = [trust.Doubt(n, "its counters", 17, "cpu 1000000000000 in 5000 ms") for n in nodes[:9]]
+    told = report.Told(total, (0, 7_200_000), figures, held, [change], compared, "", doubts)
+    last = report.Facts(3_600_000, ["q costs 2.0 times as much"], {"flink q5/gone io-bound": 1.0})
+    rows = [
+        (
+            n,
+            "x86_64, 2 CPUs",
+            "1 Jan 00:00",
+            "1 Jan 02:00",
+            "1%",
+            3,
+            "sched-ctl fleet report /srv/fleet x.html --node x",
+        )
+        for n in nodes
+    ]
+    return report.whole(told, rows, (288_000, 17), last)
 
 
+def test_the_next_page_tells_what_is_new() -> None:
+    text = full_page()
+    facts = report.facts_in(text)
+    assert facts is not None and facts.when == 7_200_000
+    assert len(facts.held) == 30
+    assert "held no more: flink q5/gone io-bound" in text
+    assert "new: nexmark-q5/query-0/operator-0 costs 2.0 times as much" in unescape(text)
+    assert report._difference(facts, facts).endswith("<p>Nothing is new.</p>")
+    assert report._difference(facts, None) == ""
+    for text in ("", "<p>hello</p>", '<script type="application/json" id="facts">[1]</script>'):
+        assert report.facts_in(text) is None
+
+
+def test_advice_has_nodes_times_and_links() -> None:
+    text = full_page()
+    advice = text[: text.index("<h2>")]
+    assert 1 <= advice.count("<li>") <= 3
+    assert 'on <a href="#node-gateway-0000.plant-7.example">gateway-0000' in advice
+    assert "since 1 Jan 01:00" in advice
+    assert "between" in advice and "for 62% of the time" in advice
+
+
+@pytest.mark.needs("chromium")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_page_can_be_read(width: int, tmp_path: Path) -> None:
     path = tmp_path / "page.html"

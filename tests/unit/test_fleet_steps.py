@@ -43,7 +43,7 @@ def test_where_nothing_changes_nothing_is_told() -> None:
     assert len(told) <= 1, told  # of 160
 
 
-@pytest.mark.parametrize("kind", ["white", "gaps", "absurd", "heavy tails"])
+@pytest.mark.parametrize("kind", ["white", "gaps", "absurd", "heavy tails", "hours", "turns"])
 def test_a_cost_that_doubles_is_told_with_its_begin_and_size(kind: str) -> None:
     right = 0
     for seed in range(2000, 2010):
@@ -64,6 +64,45 @@ def test_a_drift_is_told_and_is_no_step() -> None:
         drifted = steps.drift(x, found, FLOOR, LEAST / 2)
         assert drifted is not None
         assert drifted.size == pytest.approx(math.log(1.5), rel=0.15)
+
+
+def test_a_rhythm_is_found_and_taken_out() -> None:
+    at = np.arange(N)
+    for lag in (6, 12, 24):
+        wave = 0.5 * np.sin(2 * np.pi * at / lag) + series("white", lag) * 0.4
+        assert steps.rhythm(wave) == lag
+        flat, turns = steps.without_rhythm(wave, [], LEAST)
+        assert turns == N / lag
+        assert float(np.std(flat)) < 0.04 < float(np.std(wave))
+    for kind in ("white", "remembers", "walk"):
+        assert [seed for seed in range(20) if steps.rhythm(series(kind, seed))] == [], kind
+
+
+def test_a_daily_wave_is_no_drift_and_hides_none() -> None:
+    """Ten minutes a slot, three days."""
+    at, day = np.arange(432), 144
+    for seed in range(10):
+        noise = np.random.default_rng([seed, 5]).normal(0, 0.03, 432)
+        wave = 0.5 * np.sin(2 * np.pi * (at / day + seed / 10)) + noise
+        assert steps.drift(wave, [], FLOOR, LEAST / 2, day) is None, seed
+        found = steps.drift(wave + at / day * math.log(1.2), [], FLOOR, LEAST / 2, day)
+        assert found is not None, seed
+        assert found.size == pytest.approx(3 * math.log(1.2), rel=0.1)
+
+
+def test_what_is_faint_on_each_node_is_sure_on_several_at_once() -> None:
+    assert steps.together([1e-4], 10, 30) == pytest.approx(1e-3)
+    three = steps.together([1e-4, 1e-4, 1e-4, 0.9], 10, 30)
+    assert three == pytest.approx(1e-12 * 120 / 900)
+    assert steps.together([0.5, 0.5], 2, 30) == pytest.approx(0.25 / 30)
+    # Leaps of noise that remembers itself: none by itself is told, all together are.
+    found = []
+    for seed in range(6):
+        x = series("remembers", seed)
+        x[60:] += 0.9
+        found += [f for f in steps.steps(x, FLOOR, LEAST, 1e-2) if abs(f.at - 60) <= 1]
+    assert len(found) >= 3
+    assert steps.together([f.chance for f in found], 6, N / 5) < steps.MOST_CHANCE
 
 
 def test_tails_are_those_of_tables() -> None:

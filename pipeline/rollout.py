@@ -1,0 +1,121 @@
+"""A policy to a whole fleet in stages, as files: some nodes first, then the rest, or back.
+
+The folder has one of each node's name, with a drop-in for its /etc/sched-ctl/sched-ctl.d, and a
+file that says how far it is. Whatever carries configuration carries it; called again, the same
+test as `compare` judges the first nodes, by what they recorded before and after.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from sched_ctl.errors import UserError
+from sched_ctl.pipeline.compare import LEAST_NODES, Compared
+
+__all__ = ["NAME", "State", "begin", "go_on", "judged", "read"]
+
+STATE = "rollout.json"
+NAME = "60-fleet-rollout.toml"
+JUDGED = ("time", "latency", "age")  # the first that is known
+LEAST_THROUGHPUT = 0.99
+MOST_BYTES = 10_000_000
+
+
+class State(Struct, frozen=True):
+    """stage: first, rest (everywhere), or back (nowhere). why: what the last judgement said."""
+
+    policy: str
+    base: str | None
+    first: list[str]
+    rest: list[str]
+    stage: str = "first"
+    why: str = ""
+
+
+def read(folder: Path) -> State | None:
+    """How far it is; None if it has not begun. Raises UserError."""
+    path = folder / STATE
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{path} is no state of a roll-out")
+        return msgspec.json.decode(path.read_bytes(), type=State)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def begin(
+    folder: Path, policy: str, base: str | None, nodes: Sequence[tuple[str, str]], share: float
+) -> State:
+    """Files for the first nodes. nodes: names, with their kinds of machine; share: of each kind.
+
+    Raises UserError if there are too few to judge by, or a file cannot be written.
+    """
+    usable = [(kind, name) for name, kind in nodes if re.fullmatch(r"\w[\w.-]{0,120}", name)]
+    first: list[str] = []
+    for kind in sorted({kind for kind, _ in usable}):
+        mine = sorted(name for k, name in usable if k == kind)
+        first += mine[: max(1, math.ceil(len(mine) * share))]
+    left = sorted(name for _, name in usable if name not in first)
+    while len(first) < LEAST_NODES and left:
+        first.append(left.pop(0))
+    if len(first) < LEAST_NODES:
+        raise UserError(f"{len(first)} nodes are too few to judge by: {LEAST_NODES} are needed")
+    state = State(policy, base, sorted(first), left)
+    _write(folder, state)
+    return state
+
+
+def go_on(folder: Path, state: State, found: Sequence[Compared]) -> State:
+    """Judge the first nodes, and write or remove files as that says. Raises UserError."""
+    if state.stage != "first":
+        return state
+    stage, why = judged(found, state.policy)
+    made = State(state.policy, state.base, state.first, state.rest, stage, why)
+    _write(folder, made)
+    return made
+
+
+def judged(found: Sequence[Compared], policy: str) -> tuple[str, str]:
+    """The next stage, and why. first: the data do not tell yet."""
+    mine = {one.figure: one for one in found if one.policy == policy}
+    lost = mine.get("throughput")
+    if lost is not None and lost.tells and lost.high < LEAST_THROUGHPUT:
+        return "back", f"throughput {_told(lost)}"
+    for figure in JUDGED:
+        one = mine.get(figure)
+        if one is not None:
+            stage = "first" if not one.tells else "rest" if one.value < 1 else "back"
+            return stage, f"{figure} {_told(one)}" + ("" if one.tells else ": the data do not tell")
+    return "first", f"no record of {policy} at a load at which {policy} and another ran"
+
+
+def _told(one: Compared) -> str:
+    interval = "" if math.isnan(one.low) else f" ({one.low:.3g} to {one.high:.3g})"
+    return f"{one.value:.3g}{interval} of {one.base}'s on {one.nodes} nodes"
+
+
+def _write(folder: Path, state: State) -> None:
+    """Files first, so that a state never says more than there is."""
+    with_it = {"first": state.first, "rest": [*state.first, *state.rest], "back": []}[state.stage]
+    text = f'# A roll-out of the fleet.\n[[policy]]\nname = "auto"\npolicy = "{state.policy}"\n'
+    try:
+        for node in (*state.first, *state.rest):
+            path = folder / node / NAME
+            if node in with_it:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            else:
+                with suppress(FileNotFoundError):
+                    path.unlink()
+        whole = folder / f".{STATE}"
+        whole.write_bytes(msgspec.json.encode(state))
+        whole.replace(folder / STATE)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error

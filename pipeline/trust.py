@@ -1,0 +1,105 @@
+"""Nodes whose word is doubtful: a clock that was not set, counters that cannot be, lines of other
+versions, files that end early, two machines of one name.
+
+Their bad lines count nowhere; what else they say does, and is as good as they are.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sched_ctl.pipeline.profile import days
+from sched_ctl.pipeline.store import Fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["COLUMNS", "Doubt", "doubts"]
+
+MOST = 100  # rows that come to the driver
+COLUMNS = ("node", "what about", ">lines", "for example")
+# what about -> the reasons of bad lines (`parse`, `plausible`, `reading`), as a pattern of Java's
+ABOUT = {
+    "its clock": "clock was not set|^time .* is none|^before its file|^longer than an",
+    "its counters": "^(cpu|wait|busy|idle|full|tuples_in|tuples_out|q|qmax|age|lat) [0-9]+ in ",
+    "its version": "^version ",
+    "its name": "^of another node|^no node|^a node's name",
+    "its files": "^torn|^not gzip|bytes when decompressed|^a line longer",
+}
+OTHER = "its lines"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """lines: how many, at least (of each file a thousand are named)."""
+
+    node: str
+    about: str
+    lines: int
+    example: str
+
+
+def doubts(fleet: Fleet) -> list[Doubt]:
+    """Those with the most lines first."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    told = _of_bad_lines(fleet).unionByName(_of_other_days(fleet)).unionByName(_of_two(fleet))
+    rows = told.orderBy(F.desc("lines"), "node", "about").limit(MOST).collect()
+    return [Doubt(row["node"], row["about"], row["lines"], row["example"]) for row in rows]
+
+
+def _of_bad_lines(fleet: Fleet) -> "DataFrame":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    about: Column = F.lit(OTHER)
+    for name, pattern in ABOUT.items():
+        about = F.when(F.col("why").rlike(pattern), F.lit(name)).otherwise(about)
+    return (
+        fleet.read("bad")
+        .groupBy("node", about.alias("about"))
+        .agg(F.count("*").alias("lines"), F.max("why").alias("example"))
+    )
+
+
+def _of_other_days(fleet: Fleet) -> "DataFrame":
+    """Records of days on which the fleet was not there."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    begin, end = days(fleet) or (0, 0)
+    return (
+        fleet.rolled("hour")
+        .where((F.col("end") <= begin) | (F.col("begin") >= end))
+        .groupBy("node")
+        .agg(
+            F.lit("its clock").alias("about"),
+            F.sum("n").alias("lines"),
+            F.concat(F.lit("records of "), F.min("date"), F.lit(", as of no other node")).alias(
+                "example"
+            ),
+        )
+    )
+
+
+def _of_two(fleet: Fleet) -> "DataFrame":
+    """Names that two machines have at the same time: boots that overlap.
+
+    Each file repeats its topology, so that tells from when to when a boot lasts.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    before = Window.partitionBy("node").orderBy("first", "boot")
+    before = before.rowsBetween(Window.unboundedPreceding, -1)
+    return (
+        fleet.read("topology")
+        .where("boot <> ''")
+        .groupBy("node", "boot")
+        .agg(F.min("t").alias("first"), F.max("t").alias("last"), F.count("*").alias("lines"))
+        .withColumn("reached", F.max("last").over(before))
+        .where("reached > first")
+        .groupBy("node")
+        .agg(
+            F.lit("its name").alias("about"),
+            F.sum("lines").alias("lines"),
+            F.lit("two machines call themselves so").alias("example"),
+        )
+    )

@@ -1,0 +1,261 @@
+"""Parts of a fleet, what is rolled up by the hour, what expires, and fleets of older versions."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from sched_ctl.errors import UserError
+from sched_ctl.pipeline import changes, compact, expire, generate, ingest, rollups
+from sched_ctl.pipeline.bottlenecks import held
+from sched_ctl.pipeline.choice import Choice
+from sched_ctl.pipeline.profile import days, profile
+from sched_ctl.pipeline.store import Fleet, Keep
+from sched_ctl.pipeline.tables import COLUMNS, ROLLED, ROLLUPS, WIDE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A call into the JVM that is broken off takes the connection with it, and all tests that follow.
+pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
+
+HOUR = 3600
+PLAN = generate.Plan(
+    nodes=3, seconds=2 * HOUR, file_s=HOUR // 2, queries=2, fault=(HOUR - 300, HOUR + 600),
+    fault_nodes=2, level=1,
+)  # fmt: skip
+BEGIN = PLAN.start_s * 1000
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(scope="module")
+def out(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Taken in by two batches, the second of which has the second half of each hour."""
+    folder = tmp_path_factory.mktemp("time")
+    truth = generate.generate(folder / "in", PLAN)
+    late = [path for number, path in enumerate(truth.files) if number % 2]
+    (folder / "late").mkdir()
+    for path in late:
+        path.rename(folder / "late" / path.name)
+    for place in ("in", "late"):
+        ingest.ingest(spark, str(folder / place), str(folder / "out"))
+    return str(folder / "out")
+
+
+def sums(fleet: Fleet) -> tuple[Any, ...]:
+    [row] = fleet.rolled("hour").selectExpr("sum(n)", "sum(tuples_in)", "sum(cpu_us)").collect()
+    return tuple(row)
+
+
+def by_rows(fleet: Fleet) -> tuple[Any, ...]:
+    rows = fleet.read("operator")
+    [row] = rows.selectExpr("count(*)", "sum(tuples_in)", "sum(cpu_us)").collect()
+    return tuple(row)
+
+
+def test_roll_ups_are_the_rows_by_the_hour(spark: "SparkSession", out: str) -> None:
+    fleet = Fleet(spark, out)
+    assert sums(fleet) == by_rows(fleet)
+    assert sums(fleet)[0] == PLAN.nodes * 10 * PLAN.seconds // generate.STEP_S
+    merged = rollups.merged("hour", fleet.rolled("hour"))
+    assert merged.count() == PLAN.nodes * 10 * 2  # hours that came in two batches are one
+    assert rollups.merged("hour", merged).orderBy("node", "operator", "hour").first() == (
+        merged.orderBy("node", "operator", "hour").first()
+    )
+    # A span that goes on in the next hour and the next batch is one.
+    [found] = held(fleet)
+    assert (found.spans, found.held_s, found.longest_s) == (2, 2 * 900, 900)
+
+
+def test_a_verb_looks_at_the_hours_nodes_and_queries_that_are_chosen(
+    spark: "SparkSession", out: str
+) -> None:
+    hour = 3_600_000
+    late = Fleet(spark, out, Choice(since_ms=BEGIN + hour, nodes=("gw-000?",), queries=("q0",)))
+    assert sums(late) == by_rows(late)
+    assert sums(late)[0] == PLAN.nodes * 5 * HOUR // generate.STEP_S
+    [found] = held(late)
+    assert (found.spans, found.held_s) == (2, 2 * 600)  # of those that began before, the rest
+    assert {query.name for query in profile(late).queries} == {"q0"}
+    one = Fleet(spark, out, Choice(until_ms=BEGIN + hour, nodes=("gw-0001", "gw-9*")))
+    [found] = held(one)
+    assert (found.nodes, found.held_s) == (1, 300)
+    assert days(one) == (BEGIN, BEGIN + hour)
+    none = Fleet(spark, out, Choice(since_ms=BEGIN + 30 * DAY_MS))
+    assert (held(none), changes.changes(none)) == ([], [])
+    with pytest.raises(UserError, match="no records"):
+        profile(none)
+
+
+def test_rows_go_before_roll_ups_and_stay_gone(spark: "SparkSession", tmp_path: Path) -> None:
+    """By command and by rule, files a day later; what comes again of such days is not in."""
+    plan = generate.Plan(nodes=1, seconds=60, queries=1, level=1)
+    for number, age in enumerate((10, 5, 0)):
+        older = generate.Plan(
+            nodes=1, seconds=60, queries=1, level=1, seed=number,
+            start_s=plan.start_s - age * 86_400,
+        )  # fmt: skip
+        generate.generate(tmp_path / "in", older)
+    source, out = str(tmp_path / "in"), str(tmp_path / "out")
+    ingest.ingest(spark, source, out)
+    fleet = Fleet(spark, out)
+    now_s = plan.start_s + 3600.0
+
+    def there() -> list[int]:
+        counts = fleet.read("operator"), fleet.rolled("hour")
+        return [frame.select("date").distinct().count() for frame in counts]
+
+    assert there() == [3, 3]
+    assert expire.expire(fleet, Keep(rows=7), now_s=now_s)["operator"] == "2026-11-15"
+    assert there() == [2, 3]
+    assert expire.expire(fleet, Keep(rows=7), now_s=now_s) == {}
+    with pytest.raises(UserError, match="longer than roll-ups"):
+        expire.expire(fleet, Keep(rows=7, hours=3))
+    assert expire.expire(fleet, Keep(rows=3, hours=8), rule=True, now_s=now_s)
+    assert there() == [1, 2]
+    assert Fleet(spark, out).keep == Keep(rows=3, hours=8)
+    assert profile(fleet).queries[0].operators[0].hours == pytest.approx(2 * 60 / 3600, abs=1e-3)
+    # Readers keep what they had begun to read, for a day.
+    pattern = "out/data/batch=*/kind=operator/date=*"
+    assert fleet.clean() == 0 and len(list(tmp_path.glob(pattern))) == 3
+    for entry in (tmp_path / "out" / "manifest").iterdir():
+        os.utime(entry, (0, 0))
+    assert fleet.clean() > 0 and len(list(tmp_path.glob(pattern))) == 1
+    assert there() == [1, 2]
+    # An ingest follows the rule, by the clock of today: all of it is older.
+    again = ingest.ingest(spark, source, out)
+    assert again.rows == 0 or (again.rows, again.files) == (60, 1)
+    fleet.refresh()
+    assert compact.compact(fleet)[1] >= 0
+    assert fleet.read("operator").count() <= 60
+
+
+def test_a_fleet_of_an_older_version_is_read_and_comes_to_todays_form(
+    spark: "SparkSession", out: str, tmp_path: Path
+) -> None:
+    """Folders by node, files and their numbers in the manifest, no roll-ups."""
+    now = Fleet(spark, out)
+    old = tmp_path / "old"
+    (old / "manifest").mkdir(parents=True)
+    kinds = ("operator", "topology", "file")
+    for number, batch in enumerate(now.batches):
+        folder = f"{number:08}-0123abcd"
+        rows = spark.read.schema(WIDE).parquet(now.data(batch.folder))
+        rows = rows.where(rows.kind.isin(*kinds)).select(*COLUMNS)
+        stats = now.read("file", [batch.folder]).collect()
+        write(rows, old / "data" / f"batch={folder}", ("kind", "date", "node"))
+        entry = {
+            "folder": folder,
+            "files": [[row["file"], row["size"], row["modified"]] for row in stats],
+            "rows": {kind: batch.rows[kind] for kind in kinds},
+            "spans": {r["node"]: [[r["seq"], r["last_seq"]]] for r in stats},
+        }
+        (old / "manifest" / f"{number:08}.json").write_text(json.dumps(entry))
+    fleet = Fleet(spark, str(old))
+    assert sums(fleet) == sums(now)
+    before = held(fleet)
+    assert before == held(now)
+    # What is in is known, and counts once, whatever form it has.
+    source = str(Path(out).parent)
+    again = ingest.ingest(spark, f"{source}/in", str(old))
+    assert (again.files, again.known) == (0, PLAN.nodes * 2)
+    fleet.refresh()
+    assert compact.compact(fleet)[0] == 2
+    assert [batch.layout for batch in fleet.live()] == [2]
+    assert sums(fleet) == sums(now)
+    assert held(fleet) == before
+    assert ingest.ingest(spark, f"{source}/late", str(old)).files == 0
+
+
+class Rolled(Fleet):
+    """A fleet of weeks, of which only the roll-ups may be read."""
+
+    def __init__(self, spark: "SparkSession", hours: list[dict[str, Any]]) -> None:
+        self.spark, self.choice, self.batches = spark, Choice(), []
+        self._hours = spark.createDataFrame(hours, ROLLED["hour"])
+
+    def require(self) -> None:
+        pass
+
+    def rolled(self, kind: str) -> Any:
+        assert kind == "hour"
+        return self._hours
+
+    def read(self, kind: str, folders: Sequence[str] | None = None) -> Any:
+        raise AssertionError(kind)
+
+
+def test_weeks_are_read_from_roll_ups(spark: "SparkSession") -> None:
+    """A cost that doubles beneath a daily rhythm, on two nodes of three; one hour is absurd."""
+    noise, hour_ms = np.random.default_rng(5), 3_600_000
+    hours: list[dict[str, Any]] = []
+    for at in range(15 * 24):
+        t = BEGIN + at * hour_ms
+        for node in range(3):
+            day = 1 + 0.2 * math.sin(2 * math.pi * at / 24)
+            step = 2.0 if node < 2 and at >= 200 else 1.0
+            cost = 100 * day * step * float(noise.lognormal(0, 0.03))
+            cost = 1e9 if (node, at) == (2, 77) else cost
+            tuples = 3.6e5 * day * float(noise.lognormal(0, 0.02))
+            row: dict[str, Any] = dict.fromkeys(ROLLUPS["hour"])
+            row |= {"date": clock_date(t), "hour": t, "begin": t, "end": t + hour_ms}
+            row |= {"node": f"gw-{node}", "machine": "m", "engine": "e", "query": "q"}
+            row |= {"operator": "o", "n": 720, "d": 3.6e6, "ms": 3.6e6, "tuples_in": tuples}
+            row |= {"counted_in": tuples, "cpu_us": cost * tuples, "cost_us": cost}
+            row |= {"wait_us": 1e6, "held_ms": 0.0, "judged_ms": 3.6e6, "rate": tuples / 3600}
+            row |= {"tuples_out": tuples, "selectivity": 1.0, "queues": 0.0, "queues_n": 720}
+            hours.append(row)
+    [one] = changes.changes(Rolled(spark, hours))
+    assert (one.figure, one.label, one.nodes) == ("cost", "q/o", ("gw-0", "gw-1"))
+    assert one.begin_ms == BEGIN + 200 * hour_ms
+    assert one.low < 2.0 < one.high
+
+
+def clock_date(t_ms: int) -> str:
+    return datetime.fromtimestamp(t_ms / 1e3, UTC).strftime("%Y-%m-%d")
+
+
+def write(rows: Any, folder: Path, partitions: Sequence[str]) -> None:
+    rows.write.partitionBy(*partitions).parquet(str(folder))
+
+
+def test_where_no_commit_is_sure_there_is_no_fleet(spark: "SparkSession") -> None:
+    for address in ("s3a://bucket/fleet", "gs://bucket/fleet", "abfss://a@b/fleet"):
+        with pytest.raises(UserError, match="a fleet cannot be on"):
+            Fleet(spark, address)
+
+
+def test_no_record_moves_an_hour(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of each hour one record with counters that are absurd, and not so that ingest can know."""
+    plan = generate.Plan(nodes=2, seconds=HOUR, queries=1, level=1)
+    generate.generate(tmp_path / "in", plan)
+    ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    rows = Fleet(spark, str(tmp_path / "out")).read("operator")
+    bad = rows.where(f"t = {BEGIN + 600_000}")
+    absurd = rows.join(bad.select("node", "t").distinct(), ["node", "t"], "left_anti").unionByName(
+        bad.selectExpr(
+            *(
+                f"CAST(9007199254740991 AS BIGINT) AS {name}"
+                if name in ("cpu_us", "tuples_out", "wait_us")
+                else name
+                for name in rows.columns
+            )
+        )
+    )
+    one, other = (
+        {
+            (r["node"], r["operator"]): r
+            for r in rollups.hours(frame).collect()
+        }
+        for frame in (rows, absurd)
+    )  # fmt: skip
+    assert one.keys() == other.keys() and len(one) == 10
+    for key, row in one.items():
+        for name in rollups.RATIOS:
+            assert other[key][name] == pytest.approx(row[name], rel=0.05), (key, name)

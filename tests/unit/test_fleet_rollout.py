@@ -1,0 +1,58 @@
+"""A policy in stages: files on the first nodes, judged, then on the rest, or taken back."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from sched_ctl.config.files import load
+from sched_ctl.errors import UserError
+from sched_ctl.pipeline import rollout
+from sched_ctl.pipeline.compare import Compared
+
+NODES = [(f"gw-{n:02}", "fast" if n < 20 else "slow") for n in range(30)]
+
+
+def said(value: float, half: float, figure: str = "time") -> Compared:
+    return Compared("hr", "os", figure, value, value - half, value + half, 4, 900)
+
+
+def have(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob(f"*/{rollout.NAME}")}
+
+
+def test_first_some_of_each_kind_then_the_rest(tmp_path: Path) -> None:
+    assert rollout.read(tmp_path) is None
+    state = rollout.begin(tmp_path, "hr", None, [*NODES, ("../../etc", "fast"), ("", "f")], 0.1)
+    assert have(tmp_path) == set(state.first) == {"gw-00", "gw-01", "gw-20"}
+    (tmp_path / "sched-ctl.toml").write_text("")
+    (tmp_path / "gw-00").rename(tmp_path / "sched-ctl.d")  # as a node has it
+    assert [s.policy for s in load(tmp_path / "sched-ctl.toml").policy] == ["hr"]
+    (tmp_path / "sched-ctl.d").rename(tmp_path / "gw-00")
+    assert rollout.read(tmp_path) == state
+    unsure = rollout.go_on(tmp_path, state, [said(0.9, 0.2)])
+    assert (unsure.stage, have(tmp_path)) == ("first", set(state.first))
+    done = rollout.go_on(tmp_path, unsure, [said(0.7, 0.1), said(1.0, 0.01, "throughput")])
+    assert (done.stage, have(tmp_path)) == ("rest", {name for name, _ in NODES})
+    assert rollout.go_on(tmp_path, done, [said(2.0, 0.1)]) == done  # it is judged once
+    assert rollout.read(tmp_path) == done
+
+
+@pytest.mark.parametrize(
+    "found", [[said(1.4, 0.1)], [said(0.5, 0.1), said(0.9, 0.02, "throughput")]]
+)
+def test_what_is_worse_goes_back(found: list[Compared], tmp_path: Path) -> None:
+    state = rollout.begin(tmp_path, "hr", "os", NODES, 0.5)
+    assert len(have(tmp_path)) == 15
+    assert rollout.go_on(tmp_path, state, found).stage == "back"
+    assert have(tmp_path) == set()
+
+
+def test_what_cannot_be_judged_does_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="2 nodes are too few"):
+        rollout.begin(tmp_path, "hr", None, NODES[:2], 1.0)
+    assert rollout.judged([], "hr")[0] == "first"
+    (tmp_path / "rollout.json").write_text("{")
+    with pytest.raises(UserError, match=r"rollout\.json"):
+        rollout.read(tmp_path)
