@@ -33,6 +33,7 @@ MOST_NODES = 200  # in the table of nodes
 POINTS = 200
 OPERATORS = 60
 MOST_BINS = 20_000
+MOST_NEW = 5  # of what is new since the last page
 LETTERS = 6  # quantiles each way
 # Of the lines, on white and on black.
 COLOURS = (
@@ -117,7 +118,7 @@ def _difference(facts: Facts, last: Facts | None) -> str:
             new.append(f"now held, too: {label} ({hours:.2f} h)")
         elif hours > before * 1.1 + 0.01:
             new.append(f"held {hours - before:.2f} h more: {label}")
-    items = "".join(f"<li>{escape(one)}</li>" for one in new[:10])
+    items = "".join(f"<li>{escape(one)}</li>" for one in new[:MOST_NEW])
     told = f"<ul>{items}</ul>" if new else "<p>Nothing is new.</p>"
     return f"<h2>Since the report up to {page.clock(last.when)}</h2>{told}"
 
@@ -260,7 +261,7 @@ def _first(told: Told) -> str:
         share = "" if math.isnan(h.there) else f" for {h.there:.0%} of the time"
         when = f" between {page.clock(h.begin_ms)} and {page.clock(h.end_ms)}" if h.end_ms else ""
         text = f"{h.engine} {h.query}/{h.operator} was held{share} on {where}{when}"
-        advice = h.advice.partition(":")[0].partition(";")[0]
+        advice = h.advice.partition(";")[0]
         said.append(f"{_linked(text, h.where)} ({h.verdict.word}): {escape(advice)}.")
     advice = "".join(f"<li>{one}</li>" for one in said)
     return f"<ul>{advice}</ul>" if said else "<p>There is nothing to do.</p>"
