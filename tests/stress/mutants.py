@@ -48,7 +48,8 @@ TESTS = (
     *("floor", "formulas", "frames", "graph", "guard", "held", "hints", "kernel_driver"),
     *("lock_bound", "metrics", "nice_levels", "normalise", "orders", "parallelism", "patterns"),
     *("policies", "profiles", "programs", "realtime", "record", "registry", "scheduling", "settle"),
-    *("slots", "spark_driver", "switches", "targets", "verdicts", "wanted", "weight"),
+    *("slots", "spark_driver", "switches", "targets", "verdicts", "verdicts_one_by_one"),
+    *("levels_one_by_one", "wanted", "weight"),
 )
 NO_FAULTS = Path(__file__).with_name("mutants.toml")
 SLOW_S = 0.4  # of CPU time, while its lines are followed
