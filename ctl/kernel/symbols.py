@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sched_ctl.kernel import hotspot
+from sched_ctl.kernel import hotspot, procfs
 
 __all__ = ["Functions", "kernel_functions", "of_process", "readable"]
 
@@ -110,10 +110,8 @@ def of_process(pid: int) -> Callable[[int], str]:
 
 def _mappings(pid: int) -> list[_Mapping]:
     """Raises OSError."""
-    with open(f"/proc/{pid}/maps", "rb") as maps:
-        text = maps.read(MAPS_LIMIT)
     found = []
-    for line in text.decode(errors="replace").splitlines():
+    for line in procfs.lines(f"/proc/{pid}/maps", MAPS_LIMIT):
         words = line.split(maxsplit=5)
         if len(words) < 5 or "x" not in words[1]:
             continue

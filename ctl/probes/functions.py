@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from sched_ctl.errors import UserError
-from sched_ctl.kernel import schedext
+from sched_ctl.kernel import procfs, schedext
 
 __all__ = ["Calls", "calls", "obstacle"]
 
@@ -188,7 +188,7 @@ def _attached(bcc: ModuleType, pid: int, function: str) -> tuple[Any, bool]:
 def _files(pid: int, library: str) -> Iterator[str]:
     """Mapped files with code, the program first; where a library is given, those called so."""
     seen = set()
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+    for line in procfs.lines(f"/proc/{pid}/maps"):
         words = line.split(maxsplit=5)
         if len(words) < 6 or "x" not in words[1] or not words[5].startswith("/"):
             continue

@@ -6,21 +6,28 @@ The shares are drawn from a few values, the limits among them, so that both side
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from plans import array, plan
 from sched_ctl.metrics import verdicts
-from sched_ctl.metrics.verdicts import Verdict
+from sched_ctl.metrics.verdicts import Assessment, Verdict
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array, Graph
-from sched_ctl.model.topology import Snapshot
+from sched_ctl.model.topology import (
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
 
 NAN = math.nan
-SHARES = (NAN, 0.0, 0.003, 0.01, 0.05, 0.1, 0.11, 0.2, 0.25, 0.3, 0.5, 0.85, 0.9, 1.0)
-COUNTS = (NAN, 0.0, 1.0, 9.0, 10.0, 100.0, 1000.0)
-N = 400
+SHARES = (NAN, 0.0, 0.005, 0.01, 0.05, 0.1, 0.11, 0.2, 0.25, 0.3, 0.5, 0.85, 0.9, 1.0)
+COUNTS = (NAN, 0.0, 1.0, 9.0, 16.0, 100.0, 1000.0, 10_000.0)
+N = 1500
 
 
 def drawn(seed: int, values: Sequence[float], columns: int) -> list[Array]:
@@ -116,13 +123,14 @@ def test_how_sure(seed: int) -> None:
 def test_whom_a_held_one_is_held_by(seed: int) -> None:
     draw = random.Random(seed)
     n = 8
-    edges = [(a, b) for a in range(n) for b in range(a + 1, n) if draw.random() < 0.3]
+    order = draw.sample(range(n), n)  # the ingresses first
+    edges = [(order[a], order[b]) for a in range(n) for b in range(a + 1, n) if draw.random() < 0.3]
     source, target = (np.array([e[i] for e in edges], dtype=np.intp) for i in (0, 1))
     graph = Graph(n, source, target, np.ones(len(edges)))
     code = [draw.choice((Verdict.BACKPRESSURED, Verdict.INPUT_BOUND)) for _ in range(n)]
     idle = [draw.choice((NAN, 0.0, 0.2, 0.7, 1.0)) for _ in range(n)]
     expected: dict[int, int] = {}
-    for row in reversed(range(n)):  # from the egresses up
+    for row in reversed(order):  # from the egresses up
         below = [b for a, b in edges if a == row]
         expected[row] = -1
         if code[row] is Verdict.BACKPRESSURED and below:
@@ -158,13 +166,13 @@ def asleep(
     return rest, held
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(40))
 def test_what_the_time_asleep_was_for(seed: int) -> None:
     draw = random.Random(seed)
-    n = 6
+    n = 20
     edges = [(i, i + 1) for i in range(n - 1)]
     topology = plan({"q": [f"o{i}" for i in range(n)]}, edges)
-    slept = np.array([draw.choice((0.0, 0.003, 0.15, 0.16, 0.5, 0.9)) for _ in range(n)])
+    slept = np.array([draw.choice((0.0, 0.003, 0.005, 0.15, 0.16, 0.5, 0.9)) for _ in range(n)])
     unknown = slept * np.array([draw.choice((1.0, 1.0, 0.5)) for _ in range(n)])
     columns = {
         name: np.array([draw.choice((NAN, 0.0, 0.2, 0.6, 1.0)) for _ in range(n)])
@@ -214,3 +222,129 @@ def test_half_of_the_time_asleep_for_memory(pressure: float) -> None:
         for m, b in zip(memory, blocked, strict=True)
     ]
     assert found.astype(bool).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_has_work_in_hand(seed: int) -> None:
+    draw = random.Random(seed)
+    n = 20
+    topology = replace(plan({"q": [f"o{i}" for i in range(n)]}), backoff_s=0.02)
+    queue, past = (
+        np.array([draw.choice((NAN, 0.0, 2.0, 3.0)) for _ in range(n)]) for _ in range(2)
+    )
+    rate, backlog = (np.array([draw.choice((0.0, 100.0)) for _ in range(n)]) for _ in range(2))
+
+    def at(time_s: float) -> Snapshot:
+        return Snapshot(topology, time_s, {"tuples_in": 5.0 + rate * time_s, "backlog": backlog})
+
+    found = verdicts._works(Window(at(20.0), at(10.0)), queue, past)
+    for i in range(n):
+        usual = rate[i] * 0.02  # what comes while it backs off
+        if math.isnan(queue[i]) or math.isnan(past[i]):
+            expected = backlog[i] > 0
+        else:
+            expected = queue[i] > usual and past[i] > usual
+        assert found[i] == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_threads_ran_waited_and_were_robbed_of(seed: int) -> None:
+    draw = random.Random(seed)
+    threads = [draw.choice((0, 1, 2)) for _ in range(12)]
+    operators = tuple(
+        PhysicalOperator("q", f"o{i}", (f"o{i}",), threads=tuple(Thread(7, t, 1) for t in range(k)))
+        for i, k in enumerate(threads)
+    )
+    topology = Topology(
+        "e", operators, (), tuple(LogicalOperator("q", o.name) for o in operators), ()
+    )
+    names = ("thread_cpu_time", "cpu_time", "run_delay", "cpu_steal", "cpu_busy")
+    grown = {
+        name: np.array([draw.choice((NAN, 0.0, 0.2, 0.5, 0.9, 1.7)) for _ in operators])
+        for name in names
+    }
+    then = Snapshot(topology, 10.0, {k: np.where(np.isnan(v), NAN, 3.0) for k, v in grown.items()})
+    window = Window(Snapshot(topology, 11.0, {k: 3.0 + v for k, v in grown.items()}), then)
+    each, run, wait, stolen = verdicts._awake(window)
+    for i, count in enumerate(threads):
+        cpu, own, delay, steal, busy = (grown[name][i] for name in names)
+        ran = min(cpu / count, 1.0) if count else NAN
+        ran = min(own, 1.0) if math.isnan(ran) else ran
+        waited = min(delay / count, 1.0 - known(ran)) if count else NAN
+        lost = 0.0
+        if busy > 0 and not math.isnan(steal) and not math.isnan(ran):
+            lost = ran * steal / busy
+        lost = min(lost, max(known(1.0 - ran - known(waited)), 0.0))
+        assert each[i] == count or (math.isnan(each[i]) and not count)
+        np.testing.assert_allclose(
+            (run[i], wait[i], stolen[i]), (ran + lost, waited, lost), atol=1e-9
+        )
+
+
+def test_rows_of_each_group_in_order() -> None:
+    group = np.array([2, 0, 2, 5, 0, 2], dtype=np.intp)
+    found = [(number, rows.tolist()) for number, rows in verdicts.rows_by(group, 6)]
+    assert found == [(0, [1, 4]), (2, [0, 2, 5]), (5, [3])]
+
+
+def assessment(draw: random.Random, n: int) -> Assessment:
+    """Of n operators, any shares with any verdict."""
+
+    def shares() -> Array:
+        return np.array([draw.choice((NAN, 0.0, 0.05, 0.1, 0.15, 0.2, 0.6)) for _ in range(n)])
+
+    code = np.array([draw.randrange(8) for _ in range(n)], dtype=np.int8)
+    keeps = np.array([draw.choice((1.0, 1.0, 1.0, NAN, 0.0)) for _ in range(n)])
+    limit = np.array([draw.choice((-1, -1, draw.randrange(n))) for _ in range(n)], dtype=np.intp)
+    told = [shares() for _ in range(12)]
+    sure = np.array([draw.random() for _ in range(n)])
+    return Assessment(code, sure, limit, *told[:5], keeps, *told[5:], seconds=4.0)
+
+
+def severity(found: Assessment, row: int) -> float:
+    share = {
+        Verdict.CPU_STARVED: found.wait,
+        Verdict.SINGLE_THREAD_BOUND: found.run,
+        Verdict.IO_BOUND: found.blocked,
+        Verdict.MEMORY_BOUND: found.blocked,
+        Verdict.BACKPRESSURED: found.backpressured,
+    }.get(Verdict(found.verdict[row]))
+    return 0.0 if share is None else known(float(share[row]))
+
+
+def worst(found: Assessment, rows: Sequence[int]) -> int:
+    def place(row: int) -> float:
+        if severity(found, row) > 0:
+            return severity(found, row)
+        return {Verdict.UNKNOWN: -3.0, Verdict.INPUT_BOUND: -1.0}.get(found.verdict[row], -2.0)
+
+    return max(rows, key=place)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_who_is_worst_and_whether_all_keep_up(seed: int) -> None:
+    draw = random.Random(seed)
+    found = assessment(draw, 6)
+    if seed % 3:  # mostly none that is held, and none that does not keep up
+        kinds = (Verdict.UNKNOWN, Verdict.IDLE, Verdict.INPUT_BOUND)
+        code = np.array([int(draw.choice(kinds)) for _ in range(6)], dtype=np.int8)
+        keeps = np.where(found.keeps == 0, 1.0, found.keeps)
+        found = replace(found, verdict=code, keeps=keeps)
+    rows = np.array(draw.sample(range(6), 4), dtype=np.intp)
+    mine = rows.tolist()
+    assert verdicts.worst(found, rows) == worst(found, mine)
+    told = [row for row in mine if found.keeps[row] == 1]
+    codes = [Verdict(found.verdict[row]) for row in mine]
+    does_not = any(found.keeps[row] == 0 for row in mine) or Verdict.CPU_STARVED in codes
+    judged = verdicts.judged(found, rows)
+    if not told or does_not or all(code is Verdict.IDLE for code in codes):
+        held = verdicts.of_query(found, rows)
+        assert (judged.verdict, judged.row) == (found.verdict[held], held)
+        assert judged.confidence == found.confidence[held]
+    else:
+        spare = [known(float(found.idle[row])) for row in told]
+        sure = min(min(spare) / 0.2, 1.0) * (1.0 if len(told) == len(mine) else 0.6)
+        assert judged.verdict is Verdict.KEEPS_UP
+        assert judged.row == told[spare.index(min(spare))]
+        assert judged.confidence == pytest.approx(sure)
+    assert judged.seconds == 4.0
