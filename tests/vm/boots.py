@@ -8,9 +8,8 @@ has to pass three times in a row (once if its guest had died). What the first at
 
 Guests stand in one line, in the order in which their results are asked for, and start as soon as
 they fit (`Line.fits`): who asks may find that all has been done. Those with exact time do not mind
-what runs beside them, so they begin while tests without guests run (`Line.turn`), and go on beside
-a guest in real time. Until the result of one of them is asked for they give way to everybody
-(`GIVES_WAY`) and take what CPU time is left.
+what runs beside them, so they begin while tests without guests run (`Line.turn`). Until a result is
+asked for they give way to everybody (`GIVES_WAY`) and take what CPU time those tests leave.
 """
 
 import json
@@ -289,29 +288,23 @@ class Line:
         if job not in self.jobs:
             self.jobs.append(job)
         job.asked = job.asked or time.monotonic()
-        self.give_way(not job.options.icount)
+        if self.gives_way:
+            self.gives_way = False
+            for other in self.running():
+                assert other.machine is not None
+                other.machine.give_way(os.getpriority(os.PRIO_PROCESS, 0))
         while not enough():
             self.turn(job)
 
-    def give_way(self, gives_way: bool) -> None:
-        """Guests with exact time give way from now on, or no longer do."""
-        if gives_way != self.gives_way:
-            self.gives_way = gives_way
-            nice = GIVES_WAY if gives_way else os.getpriority(os.PRIO_PROCESS, 0)
-            for job in self.running():
-                if job.options.icount and job.machine is not None:
-                    job.machine.give_way(nice)
-
     def turn(self, asked: Job | None = None) -> None:
         """Start what fits, and read what guests say; wait for that if a result was asked for."""
-        self.give_way(asked is None or not asked.options.icount)
+        self.gives_way = asked is None
         for job in self.jobs if asked is None else (asked, *self.jobs):
             if job.wanted and job.machine is None:
-                nice = GIVES_WAY if self.gives_way and job.options.icount else 0
                 if job is asked:
-                    job.start(kernels.find(job.kernel), nice)
+                    job.start(kernels.find(job.kernel))
                 elif (image := kernels.at_hand(job.kernel)) and self.fits(job, asked is None):
-                    job.start(image, nice)
+                    job.start(image, GIVES_WAY if self.gives_way else 0)
         machines = [job.machine for job in self.running() if job.machine is not None]
         ready = select.select(machines, [], [], 0.0 if asked is None else 1.0)[0]
         for job in self.running():
@@ -324,14 +317,11 @@ class Line:
         return [job for job in self.jobs if job.machine is not None]
 
     def fits(self, job: Job, beside_tests: bool = False) -> bool:
-        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves.
-
-        Beside tests one more: what has ended is noticed, and another one begins, between two tests.
-        """
+        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves."""
         cpus = len(os.sched_getaffinity(0))
         running = self.running()
         if beside_tests:
-            return job.options.icount and len(running) <= cpus
+            return job.options.icount and len(running) < cpus
         real = sum(other.options.cpus for other in running if not other.options.icount)
         return len(running) < cpus and (job.options.icount or real + job.options.cpus <= cpus)
 

@@ -104,8 +104,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One guest after the other; in real time first: those with exact time can run beside them.
 
-    Of each kind first the ones that take longest, so that none is left alone at the end: a check on
-    two CPUs takes about four times as long as one on one, on faster ones longer.
+    Of these first the ones that take longest, so that none is left alone at the end: a check on two
+    CPUs takes about four times as long as one on one.
     """
     guests: dict[object, int] = {}
     checks: Counter[object] = Counter()
@@ -116,12 +116,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             guests.setdefault(boots[item].key, len(guests))
             checks[boots[item].key] += 1
 
-    def place(item: pytest.Item) -> tuple[bool, bool, float, int]:
+    def place(item: pytest.Item) -> tuple[bool, bool, int, int]:
         if item not in boots:
-            return False, False, 0.0, 0
+            return False, False, 0, 0
         options, key = boots[item].options, boots[item].key
-        takes = checks[key] * options.cpus**2 / 2**options.icount_shift
-        return True, options.icount, -takes, guests[key]
+        return True, options.icount, -checks[key] * options.cpus**2, guests[key]
 
     items.sort(key=place)
 
@@ -200,8 +199,6 @@ class Check(pytest.Item):
         self.kernel: str = settings["KERNEL"]
         self.boot: Boot | None = None  # known when the first guest is asked for
         self.add_marker("vm")
-        if settings.get("ICOUNT"):
-            self.add_marker("exact")
         # `vm.boots` bounds them in time; this is for what is forgotten.
         self.add_marker(pytest.mark.timeout(3600))
 
