@@ -296,9 +296,26 @@ def assessment(draw: random.Random, n: int) -> Assessment:
     code = np.array([draw.randrange(8) for _ in range(n)], dtype=np.int8)
     keeps = np.array([draw.choice((1.0, 1.0, 1.0, NAN, 0.0)) for _ in range(n)])
     limit = np.array([draw.choice((-1, -1, draw.randrange(n))) for _ in range(n)], dtype=np.intp)
-    told = [shares() for _ in range(12)]
     sure = np.array([draw.random() for _ in range(n)])
-    return Assessment(code, sure, limit, *told[:5], keeps, *told[5:], seconds=4.0)
+    return Assessment(
+        verdict=code,
+        confidence=sure,
+        limit=limit,
+        run=shares(),
+        wait=shares(),
+        backpressured=shares(),
+        blocked=shares(),
+        idle=shares(),
+        keeps=keeps,
+        stolen=shares(),
+        queue=shares(),
+        queue_before=shares(),
+        io=shares(),
+        memory=shares(),
+        gc=shares(),
+        backlog=shares(),
+        seconds=4.0,
+    )
 
 
 def severity(found: Assessment, row: int) -> float:

@@ -40,7 +40,7 @@ CHAINED = {"chain": "true", "shuffle": "true", "buffer_timeout": "10 ms"}
 SIDE = {"rate": 30, "parse_us": 100, "work_us": 7000, "checkpoint_ms": 3000, **CHAINED}
 BULK = {"rate": 1_000_000, "parse_us": 100, "work_us": 1000, **CHAINED}
 FAILS = Path("/tmp/fails")
-MOST = 1.25  # of the kernel's own time to catch up
+MOST = 2.5  # of the kernel's own time to catch up; who starves never does (seen: .6 to 1.7)
 
 began_s = time.monotonic()
 
