@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.host, pytest.mark.quiet, pytest.mark.needs("root", "cc
 def test_roots_passes_go_on_beside_each_attack() -> None:
     """The program counts; it ends with 1 if there were too few, or a thread is left changed."""
     done = subprocess.run(
-        [sys.executable, "-m", "stress.attackers", "--seconds", "2", *ATTACKS],
+        [sys.executable, "-m", "stress.attackers", "--seconds", "5", *ATTACKS],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
