@@ -22,23 +22,10 @@ class RunLog:
     """Logs from now on, until it is closed or full. Raises `tracing.Unavailable`."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        if (why := tracing.obstacle()) is not None:
-            raise tracing.Unavailable(why)
-        if not OBJECT.exists():
-            raise tracing.Unavailable("the program that logs runs was not built (no clang)")
-        self._object, waking = tracing.load(OBJECT, _WAKING)
-        self.blind = waking == _WAKING[1]  # interrupts are taken for whom they interrupt
-        try:
-            followed = self._object.array(".bss.followed", "followed")
-            for pid in pids:
-                followed[pid // 64] |= np.uint64(1 << pid % 64)
-            self._seen = self._object.array(".bss.followed", "seen")
-            self._runs = self._object.array(".bss.runs", "runs")
-            self._object.attach(waking)
-            self._object.attach("runs_switch")
-        except OSError as error:
-            self._object.close()
-            raise tracing.refused(error) from None
+        found = tracing.look_at(pids, OBJECT, _WAKING, "runs_switch")
+        self._object, self.blind = found
+        self._seen = self._object.array(".bss.followed", "seen")
+        self._runs = self._object.array(".bss.runs", "runs")
 
     def __enter__(self) -> Self:
         return self

@@ -43,21 +43,8 @@ class Stacks:
     """Follows these processes until it is closed. Raises `tracing.Unavailable`."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        if (why := tracing.obstacle()) is not None:
-            raise tracing.Unavailable(why)
-        if not OBJECT.exists():
-            raise tracing.Unavailable("the program for stacks was not built (clang was missing)")
-        self._object, waking = tracing.load(OBJECT, _WAKING)
-        self.blind = waking == _WAKING[1]  # interrupts are taken for whom they interrupt
-        try:
-            followed = self._object.array(".bss.followed", "followed")
-            for pid in pids:
-                followed[pid // 64] |= np.uint64(1 << pid % 64)
-            self._object.attach(waking)
-            self._object.attach("stacks_switch")
-        except OSError as error:
-            self._object.close()
-            raise tracing.refused(error) from None
+        found = tracing.look_at(pids, OBJECT, _WAKING, "stacks_switch")
+        self._object, self.blind = found
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ from sched_ctl.kernel import schedext
 from sched_ctl.kernel.btf import VMLINUX
 from sched_ctl.kernel.libbpf import BpfError, Object, library
 
-__all__ = ["OBJECT", "SLOT_S", "Tracer", "Unavailable", "load", "obstacle", "refused"]
+__all__ = ["OBJECT", "SLOT_S", "Tracer", "Unavailable", "look_at", "obstacle"]
 
 OBJECT = Path(__file__).resolve().parents[1] / "bin" / "trace.bpf.o"
 SWITCH = "SCHED_CTL_TRACING"
@@ -65,7 +65,7 @@ class _Program:
     def __init__(self) -> None:
         if (why := obstacle()) is not None:
             raise Unavailable(why)
-        self.object, self._waking = load(OBJECT, WAKING)
+        self.object, self._waking = _load(OBJECT, WAKING)
         try:
             self.followed = self.object.array(".bss.followed", "followed")
             self.waits = self.object.array(".bss.waits", "waits")
@@ -73,7 +73,7 @@ class _Program:
             self.object.attach("trace_switch")
         except OSError as error:
             self.object.close()
-            raise refused(error) from None
+            raise _refused(error) from None
         self.tracers: dict[Tracer, frozenset[int]] = {}
         self._pids: frozenset[int] = frozenset()
 
@@ -95,7 +95,7 @@ class _Program:
         self._pids = pids
 
 
-def load(path: Path, waking: tuple[str, str]) -> tuple[Object, str]:
+def _load(path: Path, waking: tuple[str, str]) -> tuple[Object, str]:
     """An object with one of its two programs for wake-ups, and which: the second where the kernel
     refuses the first. Raises Unavailable.
     """
@@ -105,7 +105,30 @@ def load(path: Path, waking: tuple[str, str]) -> tuple[Object, str]:
         except OSError:
             return _loaded(path, *reversed(waking)), waking[1]
     except OSError as error:
-        raise refused(error) from None
+        raise _refused(error) from None
+
+
+def look_at(
+    pids: Iterable[int], path: Path, waking: tuple[str, str], switch: str
+) -> tuple[Object, bool]:
+    """An object that follows these processes, attached to switches and wake-ups, for a short look;
+    and whether it is blind, taking interrupts for whom they interrupt. Raises Unavailable.
+    """
+    if (why := obstacle()) is not None:
+        raise Unavailable(why)
+    if not path.exists():
+        raise Unavailable(f"{path.name} was not built (clang was missing)")
+    made, taken = _load(path, waking)
+    try:
+        followed = made.array(".bss.followed", "followed")
+        for pid in pids:
+            followed[pid // 64] |= np.uint64(1 << pid % 64)
+        made.attach(taken)
+        made.attach(switch)
+    except OSError as error:
+        made.close()
+        raise _refused(error) from None
+    return made, taken == waking[1]
 
 
 def _loaded(path: Path, waking: str, other: str) -> Object:
@@ -120,7 +143,7 @@ def _loaded(path: Path, waking: str, other: str) -> Object:
     return made
 
 
-def refused(error: OSError) -> Unavailable:
+def _refused(error: OSError) -> Unavailable:
     """The kernel's words, with the last line of its verifier's."""
     said = getattr(error, "log", "").strip().splitlines()
     detail = f" ({said[-1].strip()})" if said else ""
