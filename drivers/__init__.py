@@ -63,7 +63,10 @@ class Scaler(Protocol):
 
     An operator is named by those that it is fused from, `PhysicalOperator.logical`. All raise
     EngineError, in words for the user, for what the engine cannot do, refuses or does not answer.
+    loses: what a query loses by a restart although it was secured, in words; "": nothing.
     """
+
+    loses: str
 
     def current(self, query: str) -> Mapping[tuple[str, ...], tuple[int, int]]:
         """Operator -> its replicas, as they are asked for, and the most that it can have."""

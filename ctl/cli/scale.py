@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sched_ctl.service.bottlenecks import Found
     from sched_ctl.service.scaling import Memory
 
-    # Of an engine a query, its change, and why that cannot be made, in words
-    Row = tuple[Found, str, Change, str | None]
+    # Of an engine a query, its change, why that cannot be made, and what it loses, in words
+    Row = tuple[Found, str, Change, str | None, str]
 
 __all__ = ["add_to"]
 
@@ -66,7 +66,7 @@ def scale(
     """Tell how many replicas a query needs, what they bring and cost; and make it so.
 
     One step for all of its operators. The seconds without output are measured and remembered, and
-    what takes in less than before is taken back. Flink needs its adaptive scheduler.
+    what takes in less than before is taken back. Flink has to use its adaptive scheduler.
 
     Examples: sched-ctl scale;  sched-ctl scale etl --apply;  sched-ctl scale etl --to parse=3
     """
@@ -96,13 +96,13 @@ def scale(
             [
                 {"engine": one.engine.name, "query": name, "problem": problem}
                 | _plain(change, cost_s(before, *_of(change)))
-                for one, name, change, problem in rows
+                for one, name, change, problem, _ in rows
             ]
         )
         return
-    for one, name, change, problem in rows:
+    for row in rows:
         if not json:
-            _show(one.engine.name, name, change, problem, before, apply=apply)
+            _show(row, before, apply=apply)
     if apply:
         [row] = rows
         _apply(row, kinds, memory, patience, json)
@@ -114,7 +114,7 @@ def _apply(
     from sched_ctl import show
     from sched_ctl.service import scaling
 
-    one, query, change, problem = row
+    one, query, change, problem, _ = row
     if problem is not None:
         raise UserError(f"{query} is left as it is: {problem}")
     if not change.steps:
@@ -193,11 +193,11 @@ def _plan(
     limits = {
         parts.logical[at]: (int(parts.replicas[at]), parallelism.MOST_REPLICAS) for at in mine
     }
-    problem = None
+    problem, loses = None, ""
     try:
         scaler = scaling.scaler_of(one.engine.target, kinds[one.engine.target.kind])
         try:
-            limits = dict(scaler.current(name))
+            limits, loses = dict(scaler.current(name)), scaler.loses
         finally:
             scaler.close()
     except EngineError as error:
@@ -209,7 +209,7 @@ def _plan(
         names = {parts.names[at]: parts.logical[at] for at in mine if not parts.graph.ingress[at]}
         told = _told(to, names, limits)
     change = changed(wanted, one.engine.name, name, cpus_of(topology.pids), limits, told)
-    return one, name, change, problem
+    return one, name, change, problem, loses
 
 
 def _told(
@@ -234,7 +234,7 @@ def _told(
             if int(number) > most:
                 raise UserError(
                     f"--to {text}: there is room for {most} replicas",
-                    "give the engine more slots, or take fewer",
+                    "give the engine more slots (Flink) or tasks (Storm), or take fewer",
                 )
             told[logical] = int(number)
     return told
@@ -271,18 +271,12 @@ def _known(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
-def _show(
-    engine: str,
-    name: str,
-    change: "Change",
-    problem: str | None,
-    before: "list[Done]",
-    *,
-    apply: bool,
-) -> None:
+def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
     from sched_ctl import show
     from sched_ctl.adapt.rescale import cost_s
 
+    one, name, change, problem, loses = row
+    engine = one.engine.name
     show.text()
     if not change.steps:
         why = "" if problem is None else f" ({problem})"
@@ -318,7 +312,10 @@ def _show(
         show.text("  what a restart takes is not known before the first one")
     if problem is not None:
         show.text(f"  cannot be done: {problem}")
-    elif not apply:
+        return
+    if loses:
+        show.text(f"  it restarts its workers: {loses}")
+    if not apply:
         show.text(f"  make it so: sched-ctl scale '{name}' --apply")
 
 

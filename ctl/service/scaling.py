@@ -24,6 +24,7 @@ from sched_ctl.drivers import Driver, DriverKind, Scaler, Target
 from sched_ctl.engines.boundary import checked
 from sched_ctl.engines.engine import Engine
 from sched_ctl.errors import EngineError, UserError
+from sched_ctl.kernel import identity
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.model.topology import Snapshot, Topology
 from sched_ctl.runfolder import RunFolder
@@ -39,6 +40,7 @@ Replicas = Mapping[tuple[str, ...], int]
 KEPT = 200  # changes that are remembered
 LONGEST = 1 << 20  # bytes of them that are read
 MEASURE_S = 5.0  # that a rate is taken over
+FIRST_S = 5.0  # until an engine has told of its tuples
 SETTLE_S = 5.0  # from the first output to the first look at what came of it
 LOOK_S = 0.1
 WHILE_S = 2.0  # of output with the new replicas, before anything is said
@@ -147,14 +149,13 @@ def carried_out(
     machine. Raises UserError, with what is in force then.
     """
     scaler = scaler_of(target, kind)
-    driver = None
+    output = None
     try:
-        driver = kind.connect(target)
+        output = Output(lambda: kind.connect(target), change.query)
         current = scaler.current(change.query)
         was = {logical: current[logical][0] for logical in change.replicas if logical in current}
-        output = Output(driver, change.query)
-        before = output.rate(MEASURE_S)
-        say("keeping its state")
+        before = output.first_rate(MEASURE_S * slowness())
+        say(f"what it loses: {scaler.loses}" if scaler.loses else "keeping its state")
         scaler.secure(change.query, patience_s * slowness())
         done = Done(
             at_s=time.time(),
@@ -181,8 +182,8 @@ def carried_out(
         return _judged(scaler, output, memory, done, was, patience_s, say)
     finally:
         scaler.close()
-        if driver is not None:
-            driver.close()
+        if output is not None:
+            output.close()
 
 
 def _judged(
@@ -241,21 +242,47 @@ class Output:
 
     A driver learns of new replicas seconds after these work. But the counters of a restarted query
     begin anew: the first look tells how much it has given since, and the rate when that began.
+    Where a process ends with the query, as Storm's workers do, another driver is connected.
     """
 
-    def __init__(self, driver: Driver, query: str) -> None:
-        self._driver, self._query = driver, query
+    def __init__(self, connect: Callable[[], Driver], query: str) -> None:
+        self._connect, self._query = connect, query
+        self._driver = connect()
+        self._born = _born(self._driver)
         self._said: Topology | None = None
         self._before: _Counts | None = None
         self._gave_s = time.monotonic()  # the last output
         self._anew: _Counts | None = None  # the first look at counters that had begun anew
         self._silent_s = 0.0  # longest time between two outputs, up to that look
-        self.taken, self.over_s = 0.0, 0.0  # tuples that the sources sent, in how many seconds
+        # Tuples that the sources sent, and that left, in how many seconds
+        self.taken, self.given, self.over_s = 0.0, 0.0, 0.0
+        self._gave_rate = 0.0  # when a rate was last taken
+
+    def close(self) -> None:
+        self._driver.close()
+
+    def first_rate(self, patience_s: float) -> float:
+        """`rate` before a change. Raises UserError where no output is seen, so that nobody could
+        tell what comes of it.
+        """
+        end_s = time.monotonic() + FIRST_S + patience_s
+        while self._before is None and time.monotonic() < end_s:
+            self.look()
+            time.sleep(LOOK_S)
+        if self._before is None:
+            notes = "; ".join(self._said.notes) if self._said is not None else ""
+            raise UserError(
+                f"{self._query}: its tuples are not counted, so that nobody could tell what comes "
+                f"of a change; nothing was changed{notes and ': '}{notes[:300]}",
+                "a controller that runs may hold the engine's reports: [[elastic]] lets it do this",
+            )
+        return self.rate(MEASURE_S)
 
     def rate(self, seconds: float) -> float:
         """Tuples/s that the sources emit over the next seconds; NaN where nobody tells."""
-        self.taken = self.over_s = 0.0
+        self.taken = self.given = self.over_s = 0.0
         self.settle(seconds)
+        self._gave_rate = self.given / self.over_s if self.over_s > 0 else 0.0
         return self.taken / self.over_s if self.over_s > 0 else math.nan
 
     def settle(self, seconds: float) -> None:
@@ -290,13 +317,16 @@ class Output:
         first, now = self._anew, self._before
         if first is None or now is None or now.at_s <= first.at_s or now.given <= first.given:
             return 0.0
-        return first.given * (now.at_s - first.at_s) / (now.given - first.given)
+        gives = (now.given - first.given) / (now.at_s - first.at_s)
+        # Where reports come late, little is seen of what it gives by now
+        return first.given / max(gives, self._gave_rate)
 
     def look(self) -> Topology | None:
         """One answer; None where there is none, as while the engine restarts the query."""
         try:
             snapshot = checked(self._driver.poll(POLL_S), self._driver, self._said)
         except EngineError:
+            self._once_more()
             return None
         self._said = snapshot.topology
         now, before = _counts(snapshot, self._query), self._before
@@ -313,8 +343,24 @@ class Output:
                 self._gave_s = now.at_s
             if now.taken >= before.taken:
                 self.taken += now.taken - before.taken
+                self.given += max(0.0, now.given - before.given)
                 self.over_s += now.at_s - before.at_s
         return snapshot.topology
+
+    def _once_more(self) -> None:
+        """Connect again, where the process that was asked has ended."""
+        pid = self._driver.target.pid
+        if pid is None or self._born is None or identity.runs(pid, self._born):
+            return
+        with suppress(UserError):
+            driver = self._connect()
+            self._driver.close()
+            self._driver, self._born = driver, _born(driver)
+
+
+def _born(driver: Driver) -> int | None:
+    pid = driver.target.pid
+    return None if pid is None else identity.born(pid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ def connect(target: Target) -> "FlinkScaler":
 class FlinkScaler:
     """One cluster's REST interface, for changes."""
 
+    loses = ""
+
     def __init__(self, target: Target, rest: Endpoint) -> None:
         self.target = target
         self._rest = rest

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series
+from sched_ctl.drivers.storm import scaling
 from sched_ctl.drivers.storm.plan import Executor, Plan, executors, plan, same
 from sched_ctl.drivers.storm.reading import PROVIDES, Reading
 from sched_ctl.drivers.storm.series import Measure, take_apart
@@ -256,4 +257,11 @@ def _once(found: Iterable[Executor]) -> tuple[Executor, ...]:
 # and none is over before the acker says so: it must never wait for those that it serves. All else
 # is left as it is, at nice 0, where no operator is above it; a worker that misses its heartbeats is
 # killed by its supervisor.
-kind = DriverKind("storm", find, connect, of_processes=True, helpers={"acker": "top"})
+kind = DriverKind(
+    "storm",
+    find,
+    connect,
+    of_processes=True,
+    helpers={"acker": "top"},
+    scaler=scaling.connect,
+)

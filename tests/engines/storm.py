@@ -22,7 +22,7 @@ from sched_ctl.drivers.sources.graphite import DEFAULT_PORT
 from sched_ctl.kernel import procfs
 from support import wait_until
 
-__all__ = ["GRAPHITE_PORT", "VERSION", "Storm", "download", "finished", "running"]
+__all__ = ["GRAPHITE_PORT", "VERSION", "Storm", "download", "finished", "left", "running"]
 
 VERSION = "2.8.3"
 HERE = Path(__file__).parent
@@ -278,11 +278,16 @@ def _is_up(pid: int) -> bool:
 
 def finished(folder: Path, begin: float, end: float) -> npt.NDArray[np.float64]:
     """End-to-end latencies (s) of tuples that left the topology between two moments (monotonic)."""
+    chosen = left(folder, begin, end)
+    latencies: npt.NDArray[np.float64] = chosen[:, 0] - chosen[:, 1]
+    return latencies
+
+
+def left(folder: Path, begin: float, end: float) -> npt.NDArray[np.float64]:
+    """(n, 2) when tuples left the topology between two moments, and when they were due to come."""
     tables = [np.zeros((0, 2))]
     for file in folder.iterdir():
         whole = file.stat().st_size // 16 * 2
         tables.append(np.fromfile(file, dtype=">i8", count=whole).reshape(-1, 2) / 1e9)
     table = np.concatenate(tables)
-    chosen = table[(table[:, 0] >= begin) & (table[:, 0] < end)]
-    latencies: npt.NDArray[np.float64] = chosen[:, 0] - chosen[:, 1]
-    return latencies
+    return table[(table[:, 0] >= begin) & (table[:, 0] < end)]

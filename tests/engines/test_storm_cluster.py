@@ -3,18 +3,23 @@
 One cluster and one topology for all; the last test breaks it.
 """
 
+import json
+import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engines.compete import following, states
-from engines.storm import Storm, finished, running
+from engines.storm import Storm, finished, left, running
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.storm import driver as storm
 from sched_ctl.drivers.storm.driver import StormDriver
@@ -211,6 +216,49 @@ def test_load_and_undo(cluster: Storm, tmp_path: Path) -> None:
     assert {key: after[key] for key in before.keys() & after.keys()} == {
         key: before[key] for key in before.keys() & after.keys()
     }
+
+
+def scale(cluster: Storm, folder: Path, *arguments: str) -> Any:
+    (pid,) = cluster.workers("fork")
+    address = procfs.command_line(pid)[-5]
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("sched-ctl")), "scale", "fork", "--json"),
+            *("--observe", "2", "--run-dir", str(folder / "run")),
+            *("--engine", f"storm:{address}", *arguments),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    print(arguments, told)
+    return told
+
+
+def test_other_executors_and_back(cluster: Storm, tmp_path: Path) -> None:
+    """Nimbus is asked for as many executors as `d` has tasks; what was written down goes back."""
+    (pid,) = cluster.workers("fork")
+    begin_s = time.monotonic()
+    more = scale(cluster, tmp_path, "--to", "d=3", "--apply")
+    assert (more["was"], more["became"], more["outcome"]) == ([[["d"], 2]], [[["d"], 3]], "kept")
+    (again,) = cluster.workers("fork")
+    assert again != pid
+    assert operators_of(cluster, "d") == 3
+    # By what the job wrote, nothing left for about as long as was told.
+    moments = np.sort(left(cluster.folder / "out", begin_s, math.inf)[:, 0])
+    assert np.diff(moments).max() == pytest.approx(more["silent_s"], abs=3.0)
+    fewer = scale(cluster, tmp_path, "--back", "--apply")
+    assert (fewer["became"], fewer["outcome"]) == ([[["d"], 2]], "kept")
+    assert operators_of(cluster, "d") == 2
+
+
+def operators_of(cluster: Storm, component: str) -> int:
+    with connected(cluster) as driver:
+        snapshot = polled(driver, complete)
+        return sum(o.logical == (component,) for o in snapshot.topology.operators)
 
 
 def ended(driver: StormDriver) -> bool:

@@ -287,6 +287,7 @@ class Restarting:
     target: Target = TARGET
     provides: frozenset[str] = frozenset({"tuples_in", "tuples_out"})
     topology: Topology | None = None
+    loses: str = ""
 
     def poll(self, timeout_s: float) -> Snapshot:
         now_s = time.monotonic()
@@ -377,12 +378,31 @@ def test_a_change_without_output_is_taken_back(tmp_path: Path) -> None:
 
 def test_what_was_before_the_restart_is_no_part_of_it() -> None:
     engine = Restarting({1: 100})
-    output = scaling.Output(engine, "q")
+    output = scaling.Output(lambda: engine, "q")
     output.look()
     output._gave_s = time.monotonic() - 1000  # it kept its state for so long
     silent_s = output.silence({("b",): 1}, 20.0)
     assert silent_s is not None
     assert silent_s < 500
+
+
+def test_reports_that_come_late_do_not_make_a_restart_shorter() -> None:
+    output = scaling.Output(lambda: Restarting({1: 100}), "q")
+    assert output.rate(0.3) == pytest.approx(100, rel=0.2)
+    # Of 300 tuples, 3 s at its rate; that only five more were told of since is the reports' doing.
+    output._anew = scaling._Counts(10.0, 0.0, 300.0)
+    output._before = scaling._Counts(12.0, 0.0, 305.0)
+    assert output._unseen_s() == pytest.approx(3.0, rel=0.2)
+
+
+def test_a_query_whose_tuples_nobody_counts_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "FIRST_S", 0.1)
+    engine = Restarting({1: math.nan, 3: 300})
+    with pytest.raises(UserError, match="its tuples are not counted"):
+        made(engine, 3, tmp_path)
+    assert engine.asked == [-1]
 
 
 def test_a_query_that_cannot_keep_its_state_is_left_alone(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ public final class Topology {
                             new DataOutputStream(
                                     new BufferedOutputStream(
                                             new FileOutputStream(
-                                                    file + "." + context.getThisTaskId()),
+                                                    file + "." + context.getThisTaskId(), true),
                                             1 << 16));
                 } catch (IOException error) {
                     throw new UncheckedIOException(error);
