@@ -211,7 +211,8 @@ class FlinkDriver:
 
     def _look_for_processes(self, deadline: float) -> None:
         known: TaskManagers = self._rest.json("/taskmanagers", _left(deadline), TaskManagers)
-        matched, notes = local.match(local.task_managers(self._uid), known.taskmanagers)
+        here = local.task_managers(self._uid)
+        matched, notes = local.match(here, known.taskmanagers, self.target.pid)
         self._matching = tuple(notes)
         for pid, one in matched.items():
             process = self._processes.get(pid)

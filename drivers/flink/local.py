@@ -11,6 +11,7 @@ from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import PAGE_LIMIT, PROBE_LIMIT, Endpoint
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.netns import same_network
 
 __all__ = [
     "Process",
@@ -94,36 +95,48 @@ def _is_metrics_page(endpoint: Endpoint, timeout_s: float) -> bool:
 
 
 def match(
-    pids: Iterable[int], known: Sequence[TaskManager]
+    pids: Iterable[int], known: Sequence[TaskManager], manager: int | None = None
 ) -> tuple[dict[int, TaskManager], list[str]]:
     """Local TaskManager processes -> what the JobManager calls them, and what could not be told.
 
-    A process is recognised by the ports it listens on. Two containers may use the same ones:
-    then its name on the command line or its network address decides, or nothing.
+    A process is recognised by the ports it listens on. Another cluster's, in a network namespace of
+    its own, may use the same ones, while the one that is listed is dead or elsewhere. So of several
+    the one with the right name or address goes first, and who has a single port needs either.
+
+    manager: in whose network namespace the JobManager is; None: in ours. 127.0.0.1 is there.
     """
-    candidates: dict[str, list[int]] = {}
-    by_id = {one.id: one for one in known}
+    ranked: dict[str, dict[int, tuple[bool, bool, int]]] = {one.id: {} for one in known}
     for pid in pids:
         ports = {listener.port for listener in search.listening(pid)}
+        called = _property(pid, "taskmanager.resource-id")
         for one in known:
-            if one.data_port in ports or one.rpc_port in ports:
-                candidates.setdefault(one.id, []).append(pid)
+            count = (one.data_port in ports) + (one.rpc_port in ports)
+            named = called == one.id
+            if not count or (called and not named):
+                continue
+            there = _is_at(pid, one.rpc_host, manager)
+            if count == 2 or named or there:
+                ranked[one.id][pid] = named, there, count
     found = {}
     notes = []
-    for name, owners in candidates.items():
-        if len(owners) > 1:
-            named = [pid for pid in owners if _property(pid, "taskmanager.resource-id") == name]
-            owners = named or [pid for pid in owners if _has_address(pid, by_id[name].rpc_host)]
-        if len(owners) == 1:
-            found[owners[0]] = by_id[name]
-        else:
-            notes.append(f"several processes of this machine may be TaskManager {name}")
+    for one in known:
+        ranks = ranked[one.id]
+        first = [pid for pid, rank in ranks.items() if rank == max(ranks.values())]
+        if len(first) == 1:
+            found[first[0]] = one
+        elif first:
+            notes.append(f"several processes of this machine may be TaskManager {one.id}")
     return found, notes
 
 
-def _has_address(pid: int, address: str) -> bool:
-    """True if the address is one of the process's network namespace."""
+def _is_at(pid: int, address: str, manager: int | None) -> bool:
+    """True if the address is one of the process's network namespace.
+
+    Loopback is in each: the JobManager means its own.
+    """
     with suppress(OSError):
+        if address == "localhost" or address.startswith("127."):
+            return same_network(pid, manager)
         return f"|-- {address}\n" in procfs.text(f"/proc/{pid}/net/fib_trie")
     return False
 

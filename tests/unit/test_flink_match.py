@@ -1,0 +1,94 @@
+"""Which process of this machine is a TaskManager that a JobManager lists."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.flink.plan import TaskManager
+from sched_ctl.drivers.sources import search
+from sched_ctl.kernel import procfs
+from sched_ctl.kernel.netns import Listener
+
+MANAGER = 1
+DATA, RPC = 40001, 40002
+
+
+@dataclass(frozen=True)
+class Process:
+    """network: the processes with the same one share a namespace, in which these addresses are."""
+
+    ports: tuple[int, ...] = (DATA, RPC)
+    network: str = "own"
+    addresses: tuple[str, ...] = ("127.0.0.1",)
+    name: str = ""
+
+
+def matched(
+    monkeypatch: pytest.MonkeyPatch, processes: dict[int, Process], *known: TaskManager
+) -> tuple[dict[int, str], list[str]]:
+    """The JobManager's namespace is "own"."""
+
+    def text(path: str) -> str:
+        return "".join(f"|-- {one}\n" for one in processes[int(path.split("/")[2])].addresses)
+
+    def command_line(pid: int) -> list[str]:
+        return ["java", "-D", f"taskmanager.resource-id={processes[pid].name}"]
+
+    def listening(pid: int) -> list[Listener]:
+        return [Listener(port, "127.0.0.1") for port in processes[pid].ports]
+
+    monkeypatch.setattr(search, "listening", listening)
+    monkeypatch.setattr(procfs, "command_line", command_line)
+    monkeypatch.setattr(procfs, "text", text)
+    monkeypatch.setattr(
+        local, "same_network", lambda pid, other: (processes[pid].network, other) == ("own", 1)
+    )
+    found, notes = local.match(processes, known, MANAGER)
+    return {pid: one.id for pid, one in found.items()}, notes
+
+
+def one(name: str = "a", address: str = "127.0.0.1") -> TaskManager:
+    return TaskManager(name, f"pekko.tcp://flink@{address}:{RPC}/user/rpc/taskmanager_0", DATA)
+
+
+@pytest.mark.parametrize("ports", [(DATA, RPC, 9249), (DATA,), (RPC,)])
+def test_beside_its_job_manager(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, ...]) -> None:
+    assert matched(monkeypatch, {5: Process(ports)}, one()) == ({5: "a"}, [])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1"])
+def test_a_port_of_anothers_that_coincides(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """The one that is listed has died a moment ago, or is on another machine."""
+    other = Process((RPC, 40007), network="another", addresses=("127.0.0.1", "10.0.0.2"))
+    assert matched(monkeypatch, {5: other}, one(address=address)) == ({}, [])
+
+
+def test_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers with the same fixed port: as many as there are."""
+    pods = {pid: Process((RPC,), f"pod {pid}", ("127.0.0.1", f"10.0.0.{pid}")) for pid in (5, 6, 7)}
+    listed = [one("a", "10.0.0.7"), one("b", "10.0.0.5"), one("c", "10.0.0.9")]
+    assert matched(monkeypatch, pods, *listed) == ({7: "a", 5: "b"}, [])
+
+
+def test_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind other ports and addresses than its own."""
+    mapped = {5: Process((RPC,), "x", name="a"), 6: Process(network="y", name="b")}
+    assert matched(monkeypatch, mapped, one("a", "10.0.0.1")) == ({5: "a"}, [])
+
+
+def test_behind_mapped_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another address than the container's, which has no name: both ports have to be its own."""
+    container = Process(network="container", addresses=("127.0.0.1", "172.17.0.2"))
+    assert matched(monkeypatch, {5: container}, one(address="10.0.0.1")) == ({5: "a"}, [])
+    assert matched(monkeypatch, {5: container}, one(address="127.0.0.1")) == ({5: "a"}, [])
+    two = {5: container, 6: container}
+    assert matched(monkeypatch, two, one(address="10.0.0.1")) == (
+        {},
+        ["several processes of this machine may be TaskManager a"],
+    )
+
+
+def test_two_clusters_with_the_same_ports_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {5: Process(network="another", name="a"), 6: Process(name="a")}
+    assert matched(monkeypatch, both, one()) == ({6: "a"}, [])
