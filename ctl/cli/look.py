@@ -409,6 +409,8 @@ def explain(
             show.text(f"  held back  {thread['verdict']}")
             if thread["verdict"].startswith("lock-bound"):
                 show.text(f"  lock       {_holder(thread['pid'], thread['tid'])}")
+        if thread["replicas"] is not None:
+            show.text(f"  replicas   needs {thread['replicas']} (sched-ctl scale)")
         for operator in dict.fromkeys(m["operator"] for m in thread["metrics"]):
             if operator != thread["operator"]:
                 show.text(f"  metrics of {operator}, which it runs")

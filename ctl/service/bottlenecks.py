@@ -42,6 +42,8 @@ __all__ = [
     "explained",
     "exposed",
     "look",
+    "needs",
+    "replicas",
     "screen",
     "words",
 ]
@@ -519,6 +521,25 @@ def explained(found: list[Found], tid: int) -> str | None:
             behind = ", ".join(f"{procfs.name_of(who)} {share:.0%}" for who, share in most)
             return words(operator(one, row)) + (f", behind {behind}" if behind else "")
     return None
+
+
+def replicas(found: list[Found], tid: int) -> str | None:
+    """How many replicas a thread's operator needs, in words; None where it has as many."""
+    for thread, (place, row) in _labels(found).items():
+        if thread.tid == tid:
+            return needs(parallelism.wanted(found[place].window, found[place].assessment), row)
+    return None
+
+
+def needs(wanted: parallelism.Wanted, row: int) -> str | None:
+    """The same, of a physical operator."""
+    stage = int(wanted.stages.of[row])
+    now, needed = int(wanted.stages.replicas[stage]), int(wanted.replicas[stage])
+    more = " or more" if wanted.at_least[stage] else ""
+    if needed == now or (needed < now and more):
+        return None
+    rate, could = float(wanted.rate[stage]), float(wanted.true_rate[stage])
+    return f"{needed}{more} for {rate:.4g} tuples/s, has {now}; one can do {could:.4g}"
 
 
 def _known(value: float, digits: int = 4) -> float | None:

@@ -28,6 +28,7 @@ def handlers(controller: Controller) -> dict[str, Handler]:
         found = await bottlenecks.look(controller, bottlenecks.SHORT_S)
         for thread in told:
             thread["verdict"] = bottlenecks.explained(found, thread["tid"])
+            thread["replicas"] = bottlenecks.replicas(found, thread["tid"])
         return told
 
     async def held(_: Mapping[str, Any]) -> object:

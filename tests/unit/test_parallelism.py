@@ -11,6 +11,7 @@ from sched_ctl.model.topology import (
     Edge,
     Topology,
 )
+from sched_ctl.service.bottlenecks import needs
 
 
 def test_an_operator_gets_what_its_source_would_emit_if_nothing_held_it() -> None:
@@ -20,6 +21,15 @@ def test_an_operator_gets_what_its_source_would_emit_if_nothing_held_it() -> Non
     assert found.replicas.tolist() == [1, 3, 1]
     assert found.at_least.tolist() == [True, True, True]
     assert found.cpus[1] == pytest.approx(3.0, rel=0.01)
+
+
+def test_explain_says_what_an_operator_needs() -> None:
+    held = of(replicated(1, 1, 1), [100, 100, 100], [100] * 3, [0.2, 1.0, 0.1], [0.667, 0, 0])
+    assert needs(held, 1) == "3 or more for 300.3 tuples/s, has 1; one can do 100"
+    assert needs(held, 0) is None  # a source
+    assert needs(held, 2) is None
+    many = of(replicated(1, 8), [80] + [10] * 8, [80] + [10] * 8, [0.1] + [0.05] * 8)
+    assert needs(many, 5) == "1 for 80 tuples/s, has 8; one can do 200"
 
 
 def test_eight_replicas_that_one_could_do_for_are_too_many() -> None:
