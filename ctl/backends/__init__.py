@@ -91,6 +91,12 @@ class Backend(ABC):
     def restore(self) -> tuple[str, ...]:
         """Put back everything this backend changed. Returns what could not be, in words."""
 
+    def rest(self) -> tuple[str, ...]:
+        """Once a pass. Lets go of what it holds of the machine where it has ordered nobody for
+        long; the next `apply` takes it again. Returns what could not be put back, in words.
+        """
+        return ()
+
     def statistics(self) -> Mapping[str, int]:
         """What it counted since it began, for a backend that dispatches by itself."""
         return {}

@@ -85,6 +85,11 @@ class Backends:
         )
         return replace(applied, problems=(*applied.problems, problem))
 
+    def rest(self) -> tuple[str, ...]:
+        """Once a pass, see `Backend.rest`."""
+        with self._changing:
+            return tuple(p for backend in list(self._made.values()) for p in backend.rest())
+
     def trust(self, until_s: float) -> bool:
         """What is in force is good until then (CLOCK_MONOTONIC): somebody decides anew by then.
 

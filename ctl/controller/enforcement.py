@@ -51,6 +51,11 @@ class Enforcement:
         rule.writes += rule.applied.writes
         rule.repaired += rule.applied.repaired
 
+    def rest(self) -> None:
+        """Let go of a machine on which nobody is ordered any more."""
+        for problem in self._backends.rest():
+            log.error("not put back: %s", problem)
+
     def climb(self) -> None:
         """Go back to a better backend that failed and works again."""
         better = self._backends.climb()

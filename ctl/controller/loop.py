@@ -211,6 +211,7 @@ class Controller:
         while self.stopping is None and time.monotonic() < end_s:
             if self.enforcement is not None:
                 self.enforcement.climb()
+                self.enforcement.rest()
             now_s = time.monotonic()
             for engine in self.roster.stirring():
                 for rule in self.rules:

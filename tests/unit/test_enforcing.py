@@ -66,6 +66,17 @@ class Ladder:
         return Second(), [("best", Probe(False, "broken"))]
 
 
+def test_each_backend_in_use_may_rest_once_a_pass() -> None:
+    class Tired(Best):
+        def rest(self) -> tuple[str, ...]:
+            return ("a file is gone",)
+
+    backends = Backends(lambda *_: (Tired(), []), {})
+    assert backends.rest() == ()
+    backends.get("auto")
+    assert backends.rest() == ("a file is gone",)
+
+
 def test_a_backend_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("sched_ctl.backends.in_use.time.monotonic", lambda: now[0])

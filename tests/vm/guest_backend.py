@@ -26,6 +26,8 @@ from vm.machine import (
     wait_for,
 )
 
+from sched_ctl.backends import Applied
+from sched_ctl.backends.scx import backend as backends
 from sched_ctl.backends.scx import live
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.backends.scx.probe import features, probe
@@ -231,6 +233,28 @@ def check_cgroups_that_come_later() -> None:
             backend.restore()
         finally:
             control.write_text("-cpu")
+
+
+def check_it_leaves_a_machine_on_which_it_orders_nobody() -> None:
+    """Not at once: a job that restarts is back soon. The next operator has it loaded again."""
+    backend = Scx(journal(), ScxOptions())
+    usual = schedext.server_share()
+    with spinning(1) as threads:
+        assert backend.apply(schedule([])) == Applied()
+        assert backend.loaded is None  # for nobody it is not loaded at all
+        backend.apply(schedule(threads))
+        backend.rest()
+        backend.apply(schedule([]))
+        backend.rest()
+        assert schedext.attached() == "sched_ctl"
+        with mock.patch.object(backends, "REST_S", 0.5):
+            wait_until(lambda: not backend.rest() and backend.loaded is None, 10)
+        assert schedext.attached() is None
+        assert schedext.server_share() == usual
+        backend.apply(schedule(threads))
+        assert schedext.attached() == "sched_ctl"
+        everybody_runs(threads)
+        backend.restore()
 
 
 @only_on("7.3")

@@ -12,6 +12,7 @@ kernel ejects the scheduler, `apply` says why and the ladder goes on below.
 """
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 BEATS_PER_TTL = 4
 RECHECK_S = 10.0
+REST_S = 60.0  # without an operator: a job that restarts is back by then, and to load takes seconds
 BEHIND = 0.6  # of a slice: with two thirds one median of five was 1.29 of EEVDF's
 MOST_DEBT_MS = 100
 MOST_RESTARTS = 3  # in a row, without an apply that went well
@@ -105,6 +107,7 @@ class Scx(Backend):
         self._scopes: dict[str, _Scope] = {}
         self._wanted: NDArray[Any] | None = None  # hints as they are written, kept for its memory
         self._restarts = 0
+        self._resting_s = math.inf  # since when there is no operator, CLOCK_MONOTONIC
         self._with_cgroups = False
         self.loaded: Loaded | None = None
 
@@ -116,6 +119,8 @@ class Scx(Backend):
         """Raises Ejected when the kernel has ended the scheduler, LoadError if it cannot start."""
         if self.loaded is not None:
             loaded = self._look(self.loaded)
+        elif not schedule.threads:
+            return Applied()
         elif (obstacle := schedext.taken()) is not None:
             raise LoadError(obstacle)  # at once: to load it takes a slow CPU many seconds
         else:
@@ -203,6 +208,18 @@ class Scx(Backend):
         problems = list(self._parameters.restore())
         self._close()
         return (*problems, *server.lower(self._journal))
+
+    def rest(self) -> tuple[str, ...]:
+        """Who pays for a scheduler that orders nobody are all others."""
+        if self.loaded is None or any(scope.schedule.threads for scope in self._scopes.values()):
+            self._resting_s = math.inf
+            return ()
+        now_s = time.monotonic()
+        self._resting_s = min(self._resting_s, now_s)
+        if now_s - self._resting_s < REST_S:
+            return ()
+        log.info("no operator for %.0f s: the sched_ext scheduler is taken off", REST_S)
+        return self.restore()
 
     def statistics(self) -> Mapping[str, int]:
         """Counters of the scheduler; `about` has a text for each."""
