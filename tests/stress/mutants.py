@@ -49,7 +49,7 @@ TESTS = (
     *("lock_bound", "metrics", "nice_levels", "normalise", "orders", "parallelism", "patterns"),
     *("policies", "profiles", "programs", "realtime", "record", "registry", "scheduling", "settle"),
     *("slots", "spark_driver", "switches", "targets", "verdicts", "verdicts_one_by_one"),
-    *("levels_one_by_one", "wanted", "weight"),
+    *("levels_one_by_one", "orders_one_by_one", "targets_one_by_one", "wanted", "weight"),
 )
 NO_FAULTS = Path(__file__).with_name("mutants.toml")
 SLOW_S = 0.4  # of CPU time, while its lines are followed
