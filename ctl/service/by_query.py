@@ -137,6 +137,8 @@ def _reason(
         part = f", {uses[query]:.2g} of the mean CPU" if query in uses else ""
         return ("last", f"heavy{part}") if query in heavy else ("first", f"light{part}")
     row = rows[query]
+    if (share := _share(rule, schedule, query)) is not None:
+        return "in turn", f"by its share, {share:g}"
     if row.place is None or policy.name in ("light-first", "constant"):
         if policy.name != "light-first":
             return "as under the OS", "all are equal, or nothing is known yet"
@@ -146,6 +148,14 @@ def _reason(
             return "as under the OS", "all queries are heavy"
         return "as under the OS", "no query is heavy"
     return "in turn", f"place {row.place:.2f} at most, of {row.operator.rpartition('/')[2]}"
+
+
+def _share(rule: Rule, schedule: Schedule, query: Name) -> float | None:
+    """What the user gave it of the CPU, where not all have the same."""
+    groups = schedule.groups.values() if rule.section.shares else ()
+    if len({group.share for group in groups}) < 2:
+        return None
+    return next((g.share for g in groups for row in g.rows if schedule.queries[row] == query), None)
 
 
 def told(controller: Controller, rule: Rule, most: int) -> Iterator[str]:

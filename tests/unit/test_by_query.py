@@ -45,11 +45,12 @@ class Uneven(FakeEngine):
         return replace(seen, columns={**seen.columns, **columns})
 
 
-def status_of(engine: FakeEngine, policy: str, ordered: str) -> dict[str, Any]:
+def status_of(
+    engine: FakeEngine, policy: str, ordered: str, shares: dict[str, float] | None = None
+) -> dict[str, Any]:
     """A controller's status as soon as it says that of some query; what JSON makes of it."""
-    settings = Settings(
-        policy=(Section(policy=policy),), period=0.02, calm_period=0, window=0.2, discover=60
-    )
+    section = Section(policy=policy, shares=shares)
+    settings = Settings(policy=(section,), period=0.02, calm_period=0, window=0.2, discover=60)
     controller = Controller(settings, FakeEngine.kind(engine), backends(FakeBackend()))
     seen: list[dict[str, Any]] = []
 
@@ -83,6 +84,14 @@ def test_a_single_query_is_as_under_the_os() -> None:
     assert [row["why"] for row in status["queries"]] == ["a single query"]
     status["pressure"]["machine"] = {}
     assert idle(status) == "the order is the OS's: a single query"
+
+
+def test_queries_that_go_by_shares_are_not_as_under_the_os() -> None:
+    status = status_of(FakeEngine(queries={"a": 1, "b": 1}), "constant", "in turn", {"a": 4.0})
+    told = {row["query"]: row["why"] for row in status["queries"]}
+    assert told == {"a": "by its share, 4", "b": "by its share, 1"}
+    status["pressure"]["machine"] = {}
+    assert idle(status) is None
 
 
 def test_queries_and_operators_are_told_while_the_os_has_its_phase() -> None:
