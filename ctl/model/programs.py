@@ -28,6 +28,7 @@ __all__ = [
     "counter",
     "fault_of",
     "faults",
+    "shortest",
 ]
 
 OPERATOR = "operator"
@@ -201,7 +202,11 @@ def _thread_fault(text: str, what: str | Helper, program: Program) -> tuple[str,
         return f"{what!r} is neither", f'write "operator" or {{ role = ... }}; roles: {known}'
     if isinstance(what, Helper) and what.role not in ROLES:
         return f"there is no role {what.role!r}", f"roles: {known}"
-    return fault_of(text, MOST_JAVA_CHOICES if program.names == "java" else MOST_CHOICES)
+    fault = fault_of(text, MOST_JAVA_CHOICES if program.names == "java" else MOST_CHOICES)
+    if fault is None and (needs := shortest(text)) > program.longest:
+        told = f"no name has {needs} characters: they are cut at {program.longest}"
+        return told, "end it where the name is cut, as engines --explain PID shows it"
+    return fault
 
 
 def fault_of(text: str, most: int = MOST_CHOICES) -> tuple[str, str | None] | None:
@@ -265,6 +270,34 @@ def _too_slow(text: str, at_most: int) -> tuple[str, str | None] | None:
     if max(most, choices) > at_most:
         return f"more than {at_most} repeats or choices", "make two patterns of it"
     return None
+
+
+def shortest(text: str) -> int:
+    """How many characters a name has at least that a good pattern matches."""
+    outer: list[list[int]] = []  # what is around each open group
+    branches, last = [0], 0  # of this group so far; of what a repeat would repeat
+    for token in TOKEN.finditer(text):
+        kind, word = token.lastgroup, token.group()
+        if kind == "open":
+            outer.append(branches)
+            branches = [0]
+            continue
+        if kind == "close":
+            last = min(branches)
+            branches = outer.pop()
+        elif kind == "or":
+            branches.append(0)
+            continue
+        elif kind in ("repeat", "maybe", "fixed"):
+            fewest = word[1:].partition(",")[0].rstrip("}?+") if word[0] == "{" else ""
+            times = int(fewest or 0) if word[0] == "{" else int(word[0] == "+")
+            branches[-1] += last * (times - 1)
+            last = 0  # what follows a repeat is part of it
+            continue
+        else:
+            last = int(word not in ("^", "$", r"\A", r"\b", r"\B", r"\Z"))
+        branches[-1] += last
+    return min(branches)
 
 
 def _cycle(edges: Mapping[str, tuple[str, ...]]) -> str | None:

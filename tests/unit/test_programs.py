@@ -23,6 +23,7 @@ from sched_ctl.errors import EngineError
 from sched_ctl.kernel import tracing
 from sched_ctl.model.programs import (
     COMM_LENGTH,
+    JAVA_LENGTH,
     LONGEST,
     MOST_CHOICES,
     MOST_PATTERNS,
@@ -34,6 +35,7 @@ from sched_ctl.model.programs import (
     counter,
     fault_of,
     faults,
+    shortest,
 )
 from sched_ctl.model.topology import Thread
 from support import running, wait_until
@@ -514,6 +516,26 @@ def test_choices_count_by_branch_and_up_to_what_is_said() -> None:
     assert fault_of("(ab)+" * 2) is None and fault_of("(ab?)+") is not None
     assert fault_of("(a|b)") is None and fault_of("(a|b)c{2}") is None
     assert fault_of("(a|b){2}") is not None and fault_of("((a)b?){2}") is not None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "least"),
+    [
+        *(("abc", 3), ("a*b", 1), ("a+b?", 1), ("(?P<operator>ab|c)d", 2), ("a{3}b{2,}", 5)),
+        *(("a|bcd", 1), ("[^:]{15}", 15), (r"\w\d\.", 3), ("a{,3}", 0), ("(a(b|cd)e)f", 4)),
+        *((r"\Aab\Z", 2), ("(ab){2}", 4), ("a{2}?", 2), (".*?x", 1), ("^a$", 1)),
+    ],
+)
+def test_how_short_a_name_may_be(pattern: str, least: int) -> None:
+    assert fault_of(pattern) is None and shortest(pattern) == least
+
+
+def test_a_pattern_that_no_cut_name_matches_is_refused() -> None:
+    for names, cut in (("kernel", COMM_LENGTH), ("java", JAVA_LENGTH)):
+        most = "x" * cut
+        assert faults_of(threads={most: "operator"}, names=names) == []
+        [told] = faults_of(threads={f"{most}y": "operator"}, names=names)
+        assert f"no name has {cut + 1} characters" in told
 
 
 def faults_of(**changed: object) -> list[str]:
