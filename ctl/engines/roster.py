@@ -149,7 +149,8 @@ class Roster:
                 reached = replace(target, access=self._access(target.engine))
                 engine = Engine(reached, self._kinds[name], self._settings.window, self._owners)
                 self.engines[target.engine] = engine
-                log.info("%s: found%s", engine.name, f", pid {target.pid}" if target.pid else "")
+                seen = f"found, pid {target.pid}" if target.pid else "named, and asked from now on"
+                log.info("%s: %s", engine.name, seen)
                 self._arrived(engine)
 
     def _full(self, target: Target) -> str | None:

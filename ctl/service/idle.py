@@ -23,8 +23,10 @@ def nothing(status: dict[str, Any]) -> str:
         if all(engine["state"] == "new" for engine in engines):
             names = ", ".join(engine["engine"] for engine in engines[:5])
             known = [engine["problem"] for engine in engines if engine.get("problem")]
-            why = f"{known[0]}; it is asked again" if known else "it is asked again"
-            return f"{names} has not answered yet: {why}, and may lack CPU time"
+            if known and "did not answer" not in known[0]:
+                return f"{names} has not answered yet: {known[0]}; it is asked again"
+            why = "".join(f"{problem}; " for problem in known[:1])
+            return f"{names} has not answered yet: {why}it is asked again, and may lack CPU time"
         named = ", ".join(f"{engine['engine']} ({engine['state']})" for engine in engines[:5])
         return f"no engine answers: {named}"
     idle = [engine["engine"] for engine in answering if not engine["queries"]]

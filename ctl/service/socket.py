@@ -42,6 +42,8 @@ RETRY_S = 0.1
 SOON_S = 2.0  # without a sign of life: then it is said
 LOOK_S = 0.5
 LOOKS = frozenset({"status", "dispatch", "explain", "bottlenecks", "top"})
+# What to do instead, where none runs.
+ABSENT = {"unload": "nothing is left to end; what one that was killed has left: sched-ctl restore"}
 PING = "ping"  # answered by one of an earlier version, too: that it knows no such verb
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
@@ -225,7 +227,7 @@ def request(
             ) from None
         raise UserError(
             f"no controller runs on this machine: none answers at {path}",
-            "start one with: sched-ctl load; or only look: sched-ctl watch",
+            ABSENT.get(verb, "start one with: sched-ctl load; or only look: sched-ctl watch"),
         ) from None
     except OSError as error:  # a way through a file, or too long for a socket
         raise UserError(

@@ -19,6 +19,12 @@ from sched_ctl.service import socket as control
 held_up = threading.Event()  # the server is, by its verb "hold up"
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a real controller runs on this machine is not asked."""
+    monkeypatch.setattr(control, "others", list)
+
+
 @contextmanager
 def serving(folder: Path) -> Iterator[Callable[[bytes], bytes]]:
     """A server with the verbs echo, refuse and break; yields a function that talks raw bytes."""
@@ -161,6 +167,9 @@ def test_a_socket_left_by_a_killed_controller_is_replaced(tmp_path: Path) -> Non
     left.close()
     with pytest.raises(UserError, match="no controller runs"):
         control.request(tmp_path, "echo")
+    with pytest.raises(UserError, match="no controller runs") as caught:
+        control.request(tmp_path, "unload")
+    assert caught.value.hint is not None and "sched-ctl restore" in caught.value.hint
     with serving(tmp_path):
         assert control.request(tmp_path, "echo") == {}
 

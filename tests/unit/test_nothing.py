@@ -17,6 +17,13 @@ def engine(state: str = "ok", queries: tuple[str, ...] = ("q",), threads: int = 
     return {"engine": "flink:1", "state": state, "queries": list(queries), "threads": threads}
 
 
+def test_only_who_was_waited_for_may_lack_cpu_time() -> None:
+    late = engine("new") | {"problem": "http://127.0.0.1:1 did not answer within 2 s"}
+    assert "may lack CPU time" in nothing({"engines": [late]})
+    unknown = engine("new") | {"problem": "http://nohost:1 cannot be reached: no such name"}
+    assert "lack CPU" not in nothing({"engines": [unknown]})
+
+
 @pytest.mark.parametrize(
     ("engines", "said"),
     [
