@@ -73,7 +73,7 @@ def _files(pid: int) -> Iterator[str]:
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in islice(entries, MOST_FILES):
             with suppress(OSError):
-                yield str(Path(entry.path).readlink())
+                yield os.readlink(entry.path)  # noqa: PTH115  many of them
 
 
 def _cgroup(pid: int, *, last: bool) -> str:

@@ -12,6 +12,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo
 
 from sched_ctl import __version__
 from sched_ctl.cli import fleet, held, lab, look, replay, scale, simulate, stats, waits, watch
@@ -19,7 +20,7 @@ from sched_ctl.cli import load as live
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError, printable
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "name_of", "only_asked"]
 
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM, of all terminals that rich writes to
 
@@ -67,8 +68,22 @@ waits.add_to(app)
 fleet.add_to(app)
 
 
+def only_asked() -> None:
+    """Leave out the other commands: to make them of their functions is a twelfth of a start."""
+    word = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    asked = [command for command in app.registered_commands if name_of(command) == word]
+    if asked:
+        app.registered_commands, app.registered_groups = asked, []
+
+
+def name_of(command: CommandInfo) -> str | None:
+    called = command.name or getattr(command.callback, "__name__", None)
+    return called and called.replace("_", "-")
+
+
 def main() -> None:
     """The one place where errors become text and exit codes."""
+    only_asked()
     # numpy would start threads for linear algebra that nobody here does.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A caller may have closed them: nobody wants the text then.

@@ -146,10 +146,9 @@ def layout_of(
         made.take_operators(topology, wanted, deciders)
         made.take_helpers(topology, wanted, deciders)
     graph = join_graphs(graphs)
-    highest = [made.threads[thread] for thread in made.highest]
     owner, row = np.array([pair[:2] for pair in made.pairs], dtype=np.intp).reshape(-1, 2).T
     # A helper hands work on to the operator that it serves: it is nowhere on the data's way.
-    helping = np.isin(owner, [made.threads[thread] for thread in made.helpers])
+    helping = _among(made.threads, made.helpers)[owner]
     engine = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
     return Layout(
         rows=tuple(rows),
@@ -159,7 +158,7 @@ def layout_of(
         graph=graph,
         threads=tuple(made.threads),
         roles=tuple(made.roles),
-        top=np.isin(np.arange(len(made.threads)), highest),
+        top=_among(made.threads, made.highest),
         owner=owner,
         row=row,
         labels=tuple(pair[2] for pair in made.pairs),
@@ -167,6 +166,13 @@ def layout_of(
         depth=np.where(helping, 0, graph.reversed.height[row] + 1),
         flushers=tuple(pair for pair in made.flushers if pair[0] not in made.threads),
     )
+
+
+def _among(threads: Mapping[Thread, int], some: Sequence[Thread]) -> npt.NDArray[np.bool_]:
+    """(m,) which threads are some of these. (np.isin may load all of numpy.ma.)"""
+    found = np.zeros(len(threads), dtype=np.bool_)
+    found[[threads[thread] for thread in some]] = True
+    return found
 
 
 def _deciders(

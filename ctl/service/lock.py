@@ -179,7 +179,7 @@ def _has_mark(pid: int) -> bool:
     inner = (procfs.field(f"/proc/{pid}/status", "NSpid") or [str(pid)])[-1]
     try:
         for fd in os.scandir(f"/proc/{pid}/fd"):
-            if str(Path(fd.path).readlink()) != f"/memfd:{MARK} (deleted)":
+            if os.readlink(fd.path) != f"/memfd:{MARK} (deleted)":  # noqa: PTH115  many of them
                 continue
             # A process of root's may have been handed one; it is its maker's.
             with open(fd.path, "rb") as mark:

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
+from sched_ctl import cli
 from sched_ctl.backends import Probe, ladder
 from sched_ctl.config.settings import Settings
 from sched_ctl.drivers.flink.driver import kind as flink
@@ -30,6 +32,23 @@ RUN = "import sys; from sched_ctl.start import main; sys.argv[0] = 'sched-ctl'; 
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", RUN, *arguments]
+
+
+def test_only_the_command_that_is_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands, groups = cli.app.registered_commands, cli.app.registered_groups
+    called = typer.main.get_group(cli.app).commands
+    assert {cli.name_of(command) for command in commands} == set(called) - {"fleet", "policy"}
+    for words, left in (
+        (["--debug", "status", "--json"], ["status"]),
+        (["fleet", "report"], list(called)),
+        (["lod"], list(called)),
+        ([], list(called)),
+    ):
+        monkeypatch.setattr(cli.app, "registered_commands", commands)
+        monkeypatch.setattr(cli.app, "registered_groups", groups)
+        monkeypatch.setattr(sys, "argv", ["sched-ctl", *words])
+        cli.only_asked()
+        assert list(typer.main.get_group(cli.app).commands) == left
 
 
 @pytest.mark.parametrize("arguments", [["policies"], ["policies", "--json"], ["config"]])
