@@ -26,7 +26,7 @@ from sched_ctl.backends.scx import server
 from sched_ctl.backends.scx.hints import Limits, Part, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.losses import Losses
-from sched_ctl.backends.scx.monitor import Ejected, Monitor, at_once, save_dump
+from sched_ctl.backends.scx.monitor import Ejected, Monitor, hurried, save_dump
 from sched_ctl.backends.scx.probe import mode_of
 from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
 from sched_ctl.backends.scx.weight import Weight
@@ -298,7 +298,7 @@ class Scx(Backend):
     def _reload(self) -> Loaded:
         """Change to a new one, which is loaded before the old one goes: that takes a while."""
         scopes = [scope.schedule for scope in self._scopes.values()]
-        with at_once():
+        with hurried():
             scheduler = self._load()
         if self.mode == "full":
             for problem in (*self._parameters.restore(), *server.lower(self._journal)):
