@@ -1,6 +1,6 @@
 """Latency targets in the lab engine: who keeps them under which scheduler, in a guest.
 
-    ./dev run python bench/guest/targets.py [--seeds 3] [--seconds 10] [--kernel 6.18] [--keep NAME]
+    ./dev run python -m bench.guest.targets [--seeds 3] [--seconds 10] [--kernel 6.18] [--keep NAME]
                                             [--json FILE] [--variants RE] [CASE ...]
 
 The workload is Cameo's shape (`bench/workloads/targets.graph`). The guest and its clock are those
@@ -20,13 +20,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from bench import results
+from bench.guest import kernel
+from bench.results import Figure, Result, Row
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "vagrant")]
-
-from bench import results  # noqa: E402
-from bench.guest import kernel  # noqa: E402
-from bench.results import Figure, Result, Row  # noqa: E402
-
 Job = dict[str, Any]
 ALARM, REPORT = (
     {"queries": ["alarm*"], "latency": "10ms"},

@@ -242,3 +242,16 @@ def test_no_page_tells_of_what_was() -> None:
     """The page says what is; what was is in the history."""
     diary = re.compile(r"\b(an|the) (earlier|former) build\b|\bthe build before\b", re.IGNORECASE)
     assert [name for name in NAMES if diary.search(prose((ROOT / name).read_text()))] == []
+
+
+def test_each_benchmark_has_a_line_and_finds_its_modules_by_itself() -> None:
+    bench = ROOT / "bench"
+    programs = set()
+    for file in bench.rglob("*.py"):
+        text = file.read_text()
+        assert "sys.path" not in text, file
+        if "\nif __name__ ==" in text and not file.stem.endswith("_inside"):
+            parts = file.relative_to(bench).with_suffix("").parts
+            programs.add(".".join(part for part in parts if part != "__main__"))
+    named = re.findall(r"^\| `([\w.]+)` \|", (bench / "README.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(programs - {"figures"})
