@@ -13,6 +13,7 @@ import pytest
 
 from plans import LIMITS, array, frame, graph, plan
 from sched_ctl.backends.scx.hints import hints, merged
+from sched_ctl.decide.layout import SameObjects, layout_of
 from sched_ctl.decide.starved import SLEEPERS, only_starved
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.settle import Reading, Said, settle
@@ -22,7 +23,7 @@ from sched_ctl.model.files import snapshot_from_json, snapshot_to_json
 from sched_ctl.model.graph import Graph
 from sched_ctl.model.normalise import nice_levels, places, scaled_shares, weights, with_weight_kept
 from sched_ctl.model.options import NiceOptions, SliceOptions
-from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
+from sched_ctl.model.policy import Level, OperatorFrame, Policy, Spacing, UrgencyForm, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target, targets_of
 from sched_ctl.model.topology import Edge, HelperThread, Snapshot, Thread
@@ -34,8 +35,9 @@ HELD, ASLEEP = Verdict.BACKPRESSURED, SLEEPERS[0]
 
 
 def edges_of(draw: random.Random, n: int) -> list[tuple[int, int]]:
-    """From earlier to later ones."""
-    return [(a, b) for b in range(n) for a in range(b) if draw.random() < 0.3]
+    """Without a cycle."""
+    row = draw.sample(range(n), n)
+    return [(row[a], row[b]) for b in range(n) for a in range(b) if draw.random() < 0.3]
 
 
 # -- places that change (`only_starved`) --------------------------------------------------------
@@ -259,6 +261,25 @@ def test_targets_by_query_and_in_words() -> None:
     queries = {("lab", name): ("lab", name) for name in ("a1", "b", "c")}
     assert targets_of([plain, heavy], queries) == {("lab", "a1"): plain, ("lab", "b"): heavy}
     assert "weight" not in str(plain) and "weight 2" in str(heavy)
+
+
+def test_a_target_is_in_danger_below_half_of_it() -> None:
+    of = frame(plan({"a": ["x"], "b": ["y"]}), head_age=[4.0, 4.125], path_cost=[0.0, 0.0])
+    targets = tuple(Target(queries=(name,), latency="8s") for name in "ab")
+    rank = deadline.policy(targets=targets, others="constant").urgency(of).rank
+    assert rank[0] < rank[1]
+
+
+def test_threads_that_are_as_many_as_operators_need_not_be_theirs() -> None:
+    of = plan({"q": ["a", "b"]})
+    first, second = of.operators
+    both = replace(first, threads=(*first.threads, *second.threads))
+    uneven = replace(of, operators=(both, replace(second, threads=())))
+    straight = [
+        layout_of(SameObjects((topology,)), Level.PHYSICAL, None, ()).straight
+        for topology in (of, uneven)
+    ]
+    assert straight == [True, False]
 
 
 # -- edges of the others ------------------------------------------------------------------------
