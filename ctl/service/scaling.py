@@ -110,6 +110,9 @@ async def looked(
             if time.monotonic() > end_s:
                 return []
             await asyncio.sleep(LOOK_S)
+        # Of an engine that tells its graph by its first metrics, these come a report later
+        while any(e.waiting for e in _engines(controller)) and time.monotonic() < end_s:
+            await asyncio.sleep(LOOK_S)
         controller.watch(seconds + 2 * bottlenecks.SHORT_S)
         await asyncio.sleep(seconds)
         return await bottlenecks.look(controller)

@@ -25,8 +25,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
 def connected(cluster: Cluster) -> Iterator[FlinkDriver]:
     target = next(target for target in flink.find() if target.pid == cluster.pid)
     driver = flink.connect(target)
-    yield driver
-    driver.close()
+    try:
+        yield driver
+    finally:
+        driver.close()
 
 
 def polled(driver: FlinkDriver, condition: Callable[[Snapshot], bool]) -> Snapshot:

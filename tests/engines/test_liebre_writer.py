@@ -54,8 +54,10 @@ def query(classes: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]
 @contextmanager
 def connected(pid: int) -> Iterator[LiebreDriver]:
     driver = liebre.connect(Target("liebre", str(pid)))
-    yield driver
-    driver.close()
+    try:
+        yield driver
+    finally:
+        driver.close()
 
 
 def polled(driver: LiebreDriver, condition: Callable[[Snapshot], bool]) -> Snapshot:

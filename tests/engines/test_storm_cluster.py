@@ -78,8 +78,10 @@ def connected(cluster: Storm) -> Iterator[StormDriver]:
     (pid,) = cluster.workers("fork")
     target = next(target for target in storm.find() if target.pid == pid)
     driver = storm.connect(target)
-    yield driver
-    driver.close()
+    try:
+        yield driver
+    finally:
+        driver.close()  # else it would hold the port of the engine's reports
 
 
 def polled(driver: StormDriver, condition: Callable[[Snapshot], bool]) -> Snapshot:
