@@ -14,6 +14,7 @@ __all__ = ["JavaProcess"]
 # A dump stops the virtual machine for milliseconds, so a process that keeps starting threads of
 # unknown purpose gets one a second at most.
 DUMP_EVERY_S = 1.0
+REAPER = "process reaper"
 RETRY_S = 10.0  # after a dump that failed
 
 
@@ -38,6 +39,11 @@ class JavaProcess:
     @property
     def alive(self) -> bool:
         return identity.runs(self.pid, self.start_time)
+
+    @property
+    def starts_processes(self) -> bool:
+        """Whether it has, or lately had, other processes: a thread of its own waits for each."""
+        return any(thread.name.startswith(REAPER) for thread in self.names)
 
     def changed(self, *, wanted: bool) -> bool:
         """Look whether threads came or went that may be operators'; some 0.1 ms.

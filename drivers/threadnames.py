@@ -158,7 +158,7 @@ GRAMMARS: tuple[Grammar, ...] = (
         ("jvm", r"VM (?:Periodic Task )?Thread|Monitor Deflation Thread|Notification Thread"),
         ("jvm", r"Reference Handler|Finalizer|Signal Dispatcher|Service Thread|Attach Listener"),
         ("jvm", r"Common-Cleaner|DestroyJavaVM|main|Timer-\d+"),
-        ("jvm", r"process reaper"),
+        ("jvm", r"process reaper(?: \(pid \d+\))?"),
     ),
     # Liebre names a thread after its operator, and nothing else, so no name says that its thread is
     # an operator's: its driver knows the operators from their metrics.

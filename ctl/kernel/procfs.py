@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "TICKS_PER_S",
     "Stat",
     "boot_id",
     "boot_ticks",
+    "children",
     "command_line",
     "cpu_ns",
     "descendants",
@@ -31,6 +33,7 @@ __all__ = [
     "stat",
     "text",
     "tids",
+    "times",
 ]
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -92,6 +95,12 @@ def cpu_ns(pid: int) -> int:
     return ticks * (1_000_000_000 // TICKS_PER_S)
 
 
+def times(pid: int, tid: int) -> tuple[float, float] | None:
+    """CPU time and time waited for a CPU, s, of a thread; None if it is gone, or nobody counts."""
+    fields = (_read(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
+    return (int(fields[0]) * 1e-9, int(fields[1]) * 1e-9) if fields else None
+
+
 def tids(pid: int) -> list[int]:
     """Threads of a process; empty if it is gone. One readdir: 0.1 us a thread."""
     try:
@@ -149,6 +158,14 @@ def descendants(pid: int) -> list[int]:
             yield from below(child)
 
     return list(below(pid))
+
+
+def children(pid: int, tid: int) -> list[int]:
+    """Processes that this thread has started; empty where the kernel keeps no CONFIG_PROC_CHILDREN.
+
+    When the thread ends they become another one's.
+    """
+    return [int(word) for word in (_read(f"/proc/{pid}/task/{tid}/children") or b"").split()]
 
 
 def command_line(pid: int) -> list[str]:

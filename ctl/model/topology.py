@@ -19,6 +19,7 @@ import numpy as np
 from sched_ctl.model.graph import Array, Graph, Index
 
 __all__ = [
+    "PYTHON",
     "Edge",
     "HelperThread",
     "Latencies",
@@ -30,6 +31,10 @@ __all__ = [
     "Topology",
     "UserThread",
 ]
+
+
+# Role of helper threads in other processes that do an operator's work: their CPU time is its cost.
+PYTHON = "python"
 
 
 @dataclass(frozen=True, slots=True)

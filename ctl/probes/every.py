@@ -11,6 +11,7 @@ from sched_ctl.probes.collector import CollectorPauses
 from sched_ctl.probes.delays import ThreadDelays
 from sched_ctl.probes.stolen import StolenTime
 from sched_ctl.probes.threads import ThreadTimes
+from sched_ctl.probes.workers import WorkerTimes
 
 __all__ = ["Probes"]
 
@@ -20,6 +21,7 @@ class Probes:
 
     def __init__(self) -> None:
         self._times = ThreadTimes()
+        self._workers = WorkerTimes()
         self._stolen = StolenTime()
         self._pauses = CollectorPauses()
         self._delays = ThreadDelays()
@@ -31,7 +33,7 @@ class Probes:
         time_s: CLOCK_MONOTONIC of the snapshot that they are to join.
         """
         return {
-            **self._times.read(topology),
+            **self._workers.added(topology, self._times.read(topology)),
             **self._stolen.read(topology, time_s),
             **self._pauses.read(topology),
             **self._delays.read(topology, time_s),

@@ -34,13 +34,21 @@ from sched_ctl.drivers.flink.plan import (
     plan,
 )
 from sched_ctl.drivers.flink.stale import AGAIN_S, Event, Part, Stale
+from sched_ctl.drivers.flink.workers import serving
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.drivers.threadnames import OPERATOR, ThreadName
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import identity, procfs
-from sched_ctl.model.topology import HelperThread, PhysicalOperator, Snapshot, Thread, Topology
+from sched_ctl.model.topology import (
+    PYTHON,
+    HelperThread,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
 
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
 
@@ -265,6 +273,8 @@ class FlinkDriver:
             process.look(min(ATTACH_S, _left(deadline)))
             self._dumps += 1
             self._stale.by(Event.NAMES)
+        if any(process.look_for_workers() for process in self._processes.values()):
+            self._stale.by(Event.WORKERS)
 
     def _read_jobs(self, deadline: float) -> None:
         """Read what has changed of the jobs; what was read stays if time runs out."""
@@ -371,6 +381,15 @@ class FlinkDriver:
                     owned[places[0]] = tuple(sorted(found[key], key=lambda thread: thread.tid))
                 elif rows[places[0]].running:
                     self._missing.add(rows[places[0]].job)
+            runs = {
+                t.tid: place
+                for one in wanted.values()
+                for place in one
+                for t in owned.get(place, ())
+            }
+            working, untold = serving(process.workers, runs, rows)
+            helpers += working
+            notes += untold
             if process.trouble:
                 notes.append(f"TaskManager {process.known.id}: {process.trouble}")
         away = {row.task_manager for row in rows} - {p.known.id for p in self._processes.values()}
@@ -460,16 +479,17 @@ def _left(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
 
 
-# A record is on its way only when the flusher has handed on its buffer, and a window closes only
-# when its timer has fired: a query is as slow as these. All else is left as it is, at nice 0, where
-# no operator is above it: the virtual machine and its collector, RPC and heartbeats, network.
+# A record is on its way only when the flusher has handed on its buffer, a window closes only when
+# its timer has fired, and Python computes for its operator: a query is as slow as these. All else
+# is left as it is, at nice 0, where no operator is above it: the virtual machine and its collector,
+# RPC and heartbeats, network.
 kind = DriverKind(
     "flink",
     find,
     connect,
     of_processes=True,
     mains=local.job_managers,
-    helpers={"flusher": "follow", "timer": "follow"},
+    helpers={"flusher": "follow", "timer": "follow", PYTHON: "follow"},
     check=search.checked("a Flink cluster"),
     scaler=scaling.connect,
 )

@@ -2,11 +2,13 @@
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sched_ctl.drivers.flink.plan import TaskManager
+from sched_ctl.drivers.flink.workers import Worker, workers
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import PAGE_LIMIT, PROBE_LIMIT, Endpoint
@@ -28,6 +30,7 @@ JOB_MANAGER = re.compile(r"org\.apache\.flink\.\S*ClusterEntry[pP]oint")
 TASK_MANAGER = re.compile(r"org\.apache\.flink\.\S*(TaskManagerRunner|TaskExecutorRunner)")
 REST_PORT = 8081  # Flink's defaults
 METRICS_PORTS = range(9249, 9261)
+WORKERS_EVERY_S = 5.0  # how often Python processes are looked for where there may be some
 PROBE_FAMILY = "flink_taskmanager_Status_JVM_CPU_Load"
 
 
@@ -146,3 +149,16 @@ class Process(JavaProcess):
     """A TaskManager of this machine and what is known of its threads."""
 
     known: TaskManager = field(kw_only=True)
+    workers: tuple[Worker, ...] = ()
+    _next_workers: float = 0.0
+
+    def look_for_workers(self) -> bool:
+        """Python processes of its operators; whether they are others now."""
+        now_s = time.monotonic()
+        if now_s < self._next_workers:
+            return False
+        self._next_workers = now_s + WORKERS_EVERY_S
+        found = workers(self.pid) if self.starts_processes else ()
+        changed = found != self.workers
+        self.workers = found
+        return changed

@@ -26,6 +26,7 @@ class Event(enum.Enum):
     PLANNED = "the plan is another one"
     CAME = "a TaskManager was found"
     ENDED = "a TaskManager has ended"
+    WORKERS = "Python processes of a TaskManager, or their threads, are others"
     PAGE = "a page of metrics was found, or given up"
 
 
@@ -37,6 +38,7 @@ STALE: dict[Event, tuple[Part, ...]] = {
     Event.PLANNED: (Part.TOPOLOGY,),
     Event.CAME: (Part.TOPOLOGY,),
     Event.ENDED: (Part.PROCESSES, Part.TOPOLOGY),
+    Event.WORKERS: (Part.TOPOLOGY,),
     Event.PAGE: (Part.TOPOLOGY,),
 }
 # Without any event. A driver is mostly asked once a second: who comes a moment early is not sent

@@ -101,7 +101,10 @@ class Process(JavaProcess):
                 if any(word.endswith(PYTHON) for word in procfs.command_line(pid))
                 and _parent(pid) == self.pid
             )
-        pids = [pid for daemon in self._daemons for pid in (daemon, *_children(daemon))]
+        # The daemon's first thread starts them: it has no other that does.
+        pids = [
+            pid for daemon in self._daemons for pid in (daemon, *procfs.children(daemon, daemon))
+        ]
         found = tuple(thread for pid in pids[:MOST_WORKERS] for thread in threads_of(pid))
         changed = found != self.workers
         self.workers = found
@@ -111,11 +114,3 @@ class Process(JavaProcess):
 def _parent(pid: int) -> int | None:
     found = procfs.stat(pid)
     return None if found is None else found.ppid
-
-
-def _children(pid: int) -> list[int]:
-    """Processes that its first thread started: the daemon has no other that does."""
-    try:
-        return [int(word) for word in procfs.text(f"/proc/{pid}/task/{pid}/children").split()]
-    except OSError:
-        return []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sched_ctl.drivers.spark.answers import Job, Query, stages
 from sched_ctl.drivers.threadnames import OPERATOR, ThreadName
 from sched_ctl.model.topology import (
+    PYTHON,
     Edge,
     HelperThread,
     LogicalOperator,
@@ -153,7 +154,7 @@ def _found(
         if batched and process.executor:
             pool.extend(process.workers)
         else:
-            found.helpers.extend((thread, "python", only) for thread in process.workers)
+            found.helpers.extend((thread, PYTHON, only) for thread in process.workers)
     return found
 
 

@@ -1,6 +1,7 @@
 """The Flink driver against a real cluster: REST, /proc and the job's own records are the truth."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,8 @@ from sched_ctl.drivers.flink import local as flink_local
 from sched_ctl.drivers.flink.driver import FlinkDriver
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
-from sched_ctl.model.topology import PhysicalOperator, Snapshot
+from sched_ctl.model.topology import PYTHON, PhysicalOperator, Snapshot
+from sched_ctl.probes.every import Probes
 from support import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
@@ -153,6 +155,46 @@ def test_topology_fusion_and_threads(cluster: Cluster) -> None:
     assert {"network", "rpc", "metrics", "jit", "jvm"} <= {h.role for h in topology.helpers}
     operators = {thread for o in topology.operators for thread in o.threads}
     assert not operators & {helper.thread for helper in topology.helpers}
+
+
+def test_a_python_process_goes_with_the_operator_that_started_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """In place of PyFlink's, which needs 850 MB: one that is started and called as it is."""
+    folder = tmp_path / "pyflink" / "fn_execution" / "beam"
+    folder.mkdir(parents=True)
+    (folder / "beam_boot.py").write_text(
+        "import sys, time\n"
+        "for line in sys.stdin:\n"
+        "    end = time.thread_time() + 0.002\n"
+        "    while time.thread_time() < end:\n"
+        "        pass\n"
+        "    print(line, end='', flush=True)\n"
+    )
+    command = f"{sys.executable} -m pyflink.fn_execution.beam.beam_boot --id=1-1 | cat"
+    cluster.submit(name="p", rate=100, ask=f"cd {tmp_path} && {command}")
+    cluster.submit(name="other", rate=100)
+
+    def python(snapshot: Snapshot) -> bool:
+        return any(helper.role == PYTHON for helper in snapshot.topology.helpers)
+
+    with connected(cluster) as driver:
+        first = polled(driver, lambda now: complete(now) and python(now))
+        probes = Probes()
+        before = probes.read(first.topology, first.time_s)["thread_cpu_time"]
+        ask = row(first, "p-ask")
+        taken = first.columns["tuples_in"][ask] + 200
+        last = polled(driver, lambda now: now.columns["tuples_in"][ask] > taken)
+        used = probes.read(last.topology, last.time_s)["thread_cpu_time"] - before
+        probes.close()
+        tuples = last.columns["tuples_in"][ask] - first.columns["tuples_in"][ask]
+        served = {h.serves for h in last.topology.helpers if h.role == PYTHON}
+        assert served == {row(last, "p-ask")}
+        assert used[ask] / tuples > 0.001  # two milliseconds, none of them the task's own
+        (note,) = last.topology.notes
+        assert note.startswith("p: Python process") and "'p-ask'" in note
+        cluster.cancel_all()
+        polled(driver, lambda now: not python(now))
 
 
 def test_counters_agree_with_the_jobs_own(cluster: Cluster, out: Path) -> None:

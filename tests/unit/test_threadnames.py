@@ -78,6 +78,7 @@ NAMES = [
     ("storm", "backpressure-check-timer", "timer", {}),
     ("storm", "Log4j2-TF-1-AsyncLogger", "io", {}),
     ("storm", "process reaper", "jvm", {}),
+    ("flink", "process reaper (pid 4711)", "jvm", {}),
     ("liebre", "metrics-graphite-reporter-1-thread-1", "metrics", {}),
     ("liebre", "Finalizer", "jvm", {}),
 ]

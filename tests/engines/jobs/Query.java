@@ -1,3 +1,4 @@
+import java.io.BufferedReader;
 import java.io.PrintWriter;
 import java.lang.management.ManagementFactory;
 import java.lang.management.ThreadMXBean;
@@ -15,6 +16,7 @@ import org.apache.flink.api.common.functions.FilterFunction;
 import org.apache.flink.api.common.functions.MapFunction;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.functions.RichFilterFunction;
+import org.apache.flink.api.common.functions.RichMapFunction;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.api.connector.source.SourceReaderContext;
 import org.apache.flink.api.connector.source.SourceSplit;
@@ -228,6 +230,38 @@ public final class Query {
         }
     }
 
+    /** Has another process answer each record, as PyFlink does; it is this task that starts it. */
+    static final class Asked extends RichMapFunction<Long, Long> {
+        private final String command;
+        private transient Process process;
+        private transient BufferedReader answers;
+        private transient PrintWriter questions;
+
+        Asked(String command) {
+            this.command = command;
+        }
+
+        @Override
+        public void open(OpenContext context) throws Exception {
+            process = new ProcessBuilder("sh", "-c", command).start();
+            answers = process.inputReader();
+            questions = new PrintWriter(process.outputWriter(), true);
+        }
+
+        @Override
+        public Long map(Long record) throws Exception {
+            questions.println(record);
+            return Long.valueOf(answers.readLine());
+        }
+
+        @Override
+        public void close() {
+            if (process != null) {
+                questions.close();
+            }
+        }
+    }
+
     /** Lets a part of the records pass, by the moment they were due. */
     static final class Select extends RichFilterFunction<Long> {
         private final Burn burn;
@@ -394,6 +428,9 @@ public final class Query {
                             .connect(side.keyBy(record -> record % 8))
                             .map(new Either())
                             .name(prefix + "join");
+        }
+        if (given.containsKey("ask")) {
+            worked = worked.map(new Asked(given.get("ask"))).name(prefix + "ask");
         }
         if (given.containsKey("fail")) {
             worked = worked.filter(new Fail(given.get("fail"))).name(prefix + "fail");
