@@ -143,9 +143,8 @@ def system() -> tuple[int, list[int]]:
 class Neighbour:
     """A process that has nothing to do with the engine: it works a little, ever again."""
 
-    PERIOD_S = 0.01
-
-    def __init__(self, work_s: float = 0.0) -> None:
+    def __init__(self, work_s: float = 0.0, period_s: float = 0.01) -> None:
+        self._period_s = period_s
         self._memory = mmap.mmap(-1, 16 * RECORDS)
         self.pid = os.fork()
         if self.pid == 0:
@@ -157,7 +156,7 @@ class Neighbour:
     def _live(self, work_s: float) -> None:
         due, at = time.monotonic(), 1
         while True:
-            due = max(due + self.PERIOD_S, time.monotonic()) if work_s < self.PERIOD_S else due
+            due = max(due + self._period_s, time.monotonic()) if work_s < self._period_s else due
             time.sleep(max(0.0, due - time.monotonic()))
             woken = time.monotonic()
             until = time.thread_time() + work_s
@@ -166,10 +165,14 @@ class Neighbour:
             self._memory[16 * at : 16 * at + 16] = struct.pack("dd", due, woken)
             at = at % (RECORDS - 1) + 1
 
+    def woken(self, begin_s: float, end_s: float) -> Any:
+        """(n, 2) when it was due and when it woke up, each time that was due in this period."""
+        seen = np.frombuffer(self._memory, dtype=np.float64).reshape(-1, 2).copy()
+        return seen[(seen[:, 0] >= begin_s) & (seen[:, 0] < end_s)]
+
     def late_s(self, begin_s: float, end_s: float) -> Any:
         """How late it woke up, each time within this period."""
-        seen = np.frombuffer(self._memory, dtype=np.float64).reshape(-1, 2).copy()
-        due, woken = seen[(seen[:, 0] >= begin_s) & (seen[:, 0] < end_s)].T
+        due, woken = self.woken(begin_s, end_s).T
         return woken - due
 
     def end(self) -> None:
@@ -184,10 +187,8 @@ class Pulse(Neighbour):
     arrives all at once is no scheduler's doing.
     """
 
-    PERIOD_S = 0.05
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, period_s: float = 0.05) -> None:
+        super().__init__(period_s=period_s)
         os.sched_setscheduler(self.pid, *FIRST)
 
     def longest_s(self, begin_s: float, end_s: float) -> float:
