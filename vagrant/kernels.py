@@ -20,6 +20,7 @@ import initramfs
 __all__ = [
     "ALL",
     "MATRIX",
+    "OTHERS",
     "Kernel",
     "KernelNotFound",
     "SchedExt",

@@ -12,6 +12,7 @@ what runs beside them, so they begin while tests without guests run (`Line.turn`
 asked for they give way to everybody (`GIVES_WAY`) and take what CPU time those tests leave.
 """
 
+import ast
 import json
 import os
 import select
@@ -26,7 +27,7 @@ import guest
 import kernels
 from vm.inside import EXACT, MARK
 
-__all__ = ["Boot", "Command", "Job", "Line", "Result"]
+__all__ = ["Boot", "Command", "Job", "Line", "Result", "settings_of"]
 
 ROOT = Path(__file__).parents[2]
 BOOT_S = 180.0  # a guest that has begun no check by then never will
@@ -35,8 +36,20 @@ STARVED = 4  # times as long for a guest that gets less than a third of a CPU
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests' / 'helpers'}:{ROOT}"}
 SECOND_ATTEMPTS = 3  # of a file on one kernel; what fails more often is no accident
 GIVES_WAY = 19  # nice value of guests beside other tests
+SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
 AGAIN = 3  # passes in a row that a check needs that has failed
 Check = tuple[Path, str]  # file and function
+
+
+def settings_of(checks: ast.Module) -> dict[str, Any]:
+    """The plain literals at the top of a file of checks: what it asks of its guest."""
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in checks.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in SETTINGS
+    }
 
 
 @dataclass(frozen=True)

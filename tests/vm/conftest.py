@@ -35,9 +35,8 @@ import kept
 import kernels
 import pytest
 import qemu
-from vm.boots import Boot, Command, Line
+from vm.boots import Boot, Command, Line, settings_of
 
-SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "ctl", "drivers", "policies", "sim", "tests")
 LINE = pytest.StashKey[Line]()
@@ -160,13 +159,7 @@ class GuestFile(pytest.File):
 
     def collect(self) -> Iterable["Check"]:
         tree = ast.parse(self.path.read_text(), str(self.path))
-        settings = {
-            node.targets[0].id: ast.literal_eval(node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id in SETTINGS
-        }
+        settings = settings_of(tree)
         checks = [
             node
             for node in tree.body
