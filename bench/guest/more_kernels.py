@@ -47,8 +47,8 @@ def row(kernel: str) -> Row:
     finally:
         line.close()
     figures: dict[str, results.Figure | str] = {}
-    for what, (boot, check) in places.items():
-        result = boot.results[check]
+    for what, (boot, place) in places.items():
+        result = boot.results[place]
         tries = " at the second try" if result.first else ""
         figures[what] = f"{result.outcome}{tries}"
         if result.outcome != "passed":
