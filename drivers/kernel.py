@@ -6,10 +6,11 @@ name but for a number are replicas of one logical operator. The processes of a c
 below it, are one program; they may come and go.
 
 Where the tracing program can be loaded, a thread takes in wake-ups and gives wake-ups to others:
-that makes the edges, the selectivity, and cost, CPU time a wake-up. Queues nobody tells; but a
-thread that has not slept for long has had work for so long, and that stands in for its age and
-length. Elsewhere all that is known is turns on a CPU, so there is cost and nothing else. Policies
-that need more than there is refuse, and say what is missing.
+that makes the edges, the selectivity, and cost, CPU time a wake-up. Parts of a program between
+which nobody wakes anybody are queries of their own. Queues nobody tells; but a thread that has not
+slept for long has had work for so long, and that stands in for its age and length. Elsewhere all
+that is known is turns on a CPU, so there is cost and nothing else. Policies that need more than
+there is refuse, and say what is missing.
 """
 
 import os
@@ -17,7 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from sched_ctl.model.topology import (
     Topology,
 )
 from sched_ctl.probes.threads import ThreadTimes
-from sched_ctl.probes.wakegraph import LEAST, wake_graph
+from sched_ctl.probes.wakegraph import LEAST, parts, wake_graph
 
 __all__ = [
     "NUMBER",
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 WOKEN_S = 1.0  # so often it is looked who wakes whom
+APART_S = 10.0  # edges that have stayed for so long tell which parts a program has
+MOST_PARTS = 8  # more of them are clients or the like
 RENAMED_S = 5.0  # so often a thread is looked at again, which may have got its name late
 MOST_THREADS = 10_000
 MOST_PROCESSES = 1000  # of a cgroup
@@ -157,6 +160,8 @@ class KernelDriver:
             }
         self._wakes: dict[tuple[int, int], float] = {}  # edges by thread ids, with their shares
         self._woken_s = float("-inf")
+        self._wired_s: float | None = None  # since then the edges are as they are; None: told apart
+        self._parts: dict[int, int] = {}  # of a thread: the source that its part is named after
         self._threads: dict[int, Thread] = {}
         self._named_s = time.monotonic()
         self._topology = self._made()
@@ -215,7 +220,18 @@ class KernelDriver:
         self._woken_s = now_s
         counts = self._tracer.wakings()
         before, self._wakes = self._wakes, wake_graph(counts, self._threads, self._wakes)
-        return before.keys() != self._wakes.keys()
+        if before.keys() != self._wakes.keys():
+            self._wired_s = now_s
+            return True
+        if self._wired_s is None or now_s - self._wired_s < APART_S:
+            return False
+        self._wired_s = None
+        found = parts(self._wakes)
+        if not 2 <= len(found) <= MOST_PARTS:
+            found = []
+        fed = {b for _, b in self._wakes}
+        known, self._parts = self._parts, {tid: min(part - fed) for part in found for tid in part}
+        return known != self._parts
 
     def _changed(self) -> bool:
         """Whether threads came, went, or were given another name."""
@@ -238,7 +254,7 @@ class KernelDriver:
         sort = self._sort(self._called(found))
         # What a thread hands on is declared, or a guess.
         self.guesses = frozenset({"tuples_out"} if sort.edges is None else ())
-        operators = sort.operators
+        operators = sort.operators if sort.edges is not None else self._apart(sort.operators)
         logical = dict.fromkeys((one.query, name) for one in operators for name in one.logical)
         edges = self._seen(operators) if sort.edges is None else sort.edges
         notes = [*sort.notes, "its threads are its operators, and who wakes another feeds it"]
@@ -264,6 +280,25 @@ class KernelDriver:
     def _called(self, threads: list[Thread]) -> list[Thread]:
         """The threads, by names that say more than the kernel's."""
         return threads
+
+    def _apart(self, operators: Sequence[PhysicalOperator]) -> tuple[PhysicalOperator, ...]:
+        """The same, where parts of a query that never wake each other are queries of their own."""
+        named = {thread.tid: o.name for o in operators for thread in o.threads}
+        first = [self._parts.get(o.threads[0].tid, 0) for o in operators]
+        of = {(o.query, part) for o, part in zip(operators, first, strict=True) if part in named}
+        several = Counter(query for query, _ in of)
+        queries = [
+            f"{o.query}#{named[part]}" if part in named and several[o.query] > 1 else o.query
+            for o, part in zip(operators, first, strict=True)
+        ]
+        keys = [(name, o.logical) for name, o in zip(queries, operators, strict=True)]
+        total, replica = Counter(keys), Counter[tuple[str, tuple[str, ...]]]()
+        found = []
+        for key, operator in zip(keys, operators, strict=True):
+            row = replace(operator, query=key[0], replica=replica[key], replicas=total[key])
+            found.append(row)
+            replica[key] += 1
+        return tuple(found)
 
     def _seen(self, operators: Sequence[PhysicalOperator]) -> tuple[Edge, ...]:
         """Edges by who wakes whom."""

@@ -8,7 +8,7 @@ directions the heavier one goes, and of a cycle the lightest edge.
 
 from collections.abc import Collection, Mapping
 
-__all__ = ["LEAST", "wake_graph"]
+__all__ = ["LEAST", "parts", "wake_graph"]
 
 LEAST = 20  # wake-ups
 NEW_SHARE, OLD_SHARE = 0.10, 0.05  # of the target's wake-ups: to become an edge, and to stay one
@@ -43,6 +43,15 @@ def wake_graph(
             below.setdefault(a, set()).add(b)
     given = {a: sum(fair[a, b] for b in targets) for a, targets in below.items()}
     return {(a, b): fair[a, b] / given[a] for a, targets in below.items() for b in sorted(targets)}
+
+
+def parts(edges: Collection[Pair]) -> list[set[int]]:
+    """Threads that are connected, whatever the direction; each part by its smallest id."""
+    found: list[set[int]] = []
+    for pair in edges:
+        joined = set(pair).union(*(part for part in found if part.intersection(pair)))
+        found = [part for part in found if not part.intersection(pair)] + [joined]
+    return sorted(found, key=min)
 
 
 def _reaches(below: Mapping[int, Collection[int]], start: int, goal: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from labs import SOON_S, loaded
 
-from sched_ctl.drivers import Target, program
+from sched_ctl.drivers import Target, kernel, program
 from sched_ctl.kernel import tracing
 from support import wait_until
 
@@ -23,6 +23,7 @@ PIPELINE = (
     *("!", "fakesink"),
 )
 QUEUES = {f"{query}-{name}" for query in ("front", "back") for name in ("decode", "encode")}
+FRONT = {name for name in QUEUES if name.startswith("front")}
 OWN = r"""
 [[program]]
 name = "cameras"
@@ -65,6 +66,31 @@ def test_our_declaration_knows_queues_and_sources(
     mine = {o.logical[0] for o in topology.operators if o.threads[0].pid == pipeline}
     assert mine == QUEUES | {"fakesrc0", "fakesrc1"}
     assert "gst-launch-1.0" in {helper.thread.name for helper in topology.helpers}
+
+
+def test_two_pipelines_of_a_process_are_two_queries(
+    pipeline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    monkeypatch.setattr(kernel, "APART_S", 2.0)
+    driver = kernel.connect(Target("kernel", str(pipeline)))
+
+    def queries() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for operator in driver.poll(SOON_S).topology.operators:
+            found.setdefault(operator.query, set()).add(operator.name.partition(":")[0])
+        return found
+
+    def apart() -> bool:
+        now = queries()
+        front, back = (now.get(f"gst-launch-1.0#fakesrc{n}:src") for n in (0, 1))
+        return (front, back) == (FRONT | {"fakesrc0"}, QUEUES - FRONT | {"fakesrc1"})
+
+    try:
+        wait_until(apart, SOON_S, what="two queries")
+    finally:
+        driver.close()
 
 
 def test_two_queries_are_ordered_and_put_back(pipeline: int, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from sched_ctl.drivers.kernel import connect, operators_of
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.timers import Timer
 from sched_ctl.errors import EngineError
-from sched_ctl.kernel import tracing
+from sched_ctl.kernel import procfs, tracing
 from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Thread
@@ -230,3 +230,50 @@ def test_the_driver_says_that_it_guesses(program: "subprocess.Popen[str]") -> No
     driver = connect(target(program.pid))
     assert driver.guesses == {"tuples_out"}
     driver.close()
+
+
+class Wakes:
+    """A tracer that has seen these wake-ups, by positions of threads."""
+
+    def __init__(self, pid: int) -> None:
+        self.tids = sorted(procfs.tids(pid))
+        self.pairs = [(1, 2)]
+
+    def wakings(self) -> dict[tuple[int, int], int]:
+        return {(self.tids[a], self.tids[b]): 1000 for a, b in self.pairs}
+
+    def threads(self) -> dict[int, object]:
+        return {}
+
+    def follow(self, pids: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_parts_of_a_program_are_queries_once_that_is_sure(
+    program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "WOKEN_S", 0.0)
+    driver = connect(target(program.pid))
+    driver._tracer = wakes = cast(Any, Wakes(program.pid))
+
+    def queries() -> list[str]:
+        return [operator.query for operator in driver.poll(1.0).topology.operators]
+
+    try:
+        [name] = set(queries())
+        wakes.pairs = [(0, 1), (2, 3)]
+        assert set(queries()) == {name}, "other edges may still come"
+        monkeypatch.setattr(kernel, "APART_S", 0.0)
+        found = queries()
+        assert found[0] == found[1] != found[2] == found[3]
+        assert all(query.startswith(f"{name}#") for query in found)
+        topology = driver.poll(1.0).topology
+        assert driver.poll(1.0).topology is topology
+        assert [(o.replica, o.replicas) for o in topology.operators] == [(0, 1)] * 4
+        wakes.pairs.append((1, 2))
+        wait_until(lambda: set(queries()) == {name}, what="one query again")
+    finally:
+        driver.close()

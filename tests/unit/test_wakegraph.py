@@ -6,7 +6,7 @@ import random
 import pytest
 
 from sched_ctl.probes.waits import quantile_s, waits_of
-from sched_ctl.probes.wakegraph import LEAST, wake_graph
+from sched_ctl.probes.wakegraph import LEAST, parts, wake_graph
 
 CHAIN = {(1, 2): 500, (2, 3): 400}
 
@@ -32,6 +32,12 @@ def test_the_heavier_direction_and_the_lightest_edge_of_a_circle() -> None:
     assert wake_graph({(1, 2): 500, (2, 1): 400}, {1, 2}).keys() == {(1, 2)}
     circle = {(1, 2): 500, (2, 3): 400, (3, 1): 300}
     assert wake_graph(circle, range(1, 4)).keys() == CHAIN.keys()
+
+
+def test_parts_are_what_no_edge_joins() -> None:
+    assert parts([]) == []
+    assert parts([(8, 3), (1, 2), (3, 9)]) == [{1, 2}, {3, 8, 9}]
+    assert parts([(1, 2), (4, 3), (2, 3)]) == [{1, 2, 3, 4}]
 
 
 def test_an_edge_stays_for_half_of_what_it_takes_to_become_one() -> None:
