@@ -2,15 +2,21 @@
 
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
 from sched_ctl.errors import UserError
 
+if TYPE_CHECKING:
+    from sched_ctl.probes.timeline import Sample
+
 __all__ = ["add_to"]
 
+KERNEL = 0  # as a process of the timeline, which has the decisions
 SHOWN_THREADS = 20
 
 
@@ -25,6 +31,17 @@ def stats(
     interval: Annotated[
         float, typer.Option(help="Time between two looks, in seconds.", min=0.1, max=3600)
     ] = 1.0,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead: write when each operator ran and waited, its age, and how many "
+            "decisions there were, as a timeline for ui.perfetto.dev.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="How long --perfetto looks.", min=0.1, max=3600)
+    ] = 5.0,
     run_dir: RunDir = DEFAULT_RUN_DIR,
     json: Json = False,
 ) -> None:
@@ -45,6 +62,9 @@ def stats(
         return answer
 
     now = ask()
+    if perfetto is not None:
+        _timeline(now, ask, seconds, perfetto)
+        return
     if json and not watch:
         show.emit_json(now)
         return
@@ -62,6 +82,30 @@ def stats(
         if sys.stdout.isatty():
             print("\033[2J\033[H", end="")  # clear, and up to the corner
         _show(now, before["counters"], took_s)
+
+
+def _timeline(
+    now: dict[str, Any], ask: Callable[[], dict[str, Any]], seconds: float, path: Path
+) -> None:
+    """Operators as tracks, with their ages; and what was decided since the look before."""
+    from sched_ctl.cli.waits import write_timeline
+
+    before = dict(now["counters"])
+
+    def sample() -> "Sample":
+        seen = ask()
+        made = {
+            (KERNEL, name): float(value - before.get(name, 0))
+            for name, value in seen["counters"].items()
+            if value
+        }
+        before.update(seen["counters"])
+        ages = {(row["pid"], f"age of {row['operator']}, ms"): row for row in seen["threads"]}
+        return made | {key: row["age_ms"] for key, row in ages.items() if row["age_ms"] is not None}
+
+    names = {row["tid"]: row["operator"] for row in now["threads"]}
+    pids = sorted({row["pid"] for row in now["threads"]})
+    write_timeline(path, pids, set(names), seconds, names=names, sample=sample)
 
 
 def _show(now: dict[str, Any], before: dict[str, int], seconds: float) -> None:

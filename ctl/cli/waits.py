@@ -1,5 +1,6 @@
 """sched-ctl waits: how long a program's threads wait for a CPU, traced in the kernel."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,10 @@ from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
+    from sched_ctl.probes.timeline import Sample
     from sched_ctl.probes.waits import Waits
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "write_timeline"]
 
 DIGITS = 7  # of a process id, PID_MAX_LIMIT
 NAMED = 2  # of those behind whom a thread waits, or who wake it, in a table
@@ -73,7 +75,7 @@ def waits(
     if probe is not None:
         _calls(pids, tids, probe, seconds, json=json)
     elif perfetto is not None:
-        _timeline(pids, tids, seconds, perfetto)
+        write_timeline(perfetto, pids, tids, seconds)
     elif stacks or folded is not None or flame is not None:
         from sched_ctl.cli.stacks import show_stacks
 
@@ -128,7 +130,16 @@ def _calls(
         show.text(f"no thread called {function} within {seconds:g} s")
 
 
-def _timeline(pids: list[int], tids: set[int] | None, seconds: float, path: Path) -> None:
+def write_timeline(
+    path: Path,
+    pids: Sequence[int],
+    tids: set[int] | None,
+    seconds: float,
+    *,
+    names: Mapping[int, str] | None = None,
+    sample: "Callable[[], Sample] | None" = None,
+) -> None:
+    """Look for so long, write the file, and say so. Raises UserError; see `probes.timeline`."""
     from json import dumps
 
     from sched_ctl import show
@@ -136,8 +147,9 @@ def _timeline(pids: list[int], tids: set[int] | None, seconds: float, path: Path
     from sched_ctl.probes.timeline import record
 
     try:
-        found = record(pids, tids, seconds)
-        path.write_text(dumps(found))
+        with path.open("w") as file:  # before anybody waits for it
+            found = record(pids, tids, seconds, names=names, sample=sample)
+            file.write(dumps(found))
     except tracing.Unavailable as error:
         raise UserError(f"nothing can be traced: {error}", "see sched-ctl check") from None
     except OSError as error:

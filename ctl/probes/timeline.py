@@ -2,7 +2,7 @@
 
 The form is Chrome's trace events (Trace Event Format, JSON object form), which Perfetto opens: a
 slice is "X" with ts and dur in microseconds, a name "M", a flow from who wakes to who is woken "s"
-and "f". https://perfetto.dev/docs/getting-started/other-formats
+and "f", a value at a time "C". https://perfetto.dev/docs/getting-started/other-formats
 """
 
 import time
@@ -12,18 +12,33 @@ from typing import Any
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.runs import PREEMPTED, WAKING, RunLog
 
-__all__ = ["events", "record"]
+__all__ = ["Sample", "events", "record"]
 
+Sample = Mapping[tuple[int, str], float]  # of (process, what): its value now
 BEHIND = 3  # who ran meanwhile, by name
 LOOK_S = 0.1
 Event = dict[str, Any]
 
 
-def record(pids: Collection[int], tids: Collection[int] | None, seconds: float) -> dict[str, Any]:
-    """What a file for Perfetto holds. Raises `tracing.Unavailable`."""
+def record(
+    pids: Collection[int],
+    tids: Collection[int] | None,
+    seconds: float,
+    *,
+    names: Mapping[int, str] | None = None,
+    sample: Callable[[], Sample] | None = None,
+) -> dict[str, Any]:
+    """What a file for Perfetto holds. Raises `tracing.Unavailable`.
+
+    names: of threads, where they are not the kernel's own. sample: asked each tenth of a second.
+    """
+    samples: list[tuple[int, Sample]] = []
     with RunLog(pids) as log:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not log.full:
+            if sample is not None:
+                now = sample()
+                samples.append((time.monotonic_ns(), now))
             time.sleep(min(LOOK_S, seconds))
         rows, full, blind = log.read().tolist(), log.full, log.blind
     of = {tid: pid for pid in pids for tid in procfs.tids(pid) if tids is None or tid in tids}
@@ -32,7 +47,15 @@ def record(pids: Collection[int], tids: Collection[int] | None, seconds: float) 
             (at, 0 if what == WAKING and left not in of else left, came, cpu, what)
             for at, left, came, cpu, what in rows
         ]
-    found = list(events(rows, of, procfs.name_of))
+    known = names or {}
+    found = list(events(rows, of, lambda tid: known.get(tid) or procfs.name_of(tid)))
+    start_ns = rows[0][0] if rows else 0
+    found += [
+        _value(pid, what, value, at_ns - start_ns)
+        for at_ns, values in samples
+        for (pid, what), value in values.items()
+        if at_ns >= start_ns
+    ]
     return {
         "traceEvents": found,
         "displayTimeUnit": "ns",
@@ -124,3 +147,8 @@ def _flow(phase: str, number: int, tid: int, pid: int, ns: int) -> Event:
     end = {"bp": "e"} if phase == "f" else {}
     where = {"pid": pid, "tid": tid, "ts": ns / 1e3}
     return {"ph": phase, "name": "wakes", "cat": "sched", "id": number, **where, **end}
+
+
+def _value(pid: int, what: str, value: float, ns: int) -> Event:
+    args = {"value": value}
+    return {"ph": "C", "name": what, "pid": pid, "tid": 0, "ts": ns / 1e3, "args": args}

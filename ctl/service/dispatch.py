@@ -28,8 +28,8 @@ def dispatch(controller: Controller) -> dict[str, Any]:
             for thread, label in zip(schedule.threads, schedule.operators, strict=True):
                 state = backend.applied(thread)
                 if state:
-                    row = {"tid": thread.tid, "name": thread.name, "operator": label}
-                    threads[thread] = row | dict(state)
+                    who = {"tid": thread.tid, "pid": thread.pid, "name": thread.name}
+                    threads[thread] = who | {"operator": label} | dict(state)
     rows = sorted(threads.values(), key=lambda row: -row["wait_max_ms"])
     return {
         "backend": "scx",

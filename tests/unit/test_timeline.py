@@ -1,8 +1,15 @@
 """A timeline for Perfetto, from a log of switches."""
 
 import json
+import os
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pytest
 
 from sched_ctl.kernel.runs import PREEMPTED, SWITCH, WAKING
+from sched_ctl.probes import timeline
 from sched_ctl.probes.timeline import Event, events
 
 A, B, HOG = 11, 12, 99
@@ -55,3 +62,37 @@ def test_every_event_has_what_the_format_asks_for() -> None:
     names = {e["tid"]: e["args"]["name"] for e in found if e["ph"] == "M"}
     assert names == {A: "t11", B: "t12"}
     assert list(events([], {}, str)) == []
+
+
+class Log:
+    """A log of switches that has all of `LOG` at once."""
+
+    full = False
+    blind = False
+
+    def __init__(self, _pids: object) -> None:
+        self.now_ns = time.monotonic_ns()
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self) -> npt.NDArray[np.int64]:
+        return np.array([(self.now_ns + 1000 * us, *rest) for us, *rest in LOG])
+
+
+def test_values_lie_beside_the_runs_and_threads_have_names_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timeline, "RunLog", Log)
+    me = os.getpid()
+    looks = iter(range(100))
+    found = timeline.record(
+        [me], None, 0.1, names={me: "q/op"}, sample=lambda: {(0, "turns"): next(looks)}
+    )["traceEvents"]
+    assert [e["args"]["name"] for e in found if e["tid"] == me and e["ph"] == "M"] == ["q/op"]
+    values = [(e["pid"], e["name"], e["args"]["value"]) for e in found if e["ph"] == "C"]
+    assert values == [(0, "turns", n) for n in range(len(values))] and values
+    assert all(e["ts"] >= 0 for e in found if e["ph"] == "C")

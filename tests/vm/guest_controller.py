@@ -268,6 +268,7 @@ def check_what_load_shows_and_that_ctrl_c_restores() -> None:
                 assert word in shown, word
 
             watch(load)
+            assert_timeline(engine)
 
             shown = sched_ctl("explain", "two/two1")
             print(shown)
@@ -292,6 +293,19 @@ def assert_confined(pid: int) -> None:
         assert bool(rights >> number & 1) == there, (number, status["CapEff"])
     mounts = [line.split() for line in text_of(f"/proc/{pid}/mounts").splitlines()]
     assert any(words[1] == "/sys" and words[3].startswith("ro") for words in mounts), mounts
+
+
+def assert_timeline(engine: lab.Engine) -> None:
+    """Tracks have the operators' names, and decisions are counted while they run."""
+    path = Path(tempfile.mkdtemp()) / "runs.json"
+    print(sched_ctl("stats", "--perfetto", str(path), "--seconds", "1"))
+    found = json.loads(path.read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in found if e["ph"] == "M"}
+    assert {name.rpartition("/")[2] for name in names.values()} == OPERATORS, names
+    assert {e["tid"] for e in found if e["name"] == "runs"} <= names.keys()
+    values = {(e["pid"], e["name"]): e["args"]["value"] for e in found if e["ph"] == "C"}
+    assert (0, "operator_runs") in values, values.keys()
+    assert any(pid == engine.pid and name.startswith("age of ") for pid, name in values), values
 
 
 def watch(load: Load) -> None:
