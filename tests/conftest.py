@@ -37,7 +37,6 @@ CAPABILITIES = {
     "clang": shutil.which("clang-19") is not None or shutil.which("clang") is not None,
     "java": shutil.which("javac") is not None,
     "gstreamer": shutil.which("gst-launch-1.0") is not None,
-    "promtool": shutil.which("promtool") is not None,
     "maven": shutil.which("mvn") is not None,
     "vagrant": shutil.which("vagrant") is not None,
     "qemu": shutil.which("qemu-system-x86_64") is not None,
