@@ -292,7 +292,7 @@ def plan(
     if save is not None:
         _save(save, controller)
     plans = views.plans(controller, journals.had(RunFolder(Path(settings.run_dir)).journal))
-    problems = [*views.problems(controller), *views.guesses(controller)]
+    problems = [*views.problems(controller), *views.spared(controller)]
     if json:
         show.emit_json(plans)
     else:

@@ -55,7 +55,10 @@ class Instead:
             return "a phase of the guard" if self.trial is None else "a phase of a race"
         if self.trial is None or not self.trial.own:
             return None
-        return "a race found none better" if self.trial.race.races else "until a race finds better"
+        if self.trial.race.races:
+            return "a race found none better"
+        why = self.trial.left and f": auto {self.trial.left}"
+        return f"until a race finds better{why}"
 
     @property
     def calm(self) -> bool:

@@ -26,7 +26,7 @@ from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
 from sched_ctl.controller.instead import Instead
 from sched_ctl.controller.pace import Pace
-from sched_ctl.controller.rule import SPARED, Rule, make_policy
+from sched_ctl.controller.rule import Rule, make_policy
 from sched_ctl.controller.standstill import LATE_PERIODS, LATE_S, Standstill
 from sched_ctl.controller.targets import TargetWatch
 from sched_ctl.controller.trial import Outcomes
@@ -413,8 +413,8 @@ class Controller:
                 rule.applied.problems,
                 repaired=bool(rule.repaired),
             )
-        for name in sorted(rule.spared & self.engines.keys()):
-            self.remarks.say(f"spared {rule.name} {name}", f"{name}: {SPARED}")
+        for name in sorted(rule.spared.keys() & self.engines.keys()):
+            self.remarks.say(f"spared {rule.name} {name}", f"{name}: {rule.spared[name]}")
 
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sched_ctl.adapt.effect import Effect
 from sched_ctl.adapt.race import opened
 from sched_ctl.controller.claims import Claims
-from sched_ctl.controller.rule import Rule, automatic
+from sched_ctl.controller.rule import Rule, automatic, why_left
 from sched_ctl.controller.trial import AUTO, Trial, candidates
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON
@@ -48,11 +48,12 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
     if not names:
         return False
     # What leaves a single query alone is not among them: until somebody waits, it stays so.
-    # Nor is what goes by guesses, unless the user said what is wanted.
+    # Nor is anything where "auto" would leave an engine alone, unless the user said what is wanted.
     word = rule.section.target or rule.section.shares
-    guessed = any(one.snapshot is not None and one.snapshot.topology.guessed for one in ruled)
-    kept = 1 if names[0] == first and (word or not guessed) else 0
-    rule.instead.trial = Trial(opened(names, objective, kept), first, phase_s)
+    reasons = {why_left(one.snapshot.topology, queries) for one in ruled if one.snapshot}
+    left = "" if word else max(reasons, default="")
+    kept = 1 if names[0] == first and not left else 0
+    rule.instead.trial = Trial(opened(names, objective, kept), first, phase_s, left)
     rule.enforce_by(rule.backend)
     return True
 

@@ -32,12 +32,28 @@ from sched_ctl.probes import threads as probes
 NO_ORDER = "constant"
 # Objectives for which all branches of a query wait alike: the mean and p99 gain, the median pays
 PAID_BY_HALF = ("mean", "p99", "worst")
+BY_GUESSES = "goes by no guess, and only its wake-ups are known"
+BACKING_OFF = (
+    "knows no order that helps a single query whose operators sleep for a while without input"
+)
 SPARED = (
-    "left as the system has it, for auto goes by no guess, and only its wake-ups are known: "
+    "left as the system has it, for auto {}: "
     "--race 10 tries orders; --target, --share or --policy say what is wanted"
 )
 
-__all__ = ["SPARED", "Rule", "automatic", "make_policy"]
+__all__ = ["Rule", "automatic", "make_policy", "why_left"]
+
+
+def why_left(topology: Topology, queries: int) -> str:
+    """Why "auto" leaves an engine as the system has it, as words after its name, or "".
+
+    queries: that its rule has in all. Operators of a single one that back off: a thread that wakes
+    by a timer finds what came meanwhile, whoever went first. Under each order that was tried tuples
+    were in the system for longer, by nice and by sched_ext.
+    """
+    if topology.guessed:
+        return BY_GUESSES
+    return BACKING_OFF if topology.backoff_s and queries == 1 else ""
 
 
 def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
@@ -100,7 +116,7 @@ class Rule:
     averages: dict[str, Averages] = field(default_factory=dict)  # by engine
     decided: dict[str, tuple["_Asked", Schedule]] = field(default_factory=dict)  # by domain
     schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
-    spared: set[str] = field(default_factory=set)  # engines, see `spares`
+    spared: dict[str, str] = field(default_factory=dict)  # engine -> why, see `spares`
     applied: Applied = field(default_factory=Applied)
     windows: Mapping[str, Window] = field(default_factory=dict)
     passes: int = 0
@@ -181,13 +197,16 @@ class Rule:
     def policy_of(self, domain: str) -> Policy:
         return self.variants.get(domain, self.policy)
 
-    def spares(self, topology: Topology) -> bool:
-        """Whether an engine is left as the system has it: of one of which only wake-ups are known
-        "auto" orders nothing, unless the user said what is wanted, or a race finds out.
+    def spares(self, topology: Topology) -> str:
+        """Why an engine is left as the system has it, in words; "" where it is not: "auto" orders
+        nothing where `why_left` says so, unless the user said what is wanted, or a race finds out.
         """
         word = self.section.target or self.section.shares
         decided = self.instead.switched or self.instead.trial
-        return topology.guessed and self.section.policy == "auto" and not (word or decided)
+        if self.section.policy != "auto" or word or decided:
+            return ""
+        why = why_left(topology, sum(self.queries.values()))
+        return why and SPARED.format(why)
 
     def count(self, queries: Mapping[str, int]) -> bool:
         """So many queries are ruled now, by domain. True: that makes it another policy."""
@@ -310,9 +329,9 @@ class Rule:
             if now is None or self.name in engine.refused:
                 continue
             queries = claims.of(self, engine.name, now.topology)
-            self.spared.discard(engine.name)
-            if queries and self.spares(now.topology):
-                self.spared.add(engine.name)
+            self.spared.pop(engine.name, None)
+            if queries and (why := self.spares(now.topology)):
+                self.spared[engine.name] = why
             if not queries or engine.name in self.spared:
                 continue
             resolution = resolutions[engine.name] = self.resolve(engine)

@@ -70,11 +70,15 @@ class Outcomes:
 
 @dataclass
 class Trial:
-    """The race of one rule. first: what "auto" is without it. phase_s: length of a phase."""
+    """The race of one rule. first: what "auto" is without it. phase_s: length of a phase.
+
+    left: why "auto" orders nothing until the race finds better, see `rule.why_left`.
+    """
 
     race: Race
     first: str
     phase_s: float
+    left: str = ""
     began_s: float = math.nan
     spans: dict[str, Span] = field(default_factory=dict)
     pressure: list[float] = field(default_factory=list)

@@ -14,7 +14,7 @@ from sched_ctl.backends import ladder
 from sched_ctl.backends.threads.nice import NOTHING_HAD
 from sched_ctl.controller import targets, trial
 from sched_ctl.controller.loop import Controller
-from sched_ctl.controller.rule import SPARED, Rule
+from sched_ctl.controller.rule import Rule
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import user
@@ -37,11 +37,11 @@ __all__ = [
     "effects",
     "engines",
     "explain",
-    "guesses",
     "plans",
     "problems",
     "replicas",
     "rows",
+    "spared",
     "stalls",
     "status",
     "suspected",
@@ -124,12 +124,12 @@ def stalls(group: Path | None) -> dict[str, Any]:
     }
 
 
-def guesses(controller: Controller) -> list[str]:
-    """Which engines are left alone, as only wake-ups of them are known, in words."""
+def spared(controller: Controller) -> list[str]:
+    """Which engines "auto" leaves alone, and why, in words."""
     return [
-        f"{name}: {SPARED}"
+        f"{name}: {rule.spared[name]}"
         for rule in controller.rules
-        for name in sorted(rule.spared & controller.engines.keys())
+        for name in sorted(rule.spared.keys() & controller.engines.keys())
     ]
 
 
@@ -139,7 +139,7 @@ def _notes(controller: Controller) -> list[str]:
     notes = {} if made is None else {name: made[name].note for name in made.names}
     found = [f"{name}: {note}" for name, note in notes.items() if note]
     found += controller.targets.notes(controller)
-    found += guesses(controller)
+    found += spared(controller)
     for rule in controller.rules:
         slower = controller.pace.note(rule.section.period or 1.0)
         found += [] if slower is None else [f"policy {rule.called}: {slower}"]

@@ -39,6 +39,8 @@ def test_a_race_has_each_its_turn_and_then_nothing_is_calm() -> None:
     assert os.trial is not None
     os.trial.race = replace(os.trial.race, begun=False, kept=0)
     assert os.own and os.phase == "until a race finds better"
+    os.trial.left = "goes by no guess"
+    assert os.phase == "until a race finds better: auto goes by no guess"
     os.trial.race = replace(os.trial.race, races=1)
     assert os.phase == "a race found none better"
 

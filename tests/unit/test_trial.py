@@ -214,9 +214,54 @@ def test_what_the_user_wants_of_such_an_engine_is_done(word: dict[str, Any], rac
     drive(controller, script)
 
 
-def test_a_race_over_guesses_begins_with_the_systems_own() -> None:
-    engine = FakeEngine(queries={"a": 2, "b": 2})
-    engine.topology = replace(engine.topology, guessed=True)
+def replaced(engine: FakeEngine, **changes: Any) -> FakeEngine:
+    engine.topology = replace(engine.topology, **changes)
+    return engine
+
+
+def test_auto_leaves_a_single_query_that_backs_off_and_no_others() -> None:
+    engine = replaced(FakeEngine(queries={"a": 2}), backoff_s=0.02)
+    backend = FakeBackend()
+    controller = raced(engine, backend, FakeGauge(), Section(), race=0)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.passes > 3)
+        assert not rule.threads and not views.problems(controller)
+        [note] = [note for note in views.status(controller)["notes"] if "--race" in note]
+        assert note.startswith("fake:a: left as the system has it, for auto knows no order that")
+        single = engine.topology
+        engine.topology = replace(FakeEngine(queries={"a": 2, "b": 2}).topology, backoff_s=0.02)
+        await until(lambda: rule.threads == 4)
+        assert not any("--race" in note for note in views.status(controller)["notes"])
+        engine.topology = single
+        await until(lambda: rule.threads == 0)
+        controller.set_policy(rule, "hr", {})
+        await until(lambda: rule.threads == 2)
+
+    drive(controller, script)
+
+
+def test_without_a_back_off_auto_orders_a_single_query() -> None:
+    engine = FakeEngine(queries={"a": 2})
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(), race=0)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.threads == 2)
+
+    drive(controller, script)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        replaced(FakeEngine(queries={"a": 2, "b": 2}), guessed=True),
+        replaced(FakeEngine(queries={"a": 2}), backoff_s=0.02),
+    ],
+    ids=["guesses", "back-off"],
+)
+def test_a_race_over_what_auto_leaves_begins_with_the_systems_own(engine: FakeEngine) -> None:
     backend = FakeBackend()
     controller = raced(engine, backend, FakeGauge(), Section(), race=0.1)
     [rule] = controller.rules
@@ -224,6 +269,8 @@ def test_a_race_over_guesses_begins_with_the_systems_own() -> None:
     async def script() -> None:
         await until(lambda: rule.passes > 20)  # all is calm
         assert rule.instead.trial is not None and rule.instead.trial.race.kept == 0
+        [told] = views.status(controller)["policies"]
+        assert told["phase"].startswith("until a race finds better: auto ")
 
     drive(controller, script)
     assert not any(schedule.threads for schedule in backend.schedules)
