@@ -1,0 +1,203 @@
+"""What is said of planted causes, and how sure: `python -m bench.real.verdicts [--flink]`.
+
+In the lab engine, and with `--flink` in a real Flink, each cause is planted anew a few times: an
+operator that wants more than its thread can do, one that sleeps with work in hand, a lock that
+replicas share, four hogs on the only CPU. Of each window (0.4 s apart) it is
+counted what was said of whom the cause is in, and of who has none. What is planted runs before all
+others on this machine, so that nobody else's load is in it.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench import results
+from bench.results import ROOT, Figure, Result, Row
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.lab.driver import kind as lab_kind
+
+CAUSES = ROOT / "tests" / "host" / "causes.graph"
+WINDOWS = 12
+SURE = 0.9  # who is so sure has to be right nine times of ten
+KEEPS_UP = ("input-bound", "keeps-up")
+Planted = Mapping[str, tuple[str, ...]]
+ALONE = {  # by operator or query: what is said if it is right
+    "heavy/crunch": ("single-thread-bound",),
+    "heavy/in": ("backpressured",),
+    "heavy/parse": ("backpressured",),
+    "heavy": ("single-thread-bound",),
+    "waits/lookup": ("io-bound",),
+    "waits/ask": KEEPS_UP,
+    "waits": KEEPS_UP,
+    "light/read": KEEPS_UP,
+    "light/work": KEEPS_UP,
+    "light/write": KEEPS_UP,
+    "light": KEEPS_UP,
+    "quiet/listen": ("idle",),
+    "quiet/act": ("idle",),
+    "quiet": ("idle",),
+}
+STARVED = {
+    "heavy/crunch": ("cpu-starved",),
+    "heavy": ("cpu-starved",),
+    "quiet/listen": ("idle",),
+    "quiet": ("idle",),
+}
+FLINK: dict[str, dict[str, Any]] = {
+    "single": {"rate": 2000, "work_us": 1000},
+    "slow": {"rate": 400, "work_us": 20, "block_ms": 10},
+    "guarded": {"rate": 400, "lock_ms": 10, "parallelism": 3},
+    "light": {"rate": 50, "work_us": 20},
+    "paced": {"rate": 50, "work_us": 20, "source": "paced"},
+}
+IN_FLINK = {
+    "single/single-work": ("single-thread-bound",),
+    "single/single-parse": ("backpressured",),
+    "single": ("single-thread-bound",),
+    "slow/slow-egress": ("io-bound",),
+    "slow/slow-work": ("backpressured",),
+    "slow": ("io-bound",),
+    "guarded": ("lock-bound",),
+    **{
+        name: KEEPS_UP
+        for q in ("light", "paced")
+        for name in (q, f"{q}/{q}-parse", f"{q}/{q}-work")
+    },
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """Of one window: what is right, what was said, and how sure."""
+
+    case: str
+    planted: tuple[str, ...]
+    said: str
+    sure: float
+
+
+@contextlib.contextmanager
+def lab(scale: float, cpus: set[int], nice: int) -> Iterator[Target]:
+    """The engine, at so many times the rates of its file, on these CPUs."""
+    import labengine
+
+    def prepare() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+        with contextlib.suppress(OSError):  # where sessions share the CPU first, ours before others
+            Path("/proc/self/autogroup").write_text(str(nice))
+        os.sched_setaffinity(0, cpus)
+
+    demand = scale * (400 * 4.3e-3 + 150 * 0.3e-3 + 100 * 1.2e-3)
+    load = ("--cpus", 1, "--utilisation", demand, "--bounded", 16)
+    with labengine.started(CAUSES, *load, start_new_session=True, preexec_fn=prepare) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def hogs(cpu: int) -> Iterator[None]:
+    """Four processes that want this CPU for themselves, for a minute at most."""
+    program = f"import os, time; os.sched_setaffinity(0, {{{cpu}}}); end = time.monotonic() + 60"
+    program += "\nwhile time.monotonic() < end: pass"
+    running = [subprocess.Popen([sys.executable, "-S", "-c", program]) for _ in range(4)]
+    try:
+        yield
+    finally:
+        for hog in running:
+            hog.kill()
+            hog.wait()
+
+
+def seen(target: Target, kind: DriverKind, case: str, planted: Planted) -> Iterator[Said]:
+    """What is said in some windows of those in whom something is planted."""
+    from watching import observed
+
+    found = observed(target, kind, WINDOWS)
+    for name, right in planted.items():
+        for row in found.get(name, ()):
+            yield Said(f"{case}, {name}", right, row["verdict"], row["confidence"] or 0.0)
+
+
+def in_the_lab(seed: int) -> Iterator[Said]:
+    """Once each: by itself on all CPUs, and beside hogs on one. The rates are drawn."""
+    drawn = random.Random(seed)
+    cpus = os.sched_getaffinity(0)
+    with lab(drawn.uniform(0.75, 1.3), cpus, -20) as target:
+        yield from seen(target, lab_kind, "lab", ALONE)
+    cpu = max(cpus)
+    with lab(drawn.uniform(0.75, 1.3), {cpu}, 0) as target, hogs(cpu):
+        yield from seen(target, lab_kind, "lab beside hogs", STARVED)
+
+
+def in_flink(times: int) -> Iterator[Said]:
+    """All jobs at once in one Flink, which runs before all others."""
+    from engines import cluster
+    from sched_ctl.drivers.flink import driver as flink
+    from sched_ctl.kernel import procfs
+
+    with TemporaryDirectory() as folder, cluster.running(Path(folder)) as running:
+        for name, arguments in FLINK.items():
+            running.submit(name=name, **arguments)
+        target = next(t for t in flink.find() if t.pid == running.job_manager.pid)
+        for _ in range(times):
+            for tid in procfs.tids(running.task_managers[0].pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, tid, -20)
+            yield from seen(target, flink.kind, "Flink", IN_FLINK)
+
+
+def told(said: Sequence[Said], seeds: Sequence[int]) -> Result:
+    """Rows: what was planted; columns: what was said, how often, and how much is right."""
+    by: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in said:
+        by[one.planted[0]][one.said] += 1
+    words = sorted({one.said for one in said}, key=lambda word: (word not in by, word))
+    rows = [
+        Row(planted, {word: str(counts[word]) if counts[word] else "" for word in words})
+        for planted, counts in sorted(by.items())
+    ]
+    for name, least in (("right, %", 0.0), (f"right of those {SURE:.0%} sure, %", SURE)):
+        figures: dict[str, Figure | str] = {}
+        for word in words:
+            of = [one.said in one.planted for one in said if one.said == word and one.sure >= least]
+            figures[word] = f"{100 * sum(of) / len(of):.1f} of {len(of)}" if of else "-"
+        rows.append(Row(name, figures))
+    return Result(
+        title="What is said (columns) where this is planted (rows), in windows",
+        columns=words,
+        n=len(said),
+        spread=None,
+        seeds=list(seeds),
+        kernel=platform.release(),
+        rows=rows,
+        **results.here(),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=4, help="runs of the lab engine")
+    parser.add_argument("--flink", action="store_true", help="plant causes in a real Flink, too")
+    results.argument(parser)
+    asked = parser.parse_args()
+    seeds = range(1, asked.seeds + 1)
+    said = [one for seed in seeds for one in in_the_lab(seed)]
+    if asked.flink:
+        said += in_flink(asked.seeds)
+    wrong = Counter((one.case, one.said) for one in said if one.said not in one.planted)
+    for (case, word), times in wrong.most_common():
+        print(f"{case}: {word}, {times} times", file=sys.stderr)
+    results.tell(told(said, seeds), asked.keep)
+
+
+if __name__ == "__main__":
+    main()
