@@ -46,9 +46,9 @@ OS = Way("os")
 
 
 def ways(scenario: Scenario) -> Iterator[Way]:
-    targets = [f"{query}={s * 1e3:.0f}ms" for query, s in scenario.targets.items()]
+    targets = [f"{query}*={s * 1e3:.0f}ms" for query, s in scenario.targets.items()]
     wanted = [word for target in targets for word in ("--target", target)]
-    classes = {**dict.fromkeys(scenario.targets, "constant"), "*": "constant"}
+    classes = {**{f"{query}*": "constant" for query in scenario.targets}, "*": "constant"}
     in_words = ", ".join(f'"{pattern}": "{policy}"' for pattern, policy in classes.items())
     for backend in ("nice", "scx"):
         by = ("--race", "0", "--backend", backend)
