@@ -23,9 +23,9 @@ from bench.guest.programs_scenarios import SCENARIOS, Scenario
 from bench.guest.programs_streams import FOLDER, Stream, prepared
 
 DECLARED = FOLDER / "programs.toml"
-SECONDS = 6.0
+SECONDS = 5.0
 SETTLE_S = 2.0
-RACE_S, LOOK_S = 60.0, 4.0
+RACE_S, LOOK_S = 45.0, 4.0
 HASTE = -15  # of `load` until it is in force: at 0 that takes a minute of such a CPU
 LAG_S = 30.0
 NEIGHBOUR_S = 0.0005  # that a process which has nothing to do with it works, each 10 ms

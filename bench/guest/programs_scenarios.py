@@ -41,7 +41,7 @@ name = "packets"
 find = { comm = "Suricata-Main" }
 [program.threads]
 '(?P<operator>W)#\\d+(?:-.*)?' = "operator"
-'.*' = { role = "housekeeping" }
+'Suricata-Main|C[WS]|US|F[MR]#.*' = { role = "housekeeping" }
 """
 RSYSLOG = """
 [[program]]
@@ -49,7 +49,7 @@ name = "rsyslog"
 find = { comm = "rsyslogd" }
 [program.threads]
 'rs:(?P<query>light|slow) (?P<operator>queue).*' = "operator"
-'.*' = { role = "input" }
+'rsyslogd|rs:main.*|imudp.*' = { role = "io" }
 """
 QUEUE, CODEC, WORKER, ACTION = r".*:.*", r"(dmx|dec|enc|mux|vf#)\d.*", r"W#.*", r"rs:(light|slow).*"
 
