@@ -12,6 +12,7 @@ __all__ = [
     "copied",
     "duration",
     "emit_json",
+    "ends",
     "entry",
     "height",
     "is_narrow",
@@ -128,7 +129,12 @@ def lines(line: str) -> int:
 
 def short(text: str, most: int) -> str:
     """The text, or its two ends where it is too long for a narrow screen."""
-    if len(text) <= most or not is_narrow():
+    return ends(text, most) if is_narrow() else text
+
+
+def ends(text: str, most: int) -> str:
+    """The text, or its two ends where it has more characters than that."""
+    if len(text) <= most:
         return text
     head = (most - 1) * 2 // 3
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"

@@ -126,11 +126,12 @@ def _unnamed(settings: Settings) -> None:
     for one in known:
         if pids := [pid for mine in here[one.name].values() for pid in mine]:
             more = f" and {len(pids) - 3} more" if len(pids) > 3 else ""
-            told = "not taken" if one.threads else "only whole processes can be ordered, not taken"
+            told = "" if one.threads else ", and only as a whole"
             show.text(
-                f"program:{one.name}: runs here (pid {', '.join(map(str, pids[:3]))}{more}), "
-                f"{told} unless named: --engine program:{one.name}"
+                f"program:{one.name} runs here (pid {', '.join(map(str, pids[:3]))}{more}); "
+                f"it is ordered if you name it{told}:"
             )
+            show.text(f"  sched-ctl load --engine program:{one.name}")
 
 
 def _threads(settings: Settings, pid: int, json: bool) -> None:
@@ -287,12 +288,13 @@ def plan(
     from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
-    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger().setLevel(logging.ERROR)  # what is to be known is told below
     controller = loading.plan(settings, drivers.drivers(), observe)
     if save is not None:
         _save(save, controller)
     plans = views.plans(controller, journals.had(RunFolder(Path(settings.run_dir)).journal))
-    problems = [*views.problems(controller), *views.spared(controller)]
+    spared = views.spared(controller)
+    problems = [*views.problems(controller), *spared]
     if json:
         show.emit_json(plans)
     else:
@@ -310,7 +312,7 @@ def plan(
     for rule in plans:
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")
-    if not any(rule["threads"] for rule in plans):
+    if not any(rule["threads"] for rule in plans) and not spared:
         raise UserError(
             f"nothing to schedule: {'; '.join(problems[:5]) or nothing(views.status(controller))}",
             "sched-ctl engines shows what is found",

@@ -145,7 +145,7 @@ def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     view.page = room
     view.first = min(view.first, max(0, len(rows) - room))
     shown = rows[view.first : view.first + room]
-    table = _table(shown, width >= WIDE, graphs)
+    table = _table(shown, width, graphs)
     below = len(rows) - view.first - len(shown)
     foot = _count(len({row["operator"] for row in named if row["query"] is not None}), "operator")
     if len(named) - helpers != len({row["operator"] for row in named if row["query"] is not None}):
@@ -282,24 +282,28 @@ def _order(answer: Answer) -> list[str]:
     return found
 
 
-def _table(rows: list[dict[str, Any]], wide: bool, graphs: bool) -> Table:
+def _table(rows: list[dict[str, Any]], width: int, graphs: bool) -> Table:
+    wide = width >= WIDE
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="reverse")
+    before = [("queue", 6), ("age s", 6), ("place", 5)]
+    before += [("urgency", 8), ("tid", 8)] if wide else []
+    applied, verdict = 26 if wide else 8, 19
+    after = [("run", 4), ("wait", 4)]
+    after += [("full", 4), ("asleep", 6), ("no input", 8), ("sure", 4)] if wide else []
+    widths = [least for _, least in (*before, *after)] + [applied, verdict]
+    room = max(14, width - sum(widths) - len(widths))
     table.add_column("operator", no_wrap=True, overflow="ellipsis", min_width=14)
-    columns = [("queue", 6), ("age s", 6), ("place", 5)]
-    columns += [("urgency", 8), ("tid", 8)] if wide else []
-    for name, width in columns:
-        table.add_column(name, justify="right", min_width=width, no_wrap=True)
-    table.add_column("applied", min_width=26 if wide else 8, no_wrap=True, overflow="ellipsis")
-    columns = [("run", 4), ("wait", 4)]
-    columns += [("full", 4), ("asleep", 6), ("no input", 8), ("sure", 4)] if wide else []
-    for name, width in columns:
-        table.add_column(name, justify="right", min_width=width, no_wrap=True)
-    table.add_column("verdict", no_wrap=True, overflow="ellipsis", min_width=22)
+    for name, least in before:
+        table.add_column(name, justify="right", min_width=least, no_wrap=True)
+    table.add_column("applied", min_width=applied, no_wrap=True, overflow="ellipsis")
+    for name, least in after:
+        table.add_column(name, justify="right", min_width=least, no_wrap=True)
+    table.add_column("verdict", no_wrap=True, overflow="ellipsis", min_width=verdict)
     for row in rows:
         more = [show.number(row["urgency"]), str(row["tid"])] if wide else []
         shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
         table.add_row(
-            _plain(_in_graph(row) if graphs else row["operator"]),
+            _plain(show.ends(_in_graph(row) if graphs else row["operator"], room)),
             show.number(row["queue"]),
             show.number(row["head_age_s"]),
             "-" if row["place"] is None else f"{row['place']:.2f}",

@@ -4,7 +4,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from sched_ctl.model.options import Options, by_name
 from sched_ctl.model.patterns import fits
 from sched_ctl.model.policy import Level
 from sched_ctl.model.schedule import Schedule
-from sched_ctl.model.topology import Thread
+from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import threads as probes
 from sched_ctl.service import by_query
 
@@ -503,14 +503,17 @@ def _plain(value: Any) -> Any:
 
 
 def _near(controller: Controller, what: str) -> str:
-    """The scheduled operator that may have been meant, by its label or its last part."""
+    """The operator that may have been meant, by its label or its last part."""
+    scheduled = [s.operators for rule in controller.rules for s in rule.schedules.values()]
+    known = [[o.label for o in one.topology.operators] for one in _snapshots(controller)]
     labels = {
         name: None
-        for rule in controller.rules
-        for schedule in rule.schedules.values()
-        for label in schedule.operators[:NEAR_OPERATORS]
+        for some in (*scheduled, *known)
+        for label in some[:NEAR_OPERATORS]
         for name in (label, label.rpartition("/")[2])
     }
+    if what in labels:
+        return ""
     held = [name for name in labels if what.lower() in name.lower()]
     if held:  # the shortest says least beside it
         return f": did you mean {min(held, key=len)!r}?"
@@ -518,16 +521,27 @@ def _near(controller: Controller, what: str) -> str:
 
 
 def _why_not(controller: Controller, what: str) -> str:
-    for engine in controller.engines.values():
-        snapshot = engine.snapshot
-        if snapshot is None:
-            continue
+    for snapshot in _snapshots(controller):
         for operator in snapshot.topology.operators:
-            if what in (operator.label, operator.name):
+            if fits((what,), operator.label, operator.name, operator.query):
                 if not operator.threads:
                     return "the engine has it, but its thread is not known: see notes in status"
+                left = [
+                    rule for rule in controller.rules if snapshot.topology.engine in rule.spared
+                ]
+                if left:
+                    return f"it is {left[0].spared[snapshot.topology.engine]}"
+                own = [rule.instead.phase for rule in controller.rules if rule.instead.own]
+                if own:
+                    return f"it has the OS's own order now ({own[0]}): see sched-ctl bottlenecks"
                 return "the engine has it, but no policy selects it, or it is excluded"
     return "sched-ctl status shows engines and queries, sched-ctl plan their operators"
+
+
+def _snapshots(controller: Controller) -> Iterator[Snapshot]:
+    for engine in controller.engines.values():
+        if engine.snapshot is not None:
+            yield engine.snapshot
 
 
 def _rss_bytes() -> int:

@@ -85,6 +85,13 @@ def test_eighty_columns_have_what_counts() -> None:
         assert word in text, word
 
 
+def test_a_long_name_leaves_the_verdict_whole() -> None:
+    named = answer(row("gstreamer/front-decoder"), row("gstreamer/front-encoder"))
+    held = [line for line in lines(named, View(), 80, 24) if "single-thread-bound" in line]
+    assert len(held) == 2
+    assert all(line.startswith("gstreamer/f") and "coder" in line for line in held), held
+
+
 def test_a_verdict_of_sleep_says_where() -> None:
     places = [{"where": "socket", "peer": "10.0.0.7:5432", "share": 0.83}]
     asleep = {"verdict": "io-bound", "sleeps": {"looks": 40, "places": places}}

@@ -17,6 +17,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule
 from sched_ctl.controller.trial import candidates
+from sched_ctl.errors import UserError
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target
 from sched_ctl.probes.pressure import Gauge, Level
@@ -230,6 +231,11 @@ def test_auto_leaves_a_single_query_that_backs_off_and_no_others() -> None:
         assert not rule.threads and not views.problems(controller)
         [note] = [note for note in views.status(controller)["notes"] if "--race" in note]
         assert note.startswith("fake:a: left as the system has it, for auto knows no order that")
+        with pytest.raises(UserError, match=r"'a/op0'$") as told:
+            views.explain(controller, "a/op0")
+        assert "left as the system has it" in (told.value.hint or "")
+        with pytest.raises(UserError, match="did you mean 'a/op0'"):
+            views.explain(controller, "a/opp0")
         single = engine.topology
         engine.topology = replace(FakeEngine(queries={"a": 2, "b": 2}).topology, backoff_s=0.02)
         await until(lambda: rule.threads == 4)
@@ -271,6 +277,9 @@ def test_a_race_over_what_auto_leaves_begins_with_the_systems_own(engine: FakeEn
         assert rule.instead.trial is not None and rule.instead.trial.race.kept == 0
         [told] = views.status(controller)["policies"]
         assert told["phase"].startswith("until a race finds better: auto ")
+        with pytest.raises(UserError) as said:
+            views.explain(controller, "a/op0")
+        assert "it has the OS's own order now (until a race finds" in (said.value.hint or "")
 
     drive(controller, script)
     assert not any(schedule.threads for schedule in backend.schedules)
