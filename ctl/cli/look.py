@@ -177,21 +177,26 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         return
     show.text(f"process {pid} is of the program {found.name}")
     show.table(
-        (">tid", "thread", "is", "query", "operator", "by the pattern"),
+        (">tid", "thread", "is", "by the pattern"),
         (
             (
                 row["tid"],
                 row["name"],
-                row["role"] or "left alone",
-                row["query"] or "",
-                row["operator"] or "",
-                (row["pattern"] or "none") + ("; others, too" if row["also"] else ""),
+                show.short(_taken_for(row), 26),
+                show.short((row["pattern"] or "none") + (" and others" if row["also"] else ""), 25),
             )
             for row in rows
         ),
     )
     if found.whole and not any(row["role"] == OPERATOR for row in rows):
         show.text(program.WHOLE)
+
+
+def _taken_for(row: dict[str, Any]) -> str:
+    """A thread's role; an operator's name, after its query's where that is known."""
+    if not row["operator"]:
+        return row["role"] or "left alone"
+    return "operator " + "/".join(filter(None, (row["query"], row["operator"])))
 
 
 def _queries(engine: dict[str, Any]) -> str:
