@@ -4,10 +4,11 @@ With exact time. `guest_robust_smp.py` has what two CPUs do at the very same mom
 """
 
 from vm import attacks
+from vm.inside import only_on
 
 from sched_ctl.kernel import schedext
 
-KERNELS = ("6.18",)  # 7.3, in partial mode, is in guest_attacks_wide.py
+KERNELS = ("6.18", "7.3")  # in full and in partial mode
 CPUS = 2
 ICOUNT = True
 ICOUNT_SHIFT = 2
@@ -20,9 +21,11 @@ def check_a_tiny_limit() -> None:
     attacks.tiny_limit()
 
 
+@only_on("6.18")
 def check_little_memory() -> None:
     attacks.little_memory()
 
 
+@only_on("6.18")
 def check_another_scheduler() -> None:
     attacks.another_scheduler()
