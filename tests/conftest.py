@@ -17,7 +17,18 @@ import kept
 import pytest
 
 from changed import changed_files, concerned
+from sched_ctl.kernel.libbpf import BpfError, library
 from support import DISTURBED
+
+
+def has_libbpf() -> bool:
+    """Debian 12's own is too old; the extra `scx` brings one."""
+    try:
+        library()
+    except BpfError:
+        return False
+    return True
+
 
 # capability -> whether this machine has it
 CAPABILITIES = {
@@ -35,6 +46,7 @@ CAPABILITIES = {
     "two_cpus": len(os.sched_getaffinity(0)) >= 2,
     "cc": shutil.which("cc") is not None,
     "clang": shutil.which("clang-19") is not None or shutil.which("clang") is not None,
+    "libbpf": has_libbpf(),
     "java": shutil.which("javac") is not None,
     "gstreamer": shutil.which("gst-launch-1.0") is not None,
     "maven": shutil.which("mvn") is not None,
