@@ -231,7 +231,7 @@ class Load:
 
     first: it goes before all others from its start, as what it loads is not what is measured.
     haste: what else it is ahead by until then, a nice value.
-    expected: threads of operators. 0: a race, which may begin with the system's own order.
+    expected: threads of operators. 0: maybe none; with a race, once that is open.
     """
 
     def __init__(
@@ -267,7 +267,8 @@ class Load:
             if not (RUN_DIR / "control.sock").exists():
                 return False
             if not expected:
-                return any(rule["race"] for rule in self.ask("status")["policies"])
+                rules = self.ask("status")["policies"]
+                return "--race" not in arguments or any(rule["race"] for rule in rules)
             if "nice" in arguments:
                 return "threads of" in self.log.read_text()
             rows = self.ask("dispatch").get("threads", [])
