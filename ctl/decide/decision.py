@@ -90,7 +90,7 @@ def decide(
     now_s = max((window.now.time_s for window in windows.values()), default=0.0)
     memory = policy.remember(frame, now_s)
     frame = frame.remembering(memory)
-    frame, judged = _judged(policy, frame, tuple(windows), cpus, stood)
+    frame, judged = _judged(policy, frame, windows, cpus, stood)
     form = without_input_last(policy, _checked(policy, frame), queue, layout.spins)
     topologies = [window.now.topology for window in windows.values()]
     spinning = frozenset(one.engine for one in topologies if one.idle_spins)
@@ -167,14 +167,16 @@ def _frame(
 def _judged(
     policy: Policy,
     frame: OperatorFrame,
-    engines: Sequence[str],
+    windows: Mapping[str, Window],
     cpus: float,
     stood: Mapping[tuple[str, str], Judgement],
 ) -> tuple[OperatorFrame, Mapping[tuple[str, str], Judgement]]:
     """How queries stand with the targets that the policy has, told to it with the frame."""
-    if not policy.targets or not engines:
+    if not policy.targets or not windows:
         return frame, MappingProxyType({})
-    judged = feasibility.judge(frame, engines, policy.targets, cpus, stood)
+    engines = tuple(windows)
+    guessed = [name for name, window in windows.items() if window.now.topology.guessed]
+    judged = feasibility.judge(frame, engines, policy.targets, cpus, stood, guessed)
     columns = {**frame.columns, **feasibility.tell(frame, engines, judged)}
     return replace(frame, columns=columns), judged
 

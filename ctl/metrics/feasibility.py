@@ -16,7 +16,7 @@ it is. All bounds have hysteresis, so that noise moves nobody to and fro.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -161,9 +161,13 @@ def judge(
     targets: Sequence[Target],
     cpus: float,
     before: Mapping[Query, Judgement],
+    guessed: Collection[str] = (),
 ) -> dict[Query, Judgement]:
-    """How each query of the frame that has a target stands. engines: by the frame's numbers."""
-    asked = loads(frame, engines, targets)
+    """How each query of the frame that has a target stands. engines: by the frame's numbers.
+
+    guessed: those of which only wake-ups are known, see `loads`.
+    """
+    asked = loads(frame, engines, targets, guessed)
     return feasible(asked, cpus, {query: known.standing for query, known in before.items()})
 
 
@@ -180,21 +184,34 @@ def tell(
 
 
 def loads(
-    frame: OperatorFrame, engines: Sequence[str], targets: Sequence[Target]
+    frame: OperatorFrame,
+    engines: Sequence[str],
+    targets: Sequence[Target],
+    guessed: Collection[str] = (),
 ) -> dict[Query, Load]:
-    """What the queries of the frame that have a target ask for; what is unknown counts as 0."""
+    """What the queries of the frame that have a target ask for; what is unknown counts as 0.
+
+    Of guessed engines that is what waits, what a path takes, and what one operator makes of
+    another's tuples: the milliseconds since a thread slept stand in for its queue, so that the rate
+    of arrivals would be 1000/s for all. What they need is what their operators use.
+    """
     names = _names(frame, engines)
     mine = {i: target_of(targets, *names_of(*name)) for i, name in enumerate(names)}
     if not any(mine.values()):
         return {}
     unknown = np.full(len(frame), np.nan)
     column = {name: np.nan_to_num(frame.columns.get(name, unknown)) for name in WANTS}
+    at = np.zeros(len(frame), dtype=int) if frame.engine is None else frame.engine
+    guess = np.isin(at, [i for i, name in enumerate(engines) if name in guessed])
+    for name in ("queue_size", "path_cost"):
+        column[name][guess] = 0.0
     threads = np.array([max(1, len(getattr(o, "threads", ()))) for o in frame.operators])
     need = column["cost"] * _flow(
         frame.graph,
         arrivals(frame.graph, column["input_rate"], column["queue_size"], column["head_age"]),
         column["selectivity"],
     )
+    need[guess] = (column["cost"] * column["input_rate"])[guess]
     work = column["queue_size"] * column["global_cost"]
     spent = np.where(column["head_age"] > 0, column["head_age"] + column["path_cost"], 0.0)
     found = {}

@@ -273,6 +273,27 @@ def test_loads_by_hand() -> None:
     assert_allclose(load.slack_s, 0.05 - 2.003)
 
 
+def test_of_guesses_what_is_used_counts_and_no_queue() -> None:
+    """The milliseconds since a thread slept are no queue: 4 ms a wake-up, awake for 2 s."""
+    queries = plan({"q": ["a", "b"]})
+    shown: dict[str, list[float]] = {
+        "cost": [4e-3, 2e-3],
+        "path_cost": [0.3, 0.2],
+        "selectivity": [5, 1],
+        "global_cost": [1, 1],
+        "input_rate": [30, 20],
+        "queue_size": [2000, 2000],
+        "head_age": [2.0, 2.0],
+    }
+    asked = (frame(queries, **shown), ["kernel:1"], (target("q", "50ms"),))
+    assert feasibility.loads(*asked)["kernel:1", "q"].widest > 4
+    load = feasibility.loads(*asked, guessed=["kernel:1"])["kernel:1", "q"]
+    assert_allclose((load.cpus, load.widest), (30 * 4e-3 + 20 * 2e-3, 0.12))
+    assert (load.path_s, load.work_s) == (0, 0)
+    stands = feasible({("kernel:1", "q"): load}, 1.0, {})["kernel:1", "q"].standing
+    assert stands is MEETS, "it is judged by what comes of it"
+
+
 # --- the policy ---
 
 QUERIES = plan({"alarm": ["a", "b"], "billing": ["c"], "bulk": ["d"], "hopeless": ["e"]})
