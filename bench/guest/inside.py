@@ -230,7 +230,6 @@ class Load:
     """`sched-ctl load`, in force. how: arguments that all phases have in common.
 
     first: it goes before all others from its start, as what it loads is not what is measured.
-    haste: what else it is ahead by until then, a nice value.
     expected: threads of operators. 0: maybe none; with a race, once that is open.
     """
 
@@ -242,7 +241,6 @@ class Load:
         how: tuple[str, ...] = SLEEPING,
         *,
         first: bool = True,
-        haste: int = 0,
     ) -> None:
         self.arguments = arguments
         self.asked = {label: pids[label] for label in ("tm", "jm") if label in pids}
@@ -250,7 +248,6 @@ class Load:
 
         def prepare() -> None:
             os.sched_setscheduler(0, *(FIRST if first else NORMAL))
-            os.setpriority(os.PRIO_PROCESS, 0, haste)
 
         self.log = Path(f"/tmp/load-{time.monotonic_ns()}.log")
         with self.log.open("w") as log:
@@ -275,9 +272,6 @@ class Load:
             return len(rows) >= expected and sum(r["runs"] > 0 for r in rows) >= 0.7 * expected
 
         patiently(ready, 60, "the operators' threads run by the scheduler")
-        for tid, _ in threads(self.process.pid) if haste else ():
-            if os.getpriority(os.PRIO_PROCESS, tid) == haste:
-                os.setpriority(os.PRIO_PROCESS, tid, 0)
         time.sleep(2.0)
         say(f"loaded: {' '.join(arguments)}")
 

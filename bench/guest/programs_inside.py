@@ -26,7 +26,6 @@ DECLARED = FOLDER / "programs.toml"
 SECONDS = 5.0
 SETTLE_S = 2.0
 RACE_S, LOOK_S = 45.0, 4.0
-HASTE = -15  # of `load` until it is in force: at 0 that takes a minute of such a CPU
 LAG_S = 30.0
 NEIGHBOUR_S = 0.0005  # that a process which has nothing to do with it works, each 10 ms
 HOW = ("--program", str(DECLARED), "--poll-timeout", "30", "--stale-after", "60")
@@ -94,7 +93,7 @@ def begun(
         for _, comm in threads(stream.process.pid)
     )
     arguments = (*scenario.engines, *way.arguments)
-    load = Load(arguments, 0 if way.race else expected, {}, HOW, first=False, haste=HASTE)
+    load = Load(arguments, 0 if way.race else expected, {}, HOW, first=False)
     end_s = time.monotonic()
     without_lag(streams[0])
     waits = streams[0].waits_s(began_s, end_s)
