@@ -139,10 +139,9 @@ def here() -> dict[str, Any]:
         check=False,
     )
     words = list(sys.argv[1:])
-    for where in ("--keep", "--json"):  # what was kept does not depend on it
-        if where in words:
-            at = words.index(where)
-            del words[at : at + 2]
+    if "--keep" in words:
+        at = words.index("--keep")
+        del words[at : at + 2]
     program = ".".join(Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("").parts)
     program = program.removesuffix(".__main__")
     return {

@@ -5,7 +5,6 @@ guest needs of them is done below.
 """
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import debian
@@ -24,19 +23,19 @@ class RootError(Exception):
     """There is no root; the text says why."""
 
 
-def root(architecture: str, packages: Sequence[str] = PACKAGES, name: str = "") -> Path:
-    """Made once, and kept. name: of one that has other packages."""
-    folder = debian.cache() / f"root-{name or architecture}"
+def root(architecture: str) -> Path:
+    """Made once, and kept."""
+    folder = debian.cache() / f"root-{architecture}"
     if folder.is_dir():
         return folder
     try:
         with debian.archive(SUITE, folder, architecture) as archive:
-            archive.unpack_all(*packages)
-            for file in ("passwd", "group"):
-                master = archive.tree / f"usr/share/base-passwd/{file}.master"
-                shutil.copy(master, archive.tree / "etc" / file)
-            for below in ("mnt", "root", "tmp", "var/tmp"):
-                (archive.tree / below).mkdir(parents=True, exist_ok=True)
+            archive.unpack_all(*PACKAGES)
+            for name in ("passwd", "group"):
+                master = archive.tree / f"usr/share/base-passwd/{name}.master"
+                shutil.copy(master, archive.tree / "etc" / name)
+            for name in ("mnt", "root", "tmp", "var/tmp"):
+                (archive.tree / name).mkdir(parents=True, exist_ok=True)
             archive.tree.rename(folder)
     except debian.ArchiveError as error:
         raise RootError(f"there is no root for {architecture}: {error}") from error

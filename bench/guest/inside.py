@@ -230,7 +230,6 @@ class Load:
     """`sched-ctl load`, in force. how: arguments that all phases have in common.
 
     first: it goes before all others from its start, as what it loads is not what is measured.
-    expected: threads of operators. 0: maybe none; with a race, once that is open.
     """
 
     def __init__(
@@ -245,10 +244,6 @@ class Load:
         self.arguments = arguments
         self.asked = {label: pids[label] for label in ("tm", "jm") if label in pids}
         put(self.asked, FIRST)
-
-        def prepare() -> None:
-            os.sched_setscheduler(0, *(FIRST if first else NORMAL))
-
         self.log = Path(f"/tmp/load-{time.monotonic_ns()}.log")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -256,16 +251,13 @@ class Load:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=prepare,
+                preexec_fn=lambda: os.sched_setscheduler(0, *(FIRST if first else NORMAL)),
             )
 
         def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()
             if not (RUN_DIR / "control.sock").exists():
                 return False
-            if not expected:
-                rules = self.ask("status")["policies"]
-                return "--race" not in arguments or any(rule["race"] for rule in rules)
             if "nice" in arguments:
                 return "threads of" in self.log.read_text()
             rows = self.ask("dispatch").get("threads", [])

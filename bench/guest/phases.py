@@ -21,17 +21,9 @@ MARK = "@@ "
 
 
 def from_guest(
-    program: str,
-    arguments: Sequence[str],
-    kernel: str,
-    cpus: int,
-    limit_s: float,
-    *shown: Path,
+    program: str, arguments: Sequence[str], kernel: str, cpus: int, limit_s: float
 ) -> Iterator[dict[str, Any]]:
-    """The phases that a program of this folder prints in a guest (bench/guest/inside.py).
-
-    shown: folders of this machine that it needs, wherever they are.
-    """
+    """The phases that a program of this folder prints in a guest (bench/guest/inside.py)."""
     import guest
     import kernels
 
@@ -57,7 +49,7 @@ def from_guest(
         icount=True,
         memory="3G",
         timeout_s=limit_s,
-        show=(CACHE, *shown),
+        show=(CACHE,),
         append=kernels.append(kernel),
     )
     rest, begun = b"", ""
@@ -126,10 +118,6 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
     found["all mean"], found["all p99"] = float(np.mean(every)), float(np.quantile(every, 0.99))
     for query, share in phase.get("late", {}).items():
         found[f"{query} late, %"] = 100 * share
-    for name, per_s in phase.get("rates", {}).items():
-        found[f"{name}/s"] = per_s
-    for name, share in phase.get("lost", {}).items():
-        found[f"{name} lost, %"] = 100 * share
     if len(phase["queries"]) > 2:
         means = [found[f"{query} mean"] for query in phase["queries"]]
         found["queries' mean"] = float(np.mean(means))

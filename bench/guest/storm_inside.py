@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from sched_ctl.workloads.demand import rate_scale
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path("/run/storm")
-HOW = ("--poll-timeout", "30", "--stale-after", "60", "--discover", "60")
+HOW = ("--engine", "storm", "--poll-timeout", "30", "--stale-after", "60", "--discover", "60")
 SECONDS = 12.0
 SETTLE_S = 4.0  # reports, rates and the first decisions
 WARM_S = 40.0
@@ -126,14 +126,13 @@ def role_of(label: str, comm: str) -> str:
 
 @dataclass
 class Topology:
-    """One that runs, and what arrives at it. engine: what `load` and rivals call its kind."""
+    """One that runs, and what arrives at it."""
 
-    engine: str
+    cluster: Storm
     shape: str
     out: Path
     rate: Path
     pid: int
-    role_of: Callable[[str, str], str]
 
     def offer(self, rate: float) -> None:
         """Let what waits leave, then have so many a second arrive."""
@@ -195,7 +194,7 @@ def started(cluster: Storm, shape: str) -> tuple[Topology, float]:
 
     patiently(flows, 120, "tuples that leave")
     say(f"{shape} runs: {sorted(comm for _, comm in threads(pid))}")
-    return Topology("storm", shape, out, rate, pid, role_of), half
+    return Topology(cluster, shape, out, rate, pid), half
 
 
 def daemons() -> dict[str, int]:
@@ -240,7 +239,7 @@ def phase(
     ]
     for step in steps:
         step.start()
-    found = measure(way.name, SECONDS, pids, topology.role_of)
+    found = measure(way.name, SECONDS, pids, role_of)
     for step in steps:
         step.join()
     time.sleep(FLUSH_S)
@@ -256,9 +255,7 @@ def phase(
 
 def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequence[Way]) -> None:
     pids = {"tm": topology.pid, **daemons()}
-    names = [topology.role_of("tm", comm) for _, comm in threads(topology.pid)]
-    operators = names.count("operators")
-    how = ("--engine", topology.engine, *HOW)
+    operators = sum(role_of("tm", comm) == "operators" for _, comm in threads(topology.pid))
     load: Load | Rival | None = None
     by, pulse = Way(), Pulse()
     try:
@@ -269,12 +266,11 @@ def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequenc
             new = load is None
             topology.offer(0.5 * rates[0])
             if way in RIVALS and load is None:
-                arguments = (*RIVALS[way], topology.engine, topology.shape)
+                arguments = (*RIVALS[way], "storm", topology.shape)
                 load, by = Rival(arguments, topology.pid, topology.pid), way
             elif way.policy and load is None:
-                # What leaves all as it is would never be seen to be in force.
-                policy = "qs" if way.policy == "auto" and not way.race else way.policy
-                load, by = Load(("--policy", policy, *way.arguments), operators, pids, how), way
+                arguments = ("--policy", way.policy, *way.arguments)
+                load, by = Load(arguments, operators, pids, HOW), way
             if load is not None:
                 if isinstance(load, Load) and not way.race:  # it would begin anew
                     load.set(way.policy)
