@@ -50,7 +50,13 @@ def stats(
     Example: sched-ctl stats --watch
     """
     from sched_ctl import show
+    from sched_ctl.config.settings import ConfigError
     from sched_ctl.service.socket import request
+
+    if perfetto is not None and (watch or json):
+        raise ConfigError(
+            "--perfetto writes a file, and shows nothing", "leave out --watch, --json"
+        )
 
     def ask() -> dict[str, Any]:
         answer: dict[str, Any] = request(run_dir, "dispatch")

@@ -147,9 +147,8 @@ def write_timeline(
     from sched_ctl.probes.timeline import record
 
     try:
-        with path.open("w") as file:  # before anybody waits for it
-            found = record(pids, tids, seconds, names=names, sample=sample)
-            file.write(dumps(found))
+        found = record(pids, tids, seconds, names=names, sample=sample)
+        path.write_text(dumps(found))
     except tracing.Unavailable as error:
         raise UserError(f"nothing can be traced: {error}", "see sched-ctl check") from None
     except OSError as error:

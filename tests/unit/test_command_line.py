@@ -217,6 +217,7 @@ def test_what_a_backend_will_set_is_told_before() -> None:
         (["simulate", "--load", "0.5", "--load", "nan"], 2),
         (["fleet", "generate", "/dev/null/x", "--hours", "nan"], 2),
         (["top", "--sort", "nosuch"], 2),
+        (["stats", "--perfetto", "x", "--json"], 2),
         (["demo", "--policy", "nosuch"], 2),
         (["simulate"], 2),
         (["simulate", "x", "--warm-up", "-1"], 2),
