@@ -241,6 +241,7 @@ def plans(
     """What each policy decided in its last pass.
 
     had: nice values that threads had before another controller changed them, by tid and start time.
+    spared: engines that "auto" leaves as they are, and why.
     """
     options = by_name(controller.settings.backends)
     return [
@@ -251,6 +252,7 @@ def plans(
             "chosen": rule.chosen,
             "engines": list(rule.windows),
             "problem": rule.problem,
+            "spared": dict(rule.spared),
             "queries": by_query.queries(controller, rule),
             "threads": [
                 row

@@ -236,6 +236,8 @@ def test_auto_leaves_a_single_query_that_backs_off_and_no_others() -> None:
         assert "left as the system has it" in (told.value.hint or "")
         with pytest.raises(UserError, match="did you mean 'a/op0'"):
             views.explain(controller, "a/opp0")
+        [planned] = views.plans(controller)
+        assert planned["spared"]["fake:a"].startswith("left as the system has it")
         single = engine.topology
         engine.topology = replace(FakeEngine(queries={"a": 2, "b": 2}).topology, backoff_s=0.02)
         await until(lambda: rule.threads == 4)
