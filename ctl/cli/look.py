@@ -164,16 +164,7 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted})
         return
     if found is None:
-        show.text(f"no declaration means process {pid}. A first draft, by its threads' names:")
-        show.text("")
-        for line in drafts.draft(pid, threads, edges).split("\n"):
-            show.copied(line)
-        if drafts.pooled(threads):
-            show.text("")
-            show.text(
-                "Its threads have no names of their own, as those of a pool: only the whole "
-                "process can be ordered against others."
-            )
+        _show_draft(pid, drafts.draft(pid, threads, edges), pooled=drafts.pooled(threads))
         return
     show.text(f"process {pid} is of the program {found.name}")
     show.table(
@@ -190,6 +181,22 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
     )
     if found.whole and not any(row["role"] == OPERATOR for row in rows):
         show.text(program.WHOLE)
+
+
+def _show_draft(pid: int, draft: str, *, pooled: bool) -> None:
+    """A declaration to begin with. pooled: its threads have no names of their own."""
+    from sched_ctl import show
+
+    show.text(f"no declaration means process {pid}. A first draft, by its threads' names:")
+    show.text("")
+    for line in draft.split("\n"):
+        show.copied(line)
+    if pooled:
+        show.text("")
+        show.text(
+            "Its threads have no names of their own, as those of a pool: only the whole "
+            "process can be ordered against others."
+        )
 
 
 def _taken_for(row: dict[str, Any]) -> str:

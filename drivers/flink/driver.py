@@ -381,15 +381,12 @@ class FlinkDriver:
                     owned[places[0]] = tuple(sorted(found[key], key=lambda thread: thread.tid))
                 elif rows[places[0]].running:
                     self._missing.add(rows[places[0]].job)
-            runs = {
-                t.tid: place
-                for one in wanted.values()
-                for place in one
-                for t in owned.get(place, ())
-            }
-            working, untold = serving(process.workers, runs, rows)
-            helpers += working
-            notes += untold
+            if process.workers:
+                mine = {place for places in wanted.values() for place in places} & owned.keys()
+                runs = {thread.tid: place for place in mine for thread in owned[place]}
+                working, untold = serving(process.workers, runs, rows)
+                helpers += working
+                notes += untold
             if process.trouble:
                 notes.append(f"TaskManager {process.known.id}: {process.trouble}")
         away = {row.task_manager for row in rows} - {p.known.id for p in self._processes.values()}

@@ -273,6 +273,12 @@ def test_parts_of_a_program_are_queries_once_that_is_sure(
         topology = driver.poll(1.0).topology
         assert driver.poll(1.0).topology is topology
         assert [(o.replica, o.replicas) for o in topology.operators] == [(0, 1)] * 4
+        monkeypatch.setattr(kernel, "MOST_PARTS", 1)  # as where there are clients
+        wakes.pairs = [(0, 1), (3, 2)]
+        wait_until(lambda: set(queries()) == {name}, what="too many parts")
+        monkeypatch.setattr(kernel, "MOST_PARTS", 8)
+        wakes.pairs = [(0, 1), (2, 3)]
+        wait_until(lambda: len(set(queries())) == 2, what="two again")
         wakes.pairs.append((1, 2))
         wait_until(lambda: set(queries()) == {name}, what="one query again")
     finally:
