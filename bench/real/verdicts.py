@@ -12,7 +12,6 @@ import contextlib
 import os
 import platform
 import random
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench import results
-from bench.results import ROOT, Figure, Result, Row
+from bench.results import Figure, Result, Row
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.lab.driver import kind as lab_kind
 
-CAUSES = ROOT / "tests" / "host" / "causes.graph"
 WINDOWS = 12
 SURE = 0.9  # who is so sure has to be right nine times of ten
 KEEPS_UP = ("input-bound", "keeps-up")
@@ -86,37 +84,6 @@ class Said:
     sure: float
 
 
-@contextlib.contextmanager
-def lab(scale: float, cpus: set[int], nice: int) -> Iterator[Target]:
-    """The engine, at so many times the rates of its file, on these CPUs."""
-    import labengine
-
-    def prepare() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-        with contextlib.suppress(OSError):  # where sessions share the CPU first, ours before others
-            Path("/proc/self/autogroup").write_text(str(nice))
-        os.sched_setaffinity(0, cpus)
-
-    demand = scale * (400 * 4.3e-3 + 150 * 0.3e-3 + 100 * 1.2e-3)
-    load = ("--cpus", 1, "--utilisation", demand, "--bounded", 16)
-    with labengine.started(CAUSES, *load, start_new_session=True, preexec_fn=prepare) as target:
-        yield target
-
-
-@contextlib.contextmanager
-def hogs(cpu: int) -> Iterator[None]:
-    """Four processes that want this CPU for themselves, for a minute at most."""
-    program = f"import os, time; os.sched_setaffinity(0, {{{cpu}}}); end = time.monotonic() + 60"
-    program += "\nwhile time.monotonic() < end: pass"
-    running = [subprocess.Popen([sys.executable, "-S", "-c", program]) for _ in range(4)]
-    try:
-        yield
-    finally:
-        for hog in running:
-            hog.kill()
-            hog.wait()
-
-
 def seen(target: Target, kind: DriverKind, case: str, planted: Planted) -> Iterator[Said]:
     """What is said in some windows of those in whom something is planted."""
     from watching import observed
@@ -129,12 +96,13 @@ def seen(target: Target, kind: DriverKind, case: str, planted: Planted) -> Itera
 
 def in_the_lab(seed: int) -> Iterator[Said]:
     """Once each: by itself on all CPUs, and beside hogs on one. The rates are drawn."""
+    from planted import causes, hogs
+
     drawn = random.Random(seed)
-    cpus = os.sched_getaffinity(0)
-    with lab(drawn.uniform(0.75, 1.3), cpus, -20) as target:
+    with causes(nice=-20, scale=drawn.uniform(0.75, 1.3)) as target:
         yield from seen(target, lab_kind, "lab", ALONE)
-    cpu = max(cpus)
-    with lab(drawn.uniform(0.75, 1.3), {cpu}, 0) as target, hogs(cpu):
+    cpu = max(os.sched_getaffinity(0))
+    with causes(nice=0, cpus={cpu}, scale=drawn.uniform(0.75, 1.3)) as target, hogs(4, cpu):
         yield from seen(target, lab_kind, "lab beside hogs", STARVED)
 
 

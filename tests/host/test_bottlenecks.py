@@ -1,60 +1,19 @@
 """Verdicts on lab engines with a cause in them that is known."""
 
-import contextlib
 import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
-import labengine
 import pytest
+from planted import causes, hogs
 from watching import observed, share
 
-from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab.driver import kind
 from support import disturbed
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
 
-CAUSES = Path(__file__).with_name("causes.graph")
 WINDOWS = 20
 MOST_WAIT = 0.1  # of the heavy operator, or it is not its own doing that holds it
-# CPU seconds a second that the sources of each query ask for, as the file has them
-DEMAND = 400 * 4.3e-3 + 150 * 0.3e-3 + 100 * 1.2e-3
-
-
-@contextlib.contextmanager
-def causes(*options: object, nice: int, cpu: int | None = None) -> Iterator[Target]:
-    """The engine. Before everybody else (nice -20), what it does is its own doing."""
-
-    def prepare() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-        with contextlib.suppress(OSError):  # where sessions share the CPU first, that of ours too
-            Path("/proc/self/autogroup").write_text(str(nice))
-        if cpu is not None:
-            os.sched_setaffinity(0, {cpu})
-
-    load = ("--cpus", 1, "--utilisation", DEMAND, "--bounded", 16)
-    with labengine.started(
-        CAUSES, *load, *options, start_new_session=True, preexec_fn=prepare
-    ) as target:
-        yield target
-
-
-@contextlib.contextmanager
-def hogs(count: int, cpu: int) -> Iterator[None]:
-    """So many processes that want a CPU for themselves, for a minute at most."""
-    program = f"import os, time; os.sched_setaffinity(0, {{{cpu}}}); end = time.monotonic() + 60"
-    program += "\nwhile time.monotonic() < end: pass"
-    running = [subprocess.Popen([sys.executable, "-S", "-c", program]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for hog in running:
-            hog.kill()
-            hog.wait()
 
 
 @pytest.mark.needs("two_cpus")  # one for the heavy operator, one for all others
@@ -92,7 +51,7 @@ def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
 
 def test_operators_beside_hogs_are_starved() -> None:
     cpu = max(os.sched_getaffinity(0))
-    with causes(nice=0, cpu=cpu) as target, hogs(4, cpu):
+    with causes(nice=0, cpus={cpu}) as target, hogs(4, cpu):
         seen = observed(target, kind, WINDOWS)
     assert share(seen, "heavy/crunch", "cpu-starved") >= 0.95
     # A tenth of a CPU may be just enough beside four hogs, or not: then it falls behind.
