@@ -27,5 +27,6 @@ def test_roots_passes_go_on_beside_each_attack() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"^(\w+) +[\d.]+ passes/s", done.stdout, re.MULTILINE) == [
         "nothing",
+        "hogs",
         *ATTACKS,
     ]
