@@ -257,6 +257,8 @@ class Output:
         self._gave_s = time.monotonic()  # the last output
         self._anew: _Counts | None = None  # the first look at counters that had begun anew
         self._silent_s = 0.0  # longest time between two outputs, up to that look
+        # The last look before that at a process that had begun anew and told of no tuple
+        self._blank_s: float | None = None
         # Tuples that the sources sent, and that left, in how many seconds
         self.taken, self.given, self.over_s = 0.0, 0.0, 0.0
         self._gave_rate = 0.0  # when a rate was last taken
@@ -302,7 +304,7 @@ class Output:
         """
         begin_s = time.monotonic()
         self._gave_s = begin_s  # nobody looked while it kept its state, which may take long
-        self._silent_s, self._anew = 0.0, None
+        self._silent_s, self._anew, self._blank_s = 0.0, None, None
         new_s = math.inf  # since when it gives output with these replicas
         while time.monotonic() - begin_s < patience_s:
             gave_s = self._gave_s
@@ -322,7 +324,10 @@ class Output:
             return 0.0
         gives = (now.given - first.given) / (now.at_s - first.at_s)
         # Where reports come late, little is seen of what it gives by now
-        return first.given / max(gives, self._gave_rate)
+        unseen_s = first.given / max(gives, self._gave_rate)
+        # What had waited leaves at once, many times as fast as that. A new process that told of no
+        # tuple at the look before has given output since then, or since the report before it.
+        return unseen_s if self._blank_s is None else min(unseen_s, first.at_s - self._blank_s)
 
     def look(self) -> Topology | None:
         """One answer; None where there is none, as while the engine restarts the query."""
@@ -334,6 +339,8 @@ class Output:
         self._said = snapshot.topology
         now, before = _counts(snapshot, self._query), self._before
         if now is None:
+            if self._blank_s is not None and self._anew is None:
+                self._blank_s = time.monotonic()
             return snapshot.topology
         self._before = now
         if before is not None:
@@ -359,6 +366,8 @@ class Output:
             driver = self._connect()
             self._driver.close()
             self._driver, self._born = driver, _born(driver)
+            if self._anew is None:
+                self._blank_s = time.monotonic()
 
 
 def _born(driver: Driver) -> int | None:

@@ -395,6 +395,16 @@ def test_reports_that_come_late_do_not_make_a_restart_shorter() -> None:
     assert output._unseen_s() == pytest.approx(3.0, rel=0.2)
 
 
+def test_what_had_waited_leaves_at_once_and_makes_no_restart_shorter() -> None:
+    """Of 13 s of silence 12.9 were said to be of output: 2,600 tuples at 200 a second."""
+    output = scaling.Output(lambda: Restarting({1: 200}), "q")
+    output._anew = scaling._Counts(50.0, 0.0, 2600.0)
+    output._before = scaling._Counts(52.0, 0.0, 3000.0)
+    assert output._unseen_s() == pytest.approx(13.0)
+    output._blank_s = 49.7  # nothing had left by then
+    assert output._unseen_s() == pytest.approx(0.3)
+
+
 def test_a_query_whose_tuples_nobody_counts_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
