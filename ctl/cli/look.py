@@ -107,7 +107,8 @@ def engines(
         ),
     )
     for engine in found:
-        show.text(f"{engine['engine']}: ordered {engine['ordered']}")
+        place = f"in {engine['runs_in']}, " if engine.get("runs_in") else ""
+        show.text(f"{engine['engine']}: {place}ordered {engine['ordered']}")
     _unnamed(settings)
 
 
@@ -405,6 +406,8 @@ def explain(
         show.text(f"{thread['operator']}: thread {thread['tid']} ({thread['name']})")
         show.text(f"  why        {thread['why']}")
         show.text(f"  ordered    {thread['ordered']}")
+        if thread.get("runs_in"):
+            show.text(f"  runs in    {thread['runs_in']}")
         for line in planned.urgency_in_words(thread):
             show.text(line)
         place = thread["normalised"]

@@ -130,7 +130,13 @@ def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     """The whole picture, no higher than the terminal. height: 0 = as high as it gets."""
     if view.helping:
         return Text(HELP, overflow="ellipsis")
-    named = [row for row in answer["rows"] if view.only.lower() in row["operator"].lower()]
+    runs_in = answer.get("runs_in", {})
+    named = [
+        row
+        for row in answer["rows"]
+        if view.only.lower() in row["operator"].lower()
+        or view.only.lower() in runs_in.get(row["engine"], "")
+    ]
     helpers = sum(row["query"] is None for row in named)
     rows = [row for row in named if view.helpers or row["query"] is not None]
     key, descending = SORTS[view.sort]
@@ -240,6 +246,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
         f"pressure: {pressure or 'not told'}   sorted by {view.sort}{filtered}",
     ]
     lines += _order(answer)
+    lines += [f"{engine} is in {where}" for engine, where in answer.get("runs_in", {}).items()][:2]
     times = [
         f"{effect['query']} {effect['time_s'] * 1e3:.3g} ms"
         for effect in answer.get("effects", ())

@@ -58,7 +58,7 @@ def _engine(engine: Mapping[str, Any]) -> str:
         state += f", answered {show.duration(engine['answered_s_ago'])} ago"
     return (
         f"{engine['engine']}: {state}, {queries} {'query' if queries == 1 else 'queries'}, "
-        f"{found} operator threads"
+        f"{found} operator threads" + (f", in {engine['runs_in']}" if engine.get("runs_in") else "")
     )
 
 

@@ -254,8 +254,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     users: Annotated[
         tuple[str, ...],
         Meta(
-            description="whose engines are ordered together with root's, as names or uids; "
-            "others' are ordered alone",
+            description="whose engines are ordered together with root's, as names, uids or "
+            "pod:NAMESPACE/*; others' are ordered alone",
             extra={"metavar": "USER"},
         ),
     ] = ()

@@ -7,7 +7,7 @@ from sched_ctl.backends import Applied, Backend
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.undo.journal import JournalError
 from sched_ctl.controller.rule import Rule
-from sched_ctl.engines.owners import COMMON, user
+from sched_ctl.engines.owners import COMMON, called
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.errors import UserError
 from sched_ctl.model.schedule import Schedule, without
@@ -83,10 +83,10 @@ class Enforcement:
             rule.fair[rule.backend] = backend.name
             if backend.name != rule.backend:
                 log.info(
-                    "policy %s: %s for engines of user %s: %s would put them before others",
+                    "policy %s: %s for engines of %s: %s would put them before others",
                     rule.called,
                     backend.name,
-                    user(int(domain)),
+                    called(domain),
                     rule.backend,
                 )
         return backend

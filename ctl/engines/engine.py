@@ -30,12 +30,13 @@ from sched_ctl.engines.budget import Allowance, Budget
 from sched_ctl.engines.horizons import Horizons
 from sched_ctl.engines.owners import COMMON, Owners, belonging
 from sched_ctl.engines.worker import Here, Worker
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import containers, procfs
 from sched_ctl.kernel.identity import Lifetime
 from sched_ctl.metrics.settle import Said
 from sched_ctl.metrics.window import REPORTS, SAMPLES
 from sched_ctl.model.access import Access
 from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.patterns import runs_in
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
 from sched_ctl.probes.answering import AnsweringTime
 from sched_ctl.probes.every import Probes
@@ -71,8 +72,13 @@ class Engine:
         self.derived: Mapping[str, str] = {}  # metrics that the driver works out, and how
         self.guesses: frozenset[str] = frozenset()  # those that no policy may trust unwatched
         self.waiting = False  # its first metrics are still on their way
+        self._lifetime = None if target.pid is None else Lifetime(target.pid)
         # Whose it is; None: not known (yet).
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
+        self.container: containers.Container | None = None
+        self._found_in = 0  # the process whose container that is
+        if target.pid is not None:
+            self._find_container(target.pid)
         self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
         # Whether some policy needs what our own probes read. At first, as nobody can tell yet: what
         # counts rates needs two readings.
@@ -96,14 +102,13 @@ class Engine:
         self._asked_s = 0.0
         self._quiet_until_s = 0.0
         # What another user wrote is never taken apart in the main loop.
-        own = kind.prompt and self.uid in (None, os.geteuid())
+        own = kind.prompt and self.uid in (None, os.geteuid()) and not self.namespace
         self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
         self._probes: Probes | None = None  # likewise
         self.sleeps = SleepPlaces()  # looks while somebody wants to know
         self.horizons = Horizons()  # filled while somebody wants to know
         self.said: dict[str, Said] = {}  # of its queries
-        self._lifetime = None if target.pid is None else Lifetime(target.pid)
         self._spent_s = 0.0  # CPU time of the last answer
         self._answering = AnsweringTime()  # touched by the worker only
         self._budget = Budget()
@@ -125,12 +130,17 @@ class Engine:
     @property
     def domain(self) -> str:
         """Which engines it is ordered with, see `owners`."""
-        return self.owners.domain(self.uid)
+        return self.owners.domain(self.uid, self.container)
 
     @property
     def ordered(self) -> str:
         """The same and why, in words."""
-        return self.owners.why(self.uid)
+        return self.owners.why(self.uid, self.container)
+
+    @property
+    def namespace(self) -> str:
+        """Of its pod; "": it is in none."""
+        return "" if self.container is None else self.container.namespace or self.container.pod
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -246,6 +256,13 @@ class Engine:
         self.sleeps.close()
         self._worker.tell(self._disconnect)
         self._worker.stop()
+        runs_in(self.name, ())
+
+    def _find_container(self, pid: int) -> None:
+        """Once for each process that is its main one."""
+        if pid != self._found_in:
+            self._found_in, self.container = pid, containers.of(pid)
+            runs_in(self.name, () if self.container is None else self.container.names)
 
     # --- in the worker ---
 
@@ -291,17 +308,21 @@ class Engine:
             if driver.target.pid is not None:
                 uid = procfs.owner(driver.target.pid)
                 self.uid = self.uid if uid is None else uid
+                self._find_container(driver.target.pid)
             elif driver.target.uid is not None:
                 self.uid = driver.target.uid
             elif self.uid is None:
                 # It runs elsewhere, and the administrator has named it. Whose threads it speaks
                 # of first, it may speak of.
                 pids = {t.pid for o in snapshot.topology.operators for t in o.threads}
-                found = [uid for uid in map(procfs.owner, sorted(pids)) if uid is not None]
-                self.uid = min(found, default=None)
+                found = {pid: uid for pid in pids if (uid := procfs.owner(pid)) is not None}
+                if found:
+                    first = min(found, key=lambda pid: (found[pid], pid))
+                    self.uid = found[first]
+                    self._find_container(first)
             self._said = self._own = snapshot.topology
             if self.uid is not None:
-                self._own = belonging(snapshot.topology, self.uid)
+                self._own = belonging(snapshot.topology, self.uid, namespace=self.namespace)
         if self._own is snapshot.topology or self._own is None:
             return snapshot
         return replace(snapshot, topology=self._own)

@@ -3,8 +3,10 @@
 An engine is its main process's user's, and only threads of that user's processes count as its
 threads. Engines whose owners the machine's administrator answers for (root, the system's own
 users, and those that the setting `users` names) are ordered together; every other user's are
-ordered among themselves, in a *domain* of their own. A domain's name is "" for the common one and
-the uid, as text, for the rest.
+ordered among themselves, in a *domain* of their own. An engine in a pod of Kubernetes is its
+namespace's, whatever its uid: root in a container is nobody's administrator, and all pods may have
+one uid. A domain's name is "" for the common one, and the uid, as text, or "pod:NAMESPACE" for the
+rest.
 """
 
 import functools
@@ -15,12 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from sched_ctl.config.settings import SettingError
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import containers, procfs
+from sched_ctl.kernel.containers import Container
+from sched_ctl.model.patterns import fits
 from sched_ctl.model.topology import HelperThread, Thread, Topology
 
-__all__ = ["COMMON", "Owners", "belonging", "first_user", "scope", "user"]
+__all__ = ["COMMON", "Owners", "belonging", "called", "first_user", "scope", "user"]
 
 COMMON = ""
+POD = "pod:"
 LOGIN_DEFS = Path("/etc/login.defs")
 FIRST_USER = 1000  # where login.defs does not say
 
@@ -30,16 +35,26 @@ class Owners:
 
     def __init__(self, users: Iterable[str] = ()) -> None:
         self._first_user = first_user()
-        self._named = frozenset(_uid(name) for name in users)
+        self._pods = tuple(name for name in users if name.startswith(POD))
+        self._named = frozenset(_uid(name) for name in users if not name.startswith(POD))
 
-    def domain(self, uid: int | None) -> str:
+    def domain(self, uid: int | None, container: Container | None = None) -> str:
         """None: nobody on this machine; the administrator has named the engine by its address."""
+        if container is not None and container.pod:
+            if self._names_pod(container):
+                return COMMON
+            return POD + (container.namespace or container.pod)
         if uid is None or uid < self._first_user or uid in self._named:
             return COMMON
         return str(uid)
 
-    def why(self, uid: int | None) -> str:
-        """What the engines of this user are ordered with, and why, in words."""
+    def why(self, uid: int | None, container: Container | None = None) -> str:
+        """What the engines of this user, or pod, are ordered with, and why, in words."""
+        if container is not None and container.pod:
+            if self._names_pod(container):
+                return "with all: its pod is among the setting 'users'"
+            whose = called(self.domain(uid, container))
+            return f"among {whose}'s own alone (the setting 'users' would change that)"
         if uid is None:
             return "with all: named by its address, it runs on another machine"
         if uid == 0:
@@ -50,28 +65,51 @@ class Owners:
             return "with all: its user is among the setting 'users'"
         return f"among user {user(uid)}'s own alone (the setting 'users' would change that)"
 
+    def _names_pod(self, container: Container) -> bool:
+        return bool(container.names) and fits(self._pods, *container.names)
+
 
 def scope(rule: str, domain: str) -> str:
     """What a rule's schedule of a domain is called."""
     return rule if domain == COMMON else f"{rule}@{domain}"
 
 
+def called(domain: str) -> str:
+    """Whose engines a domain holds, in words."""
+    if not domain.startswith(POD):
+        return f"user {user(int(domain))}"
+    whose = domain.removeprefix(POD)
+    return f"{'pod' if containers.is_uid(whose) else 'namespace'} {whose}"
+
+
 def belonging(
-    topology: Topology, uid: int, owner: Callable[[int], int | None] = procfs.owner
+    topology: Topology,
+    uid: int,
+    owner: Callable[[int], int | None] = procfs.owner,
+    namespace: str = "",
+    namespace_of: Callable[[int], str] = containers.namespace_of,
 ) -> Topology:
     """The topology without threads that are not this user's, or that nobody may name.
 
+    namespace: of the engine's pod; "": it is in none, and no thread of a pod is its.
     The very same object where all are. Those left out stand in the notes.
     """
     owners: dict[int, int | None] = {}
+    elsewhere: dict[int, str] = {}
     foreign: dict[Thread, str] = {}
 
     def keeps(thread: Thread) -> bool:
         if thread.pid not in owners:
             owners[thread.pid] = owner(thread.pid)
-        whose = owners[thread.pid]
-        if thread.pid > 1 and whose in (uid, None):  # None: it has ended, nothing can be set
+            elsewhere[thread.pid] = namespace_of(thread.pid)
+        whose, where = owners[thread.pid], elsewhere[thread.pid]
+        if whose is None and thread.pid > 1:  # it has ended, nothing can be set
             return True
+        if thread.pid > 1 and whose == uid and where == namespace:
+            return True
+        if thread.pid > 1 and whose == uid:
+            foreign[thread] = f"in {called(POD + where) if where else 'no pod'}"
+            return False
         foreign[thread] = "the machine's own" if thread.pid <= 1 else f"user {user(whose or 0)}'s"
         return False
 

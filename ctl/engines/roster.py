@@ -10,12 +10,12 @@ from dataclasses import replace
 from sched_ctl.config.settings import SettingError, Settings
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.engines.engine import Engine
-from sched_ctl.engines.owners import COMMON, Owners, user
+from sched_ctl.engines.owners import COMMON, Owners, called
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.engines.timers import Timer
 from sched_ctl.engines.worker import Worker
 from sched_ctl.errors import EngineError, near_miss
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import containers, procfs
 from sched_ctl.kernel.births import Births, Young, last_id
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.model.access import Access
@@ -156,15 +156,16 @@ class Roster:
     def _full(self, target: Target) -> str | None:
         """Why there is no place for one more engine of its user, in words; None if there is."""
         uid = target.uid if target.pid is None else procfs.owner(target.pid)
-        domain = self._owners.domain(uid)
+        container = None if target.pid is None else containers.of(target.pid)
+        domain = self._owners.domain(uid, container)
         others = [engine.domain for engine in self.engines.values() if engine.domain != COMMON]
         if len(self.engines) >= MOST_ENGINES:
             return f"more than {MOST_ENGINES} engines: the others are left alone"
         if domain == COMMON:
             return None
         if others.count(domain) >= MOST_OF_USER:
-            who = user(int(domain))
-            return f"more than {MOST_OF_USER} engines of user {who}: the others are left alone"
+            who = called(domain)
+            return f"more than {MOST_OF_USER} engines of {who}: the others are left alone"
         if len(others) >= MOST_OF_USERS:
             return f"more than {MOST_OF_USERS} engines of users: the others are left alone"
         return None

@@ -5,8 +5,9 @@ with "!" excludes; exclusions win in any order, and if there are only exclusions
 included. What has an engine, such as a query, is meant by its name alone and by the name after the
 engine or the kind of the engine: "etl", "flink:127.0.0.1:8081:etl" and "flink:etl" (a "/" in place
 of the colon before the name is good as well), of a declared program by that one's name, too:
-"cameras/front". Where a table is keyed by patterns, each counts by
-itself, and the first that fits has it.
+"cameras/front". An engine in a container, and all in it, is meant by that as well, see `runs_in`:
+"pod:ingest/*". Where a table is keyed by patterns, each counts by itself, and the first that fits
+has it.
 """
 
 import re
@@ -15,9 +16,12 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import TypeVar
 
-__all__ = ["engine_fits", "first", "fits", "matcher", "names_of"]
+__all__ = ["engine_fits", "first", "fits", "matcher", "names_of", "runs_in"]
 
 Value = TypeVar("Value")
+
+PLACES = ("pod:", "container:")
+_names: dict[str, tuple[str, ...]] = {}  # by engine; those of engines that are here
 
 
 def fits(patterns: Iterable[str], *names: str) -> bool:
@@ -30,10 +34,24 @@ def first(table: Mapping[str, Value], *names: str) -> Value | None:
     return next((value for pattern, value in table.items() if fits((pattern,), *names)), None)
 
 
+def runs_in(engine: str, names: Iterable[str]) -> None:
+    """From now on the engine may be meant by these: "pod:NAMESPACE/POD". None: by no such any more.
+
+    It is said where an engine is found, once, and not handed through all that knows it by name.
+    """
+    _names.pop(engine, None)
+    if found := tuple(names):
+        _names[engine] = found
+
+
 def names_of(engine: str, name: str) -> tuple[str, ...]:
     """By what a pattern may call something in an engine, such as a query: see above."""
     kind, _, address = engine.partition(":")
-    names = name, f"{engine}:{name}", f"{engine}/{name}", f"{kind}:{name}"
+    names: tuple[str, ...] = f"{engine}:{name}", f"{engine}/{name}", f"{kind}:{name}"
+    if not name.startswith(PLACES):  # nobody is elsewhere by what he calls himself
+        names = name, *names
+    for place in _names.get(engine, ()):
+        names = *names, place, f"{place}:{name}"
     if kind != "program":
         return names
     program = address.partition("@")[0]  # whoever runs it
@@ -41,8 +59,9 @@ def names_of(engine: str, name: str) -> tuple[str, ...]:
 
 
 def engine_fits(patterns: Iterable[str], engine: str) -> bool:
-    """Whether the patterns mean the engine: by its name, "flink:127.0.0.1:8081", or its kind."""
-    return fits(patterns, engine, engine.partition(":")[0])
+    """Whether the patterns mean the engine: by its name ("flink:127.0.0.1:8081"), its kind, or
+    what it runs in."""
+    return fits(patterns, engine, engine.partition(":")[0], *_names.get(engine, ()))
 
 
 @lru_cache(maxsize=256)

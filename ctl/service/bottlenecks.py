@@ -260,6 +260,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
     status = views.status(controller)
     return {
         "only_looks": controller.observes,
+        "runs_in": {e["engine"]: e["runs_in"] for e in status["engines"] if e["runs_in"]},
         "order": status["queries"],
         "idle": idle(status),
         "policies": [

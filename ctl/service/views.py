@@ -213,6 +213,7 @@ def _engine(engine: Engine, now_s: float) -> dict[str, Any]:
         "engine": engine.name,
         "pid": engine.target.pid,
         "user": None if engine.uid is None else user(engine.uid),
+        "runs_in": None if engine.container is None else engine.container.told,
         "ordered": engine.ordered,
         "state": engine.state,
         "answered_s_ago": None
@@ -372,6 +373,7 @@ def _thread(
         "policy": policy.name,
         "rule": rule.name,
         "ordered": _ordered(controller, domain),
+        "runs_in": _container(controller, schedule, row),
         "why": f"policy {policy.name} (for {policy.goal}) is the first that selects it, "
         f"by {' '.join(map(repr, rule.section.queries))}"
         f"{f'; chosen by auto: {rule.chosen}' if rule.chosen else ''}; enforced by {enforced_by}",
@@ -399,6 +401,13 @@ def applied(controller: Controller, rule: Rule, thread: Thread) -> dict[str, Any
         if name in made.names and (found := made[name].applied(thread)):
             return dict(found)
     return {}
+
+
+def _container(controller: Controller, schedule: Schedule, row: int) -> str | None:
+    """The container in which the thread's engine runs."""
+    whose = schedule.queries[row] if schedule.queries else None
+    engine = None if whose is None else controller.engines.get(whose[0])
+    return None if engine is None or engine.container is None else engine.container.told
 
 
 def _ordered(controller: Controller, domain: str) -> str:

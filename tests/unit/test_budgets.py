@@ -249,7 +249,9 @@ def passes_beside(monkeypatch: pytest.MonkeyPatch, *hogs: tuple[int, int]) -> Co
             targets.append(replace(engine.target, uid=uid))
             drivers[targets[-1].engine] = engine
     kind = DriverKind("fake", lambda: targets, lambda target: drivers[target.engine])
-    monkeypatch.setattr("sched_ctl.engines.engine.belonging", lambda topology, uid: topology)
+    monkeypatch.setattr(
+        "sched_ctl.engines.engine.belonging", lambda topology, uid, namespace: topology
+    )
     settings = Settings(
         policy=(Section(policy="qs"),), period=0.02, calm_period=0, cpu_limit=0.1, discover=5
     )
