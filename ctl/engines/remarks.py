@@ -1,6 +1,7 @@
 """What the log is told, each thing once until it is another one."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 
 from sched_ctl.metrics.window import Window
@@ -8,6 +9,8 @@ from sched_ctl.metrics.window import Window
 __all__ = ["Remarks"]
 
 log = logging.getLogger(__name__)
+
+FIGURE = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Remarks:
@@ -56,7 +59,7 @@ class Remarks:
         )
         for engine, window in windows.items():
             notes = "; ".join(window.now.topology.notes[:5])
-            self.say(f"notes {engine}", f"{engine}: {notes}" if notes else "")
+            self._note(f"notes {engine}", f"{engine}: {notes}" if notes else "")
         # Once, not each pass: what fights us may do so for days. `status` has the count.
         self.say(
             f"repaired {rule}",
@@ -64,3 +67,9 @@ class Remarks:
             if repaired
             else "",
         )
+
+    def _note(self, about: str, message: str) -> None:
+        """As `say`, but a figure that moves is nothing new: `status` has it as it is now."""
+        told = FIGURE.sub("0", self._said.get(about, ""))
+        if FIGURE.sub("0", message) != told:
+            self.say(about, message)

@@ -9,9 +9,10 @@ only. Its counters leave gaps that are closed here: a source's task counts no in
 output, and a chain counts only what crosses its ends.
 """
 
+import math
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
@@ -264,21 +265,28 @@ class Reading:
 
 
 class RestAge:
-    """How old values get that the JobManager hands on, as seen: they stand still in between."""
+    """How old values get that the JobManager hands on, as seen: they stand still in between.
+
+    Of a busy one each age is another; the largest of some is what they are up to.
+    """
 
     DIFFERS = 1.5  # a new age is told when it is this many times another
+    LOOKED_AT = 20
 
     def __init__(self) -> None:
         self.told_s: float | None = None
         self._value = float("nan")
         self._since_s = float("nan")
+        self._ages_s: deque[float] = deque(maxlen=self.LOOKED_AT)
 
     def update(self, time_s: float, value: float) -> bool:
         """value: differs whenever the values are new ones. Returns whether the age is another."""
         if value == self._value:
             return False
-        age_s, self._since_s, self._value = time_s - self._since_s, time_s, value
-        told_s = self.told_s or 0.0
+        if not math.isnan(self._since_s):
+            self._ages_s.append(time_s - self._since_s)
+        self._since_s, self._value = time_s, value
+        age_s, told_s = max(self._ages_s, default=0.0), self.told_s or 0.0
         if not (age_s > self.DIFFERS * told_s or age_s < told_s / self.DIFFERS):
             return False
         self.told_s = age_s

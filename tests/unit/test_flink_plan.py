@@ -405,7 +405,11 @@ def test_the_age_of_what_the_job_manager_hands_on_is_seen() -> None:
     assert [age.update(float(t), t // 10) for t in range(31)].count(True) == 1
     assert age.words == ", up to 10.0 s old as seen"
     assert not age.update(42.0, 99)  # 12 s are not worth another remark
-    assert age.update(43.0, 100) and age.words == ", up to 1.0 s old as seen"
+    assert not age.update(43.0, 100)  # "up to": one fresh answer makes the others no fresher
+    assert age.update(83.0, 101) and age.words == ", up to 40.0 s old as seen"
+    for t in range(1, RestAge.LOOKED_AT):
+        assert not age.update(83.0 + t, 101 + t)
+    assert age.update(103.0, 200) and age.words == ", up to 1.0 s old as seen"
 
 
 def test_no_jobs() -> None:

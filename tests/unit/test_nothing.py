@@ -1,6 +1,7 @@
 """Why there is nothing to show: the sentence says what is so, and what to do."""
 
 import logging
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -65,3 +66,21 @@ def test_the_log_speaks_of_no_threads_of_no_engine(caplog: pytest.LogCaptureFixt
     assert tell(2, "lab:1")[0] == "policy auto: 2 threads of lab:1"
     assert tell(0, "lab:1") == ["policy auto: no thread of an operator of lab:1 is ordered"]
     assert tell(0) == ["policy auto: no engine any more"]
+
+
+def test_a_note_is_repeated_for_another_word_and_not_for_another_figure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    remarks, plain = Remarks(), plan({"q": ["a"]})
+
+    def tell(*notes: str) -> list[str]:
+        caplog.clear()
+        window = Window(snapshot(replace(plain, notes=notes)), None)
+        remarks.tell("auto", 1, {"lab:1": window}, (), repaired=False)
+        return [record.getMessage() for record in caplog.records]
+
+    assert tell("up to 0.4 s old") == ["lab:1: up to 0.4 s old"]
+    assert tell("up to 9.5 s old") == tell("up to 12 s old") == []
+    assert tell("up to 12 s old", "odd") == ["lab:1: up to 12 s old; odd"]
+    assert tell() == []
+    assert tell("up to 12 s old") == ["lab:1: up to 12 s old"]
