@@ -155,21 +155,18 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
     alone: dict[str, dict[str, list[float]]] = {}
     for phases in runs:
         seen = [(phase["phase"], figures(phase)) for phase in phases]
-        own = [found for name, found in seen if name == "os"]
         for name in dict.fromkeys(name for _, found in seen for name in found):
-            known = [found[name] for found in own if name in found]
+            by_phase = [(who, found[name]) for who, found in seen if name in found]
+            known = [value for who, value in by_phase if who == "os"]
             mean = float(np.mean(known)) if known else np.nan
             base.setdefault(name, []).append(mean)
             if not known:
-                for policy, found in seen:
-                    if name in found:
-                        alone.setdefault(name, {}).setdefault(policy, []).append(found[name])
+                _add(alone.setdefault(name, {}), by_phase)
             if mean > 0:
                 spread.setdefault(name, []).extend(value / mean for value in known)
-                for policy, found in seen:
-                    if policy != "os" and name in found:
-                        of_policy = ratios.setdefault(policy, {})
-                        of_policy.setdefault(name, []).append(found[name] / mean)
+                for policy, value in by_phase:
+                    if policy != "os":
+                        _add(ratios.setdefault(policy, {}), [(name, value / mean)])
     rows = []
     for name, means in base.items():
         around = spread.get(name, [1.0])
@@ -188,6 +185,11 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
         rows=rows,
         **results.here(),
     )
+
+
+def _add(to: dict[str, list[float]], found: Iterable[tuple[str, float]]) -> None:
+    for name, value in found:
+        to.setdefault(name, []).append(value)
 
 
 def _own(name: str, values: Sequence[float]) -> Figure:

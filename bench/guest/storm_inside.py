@@ -255,7 +255,6 @@ def phase(
 
 def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequence[Way]) -> None:
     pids = {"tm": topology.pid, **daemons()}
-    operators = sum(role_of("tm", comm) == "operators" for _, comm in threads(topology.pid))
     load: Load | Rival | None = None
     by, pulse = Way(), Pulse()
     try:
@@ -265,21 +264,10 @@ def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequenc
                 load = None
             new = load is None
             topology.offer(0.5 * rates[0])
-            if way in RIVALS and load is None:
-                arguments = (*RIVALS[way], "storm", topology.shape)
-                load, by = Rival(arguments, topology.pid, topology.pid), way
-            elif way.policy and load is None:
-                arguments = ("--policy", way.policy, *way.arguments)
-                load, by = Load(arguments, operators, pids, HOW), way
+            if new:
+                load, by = begun(topology, way, pids), way
             if load is not None:
-                if isinstance(load, Load) and not way.race:  # it would begin anew
-                    load.set(way.policy)
-                be_ordinary(load.process.pid)
-            if way.race and new:
-                topology.offer(rates[0])
-                time.sleep(LEARN_S)
-            if way.race and isinstance(load, Load):
-                say([rule["race"] for rule in load.ask("status")["policies"]])
+                settled(load, topology, rates, way, new=new)
             others = {} if load is None else {"the controller": load.process.pid}
             for _ in range(TRIES):
                 found = phase(topology, rates, way, {**pids, **others}, pulse)
@@ -290,6 +278,29 @@ def run(topology: Topology, rates: Sequence[float], scenario: str, ways: Sequenc
         pulse.end()
         if load is not None:
             load.end()
+
+
+def begun(topology: Topology, way: Way, pids: Mapping[str, int]) -> Load | Rival | None:
+    """What orders the threads; None: the OS alone."""
+    if way in RIVALS:
+        return Rival((*RIVALS[way], "storm", topology.shape), topology.pid, topology.pid)
+    if not way.policy:
+        return None
+    operators = sum(role_of("tm", comm) == "operators" for _, comm in threads(topology.pid))
+    return Load(("--policy", way.policy, *way.arguments), operators, pids, HOW)
+
+
+def settled(
+    load: Load | Rival, topology: Topology, rates: Sequence[float], way: Way, *, new: bool
+) -> None:
+    if isinstance(load, Load) and not way.race:  # it would begin anew
+        load.set(way.policy)
+    be_ordinary(load.process.pid)
+    if way.race and new:
+        topology.offer(rates[0])
+        time.sleep(LEARN_S)
+    if way.race and isinstance(load, Load):
+        say([rule["race"] for rule in load.ask("status")["policies"]])
 
 
 def main() -> None:

@@ -13,12 +13,18 @@ import numpy as np
 from engines.cluster import SLOWER, patiently
 from sched_ctl.model.graph import Array
 
-__all__ = ["behind_for_s", "collect", "keeps_up", "restart"]
+__all__ = ["BULK", "SIDE", "behind_for_s", "collect", "freeze", "keeps_up", "restart"]
+
+# A query of a fifth of the CPU beside one that takes all it gets.
+CHAINED = {"chain": "true", "shuffle": "true", "buffer_timeout": "10 ms"}
+SIDE = {"rate": 30, "parse_us": 100, "work_us": 7000, "checkpoint_ms": 3000, **CHAINED}
+BULK = {"rate": 1_000_000, "parse_us": 100, "work_us": 1000, **CHAINED}
 
 LATE_S = 0.1
 BEHIND_S = 0.5  # who stood for less was not stopped
 RECENT = 10  # results that were not late
 COLLECT_S = 3.0
+FREEZE_S = 5.0
 STARVED_S = 120.0  # who has not caught up by then never will
 
 
@@ -33,6 +39,13 @@ def collect(pid: int, seconds: float = COLLECT_S) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         _command(pid, b"jcmd", b"GC.run")
+
+
+def freeze(pid: int, seconds: float = FREEZE_S) -> None:
+    """Have none of its threads run for so long."""
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGCONT)
 
 
 def _command(pid: int, *words: bytes) -> bytes:

@@ -25,6 +25,7 @@ OF_ALL = OPERATORS + 4  # with two queries of two threads
 BUFFER_TIMEOUT = "100 ms"  # Flink's own
 SOON_S = 10.0 * SLOWER
 FOLDER = Path("/run/flink")
+FAILS = Path("/tmp/fails")
 OUT = Path("/tmp/out.txt")
 LOG = Path("/tmp/load.log")
 RUN_DIR = Path("/run/sched-ctl")
@@ -35,11 +36,6 @@ PATIENT = (
     *("--race", "0"),
 )
 
-# A query of a fifth of the CPU beside one that takes all it gets.
-CHAINED = {"chain": "true", "shuffle": "true", "buffer_timeout": "10 ms"}
-SIDE = {"rate": 30, "parse_us": 100, "work_us": 7000, "checkpoint_ms": 3000, **CHAINED}
-BULK = {"rate": 1_000_000, "parse_us": 100, "work_us": 1000, **CHAINED}
-FAILS = Path("/tmp/fails")
 MOST = 2.5  # of the kernel's own time to catch up; who starves never does (seen: .6 to 1.7)
 
 began_s = time.monotonic()
@@ -80,10 +76,10 @@ def catches_up(
     """How long a query needs after each stop, for a second that it was behind."""
     (pid,) = (process.pid for process in cluster.task_managers)
     out = Path(f"/tmp/side-{by}.txt")
-    side = {**SIDE, "out": out, "fail": FAILS, "start": time.monotonic_ns()}
+    side = {**stops.SIDE, "out": out, "fail": FAILS, "start": time.monotonic_ns()}
     jobs = [cluster.submit(name="side", **side)]
     patiently(lambda: stops.keeps_up(out), 30, "a query that keeps up alone")
-    jobs.append(cluster.submit(name="bulk", **BULK))
+    jobs.append(cluster.submit(name="bulk", **stops.BULK))
     patiently(ready, 30, "an order of all queries")
     patiently(lambda: stops.keeps_up(out), 30, "a query that keeps up beside another")
     checkpoints = f"/jobs/{jobs[0]}/checkpoints"

@@ -1,0 +1,89 @@
+"""How soon a query of a real Flink has caught up after a stop, under each policy and the OS.
+
+    ./dev run python -m bench.guest.stops [--policies auto hr multi-class] [--rounds 2]
+                                          [--period 1] [--kernel 6.18] [--keep NAME] [--json FILE]
+
+A query of a fifth of the CPU runs beside one that takes all it gets, in a guest with exact time.
+The stops: a failure, after which it restarts from its checkpoint; a collector that runs ever again
+for three seconds; five seconds in which no thread of the process runs. Phases are mirrored; the
+first, under the OS, does not count. Each figure is of a second for which the query was behind.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import results
+from bench.guest.phases import ROOT, from_guest
+from bench.results import Figure, Result, Row
+
+LIMIT_S = 10800.0
+OS = "os"
+STOPS = {"restart": "restart", "collector": "collector's pauses", "frozen": "frozen"}
+
+
+def order(policies: Sequence[str], rounds: int) -> list[str]:
+    """Of phases; the first is left out."""
+    forth = [OS, *policies]
+    return [OS, *(name for n in range(rounds) for name in (forth if n % 2 else forth[::-1]))]
+
+
+def rows(phases: Sequence[Mapping[str, Any]]) -> list[Row]:
+    by: dict[str, dict[str, list[float]]] = {}
+    for phase in phases[1:]:
+        mine = by.setdefault(phase["phase"], {})
+        for stop, each in phase["stops"].items():
+            took = [took_s / behind_s for behind_s, took_s in each]
+            mine.setdefault(f"{STOPS[stop]}: s a second behind", []).extend(took)
+        mine.setdefault("CPU of the other query", []).append(phase["bulk"])
+    found = []
+    for name, seen in sorted(by.items(), key=lambda item: item[0] != OS):
+        figures: dict[str, Figure | str] = {}
+        for column, values in seen.items():
+            middle = statistics.median(values)
+            figures[column] = Figure(middle, min(values), max(values))
+            figures[f"{column}, of the OS's"] = Figure(middle / statistics.median(by[OS][column]))
+        found.append(Row("the OS" if name == OS else f"`{name}`", figures))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--policies", nargs="+", default=["auto", "hr", "multi-class"])
+    parser.add_argument("--stops", nargs="+", choices=STOPS, default=list(STOPS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--period", default="1", help="of the controller, s (1)")
+    parser.add_argument("--kernel", default="6.18")
+    parser.add_argument("--json", type=Path, help="where to keep what each stop brought")
+    results.argument(parser)
+    asked = parser.parse_args()
+    os.chdir(ROOT)
+    from engines import cluster
+
+    cluster.job_jar(cluster.download())  # a guest has no network, and can write nothing here
+    arguments = [asked.period, ",".join(asked.stops), *order(asked.policies, asked.rounds)]
+    phases = []
+    for phase in from_guest("stops_inside", arguments, asked.kernel, 1, LIMIT_S):
+        phases.append(phase)
+        if asked.json:
+            asked.json.write_text(json.dumps(phases))
+    found = rows(phases)
+    result = Result(
+        title="How long a query of a fifth of the CPU needs after a stop beside a saturated one",
+        columns=list(found[0].figures),
+        n=2 * asked.rounds,
+        spread="middle: median; smallest-largest of the stops",
+        seeds=None,
+        kernel=asked.kernel,
+        rows=found,
+        **results.here(),
+    )
+    results.tell(result, asked.keep)
+
+
+if __name__ == "__main__":
+    main()
