@@ -305,27 +305,38 @@ class Engine:
     def _owned(self, driver: Driver, snapshot: Snapshot) -> Snapshot:
         """The snapshot without threads of other users than the engine's."""
         if snapshot.topology is not self._said:
-            if driver.target.pid is not None:
-                uid = procfs.owner(driver.target.pid)
-                self.uid = self.uid if uid is None else uid
-                self._find_container(driver.target.pid)
-            elif driver.target.uid is not None:
-                self.uid = driver.target.uid
-            elif self.uid is None:
-                # It runs elsewhere, and the administrator has named it. Whose threads it speaks
-                # of first, it may speak of.
-                pids = {t.pid for o in snapshot.topology.operators for t in o.threads}
-                found = {pid: uid for pid in pids if (uid := procfs.owner(pid)) is not None}
-                if found:
-                    first = min(found, key=lambda pid: (found[pid], pid))
-                    self.uid = found[first]
-                    self._find_container(first)
+            self._find_owner(driver.target, snapshot.topology)
             self._said = self._own = snapshot.topology
             if self.uid is not None:
                 self._own = belonging(snapshot.topology, self.uid, namespace=self.namespace)
         if self._own is snapshot.topology or self._own is None:
             return snapshot
         return replace(snapshot, topology=self._own)
+
+    def _find_owner(self, target: Target, topology: Topology) -> None:
+        """Whose it is, and in which container."""
+        if target.pid is not None:
+            uid = procfs.owner(target.pid)
+            self.uid = self.uid if uid is None else uid
+            self._find_container(target.pid)
+            return
+        if target.uid is not None:
+            self.uid = target.uid
+        elif self.uid is not None:
+            return
+        # The administrator has named it. Where it runs elsewhere, it may speak of those whose
+        # threads it speaks of first; else of those beside the process that holds its network.
+        pids = {t.pid for o in topology.operators for t in o.threads}
+        holder = target.address.rpartition("@")[2]
+        of_pid = {pid: uid for pid in pids if (uid := procfs.owner(pid)) is not None}
+        if target.uid is not None:
+            of_pid = {pid: uid for pid, uid in of_pid.items() if uid == target.uid}
+        if target.uid is not None and holder.isdecimal():
+            self._find_container(int(holder))
+        elif of_pid:
+            first = min(of_pid, key=lambda pid: (of_pid[pid], pid))
+            self.uid = of_pid[first]
+            self._find_container(first)
 
     def _disconnect(self) -> None:
         driver, self._driver = self._driver, None

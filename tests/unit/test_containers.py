@@ -1,5 +1,6 @@
 """Pods and containers of processes, by what root alone can have written."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -190,6 +191,28 @@ def test_an_engine_is_meant_by_where_it_runs(machine: Machine) -> None:
     assert engine.domain == COMMON and "with all" in engine.ordered
     engine.close()
     assert not fits(("pod:*",), *names_of("fake:a", "q"))
+
+
+def test_an_engine_whose_process_nobody_knows_is_where_its_threads_are(machine: Machine) -> None:
+    machine.runs_in(f"/kubepods/burstable/{POD}/{ID}")
+    machine.logs(f"ingest_etl_{UID}", "main")
+
+    async def ask(target: Target) -> tuple[str, int]:
+        fake = FakeEngine(queries={"q": 2}, threads=sleeping_threads(2))
+        fake.target = target
+        engine = Engine(target, FakeEngine.kind(fake)["fake"], 1.0)
+        await asyncio.wait_for(engine.ask(0.0, 1.0) or asyncio.sleep(0), 10)
+        snapshot = engine.snapshot
+        assert snapshot is not None
+        engine.close()
+        return engine.namespace, sum(len(o.threads) for o in snapshot.topology.operators)
+
+    for target in (
+        Target("fake", "a"),
+        Target("fake", "a", uid=os.getuid()),
+        Target("fake", f"127.0.0.1:1@{os.getpid()}", uid=os.getuid()),
+    ):
+        assert asyncio.run(ask(target)) == ("ingest", 2)
 
 
 def test_threads_of_other_namespaces_are_left_out() -> None:
