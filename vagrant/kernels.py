@@ -16,6 +16,7 @@ from pathlib import Path
 
 import debian
 import initramfs
+import qemu
 
 __all__ = [
     "ALL",
@@ -30,6 +31,7 @@ __all__ = [
     "find",
     "matrix",
     "modules",
+    "with_sched_ext",
 ]
 
 
@@ -119,6 +121,24 @@ def find(name: str) -> Path:
         return path
     kernel = matrix(name)
     return at_hand(name) or _fetch(kernel, _cache() / f"vmlinuz-{kernel.name}")
+
+
+def with_sched_ext() -> tuple[str, Path]:
+    """Name and image of a kernel for this machine on which it works: one at hand, else fetched."""
+    names = [
+        kernel.name
+        for kernel in (matrix("6.18"), *ALL)
+        if kernel.sched_ext is SchedExt.WORKS and kernel.architecture == qemu.OWN
+    ]
+    for name in names:
+        if image := at_hand(name):
+            return name, image
+    for name in dict.fromkeys(names):
+        try:
+            return name, find(name)
+        except KernelNotFound as error:
+            why = error
+    raise why
 
 
 def at_hand(name: str) -> Path | None:

@@ -51,6 +51,10 @@ def demo(
     phase: Annotated[
         float, typer.Option(help="Length of a phase.", min=0.5, max=3600, metavar="SECONDS")
     ] = 6.0,
+    slow: Annotated[
+        bool,
+        typer.Option("--slow", help="Allow for a controller that starts in seconds.", hidden=True),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of arrivals and filters.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the plots.", metavar="DIR")] = Path(
         "sched-ctl-demo"
@@ -86,6 +90,7 @@ def demo(
             cpus=cpus,
             phases=phases,
             phase_s=phase,
+            slow=slow,
             seed=seed,
             out=out if picture else None,
             run_dir=run_dir,

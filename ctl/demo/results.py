@@ -43,9 +43,20 @@ class Options:
     cpus: int = 1
     phases: int = 4
     phase_s: float = 6.0
+    slow: bool = False
     seed: int = 1
     out: Path | None = Path("sched-ctl-demo")
     run_dir: Path = Path(Settings().run_dir)
+
+    @property
+    def delay_s(self) -> float:
+        """Before tuples come. Less than what makes a query one that keeps up (metrics.backlog)."""
+        return 5.0 if self.slow else 0.001
+
+    @property
+    def warm_up_s(self) -> float:
+        """Of tuples that do not count: where none came before, until all of the window has some."""
+        return 7.0 if self.slow else 1.0
 
 
 class Distribution(msgspec.Struct):

@@ -28,7 +28,7 @@ from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import automatic
 from sched_ctl.demo.report import report
-from sched_ctl.demo.results import AUTO, DISTURBED, OS, Options, Phase, Results
+from sched_ctl.demo.results import AUTO, DISTURBED, OS, Options, Phase, Results, summary
 from sched_ctl.engines import roster
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
@@ -37,15 +37,12 @@ from sched_ctl.plugins import drivers
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service.lock import hold
 
-__all__ = ["run"]
+__all__ = ["run", "signals_raise"]
 
 log = logging.getLogger(__name__)
 
-WARM_UP_S = 1.0
 LOOK_S = 0.05
-# No guest is started for it: emulated, a start of ours takes a tenth of a phase, so the demo's few
-# seconds tell of that and not of an order.
-MEASURED = "docs/kernel-benchmarks.md, measured in guests that count instructions"
+REHEARSAL_S = 10.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -63,7 +60,7 @@ def run(options: Options, *, json: bool = False) -> None:
         raise UserError(f"--cpus {options.cpus}: there are only {len(cpus)} CPUs for us")
     # A signal anywhere below becomes an exception, so that every `with` and `finally` has its turn.
     with (
-        _signals_raise(),
+        signals_raise(),
         lab.workload_file(options.workload, options.seed) as path,
         hold(options.run_dir, "a controller is running, and would disturb the comparison"),
     ):
@@ -80,11 +77,13 @@ def run(options: Options, *, json: bool = False) -> None:
             left = backend.restore()
         for problem in left:
             log.error("not put back: %s", problem)
-    report(options, phases, backend.name, json)
+    report(summary(options, phases, backend.name), options.out, json=json)
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
+    """A signal that asks us to end becomes a UserError, once everything is left in order."""
+
     def stop(number: int, _: object) -> None:
         raise _Stopped(signal.Signals(number).name)
 
@@ -115,7 +114,8 @@ def _signals_wait() -> Iterator[None]:
 def _tell(
     options: Options, backend: Backend, steps: list[tuple[str, Any]], cpus: list[int]
 ) -> None:
-    total_s = 2 * options.phases * (options.phase_s + WARM_UP_S + 0.5)
+    phase_s = options.delay_s + options.warm_up_s + options.phase_s + 0.5
+    total_s = 2 * options.phases * phase_s + (phase_s if options.slow else 0.0)
     print(
         f"{options.workload} at {options.load:.0%} of CPU {', '.join(map(str, cpus))}: the OS's "
         f"own scheduling against {options.policy} by {backend.name}, {2 * options.phases} phases, "
@@ -124,12 +124,12 @@ def _tell(
     )
     for name, probe in steps:
         print(f"backend {name}: not taken: {probe.because}", file=sys.stderr)
-    if any(name == "scx" for name, _ in steps):
-        print(f"what sched_ext brings: {MEASURED}", file=sys.stderr)
 
 
 def _phases(options: Options, path: Path, cpus: list[int], backend: Backend) -> list[Phase]:
     done: list[Phase] = []
+    if options.slow:  # what is loaded at the first start is there from then on
+        _phase(replace(options, load=0.05, phase_s=REHEARSAL_S), path, cpus, backend, 0)
     for number in range(2 * options.phases):
         pair = number // 2
         ours = (number % 2 == 1) != (pair % 2 == 1)  # A B B A
@@ -152,12 +152,13 @@ def _phase(
 ) -> Phase:
     arguments = [
         *("--utilisation", f"{options.load:g}", "--cpus", str(len(cpus))),
-        *("--duration", f"{options.phase_s + WARM_UP_S:g}", "--warmup", f"{WARM_UP_S:g}"),
+        *("--duration", f"{options.phase_s + options.warm_up_s:g}"),
+        *("--warmup", f"{options.warm_up_s:g}", "--delay", f"{options.delay_s:g}"),
         *("--drain", f"{2 * options.phase_s + 10:g}", "--seed", str(options.seed + pair)),
     ]
     with lab.running(path, arguments, cpus) as engine:
         busy = _busy_s(cpus)
-        since_s = time.monotonic()
+        since_s, since_cpu_s = time.monotonic(), time.process_time()
         with asyncio.Runner() as runner:
             with _signals_wait():  # a loop that was interrupted while it was made cannot be closed
                 runner.get_loop()
@@ -168,7 +169,9 @@ def _phase(
         elapsed_s = time.monotonic() - since_s
         busy = _busy_s(cpus) - busy
         results = msgspec.json.decode(engine.results(), type=Results)
-    own_s = results.cpu * options.phase_s * (elapsed_s / options.phase_s)
+    own_s = results.cpu * (elapsed_s - options.delay_s)
+    if len(cpus) == len(os.sched_getaffinity(0)):  # else the scheduler most likely worked elsewhere
+        own_s += time.process_time() - since_cpu_s
     others = max(0.0, (busy - own_s) / (elapsed_s * len(cpus)))
     return Phase(
         OS if backend is None else options.policy,

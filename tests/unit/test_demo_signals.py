@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sched_ctl.demo.run import _signals_raise, _signals_wait
+from sched_ctl.demo.run import _signals_wait, signals_raise
 from sched_ctl.errors import UserError
 
 
@@ -36,14 +36,14 @@ def in_a_callback_of_the_loop() -> None:
 @pytest.mark.parametrize("where", [interrupted, in_a_task, in_a_callback_of_the_loop])
 def test_a_signal_is_never_swallowed(where: Callable[[], None]) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(UserError, match="stopped by SIGINT"), _signals_raise():
+    with pytest.raises(UserError, match="stopped by SIGINT"), signals_raise():
         where()
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_but_not_in_the_middle_of_making_a_loop() -> None:
     made = False
-    with pytest.raises(UserError, match="SIGINT"), _signals_raise():
+    with pytest.raises(UserError, match="SIGINT"), signals_raise():
         with _signals_wait():
             signal.raise_signal(signal.SIGINT)
             made = True

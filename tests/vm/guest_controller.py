@@ -283,6 +283,21 @@ def check_what_load_shows_and_that_ctrl_c_restores() -> None:
             assert state(engine) == before
 
 
+@only_on("6.18")
+def check_the_demo_is_by_sched_ext() -> None:
+    """As `./dev demo --guest` has it run, and short."""
+    said = sched_ctl(
+        *("demo", "--backend", "scx", "--json", "--no-picture", "--slow"),
+        *("--load", "0.2", "--phases", "2", "--phase", "0.5"),
+    )
+    found, _ = json.JSONDecoder().raw_decode(said, said.index("{\n"))  # amid its progress
+    assert (found["backend"], found["policy"]) == ("scx", "balanced")
+    for row in found["queries"]:
+        for who in ("os", "policy"):
+            assert 0 < row["p50_ms"][who] <= row["p99_ms"][who], row
+    wait_for("disabled")
+
+
 def assert_confined(pid: int) -> None:
     """It has what the unit leaves it, and what it does not need is not there."""
     lines = (line.partition(":") for line in text_of(f"/proc/{pid}/status").splitlines())
