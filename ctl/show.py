@@ -15,8 +15,10 @@ __all__ = [
     "ends",
     "entry",
     "height",
+    "inside",
     "is_narrow",
     "lines",
+    "milliseconds",
     "number",
     "short",
     "table",
@@ -39,12 +41,18 @@ def emit_json(thing: object) -> None:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """A table. Where the terminal is too narrow for it, each row becomes a list of its cells.
 
-    A column whose name begins with ">" is aligned to the right.
+    A column whose name begins with ">" is aligned to the right, and never broken; another one only
+    between words. On a terminal columns in which nobody has anything are left out.
     """
     from rich import box
-    from rich.measure import Measurement
     from rich.table import Table
 
+    cells = [[_cell(value) for value in row] for row in rows]
+    console = _console()
+    if console.width < UNLIMITED and cells:
+        told = [at for at in range(len(columns)) if any(row[at].plain for row in cells)]
+        columns = [columns[at] for at in told]
+        cells = [[row[at] for at in told] for row in cells]
     shown = Table(
         box=box.SIMPLE_HEAD,
         title=title or None,
@@ -57,35 +65,59 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
         shown.add_column(
             column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right
         )
-    cells = [[_cell(value) for value in row] for row in rows]
     for row in cells:
         shown.add_row(*row)
-    console = _console()
-    needed = Measurement.get(console, console.options.update(width=UNLIMITED), shown).minimum
-    if needed <= console.width:
+    if _fit(console, shown, columns, cells):
         _print(console, shown)
         return
     if title:
         text(title)
     for row in cells:
-        _print(console, _record([column.strip("> ") for column in columns], row))
+        for part in _record([column.strip("> ") for column in columns], row):
+            _print(console, part)
 
 
-def _record(names: Sequence[str], row: Sequence[Any]) -> Any:
-    """One row as lines "name  value" below its first cell that has a name."""
+def _fit(console: Any, shown: Any, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
+    """Give each column its longest word, and of what is left its part. Returns whether that fits.
+
+    (Rich itself makes the widest column narrower first, and breaks words.)
+    """
+    from rich.cells import cell_len
+    from rich.measure import Measurement
+
+    whole = Measurement.get(console, console.options.update(width=UNLIMITED), shown).maximum
+    if whole <= console.width:
+        return True
+    least, wished = [], []
+    for at, name in enumerate(names):
+        texts = [name.lstrip(">"), *(row[at].plain for row in rows)]
+        words = texts if name.startswith(">") else [word for text in texts for word in text.split()]
+        least.append(max(map(cell_len, words), default=0))
+        wished.append(max(map(cell_len, texts)) - least[-1])
+    left = console.width - (whole - sum(wished))
+    if left < 0:
+        return False
+    for column, needs, more in zip(shown.columns, least, wished, strict=True):
+        column.width = needs + left * more // sum(wished)
+    return True
+
+
+def _record(names: Sequence[str], row: Sequence[Any]) -> tuple[Any, Any]:
+    """One row: its first cell that has a name, and lines "name  value" to stand below."""
     from rich.table import Table
 
     lead = next(i for i, name in enumerate(names) if name)
     shown = Table.grid(padding=(0, 2, 0, 0))
-    shown.title, shown.title_justify, shown.title_style = row[lead].copy(), "left", "bold"
+    title = row[lead].copy()
+    title.stylize("bold")
     for cell in reversed(row[:lead]):
-        shown.title = cell + " " + shown.title
+        title = cell + " " + title
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold")
     for name, cell in zip(names[lead + 1 :], row[lead + 1 :], strict=True):
         if cell.plain:
             shown.add_row(f"  {name}", cell)
-    return shown
+    return title, shown
 
 
 def text(line: str = "") -> None:
@@ -127,6 +159,11 @@ def lines(line: str) -> int:
     return len(_console().render_lines(_plain(line), pad=False))
 
 
+def inside(label: str, query: str | None) -> str:
+    """An operator's name, without that of the query that the reader looks at."""
+    return label.removeprefix(f"{query}/")
+
+
 def short(text: str, most: int) -> str:
     """The text, or its two ends where it is too long for a narrow screen."""
     return ends(text, most) if is_narrow() else text
@@ -145,6 +182,11 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def milliseconds(time_s: float) -> str:
+    """Short, without the unit. A mean of 0 is of samples in which nothing waited."""
+    return number(time_s * 1e3) if time_s else "~0"
 
 
 def number(value: float | None, digits: int = 3) -> str:

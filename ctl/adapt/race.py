@@ -567,10 +567,10 @@ def told(race: Race) -> str:
         for turn, arm in enumerate(race.arms)
         if turn and turn != race.kept and math.isfinite(arm.ratio)
     ]
-    tried = f"; tried: {', '.join(others)}" if others else ""
+    tried = f"; of the OS's time in the system: {', '.join(others)}" if others else ""
     cost = price(race)
     cost_words = (
-        "" if math.isnan(cost) or not race.half else f"; learning: {cost:.1%} of latency so far"
+        "" if math.isnan(cost) or not race.half else f"; trying has cost {cost:.1%} of latency"
     )
     if race.mode == "race":
         if not race.begun:

@@ -138,12 +138,13 @@ def _words(query: dict[str, Any]) -> list[str]:
     return lines + [f"  {line}" for line in replicas(query)]
 
 
-def _asleep(operators: list[dict[str, Any]]) -> list[str]:
-    """Where operators sleep with work in hand, a paragraph each."""
+def _asleep(operators: list[dict[str, Any]], query: str) -> list[str]:
+    """Where operators of the query sleep with work in hand, a paragraph each."""
+    from sched_ctl import show
     from sched_ctl.kernel.sleeping import in_words
 
     return [
-        f"  of the time that {operator['operator'].rpartition('/')[2]} is asleep with work in "
+        f"  of the time that {show.inside(operator['operator'], query)} is asleep with work in "
         f"hand: {places}"
         for operator in operators
         if (places := in_words(operator["sleeps"]))
@@ -155,7 +156,7 @@ def _lines(query: dict[str, Any]) -> int:
     from sched_ctl import show
 
     operators = _telling(query["operators"], MOST_OPERATORS)
-    words = [*_words(query), *_asleep(operators)]
+    words = [*_words(query), *_asleep(operators, query["query"])]
     hidden = len(operators) < len(query["operators"])
     return sum(map(show.lines, words)) + len(operators) + TABLE_LINES + hidden
 
@@ -172,8 +173,8 @@ def _whole(query: dict[str, Any], most: int | None) -> None:
         ("operator", "verdict", ">sure", ">runs", ">CPU wait", ">full", ">asleep", ">no input"),
         (
             (
-                operator["operator"].rpartition("/")[2],
-                verdict(operator),
+                show.inside(operator["operator"], query["query"]),
+                verdict(operator, query["query"]),
                 percent(operator["confidence"]),
                 *(
                     percent(operator[share])
@@ -185,7 +186,7 @@ def _whole(query: dict[str, Any], most: int | None) -> None:
     )
     if len(operators) < len(query["operators"]):
         show.text(f"  and {len(query['operators']) - len(operators)} more operators: --all")
-    for line in _asleep(operators):
+    for line in _asleep(operators, query["query"]):
         show.text(line)
 
 
@@ -212,7 +213,10 @@ def replicas(query: dict[str, Any]) -> list[str]:
 
 def said(query: dict[str, Any]) -> str:
     """What holds a query, how sure that is, and how late its tuples are."""
-    words = f"{query['verdict']}: {query['operator']} ({percent(query['confidence'])} sure"
+    from sched_ctl import show
+
+    named = show.inside(query["operator"], query["query"])
+    words = f"{query['verdict']}: {named} ({percent(query['confidence'])} sure"
     words += ")" if query["settled"] else ", by one short look)"
     if query["late_s"] is not None:
         words += f", {duration(query['late_s'])} late"
@@ -232,9 +236,11 @@ def duration(seconds: float) -> str:
     return f"{show.number(seconds)} s" if whole else f"{show.number(seconds * 1e3)} ms"
 
 
-def verdict(operator: dict[str, Any]) -> str:
+def verdict(operator: dict[str, Any], query: str) -> str:
+    from sched_ctl import show
+
     by = operator["by"]
-    return str(operator["verdict"]) + (f" by {by.rpartition('/')[2]}" if by else "")
+    return str(operator["verdict"]) + (f" by {show.inside(by, query)}" if by else "")
 
 
 def percent(share: float | None) -> str:

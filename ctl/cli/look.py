@@ -147,6 +147,7 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         raise UserError(f"there is no process {pid}", "its id is in ps -e")
     known = (*settings.program, *program.shipped().values())
     found, matches = drafts.explained(known, pid, threads)
+    engine = None if found else _engine_of(settings, pid)
     edges = {} if found else drafts.edges_seen(pid, WOKEN_S)
     rows: list[dict[str, Any]] = [
         {
@@ -165,6 +166,8 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted})
         return
     if found is None:
+        if engine is not None:
+            show.text(f"process {pid} is of {engine}, which a driver schedules: it needs no more.")
         _show_draft(pid, drafts.draft(pid, threads, edges), pooled=drafts.pooled(threads))
         return
     show.text(f"process {pid} is of the program {found.name}")
@@ -182,6 +185,20 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
     )
     if found.whole and not any(row["role"] == OPERATOR for row in rows):
         show.text(program.WHOLE)
+
+
+def _engine_of(settings: Settings, pid: int) -> str | None:
+    """The engine that a driver found and that this process is of."""
+    import asyncio
+
+    from sched_ctl.plugins import drivers
+    from sched_ctl.service.session import look
+
+    logging.getLogger().setLevel(logging.ERROR)
+    for engine in asyncio.run(look(settings, drivers.drivers())):
+        if pid == engine["pid"] or pid in engine["processes"]:
+            return str(engine["engine"])
+    return None
 
 
 def _show_draft(pid: int, draft: str, *, pooled: bool) -> None:
@@ -308,9 +325,10 @@ def plan(
     plans = views.plans(controller, journals.had(RunFolder(Path(settings.run_dir)).journal))
     spared = views.spared(controller)
     problems = [*views.problems(controller), *spared]
+    empty = not any(rule["threads"] for rule in plans) and not spared
     if json:
         show.emit_json(plans)
-    else:
+    elif not empty:  # else the error says all of it
         for rule in plans:
             planned.show_plan(rule, None if everything else planned.MOST_QUERIES)
             if threads:
@@ -325,7 +343,7 @@ def plan(
     for rule in plans:
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")
-    if not any(rule["threads"] for rule in plans) and not spared:
+    if empty:
         raise UserError(
             f"nothing to schedule: {'; '.join(problems[:5]) or nothing(views.status(controller))}",
             "sched-ctl engines shows what is found",

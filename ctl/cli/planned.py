@@ -117,11 +117,10 @@ def urgency_in_words(thread: Row) -> list[str]:
         parts.append(f"{show.number(urgency['per_tuple'])} for each tuple that waits for it")
     rank = urgency["rank"]
     ranked = f", in rank {show.number(rank)}, which counts first" if rank else ""
-    first = "unknown" if age is None else f"{show.number(age)} s"
+    first = "" if age is None else f", the first for {show.number(age)} s"
     return [
         f"  urgency    {' and '.join(parts)}{ranked}",
-        f"  now        {show.number(thread['evaluated'])}: {show.number(queue)} tuples wait, the "
-        f"first for {first}",
+        f"  now        {show.number(thread['evaluated'])}: {show.number(queue)} tuples wait{first}",
     ]
 
 

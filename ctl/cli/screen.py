@@ -56,24 +56,25 @@ PAGES = "\x06\x02"
 MOVES = {"j": 1, "k": -1, "\x0e": 1, "\x10": -1, "\x06": 1, "\x02": -1}
 HELP = """\
  keys
-   s        sort by the next column      g          each query's graph, from sources on
-   /        show only names with this    Esc        show all again
-   j k      a line down, up              PgDn PgUp  a page
-   h        threads of no operator       p Space    pause
-   q        quit                         ?          this page; any key leads back
+   s     sort by the next column     g          each query's graph, from sources
+   /     show only names with this   Esc        show all again
+   j k   a line down, up             PgDn PgUp  a page
+   h     threads of no operator      p Space    pause
+   q     quit                        ?          this page; any key leads back
 
  columns
    queue    tuples that wait for the operator
    age s    how long the first of them has waited
-   place    0 = least urgent, 1 = most urgent; - = all are equal, or nothing is known
+   place    0 = least urgent, 1 = most urgent; - = all are equal, or not known
    applied  what is in force for the thread
    run      part of the time in which it had a CPU
    wait     part of the time in which it could have run, and had none
-   verdict  what holds it: cpu-starved   it is not given the CPU that it could use
-                           single-thread-bound   it always runs: more replicas would help
-                           io-, memory-, lock-bound   it sleeps at work
-                           held by X   X's queue is full
-                           idle, input-bound   it keeps up, or has nothing to do"""
+   verdict  what holds it:
+      cpu-starved               it is not given the CPU that it could use
+      single-thread-bound       it always runs: more replicas would help
+      io-, memory-, lock-bound  it sleeps at work
+      held by X                 X's queue is full
+      idle, input-bound         it keeps up, or has nothing to do"""
 Answer = dict[str, Any]
 
 
@@ -129,7 +130,7 @@ class View:
 def draw(answer: Answer, view: View, width: int, height: int) -> RenderableType:
     """The whole picture, no higher than the terminal. height: 0 = as high as it gets."""
     if view.helping:
-        return Text(HELP, overflow="ellipsis")
+        return Text(HELP, no_wrap=True, overflow="ellipsis")
     runs_in = answer.get("runs_in", {})
     named = [
         row
@@ -248,7 +249,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
     lines += _order(answer)
     lines += [f"{engine} is in {where}" for engine, where in answer.get("runs_in", {}).items()][:2]
     times = [
-        f"{effect['query']} {effect['time_s'] * 1e3:.3g} ms"
+        f"{effect['query']} {show.milliseconds(effect['time_s'])} ms"
         for effect in answer.get("effects", ())
         if effect["time_s"] is not None
     ]
@@ -259,7 +260,8 @@ def _head(answer: Answer, view: View) -> list[Text]:
     lines += [f"replicas of {r['query']}: {r['words']}" for r in answer.get("replicas", ())]
     for query in answer["queries"]:
         if query["verdict"] not in ("idle", "input-bound", "keeps-up", "unknown"):
-            lines.append(f"{query['query']} is held by {query['operator']}: {query['verdict']}")
+            named = show.inside(query["operator"], query["query"])
+            lines.append(f"{query['query']} is held by {named}: {query['verdict']}")
     return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:7]]
 
 
@@ -310,7 +312,7 @@ def _table(rows: list[dict[str, Any]], width: int, graphs: bool) -> Table:
         more = [show.number(row["urgency"]), str(row["tid"])] if wide else []
         shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
         table.add_row(
-            _plain(show.ends(_in_graph(row) if graphs else row["operator"], room)),
+            _plain(show.ends(_named(row, graphs=graphs), room)),
             show.number(row["queue"]),
             show.number(row["head_age_s"]),
             "-" if row["place"] is None else f"{row['place']:.2f}",
@@ -322,10 +324,19 @@ def _table(rows: list[dict[str, Any]], width: int, graphs: bool) -> Table:
     return table
 
 
-def _in_graph(row: dict[str, Any]) -> str:
-    """Further to the right with each step from a source, and whom it feeds."""
-    depth, fed = row["depth"] or 0, [label.rpartition("/")[2] for label in row["feeds"]]
-    name: str = row["operator"].rpartition("/")[2] if depth else row["operator"]
+def _named(row: dict[str, Any], *, graphs: bool) -> str:
+    """An operator; of a helper its role, and its thread's name, which tells whom it helps.
+
+    graphs: further to the right with each step from a source, and whom it feeds.
+    """
+    name: str = row["operator"]
+    if row["query"] is None:
+        return " ".join(filter(None, (name.rpartition(": ")[2], row.get("thread"))))
+    if not graphs:
+        return name
+    depth, fed = row["depth"] or 0, [show.inside(label, row["query"]) for label in row["feeds"]]
+    if depth:
+        name = show.inside(name, row["query"])
     return "  " * min(depth, 8) + name + (f" > {', '.join(fed)}" if fed else "")
 
 
@@ -336,7 +347,7 @@ def _applied(values: dict[str, Any], wide: bool) -> str:
 def _verdict(row: dict[str, Any], wide: bool) -> str:
     if row["by"] is None:
         return str(row["verdict"]) + _place(row, wide)
-    by = row["by"].rpartition("/")[2]
+    by = show.inside(row["by"], row["query"])
     return f"{row['verdict']} by {by}" if wide else f"held by {by}"
 
 

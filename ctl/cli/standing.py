@@ -1,6 +1,6 @@
 """What `sched-ctl status` shows: what runs, since when, what came of it; the inside on request."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sched_ctl import show
@@ -66,18 +66,18 @@ def _brought(effects: list[dict[str, Any]]) -> dict[str, Any]:
     """Columns of what came of each query lately."""
     of = {(effect["engine"], effect["query"]): effect for effect in effects}
 
-    def column(key: str, scale: float) -> Any:
+    def column(key: str, shown: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
         def told(row: Mapping[str, Any]) -> str:
             value = of.get((row["engine"], row["query"]), {}).get(key)
-            return "" if value is None else show.number(value * scale)
+            return "" if value is None else shown(value)
 
         return told
 
-    columns = {
-        ">in/s": ("tuples_in", 1.0),
-        ">p50 ms": ("p50_s", 1e3),
-        ">p99 ms": ("p99_s", 1e3),
-        ">mean ms": ("time_s", 1e3),
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {
+        ">in/s": ("tuples_in", show.number),
+        ">p50 ms": ("p50_s", show.milliseconds),
+        ">p99 ms": ("p99_s", show.milliseconds),
+        ">mean ms": ("time_s", show.milliseconds),
     }
     known = {name: at for name, at in columns.items() if any(e[at[0]] is not None for e in effects)}
     if ">p50 ms" in known:
@@ -130,7 +130,7 @@ def inside(answer: Answer) -> None:
                 engine["engine"],
                 engine["pid"],
                 engine["state"],
-                f"{show.number(engine['answered_s_ago'])} s ago"
+                f"{engine['answered_s_ago']:.1f} s ago"
                 if engine["answered_s_ago"] is not None
                 else "never",
                 show.number(engine["poll_ms"]),
@@ -150,7 +150,7 @@ def _effects(effects: list[dict[str, Any]]) -> None:
     """What came of it, by query; the first ones."""
 
     def ms(seconds: float | None) -> str:
-        return "" if seconds is None else f"{show.number(seconds * 1e3)} ms"
+        return "" if seconds is None else f"{show.milliseconds(seconds)} ms"
 
     def share(part: float | None) -> str:
         return "" if part is None else f"{part:.1%}"

@@ -25,6 +25,7 @@ DENIED = (
     "not permitted to enter its network namespace, as of a container: needs CAP_SYS_ADMIN "
     "(the service: with containers.conf, docs/security.md)"
 )
+OF_ANOTHER = "not permitted to enter the network namespace of another user's process: run as root"
 TABLE_LIMIT = 1 << 24  # bytes of /proc/PID/net/tcp that are read
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,7 +53,7 @@ def entered(pid: int | None) -> Iterator[None]:
     None, or a process that shares our namespace, changes nothing. Raises OSError (with the path)
     if the process is gone or we may not enter.
     """
-    if pid is None or same_network(pid):
+    if pid is None or _is_ours(pid):
         yield
         return
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -69,6 +70,13 @@ def entered(pid: int | None) -> Iterator[None]:
             _setns(home, "/proc/thread-self/ns/net")
     finally:
         os.close(home)
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return same_network(pid)
+    except PermissionError as error:  # of /proc/PID/ns: whom we may not trace
+        raise PermissionError(error.errno, OF_ANOTHER, error.filename) from None
 
 
 def _setns(descriptor: int, path: str) -> None:

@@ -247,6 +247,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
                 | {
                     "operator": plan["operator"],
                     "tid": plan["tid"],
+                    "thread": plan["name"],
                     "policy": rule.policy.name,
                     "queue": plan["queue_size"],
                     "head_age_s": plan["head_age_s"],

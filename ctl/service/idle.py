@@ -12,11 +12,12 @@ def nothing(status: dict[str, Any]) -> str:
     """Why nothing is ordered. status: as the controller tells it, `service.views.status`."""
     engines = status["engines"]
     if not engines:
-        if suspected := status.get("suspected"):
-            who = ", ".join(suspected)
-            return f"no engine answers: {who}: it may be starting, or lack CPU time"
+        who = ", ".join(status.get("suspected") or ())
         if os.geteuid() != 0:
-            return "no engine is found: run this as root, engines of other users may be hidden"
+            what = f"no engine answers: {who}" if who else "no engine is found"
+            return f"{what}: run this as root, engines of other users may be hidden"
+        if who:
+            return f"no engine answers: {who}: it may be starting, or lack CPU time"
         return "no engine is found yet: sched-ctl engines looks for them, and says what it misses"
     answering = [engine for engine in engines if engine["state"] == "ok"]
     if not answering:

@@ -387,13 +387,15 @@ def _rule(controller: Controller, name: object) -> Any:
 def no_engine(settings: Settings, kinds: Mapping[str, DriverKind]) -> UserError:
     """That none of the engines that the settings ask for is here, and what to do."""
     looked_for = ", ".join(settings.engine) or "kinds " + ", ".join(sorted(kinds))
-    if silent := views.suspected(kinds):
-        return UserError(
-            f"no engine answers: {', '.join(silent)}",
-            "it may be starting, or have no CPU to answer with: try again in a minute, or name it: "
-            "--engine KIND:ADDRESS",
-        )
+    silent = views.suspected(kinds)
     hint = "start one, or name it: --engine KIND:ADDRESS; sched-ctl engines shows what is found"
     if os.geteuid() != 0:
         hint = "run this command as root: engines of other users may be hidden from you"
+    elif silent:
+        hint = (
+            "it may be starting, or have no CPU to answer with: try again in a minute, or name it: "
+            "--engine KIND:ADDRESS"
+        )
+    if silent:
+        return UserError(f"no engine answers: {', '.join(silent)}", hint)
     return UserError(f"no engine found ({looked_for})", hint)

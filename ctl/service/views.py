@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 MOST_SUSPECTED = 5
+REPLICA = re.compile(r" \(\d+/\d+\)$")  # which of how many, at the end of an operator's name
 NEAR_OPERATORS = 1000  # compared with a mistyped name, while the control loop waits
 
 
@@ -223,6 +225,9 @@ def _engine(engine: Engine, now_s: float) -> dict[str, Any]:
         "polls": engine.polls,
         "failures": engine.failures,
         "queries": [] if topology is None else list(topology.queries),
+        "processes": []
+        if topology is None
+        else sorted({thread.pid for one in topology.operators for thread in one.threads}),
         "operators": 0 if topology is None else len(topology.operators),
         "threads": 0
         if topology is None
@@ -344,9 +349,11 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
                 _thread(controller, rule, domain, row, metrics) for domain, row in matching[:100]
             ]
     if not found:
+        if (why := _why_not(controller, what)) is not None:
+            raise UserError(f"{what!r} is not ordered now", why)
         raise UserError(
             f"no scheduled thread or operator is called {what!r}{_near(controller, what)}",
-            _why_not(controller, what),
+            "sched-ctl status shows engines and queries, sched-ctl plan their operators",
         )
     return found
 
@@ -354,8 +361,15 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
 def _names(thread: Thread, schedule: Schedule, row: int) -> tuple[str, ...]:
     label = schedule.operators[row]
     whose = schedule.queries[row] if schedule.queries else None
-    query = () if whose is None else (whose[1],)
-    return (label, label.rpartition("/")[2], thread.name, *query)
+    if whose is None:
+        return (label, thread.name)
+    return (*_called(label, whose[1]), thread.name, whose[1])
+
+
+def _called(label: str, query: str) -> tuple[str, ...]:
+    """What a user may call an operator: with its query or without, all its replicas or one."""
+    full = (label, label.removeprefix(f"{query}/"))
+    return (*full, *(REPLICA.sub("", name) for name in full))
 
 
 def _thread(
@@ -515,26 +529,23 @@ def _plain(value: Any) -> Any:
 
 def _near(controller: Controller, what: str) -> str:
     """The operator that may have been meant, by its label or its last part."""
-    scheduled = [s.operators for rule in controller.rules for s in rule.schedules.values()]
-    known = [[o.label for o in one.topology.operators] for one in _snapshots(controller)]
     labels = {
         name: None
-        for some in (*scheduled, *known)
-        for label in some[:NEAR_OPERATORS]
-        for name in (label, label.rpartition("/")[2])
+        for snapshot in _snapshots(controller)
+        for operator in snapshot.topology.operators[:NEAR_OPERATORS]
+        for name in _called(operator.label, operator.query)
     }
-    if what in labels:
-        return ""
     held = [name for name in labels if what.lower() in name.lower()]
     if held:  # the shortest says least beside it
         return f": did you mean {min(held, key=len)!r}?"
     return near_miss(what, labels)
 
 
-def _why_not(controller: Controller, what: str) -> str:
+def _why_not(controller: Controller, what: str) -> str | None:
+    """Why an operator is in no schedule; None if no engine has one that is called so."""
     for snapshot in _snapshots(controller):
         for operator in snapshot.topology.operators:
-            if fits((what,), operator.label, operator.name, operator.query):
+            if fits((what,), *_called(operator.label, operator.query), operator.query):
                 if not operator.threads:
                     return "the engine has it, but its thread is not known: see notes in status"
                 left = [
@@ -546,7 +557,7 @@ def _why_not(controller: Controller, what: str) -> str:
                 if own:
                     return f"it has the OS's own order now ({own[0]}): see sched-ctl bottlenecks"
                 return "the engine has it, but no policy selects it, or it is excluded"
-    return "sched-ctl status shows engines and queries, sched-ctl plan their operators"
+    return None
 
 
 def _snapshots(controller: Controller) -> Iterator[Snapshot]:

@@ -114,6 +114,7 @@ def test_nothing_to_plan_is_an_error() -> None:
     assert done.returncode == 1
     assert "nothing to schedule: lab:1: " in done.stderr
     assert "hint: " in done.stderr
+    assert done.stdout == ""  # once is enough
 
 
 # The checkout may lie in a home of mode 0700, into which no other user may look: this one may look
@@ -147,7 +148,9 @@ def test_who_may_not_see_engines_is_told_to_be_root(monkeypatch: pytest.MonkeyPa
     assert "start one" in str(no_engine(Settings(), {}).hint)
 
 
-def test_an_engine_that_does_not_answer_is_named_by_its_process() -> None:
+def test_an_engine_that_does_not_answer_is_named_by_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     name = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
     silent = subprocess.Popen(
         ["sh", "-c", "echo ready; read -r _", name],
@@ -159,6 +162,10 @@ def test_an_engine_that_does_not_answer_is_named_by_its_process() -> None:
         missing = no_engine(Settings(), {"flink": flink})
         assert f"pid {silent.pid} looks like flink" in missing.message
         assert "no CPU" in str(missing.hint)
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        missing = no_engine(Settings(), {"flink": flink})
+        assert f"pid {silent.pid} looks like flink" in missing.message
+        assert "as root" in str(missing.hint) and "no CPU" not in str(missing.hint)
     finally:
         silent.communicate(b"\n")
 

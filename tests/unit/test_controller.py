@@ -432,6 +432,25 @@ def test_explain_names_metrics_and_what_is_in_force() -> None:
     drive(controller, script)
 
 
+def test_explain_takes_the_name_of_a_replica_and_of_all_of_them() -> None:
+    engine = FakeEngine()
+    some = [
+        replace(operator, name=f"work ({at + 1}/3)")
+        for at, operator in enumerate(engine.topology.operators)
+    ]
+    engine.topology = replace(engine.topology, operators=tuple(some))
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(FakeBackend()))
+
+    async def script() -> None:
+        await until(lambda: controller.rules[0].schedules)
+        for what, found in (("q/work (1/3)", 1), ("work (2/3)", 1), ("q/work", 3), ("work", 3)):
+            assert len(views.explain(controller, what)) == found, what
+        with pytest.raises(UserError, match="did you mean 'q/work'"):
+            views.explain(controller, "q/wrk")
+
+    drive(controller, script)
+
+
 def test_explain_shows_the_metrics_of_logical_operators() -> None:
     """a+b | c | d twice: what the user wrote has other rows than what the engine runs."""
     threads = [(Thread(4_000_000, 10 + row, 1),) for row in range(4)]

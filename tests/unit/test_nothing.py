@@ -43,12 +43,17 @@ def test_it_says_what_is_so(engines: list[Any], said: str) -> None:
     assert nothing({"engines": engines}).startswith(said)
 
 
-def test_what_looks_like_an_engine_and_does_not_answer_is_named() -> None:
+def test_what_looks_like_an_engine_and_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kinds = {"flink": DriverKind("flink", list, cast("Any", None), mains=lambda: [7, 8])}
     told = views.suspected(kinds)
     assert told == ["pid 7 looks like flink", "pid 8 looks like flink"]
     said = nothing({"engines": [], "suspected": told})
     assert said.startswith("no engine answers: pid 7 looks like flink, pid 8")
+    monkeypatch.setattr("os.geteuid", lambda: 65534)
+    said = nothing({"engines": [], "suspected": told})
+    assert "pid 7 looks like flink" in said and "as root" in said and "CPU time" not in said
 
 
 def test_the_log_speaks_of_no_threads_of_no_engine(caplog: pytest.LogCaptureFixture) -> None:

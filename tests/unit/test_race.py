@@ -100,7 +100,7 @@ def test_the_right_one_wins_and_looking_is_cheap(noise: float) -> None:
         regret = float(np.mean(world.times)) / 0.6 - 1
         assert regret < (0.25 if noise <= 0.1 else 0.45)
         assert longest(world) <= 2
-        assert "a won: 0." in told(race) and "learning: " in told(race)
+        assert "a won: 0." in told(race) and "trying has cost " in told(race)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])

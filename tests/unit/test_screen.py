@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sched_ctl.cli import held
-from sched_ctl.cli.screen import SORTS, View, can_redraw, draw, pressed
+from sched_ctl.cli.screen import HELP, SORTS, View, can_redraw, draw, pressed
 
 
 def row(name: str, **more: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_eighty_columns_have_what_counts() -> None:
     text = "\n".join(lines(answer(row("q/AzureInsert"), held), View(), 80, 24))
     for word in ("12.3k", "1.5", "0.50", "nice 19", "nice -20", "20%", "single-thread-bound"):
         assert word in text, word
-    for word in ("held by AzureInsert", "cpu 42%", "q is held by q/heavy: cpu-starved"):
+    for word in ("held by AzureInsert", "cpu 42%", "q is held by heavy: cpu-starved"):
         assert word in text, word
 
 
@@ -209,11 +209,30 @@ def test_helpers_are_folded_and_never_counted_as_operators() -> None:
     assert any(line.startswith("GC") for line in shown)
 
 
+def test_a_replica_is_named_by_its_operator_and_a_helper_by_its_thread() -> None:
+    told = answer(
+        row("a/b/parse", query="a/b", by="a/b/work (1/2)", feeds=["a/b/work (1/2)"], depth=1),
+        row("a/b/work (1/2)", query="a/b"),
+        row("lab:1: timer", query=None, thread="Timer of work (1/2)"),
+    )
+    told["queries"] = [{"query": "a/b", "verdict": "cpu-starved", "operator": "a/b/work (1/2)"}]
+    shown = "\n".join(lines(told, View(helpers=True), 80, 24))
+    assert "held by work (1/2)" in shown and "a/b is held by work (1/2): cpu-starved" in shown
+    assert "timer Timer of work (1/2)" in "\n".join(lines(told, View(helpers=True), 160, 24))
+    assert "  parse > work (1/2)" in "\n".join(lines(told, View(sort="graph"), 160, 24))
+
+
+def test_nothing_that_waited_is_no_time_of_zero() -> None:
+    told = answer(row("q/a")) | {"effects": [{"query": "q", "time_s": 0.0}]}
+    assert "q ~0 ms" in "\n".join(lines(told, View(), 80, 24))
+
+
 def test_a_page_of_help_fits_and_any_key_leads_back() -> None:
     view = View()
     assert view.press("?")
     page = lines(answer(row("q/a")), view, 80, 24)
-    assert len(page) <= 24 and "quit" in "\n".join(page) and "cpu-starved" in "\n".join(page)
+    assert len(page) == HELP.count("\n") + 1 <= 24
+    assert "quit" in "\n".join(page) and "cpu-starved" in "\n".join(page)
     assert all(len(line) <= 80 and "…" not in line for line in page)
     assert view.press("s") and view.sort == "urgency"  # it only led back
     assert "q/a" in "\n".join(lines(answer(row("q/a")), view, 80, 24))
@@ -238,7 +257,7 @@ def test_what_holds_many_queries_fits_a_screen_of_24_lines(
     told = [
         {
             "engine": "lab:1",
-            "query": f"query{'x' * 40}{at}",
+            "query": "q" if at == 0 else f"query{'x' * 40}{at}",
             "verdict": "keeps-up" if at % 3 == 1 else "cpu-starved",
             "operator": "parse",
             "confidence": 0.9,
@@ -250,7 +269,9 @@ def test_what_holds_many_queries_fits_a_screen_of_24_lines(
             "parallelism": [],
             "needed_cpus": None,
             "cpus": 2,
-            "operators": [row(f"q/op{i}", verdict="cpu-starved") for i in range(operators)],
+            "operators": [
+                row(f"q/op{i} (1/2)", verdict="full", by="q/op2 (2/2)") for i in range(operators)
+            ],
         }
         for at in range(queries)
     ]
@@ -258,10 +279,12 @@ def test_what_holds_many_queries_fits_a_screen_of_24_lines(
     held.bottlenecks(everything=False, run_dir=Path("/nowhere"), json=False)
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) <= 23 and max(map(len, shown)) <= 80
-    assert any("query" in line and "cpu-starved" in line for line in shown)
+    assert any(line.startswith("lab:1 q: cpu-starved: parse (") for line in shown)
     if queries == 40:
         assert shown[-1].startswith("27 of 40 queries are held back: --all")
     if operators == 60:
         assert any("and 50 more operators" in line for line in shown)
+    assert any(line.startswith(" op1 (1/2) ") for line in shown)
+    assert any(" by op2 (2/2) " in line for line in shown)
     held.bottlenecks(everything=True, run_dir=Path("/nowhere"), json=False)
     assert capsys.readouterr().out.count("op0") == queries

@@ -30,6 +30,21 @@ try:
 except EngineError as error:
     print(error)
 """
+ASK_AT = """
+import sys
+from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.errors import EngineError
+
+try:
+    Endpoint("127.0.0.1", 8081, int(sys.argv[1])).get("/", 5)
+except EngineError as error:
+    print(error)
+"""
+# It may read the checkout, wherever that is.
+AS_NOBODY = (
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+)
 NOT_ADMIN = ("setpriv", "--inh-caps", "-sys_admin", "--bounding-set", "-sys_admin")
 
 
@@ -64,6 +79,17 @@ def test_an_engine_whose_network_is_closed_to_us_is_found_and_says_so(contained:
     assert "not permitted to enter its network namespace" in done.stdout
     assert "CAP_SYS_ADMIN" in done.stdout and "containers.conf" in done.stdout
     print(done.stdout)
+
+
+@pytest.mark.needs("root")
+def test_whose_network_another_user_may_not_see_says_to_be_root(contained: int) -> None:
+    done = subprocess.run(
+        [*AS_NOBODY, sys.executable, "-c", ASK_AT, str(contained)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "another user's process: run as root" in done.stdout
 
 
 @pytest.fixture

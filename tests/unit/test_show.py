@@ -84,3 +84,25 @@ def test_names_in_tables_stay_on_their_line(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "a\N{REPLACEMENT CHARACTER}b" in said and "\x1b" not in said
     assert not any(line.startswith("b") for line in said.splitlines())
+
+
+def test_words_stay_whole_and_what_nobody_has_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    engine = "flink:127.0.0.1:8081@27921"
+    columns = ("engine", ">pid", "queries", ">in target", "remarks")
+    show.table(columns, [(engine, 27921, "alarms, archive, meters, status, and more", "", "")])
+    show.table(columns, [(engine, 27921, "alarms " * 3, "9.5%", "of-one-long-word " * 2)])
+    table, record = capsys.readouterr().out.split("\n\n")[:2]
+    assert all(part in table for part in (engine, "queries", "archive,"))
+    assert "target" not in table and "remarks" not in table
+    assert engine in record and "in target" in record and max(map(len, record.split("\n"))) <= 80
+    show.table(columns, [(engine + "x" * 60, 27921, "alarms " * 30, "", "")])
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == engine + "x" * (80 - len(engine)) and rest[0].endswith("x")
+    show.table(("engine", *(f">column{at}" for at in range(12))), [(engine, *range(12))])
+    assert capsys.readouterr().out.splitlines()[0] == engine  # of a list, too
+    monkeypatch.delenv("COLUMNS")
+    show.table(columns, [(engine, 27921, "alarms", "", "")])
+    assert "remarks" in capsys.readouterr().out  # as whoever reads a pipe expects

@@ -231,7 +231,7 @@ def test_auto_leaves_a_single_query_that_backs_off_and_no_others() -> None:
         assert not rule.threads and not views.problems(controller)
         [note] = [note for note in views.status(controller)["notes"] if "--race" in note]
         assert note.startswith("fake:a: left as the system has it, for auto knows no order that")
-        with pytest.raises(UserError, match=r"'a/op0'$") as told:
+        with pytest.raises(UserError, match="'a/op0' is not ordered now") as told:
             views.explain(controller, "a/op0")
         assert "left as the system has it" in (told.value.hint or "")
         with pytest.raises(UserError, match="did you mean 'a/op0'"):
@@ -281,6 +281,7 @@ def test_a_race_over_what_auto_leaves_begins_with_the_systems_own(engine: FakeEn
         assert told["phase"].startswith("until a race finds better: auto ")
         with pytest.raises(UserError) as said:
             views.explain(controller, "a/op0")
+        assert "is not ordered now" in said.value.message
         assert "it has the OS's own order now (until a race finds" in (said.value.hint or "")
 
     drive(controller, script)
