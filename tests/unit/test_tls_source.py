@@ -21,6 +21,7 @@ from sched_ctl.model.access import Access
 pytestmark = pytest.mark.needs("openssl")
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+OTHER_NAME = "127.1"  # of 127.0.0.1, for which no /etc/hosts is needed
 DENIED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
 PASSWORD = "a pass: wörd"
 
@@ -83,12 +84,12 @@ def test_a_stranger_is_told_nothing(made: Certificates, tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="certificate is not accepted"):
             Endpoint("127.0.0.1", port, access=unknown).get("/", 5)
         with pytest.raises(EngineError, match="certificate is not accepted"):
-            Endpoint("localhost", port, access=known).get("/", 5)
+            Endpoint(OTHER_NAME, port, access=known).get("/", 5)
         with pytest.raises(EngineError, match="certificate is not accepted"):
             Endpoint("127.0.0.1", port, access=Access(ca=known.ca, name="other.test")).get("/", 5)
         assert requests == []
         by_name = Access(ca=known.ca, name="flink.test")
-        assert Endpoint("localhost", port, access=by_name).get("/", 5) == b"ok"
+        assert Endpoint(OTHER_NAME, port, access=by_name).get("/", 5) == b"ok"
 
 
 def test_a_client_certificate(made: Certificates) -> None:
