@@ -1,5 +1,6 @@
 """Commands whose help names no type for options that take no value, and that take no NaN."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,6 +14,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Command(TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if self.help:  # the source's lines are not those of the terminal
+            paragraphs = inspect.cleandoc(self.help).split("\n\n")
+            self.help = "\n\n".join(" ".join(lines.split("\n")) for lines in paragraphs)
+        super().format_help(ctx, formatter)
+
     def get_params(self, ctx: Any) -> Any:
         return _without_types(super().get_params(ctx))
 

@@ -291,3 +291,16 @@ def test_a_flag_asks_for_what_its_help_does(flag: str, form: str) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == f"error: {flag}: expected {form}, got 'flink'\n"
+
+
+def test_help_breaks_lines_where_the_terminal_ends() -> None:
+    done = subprocess.run(
+        command("demo", "--help"),
+        env=os.environ | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    prose = done.stdout.partition("Three light queries")[2].partition("Examples")[0]
+    *whole, _ = prose.rstrip().splitlines()
+    assert whole and all(len(line.rstrip()) > 64 for line in whole[1:]), prose
