@@ -35,6 +35,7 @@ class JavaProcess:
     _seen: dict[int, str] = field(default_factory=dict)  # tid -> comm at the last look
     _next_dump: float = 0.0
     _due: bool = True
+    _lost: bool = False
 
     @property
     def alive(self) -> bool:
@@ -61,12 +62,23 @@ class JavaProcess:
                 # A thread just born still has its parent's name: that counts as unknown.
                 if not threadnames.certainly_helper(self.engine, thread.name):
                     self._due = True
-        if wanted or lost:
-            self._due = True
+        self._lost |= bool(lost)
+        self._due |= wanted
+        return self._lost or self._may_ask()
+
+    def _may_ask(self) -> bool:
         return self._due and time.monotonic() >= self._next_dump
 
     def look(self, timeout_s: float) -> None:
-        """Ask the virtual machine for the names of its threads. Failures end up in `trouble`."""
+        """Ask the virtual machine for the names of its threads. Failures end up in `trouble`.
+
+        Which of them ended is known without asking, which stops the machine.
+        """
+        if self._lost:
+            self._lost = False
+            self.names = {t: said for t, said in self.names.items() if t.tid in self._seen}
+        if not self._may_ask():
+            return
         try:
             threads = hotspot.threads(self.pid, timeout_s)
         except hotspot.AttachError as error:

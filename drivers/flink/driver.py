@@ -14,7 +14,7 @@ and `Topology.notes` says so.
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -365,8 +365,10 @@ class FlinkDriver:
         for process in self._processes.values():
             wanted = here[process.known.id]
             found: dict[ThreadKey, list[Thread]] = defaultdict(list)
+            later = _later(wanted, process.names.values(), rows)
             for thread, said in process.names.items():
                 key = _key_of(said)
+                key = later.get(key, key)
                 places = wanted.get(key, []) if key is not None else []
                 if said.role != OPERATOR:
                     serves = places[0] if len(places) == 1 else None
@@ -451,6 +453,25 @@ def _key_of(said: ThreadName) -> ThreadKey | None:
         return None
     index, parallelism = said.number("index"), said.number("parallelism")
     return said.parts["task"], index, parallelism, int(said.parts.get("attempt", 0))
+
+
+def _later(
+    wanted: Collection[ThreadKey], names: Iterable[ThreadName], rows: Sequence[Row]
+) -> dict[ThreadKey | None, ThreadKey]:
+    """Keys of threads of a later attempt -> those of their subtasks, as the JobManager knows them.
+
+    After a restart it tells of the attempt before for as long as its cache lasts
+    (web.refresh-interval), and a query that catches up would be nobody's for so long. Only where no
+    other subtask has the same task, number and parallelism, and none of its own threads is left.
+    """
+    running = {key for said in names if said.role == OPERATOR and (key := _key_of(said))}
+    newest = {key[:3]: key for key in sorted(running, key=lambda key: key[3])}
+    alike = Counter(row.thread_key[:3] for row in rows)
+    return {
+        newest[key[:3]]: key
+        for key in wanted
+        if key not in running and alike[key[:3]] == 1 and newest.get(key[:3], key)[3] > key[3]
+    }
 
 
 def _doubt(rows: Sequence[Row], threads: Sequence[Thread], task_manager: str) -> str:

@@ -21,7 +21,7 @@ SIDE = {"rate": 30, "parse_us": 100, "work_us": 7000, "checkpoint_ms": 3000, **C
 BULK = {"rate": 1_000_000, "parse_us": 100, "work_us": 1000, **CHAINED}
 
 LATE_S = 0.1
-BEHIND_S = 0.5  # who stood for less was not stopped
+BEHIND_S = 0.2  # who stood for less was not stopped
 RECENT = 10  # results that were not late
 COLLECT_S = 3.0
 FREEZE_S = 5.0
