@@ -101,7 +101,7 @@ def engines(
                 _queries(engine),
                 engine["operators"],
                 engine["threads"],
-                "; ".join(filter(None, [engine["problem"], *engine["notes"][:3]])),
+                "; ".join(filter(None, [engine["problem"] or _late(engine), *engine["notes"][:3]])),
             )
             for engine in found
         ),
@@ -222,6 +222,12 @@ def _taken_for(row: dict[str, Any]) -> str:
     if not row["operator"]:
         return row["role"] or "left alone"
     return "operator " + "/".join(filter(None, (row["query"], row["operator"])))
+
+
+def _late(engine: dict[str, Any]) -> str | None:
+    """Why nothing is known of an engine that was found."""
+    late = "has not answered yet: it may lack CPU time; try again"
+    return late if engine["state"] == "new" else None
 
 
 def _queries(engine: dict[str, Any]) -> str:

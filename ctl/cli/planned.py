@@ -85,19 +85,21 @@ def changes(plans: Sequence[Row], running: Row | None) -> str:
         if rule["name"] not in before
         or (rule["name"] not in raced and _by(before[rule["name"]]) != _by(rule))
     ]
-    others = sum(
-        row["now"]["nice"] != row["sets"]["nice"]
+    moves = [
+        row["sets"]["nice"] - row["now"]["nice"]
         for rule in plans
         for row in rule["threads"]
         if row["now"]
-    )
-    threads = sum(bool(row["now"]) for rule in plans for row in rule["threads"])
+    ]
+    others = sum(map(bool, moves))
     if raced:
         head += f"A race decides of {', '.join(sorted(raced))}, as it would with load. "
     if found:
         head += f"This would be instead: {', '.join(found)}. "
+    if others and not found and len(set(moves)) == 1:
+        return head + f"The order would be the same, {abs(moves[0])} nice levels from what is now."
     if others:
-        return head + f"{others} of {threads} threads would have another nice value."
+        return head + f"{others} of {len(moves)} threads would have another nice value."
     return head + ("" if found else "Nothing would change.")
 
 

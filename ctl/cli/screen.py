@@ -38,6 +38,7 @@ SORTS = {
     "verdict": ("verdict", False),
     "graph": ("depth", False),
 }
+VERDICT = 19  # columns of one that names no operator
 WIDE = 110  # columns, from which on there is room for all
 COLORS = {
     "cpu-starved": "red",
@@ -296,11 +297,16 @@ def _table(rows: list[dict[str, Any]], width: int, graphs: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="reverse")
     before = [("queue", 6), ("age s", 6), ("place", 5)]
     before += [("urgency", 8), ("tid", 8)] if wide else []
-    applied, verdict = 26 if wide else 8, 19
+    applied = 26 if wide else 8
     after = [("run", 4), ("wait", 4)]
     after += [("full", 4), ("asleep", 6), ("no input", 8), ("sure", 4)] if wide else []
-    widths = [least for _, least in (*before, *after)] + [applied, verdict]
-    room = max(14, width - sum(widths) - len(widths))
+    widths = [least for _, least in (*before, *after)] + [applied]
+    left = width - sum(widths) - len(widths) - 1
+    # A verdict gets what operators' names do not need.
+    verdicts = [_clean(_verdict(row, wide)) for row in rows]
+    longest = max((len(row["operator"]) for row in rows), default=0)
+    verdict = max(VERDICT, min(max(map(len, verdicts), default=0), left - longest))
+    room = max(14, left - verdict)
     table.add_column("operator", no_wrap=True, overflow="ellipsis", min_width=14)
     for name, least in before:
         table.add_column(name, justify="right", min_width=least, no_wrap=True)
@@ -308,36 +314,42 @@ def _table(rows: list[dict[str, Any]], width: int, graphs: bool) -> Table:
     for name, least in after:
         table.add_column(name, justify="right", min_width=least, no_wrap=True)
     table.add_column("verdict", no_wrap=True, overflow="ellipsis", min_width=verdict)
-    for row in rows:
+    for row, held in zip(rows, verdicts, strict=True):
         more = [show.number(row["urgency"]), str(row["tid"])] if wide else []
         shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
         table.add_row(
-            _plain(show.ends(_named(row, graphs=graphs), room)),
+            _plain(_named(row, room, graphs=graphs)),
             show.number(row["queue"]),
             show.number(row["head_age_s"]),
             "-" if row["place"] is None else f"{row['place']:.2f}",
             *more,
             _plain(_applied(row["applied"], wide)),
             *(_percent(row[share]) for share in shares[: 6 if wide else 2]),
-            Text(_clean(_verdict(row, wide)), style=COLORS.get(row["verdict"], "")),
+            Text(show.ends(held, verdict), style=COLORS.get(row["verdict"], "")),
         )
     return table
 
 
-def _named(row: dict[str, Any], *, graphs: bool) -> str:
-    """An operator; of a helper its role, and its thread's name, which tells whom it helps.
+def _named(row: dict[str, Any], room: int, *, graphs: bool) -> str:
+    """An operator, in as many columns; of a helper its role, and whom it helps.
 
     graphs: further to the right with each step from a source, and whom it feeds.
     """
-    name: str = row["operator"]
+    label: str = row["operator"]
     if row["query"] is None:
-        return " ".join(filter(None, (name.rpartition(": ")[2], row.get("thread"))))
-    if not graphs:
-        return name
-    depth, fed = row["depth"] or 0, [show.inside(label, row["query"]) for label in row["feeds"]]
-    if depth:
-        name = show.inside(name, row["query"])
-    return "  " * min(depth, 8) + name + (f" > {', '.join(fed)}" if fed else "")
+        role = label.rpartition(": ")[2]
+        whom = f"of {row['serves']}" if row.get("serves") else row.get("thread") or ""
+        return show.ends(f"{role} {whom}".rstrip(), room)
+    name = show.inside(label, row["query"])
+    if graphs:
+        depth, fed = row["depth"] or 0, [show.inside(one, row["query"]) for one in row["feeds"]]
+        text = "  " * min(depth, 8) + (name if depth else label)
+        text += f" > {', '.join(fed)}" if fed else ""
+        return text if len(text) <= room else f"{text[: room - 1]}…"
+    left = room - len(name) - 2  # for the query, of which more operators than this one tell
+    if len(label) <= room or left < 1:
+        return show.ends(label, room)
+    return f"{row['query'][:left]}…/{name}"
 
 
 def _applied(values: dict[str, Any], wide: bool) -> str:

@@ -235,6 +235,7 @@ def _query(one: Found, name: str, said: Said, readings: list[Reading]) -> dict[s
 def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
     """All that `sched-ctl top` draws: one row for each scheduled thread."""
     labels = _labels(found)
+    served = _served(found)
     rows = []
     left = dict(labels)
     for rule, schedule in ((r, s) for r in controller.rules for s in r.schedules.values()):
@@ -248,6 +249,7 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
                     "operator": plan["operator"],
                     "tid": plan["tid"],
                     "thread": plan["name"],
+                    "serves": served.get(thread),
                     "policy": rule.policy.name,
                     "queue": plan["queue_size"],
                     "head_age_s": plan["head_age_s"],
@@ -290,7 +292,7 @@ def _unordered(one: Found, row: int, thread: Thread) -> dict[str, Any]:
     unknown = dict.fromkeys(("policy", "head_age_s", "urgency", "place"))
     return (
         {**_nothing(), **of, **unknown}
-        | {"tid": thread.tid or None, "applied": {}}
+        | {"tid": thread.tid or None, "thread": thread.name, "serves": None, "applied": {}}
         | {"queue": None if queue is None else _known(queue[row])}
         | _place(one, row)
     )
@@ -395,6 +397,16 @@ def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
         for place, one in enumerate(found)
         for row, operator in enumerate(one.window.now.topology.operators)
         for thread in operator.threads
+    }
+
+
+def _served(found: list[Found]) -> dict[Thread, str]:
+    """Helper thread -> the operator that it works for."""
+    return {
+        helper.thread: one.window.operators[helper.serves].name
+        for one in found
+        for helper in one.window.now.topology.helpers
+        if helper.serves is not None
     }
 
 

@@ -212,6 +212,8 @@ def test_what_load_would_change_is_told() -> None:
     assert "A race decides of auto" in raced and "instead" not in raced
     same = plan | {"policy": "qs", "threads": rows[:1]}
     assert planned.changes([same], status).endswith("Nothing would change.")
+    moved = plan | {"policy": "qs", "threads": rows[1:] * 2}  # to keep an engine's weight
+    assert "order would be the same, 3 nice levels" in planned.changes([moved], status)
 
 
 def test_status_fits_a_screen_with_forty_queries_of_long_names(

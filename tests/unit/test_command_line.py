@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from sched_ctl import cli
 from sched_ctl.backends import Probe, ladder
@@ -19,6 +20,7 @@ from sched_ctl.config.settings import Settings
 from sched_ctl.drivers.flink.driver import kind as flink
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.errors import UserError
+from sched_ctl.kernel import procfs
 from sched_ctl.model.options import NiceOptions
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
@@ -26,6 +28,7 @@ from sched_ctl.pipeline.generate import Plan, generate
 from sched_ctl.service.lock import run_folder
 from sched_ctl.service.session import no_engine
 from sched_ctl.service.socket import request
+from support import wait_until
 
 RUN = "import sys; from sched_ctl.start import main; sys.argv[0] = 'sched-ctl'; main()"
 
@@ -304,3 +307,28 @@ def test_help_breaks_lines_where_the_terminal_ends() -> None:
     prose = done.stdout.partition("Three light queries")[2].partition("Examples")[0]
     *whole, _ = prose.rstrip().splitlines()
     assert whole and all(len(line.rstrip()) > 64 for line in whole[1:]), prose
+
+
+def test_an_engine_that_has_not_answered_yet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"engine": "flink:1", "pid": 5, "user": "me", "state": "new", "queries": []}
+    found |= {"operators": 0, "threads": 0, "problem": None, "notes": [], "ordered": "alone"}
+    found |= {"processes": [4711]}
+
+    async def look(*_: object) -> list[dict[str, Any]]:
+        return [found]
+
+    monkeypatch.setattr("sched_ctl.service.session.look", look)
+    told = CliRunner().invoke(cli.app, ["engines"])
+    assert "has not answered yet" in told.stdout
+    found["state"] = "ok"
+    assert "has not answered yet" not in CliRunner().invoke(cli.app, ["engines"]).stdout
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        wait_until(lambda: procfs.command_line(child.pid)[:1] == ["sleep"], 10)
+        asked = ["engines", "--explain", str(child.pid)]
+        assert "a driver schedules" not in CliRunner().invoke(cli.app, asked).stdout
+        found["processes"] = [child.pid]
+        assert f"process {child.pid} is of flink:1" in CliRunner().invoke(cli.app, asked).stdout
+    finally:
+        child.kill()
+        child.wait()

@@ -35,7 +35,7 @@ from sched_ctl.model.topology import (
     Thread,
     Topology,
 )
-from sched_ctl.service import session, views
+from sched_ctl.service import bottlenecks, session, views
 from support import wait_until
 
 QUICK = Settings(
@@ -365,11 +365,17 @@ def test_helpers_are_left_to_a_backend_that_is_fair_to_all(fair: bool) -> None:
     }
     controller = Controller(settings(), kinds, backends(backend))
 
+    shown: dict[str, str | None] = {}
+
     async def script() -> None:
         await until(lambda: backend.schedules)
+        top = bottlenecks.screen(controller, [*bottlenecks.assessed(controller)])
+        shown.update((row["operator"], row["serves"]) for row in top["rows"])
 
     drive(controller, script)
     assert (flusher in backend.schedules[0].threads) is not fair
+    assert shown.get("fake:a: flusher") == (None if fair else "op0")
+    assert shown["q/op0"] is None
 
 
 def test_a_backend_that_is_lost_is_noticed_before_the_next_deadline() -> None:

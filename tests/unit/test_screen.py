@@ -89,7 +89,7 @@ def test_a_long_name_leaves_the_verdict_whole() -> None:
     named = answer(row("gstreamer/front-decoder"), row("gstreamer/front-encoder"))
     held = [line for line in lines(named, View(), 80, 24) if "single-thread-bound" in line]
     assert len(held) == 2
-    assert all(line.startswith("gstreamer/f") and "coder" in line for line in held), held
+    assert all(line.startswith("gstrea…/front-") and "coder " in line for line in held), held
 
 
 def test_a_verdict_of_sleep_says_where() -> None:
@@ -213,12 +213,17 @@ def test_a_replica_is_named_by_its_operator_and_a_helper_by_its_thread() -> None
     told = answer(
         row("a/b/parse", query="a/b", by="a/b/work (1/2)", feeds=["a/b/work (1/2)"], depth=1),
         row("a/b/work (1/2)", query="a/b"),
-        row("lab:1: timer", query=None, thread="Timer of work (1/2)"),
+        row("lab:1: timer", query=None, serves="work (1/2)"),
     )
     told["queries"] = [{"query": "a/b", "verdict": "cpu-starved", "operator": "a/b/work (1/2)"}]
     shown = "\n".join(lines(told, View(helpers=True), 80, 24))
     assert "held by work (1/2)" in shown and "a/b is held by work (1/2): cpu-starved" in shown
-    assert "timer Timer of work (1/2)" in "\n".join(lines(told, View(helpers=True), 160, 24))
+    assert "timer of work (1/2)" in shown
+    long = answer(row("alarms/alarm-lookup", by="alarms/enrich-with-all (1/2)"))
+    [line] = [line for line in lines(long, View(), 80, 24) if "lookup" in line]
+    assert line.startswith("alarms/alarm-lookup ") and line.rstrip().endswith("(1/2)"), line
+    long = answer(row("billing/alarm-lookup (1/2)"))
+    assert "b…/alarm-lookup (1/2) " in "\n".join(lines(long, View(), 80, 24))
     assert "  parse > work (1/2)" in "\n".join(lines(told, View(sort="graph"), 160, 24))
 
 
