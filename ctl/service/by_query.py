@@ -103,8 +103,9 @@ def _rows(schedule: Schedule) -> dict[Name, _Row]:
 
 
 def _uses(controller: Controller, rule: Rule, domain: str) -> dict[Name, float]:
-    """CPU use of each query, as multiples of the queries' mean; of those that tell."""
+    """CPU use of each query that tells, as multiples of the mean of all (`metrics.backlog`)."""
     used: dict[Name, float] = {}
+    every: set[Name] = set()
     for name, window in rule.windows.items():
         engine = controller.engines.get(name)
         if engine is None or engine.domain != domain or name not in rule.resolutions:
@@ -113,10 +114,11 @@ def _uses(controller: Controller, rule: Rule, domain: str) -> dict[Name, float]:
         if column is None:
             continue
         for query, use in zip([o.query for o in window.operators], column, strict=True):
+            every.add((name, query))
             if np.isfinite(use):
                 key = (name, query)
                 used[key] = used.get(key, 0.0) + float(use)
-    mean = sum(used.values()) / len(used) if used else 0.0
+    mean = sum(used.values()) / len(every) if every else 0.0
     return {query: use / mean for query, use in used.items()} if mean else {}
 
 

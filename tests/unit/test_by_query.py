@@ -68,6 +68,24 @@ def status_of(
     return dict(found) | {"lines": seen[-1]["lines"]}
 
 
+class Restarted(Uneven):
+    """Of "light" nothing is known for now, as of a job that just came back."""
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        seen = super().poll(timeout_s)
+        new = np.array([o.query == "light" for o in self.topology.operators])
+        known = {name: np.where(new, np.nan, column) for name, column in seen.columns.items()}
+        return replace(seen, columns=known)
+
+
+def test_a_query_that_tells_nothing_makes_no_other_an_ordinary_one() -> None:
+    status = status_of(Restarted(light=2, heavy=3), "light-first", "last")
+    assert [(row["query"], row["why"]) for row in status["queries"]] == [
+        ("light", "light"),
+        ("heavy", "heavy, 2 of the mean CPU"),
+    ]
+
+
 def test_the_heavy_one_goes_last_and_the_words_say_by_how_much() -> None:
     status = status_of(Uneven(light=2, heavy=3, other=1), "light-first", "last")
     first, second, last = status["queries"]
