@@ -232,6 +232,8 @@ def _late(engine: dict[str, Any]) -> str | None:
 
 def _queries(engine: dict[str, Any]) -> str:
     names = engine["queries"]
+    if not names and engine["state"] == "ok":
+        return "none"
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more
 

@@ -412,6 +412,7 @@ class Controller:
                 rule.windows,
                 rule.applied.problems,
                 repaired=bool(rule.repaired),
+                own=(rule.instead.phase or "") if rule.instead.own else "",
             )
         for name in sorted(rule.spared.keys() & self.engines.keys()):
             self.remarks.say(f"spared {rule.name} {name}", f"{name}: {rule.spared[name]}")

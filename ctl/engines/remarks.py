@@ -39,10 +39,11 @@ class Remarks:
         problems: Sequence[str],
         *,
         repaired: bool,
+        own: str = "",
     ) -> None:
-        """What a pass of the rule gave."""
+        """What a pass of the rule gave. own: why the OS's own order is in force, if it is."""
         notes_of = [window.now.topology.notes for window in windows.values()]
-        told = (threads, [*windows], problems, repaired, notes_of)
+        told = (threads, [*windows], problems, repaired, notes_of, own)
         if self._told.get(rule) == told:
             return
         self._told[rule] = told
@@ -52,6 +53,7 @@ class Remarks:
             message = f"policy {rule}: no engine any more" if known else ""
         elif not threads:
             message = f"policy {rule}: no thread of an operator of {', '.join(windows)} is ordered"
+            message += f": the OS's own order, {own}" if own else ""
         self.say(f"threads {rule}", message, logging.INFO)
         self.say(
             f"problems {rule}",

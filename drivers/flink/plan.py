@@ -35,6 +35,7 @@ __all__ = [
 # What a topology may hold before we call the engine hostile.
 ROW_LIMIT = 20_000
 EDGE_LIMIT = 2_000_000
+UNASSIGNED = "(unassigned)"  # where REST names a TaskManager: no slot has been found yet
 NAME_LIMIT = 4096  # characters of a job's or a vertex's name
 # Ship strategies after which every consumer of a vertex gets the same number of tuples, so that
 # its own queue follows from the producers' counts.
@@ -97,6 +98,11 @@ class Subtask(msgspec.Struct, frozen=True, rename="kebab"):
     attempt: int
     status: str
     taskmanager_id: str = ""
+
+    @property
+    def where(self) -> str:
+        """Which TaskManager it was given to; "" before it was given to any."""
+        return "" if self.taskmanager_id == UNASSIGNED else self.taskmanager_id
 
 
 class VertexDetail(msgspec.Struct, frozen=True):
@@ -389,7 +395,7 @@ class _Builder:
                     index=index,
                     parallelism=vertex.parallelism,
                     attempt=subtask.attempt if subtask else 0,
-                    task_manager=subtask.taskmanager_id if subtask else "",
+                    task_manager=subtask.where if subtask else "",
                     running=subtask is not None and subtask.status == "RUNNING",
                     logical=names,
                 )

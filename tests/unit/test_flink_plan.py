@@ -50,6 +50,13 @@ def planned(*jobs: Job) -> Plan:
     return plan(jobs, details)
 
 
+def test_who_has_no_slot_yet_is_not_on_another_machine() -> None:
+    one = job("q", ("a", "Map", 2, {}))
+    subtasks = [Subtask(0, 0, "SCHEDULED", "(unassigned)"), Subtask(1, 0, "RUNNING", "tm1")]
+    made = plan([one], {(one.jid, "a"): VertexDetail(subtasks)})
+    assert [row.task_manager for row in made.rows] == ["", "tm1"]
+
+
 @pytest.mark.parametrize(
     ("name", "names", "edges"),
     [

@@ -69,7 +69,10 @@ def test_the_log_speaks_of_no_threads_of_no_engine(caplog: pytest.LogCaptureFixt
     assert tell(0) == []
     assert tell(0, problems=("odd",)) == ["policy auto: odd"]
     assert tell(2, "lab:1")[0] == "policy auto: 2 threads of lab:1"
+    window = Window(snapshot(plan({"q": ["a"]})), None)
     assert tell(0, "lab:1") == ["policy auto: no thread of an operator of lab:1 is ordered"]
+    remarks.tell("auto", 0, {"lab:1": window}, (), repaired=False, own="until a race finds better")
+    assert caplog.messages[-1].endswith("is ordered: the OS's own order, until a race finds better")
     assert tell(0) == ["policy auto: no engine any more"]
 
 
