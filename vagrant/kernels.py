@@ -47,8 +47,9 @@ class SchedExt(Enum):
 class Kernel:
     """One row of the matrix.
 
-    name: major.minor, also the suffix of its file; "-arm64" behind it. suite: where Debian has or
-    had it. modular: the drivers of a guest's root are modules. append: for its command line.
+    name: major.minor, also the suffix of its file; "-arm64" behind it, and "-16k" for pages of
+    16 kB. suite: where Debian has or had it. modular: the drivers of a guest's root are modules.
+    append: for its command line.
     """
 
     name: str
@@ -65,7 +66,13 @@ class Kernel:
     @property
     def architecture(self) -> str:
         """As Debian calls it."""
-        return self.name.partition("-")[2] or "amd64"
+        return (self.name.split("-")[1:] or ["amd64"])[0]
+
+    @property
+    def flavour(self) -> str:
+        """What Debian's package of it is called behind the version."""
+        kind = self.name.partition("-")[2]
+        return kind if kind.endswith("k") else f"cloud-{self.architecture}"
 
 
 # QEMU 7.2 emulates cmpxchg16b with flags that can be rubbish; an interrupt at the next instruction
@@ -91,6 +98,7 @@ OTHERS = (
     Kernel("7.0", "trixie-backports", SchedExt.WORKS, ext_server=True),
     Kernel("7.2.13", "sid", SchedExt.WORKS, ext_server=True),
     Kernel("6.18-arm64", "trixie-backports", SchedExt.WORKS),
+    Kernel("6.18-arm64-16k", "trixie-backports", SchedExt.WORKS),
     Kernel("7.3-arm64", "trixie-backports", SchedExt.WORKS, ext_server=True),
 )
 ALL = MATRIX + OTHERS
@@ -176,7 +184,7 @@ def _cache() -> Path:
 
 
 def _fetch(kernel: Kernel, target: Path) -> Path:
-    """Download the newest cloud kernel of this series, unpack its image, store it atomically."""
+    """Download the newest kernel of this series, unpack its image, store it atomically."""
     try:
         with debian.archive(kernel.suite, target, kernel.architecture) as archive:
             return _unpack(kernel, target, archive)
@@ -188,7 +196,7 @@ def _fetch(kernel: Kernel, target: Path) -> Path:
 
 
 def _unpack(kernel: Kernel, target: Path, archive: debian.Archive) -> Path:
-    kind = f"cloud-{kernel.architecture}"
+    kind = kernel.flavour
     offered = archive.names(rf"^linux-image-[0-9].*-{kind}$")
     wanted = [name for name in offered if re.match(rf"linux-image-{kernel.series}[.+-]", name)]
     # The series' meta-package (linux-image-6.12-cloud-amd64) has no image.

@@ -1,5 +1,7 @@
 """The package for arm64, on an emulated arm64 machine: installed, attached, traced, put back.
 
+With pages of 4 and of 16 kB.
+
     SCHED_CTL_ARM=1 ./dev test tests/vm/test_arm.py
 
 It takes about two minutes of CPU time, qemu-system-arm, and the compiler gcc-aarch64-linux-gnu.
@@ -26,21 +28,22 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-KERNEL = "6.18-arm64"
+KERNELS = ("6.18-arm64", "6.18-arm64-16k")
 LIMIT_S = 600.0
 CHECKS = 6
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.timeout(2 * LIMIT_S + 300)
 def test_the_package_works(
-    vm: Callable[..., Any], kernel_image: Callable[[str], Path], tmp_path: Path
+    kernel: str, vm: Callable[..., Any], kernel_image: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    kernel_image(KERNEL)
+    kernel_image(kernel)
     subprocess.run([ROOT / "packaging" / "deb", tmp_path, "13", "arm64"], check=True)
     [package] = tmp_path.glob("*.deb")
     command = ["/usr/bin/python3", str(Path(__file__).with_name("arm_inside.py")), str(package)]
     for _ in range(2):
-        done = vm(KERNEL, *command, cpus=1, icount=True, timeout_s=LIMIT_S, show=(tmp_path,))
+        done = vm(kernel, *command, cpus=1, icount=True, timeout_s=LIMIT_S, show=(tmp_path,))
         print(done.output)
         if done.returncode != guest.NO_GUEST:
             break
