@@ -22,6 +22,7 @@ __all__ = [
     "number",
     "short",
     "table",
+    "table_lines",
     "text",
     "width",
 ]
@@ -44,11 +45,25 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
     A column whose name begins with ">" is aligned to the right, and never broken; another one only
     between words. On a terminal columns in which nobody has anything are left out.
     """
+    console = _console()
+    for part in _parts(console, columns, rows, title):
+        _print(console, part)
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
+    """How many lines `table` makes of it."""
+    console = _console()
+    parts = _parts(console, columns, rows, "")
+    return sum(len(console.render_lines(part, pad=False)) for part in parts)
+
+
+def _parts(
+    console: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str
+) -> list[Any]:
     from rich import box
     from rich.table import Table
 
     cells = [[_cell(value) for value in row] for row in rows]
-    console = _console()
     if console.width < UNLIMITED and cells:
         told = [at for at in range(len(columns)) if any(row[at].plain for row in cells)]
         columns = [columns[at] for at in told]
@@ -68,13 +83,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
     for row in cells:
         shown.add_row(*row)
     if _fit(console, shown, columns, cells):
-        _print(console, shown)
-        return
-    if title:
-        text(title)
-    for row in cells:
-        for part in _record([column.strip("> ") for column in columns], row):
-            _print(console, part)
+        return [shown]
+    names = [column.strip("> ").replace("\n", " ") for column in columns]
+    records = [part for row in cells for part in _record(names, row)]
+    return [_plain(title), *records] if title else records
 
 
 def _fit(console: Any, shown: Any, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
@@ -90,7 +102,8 @@ def _fit(console: Any, shown: Any, names: Sequence[str], rows: Sequence[Sequence
         return True
     least, wished = [], []
     for at, name in enumerate(names):
-        texts = [name.lstrip(">"), *(row[at].plain for row in rows)]
+        heads = name.lstrip(">").split("\n")
+        texts = [*heads, *(row[at].plain for row in rows)]
         words = texts if name.startswith(">") else [word for text in texts for word in text.split()]
         least.append(max(map(cell_len, words), default=0))
         wished.append(max(map(cell_len, texts)) - least[-1])

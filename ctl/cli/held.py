@@ -10,8 +10,9 @@ from sched_ctl.config.settings import ConfigError
 __all__ = ["add_to", "most_telling"]
 
 FINE = ("keeps-up", "input-bound", "idle", "unknown")  # verdicts on queries that nothing holds
+LEAST_OPERATORS = 3
+MOST_LETTERS = 19  # of a word in a table on a terminal; a verdict has as many
 MOST_OPERATORS = 10  # of a query on a terminal, where no more are asked for
-TABLE_LINES = 5  # of a table beside its rows, and the empty line before the query
 LAST_LINES = 2  # the prompt, and what is said below all
 PATIENCE_S = 5.0  # for a controller that is being started at the same time
 
@@ -95,10 +96,13 @@ def _on_a_screen(answer: list[dict[str, Any]]) -> None:
     shown, held = 0, sum(query["verdict"] not in FINE for query in answer)
     ranked = most_telling(answer)
     for query in ranked:
-        lines = _lines(query)
+        most = MOST_OPERATORS
+        while not shown and most > LEAST_OPERATORS and _lines(query, most) > room - LAST_LINES:
+            most -= 1
+        lines = _lines(query, most)
         if shown and lines > room:
             break
-        _whole(query, MOST_OPERATORS)
+        _whole(query, most)
         room -= lines
         shown += 1
     rest = ranked[shown:]
@@ -151,14 +155,15 @@ def _asleep(operators: list[dict[str, Any]], query: str) -> list[str]:
     ]
 
 
-def _lines(query: dict[str, Any]) -> int:
-    """Lines that a query takes on a screen: paragraphs, an empty one, the table with its head."""
+def _lines(query: dict[str, Any], most: int) -> int:
+    """Lines that a query takes on a screen, with the empty one before it."""
     from sched_ctl import show
 
-    operators = _telling(query["operators"], MOST_OPERATORS)
+    operators = _telling(query["operators"], most)
     words = [*_words(query), *_asleep(operators, query["query"])]
     hidden = len(operators) < len(query["operators"])
-    return sum(map(show.lines, words)) + len(operators) + TABLE_LINES + hidden
+    rows = show.table_lines(*_table(query, operators, MOST_LETTERS * 2))
+    return 1 + sum(map(show.lines, words)) + rows + hidden
 
 
 def _whole(query: dict[str, Any], most: int | None) -> None:
@@ -169,25 +174,39 @@ def _whole(query: dict[str, Any], most: int | None) -> None:
     show.text()
     for line in _words(query):
         show.text(line)
-    show.table(
-        ("operator", "verdict", ">sure", ">runs", ">CPU wait", ">full", ">asleep", ">no input"),
-        (
-            (
-                show.inside(operator["operator"], query["query"]),
-                verdict(operator, query["query"]),
-                percent(operator["confidence"]),
-                *(
-                    percent(operator[share])
-                    for share in ("run", "wait", "backpressured", "blocked", "idle")
-                ),
-            )
-            for operator in operators
-        ),
-    )
+    show.table(*_table(query, operators, MOST_LETTERS * (4 if most is None else 2)))
     if len(operators) < len(query["operators"]):
         show.text(f"  and {len(query['operators']) - len(operators)} more operators: --all")
     for line in _asleep(operators, query["query"]):
         show.text(line)
+
+
+def _table(
+    query: dict[str, Any], operators: list[dict[str, Any]], letters: int
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of operators of a query. letters: of a name, on a terminal."""
+    from sched_ctl import show
+
+    def fitted(text: str) -> str:  # a long word would leave no room for a table
+        words = show.short(text, letters).split(" ")
+        return " ".join(show.short(word, MOST_LETTERS) for word in words)
+
+    shares = ("run", "wait", "backpressured", "blocked", "idle")
+    names: tuple[str, ...] = ("sure", "runs", "CPU wait", "full", "asleep", "no input")
+    if show.is_narrow():
+        names = tuple(name.replace(" ", "\n") for name in names)
+    return (
+        ("operator", "verdict", *(f">{name}" for name in names)),
+        [
+            (
+                fitted(show.inside(operator["operator"], query["query"])),
+                fitted(verdict(operator, query["query"])),
+                percent(operator["confidence"]),
+                *(percent(operator[share]) for share in shares),
+            )
+            for operator in operators
+        ],
+    )
 
 
 def replicas(query: dict[str, Any]) -> list[str]:

@@ -251,6 +251,26 @@ def test_of_many_queries_those_that_are_held_are_told_first() -> None:
     assert ranked == ["q2", "q4", "q0", "q1", "q3"]
 
 
+def test_operators_of_long_names_leave_the_query_on_the_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    named = [f"q/Source: orders-of-all-shops-{i} -> Map (1/2)" for i in range(12)]
+    query: dict[str, Any] = {"engine": "flink:127.0.0.1:8081@27921", "query": "q"}
+    query |= {"verdict": "cpu-starved"}
+    query |= {"operator": named[3], "confidence": 0.9, "settled": True, "late_s": None}
+    query |= {"advice": "x", "horizons": [], "parallelism": [], "needed_cpus": None, "cpus": 2}
+    query |= {"operators": [row(name, verdict="cpu-starved") for name in named]}
+    other = query | {"query": "r", "verdict": "keeps-up"}
+    monkeypatch.setattr("sched_ctl.service.socket.request", lambda *_: [query, other])
+    held.bottlenecks(everything=False, run_dir=Path("/nowhere"), json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) <= 23 and max(map(len, shown)) <= 80
+    assert shown[1].startswith("flink:127.0.0.1:8081@27921 q: cpu-starved: Source: orders")
+    assert any("more operators: --all" in line for line in shown)
+    assert shown[-1].startswith("1 of 2 queries are held back")
+
+
 @pytest.mark.parametrize(("queries", "operators"), [(1, 3), (3, 5), (40, 6), (40, 60)])
 def test_what_holds_many_queries_fits_a_screen_of_24_lines(
     queries: int,
