@@ -1,12 +1,13 @@
 """How soon a query of a real Flink has caught up after a stop, under each policy and the OS.
 
     ./dev run python -m bench.guest.stops [--policies auto hr multi-class] [--rounds 2]
-                                          [--period 1] [--kernel 6.18] [--keep NAME] [--json FILE]
+                                          [--stops restart ...] [--repeat 2] [--period 1]
+                                          [--kernel 6.18] [--keep NAME] [--json FILE]
 
 A query of a fifth of the CPU runs beside one that takes all it gets, in a guest with exact time.
 The stops: a failure, after which it restarts from its checkpoint; a collector that runs ever again
 for three seconds; five seconds in which no thread of the process runs. Phases are mirrored; the
-first, under the OS, does not count. Each figure is of a second for which the query was behind.
+first, under the OS, does not count. Ratios are of single stops to the OS's median.
 """
 
 import argparse
@@ -22,8 +23,12 @@ from bench.guest.phases import ROOT, from_guest
 from bench.results import Figure, Result, Row
 
 LIMIT_S = 10800.0
-OS = "os"
-STOPS = {"restart": "restart", "collector": "collector's pauses", "frozen": "frozen"}
+OS, OTHER = "os", "CPU time of the other query"
+STOPS = {
+    "restart": "restart from a checkpoint",
+    "collector": "collector's pauses",
+    "frozen": "all stood still",
+}
 
 
 def order(policies: Sequence[str], rounds: int) -> list[str]:
@@ -32,23 +37,26 @@ def order(policies: Sequence[str], rounds: int) -> list[str]:
     return [OS, *(name for n in range(rounds) for name in (forth if n % 2 else forth[::-1]))]
 
 
-def rows(phases: Sequence[Mapping[str, Any]]) -> list[Row]:
+def table(phases: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row a figure: the OS's median, and of each policy's stops the ratios to that."""
     by: dict[str, dict[str, list[float]]] = {}
     for phase in phases[1:]:
-        mine = by.setdefault(phase["phase"], {})
         for stop, each in phase["stops"].items():
             took = [took_s / behind_s for behind_s, took_s in each]
-            mine.setdefault(f"{STOPS[stop]}: s a second behind", []).extend(took)
-        mine.setdefault("CPU of the other query", []).append(phase["bulk"])
-    found = []
-    for name, seen in sorted(by.items(), key=lambda item: item[0] != OS):
+            name = f"{STOPS[stop]}: caught up, for a second behind"
+            by.setdefault(name, {}).setdefault(phase["phase"], []).extend(took)
+        by.setdefault(OTHER, {}).setdefault(phase["phase"], []).append(phase["bulk"])
+    rows = []
+    for name, seen in by.items():
+        base = statistics.median(seen[OS])
         figures: dict[str, Figure | str] = {}
-        for column, values in seen.items():
-            middle = statistics.median(values)
-            figures[column] = Figure(middle, min(values), max(values))
-            figures[f"{column}, of the OS's"] = Figure(middle / statistics.median(by[OS][column]))
-        found.append(Row("the OS" if name == OS else f"`{name}`", figures))
-    return found
+        for policy, values in seen.items():
+            ratios = [value / base for value in values]
+            unit = ("CPUs" if name == OTHER else "s") if policy == OS else ""
+            middle = base if policy == OS else statistics.median(ratios)
+            figures[policy] = Figure(middle, min(ratios), max(ratios), unit)
+        rows.append(Row(name, {OS: figures.pop(OS), **figures}))
+    return rows
 
 
 def main() -> None:
@@ -56,6 +64,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["auto", "hr", "multi-class"])
     parser.add_argument("--stops", nargs="+", choices=STOPS, default=list(STOPS))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=2, help="each stop in a phase (2)")
     parser.add_argument("--period", default="1", help="of the controller, s (1)")
     parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--json", type=Path, help="where to keep what each stop brought")
@@ -65,18 +74,22 @@ def main() -> None:
     from engines import cluster
 
     cluster.job_jar(cluster.download())  # a guest has no network, and can write nothing here
-    arguments = [asked.period, ",".join(asked.stops), *order(asked.policies, asked.rounds)]
+    arguments = [
+        asked.period,
+        ",".join(asked.repeat * asked.stops),
+        *order(asked.policies, asked.rounds),
+    ]
     phases = []
     for phase in from_guest("stops_inside", arguments, asked.kernel, 1, LIMIT_S):
         phases.append(phase)
         if asked.json:
             asked.json.write_text(json.dumps(phases))
-    found = rows(phases)
+    found = table(phases)
     result = Result(
         title="How long a query of a fifth of the CPU needs after a stop beside a saturated one",
-        columns=list(found[0].figures),
-        n=2 * asked.rounds,
-        spread="middle: median; smallest-largest of the stops",
+        columns=[OS, *asked.policies],
+        n=asked.rounds * asked.repeat,
+        spread="median; smallest-largest of the stops",
         seeds=None,
         kernel=asked.kernel,
         rows=found,
