@@ -7,10 +7,12 @@ A unit test never is, and checks in guests have a rule of their own (`vm.conftes
 shows what was seen at first, and the run fails if more than `FLAKY` tests needed this.
 """
 
+import logging
 import os
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import kept
@@ -152,6 +154,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     else:
         if path is not None:
             terminalreporter.line(f"what each took: {path.relative_to(ROOT)}")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that is run in this process sets up what is logged, and where to."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

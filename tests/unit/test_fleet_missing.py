@@ -24,16 +24,19 @@ print(*({"pyspark", "pandas", "pyarrow", "py4j"} & set(sys.modules)))
 """
 
 
+MODULES_NEEDED = ("pandas", "pyarrow", "pyspark")  # in the order in which they are looked for
+
+
 def run(code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
 
 
-@pytest.mark.parametrize("module", ["pyspark", "pandas", "pyarrow"])
+@pytest.mark.parametrize("module", MODULES_NEEDED)
 def test_a_gateway_has_no_spark(module: str) -> None:
-    if module != "pandas":  # which is looked for first
-        pytest.importorskip("pandas")
+    for before in MODULES_NEEDED[: MODULES_NEEDED.index(module)]:
+        pytest.importorskip(before)
     done = run(RUN.format(module=module))
     assert done.returncode == 1
     assert f"need {module}, which is not installed" in done.stderr
