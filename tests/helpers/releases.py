@@ -1,9 +1,10 @@
-"""What `./dev release` makes, and fresh Debian roots to try it on.
+"""What `./dev release` makes, and fresh roots to try it on.
 
-The roots come from Debian's archive and are kept for later runs.
+They come from the archives of Debian and Ubuntu, and are kept for later runs.
 """
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,12 @@ from pathlib import Path
 import debian
 import pytest
 
-__all__ = ["PYTHON", "SUITES", "kept_root", "make", "run"]
+__all__ = ["PYTHON", "SUITES", "UBUNTU", "kept_root", "make", "run"]
 
 ROOT = Path(__file__).parents[2]
 PYTHON = {"bookworm": ("12", "3.11"), "trixie": ("13", "3.13")}
+UBUNTU = ("noble", "3.12")
+UBUNTU_MIRROR = "http://archive.ubuntu.com/ubuntu"
 OWN = debian.release()
 SUITES = list(PYTHON)[list(PYTHON).index(OWN) if OWN in PYTHON else 0 :]
 
@@ -32,17 +35,30 @@ def kept_root(suite: str) -> Path:
         kept.parent.mkdir(parents=True, exist_ok=True)
         new = kept.with_suffix(f".{os.getpid()}.tar")
         command = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3-venv"]
-        done = subprocess.run(
-            [*command, suite, new, f"{debian.MIRROR}/debian"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        if done.returncode != 0:
+        source: list[str | Path] = [suite, new, f"{debian.MIRROR}/debian"]
+        if suite == UBUNTU[0]:
+            command += ["--components=main,universe", f"--keyring={_ubuntu_keys()}"]
+            command += ["--include=apt"]  # which every Ubuntu has, and libstdc++ with it
+            command += ['--aptopt=APT::Sandbox::User "root"']  # the keys lie in our own folder
+            source = [suite, new, UBUNTU_MIRROR]
+        try:
+            subprocess.run([*command, *source], capture_output=True, check=True, timeout=240)
+        except subprocess.SubprocessError:
             new.unlink(missing_ok=True)
-            pytest.skip("needs Debian's archive")
+            pytest.skip(f"needs the archive of {suite}")
         new.rename(kept)
+    return kept
+
+
+def _ubuntu_keys() -> Path:
+    """Ubuntu's keys, as Debian 13 has them."""
+    kept = debian.cache() / "ubuntu-archive-keyring.gpg"
+    try:
+        with debian.archive("trixie", kept) as archive:
+            archive.unpack("ubuntu-keyring")
+            shutil.copy(archive.tree / "usr/share/keyrings" / kept.name, kept)
+    except debian.ArchiveError as error:
+        pytest.skip(f"needs Debian's archive: {error}")
     return kept
 
 
