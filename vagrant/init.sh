@@ -11,7 +11,10 @@ mount -t tracefs tracefs /sys/kernel/tracing
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 for word in $(cat /proc/cmdline); do
-    case $word in job=*) job=${word#job=} ;; esac
+    case $word in
+    job=*) job=${word#job=} ;;
+    pid1) pid1=yes ;;  # the command becomes process 1
+    esac
 done
 for port in /sys/class/virtio-ports/vport*; do
     case $(cat "$port/name") in
@@ -35,6 +38,10 @@ done
 ip link set lo up 2>/dev/null
 exec 3>"$result"
 echo up >&3
+if [ -n "$pid1" ]; then
+    export out result
+    . /run/job/command
+fi
 setsid sh /run/job/command >"$out" 2>&1 </dev/null
 echo "exit $?" >&3
 sync

@@ -28,13 +28,14 @@ def make(out: Path) -> Path:
     return out
 
 
-def kept_root(suite: str) -> Path:
-    """An archive of the smallest system that has a Python with venv, made once."""
-    kept = debian.cache() / f"root-{suite}.tar"
+def kept_root(suite: str, *packages: str) -> Path:
+    """An archive of the smallest system that has a Python with venv, and these; made once."""
+    kept = debian.cache() / f"{'-'.join(['root', suite, *packages])}.tar"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         new = kept.with_suffix(f".{os.getpid()}.tar")
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3-venv"]
+        wanted = ",".join(["python3-venv", *packages])
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={wanted}"]
         source: list[str | Path] = [suite, new, f"{debian.MIRROR}/debian"]
         if suite == UBUNTU[0]:
             command += ["--components=main,universe", f"--keyring={_ubuntu_keys()}"]
