@@ -1,26 +1,36 @@
 """Run in a guest: two containers of the image, an engine in one and its controller in the other.
 
-image_inside.py ROOT    of a container; the guest may write to it
+image_inside.py ROOT FLAGS    ROOT: of a container; the guest may write to it. FLAGS: what podman is
+to give the controller in place of the DaemonSet, as JSON
+
+The engine is a pod of Kubernetes as far as its cgroup and the kubelet's folder of its log go.
 """
 
+import json
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sched_ctl.kernel import containers
+
 OWN = Path("/tmp/own")  # the guest's; nothing of the host can be written to
+STORAGE = Path("/var/lib/containers")
 PODMAN = (
-    *("podman", "--root", OWN / "root", "--runroot", OWN / "run", "--storage-driver", "vfs"),
+    *("podman", "--root", STORAGE / "storage" if STORAGE.is_dir() else OWN / "root"),
+    *("--runroot", OWN / "run", "--storage-driver", "vfs"),
     *("--cgroup-manager", "cgroupfs", "--log-level", "error"),
 )
-RUN = OWN / "sched-ctl"
-LEAST = ("SYS_NICE", "SYS_PTRACE", "DAC_READ_SEARCH", "DAC_OVERRIDE", "KILL")
-SEEN = ("--pid=host", "--network=host", "--cgroupns=host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup")
+POD = "0f7c6f1e-9d0a-4c57-8d3e-5a1b2c3d4e5f"
+PARENT = f"/kubepods/burstable/pod{POD}"
+POD_LOGS, CONTAINER_LOGS = Path("/var/log/pods"), Path("/var/log/containers")
+OF_SCHED_EXT = {"--cap-add=BPF", "--cap-add=PERFMON", "--cap-add=SYS_RESOURCE"}
+RUN = Path("/run/sched-ctl")
 STATE = Path("/sys/kernel/sched_ext/state")
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 def podman(*words: str | Path) -> str:
@@ -63,11 +73,11 @@ def engine() -> int:
     return found[0]
 
 
-def load(root: str, pid: int, rights: tuple[str, ...], backend: str) -> None:
-    words = ("load", "--engine", f"kernel:{pid}", "--policy", "random", "--backend", backend)
-    mounts = ("-v", f"{RUN}:/run/sched-ctl", "--read-only", "--rootfs", root)
+def load(root: str, pid: int, rights: Sequence[str], *words: str) -> None:
     podman(
-        "run", "-d", "--replace", "--name=controller", *rights, *SEEN, *mounts, "sched-ctl", *words
+        *("run", "-d", "--replace", "--name=controller", "--network=none", *rights),
+        *("--rootfs", root),
+        *("load", "--engine", f"kernel:{pid}", "--policy", "pod:ingest/*=random", *words),
     )
 
 
@@ -75,34 +85,64 @@ def stop() -> None:
     podman("stop", "-t", "60", "controller")
 
 
-def main(root: str) -> None:
-    for folder in ("/etc/containers/networks", "/var/lib/containers"):
-        if Path(folder).is_dir():
-            subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
-    RUN.mkdir(parents=True)
-    lab = ("sched-ctl", "lab", "mixed", "--utilisation", "0.9", "--cpus", "1", "--forever")
-    podman("run", "-d", "--name=engine", "--network=none", "--read-only", "--rootfs", root, *lab)
-    pid = engine()
-    assert nice_values(pid) == {0}
+def group_of(pid: int) -> Path:
+    line = Path(f"/proc/{pid}/cgroup").read_text().strip()
+    return Path("/sys/fs/cgroup", line.removeprefix("0::/"))
 
-    least = ("--cap-drop=all", *(f"--cap-add={right}" for right in LEAST))
-    load(root, pid, least, "nice")
-    wait_until("with the least rights nice values are set", lambda: len(nice_values(pid)) > 1)
+
+def of_podman(root: str) -> None:
+    """The name that podman gave a container."""
+    podman("run", "-d", "--name=cameras", "--network=none", "--rootfs", root, "sleep", "infinity")
+    pid = int(podman("inspect", "--format", "{{.State.Pid}}", "cameras"))
+    found = containers.of(pid)
+    assert found is not None and len(found.id) == 64, (found, group_of(pid))
+    assert found.names == ("container:cameras",) or not STORAGE.is_dir(), found
+    print("ok: podman's name of a container is known", flush=True)
+    podman("rm", "-f", "-t", "0", "cameras")
+
+
+def by_nice(root: str, pid: int, least: Sequence[str]) -> None:
+    load(root, pid, least, "--backend", "nice")
+    wait_until(
+        "without rights for sched_ext nice values are set", lambda: len(nice_values(pid)) > 1
+    )
     said = podman("exec", "controller", "sched-ctl", "status")
-    assert f"kernel:{pid}" in said, said
+    assert f"kernel:{pid}" in said and "in pod:ingest/etl-0/lab" in said, said
     podman("kill", "-s", "KILL", "controller")
     podman("wait", "controller")
     assert len(nice_values(pid)) > 1
-    mounts = ("-v", f"{RUN}:/run/sched-ctl", "--read-only", "--rootfs", root)
-    podman("run", "--rm", *least, *SEEN, *mounts, "sched-ctl", "restore")
+    restore = ("--network=none", *least, "--entrypoint=sched-ctl", "--rootfs", root, "restore")
+    podman("run", "--rm", *restore)
     wait_until("what a killed one left is put back", lambda: nice_values(pid) == {0})
 
-    load(root, pid, ("--privileged",), "scx")
-    wait_until("privileged, sched_ext is attached", lambda: STATE.read_text().strip() == "enabled")
+
+def by_sched_ext(root: str, pid: int, rights: Sequence[str]) -> None:
+    load(root, pid, rights, "--backend", "scx", "--users", "pod:ingest/*")
+    wait_until(
+        "with its rights sched_ext is attached", lambda: STATE.read_text().strip() == "enabled"
+    )
     stop()
     wait_until("and detached", lambda: STATE.read_text().strip() == "disabled")
+
+
+def main(root: str, flags: Sequence[str]) -> None:
+    for folder in (Path("/etc/containers/networks"), STORAGE, Path("/var/log")):
+        if folder.is_dir():
+            subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+    for folder in (RUN, CONTAINER_LOGS, POD_LOGS / f"ingest_etl-0_{POD}" / "lab"):
+        folder.mkdir(parents=True)
+    of_podman(root)
+    lab = ("sched-ctl", "lab", "mixed", "--utilisation", "0.9", "--cpus", "1", "--forever")
+    inside = ("--network=none", "--read-only", f"--cgroup-parent={PARENT}")
+    podman("run", "-d", "--name=engine", *inside, "--rootfs", root, *lab)
+    pid = engine()
+    assert nice_values(pid) == {0}
+    least = [flag for flag in flags if flag not in OF_SCHED_EXT]
+    by_nice(root, pid, least)
+    by_sched_ext(root, pid, flags)
+    podman("rm", "-f", "-t", "0", "engine")
     print("all is put back")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], json.loads(sys.argv[2]))

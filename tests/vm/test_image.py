@@ -1,11 +1,13 @@
 """The image: built from the package, run by podman in a guest, beside an engine's container."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import guest
+import manifest
 import pytest
 import releases
 
@@ -43,7 +45,10 @@ def test_it_orders_an_engine_in_another_container(
     image: Path, vm: Callable[..., Any], kernel_image: Callable[[str], Path]
 ) -> None:
     kernel_image(KERNEL)
-    command = [sys.executable, str(Path(__file__).with_name("image_inside.py")), str(image)]
+    made = manifest.objects(manifest.PATH.read_text())
+    [daemon] = [one for one in made if isinstance(one, manifest.DaemonSet)]
+    flags = json.dumps(manifest.podman_flags(daemon.spec.template.spec))
+    command = [sys.executable, str(Path(__file__).with_name("image_inside.py")), str(image), flags]
     for _ in range(2):
         done = vm(KERNEL, *command, memory="2G", timeout_s=LIMIT_S, write=(image,), show=(image,))
         print(done.output)
