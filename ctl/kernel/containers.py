@@ -18,7 +18,7 @@ import msgspec
 
 from sched_ctl.kernel import cgroup
 
-__all__ = ["Container", "is_uid", "namespace_of", "of"]
+__all__ = ["Container", "is_container", "is_uid", "namespace_of", "of"]
 
 T = TypeVar("T")
 
@@ -95,6 +95,11 @@ def namespace_of(pid: int) -> str:
     """The Kubernetes namespace of a process; its pod's uid where that is not known; "": no pod."""
     uid, _ = _identity(pid)
     return (_pod(uid)[0] or uid) if uid else ""
+
+
+def is_container(name: str) -> bool:
+    """Whether a cgroup of this name is one that a runtime makes for a container."""
+    return CONTAINER.fullmatch(name) is not None
 
 
 def is_uid(text: str) -> bool:

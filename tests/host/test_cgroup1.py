@@ -235,6 +235,36 @@ def test_a_cgroup_whose_name_is_no_text_makes_its_engine_step_down(
         strange.rmdir()
 
 
+@pytest.mark.parametrize("inner", ["", "container"], ids=["in it", "below it"])
+@pytest.mark.parametrize("name", ["libpod-" + "0a" * 32, "of-somebody"])
+def test_the_cgroup_of_a_container_that_ended_goes_with_ours(
+    victim: Victim, journal: Journal, name: str, inner: str
+) -> None:
+    """Its runtime could not remove it while ours was in there, and does not try again."""
+    outer = place(victim.threads(1)[0]) / name
+    folder = outer / inner
+    folder.mkdir(parents=True)
+    try:
+        other = Victim()
+        for tid in procfs.tids(other.pid):
+            (folder / "tasks").write_text(str(tid))
+        threads = other.threads(2)
+        backend = Cgroup1Nice(journal, BELOW)
+        backend.apply(plan(threads, [1, 2], {"a": (1, (0,)), "b": (4, (1,))}))
+        assert place(threads[0]).parent == folder / "sched-ctl"
+        assert backend.restore() == ()
+        assert place(threads[0]) == folder  # it lives, and stays
+        backend.apply(plan(threads, [1, 2], {"a": (1, (0,)), "b": (4, (1,))}))
+        other.process.kill()
+        other.process.wait()
+        assert backend.restore() == ()
+        assert outer.exists() == (name == "of-somebody")
+    finally:
+        for path in (folder, outer):
+            if path.exists():
+                path.rmdir()
+
+
 @pytest.mark.parametrize("ours", [True, False], ids=["our folder", "its own"])
 def test_a_cgroup_that_its_owner_renames_is_that_engines_trouble(
     victim: Victim, journal: Journal, ours: bool

@@ -10,9 +10,12 @@ there gets what the process's threads had before. A child whose parent died firs
 and is not found.
 
 *What others made.* A controller with another journal may have groups in the folder where ours
-are. Then the folder stays, and goes with the last of them: each journal has it.
+are. Then the folder stays, and goes with the last of them: each journal has it. A container that
+ended while our folder was in its cgroup could not be tidied up by its runtime, which tries once: so
+that cgroup goes, too.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -34,7 +37,7 @@ from sched_ctl.backends.undo.records import (
     Returned,
     State,
 )
-from sched_ctl.kernel import cgroup, identity, procfs, sched
+from sched_ctl.kernel import cgroup, containers, identity, procfs, sched
 
 __all__ = [
     "Log",
@@ -243,6 +246,24 @@ def _remove(group: Group, ours: Collection[str]) -> None:
     while str(outside) in ours:
         outside = outside.parent
     hierarchy.remove(folder, _nearest(outside))
+    if folder.name == cgroup.ROOT_NAME:
+        _remove_ended(outside)
+
+
+def _remove_ended(base: Path) -> None:
+    """Remove the cgroup of a container in which nobody lives any more, if this was in one."""
+    of = next((one for one in (base, base.parent) if containers.is_container(one.name)), None)
+    if of is None:
+        return
+    with contextlib.suppress(OSError):  # somebody else was first, or has something there
+        if not any(_lives(Path(folder)) for folder, _, _ in os.walk(of)):
+            base.rmdir()
+            if base != of:
+                of.rmdir()
+
+
+def _lives(folder: Path) -> bool:
+    return bool((folder / "cgroup.procs").read_bytes())
 
 
 def _strangers(folder: Path, ours: Collection[str]) -> list[str]:
