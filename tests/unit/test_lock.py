@@ -173,6 +173,7 @@ def test_who_looks_elsewhere_is_told_of_one_with_another_folder(
 @ROOT
 def test_a_mark_that_was_handed_to_root_is_its_makers(machine: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
+    is_made, made = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
@@ -180,16 +181,17 @@ def test_a_mark_that_was_handed_to_root_is_its_makers(machine: Path, tmp_path: P
         mark = os.memfd_create(lock.MARK)
         os.write(mark, str(os.getpid()).encode())
         os.seteuid(0)
+        os.write(made, b"!")
         os.read(reader, 1)
         os._exit(0)
     os.close(reader)
+    os.close(made)
     try:
-        wait_until(
-            lambda: any("memfd" in str(f.readlink()) for f in Path(f"/proc/{child}/fd").iterdir())
-        )
+        assert os.read(is_made, 1) == b"!"
         assert child not in lock.others()
     finally:
         os.close(writer)
+        os.close(is_made)
         os.waitpid(child, 0)
 
 
