@@ -43,6 +43,7 @@ MEASURE_S = 5.0  # that a rate is taken over
 FIRST_S = 5.0  # until an engine has told of its tuples
 SETTLE_S = 5.0  # from the first output to the first look at what came of it
 LOOK_S = 0.1
+LOOKS = 4  # before a change is taken for a worse one
 WHILE_S = 2.0  # of output with the new replicas, before anything is said
 POLL_S = 5.0  # that one answer may take
 NO_QUERY_S = 20.0  # that the first queries may take to be seen
@@ -201,8 +202,10 @@ def _judged(
     before = math.nan if done.before is None else done.before
     output.settle(SETTLE_S)
     after = output.rate(MEASURE_S)
-    if is_worse(before, after):
-        after = output.rate(MEASURE_S)  # one look may have met a pause of the load
+    for _ in range(LOOKS - 1):  # one may have met a pause of the load, or a machine that is cold
+        if not is_worse(before, after):
+            break
+        after = output.rate(MEASURE_S)
     outcome = "back" if is_worse(before, after) else "kept"
     done = msgspec.structs.replace(done, after=_known(after), outcome=outcome)
     if outcome == "back":

@@ -371,9 +371,9 @@ def test_processes_that_die(tmp_path: Path) -> None:
 
             cluster.task_managers[1].kill()
             cluster.task_managers[1].wait()
-            after = driver.poll(5)  # the other one goes on
+            after = driver.poll(5)  # the other one goes on, and maybe its tasks have ended as well
             left = {t.pid for o in after.topology.operators for t in o.threads}
-            assert left == {cluster.task_managers[0].pid}
+            assert left <= {cluster.task_managers[0].pid} == driver._processes.keys()
 
             cluster.task_managers[0].kill()
             cluster.task_managers[0].wait()
