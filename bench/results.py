@@ -139,9 +139,10 @@ def here() -> dict[str, Any]:
         check=False,
     )
     words = list(sys.argv[1:])
-    if "--keep" in words:
-        at = words.index("--keep")
-        del words[at : at + 2]
+    for of_this_run in ("--keep", "--json"):
+        if of_this_run in words:
+            at = words.index(of_this_run)
+            del words[at : at + 2]
     program = ".".join(Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("").parts)
     program = program.removesuffix(".__main__")
     return {

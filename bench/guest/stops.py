@@ -23,7 +23,7 @@ from bench.guest.phases import ROOT, from_guest
 from bench.results import Figure, Result, Row
 
 LIMIT_S = 10800.0
-OS, OTHER = "os", "CPU time of the other query"
+OS, EEVDF, OTHER = "os", "EEVDF", "CPU time of the other query"
 STOPS = {
     "restart": "restart from a checkpoint",
     "collector": "collector's pauses",
@@ -49,13 +49,12 @@ def table(phases: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows = []
     for name, seen in by.items():
         base = statistics.median(seen[OS])
-        figures: dict[str, Figure | str] = {}
+        figures: dict[str, Figure] = {}
         for policy, values in seen.items():
             ratios = [value / base for value in values]
-            unit = ("CPUs" if name == OTHER else "s") if policy == OS else ""
-            middle = base if policy == OS else statistics.median(ratios)
-            figures[policy] = Figure(middle, min(ratios), max(ratios), unit)
-        rows.append(Row(name, {OS: figures.pop(OS), **figures}))
+            figures[policy] = Figure(statistics.median(ratios), min(ratios), max(ratios))
+        own, unit = figures.pop(OS), "CPUs" if name == OTHER else "s"
+        rows.append(Row(name, {EEVDF: Figure(base, own.low, own.high, unit), **figures}))
     return rows
 
 
@@ -87,7 +86,7 @@ def main() -> None:
     found = table(phases)
     result = Result(
         title="How long a query of a fifth of the CPU needs after a stop beside a saturated one",
-        columns=[OS, *asked.policies],
+        columns=[EEVDF, *asked.policies],
         n=asked.rounds * asked.repeat,
         spread="median; smallest-largest of the stops",
         seeds=None,

@@ -63,7 +63,7 @@ def test_runs_are_told_by_their_geometric_mean() -> None:
 
 def test_the_command_that_is_told_repeats_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     program = str(results.ROOT / "bench" / "real" / "__main__.py")
-    words = [program, "--cycles", "1", "--keep", "name", "storm etl"]
+    words = [program, "--cycles", "1", "--keep", "name", "--json", "x", "storm etl"]
     monkeypatch.setattr("sys.argv", words)
     told = results.here()["command"]
     assert told == "./dev run python -m bench.real --cycles 1 'storm etl'"
