@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -149,36 +150,19 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
     A range is of the OS's phases over their own mean, and of the policy's ratios. In between is the
     geometric mean over its phases in all runs. What the OS has no figure of is told as it is.
     """
-    base: dict[str, list[float]] = {}
-    spread: dict[str, list[float]] = {}
-    ratios: dict[str, dict[str, list[float]]] = {}
-    alone: dict[str, dict[str, list[float]]] = {}
-    for phases in runs:
-        seen = [(phase["phase"], figures(phase)) for phase in phases]
-        for name in dict.fromkeys(name for _, found in seen for name in found):
-            by_phase = [(who, found[name]) for who, found in seen if name in found]
-            known = [value for who, value in by_phase if who == "os"]
-            mean = float(np.mean(known)) if known else np.nan
-            base.setdefault(name, []).append(mean)
-            if not known:
-                _add(alone.setdefault(name, {}), by_phase)
-            if mean > 0:
-                spread.setdefault(name, []).extend(value / mean for value in known)
-                for policy, value in by_phase:
-                    if policy != "os":
-                        _add(ratios.setdefault(policy, {}), [(name, value / mean)])
+    seen = _compared(runs)
     rows = []
-    for name, means in base.items():
-        around = spread.get(name, [1.0])
+    for name, means in seen.means.items():
+        around = seen.spread.get(name, [1.0])
         mean = float(np.nanmean(means)) if np.isfinite(means).any() else np.nan
         own_mean = Figure(mean, round(min(around), 3), round(max(around), 3), unit_of(name))
-        cells = {policy: results.over(of.get(name, [])) for policy, of in ratios.items()}
-        theirs = {policy: _own(name, values) for policy, values in alone.get(name, {}).items()}
+        cells = {policy: results.over(of.get(name, [])) for policy, of in seen.ratios.items()}
+        theirs = {policy: _own(name, values) for policy, values in seen.alone.get(name, {}).items()}
         rows.append(Row(name, {"OS": "-" if theirs else own_mean, **cells, **theirs}))
     return Result(
         title=f"{scenario}: the OS's own figures, and ratios to them",
-        columns=["OS", *ratios],
-        n=max((len(of) for each in ratios.values() for of in each.values()), default=0),
+        columns=["OS", *seen.ratios],
+        n=max((len(of) for each in seen.ratios.values() for of in each.values()), default=0),
         spread="smallest-largest over phases",
         seeds=None,
         kernel=kernel,
@@ -187,9 +171,36 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
     )
 
 
-def _add(to: dict[str, list[float]], found: Iterable[tuple[str, float]]) -> None:
-    for name, value in found:
-        to.setdefault(name, []).append(value)
+@dataclass(frozen=True)
+class _Seen:
+    """means, spread: of the OS's figures, each run's mean and the phases over that. ratios: of
+    policies to that mean, by figure. alone: figures of which the OS has none, by policy.
+    """
+
+    means: dict[str, list[float]] = field(default_factory=dict)
+    spread: dict[str, list[float]] = field(default_factory=dict)
+    ratios: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    alone: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+
+def _compared(runs: Sequence[Sequence[dict[str, Any]]]) -> _Seen:
+    seen = _Seen()
+    for phases in runs:
+        told = [(phase["phase"], figures(phase)) for phase in phases]
+        for name in dict.fromkeys(name for _, found in told for name in found):
+            by_phase = [(who, found[name]) for who, found in told if name in found]
+            known = [value for who, value in by_phase if who == "os"]
+            mean = float(np.mean(known)) if known else np.nan
+            seen.means.setdefault(name, []).append(mean)
+            for who, value in by_phase:
+                if not known:
+                    seen.alone.setdefault(name, {}).setdefault(who, []).append(value)
+                elif mean > 0 and who != "os":
+                    ratios = seen.ratios.setdefault(who, {})
+                    ratios.setdefault(name, []).append(value / mean)
+                elif mean > 0:
+                    seen.spread.setdefault(name, []).append(value / mean)
+    return seen
 
 
 def _own(name: str, values: Sequence[float]) -> Figure:

@@ -147,7 +147,6 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         raise UserError(f"there is no process {pid}", "its id is in ps -e")
     known = (*settings.program, *program.shipped().values())
     found, matches = drafts.explained(known, pid, threads)
-    engine = None if found else _engine_of(settings, pid)
     edges = {} if found else drafts.edges_seen(pid, WOKEN_S)
     rows: list[dict[str, Any]] = [
         {
@@ -166,11 +165,20 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted})
         return
     if found is None:
-        if engine is not None:
+        if (engine := _engine_of(settings, pid)) is not None:
             show.text(f"process {pid} is of {engine}, which a driver schedules: it needs no more.")
         _show_draft(pid, drafts.draft(pid, threads, edges), pooled=drafts.pooled(threads))
         return
-    show.text(f"process {pid} is of the program {found.name}")
+    _show_threads(pid, found.name, rows)
+    if found.whole and not any(row["role"] == OPERATOR for row in rows):
+        show.text(program.WHOLE)
+
+
+def _show_threads(pid: int, name: str, rows: list[dict[str, Any]]) -> None:
+    """Of a process of a declared program."""
+    from sched_ctl import show
+
+    show.text(f"process {pid} is of the program {name}")
     show.table(
         (">tid", "thread", "is", "by the pattern"),
         (
@@ -183,8 +191,6 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
             for row in rows
         ),
     )
-    if found.whole and not any(row["role"] == OPERATOR for row in rows):
-        show.text(program.WHOLE)
 
 
 def _engine_of(settings: Settings, pid: int) -> str | None:

@@ -14,7 +14,7 @@ and `Topology.notes` says so.
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -359,22 +359,13 @@ class FlinkDriver:
         for place, row in enumerate(rows):
             here[row.task_manager][row.thread_key].append(place)
         owned: dict[int, tuple[Thread, ...]] = {}
-        helpers = []
-        notes = []
+        helpers: list[HelperThread] = []
+        notes: list[str] = []
         self._missing = set()
         for process in self._processes.values():
             wanted = here[process.known.id]
-            found: dict[ThreadKey, list[Thread]] = defaultdict(list)
-            later = _later(wanted, process.names.values(), rows)
-            for thread, said in process.names.items():
-                key = _key_of(said)
-                key = later.get(key, key)
-                places = wanted.get(key, []) if key is not None else []
-                if said.role != OPERATOR:
-                    serves = places[0] if len(places) == 1 else None
-                    helpers.append(HelperThread(thread, said.role, serves))
-                elif key is not None:
-                    found[key].append(thread)
+            found, others = _named(process, wanted, rows)
+            helpers += others
             for key, places in wanted.items():
                 doubt = _doubt([rows[place] for place in places], found[key], process.known.id)
                 if doubt:
@@ -453,6 +444,27 @@ def _key_of(said: ThreadName) -> ThreadKey | None:
         return None
     index, parallelism = said.number("index"), said.number("parallelism")
     return said.parts["task"], index, parallelism, int(said.parts.get("attempt", 0))
+
+
+def _named(
+    process: local.Process, wanted: Mapping[ThreadKey, Sequence[int]], rows: Sequence[Row]
+) -> tuple[dict[ThreadKey, list[Thread]], list[HelperThread]]:
+    """Threads of operators by what their names say, and helper threads.
+
+    wanted: places in `rows` of subtasks in this process.
+    """
+    found: dict[ThreadKey, list[Thread]] = defaultdict(list)
+    helpers = []
+    later = _later(wanted, process.names.values(), rows)
+    for thread, said in process.names.items():
+        key = _key_of(said)
+        key = later.get(key, key)
+        if said.role == OPERATOR and key is not None:
+            found[key].append(thread)
+        elif said.role != OPERATOR:
+            places = wanted.get(key, ()) if key is not None else ()
+            helpers.append(HelperThread(thread, said.role, places[0] if len(places) == 1 else None))
+    return found, helpers
 
 
 def _later(
