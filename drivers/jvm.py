@@ -77,6 +77,7 @@ class JavaProcess:
         if self._lost:
             self._lost = False
             self.names = {t: said for t, said in self.names.items() if t.tid in self._seen}
+            self.others = tuple(thread for thread in self.others if thread.tid in self._seen)
         if not self._may_ask():
             return
         try:

@@ -26,6 +26,8 @@ def main() -> None:
     parser.add_argument("--phase", type=float, default=6.0, help="seconds of a phase (6)")
     parser.add_argument("--out", type=Path, default=Path("sched-ctl-demo"), help="for the picture")
     given = parser.parse_args()
+    if not (given.phases >= 2 and given.phase >= 0.5):  # before a guest is booted for it
+        parser.error("--phases takes 2 or more, --phase 0.5 seconds or more")
     command = [
         *(str(Path(sys.prefix, "bin", "sched-ctl")), "demo", "--backend", "scx", "--period", "1"),
         *("--slow", "--json", "--no-picture"),

@@ -21,8 +21,10 @@ from typing import Any
 from bench import results
 from bench.guest.phases import ROOT, from_guest
 from bench.results import Figure, Result, Row
+from sched_ctl.plugins import registry
 
 LIMIT_S = 10800.0
+DEFAULT = ("auto", "hr", "multi-class")
 OS, EEVDF, OTHER = "os", "EEVDF", "CPU time of the other query"
 STOPS = {
     "restart": "restart from a checkpoint",
@@ -60,7 +62,8 @@ def table(phases: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--policies", nargs="+", default=["auto", "hr", "multi-class"])
+    names = ["auto", *registry.policies()]
+    parser.add_argument("--policies", nargs="+", choices=names, metavar="POLICY", default=DEFAULT)
     parser.add_argument("--stops", nargs="+", choices=STOPS, default=list(STOPS))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=2, help="each stop in a phase (2)")

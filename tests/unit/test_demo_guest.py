@@ -7,7 +7,7 @@ from pathlib import Path
 import kernels
 import pytest
 
-from bench.guest.demo import answer, lines
+from bench.guest.demo import answer, lines, main
 from sched_ctl.errors import UserError
 
 NOT_THERE = kernels.KernelNotFound("kernel 6.18 cannot be fetched\nhint: put its image somewhere")
@@ -56,6 +56,16 @@ def test_without_any_kernel_the_error_says_what_to_do(monkeypatch: pytest.Monkey
     with pytest.raises(UserError, match="cannot be fetched") as caught:
         list(lines(["true"]))
     assert caught.value.hint == "put its image somewhere"
+
+
+@pytest.mark.parametrize("words", [["--phases", "1"], ["--phase", "nan"], ["--phase", "0"]])
+def test_no_guest_is_booted_for_what_the_demo_refuses(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["demo", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--phases takes 2 or more" in capsys.readouterr().err
 
 
 def test_another_kind_of_machine_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
