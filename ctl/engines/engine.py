@@ -380,7 +380,8 @@ class Engine:
 
     def _failed(self, error: BaseException, now_s: float) -> None:
         self.failures += 1
-        self.problem = words(error)
+        # Whoever tells it says of which engine it is.
+        self.problem = words(error).removeprefix(self.name).lstrip(": ")
         longest_s = LONGEST_PAUSE_S if self.domain == COMMON else LONGEST_PAUSE_OF_USER_S
         pause_s = min(0.25 * 2.0 ** min(self.failures, 20), longest_s)
         self._quiet_until_s = now_s + pause_s

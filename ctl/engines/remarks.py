@@ -10,7 +10,7 @@ __all__ = ["Remarks"]
 
 log = logging.getLogger(__name__)
 
-FIGURE = re.compile(r"\d+(?:\.\d+)?")
+TIME = re.compile(r"\d+(?:\.\d+)?(?= s\b)")
 
 
 class Remarks:
@@ -71,7 +71,7 @@ class Remarks:
         )
 
     def _note(self, about: str, message: str) -> None:
-        """As `say`, but a figure that moves is nothing new: `status` has it as it is now."""
-        told = FIGURE.sub("0", self._said.get(about, ""))
-        if FIGURE.sub("0", message) != told:
+        """As `say`, but a time that moves is nothing new: `status` has it as it is now."""
+        told = TIME.sub("0", self._said.get(about, ""))
+        if TIME.sub("0", message) != told:
             self.say(about, message)

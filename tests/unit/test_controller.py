@@ -213,7 +213,7 @@ def test_an_engine_that_fails_is_asked_less_often_and_comes_back(prompt: bool) -
 
     async def script() -> None:
         await until(lambda: backend.threads())
-        engine.fail = "connection refused"
+        engine.fail = "fake:a: connection refused"  # drivers say which, and are not quoted twice
         await until(lambda: not backend.threads())
         asked = engine.polls
         await asyncio.sleep(0.3)  # 15 periods

@@ -76,7 +76,7 @@ def test_the_log_speaks_of_no_threads_of_no_engine(caplog: pytest.LogCaptureFixt
     assert tell(0) == ["policy auto: no engine any more"]
 
 
-def test_a_note_is_repeated_for_another_word_and_not_for_another_figure(
+def test_a_note_is_repeated_for_another_word_and_not_for_another_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     remarks, plain = Remarks(), plan({"q": ["a"]})
@@ -89,6 +89,7 @@ def test_a_note_is_repeated_for_another_word_and_not_for_another_figure(
 
     assert tell("up to 0.4 s old") == ["lab:1: up to 0.4 s old"]
     assert tell("up to 9.5 s old") == tell("up to 12 s old") == []
-    assert tell("up to 12 s old", "odd") == ["lab:1: up to 12 s old; odd"]
+    assert tell("up to 12 s old", "q1 is odd") == ["lab:1: up to 12 s old; q1 is odd"]
+    assert tell("up to 12 s old", "q2 is odd") == ["lab:1: up to 12 s old; q2 is odd"]
     assert tell() == []
     assert tell("up to 12 s old") == ["lab:1: up to 12 s old"]
