@@ -129,7 +129,7 @@ def by_sched_ext() -> None:
 
 
 def broken() -> None:
-    """Without the right to lower a nice value; then with a configuration that is wrong."""
+    """Without the rights for BPF programs; then with a configuration that is wrong."""
     run("systemctl", "stop", SERVICE)
     wait_until("stopped, sched_ext is detached", lambda: not attached())
     DROP_IN.parent.mkdir(exist_ok=True)
