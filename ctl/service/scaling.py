@@ -347,9 +347,12 @@ class Output:
             return snapshot.topology
         self._before = now
         if before is not None:
-            if now.given > before.given or 0 < now.given < before.given:
+            # Between two reports a count is estimated and may fall a little at the next: only one
+            # that falls far has begun anew.
+            began_anew = 0 < now.given < before.given / 2
+            if now.given > before.given or began_anew:
                 apart_s = now.at_s - self._gave_s
-                if now.given < before.given:
+                if began_anew:
                     self._anew, self._silent_s = now, apart_s
                 elif self._anew is None:
                     self._silent_s = max(self._silent_s, apart_s)

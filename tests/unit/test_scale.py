@@ -405,6 +405,19 @@ def test_what_had_waited_leaves_at_once_and_makes_no_restart_shorter() -> None:
     assert output._unseen_s() == pytest.approx(0.3)
 
 
+def test_an_estimate_that_falls_a_little_is_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storm's counts between two reports are estimates; 9 s of silence were told as none."""
+    counts = [(60, 9304), (69, 160), (70, 521.5), (70.1, 520), (70.2, 560), (71, 900)]
+    output = scaling.Output(lambda: Restarting({1: 200}), "q")
+    output._gave_s = 60.0
+    told = (scaling._Counts(at_s, count, count) for at_s, count in counts)
+    monkeypatch.setattr(scaling, "_counts", lambda *_: next(told))
+    for _ in counts:
+        output.look()
+    assert output._anew == scaling._Counts(69, 160, 160)
+    assert output._silent_s == pytest.approx(9.0)
+
+
 def test_a_query_whose_tuples_nobody_counts_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
