@@ -15,7 +15,7 @@ from sched_ctl.errors import UserError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["HOUR_MS", "Choice", "chosen", "days_of", "moment"]
+__all__ = ["DAY_MS", "HOUR_MS", "Choice", "chosen", "days_of", "moment"]
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -7,6 +7,9 @@ fail: what is no line of ours becomes a row of the table `bad` with file, line a
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -15,6 +18,7 @@ import pyarrow as pa
 
 from sched_ctl.metrics import verdicts
 from sched_ctl.model.topology import Topology
+from sched_ctl.pipeline.choice import DAY_MS
 from sched_ctl.pipeline.plausible import implausible, misplaced
 from sched_ctl.pipeline.tables import COLUMNS
 from sched_ctl.telemetry import reading, records, replay
@@ -109,7 +113,9 @@ class _Rows:
 
     def _operators(self) -> pa.RecordBatch:
         found = self._records
-        sizes = np.array([n for _, n, _, _ in found])
+        lines = [line for line, _, _, _ in found]
+        counts = [n for _, n, _, _ in found]
+        sizes = np.array(counts)
         total = int(sizes.sum())
         columns: dict[str, pa.Array] = {}
 
@@ -128,20 +134,20 @@ class _Rows:
         each("source", [self.path] * len(found))
         each("boot", [self.boot] * len(found))
         each("run", [self.run] * len(found))
-        each("date", [_date(r.t) for r, _, _, _ in found])
+        each("date", [_date(line.t) for line in lines])
         for name in ("node", "seq", "t", "d", "engine", "epoch"):
-            each(name, [getattr(r, name) for r, _, _, _ in found])
+            each(name, list(map(attrgetter(name), lines)))
         each("machine", [machine for _, _, machine, _ in found])
         for place, name in enumerate(("psi_cpu", "psi_io", "psi_memory")):
-            each(name, [r.psi[place] if len(r.psi) > place else None for r, _, _, _ in found])
+            each(name, [line.psi[place] if len(line.psi) > place else None for line in lines])
         for field, name in ARRAYS.items():
-            if all(getattr(r, field) is None for r, _, _, _ in found):
+            arrays = list(map(attrgetter(field), lines))
+            if not any(arrays):
                 columns[name] = pa.nulls(total, SCHEMA.field(name).type)
                 continue
-            flat: list[int | None] = []
-            for r, n, _, _ in found:
-                flat += getattr(r, field) or [None] * n
-            columns[name] = pa.array(flat, SCHEMA.field(name).type)
+            if not all(arrays):
+                arrays = [of or [None] * n for of, n in zip(arrays, counts, strict=True)]
+            columns[name] = pa.array(list(chain.from_iterable(arrays)), SCHEMA.field(name).type)
         for name in ("query", "operator", "replica"):
             columns[name] = pa.concat_arrays([made[name] for _, _, _, made in found])
         for field, name in BY_QUERY.items():
@@ -149,7 +155,7 @@ class _Rows:
             for r, n, _, made in found:
                 by_query = getattr(r, field) or ()
                 known = len(by_query) == made["queries"]
-                of_each += [by_query[q] for q in made["query_of"]] if known else [None] * n
+                of_each += map(by_query.__getitem__, made["query_of"]) if known else [None] * n
             columns[name] = pa.array(of_each, SCHEMA.field(name).type)
         held: list[str | None] = []
         for r, n, _, made in found:
@@ -201,8 +207,12 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
             continue
         seen.add(line.seq)
         good += 1
-        common = {"date": _date(line.t), "node": node, "seq": line.seq, "t": line.t}
-        if isinstance(line, records.Start):
+        if isinstance(line, records.Record):
+            made = topologies[line.engine][1]
+            if line.verdict is None:
+                _judge(line, made)
+            gathered.add_record(line, len(made["names"]), machine, made)
+        elif isinstance(line, records.Start):
             gathered.boot, gathered.run = line.boot, line.run
             machine = kind_of_machine(line.machine, line.cpus)
         elif isinstance(line, records.Topology):
@@ -214,7 +224,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
                 engine=line.engine,
                 epoch=line.epoch,
                 text=text,
-                **common,
+                **_common(line),
             )
         elif isinstance(line, records.Event):
             gathered.add(
@@ -224,13 +234,8 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
                 about=line.about,
                 value=line.value,
                 count=line.count,
-                **common,
+                **_common(line),
             )
-        else:
-            made = topologies[line.engine][1]
-            if line.verdict is None:
-                _judge(line, made)
-            gathered.add_record(line, len(made["names"]), machine, made)
         if gathered.size >= ROWS:
             yield from gathered.batches()
     gathered.add(
@@ -279,6 +284,10 @@ def _wrong(
     return None
 
 
+def _common(line: records.Line) -> dict[str, Any]:
+    return {"date": _date(line.t), "node": line.node, "seq": line.seq, "t": line.t}
+
+
 def _begun(named: records.FileName) -> int:
     """Unix time (ms) before which a file of this name has no lines; its clock may have been set."""
     try:
@@ -324,4 +333,9 @@ def _made(line: records.Topology) -> dict[str, Any]:
 
 
 def _date(t_ms: int) -> str:
-    return datetime.fromtimestamp(t_ms / 1e3, UTC).strftime("%Y-%m-%d")
+    return _day(t_ms // DAY_MS)
+
+
+@lru_cache(maxsize=1000)
+def _day(number: int) -> str:
+    return datetime.fromtimestamp(number * 86_400, UTC).strftime("%Y-%m-%d")

@@ -65,7 +65,9 @@ def _array(record: records.Record, threads: Sequence[int]) -> str | None:
         ("lat", LONGEST_AGE_MS * 1000, False),
     ):
         values: list[Any] | None = getattr(record, name)
-        for row, value in enumerate(values or ()):
+        if not values or (None not in values and max(values) <= limit):
+            continue
+        for row, value in enumerate(values):
             if value is None or value <= limit:
                 continue
             most = limit * (max(1, threads[row]) if by_thread and row < len(threads) else 1)
