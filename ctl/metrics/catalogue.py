@@ -71,6 +71,7 @@ PRIMITIVES = _table(
     Metric("queue_size", "tuples", "tuples waiting in the input queues now"),
     Metric("head_age", "s", "age in the system of the oldest waiting tuple now; 0 if none waits"),
     Metric("head_age_estimate", "s", "the same, estimated by the driver"),
+    Metric("wait_estimate", "s", "time that tuples spend in its own queue, by the driver"),
     Metric(
         "queue_size_estimate", "1", "larger where more waits, in no unit, estimated by the driver"
     ),
@@ -83,6 +84,7 @@ METRICS = MappingProxyType(
     dict(PRIMITIVES)
     | dict(
         _table(
+            Metric("arrival_age", "s", "age of tuples that come to it from another node, else 0"),
             Metric("input_rate", "tuples/s", "input tuples processed a second"),
             Metric("output_rate", "tuples/s", "output tuples emitted a second"),
             Metric("cost", "s", "mean CPU time to process one input tuple (c)"),
@@ -111,6 +113,8 @@ PRESENT = frozenset(
         "queue_size_estimate",
         "head_age",
         "head_age_estimate",
+        "wait_estimate",
+        "arrival_age",
         "latency",
         "verdict",
     }
@@ -213,14 +217,36 @@ def _littles_law(window: Window, values: Values) -> Array:
 
     The oldest tuple here came in Q / rate ago, and had then the age of upstream's oldest. A queue
     that waits while nothing is taken from it is taken to be as old as the window is long. An
-    ingress whose queue is outside of the engine adds nothing.
+    ingress whose queue is outside of the engine adds nothing, and so does another node of which
+    nothing is known.
     """
     queue, rate = values["queue_size"], values["input_rate"]
     here = np.where(rate > 0, divide(queue, rate), np.where(rate == 0, window.seconds, np.nan))
     here = np.where(queue == 0, 0.0, here)
     here = np.where(window.graph.ingress & np.isnan(queue), 0.0, here)
+    here = np.where(window.away & np.isnan(here), 0.0, here)
     age = formulas.costliest(window.graph.reversed, here)
     return np.where(queue == 0, 0.0, np.where(np.isnan(queue), np.nan, age))
+
+
+def _thread_cost(window: Window, _: Values) -> Array:
+    """schedstat knows no thread of another node: there it is the busy time that the engine tells,
+    which holds waits for a CPU, and so is too high rather than unknown.
+    """
+    cost = window.ratio("thread_cpu_time", "tuples_in")
+    if not window.away.any():
+        return cost
+    return np.where(window.away, window.ratio("busy_time", "tuples_in"), cost)
+
+
+def _arrival_age(window: Window, values: Values) -> Array:
+    """Nothing comes from an operator that takes nothing in: its queue makes nothing older."""
+    if not window.away.any():
+        return np.zeros(len(window.operators))
+    wait = values.get("wait_estimate")
+    if wait is None:
+        wait = divide(values["queue_size"], values["input_rate"])
+    return formulas.arrival_age(window.graph, wait, window.away)
 
 
 def _through(window: Window, values: Values) -> Array:
@@ -242,8 +268,9 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
             ),
             Derivation(
                 ("thread_cpu_time", "tuples_in"),
-                "CPU time of the operator's threads (schedstat), per input tuple",
-                _ratio("thread_cpu_time"),
+                "CPU time of the operator's threads (schedstat), per input tuple; on other nodes, "
+                "busy time",
+                _thread_cost,
             ),
             Derivation(
                 ("busy_time", "tuples_in"),
@@ -282,6 +309,21 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
                 ("queue_size", "input_rate"),
                 "Little's law: queue size by input rate, added up from the ingress down",
                 _littles_law,
+                estimate=True,
+            ),
+        ),
+        "arrival_age": (
+            Derivation(
+                ("wait_estimate",),
+                "waits upstream, added up down the slowest way through other nodes",
+                _arrival_age,
+                estimate=True,
+            ),
+            Derivation(
+                ("queue_size", "input_rate"),
+                "Little's law: queue sizes by input rates, added up down the slowest way through "
+                "other nodes",
+                _arrival_age,
                 estimate=True,
             ),
         ),

@@ -8,10 +8,12 @@ that edge, see `join_through`; without it, that is the consumer's selectivity.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from sched_ctl.model.graph import Array, Graph
 
 __all__ = [
+    "arrival_age",
     "costliest",
     "global_cost",
     "global_selectivity",
@@ -105,6 +107,26 @@ def costliest(graph: Graph, cost: Array) -> Array:
         np.maximum.at(below, graph.source[edges], total[graph.target[edges]])
         total[operators] = cost[operators] + below[operators]
     return total
+
+
+def arrival_age(graph: Graph, wait: Array, away: npt.NDArray[np.bool_]) -> Array:
+    """(n,) s: how old tuples are when they come to each operator's node from another one.
+
+    All waits on the slowest way there count, on whatever node: by Little's law, queue over rate. 0
+    where tuples come in on this node, and for operators that are away. wait: (n,) s in each
+    operator's own queue; NaN counts as 0, so what is not known makes nothing older.
+    """
+    came = np.zeros(graph.n)
+    if not away.any():
+        return came
+    arrived, until = np.zeros(graph.n), np.zeros(graph.n)
+    own = np.nan_to_num(wait)
+    for operators, edges in graph.reversed.levels:
+        above, below = graph.source[edges], graph.target[edges]
+        np.maximum.at(arrived, below, until[above])
+        np.maximum.at(came, below, np.where(away[above], until[above], came[above]))
+        until[operators] = arrived[operators] + own[operators]
+    return np.where(away, 0.0, came)
 
 
 def join_selectivity(

@@ -72,6 +72,13 @@ class Window:
         return topology.graph if self.level is Level.PHYSICAL else topology.logical_graph
 
     @cached_property
+    def away(self) -> npt.NDArray[np.bool_]:
+        """(n,) which operators run on other nodes; none of the logical ones, that have no place."""
+        if self.level is Level.PHYSICAL:
+            return self.now.topology.away
+        return np.zeros(len(self.operators), dtype=np.bool_)
+
+    @cached_property
     def base(self) -> Snapshot | None:
         """`then`, if it can be compared with `now`."""
         then = self.then

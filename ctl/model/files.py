@@ -52,6 +52,7 @@ class _PhysicalFile(msgspec.Struct, forbid_unknown_fields=True):
     replica: int
     replicas: int
     threads: list[_ThreadFile]
+    away: bool = False
 
 
 class _EdgeFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,6 +99,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
                     o.replica,
                     o.replicas,
                     [_thread_out(thread) for thread in o.threads],
+                    o.away,
                 )
                 for o in topology.operators
             ],
@@ -146,6 +148,7 @@ def snapshot_from_json(data: object) -> Snapshot:
                 o.replica,
                 o.replicas,
                 tuple(_thread_in(thread) for thread in o.threads),
+                o.away,
             )
             for o in file.operators
         ),

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sched_ctl.model.graph import Array, Graph, Index
 
@@ -32,6 +33,8 @@ __all__ = [
     "UserThread",
 ]
 
+
+Mask = npt.NDArray[np.bool_]
 
 # Role of helper threads in other processes that do an operator's work: their CPU time is its cost.
 PYTHON = "python"
@@ -104,6 +107,7 @@ class PhysicalOperator:
     replica: 0..replicas-1 after fission.
     threads: those that run it; empty when the engine has not started it, or when the thread
     cannot be told apart from another operator's (the driver then says so in `Topology.notes`).
+    away: it runs on another node, so it has no threads here.
     """
 
     query: str
@@ -112,6 +116,7 @@ class PhysicalOperator:
     replica: int = 0
     replicas: int = 1
     threads: tuple[Thread, ...] = ()
+    away: bool = False
 
     @property
     def label(self) -> str:
@@ -165,6 +170,11 @@ class Topology:
     @cached_property
     def logical_graph(self) -> Graph:
         return _graph(len(self.logical), self.logical_edges)
+
+    @cached_property
+    def away(self) -> Mask:
+        """(n,) which operators run on other nodes."""
+        return np.array([operator.away for operator in self.operators], dtype=np.bool_)
 
     @cached_property
     def logical_rows(self) -> tuple[Index, Index, Index, Index]:

@@ -14,9 +14,12 @@ and `Topology.notes` says so.
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+
+import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import local, scaling
@@ -33,6 +36,7 @@ from sched_ctl.drivers.flink.plan import (
     VertexDetail,
     plan,
 )
+from sched_ctl.drivers.flink.renewals import PATIENCE_S, Mask, Renewals
 from sched_ctl.drivers.flink.stale import AGAIN_S, Event, Part, Stale
 from sched_ctl.drivers.flink.workers import serving
 from sched_ctl.drivers.sources import search
@@ -41,6 +45,7 @@ from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.drivers.threadnames import OPERATOR, ThreadName
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import identity, procfs
+from sched_ctl.model.graph import Array
 from sched_ctl.model.topology import (
     PYTHON,
     HelperThread,
@@ -59,6 +64,7 @@ FETCH_SETTING = "metrics.fetcher.update-interval"
 FETCH_DEFAULT = "10 s"
 CACHE_SLACK_S = 0.2
 PROBE_AGAIN_S = (10.0, 300.0)  # a missing metrics page is looked for again after so long, at most
+ALONE_S = 10.0  # a JobManager elsewhere that did not answer is asked again after so long
 FAILURES = 3  # of a page in a row, before its TaskManager is asked through the JobManager
 
 
@@ -132,6 +138,7 @@ class FlinkDriver:
         self._stale = Stale()
         self._plan: Plan | None = None
         self._reading: Reading | None = None
+        self._renewals = Renewals(0)
         self._head_age: HeadAge | None = None
         self._topology: Topology | None = None
         self._doubted: tuple[str, ...] = ()
@@ -139,6 +146,7 @@ class FlinkDriver:
         self._next_missing = math.inf  # when those are read again
         # The JobManager answers questions about a job from a cache, so what it says right after
         # a change may be from before it, and is read again when the cache has expired.
+        self._alone_until_s = 0.0  # until when the JobManager is not asked, see `_afar`
         self._known: dict[str, JobOverview] = {}  # by job: the last change that was seen
         self._settles: deque[tuple[float, str]] = deque()  # when no answer is from before it
         self._behind: set[str] = set()  # jobs that were read as before a change
@@ -160,18 +168,36 @@ class FlinkDriver:
         stirred = self._stirred()
         if stirred:
             self._stale.by(Event.THREADS)
-        if Part.LIST in self._stale:
-            self._look_for_jobs(deadline)
+        alone = time.monotonic() < self._alone_until_s
+        if Part.LIST in self._stale and not alone:
+            with self._afar():
+                self._look_for_jobs(deadline)
         self._look_for_stale_jobs()
-        if Part.PROCESSES in self._stale:
-            self._look_for_processes(deadline)
+        if Part.PROCESSES in self._stale and not alone:
+            with self._afar():
+                self._look_for_processes(deadline)
             stirred = self._stirred()  # there may be new ones
         self._look_at_threads(stirred, deadline)
-        if Part.PLAN in self._stale:
-            self._read_jobs(deadline)
+        if Part.PLAN in self._stale and not alone:
+            with self._afar():
+                self._read_jobs(deadline)
         if Part.TOPOLOGY in self._stale:
             self._build()
-        return self._measure(deadline)
+        return self._measure(deadline, alone)
+
+    @contextmanager
+    def _afar(self) -> Iterator[None]:
+        """The JobManager is asked. Where it is on another node and does not answer, those here go
+        on for a while by their own pages and what is known of the others.
+        """
+        try:
+            yield
+        except EngineError:
+            if self._topology is not None and self._topology.away.any() and self._born is None:
+                pages = [self._pages.get(pid) for pid in self._processes]
+                if pages and all(pages):
+                    self._alone_until_s = time.monotonic() + ALONE_S
+            raise
 
     def close(self) -> None:
         self._rest.close()
@@ -307,6 +333,7 @@ class FlinkDriver:
         )
         if self._reading is None or new != self._reading.plan:
             self._reading = Reading(new)
+            self._renewals = Renewals(len(new.rows))
             self._head_age = None
             self._stale.by(Event.PLANNED)
         self._plan = new
@@ -316,6 +343,7 @@ class FlinkDriver:
         """The topology anew; the old object stays if it says the same."""
         assert self._plan is not None
         notes = [*self._matching, *self._plan.notes]
+        away = self._away(self._plan.rows)
         threads, helpers, told = self._threads(self._plan.rows)
         notes += told
         if self._reading is not None and (doubted := self._reading.doubted):
@@ -335,6 +363,7 @@ class FlinkDriver:
                     replica=row.index,
                     replicas=row.parallelism,
                     threads=threads.get(place, ()),
+                    away=row.task_manager in away,
                 )
                 for place, row in enumerate(self._plan.rows)
             ),
@@ -382,12 +411,16 @@ class FlinkDriver:
                 notes += untold
             if process.trouble:
                 notes.append(f"TaskManager {process.known.id}: {process.trouble}")
-        away = {row.task_manager for row in rows} - {p.known.id for p in self._processes.values()}
-        away.discard("")
+        away = self._away(rows)
         if away:
             count = sum(row.task_manager in away for row in rows)
             notes.append(f"{count} subtasks run on TaskManagers that are not on this machine")
         return owned, helpers, notes
+
+    def _away(self, rows: Sequence[Row]) -> set[str]:
+        """TaskManagers with subtasks that are none of this machine's."""
+        here = {process.known.id for process in self._processes.values()}
+        return {row.task_manager for row in rows} - here - {""}
 
     def _about_rest(self) -> str:
         return (
@@ -396,46 +429,55 @@ class FlinkDriver:
             f"({FETCH_SETTING}; a bare number is in milliseconds)"
         )
 
-    def _measure(self, deadline: float) -> Snapshot:
+    def _measure(self, deadline: float, alone: bool) -> Snapshot:
         assert self._reading is not None
         assert self._topology is not None
         reading = self._reading
-        reading.clear()
+        scraping = {self._processes[pid].known.id for pid, page in self._pages.items() if page}
+        rows = reading.plan.rows
+        asked = np.array([r.running and r.task_manager not in scraping for r in rows], dtype=bool)
+        reading.clear(~asked if alone else None)
         begin = time.monotonic()
-        scraped = set()
-        for pid, process in self._processes.items():
+        for pid in self._processes:
             source = self._pages.get(pid)
             if source is not None:
                 self._scrape(pid, source, deadline)
-                scraped.add(process.known.id)
         end = time.monotonic()
-        rest = {
-            (row.job, row.vertex)
-            for row in reading.plan.rows
-            if row.task_manager not in scraped and row.running
-        }
-        if rest:
-            reading.ask(self._rest, sorted(rest), deadline)
-            if not scraped:
+        if asked.any() and not alone:
+            with self._afar():
+                reading.ask(self._rest, asked, deadline)
+            if not scraping:
                 begin = end = time.monotonic()
-            if self._rest_age.update(time.monotonic(), reading.time_spent(rest)):
+            if self._rest_age.update(time.monotonic(), reading.time_spent(asked)):
                 self._build()
         time_s = (begin + end) / 2
-        columns = reading.columns(time_s)
-        if self._head_age is None:
-            self._head_age = HeadAge(self._topology.graph)
+        columns = self._columns(reading, time_s, asked)
         if reading.doubted != self._doubted:
             self._doubted = reading.doubted
             self._build()
-        columns["head_age_estimate"] = self._head_age.update(
-            time_s, columns["tuples_in"], columns["queue_size"]
-        )
         return Snapshot(
             topology=self._topology,
             time_s=time_s,
             columns=MappingProxyType(columns),
             logical=MappingProxyType(reading.logical()),
         )
+
+    def _columns(self, reading: Reading, time_s: float, asked: Mask) -> dict[str, Array]:
+        """All metrics of the rows; of other nodes, as long as something new is told of them."""
+        assert self._topology is not None
+        fresh = self._renewals.update(time_s, reading.counters, asked)
+        columns = reading.columns(time_s, asked)
+        patience_s = max(PATIENCE_S, 3 * (self._rest_age.told_s or 0.0))
+        # What a tuple costs there is as it was; what waits there is not known any more.
+        cut_off = self._topology.away & self._renewals.stale(time_s, patience_s)
+        columns["queue_size"] = np.where(cut_off, np.nan, columns["queue_size"])
+        if self._head_age is None:
+            self._head_age = HeadAge(self._topology.graph)
+        columns["head_age_estimate"] = self._head_age.update(
+            time_s, columns["tuples_in"], columns["queue_size"], fresh | cut_off
+        )
+        columns["wait_estimate"] = self._head_age.waits
+        return columns
 
 
 def _key_of(said: ThreadName) -> ThreadKey | None:

@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from sched_ctl.drivers.flink import queues
 from sched_ctl.drivers.flink.plan import Plan
 from sched_ctl.drivers.flink.queues import Doubts
+from sched_ctl.drivers.flink.renewals import Mask, mixed
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Labels, Page
 from sched_ctl.model.graph import Array, Graph, Index
@@ -38,6 +39,7 @@ PROVIDES = frozenset(
         "idle_time",
         "queue_size",
         "head_age_estimate",
+        "wait_estimate",
     }
 )
 DERIVED = {
@@ -47,6 +49,7 @@ DERIVED = {
     "cannot be told apart, waiting buffers times the records that a buffer held so far",
     "head_age_estimate": "derived: queue size over the rate at which it is emptied, and the "
     "longest such wait upstream",
+    "wait_estimate": "derived: queue size over the rate at which it is emptied",
 }
 
 TASK = (
@@ -121,15 +124,20 @@ class Reading:
             if len(ends) == 1 and repeated[_short(chain[ends[0]][1])] == 1:
                 self._only_end[place] = self._head[place] + ends[0]
         self._logical: Index = np.array(logical, dtype=np.intp)
+        self._row_of: Index = np.repeat(
+            np.arange(n), [len(plan.chains[row.job, row.vertex]) for row in plan.rows]
+        ).astype(np.intp)
         self._cell = np.full((len(OPERATOR), len(logical)), np.nan)
         # Series of the Prometheus pages, by the identity of their labels. With the labels, so that
         # an id is not used again while it is known here.
         self._places: dict[tuple[str, int], tuple[Labels, tuple[Array, int] | None]] = {}
 
-    def clear(self) -> None:
-        """Forget all values: what is not read again is unknown."""
-        self._task.fill(np.nan)
-        self._cell.fill(np.nan)
+    def clear(self, rows: Mask | None = None) -> None:
+        """Forget the values of these rows, or all: what is not read again is unknown."""
+        if rows is None:
+            rows = np.ones(len(self.plan.rows), dtype=np.bool_)
+        self._task[:, rows] = np.nan
+        self._cell[:, rows[self._row_of]] = np.nan
 
     def scrape(self, source: Page, timeout_s: float) -> None:
         """Read a TaskManager's page. Raises EngineError."""
@@ -166,15 +174,19 @@ class Reading:
                 return self._task[i], row
         return None
 
-    def ask(self, rest: Endpoint, vertices: Sequence[tuple[str, str]], deadline: float) -> None:
-        """Read the given (job, vertex) pairs over REST. Raises EngineError."""
+    def ask(self, rest: Endpoint, asked: Mask, deadline: float) -> None:
+        """Read these (n,) rows over REST. Raises EngineError."""
+        vertices: dict[tuple[str, str], list[int]] = {}
+        for at in np.flatnonzero(asked).tolist():
+            row = self.plan.rows[at]
+            vertices.setdefault((row.job, row.vertex), []).append(at)
         if not vertices:
             return
-        job, vertex = vertices[0]
+        job, vertex = min(vertices)
         rest.get(f"/jobs/{job}/vertices/{vertex}/metrics?get=0.numRecordsIn", _left(deadline))
         time.sleep(SETTLE_S)
-        for job, vertex in vertices:
-            places = dict(self._names(job, vertex))
+        for (job, vertex), rows in sorted(vertices.items()):
+            places = dict(self._names(job, vertex, rows))
             for names in _portions(places):
                 answer: list[Value] = rest.json(
                     f"/jobs/{job}/vertices/{vertex}/metrics?get={names}",
@@ -185,11 +197,12 @@ class Reading:
                     if (place := places.get(one.id)) is not None:
                         place[0][place[1]] = _number(one.value)
 
-    def _names(self, job: str, vertex: str) -> Iterator[tuple[str, tuple[Array, int]]]:
-        """Names of a vertex's metrics in REST answers, and where their values go."""
-        for place, row in enumerate(self.plan.rows):
-            if (row.job, row.vertex) != (job, vertex):
-                continue
+    def _names(
+        self, job: str, vertex: str, rows: Sequence[int]
+    ) -> Iterator[tuple[str, tuple[Array, int]]]:
+        """Names of the metrics of a vertex's rows in REST answers, and where their values go."""
+        for place in rows:
+            row = self.plan.rows[place]
             for i, name in enumerate(TASK):
                 yield f"{row.index}.{name}", (self._task[i], place)
             for _, operator in self.plan.chains[job, vertex]:
@@ -199,10 +212,10 @@ class Reading:
                         called = re.sub(r"[ .:,]", "_", operator[:NAME_LIMIT])
                         yield f"{row.index}.{called}.{name}", (self._cell[i], cell)
 
-    def columns(self, time_s: float = 0.0) -> dict[str, Array]:
-        """Metrics over the plan's rows, without the estimate of the head age.
+    def columns(self, time_s: float = 0.0, asked: Mask | None = None) -> dict[str, Array]:
+        """Metrics over the plan's rows, without estimates of waits.
 
-        time_s: CLOCK_MONOTONIC when they were read.
+        time_s: CLOCK_MONOTONIC when they were read. asked: rows that were read over REST.
         """
         task = _known(self._task)
         cell = _known(self._cell)
@@ -219,13 +232,17 @@ class Reading:
             # A source of the old kind (SourceFunction) is never idle to Flink, which then tells no
             # busy time: TaskIOMetricGroup.setEnableBusyTime, by SourceStreamTask.
             "idle_time": np.where(source & np.isnan(task[BUSY]), np.nan, task[IDLE]) / 1000,
-            "queue_size": self._queues(time_s, task, cell),
+            "queue_size": self._queues(time_s, task, cell, asked),
         }
 
-    def time_spent(self, vertices: Collection[tuple[str, str]]) -> float:
+    @property
+    def counters(self) -> Array:
+        """(k, n) as read, of the tasks; the times that they spent move in any case."""
+        return self._task
+
+    def time_spent(self, asked: Mask) -> float:
         """Busy, idle and back-pressured time (ms) of these: differs when they were read anew."""
-        rows = [(row.job, row.vertex) in vertices for row in self.plan.rows]
-        return float(np.nansum(self._task[[BUSY, IDLE, BACKPRESSURED]][:, rows]))
+        return float(np.nansum(self._task[[BUSY, IDLE, BACKPRESSURED]][:, asked]))
 
     @property
     def doubted(self) -> tuple[str, ...]:
@@ -247,7 +264,7 @@ class Reading:
             "tuples_out": np.bincount(self._logical, weights=given, minlength=n).astype(float),
         }
 
-    def _queues(self, time_s: float, task: Array, cell: Array) -> Array:
+    def _queues(self, time_s: float, task: Array, cell: Array, asked: Mask | None) -> Array:
         """(n,) tuples that wait before each row, see `queues`."""
         plan = self.plan
         if not plan.rows:
@@ -258,7 +275,8 @@ class Reading:
         doubted = self._doubts.update(time_s, counted, task[IDLE] / 1000, task[IN])
         received = np.nan_to_num(task[LOCAL]) + np.nan_to_num(task[REMOTE])
         seen = queues.in_buffers(task[BUFFERS], task[IN], received)
-        queue = np.where(np.isnan(counted) | doubted, seen, counted)
+        apart = doubted if asked is None else doubted | mixed(plan, asked)
+        queue = np.where(np.isnan(counted) | apart, seen, counted)
         # What waits before a source is known to the source alone, if at all.
         pending = cell[PENDING][self._head]
         return np.asarray(np.where(np.array(plan.source, dtype=np.bool_), pending, queue))
@@ -309,27 +327,37 @@ class HeadAge:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._time_s = float("nan")
+        self._time_s: Array = np.full(graph.n, np.nan)
         self._taken: Array = np.zeros(graph.n)
         self._rate: Array = np.full(graph.n, np.nan)
         self._wait: Array = np.full(graph.n, np.nan)
 
-    def update(self, time_s: float, taken: Array, queue: Array) -> Array:
-        """(n,) seconds; taken: tuples since start, queue: tuples waiting now."""
+    @property
+    def waits(self) -> Array:
+        """(n,) seconds that tuples spend in each row's own queue; NaN = unknown."""
+        return self._wait
+
+    def update(self, time_s: float, taken: Array, queue: Array, fresh: Mask | None = None) -> Array:
+        """(n,) seconds; taken: tuples since start, queue: tuples waiting now.
+
+        fresh: (n,) of which rows these came anew; None = of all. The others keep their waits.
+        """
+        new = np.ones(self._graph.n, dtype=np.bool_) if fresh is None else fresh
         seconds = time_s - self._time_s
-        if seconds > 0:
-            gain = taken - self._taken
-            rate = np.where(gain >= 0, gain / seconds, np.nan)
+        gain = taken - self._taken
+        with np.errstate(invalid="ignore", divide="ignore"):
+            moved = new & (seconds > 0)
+            rate = np.where(moved & (gain >= 0), gain / seconds, np.nan)
             keep = np.where(np.isfinite(self._rate), np.exp(-seconds / self.SMOOTH_S), 0.0)
             self._rate = np.where(
                 np.isfinite(rate), keep * np.nan_to_num(self._rate) + (1 - keep) * rate, self._rate
             )
-            with np.errstate(invalid="ignore", divide="ignore"):
-                wait = np.where(self._rate > 0, queue / self._rate, np.nan)
+            wait = np.where(self._rate > 0, queue / self._rate, np.nan)
             stuck = (queue > 0) & (gain == 0)
             wait = np.where(stuck, np.nan_to_num(self._wait) + seconds, wait)
-            self._wait = np.where(queue == 0, 0.0, wait)
-        self._time_s, self._taken = time_s, taken
+        self._wait = np.where(moved, np.where(queue == 0, 0.0, wait), self._wait)
+        self._time_s = np.where(new, time_s, self._time_s)
+        self._taken = np.where(new, taken, self._taken)
         upstream = np.zeros(self._graph.n)
         own = np.nan_to_num(self._wait)
         for rows, edges in reversed(self._graph.levels):
