@@ -97,10 +97,19 @@ static __always_inline void bound_age(u32 slot, u64 now_ns)
 		t->origin_ns = head_ns;
 }
 
+/* When work came into the system that comes to this node now; see `arrivals`. */
+static __always_inline u64 outside_origin(u32 slot, u64 now_ns)
+{
+	u32 age_us = arrivals[slot];
+
+	return now_ns - (age_us > MAX_LEAD_US ? MAX_LEAD_US : age_us) * US;
+}
+
 /*
  * A woken thread carries the work of the thread that woke it: if that is an operator, its origin
- * is inherited; else the work comes in from outside, now. (An interrupt that wakes an operator
- * is charged to whatever it interrupted. Timers of operators are rare enough.)
+ * is inherited; else the work comes in from outside: now, or from another node, where it was for a
+ * while. (An interrupt that wakes an operator is charged to whatever it interrupted. Timers of
+ * operators are rare enough.)
  *
  * Work goes along the data's way. Who is woken by an operator of its own query further down got a
  * buffer back, not work, and goes on with what it had; other queries hand on nothing.
@@ -121,7 +130,7 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
 		} else if (s->depth && s->depth <= w->depth && t->origin_ns) {
 			/* First in, first out: what the waker works on came in earlier. */
 			if (t->outside)
-				t->origin_ns = now_ns;
+				t->origin_ns = outside_origin(slot, now_ns);
 			else if ((s64)(threads[waker].origin_ns - t->origin_ns) > 0)
 				t->origin_ns = threads[waker].origin_ns;
 			bound_age(slot, now_ns);
@@ -134,7 +143,7 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
 		t->origin_ns = threads[waker].origin_ns;
 		bound_age(slot, now_ns);
 	} else {
-		t->origin_ns = now_ns;
+		t->origin_ns = outside_origin(slot, now_ns);
 	}
 }
 
@@ -161,9 +170,13 @@ static __always_inline void renew_age(u32 slot, u64 now_ns, u64 ran_ns)
 
 	if (t->lent || t->rescued)
 		return;
-	if (t->outside || ((slots[slot].flags & SLOT_RIVALS) && slots[slot].depth &&
-			   (s64)(now_ns - t->woken_ns - STANDING) > 0)) {
+	if ((slots[slot].flags & SLOT_RIVALS) && slots[slot].depth &&
+	    (s64)(now_ns - t->woken_ns - STANDING) > 0) {
 		t->origin_ns = now_ns;
+		return;
+	}
+	if (t->outside) {
+		t->origin_ns = outside_origin(slot, now_ns);
 		return;
 	}
 	if (slots[slot].depth) {

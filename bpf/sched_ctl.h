@@ -11,6 +11,8 @@
  *	.bss.slots     struct slot[]       the controller writes: hints, one slot a thread
  *	.bss.heads     u64[]               the controller writes: when the head of a thread's queue
  *	                                   came in, CLOCK_MONOTONIC; 0 = not known; index as slots
+ *	.bss.arrivals  u32[]               the controller writes: how old work is that comes in from
+ *	                                   outside, us: it was on another node; index as slots
  *	.bss.weights   u32[]               the controller writes: of each query, by the number in slot
  *	                                   .query, in a fair class, WEIGHT_ONE = a thread of nice 0; 0 =
  *	                                   it has no floor (floor.bpf.h)

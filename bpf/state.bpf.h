@@ -55,6 +55,7 @@ struct control control SEC(".data.control") = {
 };
 struct slot slots[MAX_SLOTS] SEC(".bss.slots");
 u64 heads[MAX_SLOTS] SEC(".bss.heads");
+u32 arrivals[MAX_SLOTS] SEC(".bss.arrivals");
 u32 weights[MAX_QUERIES] SEC(".bss.weights");
 struct thread threads[MAX_SLOTS] SEC(".bss.threads");
 struct queue_state queues[MAX_LLCS] SEC(".bss.queues");

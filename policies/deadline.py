@@ -1,12 +1,12 @@
 """DEADLINE: the least slack first, u = -(L - W_x - C_x) = C_x - L + W_x.
 
-L is the target of the query, W_x the head age and C_x the CPU time along the costliest path from
-here to the egress: a tuple must start by arrival + L - C_x to leave in time (Cameo, Xu et al., NSDI
-2021). In a rank of their own above all others are queries whose target can be met and is
-in danger: less slack than `DANGER_S`, or than half of the target if that is longer. Who is
-late (`metrics.feasibility`) comes behind those of its weight or more, and before those of less.
-Below them are all others, with those whose target cannot be met whatever is done, in the order of
-another policy, `others`.
+L is the target of the query, W_x the head age, time on other nodes before included, and C_x the CPU
+time along the costliest path from here to the egress: a tuple must start by arrival + L - C_x to
+leave in time (Cameo, Xu et al., NSDI 2021). In a rank of their own above all others are queries
+whose target can be met and is in danger: less slack than `DANGER_S`, or than half of the target if
+that is longer. Who is late (`metrics.feasibility`) comes behind those of its weight or more, and
+before those of less. Below them are all others, with those whose target cannot be met whatever is
+done, in the order of another policy, `others`.
 
 Where nice values stand for the order, a rank is worth more than what differs inside of it: in the
 lab engine, alarms of 10 ms and reports of 100 ms beside bulk that is in no hurry, 0.66 of the
@@ -53,7 +53,7 @@ def policy(targets: tuple[Target, ...] = (), others: str = "balanced") -> Policy
         told = _told(frame, targets)
         latency, standing = told[LATENCY], told[STANDING]
         path = np.nan_to_num(frame.columns.get("path_cost", np.zeros(len(frame))))
-        age = np.nan_to_num(frame.columns.get("head_age", np.zeros(len(frame))))
+        age = feasibility.age(frame)
         slack = _least(frame, latency - age - path)
         first = (standing == Standing.MEETS) & (slack < np.maximum(DANGER_S, latency / 2))
         late = standing == Standing.LATE

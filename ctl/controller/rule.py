@@ -112,7 +112,10 @@ class Rule:
     fair: dict[str, str] = field(default_factory=dict)  # backend -> that in its place for users
     queries: dict[str, int] = field(default_factory=dict)  # ruled, with threads here, by domain
     variants: dict[str, Policy] = field(default_factory=dict)  # what "auto" is, by domain
-    resolutions: dict[str, tuple[frozenset[str], Resolution]] = field(default_factory=dict)
+    # By engine, with what it provides and what is wanted of it
+    resolutions: dict[str, tuple[tuple[frozenset[str], ...], Resolution]] = field(
+        default_factory=dict
+    )
     averages: dict[str, Averages] = field(default_factory=dict)  # by engine
     decided: dict[str, tuple["_Asked", Schedule]] = field(default_factory=dict)  # by domain
     schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
@@ -279,8 +282,13 @@ class Rule:
         provides = engine.provides
         if probes.available():
             provides = provides | probes.PROVIDES
+        wants = policy.wants
+        if policy.needs & SAMPLES:
+            wants |= {"cost"}  # a queue is long or short by the time that it takes
+        if engine.snapshot is not None and engine.snapshot.topology.away.any():
+            wants |= {"arrival_age"}
         known = self.resolutions.get(engine.name)
-        if known is None or known[0] != provides:
+        if known is None or known[0] != (provides, wants):
             # Unless it is watched; and "auto" keeps the system's order where it must guess.
             if not (self.instead.compares or self.section.policy == "auto"):
                 _refuse_guesses(policy, engine, provides)
@@ -290,10 +298,9 @@ class Rule:
                 policy=policy.name,
                 engine=engine.name,
                 derived=engine.derived,
-                # A queue is long or short by the time that it takes.
-                wants=policy.wants | ({"cost"} if policy.needs & SAMPLES else set()),
+                wants=wants,
             )
-            known = self.resolutions[engine.name] = (provides, resolution)
+            known = self.resolutions[engine.name] = ((provides, wants), resolution)
         return known[1]
 
     def uses_probes(self, engine: Engine) -> bool:

@@ -116,6 +116,7 @@ def decide(
         grain=grain,
         spinning=spinning,
     )
+    arrival = np.nan_to_num(frame["arrival_age"])
     if layout.straight:
         return made(
             operators=layout.only_labels,
@@ -124,6 +125,7 @@ def decide(
             head_age_s=age,
             queue_size=queue,
             depth=layout.depth,
+            arrival_age_s=arrival,
         )
     decided = place >= 0
     row = layout.row[place] if len(layout.row) else np.zeros(len(place), dtype=np.intp)
@@ -134,6 +136,7 @@ def decide(
         head_age_s=_pick(age, row, decided),
         queue_size=_pick(queue, row, decided),
         depth=np.where(decided, layout.depth[place], 0) if len(layout.depth) else 0 * place,
+        arrival_age_s=np.nan_to_num(_pick(arrival, row, decided)),
     )
 
 
@@ -145,7 +148,7 @@ def _frame(
     memory: Memory,
 ) -> tuple[OperatorFrame, Array, Array]:
     """The frame, and its operators' head ages and queue sizes (NaN where unknown)."""
-    wanted = policy.needs | policy.wants | {"head_age", "queue_size"}
+    wanted = policy.needs | policy.wants | {"head_age", "queue_size", "arrival_age"}
     if policy.needs & SAMPLES:
         wanted |= {"cost"}  # see `held`
     parts: dict[str, list[Array]] = {metric: [] for metric in wanted}

@@ -66,8 +66,8 @@ class Exit:
 class Scheduler:
     """Open, change `tunables` and memory, then `attach`. Close it, or use it as a context.
 
-    control, slots, heads, weights, threads, queues, groups: arrays over the shared memory, see
-    sched_ctl.h.
+    control, slots, heads, arrivals, weights, threads, queues, groups: arrays over the shared
+    memory, see sched_ctl.h.
     """
 
     def __init__(
@@ -158,6 +158,7 @@ class Scheduler:
         self.control = opened.array(".data.control", "control")
         self.slots = opened.array(".bss.slots", "slots")
         self.heads = opened.array(".bss.heads", "heads")
+        self.arrivals = opened.array(".bss.arrivals", "arrivals")
         self.weights = opened.array(".bss.weights", "weights")
         self.threads = opened.array(".bss.threads", "threads")
         self.queues = opened.array(".bss.queues", "queues")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from sched_ctl.model.graph import Array, Graph
 from sched_ctl.model.patterns import names_of
@@ -36,6 +37,7 @@ __all__ = [
     "Load",
     "Query",
     "Standing",
+    "age",
     "feasible",
     "judge",
     "loads",
@@ -46,7 +48,10 @@ __all__ = [
 LATENCY, STANDING, WEIGHT = "target_latency", "target_standing", "target_weight"
 # What a judgement reads, where it is known
 WANTS = frozenset(
-    {"path_cost", "cost", "selectivity", "input_rate", "global_cost", "queue_size", "head_age"}
+    {
+        *("path_cost", "cost", "selectivity", "input_rate", "global_cost", "queue_size"),
+        *("head_age", "arrival_age"),
+    }
 )
 AGAIN = 0.9  # of a bound, below which what was beyond it is good again
 STEADY_S = 1.0  # a queue tells the rate of arrivals over the age of its head, from this age on
@@ -66,9 +71,11 @@ class Standing(IntEnum):
 class Load:
     """What a query with a target asks for.
 
-    path_s: CPU time of a tuple along its costliest path. cpus: that the tuples that come need.
-    widest: the same of the operator that needs most, for each of its threads. work_s: CPU time that
-    the tuples that wait need. slack_s: of the tuple that has least; below 0 it is late for certain.
+    path_s: CPU time of a tuple along its costliest path. before_s: how old its tuples are when they
+    come to this node from others, from where on path_s counts then. cpus: that the tuples that come
+    need. widest: the same of the operator that needs most, for each of its threads. work_s: CPU
+    time that the tuples that wait need. slack_s: of the tuple that has least; below 0 it is late
+    for certain.
     """
 
     latency_s: float
@@ -78,6 +85,7 @@ class Load:
     widest: float = 0.0
     work_s: float = 0.0
     slack_s: float = math.inf
+    before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +114,8 @@ def feasible(
     for query in sorted(asked, key=rank):
         load = asked[query]
         wanted = taken + load.cpus
-        if load.path_s >= bound(query) * load.latency_s:
-            why = (
-                f"its path alone takes {_ms(load.path_s)} of CPU time: it would take a target "
-                f"above {_ms(load.path_s / AGAIN)}, or cheaper operators"
-            )
+        if load.before_s + load.path_s >= bound(query) * load.latency_s:
+            why = _takes_too_long(load)
         elif load.widest > bound(query):
             why = (
                 f"one of its operators needs {load.widest:.2f} CPUs a thread: it would take "
@@ -128,6 +133,16 @@ def feasible(
             continue
         found[query] = Judgement(Standing.OVER, load, why)
     return _late_behind(found, cpus - taken, before)
+
+
+def _takes_too_long(load: Load) -> str:
+    above = f"it would take a target above {_ms((load.before_s + load.path_s) / AGAIN)}"
+    if load.before_s > 0:
+        return (
+            f"its tuples are {_ms(load.before_s)} old when they come from other nodes, and the "
+            f"path from here takes {_ms(load.path_s)} of CPU time: {above}, or less waiting there"
+        )
+    return f"its path alone takes {_ms(load.path_s)} of CPU time: {above}, or cheaper operators"
 
 
 def _late_behind(
@@ -183,6 +198,13 @@ def tell(
     return {name: column[frame.query] for name, column in columns.items()}
 
 
+def age(frame: OperatorFrame) -> Array:
+    """(n,) s: how old the oldest tuple of each is, or would be that comes now; 0 where unknown."""
+    unknown = np.full(len(frame), np.nan)
+    ages = [frame.columns.get(name, unknown) for name in ("head_age", "arrival_age")]
+    return np.nan_to_num(np.fmax(*ages))
+
+
 def loads(
     frame: OperatorFrame,
     engines: Sequence[str],
@@ -206,20 +228,26 @@ def loads(
     for name in ("queue_size", "path_cost"):
         column[name][guess] = 0.0
     threads = np.array([max(1, len(getattr(o, "threads", ()))) for o in frame.operators])
-    need = column["cost"] * _flow(
-        frame.graph,
-        arrivals(frame.graph, column["input_rate"], column["queue_size"], column["head_age"]),
+    away = np.array([getattr(o, "away", False) for o in frame.operators], dtype=np.bool_)
+    graph = _from_here(frame.graph, away)
+    # This node's CPUs are not asked for what others do.
+    cost = np.where(away, 0.0, column["cost"])
+    need = cost * _flow(
+        graph,
+        arrivals(graph, column["input_rate"], column["queue_size"], column["head_age"]),
         column["selectivity"],
     )
     need[guess] = (column["cost"] * column["input_rate"])[guess]
-    work = column["queue_size"] * column["global_cost"]
+    work = np.where(away, 0.0, column["queue_size"] * column["global_cost"])
     spent = np.where(column["head_age"] > 0, column["head_age"] + column["path_cost"], 0.0)
     found = {}
+    whole = column["arrival_age"] + column["path_cost"]
     for number, target in mine.items():
         if target is None:
             continue
         inside = frame.query == number
-        path_s = float(column["path_cost"][inside].max())
+        longest = int(np.argmax(np.where(inside, whole, -1.0)))
+        before_s, path_s = (float(column[name][longest]) for name in ("arrival_age", "path_cost"))
         found[names[number]] = Load(
             target.latency_s,
             target.weight,
@@ -227,7 +255,8 @@ def loads(
             float(need[inside].sum()),
             float((need / threads)[inside].max()),
             float(work[inside].sum()),
-            target.latency_s - max(path_s, float(spent[inside].max())),
+            target.latency_s - max(before_s + path_s, float(spent[inside].max())),
+            before_s,
         )
     return found
 
@@ -248,6 +277,14 @@ def arrivals(graph: Graph, taken: Array, queue: Array, age_s: Array) -> Array:
     with np.errstate(all="ignore"):
         waiting = np.where(age_s >= STEADY_S, queue / age_s, 0.0)
     return np.where(graph.ingress, np.maximum(taken, waiting), 0.0)
+
+
+def _from_here(graph: Graph, away: npt.NDArray[np.bool_]) -> Graph:
+    """The graph without what comes from other nodes: the tuples that come are counted here."""
+    if not away.any():
+        return graph
+    mine = ~away[graph.source]
+    return Graph(graph.n, graph.source[mine], graph.target[mine], graph.share[mine])
 
 
 def _flow(graph: Graph, outside: Array, selectivity: Array) -> Array:

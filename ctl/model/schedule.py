@@ -49,6 +49,8 @@ class Schedule:
     standing, grain: for who holds what samples say until the next schedule. standing: queues are
     long, compared with what may change meanwhile. grain: where they are short, the urgency that one
     waiting tuple makes; None: nothing is known of it.
+    arrival_age_s: (m,) how old tuples are when they come to the thread from another node; (0,) if
+    none do.
     """
 
     scope: str
@@ -70,6 +72,7 @@ class Schedule:
     lifts: bool = True
     standing: bool = False
     grain: float | None = None
+    arrival_age_s: Array = field(default_factory=lambda: np.zeros(0))
 
 
 def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:
@@ -91,6 +94,7 @@ def without(schedule: Schedule, spared: Set[Thread]) -> Schedule:
         operators=tuple(schedule.operators[row] for row in keep),
         queries=tuple(schedule.queries[row] for row in keep if schedule.queries),
         depth=schedule.depth[rows] if len(schedule.depth) else schedule.depth,
+        arrival_age_s=schedule.arrival_age_s[rows] if len(schedule.arrival_age_s) else np.zeros(0),
         form=schedule.form.take(rows),
         head_age_s=schedule.head_age_s[rows],
         queue_size=schedule.queue_size[rows],

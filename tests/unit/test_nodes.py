@@ -8,15 +8,23 @@ import numpy.typing as npt
 import pytest
 from numpy.testing import assert_allclose
 
-from plans import array, graph, plan, snapshot
+from plans import LIMITS, array, frame, graph, plan, snapshot
+from sched_ctl.backends.scx.hints import hints, merged
+from sched_ctl.backends.scx.slots import arrivals_us, heads_ns
+from sched_ctl.decide.decision import decide
 from sched_ctl.drivers.flink.metrics import HeadAge
 from sched_ctl.drivers.flink.renewals import Renewals
+from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.catalogue import evaluate, resolve
+from sched_ctl.metrics.feasibility import Load, Standing, feasible
 from sched_ctl.metrics.formulas import arrival_age
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.files import snapshot_from_json, snapshot_to_json
 from sched_ctl.model.graph import Array, Graph
+from sched_ctl.model.schedule import Schedule, without
+from sched_ctl.model.targets import Target
 from sched_ctl.model.topology import Snapshot, Topology
+from sched_ctl.plugins import registry
 
 NAN = float("nan")
 
@@ -174,3 +182,110 @@ def test_a_rate_is_between_two_renewals() -> None:
     # cut off: its queue is not known any more
     estimate.update(70.0, taken, array(0, NAN), mask(2, 1))
     assert np.isnan(estimate.waits[1])
+
+
+# --- targets ---
+
+
+def judged(latency: str = "100ms", **told: Sequence[float]) -> Load:
+    of = frame(CHAIN, **told)
+    (load,) = feasibility.loads(of, [""], (Target(queries=("q",), latency=latency),)).values()
+    return load
+
+
+def test_a_target_counts_time_elsewhere_and_this_nodes_cpus_alone() -> None:
+    load = judged(
+        cost=[1e-3] * 4,
+        selectivity=[1] * 4,
+        # what another node tells of its rates is old: what comes is counted here
+        input_rate=[0, 0, 100, 100],
+        path_cost=[4e-3, 3e-3, 2e-3, 1e-3],
+        arrival_age=[0, 0, 0.06, 0.06],
+        queue_size=[0, 500, 1, 0],
+        global_cost=[4e-3, 3e-3, 2e-3, 1e-3],
+        head_age=[0, 0.06, 0.061, 0],
+    )
+    assert load.before_s == 0.06
+    assert load.path_s == 2e-3
+    assert load.cpus == pytest.approx(0.2)
+    assert load.work_s == pytest.approx(2e-3)
+    assert load.slack_s == pytest.approx(0.1 - 0.063)
+
+
+def test_who_comes_too_late_does_not_compete() -> None:
+    late, good = ("e", "late"), ("e", "good")
+    asked = {late: Load(0.1, path_s=2e-3, before_s=0.12), good: Load(0.1, path_s=2e-3)}
+    found = feasible(asked, 1.0, {})
+    assert found[late].standing is Standing.OVER
+    assert "120 ms old when they come from other nodes" in found[late].why
+    assert found[good].standing is Standing.MEETS
+
+
+def test_the_least_slack_counts_time_elsewhere() -> None:
+    two = plan({"near": ["a", "b"], "far": ["c", "d"]})
+    policy = registry.policy("deadline", {"targets": [{"queries": ["*"], "latency": "1s"}]})
+    known = {
+        "cost": [1e-3] * 4,
+        "selectivity": [1.0] * 4,
+        "global_cost": [2e-3, 1e-3] * 2,
+        "path_cost": [2e-3, 1e-3] * 2,
+        "head_age": [0.0] * 4,
+    }
+    told = {name: [1.0] * 4 for name in policy.needs} | known
+
+    def standing(age: float) -> float:
+        of = frame(spanning(two, 2), **told, arrival_age=[0, 0, 0, age])
+        (far,) = (
+            load
+            for (_, query), load in feasibility.loads(of, [""], policy.targets).items()
+            if query == "far"
+        )
+        return far.slack_s
+
+    assert standing(0.9) == pytest.approx(0.1 - 1e-3)
+    assert standing(0.0) == pytest.approx(1.0 - 2e-3)
+
+
+# --- to the kernel ---
+
+
+def ruled(policy: str, **told: Sequence[float]) -> Schedule:
+    now = snapshot(CHAIN, **told)
+    chosen = registry.policy(policy)
+    resolution = resolve(
+        chosen.needs, now.columns, policy=policy, engine="e", wants={"arrival_age"}
+    )
+    name = now.topology.engine
+    return decide("main", chosen, {name: Window(now)}, {name: resolution})
+
+
+def test_the_scheduler_is_told_where_age_decides() -> None:
+    told: dict[str, Sequence[float]] = {
+        "queue_size": [NAN, 50, 10, 0],
+        "input_rate": [100] * 4,
+        "head_age": [0, 0.5, 0.6, 0],
+        "cost": [1e-3] * 4,
+        "selectivity": [1] * 4,
+    }
+    for policy, ages_us in (("lsf", [500_000] * 2), ("bsd", [500_000] * 2), ("hr", [0, 0])):
+        schedule = ruled(policy, **told)
+        assert_allclose(schedule.arrival_age_s, [0.5, 0.5])
+        parts = [(0, part) for part in hints(schedule, LIMITS)]
+        by_age = merged(parts, len(schedule.threads), LIMITS).by_age
+        assert arrivals_us([schedule], by_age).tolist() == ages_us, policy
+    assert without(schedule, {schedule.threads[0]}).arrival_age_s.tolist() == [0.5]
+
+
+def test_no_tuple_is_younger_than_when_it_comes() -> None:
+    schedule = replace(ruled("lsf", head_age=[0, 0, 0.2, 0.7], cost=[1e-3] * 4), queries=())
+    came = arrivals_us([replace(schedule, arrival_age_s=array(0.5, 0.5))], np.ones(2, dtype=bool))
+    before, after = heads_ns([schedule]), heads_ns([schedule], came)
+    moved_s = (before.astype(np.int64) - after.astype(np.int64)) * 1e-9
+    assert_allclose(moved_s, [0.3, 0.0], atol=0.05)
+
+
+@pytest.mark.parametrize("odd", [NAN, np.inf, -1.0, 1e300])
+def test_odd_ages_are_bounded(odd: float) -> None:
+    schedule = ruled("lsf", head_age=[0, 0, 0, 0], cost=[1e-3] * 4)
+    told = replace(schedule, arrival_age_s=array(odd, 0.5))
+    assert arrivals_us([told], np.ones(2, dtype=bool))[0] in (0, 1_000_000_000)

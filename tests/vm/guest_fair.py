@@ -366,6 +366,45 @@ def check_a_queue_that_stands_does_not_hold_up_another_query() -> None:
         assert late < 0.01
 
 
+@only_on("6.18")
+def check_work_from_another_node_is_as_old_as_it_says() -> None:
+    """The age on arrival goes down the pipeline, and first come, first served goes by it."""
+    came_us = 700_000
+    costs_s = (0.002, 0.002)
+    with (
+        Scheduler(full=True) as scheduler,
+        pipeline(costs_s) as far,
+        pipeline(costs_s) as near,
+    ):
+        above_all()
+        slots = scheduler.slots[1:5]
+        slots["query"], slots["depth"] = (1, 1, 2, 2), (1, 2, 1, 2)
+        scheduler.attach()
+        adopt(scheduler, [thread.tid for thread in (*far, *near)])
+
+        def ages_ms() -> list[float]:
+            time.sleep(1)
+            found = []
+            for _ in range(50):
+                time.sleep(0.013)
+                origins = scheduler.threads["origin_ns"][1:5].astype(np.int64)
+                found.append((scheduler.now_ns() - origins) * 1e-6)
+            return [float(age) for age in np.median(found, axis=0)]
+
+        before = ages_ms()
+        scheduler.arrivals[1:3] = came_us
+        after = ages_ms()
+        print("ages, ms", before, after, scheduler.stats())
+        assert max(before) < 300
+        assert all(700 <= age < 1000 for age in after[:2])
+        assert max(after[2:]) < min(after[:2]), "the others wait until theirs is as old"
+        # what is not believable is bounded, and nobody is ejected for it
+        scheduler.arrivals[1] = 0xFFFFFFFF
+        ages = ages_ms()
+        assert 1_000_000 < ages[0] < 1_080_000, ages
+        assert scheduler.exit() is None
+
+
 def check_who_lags_behind_its_fair_share_goes_first() -> None:
     """The last in the order keeps the share it would have without one, and the first its place."""
 

@@ -28,7 +28,16 @@ from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.losses import Losses
 from sched_ctl.backends.scx.monitor import Ejected, Monitor, hurried, save_dump
 from sched_ctl.backends.scx.probe import mode_of
-from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
+from sched_ctl.backends.scx.slots import (
+    Slots,
+    arrivals_us,
+    behind,
+    heads_ns,
+    numbers,
+    rivals,
+    strict,
+    write,
+)
 from sched_ctl.backends.scx.weight import Weight
 from sched_ctl.backends.threads.parameters import Parameters, Target, policy_alone
 from sched_ctl.backends.undo.journal import Journal
@@ -397,7 +406,9 @@ class Scx(Backend):
         fresh["query"], fresh["depth"] = numbers(schedules)
         fresh["slice_us"] = behind(schedules) * behind_us(self.options.slice)
         loaded.weight.of(slots, fresh["query"].astype(np.intp), strict(schedules))
-        scheduler.heads[slots] = heads_ns(schedules)
+        came_us = arrivals_us(schedules, made.by_age)
+        scheduler.heads[slots] = heads_ns(schedules, came_us)
+        scheduler.arrivals[slots] = came_us
         if (told := loaded.live.counting(live)).any():
             flags[told & made.by_age] |= names["SLOT_LIVE_AGE"]
             flags[told & (made.per_tuple > 0)] |= names["SLOT_LIVE_LENGTH"]

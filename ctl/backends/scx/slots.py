@@ -22,6 +22,7 @@ __all__ = ["Adopted", "Slots", "behind", "heads_ns", "numbers", "rivals", "stric
 
 _NUMBERS = 1 << 16  # of queries that a slot can name, and of depths
 _OLDEST_S = 1e6
+_LONGEST_S = 1e3  # on other nodes; the scheduler believes no more
 _OURS_IN_FULL_MODE = (sched.OTHER, sched.BATCH, sched.IDLE, sched.EXT)
 
 
@@ -210,10 +211,33 @@ def strict(schedules: Sequence[Schedule]) -> NDArray[np.bool_]:
     return np.concatenate([np.full(len(s.threads), s.strict) for s in schedules])
 
 
-def heads_ns(schedules: Sequence[Schedule]) -> NDArray[np.uint64]:
-    """(n,) when the oldest tuple of each thread's queue came in, CLOCK_MONOTONIC; 0 = unknown."""
+def arrivals_us(schedules: Sequence[Schedule], by_age: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """(n,) how old tuples are when they come to each thread from another node.
+
+    by_age: (n,) whether what waits longer comes first. Elsewhere an age breaks the order after a
+    time (`gap`), so that nobody starves here: what was elsewhere does not count.
+    """
+    parts = [
+        schedule.arrival_age_s
+        if len(schedule.arrival_age_s) == len(schedule.threads)
+        else np.zeros(len(schedule.threads))
+        for schedule in schedules
+    ]
+    ages_s = np.clip(np.nan_to_num(np.concatenate(parts)), 0, _LONGEST_S)
+    return np.where(by_age, ages_s * 1e6, 0).astype(np.uint32)
+
+
+def heads_ns(
+    schedules: Sequence[Schedule], came_us: NDArray[np.uint32] | None = None
+) -> NDArray[np.uint64]:
+    """(n,) when the oldest tuple of each thread's queue came in, CLOCK_MONOTONIC; 0 = unknown.
+
+    came_us: of `arrivals_us`; no tuple is younger than when it comes.
+    """
     ages_s = np.concatenate([schedule.head_age_s for schedule in schedules])
     known = np.isfinite(ages_s)
+    if came_us is not None and came_us.any():
+        ages_s = np.fmax(ages_s, came_us * 1e-6)
     then_ns = time.monotonic_ns() - np.where(known, np.clip(ages_s, 0, _OLDEST_S), 0) * 1e9
     return np.where(known, np.maximum(then_ns, 1), 0).astype(np.uint64)
 
