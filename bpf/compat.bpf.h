@@ -194,11 +194,12 @@ static __always_inline s32 cpu_of(const struct task_struct *p)
 /*
  * What this CPU is at, of linux/preempt.h; 0 where nobody tells: the counter of what must not be
  * preempted is in another place on each architecture (6.15 took it out of pcpu_hot). Where it counts
- * who disables interrupts, too (7.3), hardware interrupts have the bits 24 to 27.
+ * who disables interrupts, too (7.3), hardware interrupts have the bits 24 to 27. All have a type: for one that
+ * is `void`, libbpf reads all of /proc/kallsyms, two fifths of what it takes to load this program.
  */
 extern const int __preempt_count __ksym __weak;
 extern const struct pcpu_hot pcpu_hot __ksym __weak;
-extern const void local_interrupt_disable_state __ksym __weak;
+extern const unsigned long local_interrupt_disable_state __ksym __weak;
 
 static __always_inline int preempt_count(void)
 {

@@ -9,6 +9,7 @@ import pytest
 
 from sched_ctl.kernel.btf import VMLINUX, Btf, BtfError, Kind
 from sched_ctl.kernel.libbpf import BpfError, Object, library
+from sched_ctl.kernel.scheduler import OBJECT
 
 SOURCE = """
 #define ABOUT(text) __attribute__((btf_decl_tag(text)))
@@ -30,6 +31,7 @@ const volatile unsigned long long table[3] __attribute__((section(".rodata")));
 int function(struct outer *first, int second) { return second + slice_us + loud + table[1]; }
 """
 
+OBJECTS = sorted(OBJECT.parent.glob("*.bpf.o"))
 clang = shutil.which("clang-19") or shutil.which("clang")
 
 
@@ -93,6 +95,16 @@ def test_damaged_objects_are_refused(compiled: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not VMLINUX.exists(), reason="needs kernel BTF")
+@pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.name)
+def test_what_a_program_asks_of_the_kernel_has_a_type(path: Path) -> None:
+    """For a symbol without one libbpf reads all of /proc/kallsyms, which takes a slow CPU 3 s."""
+    btf = Btf.of_object(path)
+    if ".ksyms" not in btf.sections():
+        return
+    variables = btf.section(".ksyms").values()
+    assert [v.name for v in variables if btf.resolve(v.type) == 0] == []
+
+
 def test_the_running_kernel() -> None:
     kernel = Btf.of_kernel()
     assert kernel.parameters("do_exit") == ["code"]
