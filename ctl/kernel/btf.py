@@ -116,16 +116,18 @@ class Btf:
 
     def _index(self) -> "array[int]":
         """Where each type starts; id 0 is void."""
-        words, end, at = self._words, len(self._words), 0
-        extra = [_EXTRA.get(kind, 0) for kind in range(32)]  # type: ignore[call-overload]
-        each = [_PER_ELEMENT.get(kind, 0) for kind in range(32)]  # type: ignore[call-overload]
+        words, end, at = np.frombuffer(self._words, np.uint32), len(self._words), 0
+        extra = np.array([_EXTRA.get(kind, 0) for kind in range(32)], np.uint32)  # type: ignore[call-overload]
+        each = np.array([_PER_ELEMENT.get(kind, 0) for kind in range(32)], np.uint32)  # type: ignore[call-overload]
+        # The way from each word to the next type, if one starts there: for all words at once.
+        info = words[1:]
+        kinds = (info >> 24 & 31).astype(np.uint8)
+        steps = memoryview(3 + extra[kinds] + each[kinds] * (info & 0xFFFF))
         starts = array("i", [-1])
         append = starts.append
         while at + 3 <= end:
             append(at)
-            info = words[at + 1]
-            kind = info >> 24 & 31
-            at += 3 + extra[kind] + each[kind] * (info & 0xFFFF)
+            at += steps[at]
         if at != end:
             raise BtfError("damaged BTF: types do not end where their section does")
         return starts
