@@ -255,12 +255,15 @@ def whole(
 def _first(told: Told) -> str:
     """What to do, in at most three sentences: where, and since when."""
     lasting = [c for c in told.changed if c.drifts or c.until_ms is None]
-    said = [f"Look at what came before: {_linked(changes.told(c), c.nodes)}." for c in lasting[:2]]
+    said = [
+        f"Find what was changed at that time: {_linked(changes.told(c), c.nodes)}."
+        for c in lasting[:2]
+    ]
     for h in told.held[:1]:
         where = changes.named(h.where, h.nodes)
-        share = "" if math.isnan(h.there) else f" for {h.there:.0%} of the time"
+        share = "" if math.isnan(h.there) else f", {h.there:.0%} of all its time there"
         when = f" between {page.clock(h.begin_ms)} and {page.clock(h.end_ms)}" if h.end_ms else ""
-        text = f"{h.engine} {h.query}/{h.operator} was held{share} on {where}{when}"
+        text = f"{h.engine} {h.query}/{h.operator} was held on {where}{when}{share}"
         advice = h.advice.partition(";")[0]
         said.append(f"{_linked(text, h.where)} ({h.verdict.word}): {escape(advice)}.")
     advice = "".join(f"<li>{one}</li>" for one in said)
@@ -268,10 +271,10 @@ def _first(told: Told) -> str:
 
 
 def _linked(text: str, nodes: Sequence[str]) -> str:
-    """Names of nodes in a text, as links."""
+    """Names of nodes in a text, as links; of "gw-0000..0002" the first."""
     text = escape(text)
     for node in sorted(nodes, key=len, reverse=True)[:3]:
-        pattern = rf"(?<![\w.-]){re.escape(escape(node))}(?![\w.-])"
+        pattern = rf"(?<![\w.-]){re.escape(escape(node))}(?=\.\.\w|[^\w.-]|$)"
         found = re.search(pattern, text)
         if found:
             text = f"{text[: found.start()]}{page.link(node)}{text[found.end() :]}"

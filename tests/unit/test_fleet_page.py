@@ -140,7 +140,13 @@ def test_advice_has_nodes_times_and_links() -> None:
     assert 1 <= advice.count("<li>") <= 3
     assert 'on <a href="#node-gateway-0000.plant-7.example">gateway-0000' in advice
     assert "since 1 Jan 01:00" in advice
-    assert "between" in advice and "for 62% of the time" in advice
+    assert "between" in advice and "62% of all its time there" in advice
+
+
+def test_the_first_node_of_a_range_is_a_link() -> None:
+    text = report._linked("q costs more on gw-0000..0002 since 3:00", ["gw-0000", "gw-0001"])
+    assert text == 'q costs more on <a href="#node-gw-0000">gw-0000</a>..0002 since 3:00'
+    assert "<a" not in report._linked("on gw-0000.plant, xgw-0000", ["gw-0000"])
 
 
 @pytest.mark.needs("chromium")
