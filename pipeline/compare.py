@@ -10,6 +10,7 @@ Records were counted by step and policy when they were taken in (`rollups.turns`
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from sched_ctl.sim.result import student
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FIGURES", "Compared", "compare"]
+__all__ = ["FIGURES", "Alone", "Compared", "by_query", "compare"]
 
+OS = "os"
+MOST = 10_000  # rows by query that come to the driver
 LEAST_NODES = 3
 LEAST_RECORDS = 3  # of a policy in a step
 
@@ -47,6 +50,10 @@ class Compared:
         return not (math.isnan(self.low) or self.low <= nothing <= self.high)
 
 
+class Alone(UserError):
+    """There is nothing to compare with."""
+
+
 def compare(fleet: Fleet, base: str | None = None) -> list[Compared]:
     """Each policy against `base`: None = the system's own scheduling, else the most recorded.
 
@@ -62,13 +69,13 @@ def compare(fleet: Fleet, base: str | None = None) -> list[Compared]:
             for row in steps.groupBy("policy").agg(F.sum("n").alias("n")).collect()
         }
         if len(counts) < 2:
-            raise UserError(
+            raise Alone(
                 f"only one policy was recorded: {', '.join(counts) or 'none'}",
                 "let several take turns: sched-ctl policy set, or --guard",
             )
-        chosen = base or ("os" if "os" in counts else max(counts, key=lambda name: counts[name]))
+        chosen = base or (OS if OS in counts else max(counts, key=lambda name: counts[name]))
         if chosen not in counts:
-            raise UserError(f"no record is of policy {chosen}", f"there are: {', '.join(counts)}")
+            raise Alone(f"no record is of policy {chosen}", f"there are: {', '.join(counts)}")
         rows = _differences(steps, chosen)
     finally:
         steps.unpersist()
@@ -78,6 +85,24 @@ def compare(fleet: Fleet, base: str | None = None) -> list[Compared]:
         for figure in FIGURES
         if row[f"{figure}_n"]
     ]
+
+
+def by_query(fleet: Fleet) -> dict[tuple[str, str], list[Compared]]:
+    """The same against the system's own scheduling, of each (kind of machine, query) by itself."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    fleet.require()
+    machines = fleet.rolled("hour").groupBy("node").agg(F.max("machine").alias("machine"))
+    steps = _steps(fleet).join(machines.where("machine IS NOT NULL"), "node").cache()
+    try:
+        rows = _differences(steps, OS, ("machine", "query"))
+    finally:
+        steps.unpersist()
+    found: dict[tuple[str, str], list[Compared]] = {}
+    for row in rows:
+        told = [_interval(row, OS, figure) for figure in FIGURES if row[f"{figure}_n"]]
+        found.setdefault((row["machine"], row["query"]), []).extend(told)
+    return found
 
 
 def _steps(fleet: Fleet) -> "DataFrame":
@@ -95,14 +120,15 @@ def _steps(fleet: Fleet) -> "DataFrame":
     )
 
 
-def _differences(steps: "DataFrame", base: str) -> list[Any]:
+def _differences(steps: "DataFrame", base: str, of: Sequence[str] = ()) -> list[Any]:
     """For each policy the mean over nodes of its distance from the base, and its spread.
 
-    A row a policy comes to the driver.
+    of: columns that tell apart what is compared by itself. A row for each, and policy, comes to the
+    driver.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    keys = ["node", "query", "step"]
+    keys = list(dict.fromkeys(["node", "query", "step", *of]))
     of_base = steps.where(F.col("policy") == base).select(
         *keys, F.col("n").alias("n_base"), *(F.col(name).alias(f"{name}_base") for name in FIGURES)
     )
@@ -114,11 +140,11 @@ def _differences(steps: "DataFrame", base: str) -> list[Any]:
         known = F.when(apart.isNotNull(), weight)
         return (F.sum(apart * weight) / F.sum(known)).alias(name)
 
-    by_node = both.groupBy("policy", "node").agg(
+    by_node = both.groupBy("policy", "node", *of).agg(
         F.sum(weight).alias("n"), *(mean(name) for name in FIGURES)
     )
     rows: list[Any] = (
-        by_node.groupBy("policy")
+        by_node.groupBy("policy", *of)
         .agg(
             F.sum("n").alias("records"),
             *(
@@ -131,6 +157,8 @@ def _differences(steps: "DataFrame", base: str) -> list[Any]:
                 )
             ),
         )
+        .orderBy("policy", *of)
+        .limit(MOST)
         .collect()
     )
     return rows

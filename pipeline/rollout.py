@@ -10,14 +10,21 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from sched_ctl.errors import UserError
+from sched_ctl.pipeline import compare, profile
+from sched_ctl.pipeline.choice import Choice
 from sched_ctl.pipeline.compare import LEAST_NODES, Compared
+from sched_ctl.pipeline.store import Fleet
 
-__all__ = ["NAME", "State", "begin", "go_on", "judged", "read"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["JUDGED", "NAME", "State", "advanced", "begin", "go_on", "judged", "read"]
 
 STATE = "rollout.json"
 NAME = "60-fleet-rollout.toml"
@@ -48,6 +55,33 @@ def read(folder: Path) -> State | None:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def advanced(
+    spark: "SparkSession",
+    out: str,
+    folder: Path,
+    state: State | None,
+    *,
+    policy: str,
+    base: str | None,
+    share: float,
+    nodes: tuple[str, ...] = (),
+) -> State:
+    """Begin, or judge the first nodes by all that they recorded in the fleet `out`, and go on.
+
+    Raises UserError. nodes: names or patterns of those that take part; none = all.
+    """
+    if state is None:
+        known = profile.nodes(Fleet(spark, out, Choice(nodes=nodes)))
+        return begin(folder, policy, base, known, share)
+    if state.stage != "first":
+        return state
+    try:
+        found = compare.compare(Fleet(spark, out, Choice(nodes=tuple(state.first))), state.base)
+    except compare.Alone:  # only one policy ran till now
+        found = []
+    return go_on(folder, state, found)
 
 
 def begin(

@@ -9,10 +9,9 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sched_ctl.errors import UserError
+from sched_ctl.pipeline.prior import Prior
 from sched_ctl.plugins import registry
 from sched_ctl.sim.result import interval
 from sched_ctl.telemetry import profiles
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from sched_ctl.sim import Costs
 
-__all__ = ["GOALS", "POLICIES", "Choice", "best", "drop_in", "sweep", "task", "write_drop_ins"]
+__all__ = ["DROP_IN", "GOALS", "POLICIES", "Choice", "best", "priors", "sweep", "task"]
 
 TASKS = "machine STRING, policy STRING, load DOUBLE, seed BIGINT, duration DOUBLE"
 SCHEMA = (
@@ -34,6 +33,7 @@ KEY = ("machine", "policy", "load", "seed", "duration")
 # goal -> column that is to be small
 GOALS = {"latency": "mean", "tail": "p99", "slowdown": "slowdown", "memory": "memory"}
 OS = "os"
+DROP_IN = "50-fleet-sweep.toml"
 POLICIES = (OS, "hr", "bsd", "fcfs", "qs", "balanced")
 CLUSTERS = 12  # queues of the kernel's scheduler, by which it approximates ages
 PORTION = 64  # tasks that are written together
@@ -211,31 +211,15 @@ def _scores(rows: Sequence[dict[str, Any]], column: str) -> dict[str, tuple[floa
     return {name: interval([task[name] for task in centred]) for name in sorted(policies)}
 
 
-def drop_in(choices: Sequence[Choice], machine: str, goal: str) -> str:
-    """The choice as a file for sched-ctl.d. Raises UserError if there is none."""
-    for choice in choices:
-        if (choice.machine, choice.goal) == (machine, goal):
-            gain = "" if math.isnan(choice.gain) else f", {choice.gain:.0%} below the system's own"
-            sure = "" if choice.sure else "; the two are too close to tell apart"
-            policy = "constant" if choice.policy == OS else choice.policy
-            return (
-                f"# For {machine}: best for {goal}{gain}, {choice.margin:.1%} before "
-                f'{choice.next_policy}{sure}.\n[[policy]]\nname = "auto"\npolicy = "{policy}"\n'
-            )
-    raise UserError(f"no choice for {machine!r} and {goal!r}")
+def priors(choices: Sequence[Choice], goal: str) -> list[Prior]:
+    """The choices for a goal, by kind of machine."""
+    return [Prior(c.policy, c.machine, None, _why(c)) for c in choices if c.goal == goal]
 
 
-def write_drop_ins(folder: Path, choices: Sequence[Choice], goal: str) -> list[Path]:
-    """A file for each kind of machine. Raises UserError."""
-    written = []
-    for choice in choices:
-        if choice.goal == goal:
-            name = "".join(c if c.isalnum() else "-" for c in choice.machine).strip("-")
-            path = folder / f"50-fleet-{name}.toml"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                path.write_text(drop_in(choices, choice.machine, goal))
-            except OSError as error:
-                raise UserError(f"cannot write {path}: {error.strerror}") from error
-            written.append(path)
-    return written
+def _why(choice: Choice) -> str:
+    gain = "" if math.isnan(choice.gain) else f", {choice.gain:.0%} below the system's own"
+    sure = "" if choice.sure else "; the two are too close to tell apart"
+    return (
+        f"Simulated: best for {choice.goal}{gain}, {choice.margin:.1%} before "
+        f"{choice.next_policy}{sure}."
+    )

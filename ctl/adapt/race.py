@@ -13,7 +13,8 @@ Each half-round gives, for each arm, the logarithms of its ratios to the system'
 
 *Judgement.* After each round an arm is out when it is worse than the best beyond its own spread, or
 loses throughput; or, unless one figure alone is the objective, the median or p99. It has won when
-it is the best, and better than the system's own beyond its spread. Both by Student's t on the
+it is the best, and better than the system's own beyond its spread; the one that was expected to
+win a round sooner than others. Both by Student's t on the
 half-rounds. Looks are many, so the i-th may err with `ALPHA / (arms * i * (i + 1))` alone: all
 looks at all arms together err with `ALPHA` at most (Bonferroni over arms, a spending that adds up
 to 1 over looks; Lan and DeMets 1983). When nothing is told apart within `MOST_ROUNDS`, the system's
@@ -129,8 +130,8 @@ class Arm:
 @dataclass(frozen=True)
 class Race:
     """The state. turn: the arm in force, for one phase. kept: the one that stays while nothing is
-    tried. drop: this phase does not count. left: turns of this half-round that are still to come,
-    `seen`: what those that are over gave.
+    tried. expected: the one that was best elsewhere; 0 = none. drop: this phase does not count.
+    left: turns of this half-round that are still to come, `seen`: what those that are over gave.
 
     Afterwards: checks: scores of the winner. before: its phase before one of the system's own.
     """
@@ -138,6 +139,7 @@ class Race:
     arms: tuple[Arm, ...]
     objective: Objective = "all"
     kept: int = 1
+    expected: int = 0
     turn: int = 1
     mode: Mode = "race"
     begun: bool = False
@@ -158,11 +160,15 @@ class Race:
     races: int = 0  # that have ended
 
 
-def opened(names: Sequence[str], objective: Objective = "all", kept: int = 1) -> Race:
-    """A race of the system's own with these. kept: which is in force until somebody waits."""
+def opened(
+    names: Sequence[str], objective: Objective = "all", kept: int = 1, expected: int = 0
+) -> Race:
+    """A race of the system's own with these. kept: which is in force until somebody waits.
+    expected: which may win a round sooner; 0 = none.
+    """
     if not names:
         raise ValueError("nobody takes part in the race")
-    return Race(tuple(Arm(name) for name in (OS, *names)), objective, kept, kept)
+    return Race(tuple(Arm(name) for name in (OS, *names)), objective, kept, expected, kept)
 
 
 def step(race: Race, figures: Figures) -> Race:
@@ -339,7 +345,7 @@ def _judged(race: Race) -> Race:
     gains = [-score.time for score in race.arms[lead].scores.values()]
     better = lead and is_worse(gains, 0.0, WIN * level)
     alone = len(_active(race)) <= 1
-    if better and (alone or rounds >= ROUNDS):
+    if better and (alone or lead == race.expected or rounds >= ROUNDS):
         return _kept(race, lead, "better than the system's own beyond its spread")
     if not _active(race):
         return _kept(race, 0, "all others were worse")

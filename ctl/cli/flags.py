@@ -201,7 +201,7 @@ def _value(setting: Setting, given: Any) -> Any:
         return [_section(text) for text in given]
     if setting.key == "target":
         return [_target(text) for text in given]
-    if setting.key in ("program", "elastic"):
+    if setting.key in ("program", "elastic", "prior"):
         return [section for name in given for section in sections_of(Path(name), setting.key)]
     if setting.key in ("backends", "access"):
         tables: dict[str, dict[str, Any]] = {}

@@ -10,6 +10,7 @@ from sched_ctl.cli import fleet_sweep
 from sched_ctl.cli.flags import Json
 from sched_ctl.cli.fleet_flags import (
     Conf,
+    DropIns,
     Master,
     Node,
     Query,
@@ -127,7 +128,8 @@ def profile(
 
     choice = chosen(since, until, node or (), query or ())
     with spark_of("profile", master, conf) as spark:
-        made = profiling.profile(Folder(spark, source, choice))
+        folder = Folder(spark, source, choice)
+        made = profiling.profile(folder)
     profiles.write(out, made)
     if json:
         show.emit_json(made)
@@ -183,7 +185,8 @@ def bottlenecks(
 
     choice = chosen(since, until, node or (), query or ())
     with spark_of("bottlenecks", master, conf) as spark:
-        found = finding.held(Folder(spark, source, choice))
+        folder = Folder(spark, source, choice)
+        found = finding.held(folder)
     if json:
         show.emit_json([asdict(h) | {"verdict": h.verdict.word, "advice": h.advice} for h in found])
         return
@@ -237,7 +240,8 @@ def changes(
 
     choice = chosen(since, until, node or (), query or ())
     with spark_of("changes", master, conf) as spark:
-        found = finding.changes(Folder(spark, source, choice))
+        folder = Folder(spark, source, choice)
+        found = finding.changes(folder)
     if json:
         show.emit_json([asdict(change) | {"says": finding.told(change)} for change in found])
         return
@@ -258,6 +262,7 @@ def compare(
     until: Until = None,
     node: Node = None,
     query: Query = None,
+    drop_ins: DropIns = None,
     master: Master = None,
     conf: Conf = None,
     json: Json = False,
@@ -269,12 +274,16 @@ def compare(
 
     check()
     from sched_ctl.pipeline import compare as comparing
+    from sched_ctl.pipeline import prior
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
     choice = chosen(since, until, node or (), query or ())
     with spark_of("compare", master, conf) as spark:
-        found = comparing.compare(Folder(spark, source, choice), base)
+        folder = Folder(spark, source, choice)
+        found = comparing.compare(folder, base)
+        suited = prior.measured(comparing.by_query(folder)) if drop_ins else []
+    written = prior.write(drop_ins, prior.MEASURED, suited) if drop_ins else []
     if json:
         show.emit_json([asdict(c) | {"tells": c.tells} for c in found])
         return
@@ -294,6 +303,8 @@ def compare(
         ),
     )
     show.text("latency, age, queue, throughput: ratios; fairness (Jain's index): difference")
+    for path in written:
+        show.text(f"wrote {path}")
 
 
 @fleet.command()

@@ -1,12 +1,24 @@
 """What the fleet commands have in common."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sched_ctl.config.settings import ConfigError
 
-__all__ = ["Conf", "Master", "Node", "Query", "Since", "Until", "check", "percent", "spark_of"]
+__all__ = [
+    "Conf",
+    "DropIns",
+    "Master",
+    "Node",
+    "Query",
+    "Since",
+    "Until",
+    "check",
+    "percent",
+    "spark_of",
+]
 
 Since = Annotated[
     str | None,
@@ -32,6 +44,14 @@ Node = Annotated[
 Query = Annotated[
     list[str] | None,
     typer.Option(help="Only these queries, likewise.", metavar="NAME", show_default=False),
+]
+DropIns = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for a drop-in for all nodes: auto's race begins with the best there.",
+        metavar="DIR",
+        show_default=False,
+    ),
 ]
 
 Master = Annotated[

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from sched_ctl.cli.flags import Json
-from sched_ctl.cli.fleet_flags import Conf, Master, Node, check, percent, spark_of
+from sched_ctl.cli.fleet_flags import Conf, DropIns, Master, Node, check, percent, spark_of
 from sched_ctl.config.settings import ConfigError
-from sched_ctl.errors import UserError
 
 __all__ = ["rollout", "sweep"]
 
@@ -43,14 +42,7 @@ def sweep(
             show_default=False,
         ),
     ] = None,
-    drop_ins: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for a configuration drop-in for each kind of machine.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
+    drop_ins: DropIns = None,
     master: Master = None,
     conf: Conf = None,
     json: Json = False,
@@ -61,6 +53,7 @@ def sweep(
     from sched_ctl import show
 
     check()
+    from sched_ctl.pipeline import prior
     from sched_ctl.pipeline import sweep as sweeping
     from sched_ctl.sim import calibrate
     from sched_ctl.telemetry import profiles
@@ -81,7 +74,9 @@ def sweep(
             per_hop,
         )
     choices = sweeping.best(rows)
-    written = [] if drop_ins is None else sweeping.write_drop_ins(drop_ins, choices, goal)
+    written = []
+    if drop_ins is not None:
+        written = prior.write(drop_ins, sweeping.DROP_IN, sweeping.priors(choices, goal))
     if json:
         show.emit_json([asdict(choice) for choice in choices])
         return
@@ -135,10 +130,7 @@ def rollout(
     from sched_ctl import show
 
     check()
-    from sched_ctl.pipeline import compare, profile
     from sched_ctl.pipeline import rollout as rolling
-    from sched_ctl.pipeline.choice import Choice
-    from sched_ctl.pipeline.store import Fleet
     from sched_ctl.plugins import registry
 
     state = rolling.read(folder)
@@ -151,16 +143,16 @@ def rollout(
     if policy is not None:
         registry.policy(policy)
     with spark_of("rollout", master, conf) as spark:
-        if state is None:
-            nodes = profile.nodes(Fleet(spark, fleet, Choice(nodes=tuple(node or ()))))
-            state = rolling.begin(folder, policy or "", base, nodes, share)
-        elif state.stage == "first":
-            chosen = Fleet(spark, fleet, Choice(nodes=tuple(state.first)))
-            try:
-                found = compare.compare(chosen, state.base)
-            except UserError:  # only one policy ran till now
-                found = []
-            state = rolling.go_on(folder, state, found)
+        state = rolling.advanced(
+            spark,
+            fleet,
+            folder,
+            state,
+            policy=policy or "",
+            base=base,
+            share=share,
+            nodes=tuple(node or ()),
+        )
     if json:
         show.emit_json(to_builtins(state))
         return

@@ -3,7 +3,7 @@
 Precedence, highest first: flags, drop-ins (`sched-ctl.d/*.toml`, later names first), the file,
 the defaults. A drop-in's `[[policy]]` section amends the section of the same name, key by key;
 one with a new name goes before the others, because the first section that selects an operator
-wins.
+wins. So do its `[[prior]]` sections.
 """
 
 import difflib
@@ -17,7 +17,15 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from sched_ctl.config.settings import ConfigError, Elastic, Section, Settings, Switch, declared
+from sched_ctl.config.settings import (
+    ConfigError,
+    Elastic,
+    Prior,
+    Section,
+    Settings,
+    Switch,
+    declared,
+)
 from sched_ctl.model import programs
 from sched_ctl.model.access import Access
 from sched_ctl.model.options import BackendOptions, inherited
@@ -28,6 +36,7 @@ __all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs", "sections_of"]
 
 DEFAULT_FILE = Path("/etc/sched-ctl/sched-ctl.toml")
 TABLES = ("backends", "access")  # tables of tables, amended key by key
+OTHERS: dict[str, type[Struct]] = {"elastic": Elastic, "prior": Prior}  # sections
 MAX_BYTES = 1 << 20  # of one file: more is no configuration of ours
 
 
@@ -77,6 +86,11 @@ def origin(file: Path | None, flags: Mapping[str, Any], where: tuple[str, ...]) 
 def _find(table: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
     """The keys as they stand in this table, or None if it does not set them."""
     if not keys:
+        return None
+    if keys[0] == "prior":
+        for index, prior in enumerate(_tables(table.get("prior"))):
+            if prior.get("policy") == keys[1]:
+                return f"prior[{index}].policy"
         return None
     if keys[0] != "policy":
         here: Any = table
@@ -161,6 +175,8 @@ def _parts(table: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], type[S
         yield target, Target, f"target[{index}]."
     for index, part in enumerate(_tables(table.get("elastic"))):
         yield part, Elastic, f"elastic[{index}]."
+    for index, part in enumerate(_tables(table.get("prior"))):
+        yield part, Prior, f"prior[{index}]."
     for name, reached in _named(table.get("access")):
         yield reached, Access, f"access.{name}."
     if isinstance(backends := table.get("backends"), Mapping):
@@ -233,18 +249,20 @@ def _hint(key: str) -> str | None:
         return "each target is a section: a line [[target]], and below it queries and latency"
     if key == "elastic":
         return "queries with replicas by themselves are a section: a line [[elastic]]"
+    if key == "prior":
+        return "an order to begin with is a section: a line [[prior]], and below it policy"
     if key.startswith("program"):
         return "each program is a section: [[program]] with name and find, and [program.threads]"
     target = re.fullmatch(r"(?:policy\[\d+\]\.)?target\[\d+\]\.(\w+)", key)
     option = re.fullmatch(r"backends\.(?P<backend>[^.]+)\.(\w+).*", key)
-    elastic = re.fullmatch(r"elastic\[\d+\]\.(\w+)", key)
-    match = target or option or elastic or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
+    other = re.fullmatch(r"(elastic|prior)\[\d+\]\.(\w+)", key)
+    match = target or option or other or re.fullmatch(r"(?:policy\[\d+\]\.)?(\w+)(.*)", key)
     if match is None:
         return None
     struct: type[Struct] = Section if key.startswith("policy[") else Settings
     struct = (
-        Elastic
-        if elastic
+        OTHERS[other[1]]
+        if other
         else Target
         if target
         else _options_of(option["backend"])
@@ -252,7 +270,7 @@ def _hint(key: str) -> str | None:
         else struct
     )
     for setting in declared(struct):
-        if setting.key == match[2 if option else 1]:
+        if setting.key == match[2 if option or other else 1]:
             unit = f" ({setting.unit})" if setting.unit else ""
             bounds = f", {setting.bounds}" if setting.bounds else ""
             if get_origin(setting.type) is Literal:
@@ -280,6 +298,8 @@ def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:
         elif key == "program":  # one with a known name in its place
             mine = {program.get("name"): program for program in into.get(key, [])}
             into[key] = [*(mine | {program.get("name"): program for program in value}).values()]
+        elif key == "prior":  # before the others: the first that fits counts
+            into[key] = [*value, *into.get(key, [])]
         elif key in TABLES:
             mine = into.get(key, {})
             amended = {name: {**mine.get(name, {}), **options} for name, options in value.items()}

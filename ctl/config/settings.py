@@ -24,6 +24,7 @@ from sched_ctl.runfolder import RunFolder
 __all__ = [
     "ConfigError",
     "Elastic",
+    "Prior",
     "Section",
     "Setting",
     "SettingError",
@@ -208,6 +209,31 @@ class Elastic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 600.0
 
 
+class Prior(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[prior]]` section: an order that was seen to suit, where `auto` has yet to find one."""
+
+    policy: Annotated[
+        str,
+        Meta(
+            description="the order that the race tries first; os: the system's own stays until "
+            "another one wins",
+            min_length=1,
+        ),
+    ]
+    queries: Annotated[
+        tuple[str, ...],
+        Meta(description="queries of which it is expected, as patterns"),
+    ] = ("*",)
+    engines: Annotated[
+        tuple[str, ...],
+        Meta(description="engines whose queries these are, as patterns"),
+    ] = ("*",)
+    machine: Annotated[
+        str,
+        Meta(description="kind of machine, as fleet profile calls it; empty: any"),
+    ] = ""
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything outside the `[[policy]]` sections, and the sections."""
 
@@ -345,6 +371,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"unit": "s"},
         ),
     ] = 10.0
+    prior: Annotated[
+        tuple[Prior, ...],
+        Meta(
+            description="orders with which the race begins, by query and kind of machine; the "
+            "flag names a file of such sections",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ()
     window: Annotated[
         float,
         Meta(

@@ -20,7 +20,7 @@ import msgspec
 
 from sched_ctl.adapt.guard import Guard
 from sched_ctl.backends.in_use import Backends
-from sched_ctl.config.settings import Section, Settings, resolve
+from sched_ctl.config.settings import Prior, Section, Settings, resolve
 from sched_ctl.controller import races
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
@@ -46,6 +46,7 @@ from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Snapshot
 from sched_ctl.probes.waits import WaitTimes
 from sched_ctl.telemetry import profiles
+from sched_ctl.telemetry.recorder import kind_here
 
 __all__ = ["Controller", "claims_of"]
 
@@ -577,13 +578,19 @@ class Controller:
                     queries[engine.domain] += self.claims.queries(
                         rule, engine.name, engine.snapshot.topology
                     )
-            if rule.count(+queries) | races.enter(rule, self.engines, self.claims, self._phase_s):
+            raced = races.enter(rule, self.engines, self.claims, self._phase_s, self._priors_here)
+            if rule.count(+queries) | raced:
                 for engine in self.engines.values():
                     engine.refused.pop(rule.name, None)
             settled = not (rule.instead.looking or rule.instead.own)
             if rule.queries and rule.chosen is not None and settled:
                 message = f"policy {rule.called}: {rule.policy.name} ({rule.chosen})"
                 self.remarks.say(f"choice {rule.name}", message, logging.INFO)
+
+    @property
+    def _priors_here(self) -> Sequence[Prior]:
+        """Orders that suited machines like this one."""
+        return [p for p in self.settings.prior if p.machine in ("", kind_here())]
 
     @property
     def _phase_s(self) -> float:

@@ -1,10 +1,12 @@
 """Which rules run a race, with whom, and on which engines; see `trial`."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sched_ctl.adapt.effect import Effect
-from sched_ctl.adapt.race import opened
+from sched_ctl.adapt.race import OS, opened
+from sched_ctl.config.settings import Prior
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.rule import Rule, automatic, why_left
 from sched_ctl.controller.trial import AUTO, Trial, candidates
@@ -12,17 +14,24 @@ from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.patterns import names_of
+from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.model.targets import target_of
 
 __all__ = ["enter", "latencies", "look"]
 
 
-def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: float) -> bool:
+def enter(
+    rule: Rule,
+    engines: Mapping[str, Engine],
+    claims: Claims,
+    phase_s: float,
+    priors: Sequence[Prior] = (),
+) -> bool:
     """Let the policy of a rule be found by a race, if it is "auto"; another one if others suit now.
 
-    phase_s: 0 = no race. Shares and switches are the user's word, which no phase of the system's
-    own may take out of force. Returns whether that makes it another policy.
+    phase_s: 0 = no race. priors: those for this kind of machine. Shares and switches are the user's
+    word, which no phase of the system's own may take out of force. Returns whether that makes it
+    another policy.
     """
     before, queries = rule.instead.trial, sum(rule.queries.values())
     asked = rule.section.switch or rule.section.shares
@@ -40,9 +49,13 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
     ]
     first = automatic(rule.backend, bool(rule.section.target))[0]
     suited = candidates(first, rule.backend, queries)
+    expected = _expected(rule, ruled, claims, priors)
+    if expected and expected != OS:
+        suited = (expected, *(name for name in suited if name != expected))
     names = tuple(name for name in suited if name == first or _can(rule, name, ruled))
     objective = rule.section.objective or "all"
-    if before is not None and (before.names, before.race.objective) == (names, objective):
+    same = before is not None and (set(before.names), before.race.objective)
+    if before is not None and same == (set(names), objective):
         before.phase_s = phase_s
         return False
     if not names:
@@ -52,8 +65,9 @@ def enter(rule: Rule, engines: Mapping[str, Engine], claims: Claims, phase_s: fl
     word = rule.section.target or rule.section.shares
     reasons = {why_left(one.snapshot.topology, queries) for one in ruled if one.snapshot}
     left = "" if word else max(reasons, default="")
-    kept = 1 if names[0] == first and not left else 0
-    rule.instead.trial = Trial(opened(names, objective, kept), first, phase_s, left)
+    kept = 1 if names[0] in (first, expected) and not left and expected != OS else 0
+    told = 1 if names[0] == expected else 0
+    rule.instead.trial = Trial(opened(names, objective, kept, told), first, phase_s, left)
     rule.enforce_by(rule.backend)
     return True
 
@@ -118,6 +132,25 @@ def _compared(rule: Rule, engines: Mapping[str, Engine]) -> Mapping[str, Window]
         return {}
     whose = COMMON if COMMON in domains.values() else next(iter(domains.values()), COMMON)
     return {name: rule.windows[name] for name, domain in domains.items() if domain == whose}
+
+
+def _expected(rule: Rule, ruled: Sequence[Engine], claims: Claims, priors: Sequence[Prior]) -> str:
+    """The policy that most of the rule's queries are to begin with; "" = nobody says.
+
+    Of several users' engines nobody's queries speak for those that are ordered with root's.
+    """
+    common = [engine for engine in ruled if engine.domain == COMMON]
+    named: Counter[str] = Counter()
+    for engine in (common or ruled) if priors else ():
+        assert engine.snapshot is not None
+        for query in claims.of(rule, engine.name, engine.snapshot.topology):
+            for prior in priors:
+                if engine_fits(prior.engines, engine.name) and fits(
+                    prior.queries, *names_of(engine.name, query)
+                ):
+                    named[prior.policy] += 1
+                    break
+    return max(sorted(named), key=lambda name: named[name], default="")
 
 
 def _is_ruled(rule: Rule, engines: Mapping[str, Engine], claims: Claims, effect: Effect) -> bool:

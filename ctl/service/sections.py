@@ -1,5 +1,6 @@
 """Whether all that the configuration names exists: policies, backends, metrics, rules."""
 
+from sched_ctl.adapt.race import OS
 from sched_ctl.config.settings import Section, SettingError, Settings, Switch
 from sched_ctl.config.settings import resolve as resolve_settings
 from sched_ctl.controller.rule import make_policy
@@ -32,6 +33,13 @@ def check_sections(settings: Settings) -> None:
                 error.message,
                 error.hint,
             ) from error
+    for prior in settings.prior:
+        if prior.policy != OS:
+            try:
+                registry.policy(prior.policy)
+            except UserError as error:
+                where = ("prior", prior.policy)
+                raise SettingError(where, error.message, error.hint) from error
     for role, rule in settings.helpers.items():
         if rule not in HELPER_RULES:
             raise SettingError(

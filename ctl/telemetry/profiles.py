@@ -5,7 +5,6 @@ it for operators of which nothing is known yet, and `simulate` runs it.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +22,7 @@ from sched_ctl.model.topology import (
     Snapshot,
     Topology,
 )
-from sched_ctl.telemetry.recorder import kind_of_machine, machine
+from sched_ctl.telemetry.recorder import kind_here
 
 __all__ = [
     "Operator",
@@ -147,8 +146,7 @@ def of_file(path: str) -> Callable[[Topology], Mapping[str, Array]] | None:
     if not path:
         return None
     profile = read(Path(path))
-    here = kind_of_machine(machine(), os.cpu_count() or 0)
-    return lambda topology: priors(profile, topology, here)
+    return lambda topology: priors(profile, topology, kind_here())
 
 
 def machines(profile: Profile) -> list[str]:
@@ -162,7 +160,7 @@ def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
     where: None = on such as this one if it is known, else on the first.
     """
     if where is None:
-        here, known = kind_of_machine(machine(), os.cpu_count() or 0), machines(profile)
+        here, known = kind_here(), machines(profile)
         where = here if here in known else next(iter(known), here)
     queries = [query for query in profile.queries if query.machine == where]
     if not queries:

@@ -12,13 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import sched_ctl
 from sched_ctl.telemetry import records
 from sched_ctl.telemetry.store import Store, prepare
 
-__all__ = ["Recorder", "kind_of_machine", "machine"]
+__all__ = ["Recorder", "kind_here", "kind_of_machine", "machine"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,12 @@ def machine() -> str:
 def kind_of_machine(name: str, cpus: int) -> str:
     """What is measured on one machine holds for those that are called the same."""
     return f"{name}, {cpus} CPUs"
+
+
+@cache
+def kind_here() -> str:
+    """The kind of this machine, with its CPUs."""
+    return kind_of_machine(machine(), os.cpu_count() or 0)
 
 
 class Recorder:

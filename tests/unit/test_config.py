@@ -222,6 +222,7 @@ def test_bounds_are_finite() -> None:
         ("[[policy]]\nbackend = 'nic'", r"policy\[0\].backend", "did you mean 'nice'"),
         ("backend = 'nic'", "backend", "did you mean 'nice'"),
         ("helpers = {net = 'folow'}", "helpers.net", "did you mean 'follow'"),
+        ("[[prior]]\npolicy = 'os'\n[[prior]]\npolicy = 'qss'", r"prior\[1\].policy", "mean 'qs'"),
         (
             "[[policy]]\n[[policy.switch]]\npolicy = 'qss'\nmetric = 'pressure'\nabove = 1",
             r"policy\[0\].switch",
@@ -303,6 +304,23 @@ def test_access_is_amended_table_by_table(tmp_path: Path) -> None:
     path.write_text('[access."flink:*"]\npassword = "x"\n')
     with pytest.raises(ConfigError, match="password"):
         load(path)
+
+
+def test_orders_to_begin_with_come_from_all_files_the_last_one_first(tmp_path: Path) -> None:
+    path = written(tmp_path, "[[prior]]\npolicy = 'hr'")
+    written(tmp_path / "sched-ctl.d", "[[prior]]\npolicy = 'os'\nqueries = ['etl*']", "10.toml")
+    settings = load(path)
+    check_sections(settings)
+    assert [prior.policy for prior in settings.prior] == ["os", "hr"]
+    wrong = written(tmp_path / "sched-ctl.d", "[[prior]]\npolicy = 'hr'\nquery = 'x'", "20.toml")
+    unknown = rf"^{wrong}: prior\[0\].query: there is no such"
+    with pytest.raises(ConfigError, match=unknown) as caught:
+        load(path)
+    assert caught.value.hint == "did you mean queries?"
+    wrong.write_text("[[prior]]\npolicy = 7")
+    with pytest.raises(ConfigError, match=r"prior\[0\].policy") as caught:
+        load(path)
+    assert "tries first" in str(caught.value.hint)
 
 
 def test_no_key_of_a_section_is_left_open() -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from sched_ctl.config.files import load
+from sched_ctl.config.settings import Prior
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import page, sweep
+from sched_ctl.pipeline import page, prior, sweep
+from sched_ctl.pipeline.compare import Compared
+from sched_ctl.service.sections import check_sections
 from sched_ctl.sim import Costs
 from sched_ctl.telemetry import profiles
 
@@ -52,11 +55,65 @@ def test_the_best_policy_with_its_margin() -> None:
 def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
     choices = sweep.best(rows(os=4.0, hr=1.0, qs=2.0))
     folder = tmp_path / "sched-ctl.d"
-    [path] = sweep.write_drop_ins(folder, choices, "latency")
+    [path] = prior.write(folder, sweep.DROP_IN, sweep.priors(choices, "latency"))
     assert "75% below the system's own" in path.read_text()
+    measured = [prior.Prior("os", "m, 2 CPUs", "etl", "Measured."), *sweep.priors(choices, "tail")]
+    prior.write(folder, "55-measured.toml", measured[::-1])
     (tmp_path / "sched-ctl.toml").write_text("")
     settings = load(tmp_path / "sched-ctl.toml")
-    assert [section.policy for section in settings.policy] == ["hr"]
+    check_sections(settings)
+    assert [section.policy for section in settings.policy] == ["auto"]
+    assert [p.policy for p in settings.prior] == ["os", "hr", "hr"]
+    assert settings.prior[0] == Prior(policy="os", machine="m, 2 CPUs", queries=("etl",))
+    assert settings.prior[1].machine == "fast, 2 CPUs"
+    assert prior.write(folder, "none.toml", []) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        'm"\n[[policy]]\npolicy = "constant"\n#',
+        "m\n[[policy]]\npolicy = 'constant'",
+        'm"]\\u000a',
+        "\x7f",
+        "\u2028x",
+        "x" * 10_000,
+        "",
+        '"""',
+        "\\",
+        "\U0001f600 é",
+        "\ud800",
+    ],
+)
+def test_no_name_writes_a_configuration(name: str, tmp_path: Path) -> None:
+    """Kinds of machines and queries are called whatever somebody wrote into a recorded file."""
+    found = [prior.Prior("hr", name, None, name), prior.Prior("hr", None, name, name)]
+    path = tmp_path / "sched-ctl.toml"
+    path.write_text(prior.text(found))
+    settings = load(path)
+    assert [section.policy for section in settings.policy] == ["auto"]
+    assert {p.machine for p in settings.prior} <= {name, ""}
+    assert {q for p in settings.prior for q in p.queries} <= {name, "*"}
+
+
+def test_what_was_measured_by_query_is_what_a_race_begins_with() -> None:
+    def one(policy: str, value: float, wide: float = 0.05, figure: str = "time") -> Compared:
+        return Compared(policy, "os", figure, value, value - wide, value + wide, 5, 100)
+
+    found = {
+        ("m", "a"): [one("hr", 0.8), one("qs", 0.6), one("fcfs", 1.4)],
+        ("m", "b"): [one("hr", 0.8), one("hr", 0.9, 0.01, "throughput"), one("qs", 0.9)],
+        ("m", "c"): [one("hr", 0.99), one("qs", 1.5)],
+        ("m", "d"): [one("hr", 1.2), one("qs", 1.5)],
+    }
+    made = prior.measured(found)
+    assert [(p.query, p.policy) for p in made] == [("a", "qs"), ("b", "qs"), ("d", "os")]
+    assert made[0].why == "Measured on 5 nodes: time 0.6 of the system's own."
+
+
+def test_a_query_called_as_a_pattern_speaks_for_no_others() -> None:
+    for name in ("*", "q?", "[a]", "!q"):
+        assert "[[prior]]" not in prior.text([prior.Prior("hr", None, name, "w")])
 
 
 def test_a_task_runs_in_the_simulator() -> None:

@@ -103,6 +103,36 @@ def test_the_right_one_wins_and_looking_is_cheap(noise: float) -> None:
         assert "a won: 0." in told(race) and "trying has cost " in told(race)
 
 
+def test_what_is_expected_wins_sooner_only_if_it_is_the_best() -> None:
+    """Whether it is right or wrong: the same order is kept, and a wrong word costs no phase."""
+
+    def won(seed: int, expected: int) -> tuple[int, int]:
+        race = opened(["a", "b", "c"], expected=expected)
+        world = World(always(0.6, 0.85, 1.3), 0.1, seed, race=race)
+        world.run(80)
+        return world.race.kept, next(i for i, kept in enumerate(world.kept) if kept >= 0)
+
+    saved = 0
+    for seed in range(6):
+        usual = won(seed, 0)
+        right, wrong, worst = (won(seed, expected) for expected in (1, 2, 3))
+        assert usual[0] == right[0] == 1
+        assert wrong == worst == usual
+        saved += usual[1] - right[1]
+    assert saved / 6 > 4  # phases, of 28
+
+
+@pytest.mark.parametrize("expected", [1, 3])
+def test_of_equals_what_is_expected_is_kept_no_more_often(expected: int) -> None:
+    races, mistaken = 60, 0
+    for seed in range(races):
+        race = opened(["a", "b", "c"], expected=expected)
+        world = World(always(1.0, 1.0, 1.0), 0.15, seed, race=race)
+        world.run(10 * MOST_ROUNDS + 5)
+        mistaken += any(kept > 0 for kept in world.kept)
+    assert mistaken <= 2 * ALPHA * races
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
 def test_where_all_are_worse_the_systems_own_stays(noise: float) -> None:
     for seed in range(3):

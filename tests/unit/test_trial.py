@@ -12,7 +12,7 @@ import pytest
 from fakes import FakeBackend, FakeEngine, backends, drive
 
 from sched_ctl.backends import Applied
-from sched_ctl.config.settings import Section, Settings
+from sched_ctl.config.settings import Prior, Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule
@@ -22,10 +22,13 @@ from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target
 from sched_ctl.probes.pressure import Gauge, Level
 from sched_ctl.service import bottlenecks, views
+from sched_ctl.telemetry.recorder import kind_here
 
 QUICK = Settings(
     period=0.02, calm_period=0, cpu_limit=0, poll_timeout=0.1, stale_after=5, window=0.1
 )
+
+CPU_ONLY = frozenset({"tuples_in", "cpu_time"})
 
 
 @dataclass
@@ -109,6 +112,42 @@ def test_auto_keeps_what_its_race_finds() -> None:
     hurt = [schedule.policy for schedule in backend.schedules if schedule.threads]
     turns = [policy for policy, _ in itertools.groupby(hurt)]
     assert turns.count("hr") == 2
+
+
+def expecting(
+    *priors: Prior, engine: FakeEngine | None = None
+) -> tuple[tuple[str, ...], int, int, str]:
+    """Who takes part, who is kept and who is expected, and what is in force while all is calm."""
+    engine, backend = engine or FakeEngine(queries={"a": 2, "b": 2}), FakeBackend()
+    engine.queue = np.full(4, 50.0)
+    controller = raced(engine, backend, FakeGauge(), Section(), prior=priors, race=10)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.passes > 3)
+
+    drive(controller, script)
+    assert rule.instead.trial is not None
+    race = rule.instead.trial.race
+    enforced = {schedule.policy for schedule in backend.schedules if schedule.threads}
+    return rule.instead.trial.names, race.kept, race.expected, "".join(enforced)
+
+
+def test_a_race_begins_with_what_is_expected() -> None:
+    usual = ("light-first", "qs", "hr")
+    assert expecting() == (usual, 1, 0, "light-first")
+    assert expecting(Prior(policy="qs")) == (("qs", "light-first", "hr"), 1, 1, "qs")
+    assert expecting(Prior(policy="min-cost")) == (("min-cost", *usual), 1, 1, "min-cost")
+    assert expecting(Prior(policy="os")) == (usual, 0, 0, "")
+    here = Prior(policy="hr", machine=kind_here())
+    assert expecting(Prior(policy="qs", machine="pdp-11, 1 CPUs"), here)[0][0] == "hr"
+    assert expecting(Prior(policy="hr", engines=("flink",)))[0] == usual
+    # The first that fits a query counts, and what most queries are to begin with.
+    other = Prior(policy="qs", queries=("a", "fake:b"))
+    assert expecting(Prior(policy="hr", queries=("c",)), other, Prior(policy="os"))[0][0] == "qs"
+    # What needs more than the engine tells takes no part: it tells of no queues, here.
+    engine = FakeEngine(queries={"a": 2, "b": 2}, provides=CPU_ONLY)
+    assert expecting(Prior(policy="qs"), engine=engine)[:3] == (("light-first",), 1, 0)
 
 
 def test_of_one_query_an_order_that_lifts_nobody_takes_part() -> None:
