@@ -25,7 +25,7 @@ UNITS = {"h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS}
 @dataclass(frozen=True)
 class Choice:
     """since_ms, until_ms: Unix time, None = without end. nodes, queries: names or patterns with
-    * and ?; none = all."""
+    * and ?; one that begins with ! excludes; none = all."""
 
     since_ms: int | None = None
     until_ms: int | None = None
@@ -89,12 +89,17 @@ def _date(t_ms: int) -> str:
 def _named(frame: "DataFrame", column: str, names: Sequence[str]) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812
 
-    if not names:
-        return frame
-    plain = [name for name in names if not set(name) & {"*", "?"}]
-    fits: Any = F.col(column).isin(plain)
-    for name in names:
-        if name not in plain:
-            parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in name)
-            fits = fits | F.col(column).rlike(f"^{''.join(parts)}$")
-    return frame.where(fits)
+    def any_of(names: Sequence[str]) -> Any:
+        plain = [name for name in names if not set(name) & {"*", "?"}]
+        fits: Any = F.col(column).isin(plain)
+        for name in names:
+            if name not in plain:
+                parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in name)
+                fits = fits | F.col(column).rlike(f"^{''.join(parts)}$")
+        return fits
+
+    wanted = [name for name in names if not name.startswith("!")]
+    without = [name[1:] for name in names if name.startswith("!")]
+    if wanted:
+        frame = frame.where(any_of(wanted))
+    return frame.where(~any_of(without)) if without else frame

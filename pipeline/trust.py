@@ -1,7 +1,8 @@
 """Nodes whose word is doubtful: a clock that was not set, counters that cannot be, lines of other
 versions, files that end early, two machines of one name.
 
-Their bad lines count nowhere; what else they say does, and is as good as they are.
+Their bad lines count nowhere; what else they say does, and is as good as they are: each verb tells
+of them, and `--node` leaves them out.
 """
 
 from dataclasses import dataclass
@@ -13,19 +14,21 @@ from sched_ctl.pipeline.store import Fleet
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["COLUMNS", "Doubt", "doubts"]
+__all__ = ["ABOUT", "COLUMNS", "OTHER", "Doubt", "doubts", "warned"]
 
 MOST = 100  # rows that come to the driver
 COLUMNS = ("node", "what about", ">lines", "for example")
 # what about -> the reasons of bad lines (`parse`, `plausible`, `reading`), as a pattern of Java's
 ABOUT = {
-    "its clock": "clock was not set|^time .* is none|^before its file|^longer than an",
+    "its clock": "clock was not set|^time .* is none|^before its file|^longer than a day",
     "its counters": "^(cpu|wait|busy|idle|full|tuples_in|tuples_out|q|qmax|age|lat) [0-9]+ in ",
     "its version": "^version ",
     "its name": "^of another node|^no node|^a node's name",
     "its files": "^torn|^not gzip|bytes when decompressed|^a line longer",
 }
 OTHER = "its lines"
+HARMLESS = (OTHER, "its files")  # of what is left out no sum is wrong
+NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,19 @@ def doubts(fleet: Fleet) -> list[Doubt]:
     told = _of_bad_lines(fleet).unionByName(_of_other_days(fleet)).unionByName(_of_two(fleet))
     rows = told.orderBy(F.desc("lines"), "node", "about").limit(MOST).collect()
     return [Doubt(row["node"], row["about"], row["lines"], row["example"]) for row in rows]
+
+
+def warned(fleet: Fleet) -> str:
+    """Of whom a verb's figures are all the same, in a line; "" where all can be trusted."""
+    known: dict[str, list[str]] = {}
+    for doubt in doubts(fleet):
+        if doubt.about not in HARMLESS:
+            known.setdefault(doubt.node, []).append(doubt.about)
+    if not known:
+        return ""
+    named = [f"{node} ({', '.join(abouts)})" for node, abouts in sorted(known.items())[:NAMED]]
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return f"not to trust, though counted here: {', '.join(named)}{more}; --node '!NAME' is without"
 
 
 def _of_bad_lines(fleet: Fleet) -> "DataFrame":

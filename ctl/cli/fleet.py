@@ -43,6 +43,13 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(fleet, name="fleet")
 
 
+def _warn(warning: str) -> None:
+    from sched_ctl import show
+
+    if warning:
+        show.text(warning)
+
+
 @fleet.command()
 def ingest(
     source: Annotated[
@@ -122,6 +129,7 @@ def profile(
 
     check()
     from sched_ctl.pipeline import profile as profiling
+    from sched_ctl.pipeline import trust
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
     from sched_ctl.telemetry import profiles
@@ -130,6 +138,7 @@ def profile(
     with spark_of("profile", master, conf) as spark:
         folder = Folder(spark, source, choice)
         made = profiling.profile(folder)
+        warning = "" if json else trust.warned(folder)
     profiles.write(out, made)
     if json:
         show.emit_json(made)
@@ -160,6 +169,7 @@ def profile(
             for operator in query.operators
         ),
     )
+    _warn(warning)
 
 
 @fleet.command()
@@ -180,6 +190,7 @@ def bottlenecks(
 
     check()
     from sched_ctl.pipeline import bottlenecks as finding
+    from sched_ctl.pipeline import trust
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
@@ -187,11 +198,13 @@ def bottlenecks(
     with spark_of("bottlenecks", master, conf) as spark:
         folder = Folder(spark, source, choice)
         found = finding.held(folder)
+        warning = "" if json else trust.warned(folder)
     if json:
         show.emit_json([asdict(h) | {"verdict": h.verdict.word, "advice": h.advice} for h in found])
         return
     if not found:
         show.text("no operator was held")
+        _warn(warning)
         return
     show.table(
         (
@@ -212,6 +225,7 @@ def bottlenecks(
             for h in found[:50]
         ),
     )
+    _warn(warning)
 
 
 @fleet.command()
@@ -235,6 +249,7 @@ def changes(
 
     check()
     from sched_ctl.pipeline import changes as finding
+    from sched_ctl.pipeline import trust
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
@@ -242,13 +257,16 @@ def changes(
     with spark_of("changes", master, conf) as spark:
         folder = Folder(spark, source, choice)
         found = finding.changes(folder)
+        warning = "" if json else trust.warned(folder)
     if json:
         show.emit_json([asdict(change) | {"says": finding.told(change)} for change in found])
         return
     if not found:
         show.text("nothing changed")
+        _warn(warning)
         return
     show.table(finding.COLUMNS, finding.rows(found[:50]))
+    _warn(warning)
 
 
 @fleet.command()
@@ -274,7 +292,7 @@ def compare(
 
     check()
     from sched_ctl.pipeline import compare as comparing
-    from sched_ctl.pipeline import prior
+    from sched_ctl.pipeline import prior, trust
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
@@ -283,6 +301,7 @@ def compare(
         folder = Folder(spark, source, choice)
         found = comparing.compare(folder, base)
         suited = prior.measured(comparing.by_query(folder)) if drop_ins else []
+        warning = "" if json else trust.warned(folder)
     written = prior.write(drop_ins, prior.MEASURED, suited) if drop_ins else []
     if json:
         show.emit_json([asdict(c) | {"tells": c.tells} for c in found])
@@ -303,6 +322,7 @@ def compare(
         ),
     )
     show.text("latency, age, queue, throughput: ratios; fairness (Jain's index): difference")
+    _warn(warning)
     for path in written:
         show.text(f"wrote {path}")
 

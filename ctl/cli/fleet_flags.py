@@ -36,7 +36,7 @@ Until = Annotated[
 Node = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only these nodes; * and ? fit any letters. May be repeated.",
+        help="Only these nodes; * and ? fit any letters, ! excludes. May be repeated.",
         metavar="NAME",
         show_default=False,
     ),

@@ -1,0 +1,59 @@
+"""Nodes not to trust: each kind of doubt on a node of its own, and figures without them."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from sched_ctl.pipeline import generate, ingest, trust
+from sched_ctl.pipeline.choice import Choice
+from sched_ctl.pipeline.store import Fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
+
+
+def spoil(folder: Path, node: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Every fourth record of a node."""
+    [path] = folder.glob(f"{node}-*")
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    for at in range(4, len(lines), 4):
+        line = msgspec.json.decode(lines[at])
+        change(line)
+        lines[at] = msgspec.json.encode(line)
+    path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
+
+
+def test_each_doubt_is_told_and_can_be_left_out(spark: "SparkSession", tmp_path: Path) -> None:
+    plan = generate.Plan(nodes=6, seconds=300, queries=1, level=1, bad_lines=1)
+    generate.generate(tmp_path / "in", plan)
+    spoil(tmp_path / "in", "gw-0001", lambda line: line.update(t=1000))
+    spoil(tmp_path / "in", "gw-0002", lambda line: line.update(cpu=[10**15] * 5))
+    spoil(tmp_path / "in", "gw-0003", lambda line: line.update(v=99))
+    spoil(tmp_path / "in", "gw-0004", lambda line: line.update(node="gw-0000"))
+    ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    fleet = Fleet(spark, str(tmp_path / "out"))
+    told = {(doubt.node, doubt.about): doubt.lines for doubt in trust.doubts(fleet)}
+    serious = {key: lines for key, lines in told.items() if key[1] != trust.OTHER}
+    assert serious.keys() == {
+        ("gw-0001", "its clock"),
+        ("gw-0002", "its counters"),
+        ("gw-0003", "its version"),
+        ("gw-0004", "its name"),
+    }
+    assert min(serious.values()) > 10
+    assert {node for node, about in told if about == trust.OTHER} >= {"gw-0000", "gw-0005"}
+    warning = trust.warned(fleet)
+    assert "gw-0001 (its clock), gw-0002 (its counters), gw-0003 (its version), gw-0004" in warning
+    without = tuple(f"!{node}" for node, _ in serious)
+    trusted = Fleet(spark, str(tmp_path / "out"), Choice(nodes=without))
+    assert trust.warned(trusted) == ""
+    rows = trusted.rolled("hour").groupBy("node").count().collect()
+    assert {row["node"] for row in rows} == {"gw-0000", "gw-0005"}
+    some = Fleet(spark, str(tmp_path / "out"), Choice(nodes=("gw-000?", *without, "!gw-0005")))
+    assert {row["node"] for row in some.rolled("hour").select("node").collect()} == {"gw-0000"}
