@@ -122,7 +122,7 @@ class Btf:
         # The way from each word to the next type, if one starts there: for all words at once.
         info = words[1:]
         kinds = (info >> 24 & 31).astype(np.uint8)
-        steps = memoryview(3 + extra[kinds] + each[kinds] * (info & 0xFFFF))
+        steps = (3 + extra[kinds] + each[kinds] * (info & 0xFFFF)).data
         starts = array("i", [-1])
         append = starts.append
         while at + 3 <= end:
