@@ -25,12 +25,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench import results
-from bench.real import flink, storm
+from bench.real import flink, spark, storm
 from bench.real.abba import Phase, above_others, report
+
+Case = flink.Case | storm.Case | spark.Case
 
 
 def main() -> None:
-    cases: dict[str, flink.Case | storm.Case] = {**flink.CASES, **storm.CASES}
+    cases: dict[str, Case] = {**flink.CASES, **storm.CASES, **spark.CASES}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     parser.add_argument("--cycles", type=int, default=3, help="two pairs of each way")
@@ -80,15 +82,15 @@ def main() -> None:
             given.out.write_text(json.dumps(every, indent=1))
 
 
-def run(
-    case: flink.Case | storm.Case, folder: Path, cycles: int, seconds: float, end_s: float
-) -> Iterator[Phase]:
+def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> Iterator[Phase]:
     if isinstance(case, storm.Case):
         return storm.run(case, folder, cycles, seconds, end_s)
+    if isinstance(case, spark.Case):
+        return spark.run(case, folder, cycles, seconds, end_s)
     return flink.run(case, folder, cycles, seconds, end_s)
 
 
-def chosen(case: flink.Case | storm.Case, ways: Sequence[str] | None) -> flink.Case | storm.Case:
+def chosen(case: Case, ways: Sequence[str] | None) -> Case:
     """The case with the ways whose names begin so."""
     if ways is None:
         return case
