@@ -71,11 +71,10 @@ class Standing(IntEnum):
 class Load:
     """What a query with a target asks for.
 
-    path_s: CPU time of a tuple along its costliest path. before_s: how old its tuples are when they
-    come to this node from others, from where on path_s counts then. cpus: that the tuples that come
-    need. widest: the same of the operator that needs most, for each of its threads. work_s: CPU
-    time that the tuples that wait need. slack_s: of the tuple that has least; below 0 it is late
-    for certain.
+    path_s: CPU time of a tuple along its costliest path. cpus: that the tuples that come need.
+    widest: the same of the operator that needs most, for each of its threads. work_s: CPU time that
+    the tuples that wait need. slack_s: of the tuple that has least, what it waited on other nodes
+    included; below 0 it is late. That is a mean, so it makes no target one that cannot be met.
     """
 
     latency_s: float
@@ -85,7 +84,6 @@ class Load:
     widest: float = 0.0
     work_s: float = 0.0
     slack_s: float = math.inf
-    before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,11 @@ def feasible(
     for query in sorted(asked, key=rank):
         load = asked[query]
         wanted = taken + load.cpus
-        if load.before_s + load.path_s >= bound(query) * load.latency_s:
-            why = _takes_too_long(load)
+        if load.path_s >= bound(query) * load.latency_s:
+            why = (
+                f"its path alone takes {_ms(load.path_s)} of CPU time: it would take a target "
+                f"above {_ms(load.path_s / AGAIN)}, or cheaper operators"
+            )
         elif load.widest > bound(query):
             why = (
                 f"one of its operators needs {load.widest:.2f} CPUs a thread: it would take "
@@ -133,16 +134,6 @@ def feasible(
             continue
         found[query] = Judgement(Standing.OVER, load, why)
     return _late_behind(found, cpus - taken, before)
-
-
-def _takes_too_long(load: Load) -> str:
-    above = f"it would take a target above {_ms((load.before_s + load.path_s) / AGAIN)}"
-    if load.before_s > 0:
-        return (
-            f"its tuples are {_ms(load.before_s)} old when they come from other nodes, and the "
-            f"path from here takes {_ms(load.path_s)} of CPU time: {above}, or less waiting there"
-        )
-    return f"its path alone takes {_ms(load.path_s)} of CPU time: {above}, or cheaper operators"
 
 
 def _late_behind(
@@ -246,8 +237,7 @@ def loads(
         if target is None:
             continue
         inside = frame.query == number
-        longest = int(np.argmax(np.where(inside, whole, -1.0)))
-        before_s, path_s = (float(column[name][longest]) for name in ("arrival_age", "path_cost"))
+        path_s = float(column["path_cost"][inside].max())
         found[names[number]] = Load(
             target.latency_s,
             target.weight,
@@ -255,8 +245,7 @@ def loads(
             float(need[inside].sum()),
             float((need / threads)[inside].max()),
             float(work[inside].sum()),
-            target.latency_s - max(before_s + path_s, float(spent[inside].max())),
-            before_s,
+            target.latency_s - max(float(whole[inside].max()), float(spent[inside].max())),
         )
     return found
 

@@ -168,6 +168,10 @@ class ScxOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
         bool,
         Meta(description="go by head ages and queue lengths that engines write"),
     ] = True
+    arrivals: Annotated[
+        bool,
+        Meta(description="tuples from another node begin with the age that is estimated of them"),
+    ] = False
     ttl: Annotated[
         float,
         Meta(

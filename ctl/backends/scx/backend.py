@@ -406,7 +406,7 @@ class Scx(Backend):
         fresh["query"], fresh["depth"] = numbers(schedules)
         fresh["slice_us"] = behind(schedules) * behind_us(self.options.slice)
         loaded.weight.of(slots, fresh["query"].astype(np.intp), strict(schedules))
-        came_us = arrivals_us(schedules, made.by_age)
+        came_us = arrivals_us(schedules, made.by_age & self.options.arrivals)
         scheduler.heads[slots] = heads_ns(schedules, came_us)
         scheduler.arrivals[slots] = came_us
         if (told := loaded.live.counting(live)).any():

@@ -214,8 +214,9 @@ def strict(schedules: Sequence[Schedule]) -> NDArray[np.bool_]:
 def arrivals_us(schedules: Sequence[Schedule], by_age: NDArray[np.bool_]) -> NDArray[np.uint32]:
     """(n,) how old tuples are when they come to each thread from another node.
 
-    by_age: (n,) whether what waits longer comes first. Elsewhere an age breaks the order after a
-    time (`gap`), so that nobody starves here: what was elsewhere does not count.
+    by_age: (n,) whether what waits longer comes first, and this is to count. Elsewhere an age
+    breaks the order after a time (`gap`), so that nobody starves here: what was elsewhere does not
+    count.
     """
     parts = [
         schedule.arrival_age_s
