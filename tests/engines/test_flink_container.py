@@ -5,7 +5,6 @@ test here starts.
 """
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import pytest
 
 from engines import cluster
 from engines.compete import following, states
+from engines.namespaces import CONTAINER, UNSHARED, cable, child
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.flink import driver as flink
 from sched_ctl.errors import EngineError
@@ -26,14 +26,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java", "cgroup1_cpu
 
 USER = 23457
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-# Waits for its network, and has a /tmp of its own unless the jars are there.
-CONTAINER = """
-ip link set lo up
-until ip -o -4 addr show dev eth0 2>/dev/null | grep -q inet; do sleep 0.05; done
-case "$0" in /tmp/*) ;; *) mount -t tmpfs tmpfs /tmp;; esac
-exec "$@"
-"""
-UNSHARED = ("unshare", "--net", "--pid", "--mount-proc", "--uts", "--ipc", "--fork")
 SETTINGS = {
     **cluster.SETTINGS,
     **cluster.PROMETHEUS,
@@ -78,8 +70,8 @@ def containers() -> Iterator[tuple[int, int, Path]]:
                         jars=(jar,),
                     )
                 )
-            first, second = (_child(process.pid) for process in started)
-            _connect(first, second)
+            first, second = (child(process.pid) for process in started)
+            cable(first, second, ADDRESSES)
             cgroup.write(pod / "cgroup.procs", str(second))
             yield first, second, pod
         finally:
@@ -87,27 +79,6 @@ def containers() -> Iterator[tuple[int, int, Path]]:
                 process.kill()
                 process.wait(10)
             wait_until(lambda: _removed(pod), 10, "the end of all in the cgroup")
-
-
-def _connect(first: int, second: int) -> None:
-    """A cable between two network namespaces."""
-
-    def inside(pid: int, *command: str) -> None:
-        subprocess.run(
-            ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", *command], check=True, timeout=10
-        )
-
-    link = ("link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns")
-    inside(first, *link, str(second))
-    for pid, address in zip((first, second), ADDRESSES, strict=True):
-        inside(pid, "link", "set", "eth0", "up")
-        inside(pid, "addr", "add", f"{address}/24", "dev", "eth0")
-
-
-def _child(pid: int) -> int:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    (child,) = wait_until(lambda: path.read_text().split(), 10, "the first process inside")
-    return int(child)
 
 
 def _removed(folder: Path) -> bool:

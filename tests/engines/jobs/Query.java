@@ -17,6 +17,7 @@ import org.apache.flink.api.common.functions.MapFunction;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.functions.RichFilterFunction;
 import org.apache.flink.api.common.functions.RichMapFunction;
+import org.apache.flink.api.common.operators.SlotSharingGroup;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.api.connector.source.SourceReaderContext;
 import org.apache.flink.api.connector.source.SourceSplit;
@@ -26,6 +27,7 @@ import org.apache.flink.configuration.Configuration;
 import org.apache.flink.connector.datagen.source.DataGeneratorSource;
 import org.apache.flink.connector.datagen.source.GeneratorFunction;
 import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.datastream.SingleOutputStreamOperator;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.co.CoMapFunction;
 import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
@@ -34,7 +36,9 @@ import org.apache.flink.streaming.api.functions.source.legacy.SourceFunction;
 /**
  * A query for tests and benchmarks: src > parse > work (parallel) > egress > sink, or with
  * shape=fork: src > parse > {work, side} > egress > sink, or with shape=join: work and side feed the
- * two inputs of a join (side one record in ten), by key, as the joins of SQL are fed.
+ * two inputs of a join (side one record in ten), by key, as the joins of SQL are fed. With far_us=N
+ * there is an operator `far` before the egress, and both run where there is a resource "far", the
+ * others where there is "near".
  *
  * <p>A record is the moment (System.nanoTime, CLOCK_MONOTONIC on Linux) at which it was due. The
  * source is open loop: record i is due at start + i / rate whatever back-pressure did to those
@@ -367,6 +371,15 @@ public final class Query {
         }
     }
 
+    /** On a TaskManager that has this resource. */
+    private static SlotSharingGroup placed(String resource) {
+        return SlotSharingGroup.newBuilder(resource)
+                .setCpuCores(0.1)
+                .setTaskHeapMemoryMB(16)
+                .setExternalResource(resource, 1.0)
+                .build();
+    }
+
     public static void main(String[] arguments) throws Exception {
         Map<String, String> given = new HashMap<>();
         for (String argument : arguments) {
@@ -409,6 +422,10 @@ public final class Query {
                                         Types.LONG),
                                 WatermarkStrategy.noWatermarks(),
                                 prefix + "src");
+        double farMicros = Double.parseDouble(given.getOrDefault("far_us", "-1"));
+        if (farMicros >= 0) {
+            ((SingleOutputStreamOperator<Long>) made).slotSharingGroup(placed("near"));
+        }
         DataStream<Long> parsed =
                 made.filter(new Select(parseMicros, part)).name(prefix + "parse");
         if (given.getOrDefault("shuffle", "false").equals("true")) {
@@ -434,6 +451,12 @@ public final class Query {
         }
         if (given.containsKey("fail")) {
             worked = worked.filter(new Fail(given.get("fail"))).name(prefix + "fail");
+        }
+        if (farMicros >= 0) {
+            worked =
+                    worked.map(new Burn(farMicros))
+                            .name(prefix + "far")
+                            .slotSharingGroup(placed("far"));
         }
         worked.filter(
                         new Egress(
