@@ -86,6 +86,7 @@ _ARRAYS: Mapping[str, type[np.generic]] = {
     "block_probability": np.float64,
     "block_max_s": np.float64,
     "window_s": np.float64,
+    "came_s": np.float64,
     "out_start": np.int64,
     "out_target": np.int64,
     "out_port": np.int64,

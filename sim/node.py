@@ -1,6 +1,6 @@
 """What is simulated: the operators of a node as arrays, and the streams that feed them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ class Node:
     cost_s: CPU time a tuple. selectivity: output tuples per input tuple; of a window join
     (window_s > 0), the chance that two tuples within the window join.
     forced: row -> outputs of its first, second, ... input, instead of draws.
+    told: time -> columns of what an engine tells of other nodes by then: `arrival_age`, for one.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Node:
     classes: Mapping[str, str] = field(default_factory=dict)  # query -> class
     folder: Path = Path()
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    told: Callable[[float], Mapping[str, Array]] | None = None
 
     @property
     def n(self) -> int:
@@ -101,7 +103,13 @@ class Node:
         return float(np.sum(self.input_rate * self.cost_s))
 
     def snapshot(self, time_s: float, queue_size: Array, head_age_s: Array) -> Snapshot:
-        """What a driver would report: the true costs and selectivities, measured queues."""
+        """What a driver would report: the true costs and selectivities, measured queues.
+
+        head_age_s: (n,) since the oldest tuple came to this node.
+        """
+        told = {} if self.told is None else dict(self.told(time_s))
+        if "arrival_age" in told:
+            head_age_s = np.where(queue_size > 0, head_age_s + told["arrival_age"], head_age_s)
         return Snapshot(
             self.topology,
             time_s,
@@ -114,6 +122,7 @@ class Node:
                     "window": self.window_s,
                     "queue_size": queue_size,
                     "head_age": head_age_s,
+                    **told,
                 }
             ),
         )

@@ -139,6 +139,7 @@ def _go(
 ) -> list[Array]:
     repeat = policy is not None and (
         setting.scheduler == "os"
+        or watch.node.told is not None
         or policy.name == "random"
         or bool(policy.options.get("targets"))
         or ("queue_size" in policy.needs and _reads_once(setting))
@@ -163,6 +164,8 @@ def _go(
         if until == next_step:
             next_step += step
             if repeat and policy is not None:
+                if watch.node.told is not None and setting.threads.arrivals:
+                    machine.arrays["came_s"][:] = watch.node.told(until).get("arrival_age", 0.0)
                 form = watch.form(policy, until, machine.observe())
                 _enforce(machine, watch.node, policy, form, setting, None)
 
@@ -333,6 +336,7 @@ def _values(
         "block_probability": node.block_probability,
         "block_max_s": node.block_max_s,
         "window_s": node.window_s,
+        "came_s": np.zeros(node.n),
         "feed_start": _starts(len(stream.rows) for stream in node.streams),
         "feed": np.array([row for stream in node.streams for row in stream.rows], dtype=np.int64),
         "stream_start": _starts(map(len, streams)),

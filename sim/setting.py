@@ -69,6 +69,7 @@ class Threads:
     age: under "scx": "head", "inherited" or "runnable".
     live: under "scx": queue lengths are read at each decision, as from an engine that writes them
     for the scheduler; else once a period, as nice values and real-time priorities always are.
+    arrivals: under "scx": tuples begin with the age that is told of them (`Node.told`).
     nice_best, nice_worst: of what a policy sets under "os".
     """
 
@@ -77,6 +78,7 @@ class Threads:
     wake_preempt: bool | None = None
     age: str = "inherited"
     live: bool = False
+    arrivals: bool = False
     nice_best: int = 0
     nice_worst: int = 19
 

@@ -97,16 +97,23 @@ static int64_t starved(struct sim *s, struct cpu *c)
 // A thread that ran and goes on went through its queue, and what is first there came in later.
 #define STANDING 0.1
 
+static double outside_origin(const struct sim *s, int64_t op)
+{
+	return s->now - (s->c.came_s ? s->c.came_s[op] : 0);
+}
+
 static void renew_age(struct sim *s, int64_t op)
 {
 	struct operator *o = &s->ops[op];
-	double origin = o->origin + 2 * o->ran;
 	if (s->c.mode != SIM_URGENCY || s->c.age != SIM_AGE_INHERITED)
 		return;
+	if (s->c.rivals && s->now - o->woken > STANDING)
+		o->origin = s->now;
+	else if (o->outside)
+		o->origin = outside_origin(s, op);
+	else
+		o->origin = fmin(o->origin + 2 * o->ran, s->now);
 	o->ran = 0;
-	if (o->outside || (s->c.rivals && s->now - o->woken > STANDING) || origin > s->now)
-		origin = s->now;
-	o->origin = origin;
 }
 
 // --- timers: a binary heap by wake_at --------------------------------------------------------------
@@ -281,9 +288,9 @@ static void wake(struct sim *s, int64_t op, int64_t waker)
 	struct operator *o = &s->ops[op];
 	bool back = waker >= 0 && o->state == BLOCKED; // it got room, not work: first in, first out
 	if (back)
-		o->origin = o->outside ? s->now : fmax(o->origin, s->ops[waker].origin);
+		o->origin = o->outside ? outside_origin(s, op) : fmax(o->origin, s->ops[waker].origin);
 	else
-		o->origin = waker < 0 ? s->now : s->ops[waker].origin;
+		o->origin = waker < 0 ? outside_origin(s, op) : s->ops[waker].origin;
 	o->outside = back ? o->outside : waker < 0;
 	o->ready_since = o->woken = s->now;
 	o->ran = o->spent = 0;
