@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sched_ctl.drivers.flink.metrics import HeadAge, Reading, RestAge
+from sched_ctl.drivers.flink.metrics import TASK, HeadAge, Reading, RestAge
 from sched_ctl.drivers.flink.plan import (
     Input,
     Job,
@@ -19,6 +19,7 @@ from sched_ctl.drivers.flink.plan import (
     chain,
     plan,
 )
+from sched_ctl.drivers.flink.renewals import mixed
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.errors import EngineError
@@ -417,6 +418,27 @@ def test_the_age_of_what_the_job_manager_hands_on_is_seen() -> None:
     for t in range(1, RestAge.LOOKED_AT):
         assert not age.update(83.0 + t, 101 + t)
     assert age.update(103.0, 200) and age.words == ", up to 1.0 s old as seen"
+
+
+def test_a_queue_between_two_ways_of_reading_is_in_its_buffers() -> None:
+    """What was sent is told from ten seconds ago, what was taken from now: no count of a queue."""
+    made = planned(job("q", ("a", "A", 1, {}), ("b", "B", 1, {"a": "FORWARD"})))
+    reading = Reading(made)
+    names = [name.rpartition(".")[2] for name in TASK]
+    for name, value in (("numRecordsOut", 900), ("numRecordsIn", 0)):
+        reading.counters[names.index(name), 0] = value
+    for name, value in (
+        ("numRecordsIn", 1000),
+        ("inputQueueLength", 4),
+        ("numBuffersInLocal", 0),
+        ("numBuffersInRemote", 50),
+    ):
+        reading.counters[names.index(name), 1] = value
+    alike, apart = np.array([True, True]), np.array([True, False])
+    assert reading.columns(0.0, alike)["queue_size"][1] == 0
+    assert reading.columns(0.0, apart)["queue_size"][1] == 4 * 1000 / 50
+    assert mixed(made, alike).tolist() == [False, False]
+    assert mixed(made, apart).tolist() == [False, True]
 
 
 def test_no_jobs() -> None:
