@@ -35,6 +35,8 @@ SETTINGS = {
     "heartbeat.timeout": "120000",  # or Flink would end the job before we have looked
 }
 CUT_OFF_S = 45
+# As on a machine, where an engine is not the first process.
+NODE = CONTAINER.replace('exec "$@"', '"$@"\nexit $?')
 
 
 def with_resource(name: str, host: str) -> dict[str, str]:
@@ -75,7 +77,7 @@ def two_nodes(folder: Path) -> Iterator[tuple[cluster.Cluster, int]]:
             folder,
             jars,
             "tm2",
-            (*UNSHARED, "--kill-child", "--", "sh", "-c", CONTAINER, str(folder)),
+            (*UNSHARED, "--kill-child", "--", "sh", "-c", NODE, str(folder)),
             ("-Xmx384m",),
             "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
             (
@@ -100,10 +102,9 @@ class Reader:
     """`node_reader.py` in the namespaces of a process."""
 
     def __init__(self, pid: int) -> None:
-        spaces = ("nsenter", f"--target={pid}", "--net", "--pid", "--mount", "--")
         folder = Path(__file__).parent
         self.process = subprocess.Popen(
-            [*spaces, sys.executable, str(folder / "node_reader.py"), f"{FIRST}:8081"],
+            [*inside(pid), sys.executable, str(folder / "node_reader.py"), f"{FIRST}:8081"],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -180,6 +181,9 @@ def test_ages_begin_where_records_came_in(tmp_path: Path) -> None:
             assert last["w-work"]["arrival_age"] == 0
             # Downstream of a node its costs are known, to whoever feeds it: here, to the first one.
             assert all(line["w-work"]["cost"] > 0.005 for line in lines if "error" not in line)
+            # Of three threads here each has its place, with costs and ages on both nodes.
+            said = planned(pid, "--policy", "hr")
+            assert "in turn" in said and " 3 " in said, said
             cut(pid)
             reader.until(lambda line: "error" in line, 30, "the loss of the JobManager")
             reader.until(
@@ -192,6 +196,26 @@ def test_ages_begin_where_records_came_in(tmp_path: Path) -> None:
             assert len(good) > 0.9 * len(alone)
             assert all(line["w-far"]["threads"] == 1 for line in good)
             assert all(line["w-far"]["global_cost"] is not None for line in good)
+
+
+def inside(pid: int) -> tuple[str, ...]:
+    return ("nsenter", f"--target={pid}", "--net", "--pid", "--mount", "--")
+
+
+def planned(pid: int, *arguments: str) -> str:
+    """What `sched-ctl plan` on the second node says."""
+    program = str(Path(sys.executable).with_name("sched-ctl"))
+    engine = ("--engine", f"flink:{FIRST}:8081", "--backend", "nice")
+    done = subprocess.run(
+        [*inside(pid), program, "plan", *engine, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def cut(pid: int) -> None:
