@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from burning import nothing
+
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 
 SCHED_EXT = 7
@@ -35,11 +37,6 @@ def start(count: int, body: Callable[[], object]) -> Iterator[list[int]]:
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[list[int]]:
     """Processes that use all the CPU they get."""
-
-    def nothing() -> None:
-        for _ in range(100_000):
-            pass
-
     with start(count, nothing) as pids:
         yield pids
 

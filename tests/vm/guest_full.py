@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from burning import spin
 from operators import adopt, busy, cpu_s, shares
 from vm.inside import look_until, only_on
 from vm.machine import above_all, alive, loaded, native_threads, no_cpu_idles
@@ -36,8 +37,7 @@ def woken_later(cpus: set[int]) -> Iterator[tuple[int, int]]:
     pid = os.fork()
     if pid == 0:
         os.read(reader, 1)
-        while True:
-            pass
+        spin()
     os.close(reader)
     os.sched_setaffinity(pid, cpus)
     try:

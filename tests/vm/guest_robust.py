@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from burning import spin
 from operators import start
 from vm.attacks import storm, threads_born
 from vm.inside import look_until, only_on, skip, text_of
@@ -275,8 +276,7 @@ def check_fork_and_exec() -> None:
         if child == 0:
             os.execv("/bin/sh", ["sh", "-c", "while :; do :; done"])
         os.write(writer, child.to_bytes(4, "little"))
-        while True:
-            pass
+        spin()
     os.close(writer)
     above_all()
     backend = Scx(journal(), PATIENT)

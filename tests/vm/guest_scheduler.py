@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from burning import burn
 from operators import adopt, against_reference, busy, cpu_s, shares, start
 from vm.inside import look_until, only_on
 
@@ -153,9 +154,7 @@ def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
     def holds() -> None:
         with path.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            end = time.thread_time() + 50e-6
-            while time.thread_time() < end:
-                pass
+            burn(50e-6)
 
     def wants() -> None:
         time.sleep(0.002)

@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+from burning import burn
 from operators import adopt, busy, shares, start
 from vm.inside import look_until, only_on
 from vm.machine import above_all, journal, loaded, schedule, standing_still, thread_of
@@ -93,9 +94,7 @@ def check_cap_of_a_query_that_sleeps() -> None:
 
 
 def burn_and_sleep() -> None:
-    end = time.thread_time() + 0.02
-    while time.thread_time() < end:
-        pass
+    burn(0.02)
     time.sleep(0.01)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from burning import spin
 from vm.inside import look_until
 
 from sched_ctl.backends.undo.journal import Journal
@@ -60,8 +61,7 @@ def spinning(count: int) -> Iterator[list[Thread]]:
         for _ in range(count):
             pid = os.fork()
             if pid == 0:
-                while True:
-                    pass
+                spin()
             pids.append(pid)
         above_all()
         yield [thread_of(pid) for pid in pids]
