@@ -159,7 +159,7 @@ class Recorder:
 
     def _opened(self) -> list[records.Line]:
         """Open a file. Returns the lines that it begins with, so that it explains itself."""
-        now_ms = round(self._clock() * 1e3)
+        now_ms = int(self._clock() * 1e3)  # never later than it is: the file would be closed again
         self._store.open(now_ms, self._seq)
         start = records.Start(
             node=self.node,

@@ -235,6 +235,15 @@ def test_a_topology_is_repeated_in_each_file(tmp_path: Path) -> None:
         assert kinds == [records.Start, records.Topology, records.Event]
 
 
+def test_a_file_is_not_younger_than_nothing(tmp_path: Path) -> None:
+    """Opened at .6 ms, it is not closed at the next line as one whose clock was set back."""
+    writer = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=10.0, clock=lambda: 1000.0006)
+    put_all(writer, ["a", "b"])
+    writer.close()
+    [path] = tmp_path.glob("*.gz")
+    assert len(list(reading.read(path))) == 3
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a line is written and then no more: nothing of it is left, and it comes later."""
     full = threading.Event()
