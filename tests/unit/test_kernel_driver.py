@@ -208,6 +208,7 @@ def ruled(policy: str, guard: Guard | None = None, without: str = "") -> None:
         provides=frozenset(provides - {without}),
         derived={},
         guesses=frozenset({"tuples_out"}),
+        snapshot=None,
     )
     section, name = Section(policy=policy), "balanced" if policy == "auto" else policy
     rule = Rule(section, registry.policy(name, {}), "scx", Timer(1.0, 0.0), instead=Instead(guard))
