@@ -117,10 +117,23 @@ static __always_inline s64 lag_of(u32 slot)
 	return threads[slot & (MAX_SLOTS - 1)].query && q->counted ? floor_lag(q, clock_of(q)) : 0;
 }
 
-/* Does the operator in `slot` go before this one, though that is the first in the order? */
+/* Has the query of the thread in this slot not had its fair share, or no floor? */
+static __always_inline bool within_share(u32 slot)
+{
+	struct floor_query *q = floor_of(slot);
+
+	return !threads[slot & (MAX_SLOTS - 1)].query || !q->counted ||
+	       floor_within(q, clock_of(q), 2 * floor_bound_ns());
+}
+
+/*
+ * Does the operator in `slot` go before this one, though that is the first in the order? Who lags more
+ * than the bound does, unless the first has not had its fair share either: so a light query goes first by
+ * its rank, and of those that want more than their share nobody gets less.
+ */
 static __always_inline bool goes_first(u32 slot, u32 first)
 {
-	return control.floor_us && floor_goes_first(lag_of(slot), lag_of(first), floor_bound_ns());
+	return control.floor_us && lag_of(slot) > floor_bound_ns() && !within_share(first);
 }
 
 #endif

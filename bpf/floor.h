@@ -21,11 +21,14 @@ struct floor_clock {
 	s64 sum;			/* of weight * virtual time, in whole units of it */
 	s64 weight;			/* of all queries that want a CPU */
 	u64 stood_ns;			/* where it stood when the last of them slept */
+	u64 ran_ns;			/* CPU time of all of them, ever */
 };
 
 struct floor_query {
 	u64 vtime_ns;
 	u64 lag_ns;			/* what it was when it slept last */
+	u64 had_ns;			/* CPU time of late: halved each time that all ran for floor_lately() */
+	u64 halved_ns;			/* ran_ns of the clock when it was halved last */
 	u32 counted;			/* its weight in the clock; 0 = it does not count */
 	s32 wanting;			/* threads of it that want a CPU */
 	u32 clock;
@@ -106,6 +109,20 @@ static __always_inline void floor_add(struct floor_query *q, struct floor_clock 
 							      (was_ns >> FLOOR_UNIT)));
 }
 
+static __always_inline u64 floor_lately(s64 most_ns)
+{
+	return 2 * most_ns;
+}
+
+/* What it has had of late. */
+static __always_inline u64 floor_had(const struct floor_query *q, const struct floor_clock *c,
+				     s64 most_ns)
+{
+	u64 halvings = (c->ran_ns - q->halved_ns) / floor_lately(most_ns);
+
+	return halvings < 64 ? q->had_ns >> halvings : 0;
+}
+
 /* A thread of it ran. */
 static __always_inline void floor_charge(struct floor_query *q, struct floor_clock *c, u64 ran_ns,
 					 s64 most_ns)
@@ -114,6 +131,9 @@ static __always_inline void floor_charge(struct floor_query *q, struct floor_clo
 
 	if (!q->counted)
 		return;
+	__sync_fetch_and_add(&c->ran_ns, ran_ns);
+	q->had_ns = floor_had(q, c, most_ns) + ran_ns;
+	q->halved_ns = c->ran_ns - (c->ran_ns - q->halved_ns) % floor_lately(most_ns);
 	floor_add(q, c, ran_ns * FLOOR_WEIGHT / q->counted);
 	lag_ns = floor_lag(q, c);
 	if (lag_ns > most_ns)
@@ -121,13 +141,14 @@ static __always_inline void floor_charge(struct floor_query *q, struct floor_clo
 }
 
 /*
- * Who lags more than the bound has the next turn, unless the order's first has not had its fair share
- * either: so a light query goes first by its rank, and of those that want more than their share nobody
- * gets less.
+ * Has it not had its fair share? By its lag; or of late, for the clock falls back when one that lags wakes
+ * up, and then also a light one seems to have had too much.
  */
-static __always_inline bool floor_goes_first(s64 lag_ns, s64 firsts_lag_ns, s64 bound_ns)
+static __always_inline bool floor_within(const struct floor_query *q, const struct floor_clock *c,
+					 s64 most_ns)
 {
-	return lag_ns > bound_ns && firsts_lag_ns < 0;
+	return floor_lag(q, c) >= 0 ||
+	       4 * floor_had(q, c, most_ns) * c->weight < floor_lately(most_ns) * q->counted;
 }
 
 #endif

@@ -96,7 +96,7 @@ subprogram int floor_instead(u32 llc, s32 cpu, u64 now_ns, u32 first, u32 slot)
 	u32 found;
 	int queue;
 
-	if (lag_of(first) >= 0)
+	if (within_share(first))
 		return FLOOR_NOBODY;
 	if (slot && goes_first(slot, first)) {
 		c->floor_until_ns = now_ns + FLOOR_LASTS;

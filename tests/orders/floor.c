@@ -48,7 +48,7 @@ static int next(int n, const bool *wants, const int *place, int how)
 		return first;
 	if (how == FAIR)
 		return most;
-	return floor_goes_first(lag(most), lag(first), bound_ns) ? most : first;
+	return lag(most) > bound_ns && !floor_within(&floors[first], &one, 2 * bound_ns) ? most : first;
 }
 
 /*
