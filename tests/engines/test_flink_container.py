@@ -44,7 +44,7 @@ def containers() -> Iterator[tuple[int, int, Path]]:
     """The JobManager with a job of its own and the TaskManager, by pid, and the latter's cgroup."""
     jars = cluster.download()
     jar = cluster.job_jar(jars)
-    wrapper = (*UNSHARED, "--kill-child", "--", "sh", "-c", CONTAINER, str(jar))
+    wrapper = (*UNSHARED, "--kill-child", "--", "sh", "-c", CONTAINER, "container")
     tree = next(tree for tree in cgroup.hierarchies() if tree.version == 1)
     home = tree.folder_of(os.getpid(), os.getpid()) or tree.mount
     started = []
@@ -87,12 +87,21 @@ def _removed(folder: Path) -> bool:
     return not folder.exists()
 
 
-def complete(driver: flink.FlinkDriver) -> Snapshot | None:
+def complete(driver: flink.FlinkDriver) -> Snapshot:
     """With all threads, and counters from the page of metrics: else a note would say so."""
-    snapshot = driver.poll(5)
-    operators = snapshot.topology.operators
-    threads = operators and all(operator.threads for operator in operators)
-    return snapshot if threads and not snapshot.topology.notes else None
+    lacking: list[str] = []
+
+    def look() -> Snapshot | None:
+        snapshot = driver.poll(5)
+        operators = snapshot.topology.operators
+        without = [f"no thread: {operator.name}" for operator in operators if not operator.threads]
+        lacking[:] = [*without, *snapshot.topology.notes]
+        return snapshot if operators and not lacking else None
+
+    try:
+        return wait_until(look, 60, "all threads") or pytest.fail()
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {lacking}") from error
 
 
 def found(pid: int) -> Target | None:
@@ -107,10 +116,9 @@ def test_found_read_and_ordered(tmp_path: Path) -> None:
         driver = wait_until(lambda: connected(target), 60, "its REST interface")
         assert driver is not None
         try:
-            snapshot = wait_until(lambda: complete(driver), 60, "all threads")
+            snapshot = complete(driver)
         finally:
             driver.close()
-        assert snapshot is not None
         threads = [t for o in snapshot.topology.operators for t in o.threads]
         assert {thread.pid for thread in threads} == {second}
         assert len(threads) == 5 and procfs.owner(second) == USER

@@ -77,7 +77,7 @@ def two_nodes(folder: Path) -> Iterator[tuple[cluster.Cluster, int]]:
             folder,
             jars,
             "tm2",
-            (*UNSHARED, "--kill-child", "--", "sh", "-c", NODE, str(folder)),
+            (*UNSHARED, "--kill-child", "--", "sh", "-c", NODE, "node"),
             ("-Xmx384m",),
             "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
             (
