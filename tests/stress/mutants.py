@@ -194,6 +194,14 @@ def _code_of(code: CodeType, qualified: str, first: int) -> CodeType | None:
     return None
 
 
+def _parts(code: CodeType) -> Iterator[CodeType]:
+    """A function's own code, and that of those within it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _parts(part)
+
+
 @dataclass
 class Reached:
     """What the tests did: seconds of each that passed, and the lines of the targets it ran."""
@@ -277,6 +285,11 @@ class Hunt:
 
     def _traced(self, items: Sequence[pytest.Item]) -> Reached:
         names = {str(ROOT / mutant.function[0]): mutant.function[0] for mutant in self.mutants}
+        # Lines of other functions are not followed, which takes most of the time.
+        begin: dict[str, set[int]] = defaultdict(set)
+        for mutant in self.mutants:
+            file = str(ROOT / mutant.function[0])
+            begin[file].update(part.co_firstlineno for part in _parts(mutant.code))
         lines: set[tuple[str, int]] = set()
 
         def line(frame: FrameType, event: str, argument: object) -> Any:
@@ -284,7 +297,9 @@ class Hunt:
             return line
 
         def call(frame: FrameType, event: str, argument: object) -> Any:
-            return line if frame.f_code.co_filename in names else None
+            code = frame.f_code
+            followed = code.co_filename in names and code.co_firstlineno in begin[code.co_filename]
+            return line if followed else None
 
         signal.signal(signal.SIGPROF, _too_slow)
         reached = Reached({}, defaultdict(list))
