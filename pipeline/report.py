@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from sched_ctl import show
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import bottlenecks, changes, compare, page, rollups, trust
 from sched_ctl.pipeline.choice import HOUR_MS
@@ -60,7 +61,8 @@ max-width:72rem;padding:0 1rem;overflow-wrap:anywhere}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr));gap:1.5rem}
 figure{margin:0}figcaption{font-weight:600;margin-bottom:.4rem}
 svg{width:100%;height:auto;display:block}svg text{font-size:11px;fill:var(--t)}
-a{color:var(--a)}.c{fill:none;stroke:var(--t);stroke-dasharray:3 3;stroke-width:2}
+a{color:var(--a);white-space:nowrap}
+.c{fill:none;stroke:var(--t);stroke-dasharray:3 3;stroke-width:2}
 .a{fill:var(--a)}.b{fill:none;stroke:var(--l)}.x{fill:none;stroke:var(--l)}
 .h text{paint-order:stroke;stroke:var(--g);stroke-width:3px}
 .m{fill:none;stroke:var(--t);stroke-width:1.5}.l{fill:none;stroke-width:1.2}
@@ -204,10 +206,10 @@ def whole(
             (
                 f"{h.engine} {h.query}/{h.operator}",
                 h.verdict.word,
-                f"{h.lost_s / 3600:.2f} h",
+                show.duration(h.lost_s),
                 "-" if math.isnan(h.there) else f"{h.there:.1%}",
                 h.nodes,
-                f"{h.longest_s:.0f} s",
+                show.duration(h.longest_s),
                 h.advice,
             )
             for h in told.held[:30]
