@@ -54,15 +54,18 @@ class Alone(UserError):
     """There is nothing to compare with."""
 
 
-def compare(fleet: Fleet, base: str | None = None) -> list[Compared]:
+def compare(
+    fleet: Fleet, base: str | None = None, since: tuple[str, int] | None = None
+) -> list[Compared]:
     """Each policy against `base`: None = the system's own scheduling, else the most recorded.
 
-    Raises UserError where only one policy ran, or nothing was taken in.
+    since: a policy whose records count only from this hour on (Unix ms). Raises UserError where
+    only one policy ran, or nothing was taken in.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     fleet.require()
-    steps = _steps(fleet).cache()
+    steps = _steps(fleet, since).cache()
     try:
         counts = {
             row["policy"]: row["n"]
@@ -105,13 +108,15 @@ def by_query(fleet: Fleet) -> dict[tuple[str, str], list[Compared]]:
     return found
 
 
-def _steps(fleet: Fleet) -> "DataFrame":
+def _steps(fleet: Fleet, since: tuple[str, int] | None = None) -> "DataFrame":
     """One row for each node, query, policy and step of the load: means of the (log) figures."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    turns = fleet.rolled("turn")
+    if since is not None:
+        turns = turns.where((F.col("policy") != since[0]) | (F.col("hour") >= since[1]))
     return (
-        fleet.rolled("turn")
-        .groupBy("node", "query", "step", "policy")
+        turns.groupBy("node", "query", "step", "policy")
         .agg(
             F.sum("n").alias("n"),
             *(F.try_divide(F.sum(name), F.sum(f"{name}_n")).alias(name) for name in FIGURES),

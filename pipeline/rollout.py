@@ -7,17 +7,17 @@ test as `compare` judges the first nodes, by what they recorded before and after
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import compare, profile
-from sched_ctl.pipeline.choice import Choice
+from sched_ctl.pipeline import compare, profile, trust
+from sched_ctl.pipeline.choice import HOUR_MS, Choice
 from sched_ctl.pipeline.compare import LEAST_NODES, Compared
 from sched_ctl.pipeline.store import Fleet
 
@@ -34,7 +34,11 @@ MOST_BYTES = 10_000_000
 
 
 class State(Struct, frozen=True):
-    """stage: first, rest (everywhere), or back (nowhere). why: what the last judgement said."""
+    """stage: first, rest (everywhere), or back (nowhere). why: what the last judgement said.
+
+    since_ms: the hour (Unix ms) after the newest record when it began. What the policy did before,
+    in a race, say, does not count.
+    """
 
     policy: str
     base: str | None
@@ -42,6 +46,7 @@ class State(Struct, frozen=True):
     rest: list[str]
     stage: str = "first"
     why: str = ""
+    since_ms: int = 0
 
 
 def read(folder: Path) -> State | None:
@@ -73,35 +78,48 @@ def advanced(
     Raises UserError. nodes: names or patterns of those that take part; none = all.
     """
     if state is None:
-        known = profile.nodes(Fleet(spark, out, Choice(nodes=nodes)))
-        return begin(folder, policy, base, known, share)
+        fleet = Fleet(spark, out, Choice(nodes=nodes))
+        known = profile.nodes(fleet)
+        doubtful = {doubt.node for doubt in trust.doubts(fleet) if doubt.about != trust.OTHER}
+        _, end_ms = profile.days(fleet) or (0, 0)
+        since_ms = -(-end_ms // HOUR_MS) * HOUR_MS
+        return begin(folder, policy, base, known, share, doubtful, since_ms)
     if state.stage != "first":
         return state
     try:
-        found = compare.compare(Fleet(spark, out, Choice(nodes=tuple(state.first))), state.base)
+        first = Fleet(spark, out, Choice(nodes=tuple(state.first)))
+        found = compare.compare(first, state.base, (state.policy, state.since_ms))
     except compare.Alone:  # only one policy ran till now
         found = []
     return go_on(folder, state, found)
 
 
 def begin(
-    folder: Path, policy: str, base: str | None, nodes: Sequence[tuple[str, str]], share: float
+    folder: Path,
+    policy: str,
+    base: str | None,
+    nodes: Sequence[tuple[str, str]],
+    share: float,
+    doubtful: Collection[str] = (),
+    since_ms: int = 0,
 ) -> State:
     """Files for the first nodes. nodes: names, with their kinds of machine; share: of each kind.
 
-    Raises UserError if there are too few to judge by, or a file cannot be written.
+    doubtful: names of those that are among the first only where there are no others. Raises
+    UserError if there are too few to judge by, or a file cannot be written.
     """
     usable = [(kind, name) for name, kind in nodes if re.fullmatch(r"\w[\w.-]{0,120}", name)]
     first: list[str] = []
     for kind in sorted({kind for kind, _ in usable}):
-        mine = sorted(name for k, name in usable if k == kind)
-        first += mine[: max(1, math.ceil(len(mine) * share))]
-    left = sorted(name for _, name in usable if name not in first)
+        mine = sorted((name in doubtful, name) for k, name in usable if k == kind)
+        first += [name for _, name in mine[: max(1, math.ceil(len(mine) * share))]]
+    left = sorted((name in doubtful, name) for _, name in usable if name not in first)
     while len(first) < LEAST_NODES and left:
-        first.append(left.pop(0))
+        first.append(left.pop(0)[1])
     if len(first) < LEAST_NODES:
         raise UserError(f"{len(first)} nodes are too few to judge by: {LEAST_NODES} are needed")
-    state = State(policy, base, sorted(first), left)
+    rest = sorted(name for _, name in left)
+    state = State(policy, base, sorted(first), rest, since_ms=since_ms)
     _write(folder, state)
     return state
 
@@ -111,7 +129,7 @@ def go_on(folder: Path, state: State, found: Sequence[Compared]) -> State:
     if state.stage != "first":
         return state
     stage, why = judged(found, state.policy)
-    made = State(state.policy, state.base, state.first, state.rest, stage, why)
+    made = structs.replace(state, stage=stage, why=why)
     _write(folder, made)
     return made
 

@@ -131,6 +131,9 @@ def rollout(
 
     check()
     from sched_ctl.pipeline import rollout as rolling
+    from sched_ctl.pipeline import trust
+    from sched_ctl.pipeline.choice import Choice
+    from sched_ctl.pipeline.store import Fleet as Folder
     from sched_ctl.plugins import registry
 
     state = rolling.read(folder)
@@ -153,9 +156,13 @@ def rollout(
             share=share,
             nodes=tuple(node or ()),
         )
+        first = Folder(spark, fleet, Choice(nodes=tuple(state.first)))
+        warning = "" if json else trust.warned(first)
     if json:
         show.emit_json(to_builtins(state))
         return
     where = {"first": f"on {len(state.first)} nodes first", "rest": "everywhere", "back": "nowhere"}
     show.text(f"{state.policy}: {where[state.stage]}" + (f"; {state.why}" if state.why else ""))
     show.text(f"drop-ins for /etc/sched-ctl/sched-ctl.d: {folder}/NODE/{rolling.NAME}")
+    if warning:
+        show.text(warning)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
 HOUR_S = 3600
+FIRST = ["gw-0000", "gw-0001", "gw-0002"]
 
 
 def plan(hour: int, policy: str, factor: float) -> generate.Plan:
@@ -49,13 +50,16 @@ def test_the_first_nodes_decide(
         return {path.parent.name for path in folder.glob(f"*/{rollout.NAME}")}
 
     ingest.ingest(spark, recorded(tmp_path / "before", plan(0, "os", 1.0)), out)
+    # What the policy did there before, in a race, say, was the other way round, and does not count.
+    raced = recorded(tmp_path / "raced", plan(1, "hr", factor**-0.35), FIRST)
+    ingest.ingest(spark, raced, out)
     begun = step()
-    assert begun.stage == "first" and len(begun.first) == 3
+    assert begun.stage == "first" and begun.first == FIRST
     assert carried() == set(begun.first)
     # Till those nodes have recorded anything under it, it holds.
     held = step()
     assert held.stage == "first" and "no record of hr" in held.why
-    after = recorded(tmp_path / "after", plan(1, "hr", factor), begun.first)
+    after = recorded(tmp_path / "after", plan(2, "hr", factor), begun.first)
     ingest.ingest(spark, after, out)
     done = step()
     assert done.stage == stage, done.why

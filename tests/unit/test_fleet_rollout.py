@@ -39,6 +39,13 @@ def test_first_some_of_each_kind_then_the_rest(tmp_path: Path) -> None:
     assert rollout.read(tmp_path) == done
 
 
+def test_who_is_doubtful_is_first_only_where_there_is_nobody_else(tmp_path: Path) -> None:
+    doubtful = {"gw-00", "gw-02", *(name for name, kind in NODES if kind == "slow")}
+    state = rollout.begin(tmp_path, "hr", None, NODES, 0.1, doubtful)
+    assert state.first == ["gw-01", "gw-03", "gw-20"]
+    assert sorted([*state.first, *state.rest]) == [name for name, _ in NODES]
+
+
 @pytest.mark.parametrize(
     "found", [[said(1.4, 0.1)], [said(0.5, 0.1), said(0.9, 0.02, "throughput")]]
 )
