@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from sched_ctl import show
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import bottlenecks, changes, compare, page, rollups, trust
 from sched_ctl.pipeline.choice import HOUR_MS
@@ -206,10 +205,10 @@ def whole(
             (
                 f"{h.engine} {h.query}/{h.operator}",
                 h.verdict.word,
-                show.duration(h.lost_s),
+                f"{h.lost_s / 3600:.2f} h",
                 "-" if math.isnan(h.there) else f"{h.there:.1%}",
                 h.nodes,
-                show.duration(h.longest_s),
+                f"{h.longest_s / 3600:.2f} h",
                 h.advice,
             )
             for h in told.held[:30]
