@@ -142,7 +142,9 @@ static __always_inline void floor_charge(struct floor_query *q, struct floor_clo
 
 /*
  * Has it not had its fair share? By its lag; or of late, for the clock falls back when one that lags wakes
- * up, and then also a light one seems to have had too much.
+ * up, and then also a light one seems to have had too much. Light is who uses an eighth of its share
+ * (what it had of late is one to two times its use): were it half, one that has caught up would stay last
+ * (tests/unit/test_floor.py).
  */
 static __always_inline bool floor_within(const struct floor_query *q, const struct floor_clock *c,
 					 s64 most_ns)
