@@ -11,19 +11,30 @@ from typer.testing import CliRunner
 
 from sched_ctl.cli import app
 from sched_ctl.config.files import load
-from sched_ctl.config.settings import Elastic, Section, Settings, Switch, declared
+from sched_ctl.config.settings import Elastic, Section, Setting, Settings, Switch, declared
 from sched_ctl.model.access import Access
 from sched_ctl.model.options import BackendOptions, by_name
 from sched_ctl.model.targets import Target
 from sched_ctl.sim.setting import SCHEDULERS
 
 STRUCTS: tuple[type[Struct], ...] = (Settings, Section, Switch, Elastic, Access, Target)
+CGROUPS = ("cgroup1", "cgroup2", "cgroup1+nice", "cgroup2+nice")
 TEXT = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
+
+
+def own(struct: type[Struct]) -> list[Setting]:
+    """But for what a section has from the setting of the same name and meaning."""
+    above = {(setting.key, setting.description) for setting in declared(Settings)}
+    return [
+        setting
+        for setting in declared(struct)
+        if struct is not Section or (setting.key, setting.description) not in above
+    ]
 
 
 def test_every_setting_is_described_as_declared() -> None:
     for struct in STRUCTS:
-        for setting in declared(struct):
+        for setting in own(struct):
             [line] = [
                 line
                 for line in _section(struct).splitlines()
@@ -31,25 +42,27 @@ def test_every_setting_is_described_as_declared() -> None:
             ]
             assert setting.description in line, f"docs/usage.md: {setting.key}"
             assert setting.bounds in line, f"docs/usage.md: {setting.key}"
-            if struct is Settings:
-                assert f"`{setting.flag}`" in line
+            if struct is Settings and setting.flag != "--" + setting.key.replace("_", "-"):
+                assert f"(`{setting.flag}`)" in line
 
 
 def test_no_setting_is_described_that_is_not_there() -> None:
     for struct in STRUCTS:
         described = re.findall(r"^\| `(\w+)` \|", _section(struct), re.MULTILINE)
-        assert described == [setting.key for setting in declared(struct)]
+        assert described == [setting.key for setting in own(struct)]
+
+
+def test_what_a_section_takes_from_the_settings_is_named() -> None:
+    named = re.findall(r"`(\w+)`", _section(Section).partition("mean what they mean above")[0])
+    taken = {setting.key for setting in declared(Section)} - {at.key for at in own(Section)}
+    assert taken <= set(named)
 
 
 def test_every_option_of_a_backend_is_described_as_declared() -> None:
-    section = TEXT.partition("### Options of backends")[2].partition("## As a service")[0]
-    described = {
-        (name, key): line
-        for line in section.splitlines()
-        if line.startswith("| `")
-        for key, names in [re.findall(r"`[^|]+`", line)[:2]]
-        for key in [key.strip("`")]
-        for name in re.findall(r"`([^`]+)`", names)
+    section = TEXT.partition("### Options of backends")[2].partition("\n## ")[0]
+    scx, _, others = section.partition("Of the others")
+    described = {("scx", key): line for key, line in rows(scx)} | {
+        (name, key): line for key, line in rows(others) for name in names_in(line.split(" | ")[1])
     }
     options = {
         (name, option.key): option
@@ -64,7 +77,16 @@ def test_every_option_of_a_backend_is_described_as_declared() -> None:
         default = (
             default.lower() if isinstance(option.default, bool) else default.removesuffix(".0")
         )
-        assert f"| `{default}` |" in described[at], at
+        assert f"| `{default}`" in described[at], at
+
+
+def rows(table: str) -> list[tuple[str, str]]:
+    lines = re.findall(r"^\| `.*$", table, re.MULTILINE)
+    return [(line.split("`")[1], line) for line in lines]
+
+
+def names_in(cell: str) -> list[str]:
+    return [*re.findall(r"`([^`]+)`", cell), *(CGROUPS if "cgroups" in cell.split(", ") else ())]
 
 
 def _section(struct: type[Struct]) -> str:
