@@ -1,14 +1,14 @@
 """What sched-ctl does to queries of real engines, against the system's own scheduling.
 
     ./dev run python -m bench.real [CASE ...] [--ways NAMES] [--cycles N] [--seconds S]
-                                      [--minutes M] [--alone] [--out FILE.json]
+                                      [--minutes M] [--loads L] [--alone] [--out FILE.json]
 
 Needs root, Java 17 or newer, Maven for Storm, and PyPI and Maven Central at the first run. Each
 case prints a table in Markdown: what the system's own scheduling gave, and for each other way the
 ratio to it, median (smallest-largest) over pairs of phases. A phase in which the engine had less of
 its CPU than `--least` is left out.
 
-A case takes a minute to start (of Storm five, as its capacity is measured first), then `--seconds`
+A case takes a minute to start (of Storm four, as its capacity is measured first), then `--seconds`
 and three or four more for each phase. `--minutes` ends it after a whole pair, so that it never
 takes much longer than its part of them.
 """
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="for all cases: each has an equal part"
     )
+    parser.add_argument("--loads", nargs="+", choices=storm.LOADS, help="of Storm; all by default")
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a phase")
     parser.add_argument("--least", type=float, default=0.9, help="CPUs the engine must have had")
     parser.add_argument(
@@ -61,6 +62,8 @@ def main() -> None:
     names = given.cases or list(cases)
     for number, name in enumerate(names, 1):
         case = chosen(cases[name], given.ways)
+        if given.loads and isinstance(case, storm.Case):
+            case = replace(case, loads=tuple(given.loads))
         if not case.ways:
             parser.error(
                 f"{name} has no such way: {', '.join(way.name for way in cases[name].ways)}"
@@ -73,10 +76,14 @@ def main() -> None:
                     phases.append(phase)  # stays if the next one fails
         except (AssertionError, OSError, subprocess.SubprocessError) as error:
             print(f"{name}: ended early: {error}", file=sys.stderr)
-        if len(phases) < 3:
-            continue
-        result = report(name, case.title, phases, given.least)
-        results.tell(result, given.keep and f"{given.keep}-{name}")
+        for part in dict.fromkeys(phase.part for phase in phases):
+            own = [phase for phase in phases if phase.part == part]
+            if len(own) < 3:
+                continue
+            full = f"{name}-{part}" if part else name
+            title = f"{case.title}, {part} of its capacity" if part else case.title
+            result = report(full, title, own, given.least)
+            results.tell(result, given.keep and f"{given.keep}-{full}")
         every[name] = [asdict(phase) for phase in phases]
         if given.out:
             given.out.write_text(json.dumps(every, indent=1))

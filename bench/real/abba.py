@@ -38,11 +38,12 @@ OS = Way("OS")
 
 @dataclass(frozen=True)
 class Phase:
-    """cpus: how many the engine had on average."""
+    """cpus: how many the engine had on average. part: of a case that has several."""
 
     way: str
     figures: Figures
     cpus: float
+    part: str = ""
 
 
 def take_turns(

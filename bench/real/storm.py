@@ -1,28 +1,28 @@
 """Topologies that compete with nobody but themselves, on one CPU of a real Storm.
 
-A case is a workload and a load. Its capacity is measured first, under the system's own scheduling
-and after minutes of warming up, for the compilers of the virtual machine change it by half: the
-highest rate of a ladder at which tuples still leave as they come and wait less than 0.3 s.
+A case is a workload, at several loads. Its capacity is measured first, under the OS alone and after
+minutes of warming up, for the compilers of the virtual machine change it by half: the highest rate
+of a ladder at which tuples still leave as they come and wait less than 0.3 s.
 """
 
+import itertools
 import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from bench import lachesis
 from bench.real.abba import Figures, Phase, Way, take_turns
 from engines.compete import following
-from engines.storm import Storm, finished, running
+from engines.storm import finished, running
 from sched_ctl.drivers import Target
-from sched_ctl.drivers.storm.driver import StormDriver, connect
-from sched_ctl.kernel import sched
+from sched_ctl.drivers.storm.driver import connect
 from sched_ctl.workloads import workload
 from sched_ctl.workloads.demand import rate_scale
 
@@ -33,88 +33,165 @@ WARM_S = 90.0
 LADDER_S = 5.0
 LADDER = 1.08  # ratio of a rate to the one before
 WAIT_S = 0.3  # mean latency that ends the ladder
-RIVAL_NICE = (-20, 19)
+LOW, HIGH = 0.7, 1.1  # the two loads of a step
+LEARN_S = 600.0  # before a race's order is measured
 
 
-def _nice(policy: str, period: str) -> tuple[str, ...]:
-    return ("--policy", policy, "--backend", "nice", "--period", period)
+def _nice(policy: str, *more: str) -> tuple[str, ...]:
+    return ("--policy", policy, "--backend", "nice", *more)
 
 
-RIVAL = "rival"
+RULE = "rule"
+RACE = ("--race", "5")
 WAYS = (
-    Way("qs, 1 s", _nice("qs", "1")),
-    Way("qs, 0.1 s", _nice("qs", "0.1")),
-    Way("hr, 1 s", _nice("hr", "1")),
-    Way("balanced, 0.1 s", _nice("balanced", "0.1")),
-    Way("balanced, 1 s", _nice("balanced", "1")),
-    Way("Lachesis QS", (RIVAL, "1")),
-    Way("Lachesis QS, 10 s averages", (RIVAL, "10")),
+    Way("Lachesis' rule", (RULE,)),
+    Way("qs", _nice("qs")),
+    Way("hr", _nice("hr")),
+    Way("balanced", _nice("balanced")),
+    Way("CF 2023's rule", (RULE, "--real-time")),
+    Way("auto", _nice("auto", *RACE)),
 )
+LOADS: dict[str, tuple[float, ...]] = {
+    **{f"{load:g}": (load,) for load in (0.5, 0.8, 0.95, 1.0, 1.1)},
+    "step": (LOW, HIGH),
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """load: part of the measured capacity."""
+    """loads: parts of the measured capacity, one after the other on the same cluster."""
 
     title: str
     shape: str
-    load: float
+    loads: tuple[str, ...] = tuple(LOADS)
     ways: tuple[Way, ...] = WAYS
 
 
 CASES = {
-    f"storm-{shape}-{load:g}": Case(
-        f"{shape.upper()} on Storm at {load:g} of its capacity, one CPU", shape, load
-    )
-    for shape in ("etl", "fork", "stats", "lr", "vs")
-    for load in (0.8, 0.95, 1.0, 1.1)
+    f"storm-{shape}": Case(f"{shape} on a real Storm, one CPU", shape)
+    for shape in ("chain", "etl", "fork", "stats", "lr", "vs")
 }
 
 
+class Arrivals:
+    """What comes each second: so many, or rates that take turns, each for `turn_s`."""
+
+    def __init__(self, file: Path, rates: Sequence[float], turn_s: float) -> None:
+        self._file = file
+        self._rates = itertools.cycle(rates)
+        self._turn_s = turn_s if len(rates) > 1 else None
+        self._held = False
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._now = next(self._rates)
+                if not self._held:
+                    self._file.write_text(f"{self._now:.1f}")
+            if self._stop.wait(self._turn_s):
+                break
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing comes meanwhile."""
+        with self._lock:
+            self._held = True
+            self._file.write_text("0")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held = False
+                self._file.write_text(f"{self._now:.1f}")
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
 def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> Iterator[Phase]:
-    """The phases of a case, on a cluster of its own with its worker on one CPU."""
-    out, rate = folder / "out", folder / "rate"
+    """The phases of a case, on a cluster of its own with its worker on one CPU, and nothing else.
+
+    end_s: each load has an equal part of the time until then.
+    """
+    own = os.sched_getaffinity(0)
+    one = {max(own)}
+    os.sched_setaffinity(0, own - one or own)  # and so what is started from here
+    out, file = folder / "out", folder / "rate"
     out.mkdir()
     graph = WORKLOADS / f"{case.shape}.graph"
-    with running(folder / "cluster", java="-XX:+UseSerialGC", period_ms=100) as cluster:
-        half = rate_scale(workload.load(graph), 0.5)  # were nothing but its operators to cost
-        rate.write_text(f"{half:.1f}")
-        cluster.submit(name=case.shape, graph=graph, out=out, rate_file=rate)
-        cluster.pin({max(os.sched_getaffinity(0))}, case.shape)
-        (pid,) = cluster.workers(case.shape)
-        time.sleep(WARM_S)
-        end = time.monotonic()
-        leaving = len(finished(out, end - 10.0, end)) / 10.0 / half  # of each tuple
-        capacity = _capacity(out, rate, half)
-        offered = case.load * capacity
-        print(f"{case.title}: capacity {capacity:.0f}/s, offered {offered:.0f}/s", flush=True)
-        rate.write_text(f"{offered:.1f}")
-
-        def measure() -> Figures:
+    try:
+        with running(folder / "cluster", java="-XX:+UseSerialGC", period_ms=100) as cluster:
+            half = rate_scale(workload.load(graph), 0.5)  # were nothing but its operators to cost
+            file.write_text(f"{half:.1f}")
+            cluster.submit(name=case.shape, graph=graph, out=out, rate_file=file)
+            cluster.pin(one, case.shape)
+            (pid,) = cluster.workers(case.shape)
+            time.sleep(WARM_S)
             end = time.monotonic()
-            waits = finished(out, end - seconds, end)
-            return {
-                "mean (ms)": float(waits.mean()) * 1e3 if len(waits) else math.nan,
-                "p50 (ms)": float(np.median(waits)) * 1e3 if len(waits) else math.nan,
-                "p99 (ms)": float(np.quantile(waits, 0.99)) * 1e3 if len(waits) else math.nan,
-                "delivered": len(waits) / seconds / (offered * leaving),
-            }
+            leaving = len(finished(out, end - 10.0, end)) / 10.0 / half  # of each tuple
+            capacity = _capacity(out, file, half)
+            print(f"{case.title}: capacity {capacity:.0f}/s", flush=True)
+            began = time.monotonic()
+            for number, load in enumerate(case.loads, 1):
+                rates = [part * capacity for part in LOADS[load]]
+                until = began + (end_s - began) * number / len(case.loads)
+                arrivals = Arrivals(file, rates, seconds / 2)
+                try:
+                    for phase in _phases(case, pid, out, arrivals, cycles, seconds, until):
+                        delivered = phase.figures["delivered"] / leaving / float(np.mean(rates))
+                        figures = {**phase.figures, "delivered": delivered}
+                        yield replace(phase, figures=figures, part=load)
+                finally:
+                    arrivals.end()
+    finally:
+        os.sched_setaffinity(0, own)
 
-        @contextmanager
-        def load(way: Way) -> Iterator[None]:
-            arguments = way.arguments or ()
-            _drain(out, rate, offered)
-            if arguments[:1] == (RIVAL,):
-                with _rival(cluster, case.shape, float(arguments[1])):
-                    yield
-            else:
-                with following([pid], "storm", folder, arguments, 1):
-                    yield
-            _drain(out, rate, offered)
 
-        yield from take_turns(
-            case.ways, cycles, load, measure, [pid], settle_s=5.0, seconds=seconds, end_s=end_s
-        )
+def _phases(
+    case: Case,
+    pid: int,
+    out: Path,
+    arrivals: Arrivals,
+    cycles: int,
+    seconds: float,
+    end_s: float,
+) -> Iterator[Phase]:
+    """delivered: tuples that left, a second."""
+
+    def measure() -> Figures:
+        end = time.monotonic()
+        waits = finished(out, end - seconds, end) * 1e3
+        if not len(waits):
+            return dict.fromkeys(("mean (ms)", "p50 (ms)", "p99 (ms)"), math.nan) | {"delivered": 0}
+        return {
+            "mean (ms)": float(waits.mean()),
+            "p50 (ms)": float(np.median(waits)),
+            "p99 (ms)": float(np.quantile(waits, 0.99)),
+            "delivered": len(waits) / seconds,
+        }
+
+    @contextmanager
+    def load(way: Way) -> Iterator[None]:
+        arguments = way.arguments or ()
+        _drain(out, arrivals)
+        if arguments[0] == RULE:
+            with _rule(Target("storm", case.shape, pid), real_time="--real-time" in arguments):
+                yield
+        else:
+            learns = arguments[-len(RACE) :] == RACE
+            with following([pid], "storm", out.parent, arguments, 0 if learns else 1):
+                time.sleep(LEARN_S if learns else 0.0)
+                yield
+        _drain(out, arrivals)
+
+    return take_turns(
+        case.ways, cycles, load, measure, [pid], settle_s=5.0, seconds=seconds, end_s=end_s
+    )
 
 
 def _capacity(out: Path, rate: Path, start: float) -> float:
@@ -127,44 +204,37 @@ def _capacity(out: Path, rate: Path, start: float) -> float:
         end = time.monotonic()
         waits = finished(out, end - LADDER_S / 2, end)
         if not len(waits) or waits.mean() > WAIT_S:
-            _drain(out, rate, 0.5 * kept)
+            rate.write_text("0")
+            _emptied(out)
             return kept
         kept = tried
 
 
-def _drain(out: Path, rate: Path, offered: float) -> None:
-    """Let what waits leave, inside and outside of the engine, then offer the rate again."""
-    end = time.monotonic()
-    waits = finished(out, end - 1.0, end)
-    if len(waits) and waits.mean() < WAIT_S:
-        return
-    rate.write_text("0")
-    deadline = time.monotonic() + 30
+def _drain(out: Path, arrivals: Arrivals) -> None:
+    """Let what waits leave, inside and outside of the engine."""
+    with arrivals.held():
+        _emptied(out)
+    time.sleep(1.0)
+
+
+def _emptied(out: Path) -> None:
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(1.0)
         end = time.monotonic()
         if not len(finished(out, end - 0.9, end)):
             break
-    rate.write_text(f"{offered:.1f}")
-    time.sleep(1.0)
 
 
 @contextmanager
-def _rival(cluster: Storm, name: str, average_s: float) -> Iterator[None]:
-    """Queue lengths as nice values, once a second, as Lachesis sets them (its section 5).
-
-    Min-max over the whole range of nice values, on the mean of the lengths of so many seconds.
-    """
-    (pid,) = cluster.workers(name)
-    driver = connect(Target("storm", name, pid))
+def _rule(target: Target, *, real_time: bool) -> Iterator[None]:
+    """A published rule (bench.lachesis) at work."""
+    rule = lachesis.Rule(connect(target), real_time=real_time)
     stop = threading.Event()
-    changed: set[int] = set()
 
     def work() -> None:
-        seen: deque[np.ndarray[tuple[int], np.dtype[np.float64]]] = deque(maxlen=int(average_s))
-        while not stop.wait(1.0):
-            with suppress(ProcessLookupError):
-                changed.update(_set(driver, seen))
+        while not stop.wait(lachesis.PERIOD_S):
+            rule.step()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -173,24 +243,4 @@ def _rival(cluster: Storm, name: str, average_s: float) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-        for tid in changed:
-            with suppress(ProcessLookupError):
-                sched.set_nice(tid, 0)
-        driver.close()
-
-
-def _set(
-    driver: StormDriver, seen: "deque[np.ndarray[tuple[int], np.dtype[np.float64]]]"
-) -> set[int]:
-    snapshot = driver.poll(1.0)
-    seen.append(np.nan_to_num(snapshot.columns["queue_size"]))
-    queue = np.mean([one for one in seen if len(one) == len(seen[-1])], axis=0)
-    best, worst = RIVAL_NICE
-    span = float(queue.max() - queue.min()) or 1.0
-    levels = worst - (queue - queue.min()) / span * (worst - best)
-    tids = set()
-    for operator, level in zip(snapshot.topology.operators, levels, strict=True):
-        for one in operator.threads:
-            sched.set_nice(one.tid, round(float(level)))
-            tids.add(one.tid)
-    return tids
+        rule.end()
