@@ -117,7 +117,7 @@ class Topology(Struct, tag_field="k", tag="topology", kw_only=True, omit_default
 
 
 class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=True):
-    """A stretch of time at one engine, under one set of policies. Arrays are (n,) over `ops`.
+    """A stretch of time at one engine, under one set of policies.
 
     What is unknown of one operator is null, what is unknown of all is absent.
     """

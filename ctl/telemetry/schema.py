@@ -24,35 +24,38 @@ fleet](fleet.md), and for `sched-ctl replay`. This is version {records.VERSION} 
 ## Files
 
 A closed file is called `NODE-START-SEQ.jsonl.gz`: the node's name, when its first line was written
-(UTC, as `20261122T061500Z`), and that line's number. It never changes any more, and can be
-fetched, or moved away. The file that grows has `.part` behind its name. Files are gzip, one JSON
-object a line. Each line goes to the file by itself: a crash of the controller, or a full disk,
-costs at most the last one. A power cut may cost half a minute, after which the kernel writes to
-the disk. A torn file is read up to where it is torn.
+(UTC, as `20261122T061500Z`), and that line's number. It never changes any more, and can be fetched
+or moved away. The file that grows has `.part` behind its name. Files are gzip, one JSON object a
+line. A crash of the controller, or a full disk, costs at most the last line; a power cut may cost
+half a minute. A torn file is read up to where it is torn.
 
 A file is closed after `record_rotate` seconds, or at 16 MB. All files of the node in the folder
-take `record_limit` MB at most: beyond that the oldest are deleted. While the disk is full, lines
-are kept in memory, 256 of them, and written when there is space again; an event `lost` counts what
-was thrown away.
+take `record_limit` MB at most: beyond that the oldest are deleted. While the disk is full, 256
+lines are kept in memory, and written when there is space again; an event `lost` counts what was
+thrown away.
 
 ## Lines
 
 A key that is missing has its default; readers ignore keys that they do not know. A line of an
-older version is upgraded when it is read; a newer one is refused by its number. All arrays of a
-record have one entry for each operator, in the order of `ops` in the last topology line of the
-engine, whose `epoch` is the record's.
+older version is upgraded when it is read; a newer one is refused by its number. A type in the
+plural is an array. Arrays of a record are over the `ops` (n of them), or over the `queries`, of its
+engine's last topology line, whose `epoch` is the record's. Each line has:
 """
+
+
+TABLE = "| key | type | meaning |\n|---|---|---|\n"
 
 
 def document() -> str:
     """The whole page."""
-    parts = [HEAD]
-    for kind in records.KINDS:
+    rows = [list(_rows(kind)) for kind in records.KINDS]
+    common = [row for row in rows[0] if all(row in others for others in rows)]
+    parts = [HEAD, "\n", TABLE, *common]
+    for kind, own in zip(records.KINDS, rows, strict=True):
         tag = kind.__struct_config__.tag
         text = " ".join((inspect.getdoc(kind) or "").split())
         parts.append(f'\n### `"k": "{tag}"`\n\n{text}\n\n')
-        parts.append("| key | type | unit | meaning |\n|---|---|---|---|\n")
-        parts += _rows(kind)
+        parts += [TABLE, *(row for row in own if row not in common)]
     return "".join(parts)
 
 
@@ -60,16 +63,18 @@ def _rows(kind: type[Struct]) -> Iterator[str]:
     for field in declared(kind):
         words = field.description.replace("|", "\\|")
         unit = field.unit.replace("us", "µs")
-        yield f"| `{field.key}` | {_type(field.type)} | {unit} | {words} |\n"
+        if unit and unit not in words.split():
+            words += f" ({unit})"
+        yield f"| `{field.key}` | {_type(field.type)} | {words} |\n"
 
 
 def _type(kind: Any) -> str:
-    """In words: the bounds of numbers are nobody's business here."""
+    """In words, of arrays in the plural; the bounds of numbers are nobody's business here."""
     if get_origin(kind) is Literal:
         return " or ".join(f"`{word}`" for word in get_args(kind))
     if get_origin(kind) is list:
         [inner] = get_args(kind)
-        return f"array of {_plural(inner)}"
+        return _plural(inner)
     return {int: "integer", str: "text", float: "number"}.get(kind, "text")
 
 
