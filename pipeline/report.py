@@ -193,13 +193,49 @@ def whole(
     told: Told, nodes: Sequence[Sequence[object]], lines: tuple[int, int], last: Facts | None
 ) -> str:
     """nodes: rows of NODES; lines: good and bad ones."""
+    facts = facts_of(told)
+    parts = [
+        _first(told),
+        _difference(facts, last),
+        f"<h2>What changed</h2>{_changed(told)}",
+        f"<h2>Nodes not to trust</h2>{_doubted(told)}" if told.doubts else "",
+        f"<p>{escape(_extent(told, lines))}</p><main>{''.join(told.figures)}</main>",
+        f"<h2>What would help most</h2>{_held(told)}",
+        f"<h2>Policies</h2>{_policies(told)}",
+        f"<h2>Nodes</h2>{page.table(NODES, nodes)}" if nodes else "",
+    ]
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width,initial-scale=1"><title>Fleet</title>'
+        f"<style>{STYLE}</style><h1>Fleet</h1>{''.join(parts)}{kept(facts)}</html>\n"
+    )
+
+
+def _extent(told: Told, lines: tuple[int, int]) -> str:
     hours = (told.span[1] - told.span[0]) / 3.6e6
-    head = (
+    return (
         f"{page.clock(told.span[0])} to {page.clock(told.span[1])} UTC ({hours:.3g} h): "
         f"{told.total['nodes']} nodes, {told.total['queries']} queries, "
         f"{told.total['rows']:,} rows of operators from {lines[0]:,} lines; {lines[1]:,} bad lines."
     )
-    held = page.table(
+
+
+def _changed(told: Told) -> str:
+    if not told.changed:
+        return "<p>Nothing.</p>"
+    return page.table(changes.COLUMNS, changes.rows(told.changed[:30]))
+
+
+def _doubted(told: Told) -> str:
+    return page.table(
+        trust.COLUMNS, [(page.link(d.node), d.about, d.lines, d.example) for d in told.doubts[:30]]
+    )
+
+
+def _held(told: Told) -> str:
+    if not told.held:
+        return "<p>No operator was held.</p>"
+    return page.table(
         ("operator", "held by", ">lost", ">of its time there", ">nodes", ">longest", "what helps"),
         [
             (
@@ -214,7 +250,12 @@ def whole(
             for h in told.held[:30]
         ],
     )
-    policies = page.table(
+
+
+def _policies(told: Told) -> str:
+    if not told.compared:
+        return f"<p>{escape(told.why)}</p>"
+    return page.table(
         ("policy", "against", "figure", ">value", ">95% interval", ">nodes", "what it says"),
         [
             (
@@ -228,28 +269,6 @@ def whole(
             )
             for c in told.compared
         ],
-    )
-    doubted = page.table(
-        trust.COLUMNS, [(page.link(d.node), d.about, d.lines, d.example) for d in told.doubts[:30]]
-    )
-    facts = facts_of(told)
-    parts = [
-        _first(told),
-        _difference(facts, last),
-        "<h2>What changed</h2>",
-        page.table(changes.COLUMNS, changes.rows(told.changed[:30]))
-        if told.changed
-        else "<p>Nothing.</p>",
-        f"<h2>Nodes not to trust</h2>{doubted}" if told.doubts else "",
-        f"<p>{escape(head)}</p><main>{''.join(told.figures)}</main>",
-        f"<h2>What would help most</h2>{held if told.held else '<p>No operator was held.</p>'}",
-        f"<h2>Policies</h2>{policies if told.compared else f'<p>{escape(told.why)}</p>'}",
-        f"<h2>Nodes</h2>{page.table(NODES, nodes)}" if nodes else "",
-    ]
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        '<meta name=viewport content="width=device-width,initial-scale=1"><title>Fleet</title>'
-        f"<style>{STYLE}</style><h1>Fleet</h1>{''.join(parts)}{kept(facts)}</html>\n"
     )
 
 
