@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,13 @@ from sched_ctl.pipeline.store import Fleet
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JUDGED", "NAME", "State", "advanced", "begin", "go_on", "judged", "read"]
+__all__ = ["JUDGED", "NAME", "State", "advanced", "begin", "go_on", "judged", "read", "read_of"]
 
 STATE = "rollout.json"
 NAME = "60-fleet-rollout.toml"
 JUDGED = ("time", "latency", "age")  # the first that is known
 LEAST_THROUGHPUT = 0.99
+ALL = Choice()
 MOST_BYTES = 10_000_000
 
 
@@ -71,27 +73,33 @@ def advanced(
     policy: str,
     base: str | None,
     share: float,
-    nodes: tuple[str, ...] = (),
+    choice: Choice = ALL,
 ) -> State:
-    """Begin, or judge the first nodes by all that they recorded in the fleet `out`, and go on.
+    """Begin, or judge the first nodes by what they recorded in the fleet `out`, and go on.
 
-    Raises UserError. nodes: names or patterns of those that take part; none = all.
+    Raises UserError. choice: of records by which is judged, and of nodes that take part, which have
+    such records when it begins.
     """
     if state is None:
-        fleet = Fleet(spark, out, Choice(nodes=nodes))
-        known = profile.nodes(fleet)
-        doubtful = {doubt.node for doubt in trust.doubts(fleet) if doubt.about != trust.OTHER}
-        _, end_ms = profile.days(fleet) or (0, 0)
+        known = profile.nodes(Fleet(spark, out, choice))
+        whole = Fleet(spark, out, Choice(nodes=choice.nodes))
+        doubtful = {doubt.node for doubt in trust.doubts(whole) if doubt.about != trust.OTHER}
+        _, end_ms = profile.days(whole) or (0, 0)
         since_ms = -(-end_ms // HOUR_MS) * HOUR_MS
         return begin(folder, policy, base, known, share, doubtful, since_ms)
     if state.stage != "first":
         return state
     try:
-        first = Fleet(spark, out, Choice(nodes=tuple(state.first)))
+        first = Fleet(spark, out, read_of(state, choice))
         found = compare.compare(first, state.base, (state.policy, state.since_ms))
     except compare.Alone:  # only one policy ran till now
         found = []
     return go_on(folder, state, found)
+
+
+def read_of(state: State, choice: Choice) -> Choice:
+    """Of the first nodes, whichever take part."""
+    return replace(choice, nodes=tuple(state.first))
 
 
 def begin(

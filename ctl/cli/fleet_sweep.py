@@ -1,13 +1,28 @@
-"""sched-ctl fleet sweep."""
+"""sched-ctl fleet sweep, and rollout."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sched_ctl.cli.flags import Json
-from sched_ctl.cli.fleet_flags import Conf, DropIns, Master, Node, check, percent, spark_of
+from sched_ctl.cli.fleet_flags import (
+    Conf,
+    DropIns,
+    Master,
+    Node,
+    Query,
+    Since,
+    Until,
+    check,
+    percent,
+    spark_of,
+)
 from sched_ctl.config.settings import ConfigError
+
+if TYPE_CHECKING:
+    from sched_ctl.pipeline.rollout import State
+    from sched_ctl.pipeline.sweep import Choice
 
 __all__ = ["rollout", "sweep"]
 
@@ -53,7 +68,6 @@ def sweep(
     from sched_ctl import show
 
     check()
-    from sched_ctl.pipeline import prior
     from sched_ctl.pipeline import sweep as sweeping
     from sched_ctl.sim import calibrate
     from sched_ctl.telemetry import profiles
@@ -62,24 +76,27 @@ def sweep(
         raise ConfigError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
     measured = profiles.read(profile_file)
     per_hop = calibrate.load(costs) if costs else None
+    policies, loads = policy or sweeping.POLICIES, load or [0.8, 0.9]
     with spark_of("sweep", master, conf) as spark:
-        rows = sweeping.sweep(
-            spark,
-            measured,
-            out,
-            policy or sweeping.POLICIES,
-            load or [0.8, 0.9],
-            seeds,
-            duration,
-            per_hop,
-        )
+        rows = sweeping.sweep(spark, measured, out, policies, loads, seeds, duration, per_hop)
     choices = sweeping.best(rows)
-    written = []
-    if drop_ins is not None:
-        written = prior.write(drop_ins, sweeping.DROP_IN, sweeping.priors(choices, goal))
+    written = _write_priors(drop_ins, choices, goal) if drop_ins else []
     if json:
         show.emit_json([asdict(choice) for choice in choices])
-        return
+    else:
+        _show_choices(choices, written)
+
+
+def _write_priors(folder: Path, choices: "list[Choice]", goal: str) -> list[Path]:
+    from sched_ctl.pipeline import prior
+    from sched_ctl.pipeline import sweep as sweeping
+
+    return prior.write(folder, sweeping.DROP_IN, sweeping.priors(choices, goal))
+
+
+def _show_choices(choices: "list[Choice]", written: list[Path]) -> None:
+    from sched_ctl import show
+
     show.table(
         ("machine", "goal", "best", ">before", "next", ">below os", "sure"),
         (
@@ -114,14 +131,19 @@ def rollout(
     share: Annotated[
         float, typer.Option(help="Of the nodes of each kind, first.", min=0.0, max=1.0)
     ] = 0.1,
+    since: Since = None,
+    until: Until = None,
     node: Node = None,
+    query: Query = None,
     master: Master = None,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
     """Bring a policy to the fleet in stages: run it again, and it judges the first nodes.
 
-    Better there by the test of `compare`: files for the rest; worse: files taken away.
+    Better there by the test of `compare`: files for the rest; worse: files taken away. --since,
+    --until and --query say by which records it judges. When it begins, those nodes take part that
+    have such records, and that --node names. The policy is for all queries of a node.
 
     Example: sched-ctl fleet rollout /srv/fleet /srv/drop-ins -p balanced
     """
@@ -132,11 +154,28 @@ def rollout(
     check()
     from sched_ctl.pipeline import rollout as rolling
     from sched_ctl.pipeline import trust
-    from sched_ctl.pipeline.choice import Choice
+    from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
+
+    choice = chosen(since, until, node or (), query or ())
+    state = rolling.read(folder)
+    _refuse_another(folder, state, policy)
+    with spark_of("rollout", master, conf) as spark:
+        state = rolling.advanced(
+            spark, fleet, folder, state, policy=policy or "", base=base, share=share, choice=choice
+        )
+        first = Folder(spark, fleet, rolling.read_of(state, choice))
+        warning = "" if json else trust.warned(first)
+    if json:
+        show.emit_json(to_builtins(state))
+    else:
+        _show_stage(folder, state, warning)
+
+
+def _refuse_another(folder: Path, state: "State | None", policy: str | None) -> None:
+    """Raises ConfigError where none begins, or one of another policy has begun."""
     from sched_ctl.plugins import registry
 
-    state = rolling.read(folder)
     if state is None and policy is None:
         raise ConfigError(f"no roll-out has begun in {folder}", "--policy NAME begins one")
     if state is not None and policy not in (None, state.policy):
@@ -145,24 +184,14 @@ def rollout(
         )
     if policy is not None:
         registry.policy(policy)
-    with spark_of("rollout", master, conf) as spark:
-        state = rolling.advanced(
-            spark,
-            fleet,
-            folder,
-            state,
-            policy=policy or "",
-            base=base,
-            share=share,
-            nodes=tuple(node or ()),
-        )
-        first = Folder(spark, fleet, Choice(nodes=tuple(state.first)))
-        warning = "" if json else trust.warned(first)
-    if json:
-        show.emit_json(to_builtins(state))
-        return
+
+
+def _show_stage(folder: Path, state: "State", warning: str) -> None:
+    from sched_ctl import show
+    from sched_ctl.pipeline.rollout import NAME
+
     where = {"first": f"on {len(state.first)} nodes first", "rest": "everywhere", "back": "nowhere"}
     show.text(f"{state.policy}: {where[state.stage]}" + (f"; {state.why}" if state.why else ""))
-    show.text(f"drop-ins for /etc/sched-ctl/sched-ctl.d: {folder}/NODE/{rolling.NAME}")
+    show.text(f"drop-ins for /etc/sched-ctl/sched-ctl.d: {folder}/NODE/{NAME}")
     if warning:
         show.text(warning)

@@ -1,14 +1,18 @@
 """A policy in stages: files on the first nodes, judged, then on the rest, or taken back."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("pyarrow")
 
+from sched_ctl.cli import app, fleet_sweep
 from sched_ctl.config.files import load
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import rollout
+from sched_ctl.pipeline.choice import Choice
 from sched_ctl.pipeline.compare import Compared
 
 NODES = [(f"gw-{n:02}", "fast" if n < 20 else "slow") for n in range(30)]
@@ -63,3 +67,33 @@ def test_what_cannot_be_judged_does_not_begin(tmp_path: Path) -> None:
     (tmp_path / "rollout.json").write_text("{")
     with pytest.raises(UserError, match=r"rollout\.json"):
         rollout.read(tmp_path)
+
+
+def test_what_a_call_reads_is_chosen_as_with_other_verbs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def advanced(*_: object, choice: Choice, **__: object) -> rollout.State:
+        asked.append(choice)
+        return rollout.State("hr", None, ["gw-1"], [])
+
+    monkeypatch.setattr(fleet_sweep, "check", lambda: None)
+    monkeypatch.setattr(fleet_sweep, "spark_of", lambda *_: nullcontext())
+    monkeypatch.setattr(rollout, "advanced", advanced)
+    monkeypatch.setattr("sched_ctl.pipeline.store.Fleet", lambda *_: None)
+    span = ["--since", "2026-11-22", "--until", "2026-11-22T01:30"]
+    told = CliRunner().invoke(
+        app,
+        ["fleet", "rollout", "f", str(tmp_path), "-p", "hr", "--json", *span,
+         "--node", "gw-*", "--query", "etl*", "--query", "!etl2"],
+    )  # fmt: skip
+    assert told.exit_code == 0, told.output
+    hour_ms, begin_ms = 3_600_000, 1_795_305_600_000
+    assert asked == [Choice(begin_ms, begin_ms + 2 * hour_ms, ("gw-*",), ("etl*", "!etl2"))]
+    # Judged are the first nodes, whichever take part.
+    state = rollout.State("hr", None, ["gw-1"], [])
+    assert rollout.read_of(state, asked[0]).nodes == ("gw-1",)
+    wrong = [*span[:2], "--until", "2026-11-21"]
+    told = CliRunner().invoke(app, ["fleet", "rollout", "f", str(tmp_path), "-p", "hr", *wrong])
+    assert told.exit_code != 0 and len(asked) == 1
