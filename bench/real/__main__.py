@@ -76,14 +76,10 @@ def main() -> None:
                     phases.append(phase)  # stays if the next one fails
         except (AssertionError, OSError, subprocess.SubprocessError) as error:
             print(f"{name}: ended early: {error}", file=sys.stderr)
-        for part in dict.fromkeys(phase.part for phase in phases):
-            own = [phase for phase in phases if phase.part == part]
-            if len(own) < 3:
-                continue
-            full = f"{name}-{part}" if part else name
-            title = f"{case.title}, {part} of its capacity" if part else case.title
-            result = report(full, title, own, given.least)
-            results.tell(result, given.keep and f"{given.keep}-{full}")
+        if len(phases) < 3:
+            continue
+        result = report(name, case.title, phases, given.least)
+        results.tell(result, given.keep and f"{given.keep}-{name}")
         every[name] = [asdict(phase) for phase in phases]
         if given.out:
             given.out.write_text(json.dumps(every, indent=1))

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from bench import results
 from bench.results import Figure, Result, Row
 
@@ -78,10 +80,13 @@ def take_turns(
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of processes so far."""
+    """CPU time of processes so far. Raises ProcessLookupError if one has ended."""
     total = 0
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            raise ProcessLookupError(f"process {pid} of the engine has ended") from None
         total += int(fields[11]) + int(fields[12])
     return total / TICKS_PER_S
 
@@ -106,32 +111,49 @@ def ratios(phases: Sequence[Phase], least_cpus: float = 0.0) -> dict[str, dict[s
 
 
 def report(name: str, title: str, phases: Sequence[Phase], least_cpus: float) -> Result:
-    """Ratios to the OS's phases around each; the first row is the OS's own, absolute."""
-    figures = list(phases[0].figures)
-    base = [p for p in phases if p.way == OS.name and p.cpus >= least_cpus]
-    own = {
-        figure: f"{statistics.median(values):.3g}"
-        for figure in figures
-        if (values := [p.figures[figure] for p in base if p.figures[figure] > 0])
-    }
-    rows = [Row("OS (absolute)", dict(own))]
-    for way, row in ratios(phases, least_cpus).items():
-        cells: dict[str, Figure | str] = {
-            figure: Figure(round(statistics.median(values), 4), min(values), max(values))
-            for figure, values in row.items()
-            if values
-        }
-        rows.append(Row(way, cells, max((len(values) for values in row.values()), default=0)))
+    """Of each part, the OS's own figures, and below them ratios to its phases around each."""
+    rows = []
+    for part in dict.fromkeys(phase.part for phase in phases):
+        own = [phase for phase in phases if phase.part == part]
+        rows += [
+            msgspec.structs.replace(row, name=f"{part}: {row.name}" if part else row.name)
+            for row in _rows(own, least_cpus)
+        ]
     return Result(
         title=f"{name}: {title}",
-        columns=figures,
+        columns=[figure.partition(" (")[0] for figure in phases[0].figures],
         n=None,
-        spread="middle: median; smallest-largest over pairs",
+        spread="median; smallest-largest over pairs of phases",
         seeds=None,
         kernel=platform.release(),
         rows=rows,
         **results.here(),
     )
+
+
+def _rows(phases: Sequence[Phase], least_cpus: float) -> Iterator[Row]:
+    base = [p for p in phases if p.way == OS.name and p.cpus >= least_cpus]
+    own = {
+        figure: [p.figures[figure] for p in base if p.figures[figure] > 0]
+        for figure in phases[0].figures
+    }
+    units = {figure: figure.partition(" (")[2].rstrip(")") for figure in own}
+    yield _row(OS.name, own, units)
+    for way, ratio in ratios(phases, least_cpus).items():
+        yield _row(way, ratio, {})
+
+
+def _row(name: str, found: Mapping[str, list[float]], units: Mapping[str, str]) -> Row:
+    """Medians; with a unit the range is in parts of them."""
+    cells: dict[str, Figure | str] = {}
+    for figure, values in found.items():
+        if values:
+            middle, unit = statistics.median(values), units.get(figure, "")
+            part = middle if unit else 1.0
+            cells[figure.partition(" (")[0]] = Figure(
+                round(middle, 4), round(min(values) / part, 4), round(max(values) / part, 4), unit
+            )
+    return Row(name, cells, max(map(len, found.values()), default=0))
 
 
 def above_others() -> None:
