@@ -5,6 +5,7 @@ after it, and is compared with the mean of these two. A slow drift of the machin
 alike. What differs between engines is how a phase is measured: that is handed in.
 """
 
+import itertools
 import math
 import os
 import platform
@@ -29,10 +30,14 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Way:
-    """arguments: of `sched-ctl load`; None = the system's own scheduling."""
+    """arguments: of `sched-ctl load`; None = the system's own scheduling.
+
+    learn_s: how long it may learn before it is measured. That time is a phase of its own.
+    """
 
     name: str
     arguments: tuple[str, ...] | None = None
+    learn_s: float = 0.0
 
 
 OS = Way("OS")
@@ -40,43 +45,56 @@ OS = Way("OS")
 
 @dataclass(frozen=True)
 class Phase:
-    """cpus: how many the engine had on average. part: of a case that has several."""
+    """cpus: how many the engine had on average. part: of a case that has several.
+
+    said: by the way itself, of what it does.
+    """
 
     way: str
     figures: Figures
     cpus: float
     part: str = ""
+    said: str = ""
 
 
 def take_turns(
     ways: Sequence[Way],
     cycles: int,
     load: Callable[[Way], AbstractContextManager[None]],
-    measure: Callable[[], Figures],
+    measure: Callable[[float], Figures],
     pids: Sequence[int],
     *,
     settle_s: float,
     seconds: float,
     end_s: float = math.inf,
 ) -> Iterator[Phase]:
-    """The phases, one by one. measure: the figures of the `seconds` that it is called after.
+    """The phases, one by one. measure: the figures of so many seconds that it is called after.
 
     end_s: time.monotonic() after which only the pair that has begun is finished.
     """
     one_cycle = [part for way in ways for part in (OS, way)]
     one_cycle += [part for way in reversed(ways) for part in (OS, way)]
     for way in [*one_cycle * cycles, OS]:
+        found = []
         with nullcontext() if way is OS else load(way):
+            if way.learn_s:
+                found.append(_phase(f"{way.name}, learning", way.learn_s, measure, pids))
             time.sleep(settle_s)  # what was queued under the other way has gone
-            began_s, used_s = time.monotonic(), cpu_seconds(pids)
-            time.sleep(seconds)
-            took_s = time.monotonic() - began_s
-            phase = Phase(way.name, measure(), (cpu_seconds(pids) - used_s) / took_s)
+            found.append(_phase(way.name, seconds, measure, pids))
         print(".", end="", file=sys.stderr, flush=True)
-        yield phase
+        yield from found
         if way is OS and time.monotonic() > end_s:
             break
     print(file=sys.stderr)
+
+
+def _phase(
+    name: str, seconds: float, measure: Callable[[float], Figures], pids: Sequence[int]
+) -> Phase:
+    began_s, used_s = time.monotonic(), cpu_seconds(pids)
+    time.sleep(seconds)
+    took_s = time.monotonic() - began_s
+    return Phase(name, measure(seconds), (cpu_seconds(pids) - used_s) / took_s)
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
@@ -97,9 +115,9 @@ def ratios(phases: Sequence[Phase], least_cpus: float = 0.0) -> dict[str, dict[s
     least_cpus: a phase in which the engine had less was disturbed: it and its ratios are left out.
     """
     found: dict[str, dict[str, list[float]]] = {}
-    for before, phase, after in zip(phases, phases[1:], phases[2:], strict=False):
-        if phase.way == OS.name or before.way != OS.name:
-            continue
+    own = [at for at, phase in enumerate(phases) if phase.way == OS.name]
+    around = [(a, at, b) for a, b in itertools.pairwise(own) for at in range(a + 1, b)]
+    for before, phase, after in ((phases[a], phases[at], phases[b]) for a, at, b in around):
         kept = found.setdefault(phase.way, {name: [] for name in phase.figures})
         if min(before.cpus, phase.cpus, after.cpus) < least_cpus:
             continue
@@ -121,7 +139,10 @@ def report(name: str, title: str, phases: Sequence[Phase], least_cpus: float) ->
         ]
     return Result(
         title=f"{name}: {title}",
-        columns=[figure.partition(" (")[0] for figure in phases[0].figures],
+        columns=[
+            *(figure.partition(" (")[0] for figure in phases[0].figures),
+            *(["said"] if any(phase.said for phase in phases) else []),
+        ],
         n=None,
         spread="median; smallest-largest over pairs of phases",
         seeds=None,
@@ -140,7 +161,9 @@ def _rows(phases: Sequence[Phase], least_cpus: float) -> Iterator[Row]:
     units = {figure: figure.partition(" (")[2].rstrip(")") for figure in own}
     yield _row(OS.name, own, units)
     for way, ratio in ratios(phases, least_cpus).items():
-        yield _row(way, ratio, {})
+        row = _row(way, ratio, {})
+        said = "; ".join(phase.said for phase in phases if phase.way == way and phase.said)
+        yield msgspec.structs.replace(row, figures=row.figures | {"said": said}) if said else row
 
 
 def _row(name: str, found: Mapping[str, list[float]], units: Mapping[str, str]) -> Row:

@@ -6,8 +6,11 @@ of a ladder at which tuples still leave as they come and wait less than 0.3 s.
 """
 
 import itertools
+import json
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -42,14 +45,13 @@ def _nice(policy: str, *more: str) -> tuple[str, ...]:
 
 
 RULE = "rule"
-RACE = ("--race", "5")
 WAYS = (
     Way("Lachesis' rule", (RULE,)),
     Way("qs", _nice("qs")),
     Way("hr", _nice("hr")),
     Way("balanced", _nice("balanced")),
     Way("CF 2023's rule", (RULE, "--real-time")),
-    Way("auto", _nice("auto", *RACE)),
+    Way("auto", _nice("auto", "--race", "10"), LEARN_S),
 )
 LOADS: dict[str, tuple[float, ...]] = {
     **{f"{load:g}": (load,) for load in (0.5, 0.8, 0.95, 1.0, 1.1)},
@@ -161,9 +163,10 @@ def _phases(
     seconds: float,
     end_s: float,
 ) -> Iterator[Phase]:
-    """Without the first pair. delivered: tuples that left, a second."""
+    """Without the first pair, unless one is that long. delivered: tuples that left, a second."""
+    said: list[str] = []
 
-    def measure() -> Figures:
+    def measure(seconds: float) -> Figures:
         end = time.monotonic()
         waits = finished(out, end - seconds, end) * 1e3
         if not len(waits):
@@ -183,16 +186,30 @@ def _phases(
             with _rule(Target("storm", case.shape, pid), real_time="--real-time" in arguments):
                 yield
         else:
-            learns = arguments[-len(RACE) :] == RACE
-            with following([pid], "storm", out.parent, arguments, 0 if learns else 1):
-                time.sleep(LEARN_S if learns else 0.0)
+            with following([pid], "storm", out.parent, arguments, 0 if way.learn_s else 1):
                 yield
+                if way.learn_s:
+                    said.append(_said(out.parent / "run"))
         _drain(out, arrivals)
 
     every = take_turns(
         case.ways, cycles, load, measure, [pid], settle_s=5.0, seconds=seconds, end_s=end_s
     )
-    return itertools.islice(every, 2, None)
+    skipped = 0 if any(way.learn_s for way in case.ways) else 2
+    for phase in itertools.islice(every, skipped, None):
+        learned = said and phase.way in {way.name for way in case.ways if way.learn_s}
+        yield replace(phase, said=said.pop()) if learned else phase
+
+
+def _said(run: Path) -> str:
+    """What the controller says of its race."""
+    command = [str(Path(sys.executable).with_name("sched-ctl")), "status", "--json"]
+    status = subprocess.run(
+        [*command, "--run-dir", str(run)], capture_output=True, text=True, check=True, timeout=60
+    )
+    return "; ".join(
+        rule["race"]["words"] for rule in json.loads(status.stdout)["policies"] if rule["race"]
+    )
 
 
 def _capacity(out: Path, rate: Path, start: float) -> float:
