@@ -3,8 +3,8 @@
     application.py continuous|micro NAME...
 
 Says what it is in lines of JSON: first its process, web interface, and the stages of each query;
-in micro-batches, each batch's time. A line "real-time" on its input makes it start real-time ones,
-and any line makes it say the stages of the next batches.
+in micro-batches, each batch's time. A line "real-time SECONDS" on its input makes it start
+real-time ones with batches of that length, and any line makes it say the stages of the next ones.
 """
 
 import json
@@ -104,7 +104,8 @@ def main(mode: str, *names: str) -> None:
         queries[name] = start(name, frame, "noop", "append", continuous="1 second")
     found = about(queries, 1, {})
     for line in sys.stdin:
-        if line.strip() == "real-time":
+        if line.startswith("real-time"):
+            length = f"{line.split()[1]} seconds"
             for query in queries.values():
                 query.stop()
             queries = {}
@@ -118,7 +119,7 @@ def main(mode: str, *names: str) -> None:
                 source.addData(converters.asScala(boxed).toSeq())
                 frame = DataFrame(source.toDF(), spark).selectExpr(WORK.format(n=20_000), "value")
                 counted = frame.selectExpr("value % 4 AS k", "h").groupBy("k").count()
-                query = start(f"{name}-rt", counted, "console", "update", realTime="6 seconds")
+                query = start(f"{name}-rt", counted, "console", "update", realTime=length)
                 queries[name] = query
         found = about(queries, 2, found)
 
