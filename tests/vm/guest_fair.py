@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from burning import burn
-from operators import adopt, busy, cpu_s, shares, start
+from operators import adopt, busy, cpu_s, guaranteed, shares, start
 from vm.inside import look_until, only_on
 from vm.machine import above_all, journal, schedule, thread_of
 
@@ -221,7 +221,7 @@ def check_operators_first_by_request() -> None:
         adopt(scheduler, pids[:2])
         scheduler.attach()
         above_all()
-        look_until(lambda: shares(pids, 3), lambda found: 0.04 < found[2] < 0.08)
+        look_until(lambda: shares(pids, 3), guaranteed)
 
 
 def check_a_neighbour_wakes_up_in_time() -> None:
