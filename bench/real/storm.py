@@ -127,7 +127,8 @@ def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> 
     out.mkdir()
     graph = WORKLOADS / f"{case.shape}.graph"
     try:
-        with running(folder / "cluster", java="-XX:+UseSerialGC", period_ms=100) as cluster:
+        java, limit_s = "-XX:+UseSerialGC", 6 * 3600
+        with running(folder / "cluster", java=java, period_ms=100, cpu_limit_s=limit_s) as cluster:
             half = rate_scale(workload.load(graph), 0.5)  # were nothing but its operators to cost
             file.write_text(f"{half:.1f}")
             cluster.submit(name=case.shape, graph=graph, out=out, rate_file=file)

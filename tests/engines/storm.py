@@ -102,11 +102,15 @@ def job_jar(jars: Path) -> Path:
 
 @dataclass
 class Storm:
-    """A running cluster. pid: of a process inside, as seen from outside."""
+    """A running cluster. pid: of a process inside, as seen from outside.
+
+    cpu_limit_s: CPU time after which a process ends, so that none that is forgotten stays for long.
+    """
 
     folder: Path
     jars: Path
     pid: int
+    cpu_limit_s: int = CPU_LIMIT_S
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)  # workers, by the ids that they have inside
 
@@ -185,7 +189,7 @@ class Storm:
     ) -> subprocess.Popen[bytes]:
         command = (
             *("nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--"),
-            *("prlimit", f"--cpu={CPU_LIMIT_S}", "--"),
+            *("prlimit", f"--cpu={self.cpu_limit_s}", "--"),
             *("java", *BRIEF.split(), "-Xmx256m", *option.split()),
             f"-Djava.io.tmpdir={self.folder}/tmp",  # Nimbus unpacks RocksDB there, and is killed
             f"-Dstorm.home={self.folder}",
@@ -213,6 +217,7 @@ def running(
     period_ms: int = 250,
     reporter: bool = True,
     settings: Mapping[str, str] | None = None,
+    cpu_limit_s: int = CPU_LIMIT_S,
 ) -> Iterator[Storm]:
     """A cluster with two slots. java: options of the workers."""
     jars = download()
@@ -240,7 +245,7 @@ def running(
     cluster = None
     try:
         (pid,) = wait_until(lambda: _children(init.pid), 10, "the cluster's namespaces")
-        cluster = Storm(folder, jars, pid)
+        cluster = Storm(folder, jars, pid, cpu_limit_s)
         wait_until(lambda: _is_up(pid), 10, "the loopback interface")
         cluster.start("zookeeper", "org.apache.storm.command.DevZookeeper")
         wait_until(lambda: cluster.listens(ZOOKEEPER), 120, "Zookeeper")
