@@ -4,9 +4,11 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -111,6 +113,7 @@ def _started(
     from pyspark.sql import SparkSession
 
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each end
+    logging.getLogger().addFilter(_no_interrupt)
     # Its workers must have what we have, whatever `python3` in PATH is.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -126,7 +129,8 @@ def _started(
     for key, value in conf.items():
         builder = builder.config(key, value)
     try:
-        made: SparkSession = builder.getOrCreate()
+        with _uninterrupted():
+            made: SparkSession = builder.getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise UserError(
             f"Spark does not start: {error}", "the lines above are Spark's own"
@@ -141,6 +145,29 @@ def _started(
         raise words from error
     finally:
         _end(made)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have Ctrl-C wait while Spark starts: it would leave a JVM that nobody ends.
+
+    What Spark would do itself at a Ctrl-C afterwards, cancel its jobs, its end does too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _no_interrupt(record: logging.LogRecord) -> bool:
+    """False for what Py4J tells of a Ctrl-C, with a traceback."""
+    return not record.getMessage().startswith("KeyboardInterrupt while sending")
 
 
 def _scratch(conf: dict[str, str], given: Any, stack: ExitStack) -> None:
