@@ -229,20 +229,29 @@ def test_too_many_flaky_checks_are_a_failure(
 
 
 ONLY = """
-from vm.inside import only_on
+from vm.inside import enough_on, only_on
 KERNELS = ("6.16", "6.18", "7.3")
 
 def check_everywhere(): pass
 @only_on("6.16", "7.3")
 def check_some(): pass
+@enough_on("6.18")
+def check_one(): pass
 """
 
 
-def test_a_check_for_some_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("each", [False, True])
+def test_a_check_for_some_kernels(
+    each: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SCHED_CTL_EACH_KERNEL", raising=False)
+    if each:
+        monkeypatch.setenv("SCHED_CTL_EACH_KERNEL", "1")
     done = run(tmp_path, guest_some=ONLY)
     assert done.returncode == 0, done.stdout
     assert "check_some[6.18]" not in done.stdout
-    assert "5 passed" in done.stdout
+    assert ("check_one[7.3]" in done.stdout) is each
+    assert f"{8 if each else 6} passed" in done.stdout
 
 
 PLAIN = """

@@ -13,7 +13,7 @@ checks. A file may set, as plain literals:
     TIMEOUT_S = 60              for each check
 
 A check marked `@only_on("7.3")` (`vm.inside`) runs on these kernels of its file alone: where the
-others can add nothing.
+others can add nothing. With `@enough_on("7.3")` it does so unless `SCHED_CTL_EACH_KERNEL` is set.
 
 For anything else there is the fixture `vm`, which runs one command in one guest.
 
@@ -24,6 +24,7 @@ an attempt failed (`vm.boots`). More flaky checks than `FLAKY` make the whole ru
 import ast
 import compileall
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
@@ -176,9 +177,10 @@ class GuestFile(pytest.File):
 
 
 def kernels_of(check: ast.FunctionDef, otherwise: str) -> list[str]:
-    """The kernels that its decorator `only_on` names."""
+    """The kernels that its decorator `only_on` or `enough_on` names."""
+    decorators = ["only_on"] if "SCHED_CTL_EACH_KERNEL" in os.environ else ["only_on", "enough_on"]
     for node in check.decorator_list:
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "only_on":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in decorators:
             return [str(ast.literal_eval(name)) for name in node.args]
     return [otherwise]
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 from operators import against_reference
-from vm.inside import look_until, only_on, skip, text_of
+from vm.inside import enough_on, look_until, only_on, skip, text_of
 from vm.machine import (
     above_all,
     cpu_s,
@@ -90,6 +90,7 @@ def check_order_and_restore() -> None:
         look_until(lambda: progress(threads, 1.0), lambda got: min(got) > 0.2)
 
 
+@enough_on("6.16")  # our arithmetic; on 7.3 in guest_scheduler_smp.py
 def check_shares() -> None:
     with spinning(4) as threads:
         backend = Scx(journal(), steady(ttl=TTL_S))
@@ -203,6 +204,7 @@ def check_two_schedulers() -> None:
         backend.restore()
 
 
+@enough_on("6.16")  # what they set is read by our program alone
 def check_options() -> None:
     for mode in ("partial", "full"):
         with spinning(2) as threads:
@@ -244,6 +246,7 @@ def check_cgroups_that_come_later() -> None:
             control.write_text("-cpu")
 
 
+@enough_on("7.3")  # our bookkeeping; with a server here
 def check_it_leaves_a_machine_on_which_it_orders_nobody() -> None:
     """Not at once: a job that restarts is back soon. The next operator has it loaded again."""
     backend = Scx(journal(), ScxOptions())
@@ -321,6 +324,7 @@ def looks(view: driver.LabDriver, look: Callable[[], None]) -> None:
             time.sleep(0.005)
 
 
+@enough_on("6.16")  # shared memory of ours; 7.3 has lengths in the same rows
 def check_ages_that_an_engine_tells() -> None:
     """They are the true head ages, and who runs is the most urgent one by them."""
     backend = traced()

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from burning import burn
 from operators import adopt, busy, cpu_s, guaranteed, shares, start
-from vm.inside import look_until, only_on
+from vm.inside import enough_on, look_until, only_on
 from vm.machine import above_all, journal, schedule, thread_of
 
 from sched_ctl.backends.scx.backend import Scx
@@ -88,6 +88,7 @@ def about(wanted: float) -> Callable[[list[float]], bool]:
     return lambda found: abs(found[3] / wanted - 1) < 0.05
 
 
+@enough_on("6.18")  # our shares, of weights that every kernel gives
 def check_a_neighbour_keeps_its_share() -> None:
     """Beside three operators, one of them above all, a process has a fourth; less if it is nice."""
     with Scheduler(full=True) as scheduler, busy(4) as pids:
@@ -411,6 +412,7 @@ def check_work_from_another_node_is_as_old_as_it_says() -> None:
         assert scheduler.exit() is None
 
 
+@enough_on("6.18")  # our arithmetic of the floor
 def check_who_lags_behind_its_fair_share_goes_first() -> None:
     """The last in the order keeps the share it would have without one, and the first its place."""
 
@@ -506,6 +508,7 @@ def steps_in_either_order(wait: Callable[[], object], least: float) -> None:
                 assert scheduler.exit() is None
 
 
+@enough_on("6.18")  # whom our order has next
 def check_who_yields_lets_others_go_on() -> None:
     """sched_yield() for a less urgent one's work gives it the CPU, as without an order."""
     steps_in_either_order(os.sched_yield, 0.5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from burning import spin
 from operators import adopt, busy, cpu_s, shares
-from vm.inside import look_until, only_on
+from vm.inside import enough_on, look_until, only_on
 from vm.machine import above_all, alive, loaded, native_threads, no_cpu_idles
 
 from sched_ctl.kernel import schedext
@@ -125,6 +125,7 @@ def check_light_thread_does_not_run_ahead() -> None:
         alive(scheduler)
 
 
+@enough_on("7.3")  # our guarantee; more of it on 6.18 in guest_scheduler.py
 def check_guarantee_of_a_pinned_thread() -> None:
     """Operators take both CPUs: others get their 5% on the only CPU on which they may run."""
     above_all()
@@ -241,6 +242,7 @@ def check_limit_of_a_cgroup() -> None:
             alive(scheduler)
 
 
+@enough_on("6.18")  # our list of them; limits hold on both
 def check_thousands_of_held_back_threads_cost_little() -> None:
     """Hogs keep their CPUs beside threads that may not run yet; these all run in the end."""
     signal.signal(signal.SIGUSR1, lambda *_: None)  # inherited: ends the pause of a thread

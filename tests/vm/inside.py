@@ -21,7 +21,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, TypeVar
 
-__all__ = ["EXACT", "MARK", "Skip", "look_until", "main", "only_on", "skip", "text_of"]
+__all__ = [
+    "EXACT",
+    "MARK",
+    "Skip",
+    "enough_on",
+    "look_until",
+    "main",
+    "only_on",
+    "skip",
+    "text_of",
+]
 
 MARK = "@@"  # starts a line that is for conftest.py
 EXACT = "SCHED_CTL_EXACT"  # in the environment where time is exact
@@ -46,6 +56,14 @@ def text_of(path: str | Path) -> str:
 
 def only_on(*_kernels: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """For a check to which other kernels of its file can add nothing. `conftest.py` reads it."""
+    return lambda check: check
+
+
+def enough_on(*_kernels: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """For a check that holds on each kernel of its file, by arithmetic or bookkeeping of ours.
+
+    It runs on these, or on all with `SCHED_CTL_EACH_KERNEL=1`. `conftest.py` reads it.
+    """
     return lambda check: check
 
 
