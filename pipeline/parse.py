@@ -1,8 +1,8 @@
 """Recorded files to rows, in Spark's Python workers: bytes in, Arrow batches out.
 
 A task holds one file at a time, and rows go on by the ten thousand. Records without verdicts, of
-whoever does not judge, are judged here by the gateways' own rules. Nothing in a file makes it
-fail: what is no line of ours becomes a row of the table `bad` with file, line and reason.
+whoever does not judge, are judged by `judge`. Nothing in a file makes it fail: what is no line of
+ours becomes a row of the table `bad` with file, line and reason.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,12 +16,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sched_ctl.metrics import verdicts
-from sched_ctl.model.topology import Topology
+from sched_ctl.pipeline import judge
 from sched_ctl.pipeline.choice import DAY_MS
 from sched_ctl.pipeline.plausible import implausible, misplaced
 from sched_ctl.pipeline.tables import COLUMNS
-from sched_ctl.telemetry import reading, records, replay
+from sched_ctl.telemetry import reading, records
 from sched_ctl.telemetry.recorder import kind_of_machine
 
 __all__ = ["SCHEMA", "of_file", "rows"]
@@ -113,6 +112,7 @@ class _Rows:
 
     def _operators(self) -> pa.RecordBatch:
         found = self._records
+        judge.fill_in((record, made["topology"]) for record, _, _, made in found)
         lines = [line for line, _, _, _ in found]
         counts = [n for _, n, _, _ in found]
         sizes = np.array(counts)
@@ -209,8 +209,6 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         good += 1
         if isinstance(line, records.Record):
             made = topologies[line.engine][1]
-            if line.verdict is None:
-                _judge(line, made)
             gathered.add_record(line, len(made["names"]), machine, made)
         elif isinstance(line, records.Start):
             gathered.boot, gathered.run = line.boot, line.run
@@ -297,33 +295,12 @@ def _begun(named: records.FileName) -> int:
     return round(at.timestamp() * 1e3) - BEFORE_MS
 
 
-def _judge(record: records.Record, made: dict[str, Any]) -> None:
-    """Fill in the verdicts, where the record tells enough for any."""
-    if made["topology"] is None:
-        return
-    window = replay.alone(made["topology"], record)
-    if window is None or (record.cpu is None and record.busy is None and record.idle is None):
-        return
-    memory = record.psi[2] if len(record.psi) > 2 else None
-    found = verdicts.assess(window, None, float("nan") if memory is None else memory * 1e-4)
-    if found.verdict.any():
-        record.verdict = found.verdict.tolist()
-        record.by = found.limit.tolist()
-
-
-def _topology(line: records.Topology) -> Topology | None:
-    try:
-        return replay.topology_of(line)
-    except ValueError:
-        return None
-
-
 def _made(line: records.Topology) -> dict[str, Any]:
     """What all records of a topology have in common, as columns."""
     return {
         "names": line.ops,
         "threads": line.threads,
-        "topology": _topology(line),
+        "topology": judge.topology_of(line),
         "query_of": line.query_of,
         "queries": len(line.queries),
         "query": pa.array([line.queries[q] for q in line.query_of], pa.string()),

@@ -184,7 +184,7 @@ def _spent(window: Window, queue: Array, before: Array) -> _Spent:
 def assess(
     window: Window,
     queue: Array | None = None,
-    memory_pressure: float = float("nan"),
+    memory_pressure: float | Array = float("nan"),
     *,
     longer: Window | None = None,
     missed: Mask | None = None,
@@ -194,7 +194,7 @@ def assess(
     queue: (n,) queue sizes now, where they are not what the engine reports but derived; a driver's
     estimate is none, as it is above 0 for a thread that has just been woken.
     memory_pressure: share of the time in which some task waited for memory (PSI), of the engine's
-    cgroup or of the machine.
+    cgroup or of the machine; or (n,) of each operator's.
     longer: a window that began earlier; nothing arrives where nothing did in that one.
     missed: (n,) whether the operator's query misses its target: who keeps up may be starved, too.
     """
@@ -212,8 +212,10 @@ def assess(
     with np.errstate(all="ignore"):
         for_memory = _for_memory(spent.memory, blocked, memory_pressure) | (spent.gc >= blocked / 2)
     verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
-    if not window.seconds >= LEAST_WINDOW_S:
-        verdict[:] = Verdict.UNKNOWN
+    lengths = window.seconds if window.lengths is None else window.lengths
+    verdict[np.broadcast_to(~(np.asarray(lengths) >= LEAST_WINDOW_S), verdict.shape)] = (
+        Verdict.UNKNOWN
+    )
     asleep_at_work = (verdict == Verdict.IO_BOUND) | (verdict == Verdict.MEMORY_BOUND)
     sure = spent.told | (asleep_at_work & (spent.known >= np.nan_to_num(blocked) / 2))
     quality = np.where(sure, 1.0, GUESSED) * np.where(np.isnan(wait), 0.5, 1.0)
@@ -437,14 +439,14 @@ def _judge(
     return verdict
 
 
-def _for_memory(memory: Array, blocked: Array, pressure: float) -> Mask:
+def _for_memory(memory: Array, blocked: Array, pressure: float | Array) -> Mask:
     """Whether the time asleep with work in hand was spent on memory.
 
     By the kernel's own account of the thread where there is one, else by the pressure on memory,
     if that lasted for at least half as long.
     """
     with np.errstate(all="ignore"):
-        pressed = bool(pressure >= LEAST_SHARE) & (pressure >= blocked / 2)
+        pressed = (pressure >= LEAST_SHARE) & (pressure >= blocked / 2)
         return np.where(np.isnan(memory), pressed, memory >= blocked / 2)
 
 
@@ -480,9 +482,11 @@ def _limits(graph: Graph, verdict: npt.NDArray[np.int8], idle: Array) -> Index:
     backpressured itself, the one that holds it.
     """
     limit = np.full(graph.n, -1, dtype=np.intp)
+    held = np.flatnonzero(verdict == Verdict.BACKPRESSURED)
+    if not len(held):
+        return limit
     pressed = np.nan_to_num(1.0 - idle, nan=0.5)
     below = dict(rows_by(graph.source, graph.n))
-    held = np.flatnonzero(verdict == Verdict.BACKPRESSURED)
     for row in held[np.argsort(graph.height[held], kind="stable")].tolist():
         if row in below:
             targets = graph.target[below[row]]

@@ -52,6 +52,7 @@ class Window:
     averaged; they need no other columns than these and tuple counts. Empty: a sample is what it is
     now. A value that is held for a second, and was read in a moment, makes the queue that it
     favoured the shortest of all by the next one: so the operators would take turns.
+    lengths: (n,) seconds of each operator's own window, where several windows stand side by side.
     """
 
     now: Snapshot
@@ -60,6 +61,7 @@ class Window:
     recent: Snapshot | None = None
     averages: dict[str, Array] = field(default_factory=dict)
     lately: tuple[Snapshot, ...] = ()
+    lengths: Array | None = None
 
     @property
     def operators(self) -> tuple[PhysicalOperator, ...] | tuple[LogicalOperator, ...]:
@@ -128,7 +130,7 @@ class Window:
 
     def rate(self, counter: str) -> Array:
         """(n,) growth a second; NaN where there is only one snapshot."""
-        rate = self.gain(counter) / self.seconds
+        rate = self.gain(counter) / (self.seconds if self.lengths is None else self.lengths)
         if self.recent is None or not np.isnan(rate).any():
             return rate
         lately = Window(self.now, self.recent, self.level).rate(counter)

@@ -26,7 +26,7 @@ from sched_ctl.model.topology import (
 )
 from sched_ctl.telemetry import records
 
-__all__ = ["Engine", "Step", "agreement", "alone", "replay", "topology_of", "windows"]
+__all__ = ["Engine", "Step", "agreement", "beside", "replay", "topology_of", "windows"]
 
 # counter of a snapshot -> field of a record, and the size of its unit
 COUNTERS: Mapping[str, tuple[str, float]] = {
@@ -91,19 +91,37 @@ class Engine:
         return Window(now, then)
 
 
-def alone(topology: Topology, record: records.Record) -> Window | None:
-    """The window of one record, whatever was before it; None if it does not fit the topology.
+def beside(topology: Topology, found: Sequence[records.Record]) -> Window:
+    """The windows of m records, each for itself, as one of m times the operators, side by side.
 
-    Queues are taken to have been at its begin what they were in its mean.
+    What is worked out of it is that of each record alone, whatever was before it. Queues are taken
+    to have been at its begin what they were in its mean. All arrays have the topology's length.
     """
-    columns = _columns(record, len(topology.operators))
-    if columns is None:
-        return None
+    n = len(topology.operators)
+    columns: dict[str, Array] = {}
+    for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
+        told = [_idle(r) if field == "idle" else getattr(r, field) for r in found]
+        if any(values is not None for values in told):
+            whole = [[None] * n if values is None else values for values in told]
+            columns[name] = np.array(whole, dtype=np.float64).ravel() * unit  # None: NaN
     before = {
         name: column * 0.0 if name in COUNTERS else column for name, column in columns.items()
     }
-    then = Snapshot(topology, record.t * 1e-3, before)
-    return Window(Snapshot(topology, (record.t + record.d) * 1e-3, columns), then)
+    lengths = [(r.t + r.d) * 1e-3 - r.t * 1e-3 for r in found]
+    many = _times(topology, len(found))
+    then, now = Snapshot(many, 0.0, before), Snapshot(many, max(lengths), columns)
+    return Window(now, then, lengths=np.repeat(lengths, n))
+
+
+def _times(topology: Topology, count: int) -> Topology:
+    """So many of it side by side; the logical operators are left out."""
+    n = len(topology.operators)
+    edges = tuple(
+        Edge(edge.source + first, edge.target + first, edge.share)
+        for first in range(0, count * n, n)
+        for edge in topology.edges
+    )
+    return Topology(topology.engine, topology.operators * count, edges, (), ())
 
 
 def _columns(record: records.Record, n: int) -> dict[str, Array] | None:

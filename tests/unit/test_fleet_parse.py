@@ -1,13 +1,16 @@
 """Recorded files to rows, without Spark."""
 
+import copy
+import random
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("pyarrow")
 
 from sched_ctl.metrics.verdicts import Verdict
-from sched_ctl.pipeline import parse
+from sched_ctl.pipeline import judge, parse
 from sched_ctl.telemetry import records
 
 TOPOLOGY = records.Topology(
@@ -72,3 +75,54 @@ def test_an_engine_that_tells_no_times_is_judged_by_queues() -> None:
     assert held["verdict"] == Verdict.IO_BOUND  # it sleeps with work in hand
     assert {first["verdict"], last["verdict"]} == {Verdict.INPUT_BOUND}
     assert [row["verdict"] for row in operators(tuples_in=[1, 1, 1])] == [None] * 3
+
+
+def random_record(source: random.Random, n: int) -> records.Record:
+    """Of any length, with any of the columns, and with gaps in them."""
+    names = ("tuples_in", "tuples_out", "cpu", "wait", "busy", "idle", "full", "q")
+    most = {"cpu": 5_000_000, "wait": 2_000_000, "q": 3}
+    columns: dict[str, Any] = {
+        name: [source.choice([None, 0, source.randrange(most.get(name, 5000))]) for _ in range(n)]
+        for name in names
+        if source.random() < 0.8
+    }
+    psi: list[int | None] = source.choice([[], [0, 0, None], [0, 0, 9000]])
+    length = source.choice([0, 1, 200, 4998, 5000, 5003])
+    moment = TOPOLOGY.t + source.randrange(10**6)
+    return records.Record(node="n", t=moment, d=length, engine="e", epoch=1, psi=psi, **columns)
+
+
+@pytest.mark.parametrize(
+    "edges", [[(0, 1), (1, 2)], [(0, 1), (1, 0), (1, 2)], [(0, 2), (1, 2)], []]
+)
+def test_records_judged_together_are_judged_as_each_alone(edges: list[tuple[int, int]]) -> None:
+    line = msgspec.structs.replace(TOPOLOGY, edges=[(a, b, 1.0) for a, b in edges])
+    source = random.Random(str(edges))
+    together = [random_record(source, 3) for _ in range(300)]
+    alone = copy.deepcopy(together)
+    topology = judge.topology_of(line)
+    judge.fill_in((record, topology) for record in together)
+    for record in alone:
+        judge.fill_in([(record, topology)])
+    assert [(r.verdict, r.by) for r in together] == [(r.verdict, r.by) for r in alone]
+    told = {verdict for record in together for verdict in record.verdict or ()}
+    assert {Verdict.IO_BOUND, Verdict.MEMORY_BOUND, Verdict.INPUT_BOUND} <= told
+    assert any(r.verdict is None for r in together)
+    assert bool(edges) == any(row >= 0 for r in together for row in r.by or ())
+
+
+def test_many_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = [random_record(random.Random(7), 3) for _ in range(50)]
+    parts = copy.deepcopy(together)
+    topology = judge.topology_of(TOPOLOGY)
+    judge.fill_in((record, topology) for record in together)
+    monkeypatch.setattr(judge, "AT_ONCE", 1)
+    judge.fill_in((record, topology) for record in parts)
+    assert parts == together
+
+
+def test_an_engine_without_operators_is_not_judged() -> None:
+    line = msgspec.structs.replace(TOPOLOGY, ops=[], query_of=[], edges=[])
+    record = records.Record(node="n", t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1, cpu=[])
+    judge.fill_in([(record, judge.topology_of(line))])
+    assert record.verdict is None
