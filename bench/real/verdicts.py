@@ -1,10 +1,11 @@
-"""What is said of planted causes, and how sure: `python -m bench.real.verdicts [--flink]`.
+"""What is said of planted causes, and how sure: `python -m bench.real.verdicts --in lab flink`.
 
-In the lab engine, and with `--flink` in a real Flink, each cause is planted anew a few times: an
+In the lab engine, a real Flink or Storm, or GStreamer, each cause is planted anew a few times: an
 operator that wants more than its thread can do, one that sleeps with work in hand, a lock that
-replicas share, four hogs on the only CPU. Of each window (0.4 s apart) it is
-counted what was said of whom the cause is in, and of who has none. What is planted runs before all
-others on this machine, so that nobody else's load is in it.
+replicas share, four hogs on the only CPU. Of each window (0.4 s apart) it is counted what was said
+of whom the cause is in, and of who has none. What is planted runs before all others on this
+machine, so that nobody else's load is in it. The lab engine and Flink need two CPUs, the others
+are made for one.
 """
 
 import argparse
@@ -14,21 +15,20 @@ import platform
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench import results
+from bench.real.planted import KEEPS_UP, Case, Planted, in_gstreamer, in_storm
 from bench.results import Figure, Result, Row
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.lab.driver import kind as lab_kind
 
 WINDOWS = 12
 SURE = 0.9  # who is so sure has to be right nine times of ten
-KEEPS_UP = ("input-bound", "keeps-up")
-Planted = Mapping[str, tuple[str, ...]]
 ALONE = {  # by operator or query: what is said if it is right
     "heavy/crunch": ("single-thread-bound",),
     "heavy/in": ("backpressured",),
@@ -94,19 +94,19 @@ def seen(target: Target, kind: DriverKind, case: str, planted: Planted) -> Itera
             yield Said(f"{case}, {name}", right, row["verdict"], row["confidence"] or 0.0)
 
 
-def in_the_lab(seed: int) -> Iterator[Said]:
+def in_the_lab(seeds: Sequence[int]) -> Iterator[Said]:
     """Once each: by itself on all CPUs, and beside hogs on one. The rates are drawn."""
     from planted import causes, hogs
 
-    drawn = random.Random(seed)
-    with causes(nice=-20, scale=drawn.uniform(0.75, 1.3)) as target:
-        yield from seen(target, lab_kind, "lab", ALONE)
     cpu = max(os.sched_getaffinity(0))
-    with causes(nice=0, cpus={cpu}, scale=drawn.uniform(0.75, 1.3)) as target, hogs(4, cpu):
-        yield from seen(target, lab_kind, "lab beside hogs", STARVED)
+    for drawn in map(random.Random, seeds):
+        with causes(nice=-20, scale=drawn.uniform(0.75, 1.3)) as target:
+            yield from seen(target, lab_kind, "lab", ALONE)
+        with causes(nice=0, cpus={cpu}, scale=drawn.uniform(0.75, 1.3)) as target, hogs(4, cpu):
+            yield from seen(target, lab_kind, "lab beside hogs", STARVED)
 
 
-def in_flink(times: int) -> Iterator[Said]:
+def in_flink(seeds: Sequence[int]) -> Iterator[Said]:
     """All jobs at once in one Flink, which runs before all others."""
     from engines import cluster
     from sched_ctl.drivers.flink import driver as flink
@@ -116,11 +116,24 @@ def in_flink(times: int) -> Iterator[Said]:
         for name, arguments in FLINK.items():
             running.submit(name=name, **arguments)
         target = next(t for t in flink.find() if t.pid == running.job_manager.pid)
-        for _ in range(times):
+        for _ in seeds:
             for tid in procfs.tids(running.task_managers[0].pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.setpriority(os.PRIO_PROCESS, tid, -20)
             yield from seen(target, flink.kind, "Flink", IN_FLINK)
+
+
+def on_one_cpu(cases: Iterator[Case]) -> Iterator[Said]:
+    for name, target, kind, planted in cases:
+        yield from seen(target, kind, name, planted)
+
+
+ENGINES: Mapping[str, Callable[[Sequence[int]], Iterator[Said]]] = {
+    "lab": in_the_lab,
+    "flink": in_flink,
+    "storm": lambda seeds: on_one_cpu(in_storm(seeds)),
+    "gstreamer": lambda seeds: on_one_cpu(in_gstreamer(seeds)),
+}
 
 
 def told(said: Sequence[Said], seeds: Sequence[int]) -> Result:
@@ -153,14 +166,12 @@ def told(said: Sequence[Said], seeds: Sequence[int]) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=4, help="runs of the lab engine")
-    parser.add_argument("--flink", action="store_true", help="plant causes in a real Flink, too")
+    parser.add_argument("--seeds", type=int, default=4, help="times that each is planted")
+    parser.add_argument("--in", dest="engines", nargs="+", choices=ENGINES, default=["lab"])
     results.argument(parser)
     asked = parser.parse_args()
     seeds = range(1, asked.seeds + 1)
-    said = [one for seed in seeds for one in in_the_lab(seed)]
-    if asked.flink:
-        said += in_flink(asked.seeds)
+    said = [one for engine in asked.engines for one in ENGINES[engine](seeds)]
     wrong = Counter((one.case, one.said) for one in said if one.said not in one.planted)
     for (case, word), times in wrong.most_common():
         print(f"{case}: {word}, {times} times", file=sys.stderr)

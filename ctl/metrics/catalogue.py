@@ -69,6 +69,7 @@ PRIMITIVES = _table(
     Metric("irq_delay", "s", "time that interrupts took from its threads, taskstats (counter)"),
     Metric("backlog", "bytes", "bytes waiting in the sockets of an ingress now, sock_diag"),
     Metric("queue_size", "tuples", "tuples waiting in the input queues now"),
+    Metric("queue_capacity", "tuples", "tuples that its input queue holds at most"),
     Metric("head_age", "s", "age in the system of the oldest waiting tuple now; 0 if none waits"),
     Metric("head_age_estimate", "s", "the same, estimated by the driver"),
     Metric("wait_estimate", "s", "time that tuples spend in its own queue, by the driver"),

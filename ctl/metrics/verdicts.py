@@ -4,8 +4,9 @@ Each second of a thread is one of: running (where the machine is virtual: or rob
 the hypervisor); waiting for a CPU; asleep because a queue downstream is full; asleep with work in
 hand (I/O, a lock, memory, a timer); asleep without input. The kernel measures the first two
 (schedstat, /proc/stat), the engine says what the rest was, if it says anything; where it does not,
-its queues tell: who sleeps while tuples wait does not sleep for lack of input. An ingress that
-sleeps is not blamed unless something is known to wait before it.
+its queues tell: who sleeps while tuples wait does not sleep for lack of input, and who sleeps
+before a queue that is full is held by it. An ingress that sleeps is not blamed unless something is
+known to wait before it.
 docs/bottlenecks.md has the rules with their sources. Pure functions over whole columns.
 """
 
@@ -42,10 +43,12 @@ Mask = npt.NDArray[np.bool_]
 LEAST_SHARE = 0.10  # of the time: what takes less holds nobody back
 STARVED_RATIO = 0.25  # of the time that it could run, it waited: with a CPU, a third faster
 IDLE_RUN = 0.01  # CPU share of a thread that does nothing but look whether there is something
+LOOKING_RUN = 0.02  # the same of one that looks again and again: Storm's take 1 to 1.5%
 SATURATED = 0.85  # runs or waits for a CPU so much of the time: never out of work
 NEVER = 0.005  # of the time: less is none at all
 LEAST_WINDOW_S = 0.25  # below, a scheduler tick is several per cent
 GROWS = 4.0  # standard deviations of Poisson arrivals by which a queue that grows has grown
+FULL = 0.9  # of its capacity: a queue that is longer is full but for a moment
 GUESSED = 0.6  # what a share is worth that nobody tells
 
 # Columns of snapshots that verdicts are made of
@@ -54,6 +57,7 @@ NEEDED = frozenset(
         *("thread_cpu_time", "cpu_time", "run_delay", "idle_time", "backpressured_time"),
         *("io_delay", "memory_delay", "gc_time", "cpu_steal", "cpu_busy"),
         *("tuples_in", "tuples_out", "queue_size", "queue_size_estimate", "backlog"),
+        "queue_capacity",
     }
 )
 
@@ -204,11 +208,13 @@ def assess(
     spent = _spent(window, queue_now, before)
     run, wait, idle, full, blocked = spent.run, spent.wait, spent.idle, spent.full, spent.blocked
     taken = window.gain("tuples_in")
-    keeps = _keeps_up(run, wait, idle, queue_now - before, taken)
+    shares = _without_looks(window, spent, queue_now, before)
+    keeps = _keeps_up(shares.run, shares.wait, shares.idle, queue_now - before, taken)
     if longer is not None:
         taken = np.fmax(taken, longer.gain("tuples_in"))
     late = np.zeros(len(run), dtype=np.bool_) if missed is None else missed
-    verdict = _judge(run, wait, full, blocked, idle, taken, (keeps == 0) | late)
+    decide = shares.run, shares.wait, shares.full, blocked, shares.idle
+    verdict = _judge(*decide, taken, (keeps == 0) | late)
     with np.errstate(all="ignore"):
         for_memory = _for_memory(spent.memory, blocked, memory_pressure) | (spent.gc >= blocked / 2)
     verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
@@ -221,7 +227,7 @@ def assess(
     quality = np.where(sure, 1.0, GUESSED) * np.where(np.isnan(wait), 0.5, 1.0)
     return Assessment(
         verdict=verdict,
-        confidence=quality * _margin(verdict, run, wait, full, blocked, idle),
+        confidence=quality * _margin(verdict, *decide),
         limit=_limits(window.graph, verdict, idle),
         run=run,
         wait=wait,
@@ -368,15 +374,50 @@ def _asleep(
         said = np.nan_to_num(idle) + np.nan_to_num(full)
         fits = np.where(said > unknown, unknown / said, 1.0)
     # A producer that sleeps on its work, before a consumer that is never out of work
-    busy = 1.0 - asleep >= SATURATED
-    before_busy = np.zeros(len(asleep), dtype=np.bool_)
-    np.logical_or.at(before_busy, window.graph.source, (busy & works)[window.graph.target])
-    guessed = np.where(works & before_busy, unknown, np.where(known | told, 0.0, np.nan))
+    before_busy = _feeds(window.graph, (1.0 - asleep >= SATURATED) & works)
+    held = (works & before_busy) | _before_full(window, queue, before)
+    guessed = np.where(held, unknown, np.where(known | told, 0.0, np.nan))
     full = np.where(np.isnan(full), guessed, full * fits)
     left = np.maximum(unknown - np.nan_to_num(full), 0.0)
     idle = np.where(told, idle * fits, np.where(works, 0.0, np.where(known, left, np.nan)))
     awake = unknown < NEVER  # what is not there needs nobody to tell it
     return np.where(awake & ~told, 0.0, idle), np.where(awake & np.isnan(full), 0.0, full), told
+
+
+def _without_looks(window: Window, spent: _Spent, queue: Array, before: Array) -> _Spent:
+    """The same, where to wait for a CPU to look again is to be without input, or held.
+
+    So it is with an engine whose threads look again and again whether there is any, or room, of
+    those that had an empty queue at both ends, or a full one before them. What waits for an ingress
+    its queue does not tell: that one has to sleep, too.
+    """
+    if not window.now.topology.idle_spins:
+        return spent
+    held = _before_full(window, queue, before)
+    sleeps = (spent.idle >= LEAST_SHARE) | ~window.graph.ingress
+    empty = (queue == 0) & (before == 0) & sleeps & ~held
+    looked = np.nan_to_num(spent.wait)
+    few = np.where(empty & (spent.run < LOOKING_RUN), spent.run, 0.0)
+    return spent._replace(
+        run=spent.run - few,
+        wait=np.where(empty | held, 0.0, spent.wait),
+        idle=np.where(empty, spent.idle + looked + few, spent.idle),
+        full=np.where(held, spent.full + looked, spent.full),
+    )
+
+
+def _before_full(window: Window, queue: Array, before: Array) -> Mask:
+    """(n,) whether a queue that it feeds was full at both ends."""
+    with np.errstate(invalid="ignore"):
+        most = FULL * window.value("queue_capacity")
+        return _feeds(window.graph, (most > 0) & (queue >= most) & (before >= most))
+
+
+def _feeds(graph: Graph, which: Mask) -> Mask:
+    """(n,) whether it feeds one of these."""
+    found = np.zeros(len(which), dtype=np.bool_)
+    np.logical_or.at(found, graph.source, which[graph.target])
+    return found
 
 
 def _keeps_up(run: Array, wait: Array, idle: Array, growth: Array, taken: Array) -> Array:

@@ -8,12 +8,12 @@ import numpy as np
 
 from sched_ctl.drivers.sources.graphite import Series
 from sched_ctl.drivers.storm.plan import Executor
-from sched_ctl.drivers.storm.series import QUEUES, Measure, Sampled
+from sched_ctl.drivers.storm.series import CAPACITY, QUEUES, Measure, Sampled
 from sched_ctl.model.graph import Array, Index
 
 __all__ = ["PROVIDES", "Reading"]
 
-PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size", "latency"})
+PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size", "queue_capacity", "latency"})
 STALE_S = 5.0  # and at least this many reports:
 STALE_REPORTS = 5
 LONGEST_PERIOD_S = 60.0
@@ -33,6 +33,8 @@ class Reading:
         self._counters = {name: _Counter(self._n, found) for name, found in counts.items()}
         queues = [[(row, one) for row, one in mine if one.what == what] for what in QUEUES]
         self._queues = [_Column(self._n, found) for found in queues]
+        room = [(row, one) for row, one in mine if one.what == CAPACITY]
+        self._room = _Column(self._n, room)
         self._latency = _Latency(self._n, mine)
         self._last_s = -math.inf
         self.period_s = math.nan  # between reports
@@ -64,6 +66,7 @@ class Reading:
         waiting, overflow = (column.largest(oldest_s) for column in self._queues)
         return {
             "queue_size": waiting + np.nan_to_num(overflow),
+            "queue_capacity": self._room.largest(oldest_s),
             "latency": self._latency.read(now_s, now_s - oldest_s),
             **{name: counter.read(now_s) for name, counter in self._counters.items()},
         }

@@ -3,6 +3,7 @@
 Storm 2's reporters send, for each task,
 
     storm.worker.TOPOLOGY.HOST.COMPONENT.TASK.PORT-receive-queue-population
+    storm.worker.TOPOLOGY.HOST.COMPONENT.TASK.PORT-receive-queue-capacity
     storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__execute-count-SOURCE:STREAM.count
     storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__emit-count-STREAM.count
 
@@ -30,7 +31,7 @@ import numpy as np
 from sched_ctl.drivers.sources.graphite import Series
 from sched_ctl.model.graph import Array
 
-__all__ = ["QUEUES", "Measure", "Sampled", "plain", "take_apart"]
+__all__ = ["CAPACITY", "QUEUES", "Measure", "Sampled", "plain", "take_apart"]
 
 PLACE = re.compile(
     r"[^.]+\.(?P<component>[^.]+)(?:\.(?P<stream>[^.]+))?\.(?P<task>-?\d{1,9})\.\d+-(?P<metric>.+)"
@@ -39,12 +40,13 @@ COUNT = re.compile(r"__(?P<what>execute|emit|ack)-count-(?P<of>.+)\.count")
 LATENCY = "__complete-latency-"
 # Tuples that wait for an executor: the second holds what other workers sent when the first is full.
 QUEUES = ("receive-queue-population", "receive-queue-overflow")
+CAPACITY = "receive-queue-capacity"  # of the first of them
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
     """One series. what: "execute", "emit", "ack", "complete" (of a spout: the complete latency, ms)
-    or one of QUEUES. source: of an execute count.
+    one of QUEUES, or CAPACITY. source: of an execute count.
     """
 
     what: str
@@ -75,7 +77,7 @@ def take_apart(topology: str, found: Mapping[str, Series]) -> list[Measure]:
         if match is None:
             continue
         task, metric = int(match["task"]), match["metric"]
-        if metric in QUEUES:
+        if metric in QUEUES or metric == CAPACITY:
             measures.append(Measure(metric, task, series))
             continue
         if metric.startswith(LATENCY) and not metric.startswith(f"{LATENCY}__"):

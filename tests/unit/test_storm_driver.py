@@ -46,6 +46,7 @@ source.__ack_init.8.6701-__complete-latency-__ack_init 3
 sink.default.7.6700-__ack-count-toll_cv:default.count 5
 dispatcher.5.6700-receive-queue-population 3
 dispatcher.5.6700-receive-queue-overflow 4
+dispatcher.5.6700-receive-queue-capacity 64
 dispatcher.default.5.6700-__execute-count-source:default.count 1980
 dispatcher.__ack_ack.5.6700-__emit-count-__ack_ack.count 1980
 dispatcher.default.5.6700-__emit-count-default.count 1500
@@ -130,7 +131,7 @@ def test_names_of_series() -> None:
     assert not any("__" in m.source or "__" in m.stream for m in measures)
     assert ("complete", 8, "", "late") in found and ("ack", 8, "", "late") in found
     assert not any(m.what == "ack" and m.task == 7 for m in measures), "a bolt's tell nothing"
-    assert len(measures) == 20
+    assert len(measures) == 21
 
 
 def test_dots_become_underscores() -> None:
@@ -210,6 +211,8 @@ def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue[row["dispatcher", 5]] == 7  # with what other workers sent beyond its queue
     assert queue[row["toll_las", 10]] == 7  # not 14: two tasks, one queue
     assert math.isnan(queue[row["sink", 7]])
+    assert columns["queue_capacity"][row["dispatcher", 5]] == 64
+    assert math.isnan(columns["queue_capacity"][row["sink", 7]])
     assert taken[row["toll_las", 10]] == 600
     assert given[row["dispatcher", 5]] == 2000
     assert math.isnan(taken[row["source", 8]])  # the window takes what it emitted

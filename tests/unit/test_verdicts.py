@@ -139,6 +139,39 @@ def test_time_asleep_is_told_from_queues_where_the_engine_tells_nothing() -> Non
 SLEEPS = (0.02, 0.0, 0.0, 0.0, 50.0)  # and its engine says that it has no time without input
 
 
+def test_who_sleeps_before_a_full_queue_is_held_by_it() -> None:
+    """Also where the one behind that queue sleeps itself, and whoever is held has no queue."""
+    rows: list[Shares] = [(0.05, 0.02, None, None, 100.0)] * 3
+    told: dict[str, object] = {"queue_size": (0.0, 64.0, 61.0), "queue_capacity": (64.0,) * 3}
+    found = assess(window(*rows, **told))  # type: ignore[arg-type]
+    words = [Verdict(code).word for code in found.verdict]
+    assert words == ["backpressured", "backpressured", "io-bound"]
+    assert found.limit.tolist() == [2, 2, -1]
+    assert judged(*rows, queue_size=(0.0, 64.0, 61.0)) == ["input-bound", "io-bound", "io-bound"]
+    half = told | {"queue_capacity": (128.0,) * 3}
+    assert judged(*rows, **half) == ["input-bound", "io-bound", "io-bound"]
+
+
+def test_who_looks_again_and_again_is_not_starved() -> None:
+    """Its threads wait for a CPU each time; with tuples that wait, or no such engine, they do."""
+    rows: list[Shares] = [(0.014, 0.114, None, None, 0.0)] * 3
+    spins: dict[str, object] = {"topology": replace(CHAIN, idle_spins=True)}
+    assert judged(*rows, **spins, queue_size=(0.0,) * 3) == ["idle"] * 3
+    rarely: list[Shares] = [(0.008, 0.114, None, None, 0.0)] * 3
+    assert judged(*rarely, queue_size=(0.0,) * 3) == ["cpu-starved"] * 3
+    works: list[Shares] = [(0.06, 0.114, None, None, 0.0)] * 3
+    assert judged(*works, **spins, queue_size=(0.0,) * 3) == ["input-bound"] * 3
+    late: list[Shares] = [(0.008, 0.95, None, None, 0.0)] * 3
+    queues: dict[str, object] = {"queue_size": (0.0, 5.0, 0.0)}
+    # What waits for the first one nobody knows.
+    assert judged(*late, **spins, **queues) == ["cpu-starved", "cpu-starved", "idle"]
+    # For room, as well
+    some: list[Shares] = [(0.07, 0.66, None, None, 90.0), (0.3, 0.68, None, None, 90.0), REST]
+    full: dict[str, object] = {"queue_size": (64.0, 64.0, 0.0), "queue_capacity": (64.0,) * 3}
+    assert judged(*some, **spins, **full)[:2] == ["backpressured", "cpu-starved"]
+    assert judged(*some, **full)[0] == "cpu-starved"
+
+
 def test_a_source_that_sleeps_is_not_blamed() -> None:
     """It may pace itself, unless something is known to wait before it."""
     made = window(SLEEPS, REST, REST)

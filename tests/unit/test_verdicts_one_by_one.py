@@ -142,28 +142,29 @@ def test_whom_a_held_one_is_held_by(seed: int) -> None:
 
 
 def asleep(
-    unknown: float, idle: float, full: float, queues: bool, works: bool, before: bool
+    unknown: float, idle: float, full: float, queues: bool, works: bool, before: bool, held: bool
 ) -> tuple[float, float]:
     """idle, full: what the engine says, per second. queues: whether both queue sizes are known.
 
-    before: whether an operator that it feeds is always at work, and never out of it.
+    before: whether an operator that it feeds is always at work, and never out of it. held: whether
+    that one's queue is full.
     """
     told = not math.isnan(idle)
     said = known(idle) + known(full)
     fits = unknown / said if said > unknown else 1.0
     if not math.isnan(full):
-        held = full * fits
-    elif works and before:
-        held = unknown
+        blocked = full * fits
+    elif held or (works and before):
+        blocked = unknown
     else:
-        held = 0.0 if works or queues or told else NAN
-    left = max(unknown - known(held), 0.0)
+        blocked = 0.0 if works or queues or told else NAN
+    left = max(unknown - known(blocked), 0.0)
     guessed = 0.0 if works else left if queues else NAN
     rest = idle * fits if told else guessed
     if unknown < 0.005:
         rest = rest if told else 0.0
-        held = 0.0 if math.isnan(held) else held
-    return rest, held
+        blocked = 0.0 if math.isnan(blocked) else blocked
+    return rest, blocked
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -179,9 +180,11 @@ def test_what_the_time_asleep_was_for(seed: int) -> None:
         for name in ("idle_time", "backpressured_time")
     }
     queue, past = (np.array([draw.choice((NAN, 0.0, 5.0)) for _ in range(n)]) for _ in range(2))
+    room = np.array([draw.choice((NAN, 0.0, 5.5, 6.0)) for _ in range(n)])
     works = np.array([draw.random() < 0.5 for _ in range(n)])
+    now = {"queue_capacity": room} | {k: 100.0 + 10.0 * v for k, v in columns.items()}
     window = Window(
-        Snapshot(topology, 20.0, {k: 100.0 + 10.0 * v for k, v in columns.items()}),
+        Snapshot(topology, 20.0, now),
         Snapshot(
             topology, 10.0, {k: np.where(np.isnan(v), NAN, 100.0) for k, v in columns.items()}
         ),
@@ -197,6 +200,7 @@ def test_what_the_time_asleep_was_for(seed: int) -> None:
             queues,
             bool(works[i]),
             never_out,
+            i + 1 < n and room[i + 1] == 5.5 and queue[i + 1] == past[i + 1] == 5.0,
         )
         np.testing.assert_allclose((idle[i], full[i]), expected, atol=1e-12)
         assert told[i] == (not math.isnan(columns["idle_time"][i]))

@@ -15,6 +15,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.SplittableRandom;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.storm.Config;
 import org.apache.storm.StormSubmitter;
 import org.apache.storm.shade.net.minidev.json.JSONValue;
@@ -37,7 +39,8 @@ import org.apache.storm.tuple.Values;
  * was due. The source is open loop, with Poisson arrivals: what it could not emit in time it emits
  * later, so the latency at the egress counts the backlog that waits outside of the engine.
  *
- * <p>Arguments: name= graph= (file) rate= (source tuples a second, or 0) rate_file= (read four times
+ * <p>Arguments: name= graph= (file) query= (of the file's, only this one) base_cost_us= (not the
+ * file's) rate= (source tuples a second, or 0) rate_file= (read four times
  * a second, overrides rate) out= (folder for a file an egress) ack=1 executors.OP= tasks.OP=
  * conf.KEY= (JSON)
  */
@@ -137,9 +140,10 @@ public final class Topology {
         }
     }
 
-    /** Burns its cost, and emits as often as its selectivity says. */
+    /** Burns its cost, may sleep, and emits as often as its selectivity says. */
     public static final class Operator extends BaseRichBolt {
         private final long nanos;
+        private final long blockNanos;
         private final double selectivity;
         private final String file;
         private final boolean ack;
@@ -148,9 +152,13 @@ public final class Topology {
         private transient double owed;
         private transient long flushed;
 
-        /** file: where an egress writes (finished, due) of each tuple; "" for others. */
-        Operator(long nanos, double selectivity, String file, boolean ack) {
+        /**
+         * blockNanos: it sleeps for up to that with each tuple. file: where an egress writes
+         * (finished, due) of each tuple; "" for others.
+         */
+        Operator(long nanos, long blockNanos, double selectivity, String file, boolean ack) {
             this.nanos = nanos;
+            this.blockNanos = blockNanos;
             this.selectivity = selectivity;
             this.file = file;
             this.ack = ack;
@@ -177,6 +185,9 @@ public final class Topology {
         @Override
         public void execute(Tuple tuple) {
             burn(nanos);
+            if (blockNanos > 0) {
+                LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(blockNanos));
+            }
             long due = tuple.getLong(0);
             if (out != null) {
                 record(due);
@@ -241,6 +252,7 @@ public final class Topology {
         config.putIfAbsent(Config.TOPOLOGY_ACKER_EXECUTORS, ack ? 1 : 0);
 
         double base = 50;
+        boolean wanted = true;
         Map<String, String[]> operators = new LinkedHashMap<>();
         List<String[]> edges = new ArrayList<>();
         Set<String> emitting = new HashSet<>();
@@ -248,6 +260,11 @@ public final class Topology {
             String[] words = line.replaceFirst("#.*", "").trim().split("\\s+");
             if (words[0].equals("workload")) {
                 base = number(words, "base_cost_us", base);
+                base = Double.parseDouble(given.getOrDefault("base_cost_us", "" + base));
+            } else if (words[0].equals("query")) {
+                wanted = words[1].equals(given.getOrDefault("query", words[1]));
+            } else if (!wanted) {
+                continue;
             } else if (words[0].equals("op")) {
                 operators.put(words[1], words);
             } else if (words[0].equals("edge")) {
@@ -260,6 +277,7 @@ public final class Topology {
         for (Map.Entry<String, String[]> operator : operators.entrySet()) {
             String name = operator.getKey();
             long nanos = (long) (number(operator.getValue(), "cost", 1) * base * 1000);
+            long block = (long) (number(operator.getValue(), "block_max_ms", 0) * 1e6);
             int executors = Integer.parseInt(given.getOrDefault("executors." + name, "1"));
             String tasks = given.getOrDefault("tasks." + name, Integer.toString(executors));
             List<String> inputs = new ArrayList<>();
@@ -281,7 +299,7 @@ public final class Topology {
             double selectivity =
                     emitting.contains(name) ? number(operator.getValue(), "selectivity", 1) : 0;
             BoltDeclarer bolt =
-                    builder.setBolt(name, new Operator(nanos, selectivity, file, ack), executors);
+                    builder.setBolt(name, new Operator(nanos, block, selectivity, file, ack), executors);
             bolt.setNumTasks(Integer.parseInt(tasks));
             for (String input : inputs) {
                 bolt.shuffleGrouping(input);
