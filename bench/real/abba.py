@@ -5,7 +5,6 @@ after it, and is compared with the mean of these two. A slow drift of the machin
 alike. What differs between engines is how a phase is measured: that is handed in.
 """
 
-import itertools
 import math
 import os
 import platform
@@ -32,7 +31,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Way:
     """arguments: of `sched-ctl load`; None = the system's own scheduling.
 
-    learn_s: how long it may learn before it is measured. That time is a phase of its own.
+    learn_s: how long it learns before it is measured.
     """
 
     name: str
@@ -61,40 +60,31 @@ def take_turns(
     ways: Sequence[Way],
     cycles: int,
     load: Callable[[Way], AbstractContextManager[None]],
-    measure: Callable[[float], Figures],
+    measure: Callable[[], Figures],
     pids: Sequence[int],
     *,
     settle_s: float,
     seconds: float,
     end_s: float = math.inf,
 ) -> Iterator[Phase]:
-    """The phases, one by one. measure: the figures of so many seconds that it is called after.
+    """The phases, one by one. measure: the figures of the `seconds` that it is called after.
 
     end_s: time.monotonic() after which only the pair that has begun is finished.
     """
     one_cycle = [part for way in ways for part in (OS, way)]
     one_cycle += [part for way in reversed(ways) for part in (OS, way)]
     for way in [*one_cycle * cycles, OS]:
-        found = []
         with nullcontext() if way is OS else load(way):
-            if way.learn_s:
-                found.append(_phase(f"{way.name}, learning", way.learn_s, measure, pids))
             time.sleep(settle_s)  # what was queued under the other way has gone
-            found.append(_phase(way.name, seconds, measure, pids))
+            began_s, used_s = time.monotonic(), cpu_seconds(pids)
+            time.sleep(seconds)
+            took_s = time.monotonic() - began_s
+            phase = Phase(way.name, measure(), (cpu_seconds(pids) - used_s) / took_s)
         print(".", end="", file=sys.stderr, flush=True)
-        yield from found
+        yield phase
         if way is OS and time.monotonic() > end_s:
             break
     print(file=sys.stderr)
-
-
-def _phase(
-    name: str, seconds: float, measure: Callable[[float], Figures], pids: Sequence[int]
-) -> Phase:
-    began_s, used_s = time.monotonic(), cpu_seconds(pids)
-    time.sleep(seconds)
-    took_s = time.monotonic() - began_s
-    return Phase(name, measure(seconds), (cpu_seconds(pids) - used_s) / took_s)
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
@@ -115,9 +105,9 @@ def ratios(phases: Sequence[Phase], least_cpus: float = 0.0) -> dict[str, dict[s
     least_cpus: a phase in which the engine had less was disturbed: it and its ratios are left out.
     """
     found: dict[str, dict[str, list[float]]] = {}
-    own = [at for at, phase in enumerate(phases) if phase.way == OS.name]
-    around = [(a, at, b) for a, b in itertools.pairwise(own) for at in range(a + 1, b)]
-    for before, phase, after in ((phases[a], phases[at], phases[b]) for a, at, b in around):
+    for before, phase, after in zip(phases, phases[1:], phases[2:], strict=False):
+        if phase.way == OS.name or before.way != OS.name:
+            continue
         kept = found.setdefault(phase.way, {name: [] for name in phase.figures})
         if min(before.cpus, phase.cpus, after.cpus) < least_cpus:
             continue

@@ -138,7 +138,7 @@ def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> 
         pids = [process.pid for process in cluster.task_managers]
         time.sleep(WARM_S)
 
-        def measure(seconds: float) -> Figures:
+        def measure() -> Figures:
             end = time.monotonic()
             gone = {name: finished(file, end - seconds, end) for name, file in counts.items()}
             waits = finished(outs[case.favoured], end - seconds, end)

@@ -60,7 +60,7 @@ def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> 
         to, out = process.stdin, process.stdout
         time.sleep(WARM_S)
 
-        def measure(seconds: float) -> Figures:
+        def measure() -> Figures:
             end_ms = (time.time() - LATE_S) * 1e3
             begin_ms = end_ms - (seconds - LATE_S) * 1e3
             to.write(f"{begin_ms:.0f} {end_ms:.0f}\n")

@@ -1,6 +1,6 @@
 """The words of `./dev demo --flink`."""
 
-from bench.real.abba import OS, Phase, ratios
+from bench.real.abba import OS, Phase
 from bench.real.demo import DONE, MEAN, TAIL, told
 from bench.real.flink import AUTO
 
@@ -20,9 +20,3 @@ def test_one_number_is_the_ratio_to_the_phases_around() -> None:
     assert "5.5 ms on average instead of 10" in light
     assert heavy.startswith("heavy: 1.00 of the records")
     assert number == "the number: 0.55 of the OS's mean latency (0.50 to 0.60 in 2 phases)"
-
-
-def test_a_phase_of_learning_has_the_same_phases_around_as_what_was_learned() -> None:
-    ways = ((OS.name, 10.0), ("auto, learning", 9.0), ("auto", 4.0), (OS.name, 30.0))
-    phases = [Phase(way, {MEAN: mean}, 1.0) for way, mean in ways]
-    assert ratios(phases) == {"auto, learning": {MEAN: [0.45]}, "auto": {MEAN: [0.2]}}
