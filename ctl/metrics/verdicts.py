@@ -205,16 +205,14 @@ def assess(
     guessed = "queue_size_estimate" in window.now.columns
     queue_now = window.value("queue_size") if queue is None or guessed else queue
     before = _queue_before(window)
-    spent = _spent(window, queue_now, before)
+    late = np.zeros(len(queue_now), dtype=np.bool_) if missed is None else missed
+    spent = _without_looks(window, _spent(window, queue_now, before), queue_now, before, late)
     run, wait, idle, full, blocked = spent.run, spent.wait, spent.idle, spent.full, spent.blocked
     taken = window.gain("tuples_in")
-    shares = _without_looks(window, spent, queue_now, before)
-    keeps = _keeps_up(shares.run, shares.wait, shares.idle, queue_now - before, taken)
+    keeps = _keeps_up(run, wait, idle, queue_now - before, taken)
     if longer is not None:
         taken = np.fmax(taken, longer.gain("tuples_in"))
-    late = np.zeros(len(run), dtype=np.bool_) if missed is None else missed
-    decide = shares.run, shares.wait, shares.full, blocked, shares.idle
-    verdict = _judge(*decide, taken, (keeps == 0) | late)
+    verdict = _judge(run, wait, full, blocked, idle, taken, (keeps == 0) | late)
     with np.errstate(all="ignore"):
         for_memory = _for_memory(spent.memory, blocked, memory_pressure) | (spent.gc >= blocked / 2)
     verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
@@ -227,7 +225,7 @@ def assess(
     quality = np.where(sure, 1.0, GUESSED) * np.where(np.isnan(wait), 0.5, 1.0)
     return Assessment(
         verdict=verdict,
-        confidence=quality * _margin(verdict, *decide),
+        confidence=quality * _margin(verdict, run, wait, full, blocked, idle),
         limit=_limits(window.graph, verdict, idle),
         run=run,
         wait=wait,
@@ -384,18 +382,21 @@ def _asleep(
     return np.where(awake & ~told, 0.0, idle), np.where(awake & np.isnan(full), 0.0, full), told
 
 
-def _without_looks(window: Window, spent: _Spent, queue: Array, before: Array) -> _Spent:
+def _without_looks(
+    window: Window, spent: _Spent, queue: Array, before: Array, late: Mask
+) -> _Spent:
     """The same, where to wait for a CPU to look again is to be without input, or held.
 
     So it is with an engine whose threads look again and again whether there is any, or room, of
     those that had an empty queue at both ends, or a full one before them. What waits for an ingress
-    its queue does not tell: that one has to sleep, too.
+    its queue does not tell: that one has to sleep, too. Of who works and is late, each wait counts.
     """
     if not window.now.topology.idle_spins:
         return spent
     held = _before_full(window, queue, before)
-    sleeps = (spent.idle >= LEAST_SHARE) | ~window.graph.ingress
-    empty = (queue == 0) & (before == 0) & sleeps & ~held
+    looks = (spent.idle >= LEAST_SHARE) | ~window.graph.ingress
+    looks &= ~(late & (spent.run >= LOOKING_RUN))
+    empty = (queue == 0) & (before == 0) & looks & ~held
     looked = np.nan_to_num(spent.wait)
     few = np.where(empty & (spent.run < LOOKING_RUN), spent.run, 0.0)
     return spent._replace(

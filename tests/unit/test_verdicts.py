@@ -169,7 +169,14 @@ def test_who_looks_again_and_again_is_not_starved() -> None:
     some: list[Shares] = [(0.07, 0.66, None, None, 90.0), (0.3, 0.68, None, None, 90.0), REST]
     full: dict[str, object] = {"queue_size": (64.0, 64.0, 0.0), "queue_capacity": (64.0,) * 3}
     assert judged(*some, **spins, **full)[:2] == ["backpressured", "cpu-starved"]
+    found = assess(window(*some, **spins, **full))  # type: ignore[arg-type]
+    assert found.backpressured[0] == pytest.approx(0.93)
     assert judged(*some, **full)[0] == "cpu-starved"
+    # Of a query that is late, who works and waits is starved, and who only looks is not.
+    missed = np.ones(3, dtype=np.bool_)
+    either = window(works[0], rows[0], works[0], **spins, queue_size=(0.0,) * 3)  # type: ignore[arg-type]
+    words = [Verdict(code).word for code in assess(either, missed=missed).verdict]
+    assert words == ["cpu-starved", "idle", "cpu-starved"]
 
 
 def test_a_source_that_sleeps_is_not_blamed() -> None:
