@@ -5,7 +5,7 @@ whoever does not judge, are judged by `judge`. Nothing in a file makes it fail: 
 ours becomes a row of the table `bad` with file, line and reason.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
@@ -81,6 +81,8 @@ class _Rows:
     def __init__(self, path: str) -> None:
         self.path, self.file = path, path.rpartition("/")[2]
         self.boot, self.run = "", 0  # of the file's first line
+        self.machine = ""
+        self.topologies: dict[str, tuple[int, dict[str, Any]]] = {}  # engine -> epoch, `_made`
         self._clear()
 
     def _clear(self) -> None:
@@ -93,11 +95,35 @@ class _Rows:
         self._single.append(told | row)
         self.size += 1
 
-    def add_record(
-        self, record: records.Record, n: int, machine: str, made: dict[str, Any]
-    ) -> None:
-        self._records.append((record, n, machine, made))
-        self.size += n
+    def take(self, line: records.Line) -> None:
+        """The rows of a good line."""
+        if isinstance(line, records.Record):
+            made = self.topologies[line.engine][1]
+            self._records.append((line, len(made["names"]), self.machine, made))
+            self.size += len(made["names"])
+        elif isinstance(line, records.Start):
+            self.boot, self.run = line.boot, line.run
+            self.machine = kind_of_machine(line.machine, line.cpus)
+        elif isinstance(line, records.Topology):
+            self.topologies[line.engine] = (line.epoch, _made(line))
+            self.add(
+                kind="topology",
+                machine=self.machine,
+                engine=line.engine,
+                epoch=line.epoch,
+                text=msgspec.json.encode(line).decode(),
+                **_common(line),
+            )
+        elif isinstance(line, records.Event):
+            self.add(
+                kind="event",
+                engine=line.engine,
+                what=line.what,
+                about=line.about,
+                value=line.value,
+                count=line.count,
+                **_common(line),
+            )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self._single:
@@ -141,31 +167,40 @@ class _Rows:
         for place, name in enumerate(("psi_cpu", "psi_io", "psi_memory")):
             each(name, [line.psi[place] if len(line.psi) > place else None for line in lines])
         for field, name in ARRAYS.items():
-            arrays = list(map(attrgetter(field), lines))
-            if not any(arrays):
-                columns[name] = pa.nulls(total, SCHEMA.field(name).type)
-                continue
-            if not all(arrays):
-                arrays = [of or [None] * n for of, n in zip(arrays, counts, strict=True)]
-            columns[name] = pa.array(list(chain.from_iterable(arrays)), SCHEMA.field(name).type)
+            columns[name] = _array(field, lines, counts, SCHEMA.field(name).type)
         for name in ("query", "operator", "replica"):
             columns[name] = pa.concat_arrays([made[name] for _, _, _, made in found])
         for field, name in BY_QUERY.items():
-            of_each: list[Any] = []
-            for r, n, _, made in found:
-                by_query = getattr(r, field) or ()
-                known = len(by_query) == made["queries"]
-                of_each += map(by_query.__getitem__, made["query_of"]) if known else [None] * n
-            columns[name] = pa.array(of_each, SCHEMA.field(name).type)
-        held: list[str | None] = []
-        for r, n, _, made in found:
-            names = made["names"]
-            held += [names[at] if 0 <= at < n else None for at in r.by] if r.by else [None] * n
-        columns["held_by"] = pa.array(held, pa.string())
+            of_each = (_by_query(getattr(r, field) or (), n, made) for r, n, _, made in found)
+            columns[name] = pa.array(chain.from_iterable(of_each), SCHEMA.field(name).type)
+        held = (_held_by(r.by, n, made["names"]) for r, n, _, made in found)
+        columns["held_by"] = pa.array(chain.from_iterable(held), pa.string())
         for name in SCHEMA.names:
             if name not in columns:
                 columns[name] = pa.nulls(total, SCHEMA.field(name).type)
         return pa.RecordBatch.from_arrays([columns[n] for n in SCHEMA.names], schema=SCHEMA)
+
+
+def _array(
+    field: str, lines: Sequence[records.Record], counts: Sequence[int], kind: pa.DataType
+) -> pa.Array:
+    """A field with an entry for each operator of each record; null where a record has none."""
+    arrays = list(map(attrgetter(field), lines))
+    if not any(arrays):
+        return pa.nulls(sum(counts), kind)
+    if not all(arrays):
+        arrays = [of or [None] * n for of, n in zip(arrays, counts, strict=True)]
+    return pa.array(list(chain.from_iterable(arrays)), kind)
+
+
+def _by_query(told: Sequence[Any], n: int, made: dict[str, Any]) -> Iterable[Any]:
+    """For each of n operators what is told of its query, if something is of each query."""
+    return map(told.__getitem__, made["query_of"]) if len(told) == made["queries"] else [None] * n
+
+
+def _held_by(by: Sequence[int] | None, n: int, names: Sequence[str]) -> list[str | None]:
+    """Who holds each of n operators."""
+    return [names[at] if 0 <= at < n else None for at in by] if by else [None] * n
 
 
 def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.RecordBatch]:
@@ -178,8 +213,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
     node = named.node if named else "unknown"
     day = f"{named.start[:4]}-{named.start[4:6]}-{named.start[6:8]}" if named else "unknown"
     begun = 0 if named is None else _begun(named)
-    machine, first_line = "", True
-    topologies: dict[str, tuple[int, dict[str, Any]]] = {}
+    first_line = True
     seen: set[int] = set()
     good = bad = repeated = 0
 
@@ -196,7 +230,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         number, line = found
         if first_line and misplaced(line) is None:
             node, first_line = line.node, False
-        why = _wrong(line, node, topologies)
+        why = _wrong(line, node, gathered.topologies)
         if why is None and line.t < begun:
             why = f"before its file was begun: time {line.t}"
         if why:
@@ -207,33 +241,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
             continue
         seen.add(line.seq)
         good += 1
-        if isinstance(line, records.Record):
-            made = topologies[line.engine][1]
-            gathered.add_record(line, len(made["names"]), machine, made)
-        elif isinstance(line, records.Start):
-            gathered.boot, gathered.run = line.boot, line.run
-            machine = kind_of_machine(line.machine, line.cpus)
-        elif isinstance(line, records.Topology):
-            topologies[line.engine] = (line.epoch, _made(line))
-            text = msgspec.json.encode(line).decode()
-            gathered.add(
-                kind="topology",
-                machine=machine,
-                engine=line.engine,
-                epoch=line.epoch,
-                text=text,
-                **_common(line),
-            )
-        elif isinstance(line, records.Event):
-            gathered.add(
-                kind="event",
-                engine=line.engine,
-                what=line.what,
-                about=line.about,
-                value=line.value,
-                count=line.count,
-                **_common(line),
-            )
+        gathered.take(line)
         if gathered.size >= ROWS:
             yield from gathered.batches()
     gathered.add(

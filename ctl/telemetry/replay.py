@@ -74,7 +74,7 @@ class Engine:
     def add(self, record: records.Record) -> Window | None:
         """The window at the end of the record; None if it does not fit the topology."""
         n = len(self.topology.operators)
-        columns = _columns(record, n)
+        columns = _columns([record], n)
         if columns is None:
             return None
         for name in columns.keys() & COUNTERS.keys():
@@ -95,15 +95,13 @@ def beside(topology: Topology, found: Sequence[records.Record]) -> Window:
     """The windows of m records, each for itself, as one of m times the operators, side by side.
 
     What is worked out of it is that of each record alone, whatever was before it. Queues are taken
-    to have been at its begin what they were in its mean. All arrays have the topology's length.
+    to have been at its begin what they were in its mean. Raises ValueError if one speaks of other
+    operators.
     """
     n = len(topology.operators)
-    columns: dict[str, Array] = {}
-    for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
-        told = [_idle(r) if field == "idle" else getattr(r, field) for r in found]
-        if any(values is not None for values in told):
-            whole = [[None] * n if values is None else values for values in told]
-            columns[name] = np.array(whole, dtype=np.float64).ravel() * unit  # None: NaN
+    columns = _columns(found, n)
+    if columns is None:
+        raise ValueError("a record of other operators")
     before = {
         name: column * 0.0 if name in COUNTERS else column for name, column in columns.items()
     }
@@ -124,16 +122,17 @@ def _times(topology: Topology, count: int) -> Topology:
     return Topology(topology.engine, topology.operators * count, edges, (), ())
 
 
-def _columns(record: records.Record, n: int) -> dict[str, Array] | None:
-    """What a record says of n operators, in base units; None if it speaks of others."""
+def _columns(found: Sequence[records.Record], n: int) -> dict[str, Array] | None:
+    """(m * n,) what m records say of n operators, in base units; None if one speaks of others."""
     columns: dict[str, Array] = {}
     for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
-        values = _idle(record) if field == "idle" else getattr(record, field)
-        if values is None:
+        told = [_idle(r) if field == "idle" else getattr(r, field) for r in found]
+        if not any(values is not None for values in told):
             continue
-        if len(values) != n:
+        whole = [[None] * n if values is None else values for values in told]
+        if any(len(values) != n for values in whole):
             return None
-        columns[name] = np.array([np.nan if v is None else v for v in values]) * unit
+        columns[name] = np.array(whole, dtype=np.float64).ravel() * unit  # None: NaN
     return columns
 
 

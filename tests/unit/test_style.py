@@ -28,7 +28,6 @@ LONG = {
     "drivers/storm/plan.py:plan": "sums over streams that only make sense together",
     "pipeline/bottlenecks.py:held": "one question to Spark",
     "pipeline/generate.py:_files": "a record's fields, one after the other",
-    "pipeline/parse.py:of_file": "a row's fields for each kind of line",
     "sim/run.py:_values": "the simulator's arguments, one after the other",
     "tests/engines/test_flink_driver.py:test_topology_fusion_and_threads": "one start of Flink",
     "tests/spark/application.py:main": "runs in Spark's own process, where nothing is imported",
