@@ -207,6 +207,12 @@ def _plan(
     told = was
     if to and told is None:
         names = {parts.names[at]: parts.logical[at] for at in mine if not parts.graph.ingress[at]}
+        if not names:
+            notes = "; ".join(topology.notes) or "the engine has told of no edge"
+            raise UserError(
+                f"{name}: which of its operators feeds which is not known: {notes[:300]}",
+                "try again when it has tuples; a longer --observe waits for more reports",
+            )
         told = _told(to, names, limits)
     change = changed(wanted, one.engine.name, name, cpus_of(topology.pids), limits, told)
     return one, name, change, problem, loses

@@ -6,6 +6,7 @@ from the names of metrics. Nothing is asked of Storm's daemons. An engine is a t
 its workers belong together and those of another may belong to somebody else.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ from sched_ctl.drivers.storm.series import Measure, take_apart
 from sched_ctl.drivers.storm.workers import Worker, query_of, workers
 from sched_ctl.drivers.threadnames import OPERATOR
 from sched_ctl.errors import EngineError
+from sched_ctl.kernel.crowd import slowness
 from sched_ctl.model.topology import HelperThread, Snapshot, Topology
 
 __all__ = ["StormDriver", "connect", "find", "kind"]
@@ -33,7 +35,7 @@ MISSING_EVERY_S = 10.0  # how often threads are looked for that only metrics tel
 LISTEN_EVERY_S = 10.0  # how often a port that was taken is tried again
 ATTACH_S = 5.0
 SLOW_S = 2.0  # a remark is made of reports that come less often
-FIRST_S = 15.0
+FIRST_S = 15.0  # that first metrics may take on an idle machine
 RAREST = 200  # what looks like a sample of fewer is the first few counts
 HELP = "see Storm in docs/engines.md for the lines of storm.yaml"
 
@@ -100,9 +102,16 @@ class StormDriver:
 
     @property
     def waiting(self) -> bool:
-        """Whether its first metrics are still on their way: they come once a report.period."""
-        young = time.monotonic() - self._since_s < FIRST_S
-        return young and not self._measures and not self._no_inbox
+        """Whether its first metrics are still on their way: they come once a report.period.
+
+        The first ones may be a part of a report, or of a worker that has had no tuple yet: then who
+        feeds whom is not known before the next.
+        """
+        if self._no_inbox or (self._plan is not None and self._plan.edges):
+            return False
+        if self._measures and math.isfinite(self._reading.period_s):
+            return False
+        return time.monotonic() - self._since_s < FIRST_S * slowness()
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the topology's workers once. Raises EngineError."""

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from sched_ctl.drivers import threadnames
+from sched_ctl.drivers import Target, threadnames
 from sched_ctl.drivers.sources.graphite import Series
-from sched_ctl.drivers.storm import workers
+from sched_ctl.drivers.storm import driver, workers
 from sched_ctl.drivers.storm.driver import _addresses, _once
 from sched_ctl.drivers.storm.plan import Executor, executors, plan, same
 from sched_ctl.drivers.storm.reading import Reading
@@ -305,6 +305,39 @@ def test_a_worker_that_was_started_again_counts_from_nothing() -> None:
     for now in range(10):
         smooth.update(float(now), np.array([1000.0 * now]), np.array([float(now)]), step)
     assert smooth.update(10.0, np.array([40.0]), np.array([10.0]), step)[0] == 40
+
+
+def test_first_metrics_are_awaited_until_edges_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`scale` named no operator that could have replicas: the first report came in two parts."""
+    now_s = 100.0
+    series: dict[str, Series] = {}
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    monkeypatch.setattr(driver, "workers", list)
+    monkeypatch.setattr(driver, "slowness", lambda: 1.0)
+    for name, value in {"_check_alive": None, "_listen": None, "_look_at_threads": True}.items():
+        monkeypatch.setattr(driver.StormDriver, name, lambda *_, value=value: value)
+    monkeypatch.setattr(driver.StormDriver, "_series", lambda _: series)
+    storm = driver.StormDriver(Target("storm", TOPOLOGY), TOPOLOGY, 0)
+    storm._running = tuple(running())
+
+    def said(after_s: float) -> tuple[bool, bool]:
+        nonlocal now_s
+        now_s += after_s
+        return bool(storm.poll(1).topology.edges), storm.waiting
+
+    assert said(0) == (False, True)
+    every = reported()
+    series.update({name: one for name, one in every.items() if "execute" not in name})
+    assert said(1) == (False, True), "a part of a report"
+    series.update(every)
+    assert said(1) == (True, False)
+    storm.close()
+
+    idle = driver.StormDriver(Target("storm", TOPOLOGY), TOPOLOGY, 0)
+    series.clear()
+    assert idle.waiting
+    now_s += driver.FIRST_S
+    assert not idle.waiting
 
 
 def worker(pid: int, uid: int, topology: str) -> Worker:
