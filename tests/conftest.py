@@ -56,6 +56,7 @@ CAPABILITIES = {
     "qemu": shutil.which("qemu-system-x86_64") is not None,
     "mmdebstrap": shutil.which("mmdebstrap") is not None,
     "podman": shutil.which("podman") is not None,
+    "zstd": shutil.which("zstd") is not None,
     "openssl": shutil.which("openssl") is not None,
     "chromium": bool(shutil.which("chromium-headless-shell") or shutil.which("chromium")),
 }

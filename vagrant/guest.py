@@ -21,6 +21,7 @@ import ctypes
 import dataclasses
 import functools
 import os
+import re
 import select
 import shlex
 import shutil
@@ -55,6 +56,18 @@ NO_GUEST = 125  # exit code when the guest died without giving one
 UP_S = 60.0  # an emulated guest that is not up by then never will be, even on a busy machine
 UP_KVM_S = 15.0
 WRITABLE = ("/tmp", "/var/tmp", "/mnt")
+# Source, folder, type, options; /proc is there before.
+FSTAB = (
+    ("sysfs", "/sys", "sysfs", "defaults"),
+    ("dev", "/dev", "devtmpfs", "defaults"),
+    ("devpts", "/dev/pts", "devpts", "X-mount.mkdir"),
+    ("bpf", "/sys/fs/bpf", "bpf", "defaults"),
+    ("tracefs", "/sys/kernel/tracing", "tracefs", "defaults"),
+    ("debugfs", "/sys/kernel/debug", "debugfs", "defaults"),
+    ("cgroup2", "/sys/fs/cgroup", "cgroup2", "defaults"),
+    ("tmpfs", "/dev/shm", "tmpfs", "X-mount.mkdir"),
+    ("tmpfs", "/run", "tmpfs", "defaults"),
+)
 PREFIX = "sched-ctl-vm-"
 PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")  # Debian 12, Debian 13
@@ -158,6 +171,8 @@ class Guest:
             if daemon.poll() is not None:
                 raise GuestError("virtiofsd failed: " + self._read("virtiofsd.log").strip())
             time.sleep(0.005)
+        if not options.kvm and kernels.unpack(kernel, self.folder / "kernel"):
+            kernel = self.folder / "kernel"
         # The result channel is a FIFO, so that "up" is seen as soon as it is written; opened for
         # both directions, so that it never reports an end of file.
         os.mkfifo(self.folder / "result")
@@ -318,7 +333,7 @@ def boot(
 def _write_job(
     folder: Path, command: Sequence[str], options: Options, env: Mapping[str, str]
 ) -> None:
-    """What init.sh reads: the command, the tmpfs folders, the mounts that follow them."""
+    """What init.sh reads: the command, and what it mounts."""
     cwd = Path.cwd()
     lines = [
         f"export {name}={shlex.quote(value)}"
@@ -332,8 +347,10 @@ def _write_job(
     ]
     lines += [f"cd {shlex.quote(str(cwd))}", f"exec {shlex.join(command)}"]
     (folder / "command").write_text("\n".join(lines) + "\n")
-    (folder / "writable").write_text("\n".join(WRITABLE) + "\n")
-    mounts = []
+    # The job's folder may lie below one of those that are the guest's own, so it comes first.
+    mounts = [*FSTAB, (str(folder), "/run/job", "none", "bind,X-mount.mkdir")]
+    mounts.append(("/", "/run/host", "none", "bind,X-mount.mkdir"))
+    mounts += [("tmpfs", path, "tmpfs", "mode=1777") for path in WRITABLE]
     # The virtual environment may lie elsewhere than the code that it runs.
     show = (*options.show, *options.write, cwd, HERE, Path(sys.prefix))
     writable = {path.resolve() for path in options.write}
@@ -341,11 +358,14 @@ def _write_job(
         if path not in writable and not _below(path, WRITABLE):
             continue
         # /run/host is a second mount of the root, without the tmpfs.
-        quoted = shlex.quote(str(path))
-        mounts.append(f"mkdir -p {quoted} 2>/dev/null")
-        mounts.append(f"mount --bind /run/host{quoted} {quoted}")
-        mounts.append(f"mount -o remount,bind,{'rw' if path in writable else 'ro'} {quoted}")
-    (folder / "mounts").write_text("\n".join(mounts) + "\n")
+        may = "rw" if path in writable else "ro"
+        mounts.append((f"/run/host{path}", str(path), "none", f"bind,{may},X-mount.mkdir"))
+    text = "".join(" ".join(map(_in_fstab, row)) + " 0 0\n" for row in mounts)
+    (folder / "fstab").write_text(text)
+
+
+def _in_fstab(word: str) -> str:
+    return re.sub(r"[\s\\#]", lambda found: f"\\{ord(found[0]):03o}", word)  # fstab(5)
 
 
 def _sweep() -> None:
@@ -439,7 +459,7 @@ def _qemu_command(folder: Path, kernel: Path, architecture: str, options: Option
     append = (
         f"rootfstype=virtiofs root=rootfs {root} init={HERE}/init.sh job={folder} "
         f"{CONSOLE[architecture]} panic=-1 quiet loglevel=4 psi=1 mitigations=off "
-        f"cryptomgr.notests=1 {options.append}"
+        f"cryptomgr.notests=1 initcall_blacklist=jent_mod_init noreplace-smp {options.append}"
     )
     return [
         *program.command,

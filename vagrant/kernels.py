@@ -10,6 +10,8 @@ A kernel with the drivers of a guest's root as modules has a folder `modules-NAM
 import os
 import re
 import shutil
+import struct
+import subprocess
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,6 +33,7 @@ __all__ = [
     "find",
     "matrix",
     "modules",
+    "unpack",
     "with_sched_ext",
 ]
 
@@ -171,6 +174,25 @@ def architecture(image: Path) -> str:
     with image.open("rb") as file:
         head = file.read(64)
     return "arm64" if head[56:60] == b"ARM\x64" or head[4:8] == b"zimg" else "amd64"
+
+
+def unpack(image: Path, target: Path) -> bool:
+    """Write the kernel that unpacks itself in this image; whether an emulator can boot that.
+
+    To unpack it is a fifth of the CPU time of an emulated boot, and nothing here. Of x86 with zstd,
+    as Debian has them. Documentation/arch/x86/boot.rst; include/xen/interface/elfnote.h, PHYS32
+    """
+    data = image.read_bytes()
+    if data[0x202:0x206] != b"HdrS":
+        return False
+    offset, length = struct.unpack_from("<II", data, 0x248)
+    begin = (data[0x1F1] + 1) * 512 + offset
+    packed = data[begin : begin + length - 4]  # its length when unpacked is behind it
+    if shutil.which("zstd") is None or not packed.startswith(b"\x28\xb5\x2f\xfd"):
+        return False
+    done = subprocess.run(["zstd", "-dc"], input=packed, capture_output=True, check=False)
+    target.write_bytes(done.stdout)
+    return done.returncode == 0 and struct.pack("<III", 4, 8, 18) + b"Xen\0" in done.stdout
 
 
 def modules(image: Path) -> Path | None:
