@@ -67,10 +67,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     One with a parameter `read_again` gets what reads them anew, see `service.reload.ReadAgain`.
     """
-    settings = [
-        *declared(Settings),
-        *(s for s in declared(Section) if s.key == "options"),
-    ]
+    settings = _settings()
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
@@ -105,14 +102,25 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     own = inspect.signature(command)
     parameters = [p for p in own.parameters.values() if p.name not in ("settings", "read_again")]
-    parameters.append(_keyword("config", CONFIG))
-    parameters += [_keyword(setting.key, _option(setting)) for setting in settings]
+    parameters += _parameters()
     run.__signature__ = own.replace(  # type: ignore[attr-defined]
         parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     )
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     del run.__wrapped__  # its signature would be taken instead
     return run
+
+
+@functools.cache
+def _settings() -> tuple[Setting, ...]:
+    return (*declared(Settings), *(s for s in declared(Section) if s.key == "options"))
+
+
+@functools.cache
+def _parameters() -> tuple[inspect.Parameter, ...]:
+    """Of the settings. All commands have the same: to make them anew takes memory and time."""
+    flags = (_keyword(setting.key, _option(setting)) for setting in _settings())
+    return (_keyword("config", CONFIG), *flags)
 
 
 def with_sections(command: Callable[..., None]) -> Callable[..., None]:

@@ -189,8 +189,7 @@ def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[st
         )
     found = {
         name: kind if kind.declared is None else kind.declared(settings.program)
-        for name, kind in kinds.items()
-        if not wanted or name in wanted
+        for name, kind in ((name, kinds[name]) for name in sorted(wanted or kinds))
     }
     for name, _, address in (text.partition(":") for text in settings.engine):
         try:

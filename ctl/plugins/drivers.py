@@ -1,7 +1,6 @@
 """Drivers by name: ours from their folder, those of others by entry points `sched_ctl.drivers`."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind
 from sched_ctl.plugins import entries
@@ -12,8 +11,8 @@ GROUP = "sched_ctl.drivers"  # each names a `DriverKind`
 
 
 def drivers() -> Mapping[str, DriverKind]:
-    """All drivers that can be imported, by name; see `problems` for the others."""
-    return MappingProxyType(entries.usable(GROUP, _is_driver))
+    """All drivers that can be imported, by name, each when it is asked for; see `problems`."""
+    return entries.Usable(GROUP, _is_driver)
 
 
 def problems() -> Mapping[str, str]:

@@ -7,7 +7,7 @@ for it.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -16,7 +16,7 @@ from typing import Any
 
 from sched_ctl.errors import UserError
 
-__all__ = ["entries", "load", "problems", "usable"]
+__all__ = ["Usable", "entries", "load", "problems"]
 
 OURS = "sched-ctl"
 SETS = {"sched_ctl.policies": "policy", "sched_ctl.drivers": "kind"}  # what a module is known by
@@ -77,14 +77,26 @@ def _shadowed(group: str) -> dict[str, str]:
     return {e.name: _distribution(e) for e in all_entries(group) if used[e.name] is not e}
 
 
-def usable(group: str, check: Callable[[object], bool]) -> dict[str, Any]:
-    found = {}
-    for name, entry in sorted(entries(group).items()):
+class Usable(Mapping[str, Any]):
+    """What of a group can be imported, by name; the others are told by `problems`.
+
+    Each is imported when it is asked for: who names one kind of engine pays for no other.
+    """
+
+    def __init__(self, group: str, check: Callable[[object], bool]) -> None:
+        self._group, self._check = group, check
+
+    def __getitem__(self, name: str) -> Any:
         try:
-            found[name] = load(entry, check)
-        except UserError:
-            continue  # told by problems(), and by policy() to who asks for this one
-    return found
+            return load(entries(self._group)[name], self._check)
+        except UserError as error:
+            raise KeyError(name) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in sorted(entries(self._group)) if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def load(entry: EntryPoint, check: Callable[[object], bool]) -> Any:

@@ -24,7 +24,7 @@ GROUP = "sched_ctl.policies"
 
 def policies() -> Mapping[str, PolicyFactory]:
     """All policies that can be imported, by name; see `problems` for the others."""
-    return MappingProxyType(entries.usable(GROUP, _is_policy))
+    return entries.Usable(GROUP, _is_policy)
 
 
 def policy(name: str, options: Mapping[str, object] = MappingProxyType({})) -> Policy:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from labs import SOON_S, WORKLOADS, command, loaded, nices, sched_ctl, scheduled, spe
 
+from sched_ctl.kernel import procfs
 from sched_ctl.lab import engine as lab
 from support import wait_until
 
@@ -49,6 +50,14 @@ def test_nice_values_follow_the_policy_and_sigterm_puts_them_back(run_dir: Path)
             load.send_signal(signal.SIGTERM)
             assert load.wait(SOON_S) == 0
         assert nices(engine) == before
+
+
+def test_it_takes_little_memory(run_dir: Path) -> None:
+    """48 to 53 MB, the more where the sources are compiled at the start."""
+    with spe() as engine, loaded(run_dir, *BACKEND, engine=engine) as load:
+        scheduled(run_dir, engine)
+        [kilobytes, _] = procfs.field(f"/proc/{load.pid}/status", "VmRSS") or ["0", ""]
+        assert 0 < int(kilobytes) < 58_000
 
 
 def schedule_and_kill(run_dir: Path, engine: lab.Engine) -> None:
