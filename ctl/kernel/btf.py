@@ -99,7 +99,8 @@ class Btf:
         if header + max(types + types_len, strings + strings_len) > len(data):
             raise BtfError("truncated BTF")
         self._strings = data[header + strings : header + strings + strings_len]
-        self._words = memoryview(data[header + types : header + types + types_len]).cast("I")
+        # A view: of a kernel's some 6 MB no second copy is made.
+        self._words = memoryview(data)[header + types : header + types + types_len].cast("I")
         self._starts = self._index()
         words = np.frombuffer(self._words, np.uint32)
         self._names = words[np.frombuffer(self._starts, np.int32)[1:]]  # of each type from id 1 on

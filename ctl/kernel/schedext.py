@@ -80,7 +80,7 @@ def hotplug_sequence() -> int | None:
 
 @cache
 def kernel_types() -> Btf:
-    """The running kernel's types; read once."""
+    """The running kernel's types; read once, until a scheduler is loaded."""
     return Btf.of_kernel()
 
 

@@ -96,19 +96,20 @@ class Scheduler:
                     "make -C bpf (needs clang), or install a package that has it",
                 )
             )
-        self.kernel = kernel or schedext.kernel_types()
         try:
             self._object = Object.open(path, library())
         except BpfError as error:
             raise LoadError(schedext.Obstacle(str(error)), error.log) from error
         try:
-            self._load(tunables or {}, cgroups, timeout_ms, trace_records)
+            types = kernel or schedext.kernel_types()
+            self._load(types, tunables or {}, cgroups, timeout_ms, trace_records)
         except BaseException:
             self._object.close()
             raise
 
     def _load(
         self,
+        kernel: Btf,
         tunables: Mapping[str, object],
         cgroups: bool,
         timeout_ms: int | None,
@@ -131,11 +132,11 @@ class Scheduler:
         if trace_records:
             opened.set("trace_records", trace_records)
             opened.resize("trace", trace_records)
-        ops = opened.ops(NAME, self.kernel)
-        flags = self.kernel.enum("scx_ops_flags")
+        ops = opened.ops(NAME, kernel)
+        flags = kernel.enum("scx_ops_flags")
         partial = flags["SCX_OPS_SWITCH_PARTIAL"]
         ops["flags"] = int(ops["flags"]) & ~partial | (0 if self.full else partial)
-        self.cgroups = cgroups and self.kernel.find("task_group", Kind.STRUCT) is not None
+        self.cgroups = cgroups and kernel.find("task_group", Kind.STRUCT) is not None
         if self.cgroups:
             opened.set("use_cgroups", True)
             # Or the last thread of a CPU would run on, whatever its cgroup's limit.
@@ -169,6 +170,9 @@ class Scheduler:
         self.slot_flags = opened.btf.enum("slot_flags")
         self.queue_flags = opened.btf.enum("queue_flags")
         self.about = opened.btf.tags("stats")
+        kinds = kernel.enum("scx_exit_kind")
+        schedext.kernel_types.cache_clear()  # some 10 MB, needed again only for the next load
+        self._exit_kinds = {number: name for name, number in kinds.items()}
 
     @property
     def libbpf(self) -> str:
@@ -252,9 +256,8 @@ class Scheduler:
         number = int(self._exit["kind"])
         if number == 0:
             return None
-        names = {value: name for name, value in self.kernel.enum("scx_exit_kind").items()}
         return Exit(
-            kind=names.get(number, str(number)).removeprefix("SCX_EXIT_"),
+            kind=self._exit_kinds.get(number, str(number)).removeprefix("SCX_EXIT_"),
             code=int(self._exit["exit_code"]),
             reason=self._exit["reason"].item().decode(errors="replace"),
             message=self._exit["message"].item().decode(errors="replace").strip(),
