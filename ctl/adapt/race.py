@@ -110,7 +110,8 @@ class Figures:
 @dataclass(frozen=True)
 class Arm:
     """One order, and how it compares. scores: by half-round. ratio: the last known mean of their
-    times. phases: that it was in force.
+    times. phases: that it was in force. times: by query, what counts of it, summed up over so many
+    seconds.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Arm:
     out: str = ""  # why, in words
     ratio: float = math.nan
     phases: int = 0
+    times: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
     @property
     def time(self) -> float:
@@ -188,6 +190,7 @@ def step(race: Race, figures: Figures) -> Race:
     if race.turn == 0:
         race = replace(race, os=figures)
     race = replace(race, seen=(*race.seen, (race.turn, figures)))
+    race = _with_arm(race, race.turn, _timed(race.arms[race.turn], figures, race.objective))
     if race.turn and harms(race, figures):
         return _struck(race)
     return _next(race)
@@ -551,18 +554,41 @@ def _means(columns: Sequence[Sequence[float]]) -> Score:
 
 
 def price(race: Race) -> float:
-    """What looking cost so far: share of the time in the system, above that of who is kept."""
+    """What looking cost so far: share of the time in the system, above that of the winner; while
+    there is none, of the system's own.
+
+    Of mean times, not of their logarithms: a phase that did harm counts for as much as was waited.
+    """
     phases = sum(arm.phases for arm in race.arms)
-    kept = race.arms[race.kept].ratio if race.kept else 0.0
-    if not phases or not math.isfinite(kept):
+    best = _mean_times(race.arms[race.kept if race.mode == "kept" else 0])
+    if not phases or not best:
         return math.nan
-    ratios = [0.0, *(arm.ratio for arm in race.arms[1:])]
-    above = [
-        arm.phases * math.expm1(ratio - kept)
-        for arm, ratio in zip(race.arms, ratios, strict=True)
-        if math.isfinite(ratio)
-    ]
-    return max(0.0, sum(above) / phases)
+    above = 0.0
+    for arm in race.arms:
+        times = _mean_times(arm)
+        ratios = [times[key] / best[key] for key in times.keys() & best.keys()]
+        above += arm.phases * (statistics.fmean(ratios) - 1 if ratios else 0.0)
+    return max(0.0, above / phases)
+
+
+def _timed(arm: Arm, figures: Figures, objective: Objective) -> Arm:
+    """With one more phase of it. Queries that have gone are left out."""
+    times = {}
+    for effect in figures.effects:
+        total, seconds = arm.times.get(effect.key, (0.0, 0.0))
+        level = _level(effect, objective)
+        if math.isfinite(level) and effect.seconds > 0:
+            total, seconds = total + level * effect.seconds, seconds + effect.seconds
+        times[effect.key] = total, seconds
+    return replace(arm, times=times)
+
+
+def _mean_times(arm: Arm) -> dict[tuple[str, str], float]:
+    return {
+        key: max(total / seconds, LEAST_S)
+        for key, (total, seconds) in arm.times.items()
+        if seconds > 0
+    }
 
 
 def told(race: Race) -> str:
