@@ -21,7 +21,7 @@ AUTO = "auto"
 EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
-FEWEST_SAMPLES = 3  # before a phase is called harmful
+FEWEST_SAMPLES = 3  # before a phase is over, or called harmful
 PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
 LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
 
@@ -153,8 +153,9 @@ class Trial:
         for name, window in windows.items():
             self.spans[name] = seen(self.spans.get(name), window.now)
         self.pressure.append(pressure)
-        over = passed_s >= self.phase_s
-        early = self.own or len(self.pressure) < FEWEST_SAMPLES or now_s < self.next_s
+        few = len(self.pressure) < FEWEST_SAMPLES  # where passes are rare a phase is longer
+        over = passed_s >= self.phase_s and not few
+        early = self.own or few or now_s < self.next_s
         if early and not over:
             return False
         self.next_s = now_s + LOOK * self.phase_s

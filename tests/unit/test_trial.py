@@ -114,6 +114,30 @@ def test_auto_keeps_what_its_race_finds() -> None:
     assert turns.count("hr") == 2
 
 
+def test_a_phase_is_as_long_as_passes_need_to_tell_of_it() -> None:
+    """Where `cpu_limit` made passes rarer than phases, no order was ever compared."""
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+
+    class Telling(FakeBackend):
+        def apply(self, schedule: Schedule) -> Applied:
+            ordered = bool(schedule.threads) and schedule.policy == "qs"
+            engine.queue = np.full(4, 40.0 if ordered else 100.0)
+            return super().apply(schedule)
+
+    gauge = FakeGauge()
+    gauge.share = 0.5
+    controller = raced(engine, Telling(), gauge, Section(), race=1e-6)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(
+            lambda: rule.instead.trial is not None and rule.instead.trial.race.mode == "kept"
+        )
+        assert rule.policy.name == "qs"
+
+    drive(controller, script)
+
+
 def expecting(
     *priors: Prior, engine: FakeEngine | None = None
 ) -> tuple[tuple[str, ...], int, int, str]:
