@@ -485,7 +485,7 @@ def _checked(race: Race, after: Figures) -> Race:
 
 def _reopened(race: Race, why: str) -> Race:
     """All take part again, from nothing."""
-    arms = tuple(Arm(arm.name, ratio=arm.ratio, phases=arm.phases) for arm in race.arms)
+    arms = tuple(replace(arm, scores={}, strikes=0, out="") for arm in race.arms)
     race = replace(race, arms=arms, mode="race", half=0, why=why, checks=(), before=None, own=None)
     return replace(race, begun=True, turn=0, drop=True, left=_order(race), seen=(), odd=0)
 
@@ -554,13 +554,13 @@ def _means(columns: Sequence[Sequence[float]]) -> Score:
 
 
 def price(race: Race) -> float:
-    """What looking cost so far: share of the time in the system, above that of the winner; while
-    there is none, of the system's own.
+    """What looking cost so far: share of the time in the system, above that of the winner; before
+    there was one, of the system's own.
 
     Of mean times, not of their logarithms: a phase that did harm counts for as much as was waited.
     """
     phases = sum(arm.phases for arm in race.arms)
-    best = _mean_times(race.arms[race.kept if race.mode == "kept" else 0])
+    best = _mean_times(race.arms[race.kept if race.races or race.mode == "kept" else 0])
     if not phases or not best:
         return math.nan
     above = 0.0

@@ -16,6 +16,7 @@ from sched_ctl.adapt.race import (
     Figures,
     Objective,
     Race,
+    _reopened,
     changed,
     compare,
     harms,
@@ -368,6 +369,11 @@ def test_the_price_is_what_was_above_the_one_that_is_kept() -> None:
     assert price(replace(race, arms=arms, mode="kept", kept=1)) == pytest.approx(0.1)
     assert price(replace(race, arms=arms, mode="kept", kept=0)) == 0.0
     assert price(replace(race, arms=arms, kept=1)) == 0.0, "beside the system's own, while it looks"
+    again = replace(race, arms=arms, kept=1, races=1)
+    assert price(again) == pytest.approx(0.1), "beside the winner, while it looks again"
+    opened_again = _reopened(again, "it is time")
+    assert price(opened_again) == pytest.approx(0.1), "what was is not forgotten"
+    assert not any(arm.scores or arm.strikes or arm.out for arm in opened_again.arms)
     assert math.isnan(price(race))
 
 
