@@ -156,6 +156,14 @@ class Scheduler:
         except BpfError as error:
             raise LoadError(schedext.explain_error(error, "load"), error.log) from error
         self.limits = limits
+        self._maps()
+        kinds = kernel.enum("scx_exit_kind")
+        schedext.kernel_types.cache_clear()  # some 10 MB, needed again only for the next load
+        self._exit_kinds = {number: name for name, number in kinds.items()}
+
+    def _maps(self) -> None:
+        """What the loaded program shares with us."""
+        opened = self._object
         self.control = opened.array(".data.control", "control")
         self.slots = opened.array(".bss.slots", "slots")
         self.heads = opened.array(".bss.heads", "heads")
@@ -170,9 +178,6 @@ class Scheduler:
         self.slot_flags = opened.btf.enum("slot_flags")
         self.queue_flags = opened.btf.enum("queue_flags")
         self.about = opened.btf.tags("stats")
-        kinds = kernel.enum("scx_exit_kind")
-        schedext.kernel_types.cache_clear()  # some 10 MB, needed again only for the next load
-        self._exit_kinds = {number: name for name, number in kinds.items()}
 
     @property
     def libbpf(self) -> str:
