@@ -31,7 +31,9 @@ def test_the_race_keeps_nothing_that_is_worse_and_all_is_put_back(tmp_path: Path
     try:
         before = nices(engine)
         with loaded(
-            run_dir, "--race", "0.2", "--period", "0.02", "--backend", "nice", engine=engine
+            run_dir,
+            *("--race", "0.2", "--period", "0.02", "--cpu-limit", "0", "--backend", "nice"),
+            engine=engine,
         ):
             wait_until((run_dir / "control.sock").exists, 30)
             seen: list[dict[str, Any]] = []

@@ -48,7 +48,7 @@ def test_what_cannot_be_booted_unpacked_boots_as_it_is(
     assert not kernels.unpack(tmp_path / "vmlinuz", tmp_path / "kernel")
 
 
-def test_what_a_guest_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_guest_mounts(tmp_path: Path) -> None:
     """A folder that may be written to, one that stays visible below /tmp, and none twice."""
     odd = Path("/tmp/a b#c")
     options = guest.Options(write=(Path("/srv/out"),), show=(odd, odd, Path("/opt")))

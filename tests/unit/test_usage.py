@@ -122,6 +122,13 @@ def test_the_example_file_is_a_valid_configuration(tmp_path: Path) -> None:
     assert tomllib.loads(example)["backends"] == {"nice": {"worst": 15}}
 
 
+def said_by(code: str) -> str:
+    """What a Python of its own says, which has imported nothing before."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_help_is_quick_and_light() -> None:
     code = (
         "import sys; sys.argv = ['sched-ctl', '--help']\n"
@@ -132,9 +139,7 @@ def test_help_is_quick_and_light() -> None:
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "explain" in done.stdout
+    assert "explain" in said_by(code)
 
 
 def test_who_names_a_kind_of_engine_loads_no_other() -> None:
@@ -153,8 +158,7 @@ def test_who_names_a_kind_of_engine_loads_no_other() -> None:
         "assert not heavy, heavy\n"
         "assert 'sched_ctl.drivers.lab.driver' in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    said_by(code)
 
 
 def test_help_of_flags_names_no_type() -> None:
