@@ -1,7 +1,8 @@
 """Jobs that are submitted, rescaled and submitted anew are scheduled within two periods.
 
 Counted in passes of the policy from when REST shows all tasks running, so that it does not matter
-how fast the machine is. `bench/real/follow.py flink` measures seconds.
+how fast the machine is; the pass that was under way then counts as none. `bench/real/follow.py
+flink` measures seconds.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from support import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.needs("root", "java")]
 
+UNDER_WAY = 1  # a pass that may have asked the engine before
 LEAST = 5  # nice value of all operators, whatever the policy thinks of them
 OPTIONS = (
     *("--policy", "random", "--backend", "nice", "--period", "1", "--calm-period", "0"),
@@ -84,4 +86,4 @@ def test_within_two_periods(adaptive: Cluster, tmp_path: Path) -> None:
         finally:
             adaptive.cancel(job)  # a second try of this test counts threads by the same names
     print(took)
-    assert max(took.values()) <= 2, took
+    assert max(took.values()) <= UNDER_WAY + 2, took

@@ -131,15 +131,9 @@ def check_partial_mode_gives_way() -> None:
     with spinning(2) as operators, spinning(1) as hogs:
         os.kill(hogs[0].pid, signal.SIGSTOP)
         wanted = schedule(operators, [2.0, 1.0])
-        # While code is read in, operators wait for it as for a hog.
-        reader = Scx(journal(), ScxOptions(ttl=TTL_S, mode="partial", precedence="engine"))
-        for _ in range(2):
-            reader.apply(wanted)
-            reader.statistics()
-        reader.restore()
         log = journal()
         # At the usual 90% for operators the other mode would be loaded with the tenth that is left.
-        backend = Scx(log, ScxOptions(ttl=TTL_S, precedence="engine", server=50))
+        options = ScxOptions(ttl=TTL_S, precedence="engine", server=50)
 
         def mode_after(passes: int, pause_s: float = 0.6) -> str:
             for _ in range(passes):
@@ -150,19 +144,27 @@ def check_partial_mode_gives_way() -> None:
             print(backend.mode, backend.note, backend.statistics())
             return backend.mode
 
-        assert backend.apply(wanted).problems == ()
-        # A pass here takes up to 60 ms, in which operators wait: with longer pauses a small part.
-        assert (mode_after(3, 2.0), backend.note) == ("partial", "")
+        # While code is read in, operators wait as for a hog: the first may give way for that.
+        for _ in range(3):
+            backend = Scx(log, options)
+            assert backend.apply(wanted).problems == ()
+            # A pass takes up to 60 ms, in which operators wait: with longer pauses a small part.
+            if mode_after(3, 2.0) == "partial":
+                break
+            assert backend.restore() == ()
+        assert (backend.mode, backend.note) == ("partial", "")
         os.kill(hogs[0].pid, signal.SIGCONT)
         assert mode_after(6) == "full"
         assert "full mode: in partial mode other threads had the CPU" in backend.note
         assert text_of(schedext.ROOT / "state") == "enabled"
         assert schedext.server_share() == 0.05
         assert all(os.sched_getscheduler(t.tid) == sched.OTHER for t in operators)
-        # Order, and no more than the guarantee for the hog.
+        # Order, and no more than the guarantee for all others: the hog, and who reads code in.
         look_until(
             lambda: progress([*operators, *hogs], 2.0),
-            lambda got: got[0] > 0.7 and got[1] < 0.2 and 0.03 < got[2] < 0.1,
+            lambda got: (
+                got[0] > 0.7 and got[1] < 0.2 and 0.03 < 1 - sum(got[:2]) < 0.1 < 10 * got[2]
+            ),
         )
         assert backend.restore() == ()
         assert not log.state, log.state
