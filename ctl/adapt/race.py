@@ -11,14 +11,16 @@ for nobody:
 
 Each half-round gives, for each arm, the logarithms of its ratios to the system's own (`Score`).
 
-*Judgement.* After each round an arm is out when it is worse than the best beyond its own spread, or
-loses throughput; or, unless one figure alone is the objective, the median or p99. It has won when
-it is the best, and better than the system's own beyond its spread; the one that was expected to
-win a round sooner than others. Both by Student's t on the
-half-rounds. Looks are many, so the i-th may err with `ALPHA / (arms * i * (i + 1))` alone: all
-looks at all arms together err with `ALPHA` at most (Bonferroni over arms, a spending that adds up
-to 1 over looks; Lan and DeMets 1983). When nothing is told apart within `MOST_ROUNDS`, the system's
-own stays.
+*Judgement.* After each round an arm is out when it is worse than the best or the system's own
+beyond its own spread, or loses throughput; or, unless one figure alone is the objective, the median
+or p99. It has won when it is the best, and better than the system's own beyond its spread; the one
+that was expected to win a round sooner than others. Both by Student's t on the half-rounds. A
+mistake has two prices. Who stays by mistake stays for long, and looks are many: the i-th may err
+with `ALPHA / (arms * i * (i + 1))` alone, so that all looks at all arms together err with `ALPHA`
+at most (Bonferroni over arms, a spending that adds up to 1 over looks; Lan and DeMets 1983). Who is
+out by mistake takes part in the next race, while one that is worse costs each phase it gets: `OUT`
+at each look. When nothing is told apart within `MOST_ROUNDS`, the system's own stays; if the best
+seems to be better by then (`HOPE`), within twice as many.
 
 *Harm.* A phase three times as bad as the system's own is ended at once and costs a strike; the next
 phase is the system's own and counts for nothing, as what queued must drain; two strikes are out.
@@ -58,14 +60,16 @@ __all__ = [
 ]
 
 OS = "os"
-ALPHA = 0.05  # chance that an arm no better than the system's own is kept, or a good one is out
+ALPHA = 0.05  # chance that an arm no better than the system's own is kept
+OUT = 0.05  # at each look: that one is out which is no worse than the system's own, or the best
+OUT_BY_LESS = 0.01  # ... that is out by its throughput, median or p99
+HOPE = 0.05
 LEAST_S = (
     1e-3  # below that, a time in the system is as good as none: whose is longer does not count
 )
 FEWEST = 4  # half-rounds before anything is said
 ROUNDS = 3  # after so many the best is kept, if it is better than the system's own
 MOST_ROUNDS = 12
-WIN = 0.7  # part of the chance of error that goes to winning; the rest to being out
 HARM = math.log(3.0)  # so much worse in one phase is ended at once
 LOST = -math.log(0.98)  # throughput
 LOST_MUCH = -math.log(0.7)
@@ -340,44 +344,46 @@ def _judged(race: Race) -> Race:
         return race
     level = spending(rounds - FEWEST // 2 + 1, arms)
     for turn in _active(race):
-        out = _fault(race, turn, (1 - WIN) * level)
+        out = _fault(race, turn)
         if out:
             race = _with_arm(race, turn, replace(race.arms[turn], out=out))
     active = [turn for turn in _active(race) if _is_allowed(race, turn)]
     lead = min(active, key=lambda turn: race.arms[turn].time, default=0)
     gains = [-score.time for score in race.arms[lead].scores.values()]
-    better = lead and is_worse(gains, 0.0, WIN * level)
+    better = lead and is_worse(gains, 0.0, level)
     alone = len(_active(race)) <= 1
     if better and (alone or lead == race.expected or rounds >= ROUNDS):
         return _kept(race, lead, "better than the system's own beyond its spread")
     if not _active(race):
         return _kept(race, 0, "all others were worse")
-    if rounds >= MOST_ROUNDS:
+    most = MOST_ROUNDS * (2 if lead and is_worse(gains, 0.0, HOPE) else 1)
+    if rounds >= most:
         return _kept(race, 0, "nothing was better beyond its spread")
     return race
 
 
-def _fault(race: Race, turn: int, level: float) -> str:
+def _fault(race: Race, turn: int) -> str:
     """Why an arm is out; "" if it is not."""
     scores = race.arms[turn].scores
     columns = list(zip(*scores.values(), strict=True))
     if not columns:
         return ""
-    for what, values, margin in zip(
+    for what, values, margin, level in zip(
         ("time in the system", "throughput", "the median", "p99"),
         columns,
         (0.0, LOST, MEDIAN, 0.0),
+        (OUT, OUT_BY_LESS, OUT_BY_LESS, OUT_BY_LESS),
         strict=True,
     ):
         if what in ("the median", "p99") and race.objective != "all":
             continue
-        if is_worse(values, margin, level / (2 if what == "time in the system" else 6)):
+        if is_worse(values, margin, level):
             return f"{what} worse than the system's own: {_words(_means(columns))}"
     best = min(_active(race), key=lambda other: race.arms[other].time)
     both = scores.keys() & race.arms[best].scores.keys()
     if best != turn and _is_allowed(race, best):
         ahead = [scores[half].time - race.arms[best].scores[half].time for half in both]
-        if is_worse(ahead, 0.0, level / 2):
+        if is_worse(ahead, 0.0, OUT):
             return f"worse than {race.arms[best].name}: {_words(_means(columns))}"
     return ""
 

@@ -109,7 +109,7 @@ def test_what_is_expected_wins_sooner_only_if_it_is_the_best() -> None:
 
     def won(seed: int, expected: int) -> tuple[int, int]:
         race = opened(["a", "b", "c"], expected=expected)
-        world = World(always(0.6, 0.85, 1.3), 0.1, seed, race=race)
+        world = World(always(0.6, 0.7, 0.8), 0.1, seed, race=race)
         world.run(80)
         return world.race.kept, next(i for i, kept in enumerate(world.kept) if kept >= 0)
 
@@ -120,7 +120,7 @@ def test_what_is_expected_wins_sooner_only_if_it_is_the_best() -> None:
         assert usual[0] == right[0] == 1
         assert wrong == worst == usual
         saved += usual[1] - right[1]
-    assert saved / 6 > 4  # phases, of 28
+    assert saved / 6 > 2  # phases, of 23
 
 
 @pytest.mark.parametrize("expected", [1, 3])
@@ -142,6 +142,27 @@ def test_where_all_are_worse_the_systems_own_stays(noise: float) -> None:
         assert race.mode == "kept" and race.kept == 0
         assert longest(world) <= 2
         assert "the system's own scheduling stays" in told(race)
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.3])
+def test_who_is_worse_is_out_soon(noise: float) -> None:
+    """With the level that a winner needs it took 41 to 83 phases, and 1.2 to 1.3 times as long."""
+    ended, times = [], []
+    for seed in range(6):
+        world = World(always(1.5, 2.0, 2.5), noise, seed)
+        world.run(110)
+        ended.append(world.kept.index(0))
+        times.append(float(np.mean(world.times)))
+    assert np.median(ended) < 30 and np.mean(times) < 1.15
+
+
+def test_who_seems_to_be_better_gets_more_rounds() -> None:
+    """At an end after `MOST_ROUNDS` the system's own stayed in six of these eight."""
+    kept = [
+        World(always(0.75, 1.0, 1.0), 0.35, seed).run(10 * 2 * MOST_ROUNDS).kept
+        for seed in range(8)
+    ]
+    assert kept.count(1) >= 5 and kept.count(0) <= 2, kept
 
 
 def test_of_equals_none_is_kept_more_often_than_promised() -> None:
