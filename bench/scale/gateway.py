@@ -1,6 +1,6 @@
 """What a small gateway pays: how soon an order is in force, and what memory and CPU time it takes.
 
-    vagrant/vm run 6.18 --cpus 1 --memory 1G --icount --write bench/results -- \
+    vagrant/vm run 6.18 --cpus 1 --memory 1G --icount --timeout 600 --write bench/results -- \
         .venv/bin/python -m bench.scale.gateway [--runs N] [--package FILE] [--keep NAME]
 
 A lab engine takes half of the one CPU when `sched-ctl load` begins, by nice values and under
