@@ -157,12 +157,12 @@ def test_who_is_worse_is_out_soon(noise: float) -> None:
 
 
 def test_who_seems_to_be_better_gets_more_rounds() -> None:
-    """At an end after `MOST_ROUNDS` the system's own stayed in six of these eight."""
+    """Of 20 seeds that nothing was chosen by 11 keep it; with an end after `MOST_ROUNDS` 2 did."""
     kept = [
         World(always(0.75, 1.0, 1.0), 0.35, seed).run(10 * 2 * MOST_ROUNDS).kept
-        for seed in range(8)
+        for seed in range(1000, 1020)
     ]
-    assert kept.count(1) >= 5 and kept.count(0) <= 2, kept
+    assert kept.count(1) >= 7 and kept.count(2) + kept.count(3) <= 3, kept
 
 
 def test_of_equals_none_is_kept_more_often_than_promised() -> None:
