@@ -17,7 +17,7 @@ from typing import Any
 import typer.main
 
 from sched_ctl import __version__
-from sched_ctl.cli import app
+from sched_ctl.cli import make_app
 
 COMPLETIONS = {
     "bash": "share/bash-completion/completions/sched-ctl",
@@ -39,7 +39,7 @@ the lock, the control socket, and the journal of changes
 
 def write(folder: Path) -> None:
     """All of it, below a folder."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(make_app())
     pages = dict(commands(root, "sched-ctl"))
     manual = folder / "share" / "man" / "man1"
     manual.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def roff(text: str) -> str:
 
 def completion(shell: str) -> str:
     """What the program itself prints for the shell."""
-    code = "from sched_ctl.cli import app; app(prog_name='sched-ctl')"
+    code = "from sched_ctl.cli import make_app; make_app()(prog_name='sched-ctl')"
     script = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "_SCHED_CTL_COMPLETE": f"source_{shell}"},

@@ -1,10 +1,11 @@
 """The command line. Each file holds the commands of one kind; what they do lies elsewhere.
 
-Commands import what they need when they run, so that `sched-ctl --help` is quick and the main
-loop small.
+Of these files only the one with the command that was asked for is imported, and commands import
+what they need when they run: a start is quick, and the main loop small.
 """
 
 import errno
+import importlib
 import io
 import logging
 import os
@@ -15,23 +16,27 @@ import typer
 from typer.models import CommandInfo
 
 from sched_ctl import __version__
-from sched_ctl.cli import fleet, held, lab, look, replay, scale, simulate, stats, waits, watch
-from sched_ctl.cli import load as live
 from sched_ctl.cli.plain import App
 from sched_ctl.errors import UserError, printable
 
-__all__ = ["app", "main", "name_of", "only_asked"]
+__all__ = ["FILES", "main", "make_app", "name_of"]
 
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM, of all terminals that rich writes to
 
-app = App(
-    name="sched-ctl",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with: sched-ctl check, sched-ctl demo, sched-ctl plan, sched-ctl load",
-)
+# File -> its commands and groups.
+FILES = {
+    "look": ("check", "engines", "policies", "plan", "status", "explain", "config"),
+    "held": ("bottlenecks", "top"),
+    "load": ("load", "reload", "policy", "unload", "restore"),
+    "watch": ("watch",),
+    "scale": ("scale",),
+    "lab": ("demo", "lab"),
+    "simulate": ("simulate",),
+    "stats": ("stats",),
+    "replay": ("replay",),
+    "waits": ("waits",),
+    "fleet": ("fleet",),
+}
 
 
 def _version(value: bool) -> None:
@@ -40,7 +45,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Log more, and show tracebacks of errors.")
@@ -55,25 +59,24 @@ def options(
     log.set_up(logging.DEBUG if debug else logging.INFO)
 
 
-look.add_to(app)
-held.add_to(app)
-live.add_to(app)
-watch.add_to(app)
-scale.add_to(app)
-lab.add_to(app)
-simulate.add_to(app)
-stats.add_to(app)
-replay.add_to(app)
-waits.add_to(app)
-fleet.add_to(app)
-
-
-def only_asked() -> None:
-    """Leave out the other commands: to make them of their functions is a twelfth of a start."""
-    word = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    asked = [command for command in app.registered_commands if name_of(command) == word]
-    if asked:
-        app.registered_commands, app.registered_groups = asked, []
+def make_app(asked: str | None = None) -> App:
+    """With the command or group of this name alone; with all, if there is none of that name."""
+    app = App(
+        name="sched-ctl",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Start with: sched-ctl check, sched-ctl demo, sched-ctl plan, sched-ctl load",
+    )
+    app.callback()(options)
+    chosen = [file for file, names in FILES.items() if asked in names]
+    for file in chosen or FILES:
+        importlib.import_module(f"sched_ctl.cli.{file}").add_to(app)
+    if chosen:  # to make the others of their functions takes time, too
+        app.registered_commands = [one for one in app.registered_commands if name_of(one) == asked]
+        app.registered_groups = [one for one in app.registered_groups if one.name == asked]
+    return app
 
 
 def name_of(command: CommandInfo) -> str | None:
@@ -83,7 +86,6 @@ def name_of(command: CommandInfo) -> str | None:
 
 def main() -> None:
     """The one place where errors become text and exit codes."""
-    only_asked()
     # numpy would start threads for linear algebra that nobody here does.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A caller may have closed them: nobody wants the text then.
@@ -95,7 +97,7 @@ def main() -> None:
         del os.environ["COLUMNS"]
     try:
         try:
-            app()
+            make_app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
         except SystemExit as end:
             # Ctrl-C. A progress bar may just have hidden it, and taken sys.stderr's place.
             if end.code == 130 and sys.__stderr__ is not None and sys.__stderr__.isatty():

@@ -38,8 +38,6 @@ Fleet = Annotated[str, typer.Argument(help="Folder that ingest made.", metavar="
 
 
 def add_to(app: typer.Typer) -> None:
-    fleet.command()(fleet_sweep.sweep)
-    fleet.command()(fleet_sweep.rollout)
     app.add_typer(fleet, name="fleet")
 
 
@@ -475,3 +473,7 @@ def generate(
     show.text(
         f"{len(truth.files)} files, {truth.lines} lines, {truth.operator_rows} rows of operators"
     )
+
+
+fleet.command()(fleet_sweep.sweep)
+fleet.command()(fleet_sweep.rollout)

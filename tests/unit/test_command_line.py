@@ -37,21 +37,25 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", RUN, *arguments]
 
 
-def test_only_the_command_that_is_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands, groups = cli.app.registered_commands, cli.app.registered_groups
-    called = typer.main.get_group(cli.app).commands
-    assert {cli.name_of(command) for command in commands} == set(called) - {"fleet", "policy"}
-    for words, left in (
-        (["--debug", "status", "--json"], ["status"]),
-        (["fleet", "report"], list(called)),
-        (["lod"], list(called)),
-        ([], list(called)),
-    ):
-        monkeypatch.setattr(cli.app, "registered_commands", commands)
-        monkeypatch.setattr(cli.app, "registered_groups", groups)
-        monkeypatch.setattr(sys, "argv", ["sched-ctl", *words])
-        cli.only_asked()
-        assert list(typer.main.get_group(cli.app).commands) == left
+def test_only_the_command_that_is_asked_for_is_made() -> None:
+    every = [name for names in cli.FILES.values() for name in names]
+    whole = cli.make_app()
+    assert sorted(typer.main.get_group(whole).commands) == sorted(every)
+    groups = {group.name for group in whole.registered_groups}
+    assert {cli.name_of(one) for one in whole.registered_commands} == set(every) - groups
+    for name in every:
+        assert list(typer.main.get_group(cli.make_app(name)).commands) == [name]
+    assert sorted(typer.main.get_group(cli.make_app("lod")).commands) == sorted(every)
+
+
+def test_a_command_imports_its_own_file_alone() -> None:
+    code = f"""import sys
+from sched_ctl.cli import main
+sys.argv = ["sched-ctl", "--debug", "policies"]
+try: main()
+finally: print(*sorted({{name.rpartition(".")[2] for name in sys.modules}} & {set(cli.FILES)}))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "look"
 
 
 @pytest.mark.parametrize("arguments", [["policies"], ["policies", "--json"], ["config"]])
@@ -318,17 +322,19 @@ def test_an_engine_that_has_not_answered_yet_says_so(monkeypatch: pytest.MonkeyP
         return [found]
 
     monkeypatch.setattr("sched_ctl.service.session.look", look)
-    told = CliRunner().invoke(cli.app, ["engines"])
+    told = CliRunner().invoke(cli.make_app(), ["engines"])
     assert "has not answered yet" in told.stdout
     found["state"] = "ok"
-    assert "has not answered yet" not in CliRunner().invoke(cli.app, ["engines"]).stdout
+    assert "has not answered yet" not in CliRunner().invoke(cli.make_app(), ["engines"]).stdout
     child = subprocess.Popen(["sleep", "60"])
     try:
         wait_until(lambda: procfs.command_line(child.pid)[:1] == ["sleep"], 10)
         asked = ["engines", "--explain", str(child.pid)]
-        assert "a driver schedules" not in CliRunner().invoke(cli.app, asked).stdout
+        assert "a driver schedules" not in CliRunner().invoke(cli.make_app(), asked).stdout
         found["processes"] = [child.pid]
-        assert f"process {child.pid} is of flink:1" in CliRunner().invoke(cli.app, asked).stdout
+        assert (
+            f"process {child.pid} is of flink:1" in CliRunner().invoke(cli.make_app(), asked).stdout
+        )
     finally:
         child.kill()
         child.wait()

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from bench import figures, results
-from sched_ctl.cli import app
+from sched_ctl.cli import make_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -181,7 +181,7 @@ def commands(within: Any) -> Iterator[Any]:
 
 def unknown(line: str) -> str:
     """What of a command line there is no longer; words in capitals stand for the reader's own."""
-    command = of = get_command(app)
+    command = of = get_command(make_app())
     for word in shlex.split(line, comments=True)[1:]:
         if word in ("|", "&&", ";", ">", "..."):
             break
@@ -215,7 +215,9 @@ def test_commands_that_are_shown_can_be_given(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_options_that_are_named_are_there(name: str) -> None:
     """Of any command of ours, or of a program in this repository."""
-    ours = {option for command in commands(get_command(app)) for option in options_of(command)}
+    ours = {
+        option for command in commands(get_command(make_app())) for option in options_of(command)
+    }
     told = set(re.findall(r"`(--[a-z][a-z-]+)", (ROOT / name).read_text()))
     told -= ours | {"--junitxml"}  # of pytest
     assert {option for option in told if option not in programs()} == set()

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pyarrow")
 
-from sched_ctl.cli import app, fleet_sweep
+from sched_ctl.cli import fleet_sweep, make_app
 from sched_ctl.config.files import load
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import rollout
@@ -84,7 +84,7 @@ def test_what_a_call_reads_is_chosen_as_with_other_verbs(
     monkeypatch.setattr("sched_ctl.pipeline.store.Fleet", lambda *_: None)
     span = ["--since", "2026-11-22", "--until", "2026-11-22T01:30"]
     told = CliRunner().invoke(
-        app,
+        make_app(),
         ["fleet", "rollout", "f", str(tmp_path), "-p", "hr", "--json", *span,
          "--node", "gw-*", "--query", "etl*", "--query", "!etl2"],
     )  # fmt: skip
@@ -95,5 +95,7 @@ def test_what_a_call_reads_is_chosen_as_with_other_verbs(
     state = rollout.State("hr", None, ["gw-1"], [])
     assert rollout.read_of(state, asked[0]).nodes == ("gw-1",)
     wrong = [*span[:2], "--until", "2026-11-21"]
-    told = CliRunner().invoke(app, ["fleet", "rollout", "f", str(tmp_path), "-p", "hr", *wrong])
+    told = CliRunner().invoke(
+        make_app(), ["fleet", "rollout", "f", str(tmp_path), "-p", "hr", *wrong]
+    )
     assert told.exit_code != 0 and len(asked) == 1

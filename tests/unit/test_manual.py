@@ -45,7 +45,9 @@ def test_bash_completes_commands(folder: Path) -> None:
     script = folder / "share/bash-completion/completions/sched-ctl"
     program = folder / "sched-ctl"
     program.write_text(
-        f"#!{sys.executable}\nfrom sched_ctl.cli import app\napp(prog_name='sched-ctl')\n"
+        f"#!{sys.executable}\n"
+        "from sched_ctl.cli import make_app\n"
+        "make_app()(prog_name='sched-ctl')\n"
     )
     program.chmod(0o755)
     code = (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sched_ctl.cli import app
+from sched_ctl.cli import make_app
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load, sections_of
 from sched_ctl.config.settings import ConfigError, SettingError, Settings
@@ -435,7 +435,7 @@ def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) 
     with cameras() as child:
         path = str(written(tmp_path, GOOD))
         told = CliRunner().invoke(
-            app, ["engines", "--config", path, "--explain", str(child.pid), "--json"]
+            make_app(), ["engines", "--config", path, "--explain", str(child.pid), "--json"]
         )
         rows = msgspec.json.decode(told.stdout)
         assert rows["program"] == "cameras"
@@ -444,7 +444,7 @@ def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) 
         (tmp_path / "none.toml").write_text("")
         none = str(tmp_path / "none.toml")
         told = CliRunner().invoke(
-            app, ["engines", "--config", none, "--explain", str(child.pid), "--json"]
+            make_app(), ["engines", "--config", none, "--explain", str(child.pid), "--json"]
         )
         draft = msgspec.json.decode(told.stdout)["draft"]
     [one] = load(written(tmp_path, draft)).program
@@ -473,7 +473,8 @@ def test_a_draft_is_not_broken_at_the_width_of_a_terminal(tmp_path: Path) -> Non
     (tmp_path / "none.toml").write_text("")
     with cameras() as child:
         told = CliRunner(env={"COLUMNS": "40"}).invoke(
-            app, ["engines", "--config", str(tmp_path / "none.toml"), "--explain", str(child.pid)]
+            make_app(),
+            ["engines", "--config", str(tmp_path / "none.toml"), "--explain", str(child.pid)],
         )
     _, _, draft = told.stdout.partition("\n\n")
     [one] = load(written(tmp_path, draft.partition("\n\n")[0])).program

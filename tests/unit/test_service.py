@@ -43,7 +43,7 @@ def readme() -> str:
 def test_its_commands_are_understood(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, *words = commands()[setting]
     with pytest.raises(SystemExit) as end:
-        cli.app([*words, "--help"])
+        cli.make_app()([*words, "--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in words if word.startswith("--"))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sched_ctl.cli import app
+from sched_ctl.cli import make_app
 from sched_ctl.errors import UserError
 from sched_ctl.model import files as record
 from sched_ctl.model.policy import form
@@ -477,7 +477,7 @@ def test_simulate_as_json_and_plots(tmp_path: Path) -> None:
         "2",
     ]
     outcome = CliRunner().invoke(
-        app,
+        make_app(),
         ["simulate", str(WORKLOADS / "syn.graph"), *arguments, "--json", "--plots", str(tmp_path)],
     )
     assert outcome.exit_code == 0, outcome.output
@@ -497,9 +497,9 @@ def test_simulate_a_recorded_snapshot(tmp_path: Path) -> None:
     file = tmp_path / "node.json"
     file.write_bytes(msgspec.json.encode(record.snapshot_to_json(snapshot)))
     arguments = ["simulate", str(file), "-p", "hr", "--duration", "5", "--seeds", "1", "--json"]
-    (measured,) = json.loads(CliRunner().invoke(app, arguments).stdout)
+    (measured,) = json.loads(CliRunner().invoke(make_app(), arguments).stdout)
     assert measured["load"] == pytest.approx(0.6)
-    (scaled,) = json.loads(CliRunner().invoke(app, [*arguments, "-l", "0.9"]).stdout)
+    (scaled,) = json.loads(CliRunner().invoke(make_app(), [*arguments, "-l", "0.9"]).stdout)
     assert scaled["load"] == pytest.approx(0.9)
     slowdown = scaled["figures"]["slowdown"]["mean"]
     assert slowdown > measured["figures"]["slowdown"]["mean"]
@@ -517,7 +517,7 @@ def test_bad_files_are_named_with_line_and_field(tmp_path: Path, text: str, mess
     file = tmp_path / "bad.graph"
     file.write_text(f"workload w\n{text}\n")
     (tmp_path / "t").write_text("2\n1\n")
-    outcome = CliRunner().invoke(app, ["simulate", str(file), "-p", "hr"])
+    outcome = CliRunner().invoke(make_app(), ["simulate", str(file), "-p", "hr"])
     assert isinstance(outcome.exception, UserError)
     assert message in outcome.exception.message
 
@@ -534,7 +534,7 @@ def test_bad_files_are_named_with_line_and_field(tmp_path: Path, text: str, mess
     ],
 )
 def test_bad_flags_are_named(arguments: list[str], message: str) -> None:
-    outcome = CliRunner().invoke(app, ["simulate", str(WORKLOADS / "syn.graph"), *arguments])
+    outcome = CliRunner().invoke(make_app(), ["simulate", str(WORKLOADS / "syn.graph"), *arguments])
     assert isinstance(outcome.exception, UserError), outcome.output
     assert message in outcome.exception.message
 
@@ -542,7 +542,7 @@ def test_bad_flags_are_named(arguments: list[str], message: str) -> None:
 def test_neither_workload_nor_snapshot(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"a": 1}')
     for file in (tmp_path / "x", tmp_path / "none"):
-        outcome = CliRunner().invoke(app, ["simulate", str(file)])
+        outcome = CliRunner().invoke(make_app(), ["simulate", str(file)])
         assert isinstance(outcome.exception, UserError)
         assert str(file) in outcome.exception.message
 

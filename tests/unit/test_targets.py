@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from plans import frame, plan
 from sched_ctl.adapt.race import Objective
-from sched_ctl.cli import app
+from sched_ctl.cli import make_app
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import ConfigError, Section, Settings, resolve
@@ -124,7 +124,7 @@ def test_flags_go_before_files_and_a_section_before_both(tmp_path: Path) -> None
 
 def test_the_command_line_says_what_is_wrong() -> None:
     for text, words in (("a=5", "unit"), ("a", "QUERIES=LATENCY"), ("a=1s,share=2", "share")):
-        result = CliRunner().invoke(app, ["config", "--target", text])
+        result = CliRunner().invoke(make_app(), ["config", "--target", text])
         assert isinstance(result.exception, ConfigError)
         assert words in f"{result.exception.message} {result.exception.hint}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 from typer.testing import CliRunner
 
-from sched_ctl.cli import app
+from sched_ctl.cli import make_app, name_of
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import Elastic, Section, Setting, Settings, Switch, declared
 from sched_ctl.model.access import Access
@@ -106,7 +106,7 @@ def _section(struct: type[Struct]) -> str:
 
 
 def test_every_command_is_described() -> None:
-    names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    names = {name_of(command) or "" for command in make_app().registered_commands}
     table = TEXT.partition("## Commands")[2].partition("Some uses of")[0]
     described = re.findall(r"^\| `(\w+)[ `]", table, re.MULTILINE)
     assert sorted(described) == sorted(names | {"fleet", "policy"})
@@ -164,10 +164,10 @@ def test_who_names_a_kind_of_engine_loads_no_other() -> None:
 def test_help_of_flags_names_no_type() -> None:
     """As in "--json <bool>" which reads as if a value had to be given."""
     for arguments in ([], ["simulate"], ["policy"], ["policy", "set"], ["load"]):
-        shown = CliRunner().invoke(app, [*arguments, "--help"]).stdout
+        shown = CliRunner().invoke(make_app(), [*arguments, "--help"]).stdout
         assert "--help" in shown and "bool" not in shown, shown
 
 
 def test_help_names_every_scheduler_that_can_be_simulated() -> None:
-    shown = CliRunner().invoke(app, ["simulate", "--help"]).stdout
+    shown = CliRunner().invoke(make_app(), ["simulate", "--help"]).stdout
     assert all(name in shown for name in SCHEDULERS)
