@@ -7,19 +7,31 @@ for it.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from sched_ctl.errors import UserError
 
-__all__ = ["Usable", "entries", "load", "problems"]
+__all__ = ["Entry", "Usable", "entries", "load", "problems"]
 
 OURS = "sched-ctl"
 SETS = {"sched_ctl.policies": "policy", "sched_ctl.drivers": "kind"}  # what a module is known by
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A thing by name. value: "module:thing". distribution: who offers it."""
+
+    name: str
+    value: str
+    group: str
+    distribution: str = OURS
 
 
 def problems(group: str, check: Callable[[object], bool]) -> dict[str, str]:
@@ -37,22 +49,38 @@ def problems(group: str, check: Callable[[object], bool]) -> dict[str, str]:
     return found
 
 
-def _distribution(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else OURS
-
-
 @cache
-def all_entries(group: str) -> tuple[EntryPoint, ...]:
+def all_entries(group: str) -> tuple[Entry, ...]:
     """Each once, ours first: nobody replaces a policy of ours by installing a package."""
-    others = {
-        (entry.name, entry.value): entry
-        for entry in entry_points(group=group)
-        if _distribution(entry) != OURS
-    }
+    others = {(entry.name, entry.value): entry for entry in _others(group)}
     return (*_own(group), *(others[key] for key in sorted(others)))
 
 
-def _own(group: str) -> Iterator[EntryPoint]:
+def _others(group: str) -> Iterator[Entry]:
+    """Of other distributions.
+
+    Most machines have none; reading the metadata of all takes a seventh of a start, so that is
+    imported only where a file names the group.
+    """
+    folders = [Path(folder or ".") for folder in sys.path]
+    files = (file for folder in folders for file in folder.glob("*-info/entry_points.txt"))
+    if not any(_names(file, f"[{group}]") for file in files):
+        return
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=group):
+        if entry.dist is not None and entry.dist.name != OURS:
+            yield Entry(entry.name, entry.value, group, entry.dist.name)
+
+
+def _names(file: Path, group: str) -> bool:
+    try:
+        return group.encode() in file.read_bytes()
+    except OSError:  # somebody else's distribution is broken
+        return False
+
+
+def _own(group: str) -> Iterator[Entry]:
     """Those of our folder, by name. Reads the files, and imports none."""
     thing = SETS[group]
     sets = re.compile(rf"^(?:def {thing}\(|{thing}\b[^=\n]*=)", re.M)
@@ -65,16 +93,16 @@ def _own(group: str) -> Iterator[EntryPoint]:
     ]
     for name, module, path in sorted(files):
         if not name.startswith("_") and sets.search(path.read_text("utf-8", "replace")):
-            yield EntryPoint(name.replace("_", "-"), f"{group}.{module}:{thing}", group)
+            yield Entry(name.replace("_", "-"), f"{group}.{module}:{thing}", group)
 
 
-def entries(group: str) -> dict[str, EntryPoint]:
+def entries(group: str) -> dict[str, Entry]:
     return {entry.name: entry for entry in reversed(all_entries(group))}
 
 
 def _shadowed(group: str) -> dict[str, str]:
     used = entries(group)
-    return {e.name: _distribution(e) for e in all_entries(group) if used[e.name] is not e}
+    return {e.name: e.distribution for e in all_entries(group) if used[e.name] is not e}
 
 
 class Usable(Mapping[str, Any]):
@@ -99,18 +127,19 @@ class Usable(Mapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def load(entry: EntryPoint, check: Callable[[object], bool]) -> Any:
+def load(entry: Entry, check: Callable[[object], bool]) -> Any:
     try:
-        thing = entry.load()
+        module, _, name = entry.value.partition("[")[0].partition(":")  # [extras] behind it
+        thing = attrgetter(name.strip())(import_module(module.strip()))
     except Exception as error:  # anything can go wrong in somebody else's module
         raise UserError(
             f"cannot import {entry.name!r} ({entry.value}) of the distribution "
-            f"{_distribution(entry)}: {type(error).__name__}: {error}",
+            f"{entry.distribution}: {type(error).__name__}: {error}",
             "repair or uninstall that distribution; the other policies and drivers still work",
         ) from error
     if not check(thing):
         raise UserError(
-            f"{entry.name!r} ({entry.value}) of the distribution {_distribution(entry)} is a "
+            f"{entry.name!r} ({entry.value}) of the distribution {entry.distribution} is a "
             f"{type(thing).__name__}, which cannot be used as one of {entry.group}",
             "repair or uninstall that distribution; the other policies and drivers still work",
         )

@@ -31,7 +31,7 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[sched_ctl.policies]\n"
-        "good = stranger:good\n"
+        "good = stranger:good [extra]\n"
         "gone = stranger:gone\n"
         "number = stranger:number\n"
         "broken = broken:policy\n"
@@ -40,6 +40,7 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         "[sched_ctl.drivers]\n"
         "heron = stranger:good\n"
     )
+    (tmp_path / "torn-1.0.dist-info" / "entry_points.txt").mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path))
     entries.all_entries.cache_clear()
     yield
