@@ -70,6 +70,7 @@ _NUMBERS = [
     "end_s",
     "decision_s",
     "candidate_s",
+    "queue_s",
     "hop_s",
     "wake_s",
     "switch_s",

@@ -321,6 +321,7 @@ def _values(
         "end_s": setting.duration_s,
         "decision_s": costs.decision_s,
         "candidate_s": costs.candidate_s,
+        "queue_s": costs.queue_s,
         "hop_s": costs.hop_s,
         "wake_s": costs.wake_s,
         "switch_s": costs.switch_s,

@@ -24,6 +24,10 @@ class Costs:
     switch_s: of a switch to another thread. source_s: what a thread takes that brings tuples from
     outside, before all operators, each time it wakes up. decision_s: of a user-level scheduler's
     decision; candidate_s: in addition for each operator (`User.candidates`) that it looks at.
+    queue_s: of each such decision, inside the lock of the queue that all workers share (to take the
+    next operator and put back the last), before decision_s. Workers hold it one after the other, in
+    the order of their decisions, and spin until then: at most 1 / queue_s decisions/s. Such queues
+    has the dynamic model of Schneider and Wu (PLDI 2017). `calibrate` does not measure it.
     """
 
     hop_s: float = 0.0
@@ -32,6 +36,7 @@ class Costs:
     source_s: float = 0.0
     decision_s: float = 0.0
     candidate_s: float = 0.0
+    queue_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

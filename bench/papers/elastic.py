@@ -1,32 +1,50 @@
 """Elastic scheduling's rule and our own on made-up curves: where they settle, at what cost.
 
     ./dev run python -m bench.papers.elastic [--seeds 30] [--periods 200] [--keep elastic]
+    ./dev run python -m bench.papers.elastic --queue-us 0.5 [--keep elastic-queue]
 
 A curve says what each level of 1 to 64 threads gives; one period's measurement is that times a
 normal deviate. Simulated: no thread runs, nothing here says what threads cost on a machine. The
 rules are the objects of `ctl/adapt/elastic.py`. All of a cell's runs are from seeds 1, 2, ...
+
+With --queue-us the curves are of 1 to 176 threads, as many as the paper's machine has CPUs, and the
+simulator gives them: a saturated engine whose threads share one queue, where each decision holds
+the lock for so long (`Costs.queue_s`). How long is a guess. Nothing else has a price, and that of
+the lock does not rise with those who wait, so a curve flattens and does not fall.
 """
 
 import argparse
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bench import results
+from bench.papers.threads import SHAPES
 from bench.results import Figure, Result, Row
 from sched_ctl.adapt import elastic
+from sched_ctl.plugins import registry
+from sched_ctl.sim import Costs, Setting, of_workload, simulate
+from sched_ctl.workloads import workload
 
-__all__ = ["CURVES", "MOST", "NOISES", "RULES", "Run", "run"]
+__all__ = ["CURVES", "MOST", "NOISES", "RULES", "Run", "run", "simulated"]
 
 MOST = 64
 NOISES = (0.0, 0.01, 0.03, 0.06, 0.10)
 NEAR = 0.95  # of the best: there
 STAY = 10  # periods in a row, to have arrived
 LAST = 50  # periods that say where it settled
+
+# Of simulated curves
+CPUS = 176
+LADDER = sorted({round(level) for level in np.geomspace(1, CPUS, 48)})  # between: interpolated
+SIMULATED = ("10 pipelines of 100", "100 in parallel")
+COSTS_US = (1.0, 20.0, 100.0)
+NOISE = 0.03
+TUPLES = 3000  # from all sources
 
 Curve = Callable[[int, float], float]
 CURVES: dict[str, Curve] = {
@@ -50,11 +68,15 @@ class Way:
     step: Callable[[Any, float], Any]
 
 
-RULES = {
-    "paper +1": Way(lambda: elastic.ruled(1, MOST, single=True), elastic.rule),
-    "paper": Way(lambda: elastic.ruled(1, MOST), elastic.rule),
-    "ours": Way(lambda: elastic.begun(1, MOST), elastic.weighed),
-}
+def _rules(most: int) -> Mapping[str, Way]:
+    return {
+        "paper +1": Way(lambda: elastic.ruled(1, most, single=True), elastic.rule),
+        "paper": Way(lambda: elastic.ruled(1, most), elastic.rule),
+        "ours": Way(lambda: elastic.begun(1, most), elastic.weighed),
+    }
+
+
+RULES = _rules(MOST)
 
 
 @dataclass(frozen=True)
@@ -71,7 +93,9 @@ class Run:
     regret: float
 
 
-def run(way: Way, curve: Curve, noise: float, seed: int, periods: int = 200) -> Run:
+def run(
+    way: Way, curve: Curve, noise: float, seed: int, periods: int = 200, most: int = MOST
+) -> Run:
     """One rule on one curve. noise: standard deviation over the mean."""
     random = np.random.default_rng(seed)
     state = way.first()
@@ -80,9 +104,9 @@ def run(way: Way, curve: Curve, noise: float, seed: int, periods: int = 200) -> 
         part = period / periods
         levels.append(state.level)
         true = curve(state.level, part)
-        got.append(true / max(curve(level, part) for level in range(1, MOST + 1)))
+        got.append(true / max(curve(level, part) for level in range(1, most + 1)))
         state = way.step(state, true * max(1e-3, 1 + noise * random.standard_normal()))
-    is_moved = curve(MOST, 0.0) != curve(MOST, 1.0)
+    is_moved = curve(most, 0.0) != curve(most, 1.0)
     since = periods // 2 if is_moved else 0
     near = [part >= NEAR for part in got[since:]]
     there = next((at for at in range(len(near)) if sum(near[at : at + STAY]) == STAY), len(near))
@@ -119,6 +143,40 @@ def _tables(seeds: int, periods: int) -> tuple[list[Row], list[Row]]:
     return rows, lost
 
 
+def simulated(graph: str, queue_s: float) -> Curve:
+    """Tuples/s of all operators of a saturated workload, by threads, up to `CPUS`. They take the
+    oldest tuple, one a turn.
+    """
+    node = of_workload(workload.parse(graph), 1.0)
+    each = np.array([1e-9 * number for number in range(TUPLES // len(node.streams))])
+    node = replace(node, streams=tuple(replace(stream, times=each) for stream in node.streams))
+    basic = Setting(warm_s=0.0, costs=Costs(queue_s=queue_s))
+    rates = []
+    for level in LADDER:
+        totals = simulate(node, registry.policy("fcfs"), replace(basic, cpus=level)).totals
+        rates.append(totals["events"] / totals["now"])
+    whole = np.interp(range(1, CPUS + 1), LADDER, rates).tolist()
+    return lambda level, _: whole[level - 1]
+
+
+def _shared(seeds: int, periods: int, queue_s: float) -> list[Row]:
+    """Where the rules settle on simulated curves, and what they lose."""
+    rows = []
+    for name, cost_us in itertools.product(SIMULATED, COSTS_US):
+        curve = simulated(SHAPES[name](cost_us), queue_s)
+        rates = [curve(level, 0.0) for level in range(1, CPUS + 1)]
+        fewest = next(level for level, rate in enumerate(rates, 1) if rate >= NEAR * max(rates))
+        levels: dict[str, Figure | str] = {"fewest within 5%": str(fewest)}
+        lost: dict[str, Figure | str] = {}
+        for rule in ("paper", "ours"):
+            way = _rules(CPUS)[rule]
+            runs = [run(way, curve, NOISE, seed, periods, CPUS) for seed in range(1, seeds + 1)]
+            levels[f"level, {rule}"] = _figure([one.level for one in runs])
+            lost[f"lost, {rule}"] = _figure([one.regret for one in runs], "%")
+        rows.append(Row(f"{name}, {cost_us:g} us each", {**levels, **lost}))
+    return rows
+
+
 FIGURES = {"level": "", "periods": "", "changes": "", "reversals": "", "regret": "%"}
 
 
@@ -127,15 +185,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--periods", type=int, default=200)
     results.argument(parser)
+    parser.add_argument("--queue-us", type=float, help="simulated curves: of a decision, locked")
     options = parser.parse_args()
     here = results.here()  # before it writes anything
-    whole, lost = _tables(options.seeds, options.periods)
-    for rows, what in (
-        (whole, "elastic scheduling's rule and ours on made-up curves"),
-        (lost, "throughput lost to the best of 1 to 64 threads, by noise"),
-    ):
+    if options.queue_us is None:
+        whole, lost = _tables(options.seeds, options.periods)
+        tables = [
+            ("Elastic scheduling's rule and ours on made-up curves", whole, ""),
+            ("Throughput lost to the best of 1 to 64 threads, by noise", lost, "-regret"),
+        ]
+    else:
+        rows = _shared(options.seeds, options.periods, options.queue_us * 1e-6)
+        what = f"up to {CPUS} threads share a queue and hold its lock for {options.queue_us:g} us"
+        tables = [(f"Simulated: {what}, {NOISE:.0%} noise", rows, "")]
+    for title, rows, suffix in tables:
         result = Result(
-            title=what[0].upper() + what[1:],
+            title=title,
             columns=list(rows[0].figures),
             n=options.seeds,
             spread="smallest-largest",
@@ -144,8 +209,7 @@ def main() -> None:
             rows=rows,
             **here,
         )
-        keep = options.keep and options.keep + ("-regret" if rows is lost else "")
-        results.tell(result, keep)
+        results.tell(result, options.keep and options.keep + suffix)
 
 
 if __name__ == "__main__":

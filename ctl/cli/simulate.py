@@ -104,6 +104,10 @@ class PerHop:
     candidate_us: Annotated[
         float | None, typer.Option(help="user: for each operator that it looks at.", min=0)
     ] = None
+    queue_us: Annotated[
+        float | None,
+        typer.Option(help="user: of a decision, in the lock that all workers share.", min=0),
+    ] = None
 
     def read(self) -> "Costs":
         from sched_ctl.sim import calibrate as calibration

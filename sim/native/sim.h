@@ -73,8 +73,8 @@ struct sim_config {
 	int64_t operators, streams, arrivals, cpus, mode, batch, candidates, train, rotate, capacity,
 		exponential, wake_preempt, age, rivals, record_max;
 	uint64_t seed;
-	double warm_s, end_s, decision_s, candidate_s, hop_s, wake_s, switch_s, source_s, slice_s,
-		tick_s, starvation_s, rescue_s, least_s;
+	double warm_s, end_s, decision_s, candidate_s, queue_s, hop_s, wake_s, switch_s, source_s,
+		slice_s, tick_s, starvation_s, rescue_s, least_s;
 	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s;
 	const double *came_s; // NULL, or how old tuples from outside are when they come; may change
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
@@ -198,6 +198,7 @@ struct sim {
 	int64_t *timers, timers_n; // threads that wait for a time, soonest on top of the heap
 	double fair_time;	   // last known average of the virtual times
 	double source_until;	   // when the thread of the sources sleeps again
+	double unlocked_at;	   // when the lock of the workers' queue is free
 	int64_t *taken;		   // scratch of route()
 };
 

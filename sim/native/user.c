@@ -5,6 +5,9 @@
  * queue. At operator level it then decides again; at query level the tuple first goes through all
  * operators downstream, depth first, except over edges that are not inline.
  *
+ * What a decision takes inside the lock of the queue that all workers share, queue_s, one worker
+ * takes after the other, in the order of their decisions; who waits for the lock spins.
+ *
  * A tuple that blocks its operator holds the worker. Of bounded queues: an operator is not taken
  * while a queue is full that its tuples may end in, and may exceed the bound by the outputs of one
  * tuple (for each worker, at query level).
@@ -169,6 +172,15 @@ static void finish(struct sim *s, struct worker *w)
 	}
 }
 
+// When a worker that comes at `at` has had the lock of the shared queue.
+static double locked(struct sim *s, double at)
+{
+	if (s->c.queue_s <= 0)
+		return at;
+	s->unlocked_at = fmax(at, s->unlocked_at) + s->c.queue_s;
+	return s->unlocked_at;
+}
+
 static bool decide(struct sim *s, struct worker *w)
 {
 	int64_t op = order_next(s->order, s->now);
@@ -184,8 +196,9 @@ static bool decide(struct sim *s, struct worker *w)
 		  s->c.batch == SIM_HALF ? (waiting + 1) / 2 :
 					   s->c.batch;
 	s->c.totals[SIM_DECISIONS]++;
-	s->c.totals[SIM_BUSY] += cost;
-	begin(s, w, fmax(s->now, w->free_at) + cost);
+	double from = fmax(s->now, w->free_at), at = locked(s, from);
+	s->c.totals[SIM_BUSY] += cost + (at - from);
+	begin(s, w, at + cost);
 	return true;
 }
 

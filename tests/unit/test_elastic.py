@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.papers.elastic import CURVES, MOST, RULES, Run, run
+from bench.papers.elastic import CURVES, MOST, RULES, Run, run, simulated
+from bench.papers.threads import pipelines
 from sched_ctl.adapt.elastic import (
     MOST_LOOKS,
     PAUSE,
@@ -92,6 +93,16 @@ def test_steps_of_one_stall_where_five_per_cent_are_one_thread() -> None:
 )
 def test_without_noise_both_find_the_best(who: str, curve: str, level: int) -> None:
     assert run(RULES[who], CURVES[curve], 0.0, 1).level == level
+
+
+@pytest.mark.needs("cc")
+def test_a_simulated_curve_rises_until_the_shared_queue_is_full() -> None:
+    """With 20 us an operator and 0.5 us in the lock: until 41 threads, at 2 million a second."""
+    curve = simulated(pipelines(10, 20, 20.0), 5e-7)
+    for level in (1, 10, 27):
+        assert curve(level, 0.0) == pytest.approx(level / 20.5e-6, rel=0.03)
+    for level in (46, 100, 176):
+        assert curve(level, 0.0) == pytest.approx(2e6, rel=0.03)
 
 
 class OfEngine(ctypes.Structure):

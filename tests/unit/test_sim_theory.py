@@ -114,6 +114,22 @@ def test_join_meets_its_rate_and_its_window() -> None:
     assert run(idle, duration_s=60.0).summary().slowdown < 1.05
 
 
+@pytest.mark.parametrize("workers", [1, 4, 64])
+@pytest.mark.parametrize("cost_s", [2e-6, 2e-5, 1e-4])
+def test_a_shared_queue_bounds_the_decisions(workers: int, cost_s: float) -> None:
+    """Saturated: min(K / (c + q), 1 / q) decisions/s, one tuple each; all workers are busy."""
+    queue_s, tuples = 1e-6, 100
+    node = of_workload(chains(*[[(1.0, 1.0)]] * 256, base_cost_s=cost_s), 0.5)
+    at_once = tuple(replace(stream, times=np.zeros(tuples)) for stream in node.streams)
+    costs = Costs(queue_s=queue_s)
+    result = run(replace(node, streams=at_once), cpus=workers, warm_s=0.0, costs=costs)
+    totals = result.totals
+    assert totals["decisions"] == 256 * tuples
+    expected = min(workers / (cost_s + queue_s), 1 / queue_s)
+    assert totals["decisions"] / totals["now"] == pytest.approx(expected, rel=0.02)
+    assert totals["busy"] / totals["now"] == pytest.approx(workers, rel=0.02)  # who waits spins
+
+
 # --- what theory and measurement say of schedulers ------------------------------------------------
 
 SYN_LOADS = {

@@ -270,6 +270,28 @@ def test_the_engine_works_for_a_tuple_that_a_source_brings(scheduler: str) -> No
     assert busy(hop_s=1e-6) - busy() == pytest.approx(200 * 1e-6)  # nobody brings them
 
 
+def test_a_shared_queue_costs_only_whom_it_is_for() -> None:
+    """Workers of the user-level scheduler; one of them waits for nobody, as with decision_s."""
+    node = of_workload(workload.load(WORKLOADS / "etl.graph"), 0.8)
+
+    def found(policy: str | None, **setting: object) -> bytes:
+        return run(node, policy, record=1000, duration_s=3.0, **setting).record.tobytes()
+
+    queue, each = Costs(queue_s=2e-6), Costs(decision_s=2e-6)
+    assert found("hr", costs=queue) == found("hr", costs=each)
+    assert found("hr", costs=queue) != found("hr", costs=Costs(queue_s=0.0)) == found("hr")
+    assert found("hr", costs=queue, cpus=2) != found("hr", costs=each, cpus=2)
+    for scheduler, policy in (("os", None), ("scx", "hr"), ("fifo", "hr")):
+        assert found(policy, scheduler=scheduler, costs=queue) == found(policy, scheduler=scheduler)
+
+
+@pytest.mark.parametrize("seconds", [-1e-9, float("nan"), float("inf")])
+def test_a_price_is_so_many_seconds(seconds: float) -> None:
+    for name in Costs.__slots__:
+        with pytest.raises(UserError, match=f"{name}=.*must be 0 to 1000 seconds"):
+            Costs(**{name: seconds})
+
+
 def departures(same_query: bool, times: dict[str, list[float]], costs: Costs) -> dict[str, float]:
     """When the first tuple leaves of "first", which takes 1 ms, and of "last", which takes 20.
 
