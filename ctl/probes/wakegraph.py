@@ -3,7 +3,9 @@
 Where operators hand tuples over through queues, the one that puts a tuple into an empty queue wakes
 the one that takes it. A consumer that makes room wakes its producer, too, and locks and timers
 wake anybody. So an edge counts only if it is a fair part of all wake-ups of its target, of two
-directions the heavier one goes, and of a cycle the lightest edge.
+directions the heavier one goes, and of a cycle the lightest edge. What two threads give each other
+alike is a lock's, and counts only where it is most of what wakes the target: two sources of one
+period contend at each tuple.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,6 +14,7 @@ __all__ = ["LEAST", "parts", "wake_graph"]
 
 LEAST = 20  # wake-ups
 NEW_SHARE, OLD_SHARE = 0.10, 0.05  # of the target's wake-ups: to become an edge, and to stay one
+MOST = 0.5  # of the target's wake-ups: an edge, whatever its target gives back
 
 Pair = tuple[int, int]
 
@@ -35,7 +38,11 @@ def wake_graph(
     fair = {
         (a, b): n
         for (a, b), n in inside.items()
-        if n >= LEAST and n >= (OLD_SHARE if (a, b) in old else NEW_SHARE) * into[b]
+        if n >= LEAST
+        and (
+            n >= MOST * into[b]
+            or n - inside.get((b, a), 0) >= (OLD_SHARE if (a, b) in old else NEW_SHARE) * into[b]
+        )
     }
     below: dict[int, set[int]] = {}
     for a, b in sorted(fair, key=lambda pair: (-fair[pair], pair)):

@@ -82,3 +82,12 @@ def test_who_held_a_thread_up_and_who_woke_it() -> None:
     assert found.waits == 3 and found.wait_s == pytest.approx(1e-3)
     assert found.behind == ((7, 0.7), (8, 0.2))
     assert found.woken_by == ((0, 9), (7, 3))
+
+
+def test_sources_that_contend_for_a_lock_do_not_feed_each_other() -> None:
+    """As two of GStreamer's do, whose periods are the same and whose phases happen to be, too."""
+    chains = {(1, 2): 600, (2, 3): 600, (4, 5): 600, (5, 6): 600}
+    lock = {(1, 4): 90, (4, 1): 60, (0, 1): 540, (0, 4): 510}
+    graph = wake_graph(chains | lock, range(1, 7))
+    assert graph.keys() == chains.keys()
+    assert parts(graph) == [{1, 2, 3}, {4, 5, 6}]
