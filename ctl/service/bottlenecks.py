@@ -191,24 +191,38 @@ def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]
 def _reading(one: Found, judged: Judged) -> Reading:
     label = one.window.now.topology.operators[judged.row].label
     of_io = judged.verdict is Verdict.IO_BOUND
-    verdict = Verdict.LOCK_BOUND if of_io and _at_lock(one, judged.row) else judged.verdict
+    verdict = judged.verdict
+    if of_io and _at_lock(one, _stage(one, judged.row)):
+        verdict = Verdict.LOCK_BOUND
     return Reading(judged.seconds, verdict, label, judged.confidence)
 
 
 def _verdict(one: Found, row: int) -> Verdict:
     verdict = Verdict(one.assessment.verdict[row])
-    at_lock = verdict is Verdict.IO_BOUND and _at_lock(one, row)
+    at_lock = verdict is Verdict.IO_BOUND and _at_lock(one, np.array([row]))
     return Verdict.LOCK_BOUND if at_lock else verdict
 
 
-def _at_lock(one: Found, row: int) -> bool:
-    """Whether an operator that sleeps with work in hand does so at locks, for the most part.
+def _stage(one: Found, row: int) -> Index:
+    """The replica's own row and those of its siblings that sleep with work in hand, too.
 
-    Only where the engine tells when it has no input, for which threads wait at conditions, too.
+    Of replicas that share a lock one may hold it most of the time: by itself it sleeps elsewhere.
     """
-    if np.isnan(one.window.rate("idle_time")[row]):
+    operators = one.window.now.topology.operators
+    judged = operators[row]
+    asleep = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP)
+    name = (judged.query, judged.logical)
+    return np.array([r for r in asleep if (operators[r].query, operators[r].logical) == name])
+
+
+def _at_lock(one: Found, rows: Index) -> bool:
+    """Whether operators that sleep with work in hand do so at locks, for the most part.
+
+    Only where the engine tells when they have no input, for which threads wait at conditions, too.
+    """
+    if np.isnan(one.window.rate("idle_time")[rows]).any():
         return False
-    slept = _sleeps(one, row)
+    slept = _sleeps(one, rows)
     places = slept["places"] if slept else []
     return bool(sum(p["share"] for p in places if p["where"] == sleeping.LOCK) >= MOSTLY)
 
@@ -336,19 +350,20 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "queue_before": _known(found.queue_before[row]),
         "seconds": _known(found.seconds),
         "waits": _traced(one.waits.lately(topology.operators[row].threads)),
-        "sleeps": _sleeps(one, row),
+        "sleeps": _sleeps(one, np.array([row])),
     }
 
 
-def _sleeps(one: Found, row: int) -> dict[str, Any] | None:
-    """Where an operator sleeps with work in hand; None if it does not, or too few looks saw it."""
-    if not one.assessment.blocked[row] >= LEAST_ASLEEP:
+def _sleeps(one: Found, rows: Index) -> dict[str, Any] | None:
+    """Where operators sleep with work in hand; None if they do not, or too few looks saw it."""
+    if not (len(rows) and (one.assessment.blocked[rows] >= LEAST_ASLEEP).all()):
         return None
-    places = one.engine.sleeps.lately(one.window.now.topology.operators[row].threads)
+    operators = one.window.now.topology.operators
+    places = one.engine.sleeps.lately(thread for row in rows for thread in operators[row].threads)
     if places is None:
         return None
     blocked, idle, full = (
-        float(np.nan_to_num(share[row]))
+        float(np.nan_to_num(share[rows]).mean())
         for share in (
             one.assessment.blocked,
             one.assessment.idle,

@@ -1,6 +1,7 @@
 """Who sleeps with work in hand at a lock is told from who waits for I/O."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from plans import array, plan
 from sched_ctl.metrics.verdicts import assess, judged
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.topology import Snapshot
+from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes.sleeps import Place, Places
 from sched_ctl.probes.waits import WaitTimes
 from sched_ctl.service import bottlenecks
@@ -20,7 +21,8 @@ from sched_ctl.service.bottlenecks import Found
 class Looked:
     """An engine whose threads were found asleep at such places."""
 
-    shares: tuple[tuple[Place, float], ...]
+    shares: dict[str, float]
+    holder: int | None = None  # thread that is never found at the lock
     name: str = "e"
     said: dict[str, Any] = field(default_factory=dict)
 
@@ -28,28 +30,42 @@ class Looked:
     def sleeps(self) -> "Looked":
         return self
 
-    def lately(self, _: object) -> Places:
-        return Places(100, self.shares)
+    def lately(self, threads: Iterable[Thread]) -> Places:
+        told = [{"file": 1.0} if t.tid == self.holder else self.shares for t in threads]
+        total = {what: sum(one.get(what, 0.0) for one in told) for what in ("lock", "file")}
+        shares = tuple((Place(what), share / len(told)) for what, share in total.items())
+        return Places(100 * len(told), shares)
 
 
-def found(lock: float, idle: float | None = 0.05) -> Found:
-    """Of an operator between two that keep up, asleep for 85%; a part of that at a lock."""
-    places = ((Place("lock"), lock), (Place("file"), 1 - lock))
+def found(lock: float, idle: float | None = 0.05, held: bool = False) -> Found:
+    """Of an operator between two that keep up, asleep for 85%; a part of that at a lock.
+
+    held: it is the first of three replicas, of which it has the lock all the time.
+    """
     topology = plan({"q": ["a", "b", "c"]})
+    if held:
+        topology = plan({"q": ["a", "b", "c", "b2", "b3"]}, [(0, 1), (0, 3), (0, 4), (1, 2)])
+        a, b, c, *more = topology.operators
+        siblings = [replace(b, name=o.name, threads=o.threads) for o in more]
+        topology = replace(topology, operators=(a, b, c, *siblings))
 
     def at(time_s: float) -> Snapshot:
+        n = len(topology.operators)
         columns = {
-            "thread_cpu_time": array(*[0.1 * time_s] * 3),
-            "run_delay": array(0, 0, 0),
-            "tuples_in": array(*[100 * time_s] * 3),
-            "queue_size": array(0, 9, 0),
+            "thread_cpu_time": array(*[0.1 * time_s] * n),
+            "run_delay": array(*[0] * n),
+            "tuples_in": array(*[100 * time_s] * n),
+            "queue_size": array(0, 9, 0, *[9] * (n - 3)),
         }
         if idle is not None:
-            columns["idle_time"] = array(0.9 * time_s, idle * time_s, 0.9 * time_s)
+            shares = (0.9, idle, 0.9, *[idle + 0.01] * (n - 3))
+            columns["idle_time"] = array(*(share * time_s for share in shares))
         return Snapshot(topology, time_s, columns)
 
     window = Window(at(14.0), at(10.0))
-    return Found(Looked(places), window, assess(window), WaitTimes())  # type: ignore[arg-type]
+    places = {"lock": lock, "file": 1 - lock}
+    engine: Any = Looked(places, topology.operators[1].threads[0].tid if held else None)
+    return Found(engine, window, assess(window), WaitTimes())
 
 
 @pytest.mark.parametrize(
@@ -63,3 +79,10 @@ def test_most_of_its_sleep_decides(lock: float, idle: float | None, word: str) -
     assert (query["verdict"], query["operator"]) == (word, "q/b")
     assert ("more replicas would wait" in query["advice"]) == (word == "lock-bound")
     assert judged(one.assessment, np.arange(3)).verdict.word == "io-bound"
+
+
+def test_a_query_is_held_by_a_lock_that_one_replica_has_all_the_time() -> None:
+    one = found(0.9, held=True)
+    assert bottlenecks.operator(one, 1)["verdict"] == "io-bound"
+    [query] = bottlenecks.bottlenecks([one])
+    assert (query["verdict"], query["operator"]) == ("lock-bound", "q/b")
