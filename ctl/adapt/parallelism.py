@@ -7,27 +7,38 @@ does today. One walk from the sources down gives the rate that each operator has
 from both how many replicas that needs: one step for all operators of a query (section 3.2 there).
 
 A source that is held by a full queue would emit more: what it emits by the share of the time in
-which it was not held. One that is never out of work tells a lower bound alone.
+which it was not held. That is what it could emit, not what comes: a source that catches up emits as
+fast as it can. So it counts for LEAP times as many replicas at most, and one looks again then.
 
 Pure functions over columns. Replicas of one operator are a *stage*.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from sched_ctl.metrics.verdicts import SATURATED, Assessment
+from sched_ctl.metrics.verdicts import SATURATED, Assessment, Mask
 from sched_ctl.metrics.window import Window, divide
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.topology import Topology
 
-__all__ = ["LEAST_USEFUL", "SLACK", "Stages", "Wanted", "called", "stages", "wanted"]
+__all__ = [
+    "LEAP",
+    "LEAST_USEFUL",
+    "MOST_REPLICAS",
+    "SLACK",
+    "Stages",
+    "Wanted",
+    "called",
+    "stages",
+    "times",
+    "wanted",
+]
 
 LEAST_USEFUL = 0.01  # of the time: below that, what a replica could do is not known
 LEAST_FREE = 0.1  # of the time: a source that is held is not taken to emit more than 10 times more
+LEAP = 3  # times as many replicas in one step, where a source is held and so may want anything
 SLACK = 0.05  # of a replica: figures are not as exact as that
 MOST_REPLICAS = 1 << 15  # Flink's largest parallelism; beyond it, an engine's figures are wrong
 
@@ -55,7 +66,7 @@ class Wanted:
 
     rate: (m,) tuples/s that a stage has to take in. true_rate: (m,) that one replica could, alone
     on a CPU. needed: (m,) replicas, before rounding up. cpus: (m,) CPUs for it. at_least: (m,)
-    whether a source above it is held, so that all of these are lower bounds.
+    whether a source above it is held, so that all of these are for what it could emit.
     """
 
     stages: Stages
@@ -63,13 +74,14 @@ class Wanted:
     true_rate: Array
     needed: Array
     cpus: Array
-    at_least: npt.NDArray[np.bool_]
+    at_least: Mask
 
     @cached_property
     def replicas(self) -> Index:
         """(m,) replicas; as many as there are where it is not known, and for sources."""
         known = ~np.isnan(self.needed) & ~self.stages.graph.ingress
-        whole = np.ceil(np.where(known, self.needed, 1.0) - SLACK)
+        most = np.where(self.at_least, LEAP * self.stages.replicas, MOST_REPLICAS)
+        whole = np.minimum(np.ceil(np.where(known, self.needed, 1.0) - SLACK), most)
         return np.where(
             known, np.clip(whole, 1, MOST_REPLICAS).astype(np.intp), self.stages.replicas
         )
@@ -100,6 +112,25 @@ def stages(topology: Topology) -> Stages:
     )
 
 
+def times(parts: Stages, count: int) -> Stages:
+    """So many of them side by side, for windows that are (`telemetry.replay.beside`)."""
+    m, graph = len(parts.names), parts.graph
+    first = np.repeat(np.arange(count, dtype=np.intp) * m, len(graph.source))
+    return Stages(
+        np.tile(parts.of, count) + np.repeat(np.arange(count) * m, len(parts.of)),
+        parts.queries * count,
+        parts.names * count,
+        parts.logical * count,
+        np.tile(parts.replicas, count),
+        Graph(
+            m * count,
+            np.tile(graph.source, count) + first,
+            np.tile(graph.target, count) + first,
+            np.tile(graph.share, count),
+        ),
+    )
+
+
 def wanted(window: Window, found: Assessment, known: Stages | None = None) -> Wanted:
     """What the stages of a window's topology need. found: its verdicts, over physical operators.
 
@@ -119,7 +150,7 @@ def wanted(window: Window, found: Assessment, known: Stages | None = None) -> Wa
         per_tuple = divide(total(found.run), taken)  # CPU seconds
     true_rate = total(alone) / parts.replicas
     selectivity = divide(sent, taken)
-    rate, at_least = _rates(parts.graph, _sources(parts, found, sent), selectivity)
+    rate, at_least = _rates(parts.graph, *_sources(parts, found, sent), selectivity)
     return Wanted(
         parts,
         np.where(parts.graph.ingress, taken, rate),
@@ -130,23 +161,21 @@ def wanted(window: Window, found: Assessment, known: Stages | None = None) -> Wa
     )
 
 
-def _sources(parts: Stages, found: Assessment, sent: Array) -> Mapping[int, tuple[float, bool]]:
-    """Stage of a source -> what it wants to emit in tuples/s, and whether that is a lower bound."""
+def _sources(parts: Stages, found: Assessment, sent: Array) -> tuple[Array, Mask]:
+    """(m,) tuples/s that each would emit as a source, and whether that is a lower bound."""
     held = np.nan_to_num(found.backpressured)
     busy = np.nan_to_num(found.run) + np.nan_to_num(found.wait) + held
-    answer = {}
-    for stage in np.flatnonzero(parts.graph.ingress).tolist():
-        mine = parts.of == stage
-        free = max(1.0 - float(held[mine].mean()), LEAST_FREE)
-        full = bool((busy[mine] >= SATURATED).any())
-        # Who has time left makes up for what it waited
-        answer[stage] = (float(sent[stage]) / free, True) if full else (float(sent[stage]), False)
-    return answer
+    m = len(parts.names)
+    free = 1.0 - np.bincount(parts.of, weights=held, minlength=m) / parts.replicas
+    full = np.zeros(m, dtype=np.bool_)
+    np.logical_or.at(full, parts.of, busy >= SATURATED)
+    # Who has time left makes up for what it waited
+    return np.where(full, sent / np.maximum(free, LEAST_FREE), sent), full
 
 
 def _rates(
-    graph: Graph, sources: Mapping[int, tuple[float, bool]], selectivity: Array
-) -> tuple[Array, npt.NDArray[np.bool_]]:
+    graph: Graph, source_sent: Array, source_bound: Mask, selectivity: Array
+) -> tuple[Array, Mask]:
     """(m,) tuples/s that each stage has to take in, from the sources down; NaN on a cycle."""
     rate, sent = np.full(graph.n, np.nan), np.full(graph.n, np.nan)
     bound = np.zeros(graph.n, dtype=np.bool_)
@@ -159,8 +188,8 @@ def _rates(
         np.logical_or.at(bound, up.source[edges], bound[up.target[edges]])
         # Where nothing arrives, nothing is emitted, whatever the selectivity
         sent[rows] = np.where(rate[rows] == 0.0, 0.0, rate[rows] * selectivity[rows])
-        for row in rows[graph.ingress[rows]].tolist():
-            sent[row], bound[row] = sources[row]
+        first = rows[graph.ingress[rows]]
+        sent[first], bound[first] = source_sent[first], source_bound[first]
     return rate, bound
 
 

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from sched_ctl.adapt.parallelism import SLACK, Wanted
+from sched_ctl.adapt.parallelism import LEAP, SLACK, Wanted
 
 __all__ = ["Change", "Done", "Step", "changed", "cost_s", "is_worse", "refusal"]
 
 LIKE = 5  # restarts that the next one is judged by, the newest
-LEAP = 3  # times as many replicas in one step, where a source is held and so may want anything
 UNKNOWN_S = 60.0  # what a restart is taken to cost before one was seen
 GAIN = 1.1  # that a change by itself has to bring at least
 WORSE = 0.9  # of what the query took in before, or less

@@ -217,10 +217,10 @@ def replicas(query: dict[str, Any]) -> list[str]:
     for stage in query["parallelism"]:
         now, needed = stage["replicas"], stage["needed"]
         name = f"{stage['operator']} {now} -> {needed}"
-        bound = " or more" if stage["at_least"] else ""
         could, rate = (show.number(stage[key] or 0.0) for key in ("true_rate", "rate"))
         if needed > now:
-            more.append(f"{name}{bound} replicas: one can do {could} of {rate} tuples/s")
+            first, up_to = (" at first", "up to ") if stage["at_least"] else ("", "")
+            more.append(f"{name} replicas{first}: one can do {could} of {up_to}{rate} tuples/s")
         elif needed < now and not stage["at_least"]:
             fewer.append(f"{name} replicas would do for {rate} tuples/s")
     lines = more or fewer

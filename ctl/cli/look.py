@@ -326,8 +326,8 @@ def plan(
     from sched_ctl.cli import planned
     from sched_ctl.plugins import drivers
     from sched_ctl.runfolder import RunFolder
+    from sched_ctl.service import bottlenecks, views
     from sched_ctl.service import session as loading
-    from sched_ctl.service import views
     from sched_ctl.service.idle import idle, nothing
     from sched_ctl.service.sections import check_sections
 
@@ -337,6 +337,9 @@ def plan(
     if save is not None:
         _save(save, controller)
     plans = views.plans(controller, journals.had(RunFolder(Path(settings.run_dir)).journal))
+    wanting = bottlenecks.wanting(bottlenecks.assessed(controller))
+    for rule in plans:
+        rule["replicas"] = [row for row in wanting if row["engine"] in rule["engines"]]
     spared = views.spared(controller)
     problems = [*views.problems(controller), *spared]
     empty = not any(rule["threads"] for rule in plans) and not spared
@@ -347,6 +350,7 @@ def plan(
             planned.show_plan(rule, None if everything else planned.MOST_QUERIES)
             if threads:
                 planned.show_threads(rule)
+        planned.show_replicas(wanting)
         for problem in problems:
             show.text(show.short(problem, 240))
         told = views.status(controller)

@@ -5,9 +5,10 @@ from typing import Any
 
 from sched_ctl import show
 
-__all__ = ["changes", "queries", "show_plan", "show_threads", "urgency_in_words"]
+__all__ = ["changes", "queries", "show_plan", "show_replicas", "show_threads", "urgency_in_words"]
 
 Row = Mapping[str, Any]
+MOST_WANTING = 3  # operators that are told of
 MOST_QUERIES = 12  # on a terminal, where no more are asked for: all of it has 24 lines
 
 
@@ -23,6 +24,16 @@ def show_plan(rule: Row, most: int | None = MOST_QUERIES) -> None:
     helpers = len(rule["threads"]) - sum(row["threads"] for row in rule["queries"])
     if helpers > 0:
         show.text(f"and {helpers} helper threads of no operator: --threads shows each")
+
+
+def show_replicas(wanting: Sequence[Row]) -> None:
+    """Which operators need more replicas, which no order brings; too many cost little."""
+    few = [row for row in wanting if row["needed"] > row["replicas"]]
+    for row in few[:MOST_WANTING]:
+        show.text(f"{row['query']}/{row['operator']}: replicas: {row['says']}")
+    if few:
+        more = f"{len(few) - MOST_WANTING} more; " if len(few) > MOST_WANTING else ""
+        show.text(f"  {more}look for longer, and see what it would cost: sched-ctl scale")
 
 
 def queries(

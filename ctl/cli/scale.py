@@ -291,8 +291,8 @@ def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
         else:
             show.text(f"{engine} {name}: as many replicas as it needs{why}")
         return
-    bound = ", or more" if change.at_least else ""
-    show.text(f"{engine} {name}: takes in {change.held:.0%} of what its sources want{bound}")
+    all_of_it = "could emit" if change.at_least else "want"
+    show.text(f"{engine} {name}: takes in {change.held:.0%} of what its sources {all_of_it}")
     show.table(
         ("operator", ">now", ">to", ">has to take in", ">one can do"),
         (

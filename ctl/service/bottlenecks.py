@@ -6,7 +6,7 @@ somebody looks: a request starts the readings, and the first answer waits until 
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -560,15 +560,40 @@ def replicas(found: list[Found], tid: int) -> str | None:
     return None
 
 
+def wanting(found: Iterable[Found]) -> list[dict[str, Any]]:
+    """Operators that need other numbers of replicas than they have, and why."""
+    return [
+        {
+            "engine": one.engine.name,
+            "query": parts.queries[stage],
+            "operator": parts.names[stage],
+            "replicas": int(parts.replicas[stage]),
+            "needed": int(wanted.replicas[stage]),
+            "at_least": bool(wanted.at_least[stage]),
+            "says": told,
+        }
+        for one in found
+        for wanted in (parallelism.wanted(one.window, one.assessment),)
+        for parts in (wanted.stages,)
+        for stage in range(len(parts.names))
+        if (told := _needs(wanted, stage)) is not None
+    ]
+
+
 def needs(wanted: parallelism.Wanted, row: int) -> str | None:
     """The same, of a physical operator."""
-    stage = int(wanted.stages.of[row])
+    return _needs(wanted, int(wanted.stages.of[row]))
+
+
+def _needs(wanted: parallelism.Wanted, stage: int) -> str | None:
     now, needed = int(wanted.stages.replicas[stage]), int(wanted.replicas[stage])
-    more = " or more" if wanted.at_least[stage] else ""
-    if needed == now or (needed < now and more):
+    is_held = bool(wanted.at_least[stage])
+    if needed == now or (needed < now and is_held):
         return None
     rate, could = float(wanted.rate[stage]), float(wanted.true_rate[stage])
-    return f"{needed}{more} for {rate:.4g} tuples/s, has {now}; one can do {could:.4g}"
+    if is_held:
+        return f"{needed} at first, has {now}; one can do {could:.4g} of up to {rate:.4g} tuples/s"
+    return f"{needed} for {rate:.4g} tuples/s, has {now}; one can do {could:.4g}"
 
 
 def _known(value: float, digits: int = 4) -> float | None:

@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 TOLD = 10  # queries that the log tells of at the start
 OWN_NICE = -5  # three times the weight of a plain thread
 MIND_S = 1.0  # how often it is looked whether the journal is in its place: 3 us
+PROBED_S = 30.0  # that a plan's two readings may take
 FIRST_S = 16.0  # that `look` waits for an engine's first metrics
 LOOK_EVERY_S = 0.5
 END_S = 10.0  # that a killed process may take to be gone
@@ -165,6 +166,7 @@ def plan(settings: Settings, kinds: Mapping[str, DriverKind], observe_s: float =
 
     async def observe() -> Controller:
         controller = Controller(settings, kinds, None, ladder.expected)
+        controller.probe(observe_s + PROBED_S)  # what threads took says how many replicas it needs
         try:
             await controller.start()
             if not controller.engines:

@@ -1,12 +1,15 @@
 """Verdicts on lab engines with a cause in them that is known."""
 
+import json
 import os
 import statistics
 
 import pytest
+from labs import sched_ctl
 from planted import causes, hogs
 from watching import observed, share
 
+from sched_ctl.adapt.parallelism import LEAP
 from sched_ctl.drivers.lab.driver import kind
 from support import disturbed
 
@@ -59,3 +62,15 @@ def test_operators_beside_hogs_are_starved() -> None:
     assert share(seen, "quiet", "idle") == 1.0
     waits = [o["wait"] for o in seen["heavy/crunch"]]
     assert min(waits) > 0.3  # of five that want the CPU all the time, one gets a fifth or less
+
+
+def test_a_plan_says_who_needs_replicas() -> None:
+    """The source of `heavy` is held, and more than one replica could take in what it would emit."""
+    with causes(nice=0) as target:
+        told = sched_ctl("plan", "--engine", target.engine, "--policy", "hr", "--json")
+    [rule] = json.loads(told)
+    rows = {(row["query"], row["operator"]): row for row in rule["replicas"]}
+    row = rows["heavy", "crunch"]
+    assert row["replicas"] == 1 < row["needed"] <= LEAP
+    assert row["at_least"] and " at first, has 1; " in row["says"]
+    assert not {query for query, _ in rows} & {"light", "quiet"}

@@ -25,7 +25,7 @@ def test_an_operator_gets_what_its_source_would_emit_if_nothing_held_it() -> Non
 
 def test_explain_says_what_an_operator_needs() -> None:
     held = of(replicated(1, 1, 1), [100, 100, 100], [100] * 3, [0.2, 1.0, 0.1], [0.667, 0, 0])
-    assert needs(held, 1) == "3 or more for 300.3 tuples/s, has 1; one can do 100"
+    assert needs(held, 1) == "3 at first, has 1; one can do 100 of up to 300.3 tuples/s"
     assert needs(held, 0) is None  # a source
     assert needs(held, 2) is None
     many = of(replicated(1, 8), [80] + [10] * 8, [80] + [10] * 8, [0.1] + [0.05] * 8)
@@ -116,7 +116,7 @@ def stage(now: int, needed: int, at_least: bool = False) -> dict[str, object]:
 def test_words_say_what_to_change_and_nothing_where_it_is_right() -> None:
     assert replicas(query(stage(3, 3))) == []
     assert replicas(query(stage(1, 3, at_least=True), needed=3.4)) == [
-        "agg 1 -> 3 or more replicas: one can do 100 of 300 tuples/s",
+        "agg 1 -> 3 replicas at first: one can do 100 of up to 300 tuples/s",
         "all of it needs 3.4 CPUs, and 2 are there",
     ]
     assert replicas(query(stage(8, 1))) == ["agg 8 -> 1 replicas would do for 300 tuples/s"]
