@@ -9,8 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sched_ctl.adapt import parallelism
 from sched_ctl.metrics.verdicts import HOLDS, Verdict
 from sched_ctl.pipeline import rollups
+from sched_ctl.pipeline.judge import FISSION
 from sched_ctl.pipeline.store import Fleet
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ADVICE", "Held", "held", "spans"]
 
 MOST_NAMES = 20
+NODES = 0.9  # of the nodes that it was held on need no more replicas
 MOST = 1000  # operators that come to the driver
 
 ADVICE = {
@@ -47,10 +50,15 @@ class Held:
     begin_ms: int = 0  # of the first span, and end of the last one: Unix time
     end_ms: int = 0
     where: tuple[str, ...] = ()  # the first MOST_NAMES of these nodes
+    replicas: int | None = None  # on the nodes on which it was held, the most
+    needed: int | None = None  # at first, for what its sources emit (`adapt.parallelism`)
 
     @property
     def advice(self) -> str:
-        return ADVICE[self.verdict]
+        now = self.replicas or 1
+        told = self.needed is not None and self.needed > now
+        many = f"more replicas ({self.needed} at first, for {now})" if told else "more replicas"
+        return ADVICE[self.verdict].replace("more replicas", many)
 
 
 def spans(fleet: Fleet) -> "DataFrame":
@@ -92,7 +100,11 @@ def held(fleet: Fleet) -> list[Held]:
     )
     try:
         by_node = fleet.rolled("hour").groupBy(*who, "node")
-        time = by_node.agg((F.sum("d") / 1e3).alias("recorded_s"))
+        time = by_node.agg(
+            (F.sum("d") / 1e3).alias("recorded_s"),
+            F.percentile("needed", F.lit(0.5)).alias("needed"),
+            F.max(F.try_divide("d", "ms")).alias("replicas"),
+        )
         names = F.slice(F.sort_array(F.collect_set("node")), 1, MOST_NAMES)
         own = (
             found.where(F.col("verdict").isin([int(v) for v in HOLDS]))
@@ -113,6 +125,8 @@ def held(fleet: Fleet) -> list[Held]:
                 F.max("end").alias("end"),
                 F.countDistinct("node").alias("nodes"),
                 F.sum("recorded_s").alias("there_s"),
+                F.percentile("needed", F.lit(NODES)).alias("needed"),
+                F.max("replicas").alias("replicas"),
                 names.alias("names"),
             )
         )
@@ -154,6 +168,15 @@ def held(fleet: Fleet) -> list[Held]:
             row["begin"],
             row["end"],
             tuple(row["names"]),
+            None if row["replicas"] is None else round(row["replicas"]),
+            _needed(row["needed"], Verdict(row["verdict"])),
         )
         for row in rows
     ]
+
+
+def _needed(replicas: float | None, verdict: Verdict) -> int | None:
+    """Whole ones; None where more of them would not help, or nobody can tell."""
+    if replicas is None or verdict not in FISSION:
+        return None
+    return max(1, math.ceil(replicas - parallelism.SLACK))

@@ -229,6 +229,7 @@ def _columns(
     wait = np.minimum(cpu * (stretch - 0.9)[:, None] * 0.2, STEP_S)
     verdict = np.full((len(at), n), int(Verdict.INPUT_BOUND))
     by = np.full((len(at), n), -1)
+    full = np.zeros((len(at), n), dtype=np.int64)
     queue = source.poisson(np.minimum(tuples_in * latency / STEP_S, 1e6))
     fault = (at >= plan.fault[0]) & (at < plan.fault[1]) & (node < plan.fault_nodes)
     if fault.any() and chain > 2:
@@ -237,6 +238,7 @@ def _columns(
         verdict[fault, held] = int(Verdict.BACKPRESSURED)
         by[fault, held] = bound
         cpu[fault, bound] = 0.95 * STEP_S
+        full[fault, 0] = full[fault, held] = round(0.95e3 * STEP_S)
         queue[fault, bound] += 1000
     egress = np.zeros(n, dtype=bool)
     egress[chain - 1 :: chain] = True
@@ -246,6 +248,7 @@ def _columns(
         "tuples_out": tuples_out,
         "cpu": whole(cpu * 1e6).astype(np.int64),
         "wait": whole(wait * 1e6).astype(np.int64),
+        "full": full,
         "q": queue,
         "qmax": queue + source.poisson(1.0, queue.shape),
         "age": whole(latency * 1e3).astype(np.int64),

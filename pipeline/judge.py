@@ -1,16 +1,22 @@
-"""Records without verdicts, judged by the gateways' own rules: many of a topology at once."""
+"""Records judged by the gateways' own rules, many of a topology at once: verdicts, and replicas."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from sched_ctl.adapt import parallelism
+from sched_ctl.adapt.parallelism import LEAP, MOST_REPLICAS
 from sched_ctl.metrics import verdicts
+from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.model.topology import Topology
 from sched_ctl.telemetry import records, replay
 
-__all__ = ["fill_in", "topology_of"]
+__all__ = ["FISSION", "fill_in", "needed", "topology_of"]
 
 AT_ONCE = 50_000  # operators and edges
+FISSION = (Verdict.SINGLE_THREAD_BOUND, Verdict.IO_BOUND)  # whom more replicas would help
+
+Found = Sequence[tuple[records.Record, Topology | None]]
 
 
 def topology_of(line: records.Topology) -> Topology | None:
@@ -21,19 +27,55 @@ def topology_of(line: records.Topology) -> Topology | None:
         return None
 
 
-def fill_in(found: Iterable[tuple[records.Record, Topology | None]]) -> None:
+def fill_in(found: Found) -> None:
     """Give each record its verdicts, if it has none and tells enough for any.
 
     Each is judged as if it stood alone. Its arrays have the length of its topology.
     """
-    together: dict[int, tuple[Topology, list[records.Record]]] = {}
-    for record, topology in found:
-        if topology is not None and topology.operators and _tells(record):
-            together.setdefault(id(topology), (topology, []))[1].append(record)
+    for topology, places in _together(found, _tells):
+        _judge(topology, [found[place][0] for place in places])
+
+
+def needed(found: Found) -> list[list[int | None] | None]:
+    """Of each record, thousandths of replicas that its held operators need (`adapt.parallelism`).
+
+    None for operators that no replica would help, or of which too little is known.
+    """
+    answer: list[list[int | None] | None] = [None] * len(found)
+    for topology, places in _together(found, _held):
+        n, mine = len(topology.operators), [found[place][0] for place in places]
+        window = replay.beside(topology, mine)
+        stages = parallelism.times(parallelism.stages(topology), len(mine))
+        wanted = parallelism.wanted(window, verdicts.assess(window), stages)
+        known = ~np.isnan(wanted.needed) & ~stages.graph.ingress
+        most = np.where(wanted.at_least, LEAP * stages.replicas, MOST_REPLICAS)
+        replicas = np.where(known, np.minimum(wanted.needed, most), -1.0)[stages.of]
+        for place, record, row in zip(places, mine, replicas.reshape(-1, n).tolist(), strict=True):
+            answer[place] = [
+                round(each * 1e3) if each >= 0 and verdict in FISSION else None
+                for each, verdict in zip(row, record.verdict or (), strict=True)
+            ]
+    return answer
+
+
+def _together(
+    found: Found, tells: Callable[[records.Record], bool]
+) -> Iterator[tuple[Topology, list[int]]]:
+    """Places of the records that tell, by their topology, so many at once."""
+    together: dict[int, tuple[Topology, list[int]]] = {}
+    for place, (record, topology) in enumerate(found):
+        if topology is not None and topology.operators and tells(record):
+            together.setdefault(id(topology), (topology, []))[1].append(place)
     for topology, mine in together.values():
         size = max(1, AT_ONCE // (len(topology.operators) + len(topology.edges)))
         for first in range(0, len(mine), size):
-            _judge(topology, mine[first : first + size])
+            yield topology, mine[first : first + size]
+
+
+def _held(record: records.Record) -> bool:
+    """Whether it says that more replicas would help, and what its operators did."""
+    judged = record.verdict is not None and not set(FISSION).isdisjoint(record.verdict)
+    return judged and record.d > 0 and record.cpu is not None and record.tuples_in is not None
 
 
 def _tells(record: records.Record) -> bool:

@@ -138,7 +138,8 @@ class _Rows:
 
     def _operators(self) -> pa.RecordBatch:
         found = self._records
-        judge.fill_in((record, made["topology"]) for record, _, _, made in found)
+        judged = [(record, made["topology"]) for record, _, _, made in found]
+        judge.fill_in(judged)
         lines = [line for line, _, _, _ in found]
         counts = [n for _, n, _, _ in found]
         sizes = np.array(counts)
@@ -168,6 +169,9 @@ class _Rows:
             each(name, [line.psi[place] if len(line.psi) > place else None for line in lines])
         for field, name in ARRAYS.items():
             columns[name] = _array(field, lines, counts, SCHEMA.field(name).type)
+        needs = zip(judge.needed(judged), counts, strict=True)
+        replicas = (of or [None] * n for of, n in needs)
+        columns["needed"] = pa.array(chain.from_iterable(replicas), SCHEMA.field("needed").type)
         for name in ("query", "operator", "replica"):
             columns[name] = pa.concat_arrays([made[name] for _, _, _, made in found])
         for field, name in BY_QUERY.items():

@@ -36,7 +36,7 @@ FIGURES = {
 }
 
 OPERATOR = ("date", "hour", "node", "machine", "engine", "query", "operator")
-RATIOS = ("cost_us", "selectivity", "rate")
+RATIOS = ("cost_us", "selectivity", "rate", "needed")
 ADDED = (
     *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us", "held_ms"),
     *("judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
@@ -78,6 +78,7 @@ def hours(rows: "DataFrame") -> "DataFrame":
             added(F.when(counted, F.col("cpu_us")), "cpu_us"),
             added(F.when(counted, F.col("tuples_in")), "counted_in"),
             added(F.col("wait_us"), "wait_us"),
+            F.percentile("needed", F.lit(0.5)).alias("needed"),
             added(F.when(holds, length).when(F.col("verdict") > 0, 0.0), "held_ms"),
             added(F.when(F.col("verdict") > 0, length), "judged_ms"),
             added(F.col("queue"), "queues"),
@@ -105,6 +106,7 @@ def hours(rows: "DataFrame") -> "DataFrame":
             middle("cpu_us", "counted_in", LEAST_TUPLES).alias("cost_us"),
             middle("tuples_out", "tuples_in", LEAST_TUPLES).alias("selectivity"),
             (middle("tuples_in", "ms", 1.0) * 1e3).alias("rate"),
+            (F.percentile("needed", F.lit(0.5)) / 1e3).alias("needed"),
         )
         .select(*ROLLUPS["hour"])
     )

@@ -40,6 +40,7 @@ COLUMNS = MappingProxyType(
         "time_source": "STRING",
         "verdict": "INT",
         "held_by": "STRING",
+        "needed": "INT",  # thousandths of replicas, of whom more of them would help
         "psi_cpu": "INT",  # 0.01%
         "psi_io": "INT",
         "psi_memory": "INT",
@@ -73,7 +74,7 @@ KINDS = MappingProxyType(
             *("policy", "backend", "tuples_in", "tuples_out", "cpu_us", "wait_us"),
             *("busy_ms", "idle_ms", "full_ms", "queue", "queue_max", "age_ms", "latency_us"),
             *("time_us", "time_source"),
-            *("verdict", "held_by", "psi_cpu", "psi_io", "psi_memory"),
+            *("verdict", "held_by", "needed", "psi_cpu", "psi_io", "psi_memory"),
         ),
         "event": (*_ROW, "engine", "what", "about", "value", "count"),
         "topology": (*_ROW, "machine", "engine", "epoch", "text"),  # text: the line itself
@@ -110,7 +111,7 @@ ROLLUPS = MappingProxyType(
             *("date", "hour", "node", "machine", "engine", "query", "operator", "begin", "end"),
             *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us"),
             *("held_ms", "judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
-            *("cost_us", "selectivity", "rate"),
+            *("cost_us", "selectivity", "rate", "needed"),
         ),
         "span": (
             *("date", "node", "engine", "query", "operator", "verdict", "held_by"),

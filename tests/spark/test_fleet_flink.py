@@ -63,6 +63,7 @@ def test_the_bottleneck_is_the_one_that_flink_had(fleet: Fleet) -> None:
     assert (found.engine, found.query, found.operator) == ("flink", "single", "single-work")
     assert found.verdict is Verdict.SINGLE_THREAD_BOUND
     assert "replicas" in found.advice
+    assert (found.needed, found.replicas) == (3, 1)  # 2,000 a second come, and one does 920
     assert (found.spans, found.nodes, found.share) == (1, 1, 1.0)
     assert found.held_s == pytest.approx(119, rel=0.01)
     assert found.lost_s == pytest.approx(3 * found.held_s)  # the source and the parser, too

@@ -46,6 +46,9 @@ def test_the_bottleneck_is_the_one_that_was_made(fleet: Fleet) -> None:
     assert (found.query, found.operator) == ("q0", "o2")
     assert found.verdict is Verdict.SINGLE_THREAD_BOUND
     assert "replicas" in found.advice
+    # Its thread runs for .95 of the time, and the source could emit up to ten times as much.
+    assert (found.needed, found.replicas) == (3, 1)
+    assert found.advice.startswith("fission: more replicas (3 at first, for 1); ")
     assert (found.nodes, found.spans) == (2, 2)
     assert found.held_s == 2 * 600
     assert found.longest_s == 600

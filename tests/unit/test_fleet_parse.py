@@ -101,7 +101,7 @@ def test_records_judged_together_are_judged_as_each_alone(edges: list[tuple[int,
     together = [random_record(source, 3) for _ in range(300)]
     alone = copy.deepcopy(together)
     topology = judge.topology_of(line)
-    judge.fill_in((record, topology) for record in together)
+    judge.fill_in([(record, topology) for record in together])
     for record in alone:
         judge.fill_in([(record, topology)])
     assert [(r.verdict, r.by) for r in together] == [(r.verdict, r.by) for r in alone]
@@ -109,16 +109,41 @@ def test_records_judged_together_are_judged_as_each_alone(edges: list[tuple[int,
     assert {Verdict.IO_BOUND, Verdict.MEMORY_BOUND, Verdict.INPUT_BOUND} <= told
     assert any(r.verdict is None for r in together)
     assert bool(edges) == any(row >= 0 for r in together for row in r.by or ())
+    needed = judge.needed([(record, topology) for record in together])
+    assert needed == [judge.needed([(record, topology)])[0] for record in alone]
 
 
 def test_many_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     together = [random_record(random.Random(7), 3) for _ in range(50)]
     parts = copy.deepcopy(together)
     topology = judge.topology_of(TOPOLOGY)
-    judge.fill_in((record, topology) for record in together)
+    judge.fill_in([(record, topology) for record in together])
     monkeypatch.setattr(judge, "AT_ONCE", 1)
-    judge.fill_in((record, topology) for record in parts)
+    judge.fill_in([(record, topology) for record in parts])
     assert parts == together
+
+
+def test_who_is_held_needs_as_many_replicas_as_its_source_would_feed() -> None:
+    """`o1` always runs and takes 100/s; the source is held for four fifths. So three at first."""
+    line = msgspec.structs.replace(TOPOLOGY, ops=["o0", "o1", "o2"], query_of=[0, 0, 0])
+    line = msgspec.structs.replace(line, edges=[(0, 1, 1.0), (1, 2, 1.0)])
+    held = records.Record(
+        node="n",
+        t=TOPOLOGY.t,
+        d=10_000,
+        engine="lab:1",
+        epoch=1,
+        tuples_in=[1000, 1000, 1000],
+        tuples_out=[1000, 1000, 1000],
+        cpu=[2_000_000, 10_000_000, 500_000],
+        full=[8000, 0, 0],
+        verdict=[int(v) for v in (Verdict.BACKPRESSURED, Verdict.SINGLE_THREAD_BOUND, 1)],
+    )
+    free = msgspec.structs.replace(held, verdict=[int(Verdict.INPUT_BOUND)] * 3)
+    silent = msgspec.structs.replace(held, cpu=None)
+    topology = judge.topology_of(line)
+    told = judge.needed([(held, topology), (free, topology), (silent, topology), (held, None)])
+    assert told == [[None, 3000, None], None, None, None]
 
 
 def test_an_engine_without_operators_is_not_judged() -> None:
