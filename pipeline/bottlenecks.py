@@ -7,7 +7,9 @@ were recorded.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sched_ctl.adapt import parallelism
 from sched_ctl.metrics.verdicts import HOLDS, Verdict
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["ADVICE", "Held", "held", "spans"]
 
 MOST_NAMES = 20
-NODES = 0.9  # of the nodes that it was held on need no more replicas
+NODES = 0.9  # of the nodes that it was held on have, and need, no more replicas
+WHO = ("engine", "query", "operator")
 MOST = 1000  # operators that come to the driver
 
 ADVICE = {
@@ -50,7 +53,7 @@ class Held:
     begin_ms: int = 0  # of the first span, and end of the last one: Unix time
     end_ms: int = 0
     where: tuple[str, ...] = ()  # the first MOST_NAMES of these nodes
-    replicas: int | None = None  # on the nodes on which it was held, the most
+    replicas: int | None = None  # nine in ten of the nodes on which it was held have no more
     needed: int | None = None  # at first, for what its sources emit (`adapt.parallelism`)
 
     @property
@@ -92,91 +95,100 @@ def held(fleet: Fleet) -> list[Held]:
 
     fleet.require()
     kind = F.split("engine", ":")[0].alias("engine")
-    who = ("engine", "query", "operator")
     found = (
         spans(fleet)
         .select(kind, "node", "query", "operator", "verdict", "held_by", "begin", "end", "held")
         .cache()
     )
+    others = (
+        found.where("held_by IS NOT NULL")
+        .groupBy("engine", "query", F.col("held_by").alias("operator"))
+        .agg((F.sum("held") / 1e3).alias("others_s"))
+    )
+    by_node = _by_node(fleet)
+    recorded = by_node.groupBy(*WHO).agg(F.sum("recorded_s").alias("recorded_s"))
+    # Who was held by several things held others by each of them for its part.
+    part = F.try_divide("held_s", F.sum("held_s").over(Window.partitionBy(*WHO)))
+    lost = F.col("held_s") + F.coalesce(F.col("others_s") * F.col("part"), F.lit(0.0))
     try:
-        by_node = fleet.rolled("hour").groupBy(*who, "node")
-        time = by_node.agg(
-            (F.sum("d") / 1e3).alias("recorded_s"),
-            F.percentile("needed", F.lit(0.5)).alias("needed"),
-            F.max(F.try_divide("d", "ms")).alias("replicas"),
-        )
-        names = F.slice(F.sort_array(F.collect_set("node")), 1, MOST_NAMES)
-        own = (
-            found.where(F.col("verdict").isin([int(v) for v in HOLDS]))
-            .groupBy(*who, "verdict", "node")
-            .agg(
-                F.count("*").alias("spans"),
-                (F.sum("held") / 1e3).alias("held_s"),
-                (F.max(F.col("end") - F.col("begin")) / 1e3).alias("longest_s"),
-                F.min("begin").alias("begin"),
-                F.max("end").alias("end"),
-            )
-            .join(time, [*who, "node"])
-            .groupBy(*who, "verdict")
-            .agg(
-                *(F.sum(name).alias(name) for name in ("spans", "held_s")),
-                F.max("longest_s").alias("longest_s"),
-                F.min("begin").alias("begin"),
-                F.max("end").alias("end"),
-                F.countDistinct("node").alias("nodes"),
-                F.sum("recorded_s").alias("there_s"),
-                F.percentile("needed", F.lit(NODES)).alias("needed"),
-                F.max("replicas").alias("replicas"),
-                names.alias("names"),
-            )
-        )
-        others = (
-            found.where("held_by IS NOT NULL")
-            .groupBy("engine", "query", F.col("held_by").alias("operator"))
-            .agg((F.sum("held") / 1e3).alias("others_s"))
-        )
         rows = (
-            own.join(others, [*who], "left")
-            .join(time.groupBy(*who).agg(F.sum("recorded_s").alias("recorded_s")), [*who])
-            # Who was held by several things held others by each of them for its part.
-            .withColumn(
-                "part", F.try_divide("held_s", F.sum("held_s").over(Window.partitionBy(*who)))
-            )
-            .withColumn(
-                "lost_s",
-                F.col("held_s") + F.coalesce(F.col("others_s") * F.col("part"), F.lit(0.0)),
-            )
+            _own(found, by_node)
+            .join(others, [*WHO], "left")
+            .join(recorded, [*WHO])
+            .withColumn("part", part)
+            .withColumn("lost_s", lost)
             .orderBy(F.desc("lost_s"))
             .limit(MOST)
             .collect()
         )
     finally:
         found.unpersist()
-    return [
-        Held(
-            row["engine"],
-            row["query"],
-            row["operator"],
-            Verdict(row["verdict"]),
-            row["spans"],
-            row["held_s"],
-            row["lost_s"],
-            row["longest_s"],
-            row["nodes"],
-            row["held_s"] / row["recorded_s"] if row["recorded_s"] else 0.0,
-            row["held_s"] / row["there_s"] if row["there_s"] else 0.0,
-            row["begin"],
-            row["end"],
-            tuple(row["names"]),
-            None if row["replicas"] is None else round(row["replicas"]),
-            _needed(row["needed"], Verdict(row["verdict"])),
+    return [_held(row) for row in rows]
+
+
+def _by_node(fleet: Fleet) -> "DataFrame":
+    """Of each operator on each node: for how long it was recorded, replicas it has and needs."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return (
+        fleet.rolled("hour")
+        .groupBy(*WHO, "node")
+        .agg(
+            (F.sum("d") / 1e3).alias("recorded_s"),
+            F.percentile("needed", F.lit(0.5)).alias("needed"),
+            F.max(F.try_divide("d", "ms")).alias("replicas"),
         )
-        for row in rows
-    ]
+    )
 
 
-def _needed(replicas: float | None, verdict: Verdict) -> int | None:
-    """Whole ones; None where more of them would not help, or nobody can tell."""
-    if replicas is None or verdict not in FISSION:
-        return None
-    return max(1, math.ceil(replicas - parallelism.SLACK))
+def _own(found: "DataFrame", by_node: "DataFrame") -> "DataFrame":
+    """Of each operator and verdict that held it: for how long, where, when. found: `spans`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    names = F.slice(F.sort_array(F.collect_set("node")), 1, MOST_NAMES)
+    return (
+        found.where(F.col("verdict").isin([int(v) for v in HOLDS]))
+        .groupBy(*WHO, "verdict", "node")
+        .agg(
+            F.count("*").alias("spans"),
+            (F.sum("held") / 1e3).alias("held_s"),
+            (F.max(F.col("end") - F.col("begin")) / 1e3).alias("longest_s"),
+            F.min("begin").alias("begin"),
+            F.max("end").alias("end"),
+        )
+        .join(by_node, [*WHO, "node"])
+        .groupBy(*WHO, "verdict")
+        .agg(
+            *(F.sum(name).alias(name) for name in ("spans", "held_s")),
+            F.max("longest_s").alias("longest_s"),
+            F.min("begin").alias("begin"),
+            F.max("end").alias("end"),
+            F.countDistinct("node").alias("nodes"),
+            F.sum("recorded_s").alias("there_s"),
+            *(F.percentile(n, F.lit(NODES)).alias(n) for n in ("needed", "replicas")),
+            names.alias("names"),
+        )
+    )
+
+
+def _held(row: Any) -> Held:
+    verdict = Verdict(row["verdict"])
+    helps = verdict in FISSION and row["needed"] is not None
+    return Held(
+        row["engine"],
+        row["query"],
+        row["operator"],
+        verdict,
+        row["spans"],
+        row["held_s"],
+        row["lost_s"],
+        row["longest_s"],
+        row["nodes"],
+        row["held_s"] / row["recorded_s"] if row["recorded_s"] else 0.0,
+        row["held_s"] / row["there_s"] if row["there_s"] else 0.0,
+        row["begin"],
+        row["end"],
+        tuple(row["names"]),
+        None if row["replicas"] is None else round(row["replicas"]),
+        int(parallelism.whole(np.array(row["needed"]))) if helps else None,
+    )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from sched_ctl.adapt import parallelism
-from sched_ctl.adapt.parallelism import LEAP, MOST_REPLICAS
 from sched_ctl.metrics import verdicts
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.model.topology import Topology
@@ -47,9 +46,7 @@ def needed(found: Found) -> list[list[int | None] | None]:
         window = replay.beside(topology, mine)
         stages = parallelism.times(parallelism.stages(topology), len(mine))
         wanted = parallelism.wanted(window, verdicts.assess(window), stages)
-        known = ~np.isnan(wanted.needed) & ~stages.graph.ingress
-        most = np.where(wanted.at_least, LEAP * stages.replicas, MOST_REPLICAS)
-        replicas = np.where(known, np.minimum(wanted.needed, most), -1.0)[stages.of]
+        replicas = np.nan_to_num(wanted.first, nan=-1.0)[stages.of]
         for place, record, row in zip(places, mine, replicas.reshape(-1, n).tolist(), strict=True):
             answer[place] = [
                 round(each * 1e3) if each >= 0 and verdict in FISSION else None

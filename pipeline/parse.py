@@ -138,8 +138,7 @@ class _Rows:
 
     def _operators(self) -> pa.RecordBatch:
         found = self._records
-        judged = [(record, made["topology"]) for record, _, _, made in found]
-        judge.fill_in(judged)
+        needed = _judged(found)
         lines = [line for line, _, _, _ in found]
         counts = [n for _, n, _, _ in found]
         sizes = np.array(counts)
@@ -169,9 +168,7 @@ class _Rows:
             each(name, [line.psi[place] if len(line.psi) > place else None for line in lines])
         for field, name in ARRAYS.items():
             columns[name] = _array(field, lines, counts, SCHEMA.field(name).type)
-        needs = zip(judge.needed(judged), counts, strict=True)
-        replicas = (of or [None] * n for of, n in needs)
-        columns["needed"] = pa.array(chain.from_iterable(replicas), SCHEMA.field("needed").type)
+        columns["needed"] = needed
         for name in ("query", "operator", "replica"):
             columns[name] = pa.concat_arrays([made[name] for _, _, _, made in found])
         for field, name in BY_QUERY.items():
@@ -183,6 +180,15 @@ class _Rows:
             if name not in columns:
                 columns[name] = pa.nulls(total, SCHEMA.field(name).type)
         return pa.RecordBatch.from_arrays([columns[n] for n in SCHEMA.names], schema=SCHEMA)
+
+
+def _judged(found: Sequence[tuple[records.Record, int, str, dict[str, Any]]]) -> pa.Array:
+    """Give the records their verdicts; what each held operator needs, see `judge.needed`."""
+    judged = [(record, made["topology"]) for record, _, _, made in found]
+    judge.fill_in(judged)
+    told = zip(judge.needed(judged), found, strict=True)
+    each = (needed or [None] * n for needed, (_, n, _, _) in told)
+    return pa.array(chain.from_iterable(each), SCHEMA.field("needed").type)
 
 
 def _array(

@@ -26,14 +26,13 @@ from sched_ctl.model.topology import Topology
 __all__ = [
     "LEAP",
     "LEAST_USEFUL",
-    "MOST_REPLICAS",
-    "SLACK",
     "Stages",
     "Wanted",
     "called",
     "stages",
     "times",
     "wanted",
+    "whole",
 ]
 
 LEAST_USEFUL = 0.01  # of the time: below that, what a replica could do is not known
@@ -65,8 +64,8 @@ class Wanted:
     """What m stages need. NaN = unknown.
 
     rate: (m,) tuples/s that a stage has to take in. true_rate: (m,) that one replica could, alone
-    on a CPU. needed: (m,) replicas, before rounding up. cpus: (m,) CPUs for it. at_least: (m,)
-    whether a source above it is held, so that all of these are for what it could emit.
+    on a CPU. needed: (m,) replicas, before rounding up. cpus: (m,) CPUs for it. source_held:
+    (m,) whether a source above it is held, so that all of these are for what it could emit.
     """
 
     stages: Stages
@@ -74,17 +73,19 @@ class Wanted:
     true_rate: Array
     needed: Array
     cpus: Array
-    at_least: Mask
+    source_held: Mask
+
+    @cached_property
+    def first(self) -> Array:
+        """(m,) replicas to have next, before rounding up; NaN where unknown, and for sources."""
+        most = np.where(self.source_held, LEAP * self.stages.replicas, MOST_REPLICAS)
+        return np.where(self.stages.graph.ingress, np.nan, np.minimum(self.needed, most))
 
     @cached_property
     def replicas(self) -> Index:
-        """(m,) replicas; as many as there are where it is not known, and for sources."""
-        known = ~np.isnan(self.needed) & ~self.stages.graph.ingress
-        most = np.where(self.at_least, LEAP * self.stages.replicas, MOST_REPLICAS)
-        whole = np.minimum(np.ceil(np.where(known, self.needed, 1.0) - SLACK), most)
-        return np.where(
-            known, np.clip(whole, 1, MOST_REPLICAS).astype(np.intp), self.stages.replicas
-        )
+        """(m,) the same in whole ones; as many as there are where it is not known."""
+        known = ~np.isnan(self.first)
+        return np.where(known, whole(np.where(known, self.first, 1.0)), self.stages.replicas)
 
 
 def stages(topology: Topology) -> Stages:
@@ -150,14 +151,14 @@ def wanted(window: Window, found: Assessment, known: Stages | None = None) -> Wa
         per_tuple = divide(total(found.run), taken)  # CPU seconds
     true_rate = total(alone) / parts.replicas
     selectivity = divide(sent, taken)
-    rate, at_least = _rates(parts.graph, *_sources(parts, found, sent), selectivity)
+    rate, source_held = _rates(parts.graph, *_sources(parts, found, sent), selectivity)
     return Wanted(
         parts,
         np.where(parts.graph.ingress, taken, rate),
         true_rate,
         divide(rate, true_rate),
         rate * per_tuple,
-        at_least,
+        source_held,
     )
 
 
@@ -191,6 +192,11 @@ def _rates(
         first = rows[graph.ingress[rows]]
         sent[first], bound[first] = source_sent[first], source_bound[first]
     return rate, bound
+
+
+def whole(replicas: Array) -> Index:
+    """Replicas as one can have them: rounded up, and one at least."""
+    return np.maximum(np.ceil(replicas - SLACK), 1).astype(np.intp)
 
 
 def called(logical: tuple[str, ...]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from sched_ctl.adapt.parallelism import LEAP, SLACK, Wanted
+from sched_ctl.adapt.parallelism import LEAP, Wanted, whole
 
 __all__ = ["Change", "Done", "Step", "changed", "cost_s", "is_worse", "refusal"]
 
@@ -44,7 +44,7 @@ class Step:
 class Change:
     """A query's next numbers of replicas. held, holds: of its sources' rate, now and then, 0..1.
 
-    at_least: the sources may want more than is known. needed_cpus: for all they want.
+    source_held: the sources may want more than is known. needed_cpus: for all they want.
     """
 
     engine: str
@@ -52,7 +52,7 @@ class Change:
     steps: tuple[Step, ...]
     held: float
     holds: float
-    at_least: bool
+    source_held: bool
     cpus: float
     needed_cpus: float
 
@@ -117,20 +117,20 @@ def changed(
                 to = told.get(logical, replicas)
             else:
                 to = min(_enough(needed * enough, replicas), limit, most or limit)
-                if wanted.at_least[stage]:
+                if wanted.source_held[stage]:
                     to = min(to, LEAP * replicas)
         if to != replicas:
             rate, true_rate = float(wanted.rate[stage]), float(wanted.true_rate[stage])
             steps.append(Step(logical, parts.names[stage], replicas, to, rate, true_rate))
         if math.isfinite(needed) and needed > 0 and not parts.graph.ingress[stage]:
             now, then = min(now, replicas / needed), min(then, to / needed)
-    at_least = bool(wanted.at_least[mine].any())
-    return Change(engine, query, tuple(steps), now, then, at_least, cpus, needed_cpus)
+    source_held = bool(wanted.source_held[mine].any())
+    return Change(engine, query, tuple(steps), now, then, source_held, cpus, needed_cpus)
 
 
 def _enough(needed: float, replicas: int) -> int:
     """Whole replicas; as many as there are where it is not known."""
-    return max(1, math.ceil(needed - SLACK)) if math.isfinite(needed) else replicas
+    return int(whole(np.array(needed))) if math.isfinite(needed) else replicas
 
 
 def cost_s(before: Sequence[Done], engine: str, query: str) -> float:
@@ -155,7 +155,7 @@ def refusal(change: Change, cost: float, within_s: float) -> str | None:
         return "as many replicas as it needs"
     more = any(step.to > step.now for step in change.steps)
     if not more:
-        if change.at_least or change.holds < 1.0:
+        if change.source_held or change.holds < 1.0:
             return "a source is held, so fewer replicas are not known to do"
         return None if cost <= within_s / 10 else f"fewer do, but a restart costs {cost:.0f} s"
     if not change.gain >= GAIN:

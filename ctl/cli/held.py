@@ -219,14 +219,15 @@ def replicas(query: dict[str, Any]) -> list[str]:
         name = f"{stage['operator']} {now} -> {needed}"
         could, rate = (show.number(stage[key] or 0.0) for key in ("true_rate", "rate"))
         if needed > now:
-            first, up_to = (" at first", "up to ") if stage["at_least"] else ("", "")
+            first, up_to = (" at first", "up to ") if stage["source_held"] else ("", "")
             more.append(f"{name} replicas{first}: one can do {could} of {up_to}{rate} tuples/s")
-        elif needed < now and not stage["at_least"]:
+        elif needed < now and not stage["source_held"]:
             fewer.append(f"{name} replicas would do for {rate} tuples/s")
     lines = more or fewer
     needed_cpus, cpus = query["needed_cpus"], query["cpus"]
     if more and needed_cpus and needed_cpus > cpus:
-        lines.append(f"all of it needs {needed_cpus:.1f} CPUs, and {cpus:g} are there")
+        most = "takes up to" if query["source_held"] else "needs"
+        lines.append(f"all of it {most} {needed_cpus:.1f} CPUs, and {cpus:g} are there")
     return lines
 
 

@@ -265,7 +265,7 @@ def _plain(change: "Change", cost_s: float) -> dict[str, Any]:
         ],
         "held": _known(change.held),
         "holds": _known(change.holds),
-        "at_least": change.at_least,
+        "source_held": change.source_held,
         "cpus": change.cpus,
         "needed_cpus": _known(change.needed_cpus),
         "restart_s": _known(cost_s),
@@ -291,7 +291,7 @@ def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
         else:
             show.text(f"{engine} {name}: as many replicas as it needs{why}")
         return
-    all_of_it = "could emit" if change.at_least else "want"
+    all_of_it = "could emit" if change.source_held else "want"
     show.text(f"{engine} {name}: takes in {change.held:.0%} of what its sources {all_of_it}")
     show.table(
         ("operator", ">now", ">to", ">has to take in", ">one can do"),
@@ -327,7 +327,8 @@ def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
 
 def _brings(change: "Change") -> str:
     if change.needed_cpus > change.cpus:
-        cpus = f"all of it needs {change.needed_cpus:.1f} CPUs, and {change.cpus:g} are there"
+        most = "takes up to" if change.source_held else "needs"
+        cpus = f"all of it {most} {change.needed_cpus:.1f} CPUs, and {change.cpus:g} are there"
     else:
         cpus = f"needs {change.needed_cpus:.1f} of {change.cpus:g} CPUs"
     threads = sum(step.to - step.now for step in change.steps)

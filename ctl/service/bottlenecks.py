@@ -155,7 +155,7 @@ def _parallelism(wanted: parallelism.Wanted, query: str) -> dict[str, Any]:
     cpus = float(np.nansum(wanted.cpus[mine]))
     return {
         "needed_cpus": _known(cpus) if cpus > 0 else None,
-        "at_least": bool(wanted.at_least[mine].any()),
+        "source_held": bool(wanted.source_held[mine].any()),
         "parallelism": [
             {
                 "operator": parts.names[stage],
@@ -163,7 +163,7 @@ def _parallelism(wanted: parallelism.Wanted, query: str) -> dict[str, Any]:
                 "needed": int(wanted.replicas[stage]),
                 "rate": _known(float(wanted.rate[stage])),
                 "true_rate": _known(float(wanted.true_rate[stage])),
-                "at_least": bool(wanted.at_least[stage]),
+                "source_held": bool(wanted.source_held[stage]),
             }
             for stage in mine
         ],
@@ -569,7 +569,7 @@ def wanting(found: Iterable[Found]) -> list[dict[str, Any]]:
             "operator": parts.names[stage],
             "replicas": int(parts.replicas[stage]),
             "needed": int(wanted.replicas[stage]),
-            "at_least": bool(wanted.at_least[stage]),
+            "source_held": bool(wanted.source_held[stage]),
             "says": told,
         }
         for one in found
@@ -587,7 +587,7 @@ def needs(wanted: parallelism.Wanted, row: int) -> str | None:
 
 def _needs(wanted: parallelism.Wanted, stage: int) -> str | None:
     now, needed = int(wanted.stages.replicas[stage]), int(wanted.replicas[stage])
-    is_held = bool(wanted.at_least[stage])
+    is_held = bool(wanted.source_held[stage])
     if needed == now or (needed < now and is_held):
         return None
     rate, could = float(wanted.rate[stage]), float(wanted.true_rate[stage])

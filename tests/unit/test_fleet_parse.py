@@ -109,8 +109,6 @@ def test_records_judged_together_are_judged_as_each_alone(edges: list[tuple[int,
     assert {Verdict.IO_BOUND, Verdict.MEMORY_BOUND, Verdict.INPUT_BOUND} <= told
     assert any(r.verdict is None for r in together)
     assert bool(edges) == any(row >= 0 for r in together for row in r.by or ())
-    needed = judge.needed([(record, topology) for record in together])
-    assert needed == [judge.needed([(record, topology)])[0] for record in alone]
 
 
 def test_many_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +142,15 @@ def test_who_is_held_needs_as_many_replicas_as_its_source_would_feed() -> None:
     topology = judge.topology_of(line)
     told = judge.needed([(held, topology), (free, topology), (silent, topology), (held, None)])
     assert told == [[None, 3000, None], None, None, None]
+    # Judged together as each alone
+    several = [
+        (msgspec.structs.replace(held, full=[full, 0, 0], cpu=[2_000_000, cpu, 0]), topology)
+        for full in (0, 3000, 8000)
+        for cpu in (5_000_000, 9_000_000, 10_000_000)
+    ]
+    apart = [judge.needed([one])[0] for one in several]
+    assert judge.needed(several) == apart
+    assert len({of for each in apart if each for of in each if of is not None}) >= 5
 
 
 def test_an_engine_without_operators_is_not_judged() -> None:

@@ -19,7 +19,7 @@ def test_an_operator_gets_what_its_source_would_emit_if_nothing_held_it() -> Non
     found = of(replicated(1, 1, 1), [100, 100, 100], [100] * 3, [0.2, 1.0, 0.1], [0.667, 0, 0])
     assert found.needed[1] == pytest.approx(3.0, rel=0.01)
     assert found.replicas.tolist() == [1, 3, 1]
-    assert found.at_least.tolist() == [True, True, True]
+    assert found.source_held.tolist() == [True, True, True]
     assert found.cpus[1] == pytest.approx(3.0, rel=0.01)
 
 
@@ -41,7 +41,7 @@ def test_eight_replicas_that_one_could_do_for_are_too_many() -> None:
     )
     assert found.true_rate[1] == pytest.approx(200)
     assert found.replicas.tolist() == [1, 1]
-    assert not found.at_least.any()
+    assert not found.source_held.any()
 
 
 def test_waiting_for_a_cpu_is_not_useful_time() -> None:
@@ -105,19 +105,19 @@ def test_the_answer_does_not_depend_on_the_replicas_of_today() -> None:
 
 
 def query(*stages: dict[str, object], cpus: float = 2.0, needed: float | None = 1.0) -> dict:  # type: ignore[type-arg]
-    return {"parallelism": list(stages), "cpus": cpus, "needed_cpus": needed, "at_least": True}
+    return {"parallelism": list(stages), "cpus": cpus, "needed_cpus": needed, "source_held": True}
 
 
-def stage(now: int, needed: int, at_least: bool = False) -> dict[str, object]:
-    shares = {"rate": 300.0, "true_rate": 100.0, "at_least": at_least}
+def stage(now: int, needed: int, source_held: bool = False) -> dict[str, object]:
+    shares = {"rate": 300.0, "true_rate": 100.0, "source_held": source_held}
     return {"operator": "agg", "replicas": now, "needed": needed} | shares
 
 
 def test_words_say_what_to_change_and_nothing_where_it_is_right() -> None:
     assert replicas(query(stage(3, 3))) == []
-    assert replicas(query(stage(1, 3, at_least=True), needed=3.4)) == [
+    assert replicas(query(stage(1, 3, source_held=True), needed=3.4)) == [
         "agg 1 -> 3 replicas at first: one can do 100 of up to 300 tuples/s",
-        "all of it needs 3.4 CPUs, and 2 are there",
+        "all of it takes up to 3.4 CPUs, and 2 are there",
     ]
     assert replicas(query(stage(8, 1))) == ["agg 8 -> 1 replicas would do for 300 tuples/s"]
-    assert replicas(query(stage(8, 1, at_least=True))) == []
+    assert replicas(query(stage(8, 1, source_held=True))) == []

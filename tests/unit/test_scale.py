@@ -58,7 +58,7 @@ def test_no_more_than_the_cpus_can_feed() -> None:
 def test_what_a_held_source_wants_is_only_a_bound() -> None:
     held = of(replicated(1, 1), [0, 10], [10, 10], [0.02, 1.0], full=[0.98, 0])
     change = changed(held, "e", "q", 64.0, LIMITS)
-    assert change.at_least
+    assert change.source_held
     assert [(s.operator, s.to) for s in change.steps] == [("b", 3)]  # not 10
 
 
@@ -70,7 +70,7 @@ def test_what_the_user_says_goes_before_what_is_worked_out() -> None:
 
 
 def asked(*to: int) -> Change | None:
-    return agreed([replace(change_of(3, n, 0.5, 0.9), at_least=False) for n in to])
+    return agreed([replace(change_of(3, n, 0.5, 0.9), source_held=False) for n in to])
 
 
 def test_only_what_three_looks_agree_on_is_done_by_itself() -> None:
@@ -116,9 +116,9 @@ def test_a_restart_is_judged_by_earlier_ones() -> None:
     assert cost_s([done(9), *[done(2)] * 5, done(50, query="other")], "flink:1", "q") == 2
 
 
-def change_of(now: int, to: int, held: float, holds: float, at_least: bool = False) -> Change:
+def change_of(now: int, to: int, held: float, holds: float, source_held: bool = False) -> Change:
     step = Step(("b",), "b", now, to, 1.0, 1.0)
-    return Change("flink:1", "q", (step,), held, holds, at_least, 2.0, 1.0)
+    return Change("flink:1", "q", (step,), held, holds, source_held, 2.0, 1.0)
 
 
 def test_nothing_is_done_that_does_not_pay() -> None:
@@ -127,7 +127,7 @@ def test_nothing_is_done_that_does_not_pay() -> None:
     assert "bring 5%" in (refusal(change_of(1, 2, 0.95, 1.0), 1.0, 600) or "")
     assert refusal(change_of(8, 1, 1.0, 1.0), 5.0, 600) is None
     assert "costs 100 s" in (refusal(change_of(8, 1, 1.0, 1.0), 100.0, 600) or "")
-    assert "held" in (refusal(change_of(8, 1, 1.0, 1.0, at_least=True), 1.0, 600) or "")
+    assert "held" in (refusal(change_of(8, 1, 1.0, 1.0, source_held=True), 1.0, 600) or "")
     assert "held" in (refusal(change_of(8, 2, 1.0, 0.8), 1.0, 600) or "")
     assert refusal(change_of(1, 3, 0.9, 1.0), math.nan, 600) is None  # a minute, 9 minutes
     assert [is_worse(100, x) for x in (0, 89, 91, 200, math.nan)] == [True, True, *[False] * 3]

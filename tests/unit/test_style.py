@@ -26,7 +26,6 @@ LONG = {
     "ctl/cli/replay.py:replay": "a page, and the same as JSON",
     "drivers/lab/driver.py:_topology": "a file's tables, each with what may be wrong in it",
     "drivers/storm/plan.py:plan": "sums over streams that only make sense together",
-    "pipeline/bottlenecks.py:held": "one question to Spark",
     "pipeline/generate.py:_files": "a record's fields, one after the other",
     "sim/run.py:_values": "the simulator's arguments, one after the other",
     "tests/engines/test_flink_driver.py:test_topology_fusion_and_threads": "one start of Flink",
