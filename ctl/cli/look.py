@@ -1,6 +1,7 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -319,6 +320,8 @@ def plan(
 ) -> None:
     """Show the order that load would apply now, and apply nothing.
 
+    Also tells which operators need more replicas: no order gives those enough.
+
     Examples: sched-ctl plan --policy hr;  sched-ctl plan --engine flink --json
     """
     from sched_ctl import show
@@ -328,7 +331,7 @@ def plan(
     from sched_ctl.runfolder import RunFolder
     from sched_ctl.service import bottlenecks, views
     from sched_ctl.service import session as loading
-    from sched_ctl.service.idle import idle, nothing
+    from sched_ctl.service.idle import nothing
     from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
@@ -353,11 +356,7 @@ def plan(
         planned.show_replicas(wanting)
         for problem in problems:
             show.text(show.short(problem, 240))
-        told = views.status(controller)
-        if told["queries"]:
-            if (why := idle(told)) is not None:
-                show.text(why)
-            show.text(planned.changes(plans, _in_force(Path(settings.run_dir))))
+        _show_changes(plans, views.status(controller), Path(settings.run_dir))
     for rule in plans:
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")
@@ -366,6 +365,18 @@ def plan(
             f"nothing to schedule: {'; '.join(problems[:5]) or nothing(views.status(controller))}",
             "sched-ctl engines shows what is found",
         )
+
+
+def _show_changes(plans: Sequence[dict[str, Any]], told: dict[str, Any], run_dir: Path) -> None:
+    """What is in force now, and what load would change of it."""
+    from sched_ctl import show
+    from sched_ctl.cli import planned
+    from sched_ctl.service.idle import idle
+
+    if told["queries"]:
+        if (why := idle(told)) is not None:
+            show.text(why)
+        show.text(planned.changes(plans, _in_force(run_dir)))
 
 
 def _in_force(run_dir: Path) -> dict[str, Any] | None:
