@@ -42,7 +42,8 @@ def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
     told = [o["sleeps"] for o in seen["waits/lookup"]]
     assert all(sleeps is not None and sleeps["looks"] >= 10 for sleeps in told)
     most = [sleeps["places"][0] for sleeps in told]
-    assert {place["where"] for place in most} == {"timer"}
+    at_timer = [place["where"] == "timer" for place in most]
+    assert statistics.fmean(at_timer) >= 0.95, [sleeps["looks"] for sleeps in told]
     assert statistics.median(place["share"] for place in most) > 0.85
     assert all(o["sleeps"] is None for o in seen["heavy/crunch"])
     for quiet in ("quiet/listen", "quiet/act", "quiet"):
@@ -72,5 +73,5 @@ def test_a_plan_says_who_needs_replicas() -> None:
     rows = {(row["query"], row["operator"]): row for row in rule["replicas"]}
     row = rows["heavy", "crunch"]
     assert row["replicas"] == 1 < row["needed"] <= LEAP
-    assert row["at_least"] and " at first, has 1; " in row["says"]
+    assert row["source_held"] and " at first, has 1; " in row["says"]
     assert not {query for query, _ in rows} & {"light", "quiet"}
