@@ -7,6 +7,7 @@ What was is written down before anything is asked of the engine, in the run fold
 import asyncio
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +45,7 @@ FIRST_S = 5.0  # until an engine has told of its tuples
 SETTLE_S = 5.0  # from the first output to the first look at what came of it
 LOOK_S = 0.1
 LOOKS = 4  # before a change is taken for a worse one
+FIRST_LOOKS = 3  # before a change, of half that time; the middle one counts
 WHILE_S = 2.0  # of output with the new replicas, before anything is said
 POLL_S = 5.0  # that one answer may take
 NO_QUERY_S = 20.0  # that the first queries may take to be seen
@@ -270,8 +272,9 @@ class Output:
         self._driver.close()
 
     def first_rate(self, patience_s: float) -> float:
-        """`rate` before a change. Raises UserError where no output is seen, so that nobody could
-        tell what comes of it.
+        """`rate` before a change: the middle one of some, as one may have met a query that catches
+        up, or a pause. Raises UserError where no output is seen: nobody could tell what comes of a
+        change.
         """
         end_s = time.monotonic() + FIRST_S + patience_s
         while self._before is None and time.monotonic() < end_s:
@@ -284,7 +287,9 @@ class Output:
                 f"of a change; nothing was changed{notes and ': '}{notes[:300]}",
                 "a controller that runs may hold the engine's reports: [[elastic]] lets it do this",
             )
-        return self.rate(MEASURE_S)
+        looks = [self.rate(MEASURE_S / 2) for _ in range(FIRST_LOOKS)]
+        known = [rate for rate in looks if math.isfinite(rate)]
+        return statistics.median(known) if known else math.nan
 
     def rate(self, seconds: float) -> float:
         """Tuples/s that the sources emit over the next seconds; NaN where nobody tells."""

@@ -288,6 +288,7 @@ class Restarting:
     provides: frozenset[str] = frozenset({"tuples_in", "tuples_out"})
     topology: Topology | None = None
     loses: str = ""
+    waited: float = 0.0  # tuples that leave in the first tenth of a second
 
     def poll(self, timeout_s: float) -> Snapshot:
         now_s = time.monotonic()
@@ -308,6 +309,7 @@ class Restarting:
                 made.logical_edges,
             )
         given = self.base + self.rates[self.replicas] * (now_s - self.since_s)
+        given += self.waited * min(1.0, 10 * (now_s - self.since_s))
         column = array(*[given] * len(self.topology.operators))
         return Snapshot(self.topology, now_s, {"tuples_in": column, "tuples_out": column})
 
@@ -321,7 +323,7 @@ class Restarting:
     def rescale(self, query: str, replicas: Mapping[tuple[str, ...], int]) -> None:
         self.replicas = replicas["b",]
         self.asked.append(self.replicas)
-        self.topology, self.base = None, 0.0
+        self.topology, self.base, self.waited = None, 0.0, 0.0
         self.since_s = time.monotonic() + self.pause_s
 
     def close(self) -> None: ...
@@ -367,6 +369,11 @@ def test_a_change_that_is_worse_is_taken_back(tmp_path: Path) -> None:
     engine = Restarting({1: 100, 3: 30})
     assert made(engine, 3, tmp_path).outcome == "back"
     assert engine.asked == [3, 1, 1]
+
+
+def test_what_had_waited_before_a_change_is_no_rate_of_its_query(tmp_path: Path) -> None:
+    """A query that had stood for a moment took in more when it was first looked at."""
+    assert made(Restarting({1: 100, 3: 100}, waited=30.0), 3, tmp_path).outcome == "kept"
 
 
 def test_a_change_without_output_is_taken_back(tmp_path: Path) -> None:
