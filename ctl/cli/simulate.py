@@ -26,7 +26,7 @@ class What:
     source: Annotated[
         Path | None,
         typer.Argument(
-            help="A workload file (bench/workloads/*.graph), a snapshot (plan --save), "
+            help="A workload (syn, bench/workloads/*.graph), a snapshot (plan --save), "
             "or a profile (fleet profile).",
             metavar="FILE",
         ),
@@ -149,7 +149,7 @@ def simulate(
         print(calibration.as_json(calibration.measure()))
         return
     if what.source is None:
-        raise ConfigError("what is to be simulated?", "name a workload file, or a snapshot")
+        raise ConfigError("what is to be simulated?", "name a workload, or a snapshot")
     names = what.policy or [sweep.OS if scheduling.scheduler == sweep.OS else "fcfs", "hr"]
     costs = per_hop.read()
     with asked():

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from sched_ctl.cli.flags import asked
 from sched_ctl.errors import UserError
+from sched_ctl.lab.engine import workload_file
 from sched_ctl.model import files as record
 from sched_ctl.plugins import registry
 from sched_ctl.sim.node import Node, of_snapshot, of_workload
@@ -88,20 +89,28 @@ def nodes(
 ) -> list[tuple[float, Node]]:
     if base_cost_us is not None and not 1e-6 <= base_cost_us <= 1e9:
         raise UserError(f"--base-cost-us {base_cost_us:g} is out of range")
-    if _is_json(source):
-        snapshot = _snapshot(source)
-        wanted: list[float | None] = [*loads] if loads else [None]
-        made = [of_snapshot(snapshot, at, cpus) for at in wanted]
-        return [(node.demand / cpus, node) for node in made]
-    spec = workload.load(source)
     base = None if base_cost_us is None else base_cost_us * 1e-6
-    return [
-        (
-            at,
-            of_workload(spec, at, cpus=cpus, base_cost_s=base, common=common, folder=source.parent),
-        )
-        for at in loads or [0.9]
-    ]
+    with _file(source) as file:
+        if _is_json(file):
+            snapshot = _snapshot(file)
+            wanted: list[float | None] = [*loads] if loads else [None]
+            made = [of_snapshot(snapshot, at, cpus) for at in wanted]
+            return [(node.demand / cpus, node) for node in made]
+        spec, folder = workload.load(file), file.parent
+        return [
+            (at, of_workload(spec, at, cpus=cpus, base_cost_s=base, common=common, folder=folder))
+            for at in loads or [0.9]
+        ]
+
+
+@contextmanager
+def _file(source: Path) -> Iterator[Path]:
+    """What is given, or the workload of that name, as the lab engine takes it."""
+    if source.suffix or len(source.parts) != 1 or source.exists():
+        yield source
+        return
+    with workload_file(source.name) as file:
+        yield file
 
 
 def _is_json(source: Path) -> bool:

@@ -482,6 +482,20 @@ def test_overload_ends_and_says_so() -> None:
 # --- command line ---------------------------------------------------------------------------------
 
 
+def test_a_workload_is_simulated_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--policy", "hr", "--duration", "0.2", "--seeds", "1", "--json"]
+    for name in ("syn", "chain"):
+        done = CliRunner().invoke(make_app(), ["simulate", name, *arguments])
+        assert done.exit_code == 0, done.output
+        assert [row["policy"] for row in json.loads(done.stdout)] == ["hr"]
+    unknown = CliRunner().invoke(make_app(), ["simulate", "sny", *arguments])
+    assert isinstance(unknown.exception, UserError)
+    assert "syn" in (unknown.exception.hint or "")
+
+
 def test_simulate_as_json_and_plots(tmp_path: Path) -> None:
     pytest.importorskip("seaborn")
     arguments = [
