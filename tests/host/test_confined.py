@@ -55,6 +55,7 @@ mount -t tmpfs -o mode=755 none {groups}
 {mounts}
 mount -o remount,ro {groups}
 mount -t tmpfs -o mode=1777 none /dev/shm
+mount -t tmpfs -o mode=755 none /var/log
 mkdir /run/kept
 mount --bind {folder} /run/kept
 mount -t tmpfs -o mode=1777 none /tmp
@@ -79,7 +80,8 @@ OURS = """
 Environment=SCHED_CTL_MACHINE_LOCK=no OPENBLAS_NUM_THREADS=1
 ExecStartPre=
 ExecStart=
-ExecStart={program} load --policy hr --calm-period 0 --period 0.2 --discover 0.5
+ExecStart={program} load --policy hr --calm-period 0 --period 0.2 --discover 0.5 \\
+    --record /var/log/sched-ctl
 StandardOutput=append:{log}
 StandardError=append:{log}
 Restart=no
@@ -198,6 +200,8 @@ def test_the_service_works_with_just_its_rights(drop_in: str | None, rights: set
         assert status["CapEff"] == status["CapBnd"]
         assert int(status["CapEff"], 16) == sum(1 << number for number in rights) & possible
         assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+        records = Path(f"/proc/{controller}/root/var/log/sched-ctl")
+        wait_until(lambda: any(records.iterdir()), SOON_S, "what it sees is recorded")
         os.kill(controller, signal.SIGTERM)
         wait_until(lambda: levels(engine) == {0}, SOON_S, "put back")
 
