@@ -1,9 +1,10 @@
 """Errors that a user can do something about."""
 
 import difflib
+import sys
 from collections.abc import Iterable
 
-__all__ = ["EngineError", "UserError", "near_miss", "printable"]
+__all__ = ["EngineError", "UserError", "adding", "near_miss", "printable"]
 
 
 class UserError(Exception):
@@ -23,6 +24,15 @@ class UserError(Exception):
 
 class EngineError(UserError):
     """An engine did not answer, or not in a form that we understand."""
+
+
+def adding(extra: str) -> str:
+    """The command that installs an extra of this program from a checkout.
+
+    Into the virtual environment that it runs in, if it is in one: Debian's own pip refuses.
+    """
+    pip = f"{sys.prefix}/bin/pip" if sys.prefix != sys.base_prefix else "pip"
+    return f"{pip} install '.[{extra}]'"
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, adding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ LOCAL = {
 
 def check() -> None:
     """Raises UserError where something is missing, and says what to do."""
-    hint = "pip install 'sched-ctl[fleet]', on the machine that analyses; gateways do not need it"
+    hint = f"in a checkout: {adding('fleet')}; gateways do not need it"
     try:
         import pandas
         import pyarrow

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, adding
 
 try:
     import matplotlib
 except ImportError as error:
-    raise UserError(
-        "plots need matplotlib, which is not installed", "pip install 'sched-ctl[plots]'"
-    ) from error
+    hint = f"in a checkout: {adding('plots')}"
+    raise UserError("plots need matplotlib, which is not installed", hint) from error
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

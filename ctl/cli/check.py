@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sched_ctl.engines.owners import first_user
+from sched_ctl.errors import adding
 from sched_ctl.kernel import (
     cgroup,
     cpus,
@@ -235,9 +236,9 @@ def _schedstat() -> Iterator[Finding]:
 def _taskstats() -> Iterator[Finding]:
     obstacle = taskstats.obstacle()
     if obstacle is not None:
-        todo = "pip install 'sched-ctl[probes]'" if "pyroute2" in obstacle else None
+        todo = adding("probes") if "pyroute2" in obstacle else None
         what = f"memory-bound is told from PSI, disks from nothing: {obstacle}"
-        yield Finding("taskstats", None, what, todo and "install it:", todo)
+        yield Finding("taskstats", None, what, todo and "install it, in a checkout:", todo)
     elif taskstats.accounting() is False:
         yield Finding(
             "taskstats",

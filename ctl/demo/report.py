@@ -7,6 +7,7 @@ from typing import Any
 
 from sched_ctl import show
 from sched_ctl.demo.results import sentences
+from sched_ctl.errors import adding
 
 __all__ = ["report"]
 
@@ -67,7 +68,7 @@ def _plots(out: Path, found: Mapping[str, Any]) -> list[Path]:
     try:
         from sched_ctl.demo import plots
     except ImportError as error:
-        print(f"no plots: {error}; pip install 'sched-ctl[plots]' adds them", file=sys.stderr)
+        print(f"no plots: {error}; in a checkout: {adding('plots')}", file=sys.stderr)
         return []
     cpus = "1 CPU" if found["cpus"] == 1 else f"{found['cpus']} CPUs"
     title = f"{found['workload']} at {found['load']:.0%} of {cpus}"

@@ -40,7 +40,7 @@ def test_a_gateway_has_no_spark(module: str) -> None:
     done = run(RUN.format(module=module))
     assert done.returncode == 1
     assert f"need {module}, which is not installed" in done.stderr
-    assert "sched-ctl[fleet]" in done.stderr
+    assert "/pip install '.[fleet]'" in done.stderr
 
 
 def test_what_a_gateway_runs_imports_none_of_it() -> None:
