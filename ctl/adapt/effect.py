@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.metrics.catalogue import in_flight
-from sched_ctl.metrics.window import Window, divide
+from sched_ctl.metrics.window import LARGEST, Window, divide
 from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.topology import Snapshot
 
@@ -45,6 +45,7 @@ __all__ = [
 
 COUNTED, REPORTED, AWAKE, LITTLE, UNKNOWN = "counted", "reported", "awake", "little", "unknown"
 LONGEST_GAP_S = 30.0  # between two snapshots; more is a suspended machine, or a wrong clock
+LONGEST_S = 1e9  # in the system, thirty years; who tells more does not know it
 MOST_SAMPLES = 1024  # of queues that are kept; beyond, every other one goes
 
 
@@ -178,6 +179,8 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
             )
         elif math.isfinite(little[q]):
             effect = _sampled(effect, float(little[q]), source, series, target)
+        if not effect.time_s <= LONGEST_S:
+            effect = Effect(effect.engine, query, span.seconds, effect.tuples_in, effect.tuples_out)
         found.append(replace(effect, cpu_wait_s=float(delays[q]), cpus=float(use[q])))
     return tuple(found)
 
@@ -247,7 +250,7 @@ class _Counted:
             return None
         query = rows[now.rows]
         tuples, total_s = now.tuples - then.tuples, now.total_s - then.total_s
-        fine = np.isfinite(tuples + total_s) & (tuples >= 0) & (total_s >= 0)  # else: a restart
+        fine = (tuples >= 0) & (tuples <= LARGEST) & (total_s >= 0)  # else: a restart
         counts = np.zeros((n, len(now.low_s)))
         if now.low_s.shape == then.low_s.shape:
             np.add.at(counts, query, np.where(fine[:, None], now.counts - then.counts, 0.0))

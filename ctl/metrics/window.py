@@ -14,12 +14,13 @@ from sched_ctl.model.graph import Array, Graph
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot
 
-__all__ = ["REPORTS", "SAMPLES", "Window", "clean", "divide"]
+__all__ = ["LARGEST", "REPORTS", "SAMPLES", "Window", "clean", "divide"]
 
 REPORTS = 10  # that a sample is the mean of, for who holds a decision until the next one
 
 SAMPLES = frozenset({"queue_size", "queue_size_estimate", "head_age", "head_age_estimate"})
-INFINITY_BITS = np.uint64(0x7FF0_0000_0000_0000)  # IEEE 754, binary64
+LARGEST = 2.0**63  # no count, time or size is more; sums and products of such are finite
+LARGEST_BITS = np.float64(LARGEST).view(np.uint64)
 
 
 def clean(column: npt.ArrayLike) -> Array:
@@ -27,9 +28,9 @@ def clean(column: npt.ArrayLike) -> Array:
     values = np.asarray(column, dtype=np.float64)
     # The bits of floats are in the order of the floats, from 0 on; those of all below 0, of
     # infinity and of NaN lie above. So one look is enough where all is well.
-    if values.size == 0 or np.maximum.reduce(values.view(np.uint64), axis=None) < INFINITY_BITS:
+    if values.size == 0 or np.maximum.reduce(values.view(np.uint64), axis=None) <= LARGEST_BITS:
         return values
-    return np.where(np.isfinite(values) & (values >= 0), values, np.nan)
+    return np.where((values >= 0) & (values <= LARGEST), values, np.nan)
 
 
 def divide(above: Array, below: Array) -> Array:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from sched_ctl.metrics.window import clean
+from sched_ctl.metrics.window import LARGEST, clean
 
 LEAST = np.nextafter(0.0, 1.0)
-MOST = np.finfo(np.float64).max
+MOST = LARGEST
+MORE = np.nextafter(LARGEST, np.inf)
 
 
 @pytest.mark.parametrize("good", [[], [0.0], [LEAST, 1.0, MOST], [[1.0, 2.0]]])
@@ -14,7 +15,7 @@ def test_what_is_well_stays(good: list[float]) -> None:
     assert np.array_equal(clean(good), np.array(good))
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, -LEAST, -MOST, -1])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, MORE, 1e304, -LEAST, -MOST, -1])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_what_cannot_be_is_unknown(bad: float, at: int) -> None:
     column = np.array([1.0, MOST, 0.0])

@@ -105,6 +105,15 @@ def test_an_engine_that_tells_nothing_has_no_time() -> None:
     assert effect.seconds == 0 and math.isnan(effect.time_s)
 
 
+@pytest.mark.parametrize("waiting", [9e18, 2e9])
+def test_a_time_that_cannot_be_is_unknown(waiting: float) -> None:
+    [effect] = effects(steady(plan({"q": "ab"}), [1, 1], [NAN, waiting]))
+    assert effect.source == "unknown" and math.isnan(effect.time_s)
+    assert effect.tuples_in == effect.tuples_out == 1
+    [effect] = effects(steady(plan({"q": "ab"}), [1, 1], [NAN, 1e304]))
+    assert effect.time_s < 1  # by what is counted instead
+
+
 def latencies(tuples: float, total_s: float, counts: list[float]) -> Latencies:
     low_s = array(0, 0.01, 0.02, 0.04, 0.08)
     return Latencies(np.array([1]), array(tuples), array(total_s), low_s, np.array([counts]))
@@ -132,6 +141,7 @@ def test_latencies_that_the_engine_counts_go_first() -> None:
         (latencies(10, 1, [10, 0, 0, 0, 0]), latencies(10, 1, [10, 0, 0, 0, 0])),  # no more
         (latencies(10, 1, [10, 0, 0, 0, 0]), latencies(4, 1, [4, 0, 0, 0, 0])),  # restarted
         (latencies(10, 1, [10, 0, 0, 0, 0]), latencies(NAN, math.inf, [NAN] * 5)),
+        (latencies(10, 1, [10, 0, 0, 0, 0]), latencies(1e300, 1.7e308, [1e308] * 5)),
         (latencies(10, 1, [10, 0, 0, 0, 0]), None),
         (None, latencies(10, 1, [10, 0, 0, 0, 0])),
     ],
