@@ -174,7 +174,10 @@ class Controller:
         self.rules[:] = rules
         self._deciding.clear()  # what was begun under the old ones
         self._budgets.clear()
+        before = set(self.engines)
         self.roster.follow(settings, kinds, self.owners)
+        for name in before - self.engines.keys():
+            self._forget(name)
         if not settings.trace:
             self.waits.close()
         self.pace.close()
@@ -550,13 +553,18 @@ class Controller:
         for engine in self.roster.check():
             for rule in self.rules:
                 rule.urgent = rule.urgent or engine.name in rule.windows
+            self.outcomes.forget(engine.name)
             if engine.state == "gone":
-                self.claims.forget(engine.name)
-                self.remarks.forget(engine.name)
-                self.outcomes.forget(engine.name)
-                for rule in self.rules:
-                    rule.resolutions.pop(engine.name, None)
-                    rule.averages.pop(engine.name, None)
+                self._forget(engine.name)
+
+    def _forget(self, engine: str) -> None:
+        """It left, or is not wanted any more."""
+        self.claims.forget(engine)
+        self.remarks.forget(engine)
+        self.outcomes.forget(engine)
+        for rule in self.rules:
+            rule.resolutions.pop(engine, None)
+            rule.averages.pop(engine, None)
 
     def _is_as_before(self) -> bool:
         """Whether engines, what they run and what they tell are those of the last step."""

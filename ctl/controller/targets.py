@@ -6,7 +6,7 @@ policy is in force. Where no query has any, nothing is looked at.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,8 @@ class TargetWatch:
         if math.isnan(self.began_s):
             self.began_s = now_s
         self._now_s = now_s
-        for name in self._spans.keys() - controller.engines.keys():
-            del self._spans[name]
+        if self._known.keys() - controller.engines.keys():
+            self._forget_all_but(controller.engines.keys())
         for engine in controller.engines.values():
             if engine.snapshot is None:
                 self._spans.pop(engine.name, None)
@@ -149,11 +149,25 @@ class TargetWatch:
                 ]
         return found
 
+    def _forget_all_but(self, engines: Set[str]) -> None:
+        """Of those that left only the hits of the last hour stay: some come back."""
+        for by_engine in (self._spans, self._last, self._known):
+            for name in by_engine.keys() - engines:
+                by_engine.pop(name)
+        for by_query in (self.effects, self._stood):
+            for query in [query for query in by_query if query[0] not in engines]:
+                by_query.pop(query)
+        for query in [query for query in self.hits if query[0] not in engines]:
+            if math.isnan(self.hour(query)):
+                del self.hits[query]
+
     def _say(self, controller: "Controller") -> None:
         """How those stand with their targets that cannot meet them, in the log, when it changes."""
         for rule in controller.rules:
             for schedule in rule.schedules.values():
                 for query, judgement in schedule.targets.items():
+                    if query[0] not in controller.engines:
+                        continue
                     before = self._stood.get(query, Standing.MEETS)
                     self._stood[query] = judgement.standing
                     if before is not judgement.standing:

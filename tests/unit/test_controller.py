@@ -219,6 +219,7 @@ def test_an_engine_that_fails_is_asked_less_often_and_comes_back(prompt: bool) -
         await asyncio.sleep(0.3)  # 15 periods
         assert engine.polls - asked <= 2
         assert "fake:a: released: connection refused" in views.problems(controller)
+        assert not controller.outcomes.found and not controller.outcomes.spans
         engine.fail = None
         await until(lambda: backend.threads())
         assert not views.problems(controller)

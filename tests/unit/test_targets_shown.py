@@ -117,6 +117,22 @@ def test_any_policy_has_its_targets_counted() -> None:
     assert "does not go by it" in (row["says"] or "the policy does not go by it")
 
 
+def test_of_an_engine_that_left_the_hits_of_an_hour_stay() -> None:
+    def left(controller: Controller) -> None:
+        watch, now_s = controller.targets, time.monotonic()
+        assert watch.effects and watch._last
+        controller.roster.engines.clear()
+        watch.note(controller, now_s)
+        assert not (watch.effects or watch._spans or watch._last or watch._known or watch._stood)
+        assert watch.hits
+        watch._now_s = now_s + 4000
+        watch._forget_all_but(set())
+        assert not watch.hits
+
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+    after(4, engine, left, target("bulk", "10ms"))
+
+
 def test_nobody_in_the_way_of_who_waits_for_itself() -> None:
     engine = Counting({"alarm": ALARM, "bulk": BULK})
     poll = engine.poll
