@@ -244,6 +244,7 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	} else if (operators_first || !queues[llc].waiting) {
 		vtime = others_start(prev, true);	/* nobody else wants this time: it is free */
 	}
+	leave_operator(c->slot);	/* one whose hints are lost counts as one of the others */
 	set_vtime(prev, vtime);
 	c->start_ns += ran_ns;
 	c->since_ns = c->turn_ns = now_ns;
@@ -335,8 +336,9 @@ subprogram int unpark_some(u64 now_ns, int everybody)
 		} else {
 			llc = llc_of(scx_bpf_task_cpu(p));
 			mark_other(llc, p, p->scx.dsq_vtime);
-			if (dsq_move_vtime(&it, p, others_dsq(llc)))
-				kick_idle(p);
+			if (dsq_move_vtime(&it, p, others_dsq(llc)) && !kick_idle(p) && nr_cpus < 2 &&
+			    cpus[0].tier == TIER_NONE)
+				scx_bpf_kick_cpu(0, SCX_KICK_IDLE);	/* nothing else would wake it */
 		}
 		if ((s64)(bpf_ktime_get_ns() - until_ns) >= 0) {
 			cut = true;

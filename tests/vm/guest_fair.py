@@ -25,6 +25,7 @@ from sched_ctl.kernel import schedext
 from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.topology import Thread
+from support import wait_until
 
 KERNELS = ("6.18", "7.3")
 CPUS = 1
@@ -212,6 +213,48 @@ def check_an_engine_in_a_cgroup_has_its_weight() -> None:
             (root / "cgroup.procs").write_text(str(pid))
         for folder in folders:
             folder.rmdir()
+        (root / "cgroup.subtree_control").write_text("-cpu")
+
+
+@enough_on("6.18")  # our accounts
+def check_who_comes_later_has_its_share_once_hints_are_lost() -> None:
+    """Beside an operator that had the CPU alone when its controller fell silent."""
+    with Scheduler(full=True) as scheduler, busy(3) as pids:
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGSTOP)
+        scheduler.control["ttl_ms"] = 300
+        as_queries(scheduler, [0], [1])
+        adopt(scheduler, pids[:1])
+        scheduler.attach()
+        above_all()
+        scheduler.beat()
+        wait_until(lambda: scheduler.stats()["expired"] > 0)
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGCONT)
+            found = shares(pids, 3)
+        print([f"{share:.3f}" for share in found])
+        assert max(found) - min(found) < 0.1, found
+        assert scheduler.exit() is None
+
+
+@enough_on("6.18")  # our timers
+def check_a_limited_cgroup_has_its_quota_on_an_idle_cpu() -> None:
+    """Nothing else wakes up, so that only its own timer brings it back."""
+    root = Path("/sys/fs/cgroup")
+    folder = root / "limited"
+    (root / "cgroup.subtree_control").write_text("+cpu")
+    folder.mkdir()
+    (folder / "cpu.max").write_text("20000 100000")
+    try:
+        with busy(1) as pids, Scheduler(full=True, cgroups=True) as scheduler:
+            (folder / "cgroup.procs").write_text(str(pids[0]))
+            scheduler.attach()
+            (share,) = shares(pids, 10)
+            print(f"{share:.3f}", scheduler.stats()["parked"])
+            assert 0.17 < share < 0.22, share
+            assert scheduler.exit() is None
+    finally:
+        folder.rmdir()
         (root / "cgroup.subtree_control").write_text("-cpu")
 
 
