@@ -31,6 +31,7 @@ class Chooser(Protocol):
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 600.0
+BELOW = "below "  # a backend's name: what stands in for it where it must not be
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Backends:
         self._asked: dict[str, str] = {}  # what was asked for -> the name it stands for
         self._made: dict[str, Backend] = {}
         self.failed: dict[str, str] = {}  # name -> why it was given up at run time
+        self._of_auto: set[str] = set()  # those of them that "auto" had
         self.steps: list[tuple[str, str]] = []  # better ones not taken, and why
         self.on_lost: Callable[[str], None] | None = None
         self._retries: dict[str, _Retry] = {}
@@ -162,14 +164,16 @@ class Backends:
         """
         if not self._made[name].lifts:
             return self._made[name]
-        asked = f"below {name}"
+        asked = f"{BELOW}{name}"
         if asked not in self._asked:
-            backend, _ = self._choose("auto", self._options, (name, *self.failed))
+            backend, _ = self._choose("auto", self._options, (name, *self._barred()))
             self._keep(backend)
             self._asked[asked] = backend.name
         return self._made[self._asked[asked]]
 
     def _keep(self, backend: Backend) -> None:
+        self.failed.pop(backend.name, None)
+        self._of_auto.discard(backend.name)
         if backend.name in self._made:
             return
         self._made[backend.name] = backend
@@ -181,6 +185,8 @@ class Backends:
             self.on_lost(name)
 
     def _pick(self, asked: str) -> tuple[Backend, list[tuple[str, Probe]]]:
+        if asked in self._made:  # a probe may find what it does itself in its way
+            return self._made[asked], []
         if asked != "auto":
             left_s = self._retries[asked].at_s - time.monotonic() if asked in self.failed else 0
             if left_s > 0:
@@ -188,14 +194,19 @@ class Backends:
                     f"backend {asked} failed: {self.failed[asked]}",
                     f"it is tried again in {left_s:.0f} s",
                 )
-            chosen = self._choose(asked, self._options)
-            self.failed.pop(asked, None)
-            return chosen
-        return self._choose("auto", self._options, tuple(self.failed))
+            return self._choose(asked, self._options)
+        return self._choose("auto", self._options, self._barred())
+
+    def _barred(self) -> tuple[str, ...]:
+        """Those that failed, and are not to be tried again yet."""
+        now_s = time.monotonic()
+        return tuple(name for name in self.failed if now_s < self._retries[name].at_s)
 
     def give_up(self, name: str, why: str) -> tuple[str, ...]:
         """A backend failed at run time: put back what it did; `get("auto")` picks a lower one."""
         self.failed[name] = why
+        if self._asked.get("auto") == name:
+            self._of_auto.add(name)
         self.steps.append((name, why))
         now_s = time.monotonic()
         retry = self._retries.get(name)
@@ -214,24 +225,51 @@ class Backends:
             return _restored(name, self._made.pop(name)) if name in self._made else ()
 
     def climb(self) -> str | None:
-        """Name of a better backend that failed before and works again, if it is time to look."""
-        now_s = time.monotonic()
-        for name in list(self.failed):
-            retry = self._retries[name]
-            if now_s < retry.at_s or "auto" not in self._asked:
+        """Name of a better backend that failed before and works again, if it is time to look.
+
+        One that ranks below the backend that "auto" has is only forgotten to have failed: `fair`
+        may choose it again.
+        """
+        barred = self._barred()
+        for name in [name for name in self.failed if name not in barred]:
+            held = self._asked.get("auto")
+            if held is None:  # whoever asks for "auto" tries it again
+                if name not in self._of_auto:
+                    self._forgive(name)
                 continue
-            others = tuple(other for other in self.failed if other != name)
-            backend, _ = self._choose("auto", self._options, others)
-            if backend.name != name:
-                retry.pause_s = min(2 * retry.pause_s, LONGEST_PAUSE_S)
-                retry.at_s = now_s + retry.pause_s
-                continue
-            del self.failed[name]
-            retry.at_s = now_s
-            self._keep(backend)
-            self._asked["auto"] = name
-            return name
+            backend, passed = self._first([other for other in self.failed if other != name])
+            if backend is None or name in passed:
+                self._put_off(name)
+            elif held in (*passed, backend.name):  # what is in use may be in its own way
+                self._forgive(name)
+            elif backend.name != name:
+                self._put_off(name)
+            else:
+                self._retries[name].at_s = time.monotonic()
+                self._keep(backend)
+                self._asked["auto"] = name
+                return name
         return None
+
+    def _first(self, failed: Collection[str]) -> tuple[Backend | None, list[str]]:
+        """What "auto" would take without these, and names of the better ones that do not work."""
+        try:
+            backend, steps = self._choose("auto", self._options, failed)
+        except UserError:
+            return None, []
+        return backend, [name for name, _ in steps]
+
+    def _forgive(self, name: str) -> None:
+        """It may be taken as if it had never failed; who got another in its place chooses anew."""
+        del self.failed[name]
+        self._of_auto.discard(name)
+        self._asked = {a: used for a, used in self._asked.items() if not a.startswith(BELOW)}
+
+    def _put_off(self, name: str) -> None:
+        """It does not work yet: look again later than after the last time."""
+        retry = self._retries[name]
+        retry.pause_s = min(2 * retry.pause_s, LONGEST_PAUSE_S)
+        retry.at_s = time.monotonic() + retry.pause_s
 
     def restore(self) -> tuple[str, ...]:
         """Put everything back. Returns what could not be, in words."""

@@ -79,7 +79,9 @@ class Enforcement:
         if domain == COMMON:
             return self._backends[rule.backend]
         backend = self._backends.fair(rule.backend)
-        if rule.fair.get(rule.backend) != backend.name:
+        before = rule.fair.get(rule.backend)
+        if before != backend.name:
+            self._leave(rule, before)
             rule.fair[rule.backend] = backend.name
             if backend.name != rule.backend:
                 log.info(
@@ -90,6 +92,18 @@ class Enforcement:
                     rule.backend,
                 )
         return backend
+
+    def _leave(self, rule: Rule, backend: str | None) -> None:
+        """Another one takes over from it the engines of users who are ordered alone."""
+        if backend is None or backend not in self._backends.names:
+            return
+        for domain, schedule in rule.schedules.items():
+            if domain == COMMON:
+                continue
+            try:
+                self._backends.apply(backend, without(schedule, set(schedule.threads)))
+            except Exception as error:  # the others must still have their turn
+                log.error("policy %s: not released by %s: %s", rule.called, backend, error)
 
     def _step_down(self, failed: str, why: str) -> None:
         """A backend failed: its rules go to the next one if they asked for auto."""

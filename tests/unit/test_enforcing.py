@@ -49,6 +49,10 @@ class Second(Fake):
     name = "second"
 
 
+class Third(Fake):
+    name = "third"
+
+
 class OfPools(Fake):
     name = "pools"
     user_level = True
@@ -64,6 +68,30 @@ class Ladder:
         if self.best_works and "best" not in failed:
             return Best(), []
         return Second(), [("best", Probe(False, "broken"))]
+
+
+class Lifting(Best):
+    lifts = True
+
+
+class Taken:
+    """The best one is for one user alone, and its first user is ourselves."""
+
+    def __init__(self) -> None:
+        self.taken = False
+
+    def __call__(
+        self, name: str, options: Mapping[str, msgspec.Struct], failed: Collection[str] = ()
+    ) -> tuple[Backend, list[tuple[str, Probe]]]:
+        steps = []
+        if name == "best" or "best" not in failed:
+            if not self.taken:
+                self.taken = True
+                return Lifting(), []
+            if name == "best":
+                raise UserError("ours is attached")
+            steps.append(("best", Probe(False, "ours is attached")))
+        return (Third() if "second" in failed else Second()), steps
 
 
 def test_each_backend_in_use_may_rest_once_a_pass() -> None:
@@ -122,6 +150,59 @@ def test_what_was_asked_for_by_name_stays() -> None:
     backends.get("best")
     backends.give_up("best", "no")
     assert backends.climb() is None
+
+
+def test_what_failed_below_the_best_one_does_not_take_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One user's engine cannot be enforced by the second: all others stay with the best."""
+    now = [100.0]
+    monkeypatch.setattr("sched_ctl.backends.in_use.time.monotonic", lambda: now[0])
+    backends = Backends(Taken(), {})
+    assert backends.get("auto").name == "best"
+    for pause_s in (5.0, 10.0):
+        assert backends.fair("best").name == "second"
+        backends.give_up("second", "a process is in its way")
+        assert backends.fair("best").name == "third"
+        now[0] += pause_s - 0.5
+        assert backends.climb() is None
+        assert backends.fair("best").name == "third"  # it is not tried at once again
+        now[0] += 1.0
+        assert backends.climb() is None
+        assert backends.get("auto").name == "best"
+
+
+def test_what_failed_by_its_name_does_not_take_the_place_of_the_best_one() -> None:
+    backends = Backends(Taken(), {})
+    assert backends.get("auto").name == "best"
+    backends.get("second")
+    backends.give_up("second", "no")
+    backends._retries["second"].at_s = 0.0  # as later
+    assert backends.climb() is None
+    assert backends.get("auto").name == "best"
+
+
+def test_what_auto_has_can_be_had_by_its_name() -> None:
+    """Its probe finds that it is taken: by ourselves."""
+    backends = Backends(Taken(), {})
+    assert backends.get("auto") is backends.get("best")
+
+
+def test_auto_comes_back_after_all_have_failed(
+    everything_works: tuple[str, ...], tmp_path: Path
+) -> None:
+    backends = Backends(partial(_choose, journal=Journal(tmp_path / "journal")), {})
+    for name in everything_works:
+        assert backends.get("auto").name == name
+        backends.give_up(name, "no")
+    assert backends.climb() is None
+    with pytest.raises(UserError, match="no backend works"):
+        backends.get("auto")
+    backends._retries["nice"].at_s = 0.0  # as later
+    backends.climb()
+    assert backends.get("auto").name == "nice"
+    backends._retries["scx"].at_s = 0.0
+    assert backends.climb() == "scx"
 
 
 EXPLICIT = {"cgroup2", "cgroup1", "slice", "realtime", "quota", "pool"}

@@ -160,6 +160,37 @@ def test_a_backend_that_puts_threads_first_does_so_for_the_common_ones_alone() -
     assert lifting.restored == fair.restored == 1
 
 
+def test_what_failed_for_a_user_is_tried_again_and_moves_nobody_else() -> None:
+    class Second(FakeBackend):
+        name = "second"
+
+    lifting, second, third = Lifting(), Second(fail="in its way"), FakeBackend()
+
+    def choose(
+        name: str, options: Mapping[str, object], failed: Collection[str] = ()
+    ) -> tuple[Backend, list[tuple[str, Probe]]]:
+        if "scx" not in failed and not lifting.tried:
+            return lifting, []
+        steps = [] if "scx" in failed else [("scx", Probe(False, "ours is attached"))]
+        return (third if "second" in failed else second), steps
+
+    engines = FakeEngine.kind(of("root", 0), of("ann", ANN))
+    in_use = Backends(choose, {})
+    controller = Controller(QUICK, engines, in_use)
+
+    async def script() -> None:
+        while not third.threads(f"hr@{ANN}"):
+            await asyncio.sleep(0.01)
+        second.fail = None
+        in_use._retries["second"].at_s = 0.0  # as later
+        while not second.threads(f"hr@{ANN}"):
+            await asyncio.sleep(0.01)
+        assert third.schedules[-1].scope == f"hr@{ANN}" and not third.threads()
+        assert controller.rules[0].backend == "scx" and not lifting.restored
+
+    drive(controller, script)
+
+
 def test_threads_of_other_users_are_left_out() -> None:
     engine = FakeEngine(queries={"q": 2}, threads=sleeping_threads(2))
     whole = engine.topology
