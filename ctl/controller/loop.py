@@ -25,7 +25,7 @@ from sched_ctl.controller import races
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.enforcement import Enforcement
 from sched_ctl.controller.instead import Instead
-from sched_ctl.controller.pace import Pace
+from sched_ctl.controller.pace import Pace, tick_s
 from sched_ctl.controller.rule import Rule, make_policy
 from sched_ctl.controller.standstill import LATE_PERIODS, LATE_S, Standstill
 from sched_ctl.controller.targets import TargetWatch
@@ -110,7 +110,7 @@ class Controller:
         self.pace = pace_of(settings)
         self._standstill: Standstill | None = None
         for section in sections:
-            self.rules.append(self.rule(section))
+            self.rules.append(self.rule(section, settings))
 
     # --- what the outside may ask for ---
 
@@ -140,7 +140,7 @@ class Controller:
         rule.since_s = trial.since_s
         rule.problem = None
         rule.urgent = True
-        rule.instead = Instead(self.guard(section, rule.timer.period_s))
+        rule.instead = Instead(_guard(self.settings, section, rule.timer.period_s))
         for engine in self.engines.values():
             engine.refused.pop(rule.name, None)
         self._budgets.clear()  # what the one before cost
@@ -520,8 +520,11 @@ class Controller:
             rule.urgent = True
         self._wake.set()
 
-    def rule(self, section: Section) -> Rule:
-        """A rule for a section. Raises UserError if its backend cannot be had."""
+    def rule(self, section: Section, settings: Settings) -> Rule:
+        """A rule for a section of these settings, which need not be in force yet.
+
+        Raises UserError if its backend cannot be had.
+        """
         asked = section.backend or "auto"
         backend = self._assumed(asked) if self.backends is None else self.backends.get(asked).name
         period_s = section.period or 1.0
@@ -529,17 +532,9 @@ class Controller:
             section,
             make_policy(section, backend),
             backend,
-            Timer(self.pace.tick_s(period_s), time.monotonic()),
-            instead=Instead(self.guard(section, period_s)),
+            Timer(tick_s(period_s, settings.pressed_period), time.monotonic()),
+            instead=Instead(_guard(settings, section, period_s)),
         )
-
-    def guard(self, section: Section, period_s: float) -> Guard | None:
-        """A phase of the system's own is long enough for a few passes, and short for the user."""
-        every_s = self.settings.guard
-        if not every_s:
-            return None
-        phase_s = min(every_s / 2, max(every_s / 10, 5 * period_s))
-        return Guard(every_s, phase_s, section.objective or "all")
 
     # --- engines ---
 
@@ -635,6 +630,15 @@ def claims_of(settings: Settings, kinds: Mapping[str, DriverKind]) -> Claims:
         for role, rule in kind.helpers.items()
     }
     return Claims(resolve(settings), settings.exclude, settings.helpers, usual)
+
+
+def _guard(settings: Settings, section: Section, period_s: float) -> Guard | None:
+    """A phase of the system's own is long enough for a few passes, and short for the user."""
+    every_s = settings.guard
+    if not every_s:
+        return None
+    phase_s = min(every_s / 2, max(every_s / 10, 5 * period_s))
+    return Guard(every_s, phase_s, section.objective or "all")
 
 
 def pace_of(settings: Settings) -> Pace:

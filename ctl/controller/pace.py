@@ -23,7 +23,7 @@ from sched_ctl.controller.rule import Rule
 from sched_ctl.kernel import psi
 from sched_ctl.probes.pressure import Gauge
 
-__all__ = ["CALM_SHARE", "PRESSED_SHARE", "Pace"]
+__all__ = ["CALM_SHARE", "PRESSED_SHARE", "Pace", "tick_s"]
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,11 @@ TRIGGER_WINDOW_S = 0.5
 TRIGGER_SHARE = 0.02  # what is stalled for so much of a window is no calm any more
 COSTS = 5  # passes whose median counts: one that met a new engine costs much, once
 REMARKABLE = 1.5  # periods between two passes
+
+
+def tick_s(period_s: float, pressed_period_s: float) -> float:
+    """How often a rule of this period is looked at."""
+    return min(period_s, pressed_period_s or period_s)
 
 
 class Pace:
@@ -65,10 +70,6 @@ class Pace:
         self.woken = 0  # by the trigger
         self.watched_until_s = 0.0  # CLOCK_MONOTONIC
         self.source: Literal["none", "polled", "trigger"] = "none"
-
-    def tick_s(self, period_s: float) -> float:
-        """How often a rule of this period is looked at."""
-        return min(period_s, self._pressed_s or period_s)
 
     def due(self, rules: Sequence[Rule], now_s: float, *, all_seen: bool = False) -> list[Rule]:
         """Those whose pass is to be run now. The timers of those that rest are moved on.

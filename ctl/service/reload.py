@@ -77,7 +77,7 @@ def reload(controller: Controller, settings: Settings) -> list[str]:
     kinds = wanted_kinds(settings, controller.all_kinds)
     claims = claims_of(settings, kinds)
     before = {rule.name: rule for rule in controller.rules}
-    made = {section.name: controller.rule(section) for section in resolve(settings)}
+    made = {section.name: controller.rule(section, settings) for section in resolve(settings)}
     for rule in made.values():
         _try(controller, rule, claims)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from sched_ctl.config.settings import Section
-from sched_ctl.controller.pace import Pace
+from sched_ctl.controller.pace import Pace, tick_s
 from sched_ctl.controller.rule import Rule, make_policy
 from sched_ctl.engines.timers import Timer
 from sched_ctl.probes.pressure import Gauge, Level
@@ -32,7 +32,7 @@ def passes(
     pace = Pace(calm, pressed, gauge)
     pace.watched_until_s = more.get("watched", 0.0)
     section = Section(name="r", policy="qs", period=1.0)
-    rule = Rule(section, make_policy(section, "nice"), "nice", Timer(pace.tick_s(1.0), 0.0))
+    rule = Rule(section, make_policy(section, "nice"), "nice", Timer(tick_s(1.0, pressed), 0.0))
     rule.urgent = False
     ran = []
     late = itertools.cycle((more.get("late", 0.0), 0.0))

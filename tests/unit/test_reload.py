@@ -100,6 +100,20 @@ def test_other_policies_rules_and_exclusions_are_in_force() -> None:
     assert [rule.timer.period_s for rule in controller.rules] == [0.03, 0.03]
 
 
+def test_what_rules_are_made_by_is_that_of_the_new_one() -> None:
+    case = Case((FakeEngine(),))
+
+    async def script(controller: Controller) -> None:
+        reload(controller, but(QUICK, guard=60.0, pressed_period=0.005))
+        [rule] = controller.rules
+        assert rule.instead.guard is not None and rule.timer.period_s == 0.005
+        reload(controller, QUICK)
+        [rule] = controller.rules
+        assert rule.instead.guard is None and rule.timer.period_s == 0.02
+
+    case.run(script)
+
+
 def test_a_rule_that_stays_keeps_its_threads() -> None:
     case = Case((FakeEngine(),))
 
