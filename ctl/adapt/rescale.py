@@ -12,6 +12,7 @@ Pure functions. Rates are in tuples/s, NaN = unknown.
 
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,12 +21,18 @@ import numpy as np
 
 from sched_ctl.adapt.parallelism import LEAP, Wanted, whole
 
-__all__ = ["Change", "Done", "Step", "changed", "cost_s", "is_worse", "refusal"]
+__all__ = ["Change", "Done", "Step", "changed", "cost_s", "is_worse", "refusal", "tried"]
 
 LIKE = 5  # restarts that the next one is judged by, the newest
 UNKNOWN_S = 60.0  # what a restart is taken to cost before one was seen
 GAIN = 1.1  # that a change by itself has to bring at least
 WORSE = 0.9  # of what the query took in before, or less
+OTHER = 1.5  # times the tuples of the last try are another demand
+FAILED = {
+    "back": "and was worse",
+    "lost": "and no output came",
+    "refused": "and the engine refused it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,47 @@ def refusal(change: Change, cost: float, within_s: float) -> str | None:
     if after_s > within_s:
         return f"a restart of {cost:.0f} s would pay after {after_s:.0f} s"
     return None
+
+
+def tried(
+    before: Sequence[Done], change: Change, rate: float, pause_s: float, now_s: float
+) -> str | None:
+    """Why a change that failed already is not made once more, in words; None if it may be.
+
+    One that goes as far as it or farther is the same. Each failure in a row doubles the pause,
+    unless the query takes in clearly more than then, or less where fewer replicas are asked for.
+    rate: that it takes in, tuples/s. now_s: Unix time.
+    """
+    same = [done for done in before if done.outcome != "asked" and _as_far(change, done)]
+    times = 0
+    while times < len(same) and same[-1 - times].outcome in FAILED:
+        times += 1
+    if not times:
+        return None
+    last = same[-1]
+    again_s = last.at_s + pause_s * 2.0**times
+    more = any(step.to > step.now for step in change.steps)
+    other = last.before and (rate >= OTHER * last.before if more else OTHER * rate <= last.before)
+    if now_s >= again_s or other:
+        return None
+    then, again = (time.strftime("%Y-%m-%d %H:%M", time.localtime(s)) for s in (last.at_s, again_s))
+    return f"tried {then}, {FAILED[last.outcome]}: not again before {again}"
+
+
+def _as_far(change: Change, done: Done) -> bool:
+    """Whether it gives the same operators as many replicas, or more of more, or fewer of fewer."""
+    became, was = (
+        {tuple(logical): count for logical, count in told} for told in (done.became, done.was)
+    )
+    if (change.engine, change.query) != (done.engine, done.query):
+        return False
+    if became.keys() != change.replicas.keys():
+        return False
+    for step in change.steps:
+        up, to = (1 if step.to > step.now else -1), became[step.logical]
+        if not up * step.to >= up * to > up * was.get(step.logical, step.now):
+            return False
+    return True
 
 
 def is_worse(before: float, after: float) -> bool:

@@ -2,7 +2,8 @@
 
 A change is made where `AGREE` looks in a row ask for one in the same direction, as far as all of
 them do, where the price of the restart comes back in time, and not before the pause after the last
-one is over. While a change is under way, and for as long as it is judged, nothing else is.
+one is over; what failed waits for longer each time. While a change is under way, and for as long as
+it is judged, nothing else is.
 """
 
 import asyncio
@@ -13,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sched_ctl.adapt import parallelism
-from sched_ctl.adapt.rescale import Change, Done, changed, cost_s, refusal
+from sched_ctl.adapt.rescale import Change, Done, changed, cost_s, refusal, tried
 from sched_ctl.config.settings import Elastic
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 EVERY_S = 15.0
 AGREE = 3  # looks in a row
 PATIENCE_S = 60.0
+LONGEST_PAUSE_S = 86400.0
 
 Key = tuple[str, str]  # engine, query
 Limits = Mapping[tuple[str, ...], tuple[int, int]]
@@ -82,8 +86,7 @@ async def _round(
         for query in one.window.now.topology.queries
         if (section := section_of(controller.settings.elastic, one.engine.name, query))
     }
-    for gone in seen.keys() - chosen.keys():
-        del seen[gone]
+    _forget(seen, seen.keys() - chosen.keys(), controller)
     controller.replicas = {k: w for k, w in controller.replicas.items() if k in chosen}
     for key, (one, section) in chosen.items():
         mine = seen.setdefault(key, _Seen())
@@ -98,6 +101,18 @@ async def _round(
         if controller.replicas.get(key) != words:
             controller.replicas[key] = words
             log.info("%s %s: replicas: %s", *key, words)
+
+
+def _forget(seen: dict[Key, _Seen], missing: set[Key], controller: Controller) -> None:
+    """Queries that are not there now. One that was changed may be restarting: it keeps its pause,
+    while its engine is known.
+    """
+    oldest_s = time.monotonic() - LONGEST_PAUSE_S
+    for key in missing:
+        if key[0] in controller.engines and seen[key].since_s > oldest_s:
+            seen[key].changes.clear()
+        else:
+            del seen[key]
 
 
 def section_of(sections: tuple[Elastic, ...], engine: str, query: str) -> Elastic | None:
@@ -130,7 +145,9 @@ async def _one(
         if not change.steps:
             return "as many as it needs"
         return f"may need {scaling.in_words(change.replicas)}"
-    why = refusal(sure, cost_s(memory.read(), engine, query), section.within)
+    before, rate = memory.read(), _taken(one, query)
+    why = refusal(sure, cost_s(before, engine, query), section.within)
+    why = why or tried(before, sure, rate, section.pause, time.time())
     if why is not None:
         return why
     seen.changes.clear()
@@ -146,6 +163,13 @@ async def _one(
     )
     seen.since_s = time.monotonic()
     return _told(sure, done)
+
+
+def _taken(one: Found, query: str) -> float:
+    """Tuples/s that the query's sources emit."""
+    topology = one.window.now.topology
+    mine = np.array([o.query == query for o in topology.operators], dtype=np.bool_)
+    return float(one.window.rate("tuples_out")[mine & topology.graph.ingress].sum())
 
 
 def _limits(target: Target, kind: DriverKind, query: str) -> Limits:

@@ -1,5 +1,6 @@
 """Other replicas for a query: what pays, what Flink answers, and what is done about the outcome."""
 
+import asyncio
 import json
 import math
 import threading
@@ -9,21 +10,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from shares import of, replicated
 
 from plans import array
 from sched_ctl.adapt.parallelism import Wanted
-from sched_ctl.adapt.rescale import Change, Done, Step, changed, cost_s, is_worse, refusal
+from sched_ctl.adapt.rescale import (
+    Change,
+    Done,
+    Step,
+    changed,
+    cost_s,
+    is_worse,
+    refusal,
+    tried,
+)
 from sched_ctl.config.files import load
+from sched_ctl.config.settings import Elastic
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink.scaling import FlinkScaler
 from sched_ctl.drivers.sources.http import Endpoint
+from sched_ctl.engines.worker import Worker
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Thread, Topology
-from sched_ctl.service import scaling
+from sched_ctl.service import elastic, scaling
 from sched_ctl.service.elastic import agreed, section_of
 from sched_ctl.service.scaling import Memory
 
@@ -131,6 +145,49 @@ def test_nothing_is_done_that_does_not_pay() -> None:
     assert "held" in (refusal(change_of(8, 2, 1.0, 0.8), 1.0, 600) or "")
     assert refusal(change_of(1, 3, 0.9, 1.0), math.nan, 600) is None  # a minute, 9 minutes
     assert [is_worse(100, x) for x in (0, 89, 91, 200, math.nan)] == [True, True, *[False] * 3]
+
+
+def failed(at_s: float, outcome: str = "back", to: int = 3, was: int = 1) -> Done:
+    return Done(
+        at_s=at_s,
+        engine="flink:1",
+        query="q",
+        was=[(["b"], was)],
+        became=[(["b"], to)],
+        outcome=outcome,
+        before=100.0,
+    )
+
+
+def test_what_failed_waits_for_longer_each_time() -> None:
+    more, fewer = change_of(1, 3, 0.4, 1.0), change_of(8, 3, 1.0, 1.0)
+
+    def words(before: list[Done], now_s: float, change: Change = more, rate: float = 100.0) -> str:
+        return tried(before, change, rate, 300.0, now_s) or ""
+
+    assert "and was worse" in words([failed(1000)], 1599)
+    assert words([failed(1000)], 1600) == ""
+    twice = [failed(0), failed(300, to=4), failed(1000, "lost"), failed(1100, "asked")]
+    assert "no output came" in words(twice, 2199)
+    assert words(twice, 2200) == ""
+    assert "refused" in words([failed(0), failed(500, "kept"), failed(1000, "refused")], 1599)
+    assert words([failed(0), failed(1000, "kept")], 1001) == ""
+    # Going farther is the same; less far, with other operators, or the other way is not
+    assert words([failed(1000)], 1001, change_of(2, 9, 0.4, 1.0))
+    assert words([failed(1000, to=4)], 1001) == ""
+    assert words([failed(1000)], 1001, replace(more, steps=(Step(("c",), "c", 1, 3, 1, 1),))) == ""
+    assert words([failed(1000, was=8)], 1001) == ""
+    assert words([failed(1000)], 1001, replace(more, query="other")) == ""
+    assert words([failed(1000, was=8)], 1001, fewer)
+    # Another demand
+    rates = (149.0, 151.0, 10.0, math.nan)
+    assert [bool(words([failed(1000)], 1001, rate=rate)) for rate in rates] == [
+        True,
+        False,
+        *2 * [True],
+    ]
+    less = [bool(words([failed(1000, was=8)], 1001, fewer, rate)) for rate in (500.0, 70.0, 60.0)]
+    assert less == [True, True, False]
 
 
 def test_what_was_done_is_remembered(tmp_path: Path) -> None:
@@ -381,6 +438,54 @@ def test_a_change_without_output_is_taken_back(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="it was taken back, and there is output again"):
         made(engine, 3, tmp_path, patience_s=3.0)
     assert engine.asked == [3, 1, 2]
+
+
+@pytest.mark.parametrize("outcome", ["back", "lost", "refused"])
+def test_what_failed_is_not_done_by_itself_again_at_once(
+    outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, memory = Restarting({1: 100, 3: 300}), Memory(tmp_path / "rescaled")
+    asks = Change("fake:x", "q", (Step(("b",), "b", 1, 3, 1, 1),), 0.4, 1.0, False, 2.0, 1.0)
+    monkeypatch.setattr(elastic, "changed", lambda *_, **__: asks)
+    monkeypatch.setattr("sched_ctl.adapt.parallelism.wanted", lambda *_: None)
+    monkeypatch.setattr(elastic, "cpus_of", lambda _: 2.0)
+    window = SimpleNamespace(
+        now=SimpleNamespace(topology=replicated(1, 1, 1)), rate=lambda _: array(100, 100, 100)
+    )
+    one: Any = SimpleNamespace(engine=engine, window=window, assessment=None)
+    kinds = {"fake": DriverKind("fake", list, lambda _: engine, scaler=lambda _: engine)}
+    monkeypatch.setattr(Restarting, "name", "fake:x", raising=False)
+    section, seen = Elastic(pause=10), elastic._Seen()
+    done = msgspec.structs.replace(failed(time.time() - 15, outcome), engine="fake:x")
+    memory.note(done)
+
+    async def looks(hand: Worker[Any]) -> list[str]:
+        return [
+            await elastic._one(one, "q", section, kinds, memory, hand, seen)
+            for _ in range(elastic.AGREE)
+        ]
+
+    hand: Worker[Any] = Worker("replicas")
+    assert "not again before" in asyncio.run(looks(hand))[-1]
+    assert engine.asked == []
+    memory.path.unlink()
+    memory.note(msgspec.structs.replace(done, at_s=done.at_s - 5))  # 20 s ago: the pause, doubled
+    assert "kept" in asyncio.run(looks(hand))[0]
+    assert engine.asked == [3]
+    hand.stop()
+
+
+def test_a_query_that_restarts_keeps_its_pause() -> None:
+    controller: Any = SimpleNamespace(engines={"fake:x": None})
+    now_s = time.monotonic()
+    change = change_of(1, 3, 0.4, 1.0)
+    seen = {
+        ("fake:x", "q"): elastic._Seen([change], now_s),
+        ("fake:x", "never"): elastic._Seen([change]),
+        ("fake:gone", "q"): elastic._Seen([change], now_s),
+    }
+    elastic._forget(seen, set(seen), controller)
+    assert seen == {("fake:x", "q"): elastic._Seen([], now_s)}
 
 
 def test_what_was_before_the_restart_is_no_part_of_it() -> None:
