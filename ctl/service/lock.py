@@ -13,7 +13,8 @@ those back. What keeps a second one away, each of which only root can hold:
 A container sees no mark of its host's controller. For it there is a hint: a flock(2) on the file
 that stands for a namespace which nearly all containers share (namespaces(7)). Anybody can hold
 that one, so it is told, and not obeyed. A lock that something keeps which is no controller (a
-child of one that was killed) is replaced. None of them stops `restore`.
+child of one that was killed) is replaced, unless it was taken in another pid namespace, whose
+processes cannot be told from here. But for that, none of them stops `restore`.
 
 For tests, of which many run controllers at the same time, SCHED_CTL_MACHINE_LOCK=no leaves the
 run folder's lock as the only one. Never set it where a controller is to be trusted.
@@ -51,22 +52,37 @@ FIRST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/proc_ns.h
 class Holder(msgspec.Struct, frozen=True):
     """The controller that holds the lock. since: seconds since the epoch.
 
-    start_time: clock ticks since boot; 0 where an earlier version did not write it down.
+    start_time: clock ticks since boot. namespace: the inode of that of its process ids. Both are 0
+    where an earlier version did not write them down.
     """
 
     pid: int
     since: float
     command: str
     start_time: int = 0
+    namespace: int = 0
 
     def __str__(self) -> str:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"pid {self.pid}, since {clock}: {self.command}"
 
     @property
+    def hidden(self) -> bool:
+        """Whether its id means nothing here, or another process."""
+        return self.namespace not in (0, _namespace())
+
+    @property
     def runs(self) -> bool:
-        now = born(self.pid)
+        """Whether it can be seen to."""
+        now = None if self.hidden else born(self.pid)
         return now is not None and self.start_time in (0, now)
+
+
+def _namespace() -> int:
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def run_folder(path: Path) -> Path:
@@ -261,6 +277,7 @@ def _lock(folder: Path, why: str) -> Iterator[Holder | None]:
             time.time(),
             shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             born(os.getpid()) or 0,
+            _namespace(),
         )
         os.ftruncate(fd, 0)
         with suppress(OSError):  # a full disk: the lock holds all the same, only without a name
@@ -293,11 +310,13 @@ def _locked(path: Path, folder: Path, why: str) -> tuple[int, Holder | None]:
         except BlockingIOError:
             if (running := _named(folder, fd)) is not None:
                 os.close(fd)
-                raise Running(
-                    f"{why}: {running}",
-                    "sched-ctl status shows what it does, sched-ctl unload ends it",
-                    running,
-                ) from None
+                hint = "sched-ctl status shows what it does, sched-ctl unload ends it"
+                if running.hidden:
+                    hint += (
+                        "; it is in another container, or outside of this one, and cannot be seen "
+                        f"from here: if it has ended there, remove {path}"
+                    )
+                raise Running(f"{why}: {running}", hint, running) from None
             # A child that a controller left behind: it would keep the lock for as long as it lives.
             log.warning("%s is held by what is no controller: replaced", path)
             if _is_at(fd, path):
@@ -308,7 +327,8 @@ def _locked(path: Path, folder: Path, why: str) -> tuple[int, Holder | None]:
 
 
 def _named(folder: Path, fd: int) -> Holder | None:
-    """Who holds the lock, by what it says; None if that is no process (any more).
+    """Who holds the lock, by what it says; None if that is no process (any more). One that cannot
+    be seen from here is taken to run.
 
     One that was started only just now has not written its name yet.
     """
@@ -316,8 +336,8 @@ def _named(folder: Path, fd: int) -> Holder | None:
     while True:
         if (found := holder(folder)) is not None:
             return found
-        if _read(fd) is not None or time.monotonic() > end_s:
-            return None
+        if (found := _read(fd)) is not None or time.monotonic() > end_s:
+            return found if found is not None and found.hidden else None
         time.sleep(0.02)
 
 

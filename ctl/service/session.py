@@ -120,6 +120,8 @@ def put_back(run_dir: Path) -> tuple[str, ...]:
                 f"nothing to restore by hand: {error.message}",
                 "it puts back what it has changed when it ends: sched-ctl unload",
             ) from None
+        if error.holder is not None and error.holder.hidden:
+            raise
         found = holder(run_dir)
         stopped = found is not None and control.is_stopped(found)
         raise UserError(

@@ -1,6 +1,7 @@
 """One controller a machine, and a run folder that nobody else can put in its place."""
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sched_ctl.errors import UserError
+from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import lock, session, socket
-from sched_ctl.service.lock import hold, hold_if_free, holder, run_folder
+from sched_ctl.service.lock import Running, hold, hold_if_free, holder, run_folder
 from support import wait_until
 
 ROOT = pytest.mark.needs("root")
@@ -120,6 +122,51 @@ def test_a_child_that_keeps_all_open_is_no_controller(
             assert killed is None  # put back, so nothing is left to say
         with hold(tmp_path / "two"):
             pass
+
+
+def test_who_cannot_be_seen_is_taken_to_run(tmp_path: Path) -> None:
+    """As a controller of the host is from a container that has its run folder."""
+    path, journal = RunFolder(tmp_path).lock, RunFolder(tmp_path).journal
+    of = {"pid": 1 << 22, "since": 1.0, "command": "sched-ctl load", "start_time": 1}
+    journal.write_text("theirs")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(of | {"namespace": 1}))
+        file.flush()
+        with pytest.raises(Running, match="sched-ctl load") as raised, hold(tmp_path):
+            pass
+        assert "cannot be seen from here" in (raised.value.hint or "")
+        for undo in (session.put_back, session.end):
+            with pytest.raises(Running, match="sched-ctl load") as raised:
+                undo(tmp_path)
+            assert str(path) in (raised.value.hint or "")
+        assert path.samefile(file.name) and path.stat().st_size
+        assert journal.read_text() == "theirs"
+        # One that would be seen, and is not, has ended: it is also one of an earlier version
+        path.write_text(json.dumps(of))
+        with hold_if_free(tmp_path) as killed:
+            assert killed is not None and killed.pid == of["pid"]
+
+
+@ROOT
+def test_a_controller_outside_of_a_container_keeps_its_lock(tmp_path: Path) -> None:
+    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if subprocess.run([*inside, "true"], check=False).returncode:
+        pytest.skip("needs pid namespaces")
+    code = f"""
+from pathlib import Path
+from sched_ctl.service import lock
+try:
+    with lock.hold(Path({str(tmp_path)!r})):
+        print("held")
+except lock.Running as error:
+    print("running:", error.holder.pid)
+"""
+    with hold(tmp_path):
+        told = subprocess.run(
+            [*inside, sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+    assert told.stdout == f"running: {os.getpid()}\n"
 
 
 @ROOT
