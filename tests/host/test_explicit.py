@@ -11,12 +11,13 @@ from victims import Victim, plan
 from sched_ctl.backends import BackendFailed
 from sched_ctl.backends.cgroups.quota import Quota
 from sched_ctl.backends.threads import realtime, slices
+from sched_ctl.backends.threads.nice import Nice
 from sched_ctl.backends.threads.realtime import RealTime
 from sched_ctl.backends.threads.slices import Slices
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import sched
-from sched_ctl.model.options import QuotaOptions, RealTimeOptions, SliceOptions
+from sched_ctl.model.options import NiceOptions, QuotaOptions, RealTimeOptions, SliceOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 
@@ -57,6 +58,48 @@ def test_real_time_is_put_back_by_the_journal(victim: Victim, journal: Journal) 
     assert priorities(threads)[1] == (sched.FIFO, True, 10)
     assert journals.restore(journal) == []
     assert priorities(threads) == [(sched.OTHER, False, 0)] * 2
+
+
+@pytest.mark.parametrize("first", ["nice", "realtime"])
+def test_two_backends_in_one_process_are_put_back_one_after_the_other(
+    victim: Victim, journal: Journal, first: str
+) -> None:
+    """And what threads inherited goes with the last one."""
+    threads = victim.threads(4)
+    nice, urgent = Nice(journal, NiceOptions(best=0)), RealTime(journal)
+    nice.apply(plan(threads[:2], [1, 2]))
+    urgent.apply(plan(threads[2:], [1, 2]))
+    born = victim.thread(int(victim.ask("from 0")))
+    assert sched.get_nice(born.tid) == 10
+    one, other = (nice, urgent) if first == "nice" else (urgent, nice)
+    assert one.restore() == ()
+    if first == "nice":
+        assert priorities(threads[2:]) == [(sched.RR, True, 1), (sched.RR, True, 10)]
+    else:
+        assert [sched.get_nice(thread.tid) for thread in threads[:2]] == [10, 0]
+    assert other.restore() == ()
+    assert priorities(threads) == [(sched.OTHER, False, 0)] * 4
+    assert {sched.get_nice(thread.tid) for thread in (*threads, born)} == {0}
+
+
+def test_a_sweep_leaves_the_younger_threads_of_another_backend(
+    victim: Victim, journal: Journal
+) -> None:
+    older = victim.threads(2)
+    nice, urgent = Nice(journal, NiceOptions(best=0, recheck=0.1)), RealTime(journal)
+    schedule = plan(older, [1, 2])
+    nice.apply(schedule)
+    younger = victim.threads(2)
+    urgent.apply(plan(younger, [1, 2]))
+    born = victim.thread(int(victim.ask("from 0")))
+
+    def swept() -> bool:
+        nice.apply(schedule)
+        return sched.get_nice(born.tid) == 0
+
+    wait_until(swept)
+    assert priorities(younger) == [(sched.RR, True, 1), (sched.RR, True, 10)]
+    assert nice.restore() == () and urgent.restore() == ()
 
 
 def test_a_thread_that_spins_is_no_real_time_thread(journal: Journal) -> None:

@@ -11,7 +11,7 @@ only the threads that differ cost anything: 1.8 us to ask whether it is still th
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -281,7 +281,7 @@ class Parameters:
         return {pid: lines[pid] for pid in pids if pid in lines and identity.same(lines[pid])}
 
     def _release(self, threads: Sequence[Thread], problems: list[str]) -> int:
-        """Put the threads back and forget them; sweep processes in which we have none left."""
+        """Put the threads back and forget them; sweep processes in which nobody has any left."""
         cells = [(thread, self._cell.pop(thread)) for thread in threads if thread in self._cell]
         for thread, _ in cells:
             del self._used[thread]
@@ -292,10 +292,16 @@ class Parameters:
             self._value[cell] = GONE
             self._free.append(cell)
         self._changes += 1
-        left = {thread.pid for thread in self._cell}
+        left = {one.pid for one in self._held()}
         empty = {thread.pid for thread, _ in cells} - left
-        problems += undo.processes(self._journal, empty, {thread.tid for thread, _ in cells})
+        held = {thread.tid for thread, _ in cells} | {one.tid for one in self._held()}
+        problems += undo.processes(self._journal, empty, held)
         return len(cells)
+
+    def _held(self) -> Iterator[Thread | Adopted]:
+        """Threads that we have, and those of other backends: one line of a process is for all."""
+        yield from self._cell
+        yield from self._journal.state.adopted.values()
 
     # Values change
 
@@ -386,7 +392,7 @@ class Parameters:
             found = {thread.pid for thread in self._cell}
         if not found:
             return
-        held = {thread.tid for thread in self._cell}
+        held = {one.tid for one in self._held()}
         for pid in found:
             if process := self._journal.state.processes.get(pid):
                 undo.passed_on(process, held, below=False)
