@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from contenders import SHARES
 from victims import Victim, plan, state
 
 from sched_ctl.backends import ladder
+from sched_ctl.backends.cgroups.quota import Quota
 from sched_ctl.backends.cgroups.v1 import Cgroup1, Cgroup1Nice
 from sched_ctl.backends.undo.journal import Journal, restore
 from sched_ctl.drivers.threads import threads_of
@@ -44,6 +47,15 @@ def place(thread: Thread) -> Path:
     folder = found[0].folder_of(thread.pid, thread.tid)
     assert folder is not None
     return folder
+
+
+def inside(base: Path) -> dict[Path, tuple[str, str]]:
+    """Our folders in a base: the weight and the threads of each."""
+    ours = [path for path in (base / cgroup.ROOT_NAME).rglob("*") if path.is_dir()]
+    return {
+        folder: ((folder / "cpu.shares").read_text(), (folder / "tasks").read_text())
+        for folder in (base / cgroup.ROOT_NAME, *ours)
+    }
 
 
 def cpu_time(thread: Thread) -> int:
@@ -163,6 +175,50 @@ def test_a_killed_controller_does_not_keep_another_from_leaving(
     assert place(threads[0]) == base != place(threads[1])
     assert backend.restore() == ()
     assert not (base / cgroup.ROOT_NAME).exists()
+
+
+@pytest.mark.parametrize("name", ["cgroup1+nice", "quota"])
+def test_two_backends_leave_each_others_groups_alone(
+    victim: Victim, journal: Journal, name: str
+) -> None:
+    """On two engines of one cgroup, with the same names in the same scope."""
+    with closing(Victim()) as second:
+        threads, others = victim.threads(4), second.threads(4)
+        base = place(threads[0])
+        one, other = Cgroup1(journal), (Quota if name == "quota" else Cgroup1Nice)(journal)
+        schedule, beside = plan(threads, [1] * 4, SHARES), plan(others, [1] * 4, SHARES)
+        one.apply(schedule)
+        before = inside(base)
+        other.apply(beside)
+        both = inside(base)
+        assert {folder: both[folder] for folder in before} == before
+        assert len(both) == 2 * len(before) - 1, "our folder is for both of them"
+        assert one.apply(schedule).writes == other.apply(beside).writes == 0
+        other.apply(plan((), []))
+        assert inside(base) == before
+        other.apply(beside)
+        assert one.restore() == ()
+        assert {place(thread) for thread in threads} == {base}
+        assert inside(base).items() <= both.items() and place(others[0]) != base
+        assert other.restore() == ()
+        assert not (base / cgroup.ROOT_NAME).exists()
+
+
+def test_a_process_is_in_the_groups_of_one_backend(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(4)
+    one, other = Cgroup1(journal), Cgroup1Nice(journal, GroupOptions(best=0, recheck=0.1))
+    one.apply(plan(threads[:2], [1, 2]))
+    before = inside(place(threads[0]).parents[1])
+    schedule = plan(threads[2:], [1, 2], {"a": (1.0, (0,)), "b": (4.0, (1,))})
+    (problem,) = other.apply(schedule).problems
+    assert "in groups of the backend cgroup1," in problem and str(victim.pid) in problem
+    assert inside(place(threads[0]).parents[1]) == before
+    assert sched.get_nice(threads[2].tid) > sched.get_nice(threads[3].tid)
+    # It gets them once the first one has let go
+    one.apply(plan((), []))
+    wait_until(lambda: not other.apply(schedule).problems)
+    assert place(threads[2]) != place(threads[3])
+    assert other.restore() == () and one.restore() == ()
 
 
 def test_a_dead_or_reused_thread_is_no_error(victim: Victim, journal: Journal) -> None:

@@ -13,6 +13,9 @@ did without it (see `neighbours`). What a schedule asks for becomes:
 * no groups, with nice inside: nice alone, and no cgroup, where nice counts between all threads
   and between nobody else. That is so in a cgroup of the engine's own, and in one session under
   autogroup. Processes of the root cgroup for which it is not go into one cgroup together.
+
+Several of these backends may be in use, for engines of one cgroup, too: our folder there is for
+all of them, and goes with the last. A process is in the groups of one backend.
 """
 
 import time
@@ -21,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
+from weakref import WeakKeyDictionary, WeakSet
 
 from sched_ctl.backends import Applied, Backend, BackendFailed
 from sched_ctl.backends.cgroups.places import Places
@@ -41,6 +45,7 @@ from sched_ctl.model.topology import Thread
 __all__ = ["Groups", "planned"]
 
 DRIFT = 0.02  # a weight that follows the demand is rewritten when it is off by that much
+_by_journal: WeakKeyDictionary[Journal, WeakSet["Groups"]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -63,9 +68,14 @@ class Groups(Places, Backend):
     name: ClassVar[str]
     with_nice: ClassVar[bool]
 
-    def __init__(self, journal: Journal, options: GroupOptions | None = None) -> None:
+    def __init__(
+        self, journal: Journal, options: GroupOptions | None = None, owner: str | None = None
+    ) -> None:
+        """owner: the backend that makes groups by this one."""
         self.options = options or self.default_options()
-        super().__init__(journal)
+        super().__init__(journal, owner or self.name)
+        self._all = _by_journal.setdefault(journal, WeakSet())  # us and the others
+        self._all.add(self)
         self._nice = Nice(journal, self.options)
         self._scopes: dict[str, _Scope] = {}
         self._weights: dict[Path, int] = {}  # as we wrote them
@@ -139,10 +149,8 @@ class Groups(Places, Backend):
         return found
 
     def restore(self) -> tuple[str, ...]:
-        problems = list(self._nice.restore())
         self._scopes.clear()
-        problems += self._tidy()
-        return tuple(problems)
+        return (*self._nice.restore(), *self._tidy())
 
     # What is wanted
 
@@ -154,23 +162,35 @@ class Groups(Places, Backend):
 
     def _place(self, scope: _Scope, schedule: Schedule, wanted: Wanted, problems: list[str]) -> int:
         """Make the groups, move the threads that are not where they should be; tidy up."""
-        bases = [self._base(thread) for thread in schedule.threads]
+        taken = self._taken()
+        ours = [thread for thread in schedule.threads if thread.pid not in taken]
+        found = {thread: self._base(thread) for thread in ours}
+        bases = [found.get(thread) for thread in schedule.threads]
         where = list(zip(schedule.threads, bases, wanted.keys, strict=True))
-        hidden = {t.pid for t, base, _ in where if base is None and identity.same(t) is not None}
+        gone = [thread for thread in ours if found[thread] is None]
+        hidden = {thread.pid for thread in gone if identity.same(thread) is not None}
         target, whole, unfit = self._made(where, schedule.scope)
         others = [other for other in self._scopes.values() if other is not scope]
         if unfit and not whole and not any(other.whole for other in others):
             raise unfit[0]
         only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
-        scope.unfit = tuple(f"{error.message}: {only}" for error in unfit) + tuple(
-            f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
-            for pid in sorted(hidden)
+        scope.unfit = (
+            *(f"{error.message}: {only}" for error in unfit),
+            *(
+                f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
+                for pid in sorted(hidden)
+            ),
+            *(
+                f"process {pid} is in groups of the backend {taken[pid]}, and has no room in "
+                f"those of another: {only}"
+                for pid in sorted(taken.keys() & {thread.pid for thread in schedule.threads})
+            ),
         )
         scope.tried_s = time.monotonic()
         writes, lost = self._put(scope, target, problems)
         before = scope.whole
         scope.threads, scope.keys = schedule.threads, wanted.keys
-        scope.whole, scope.gone = whole, bases.count(None) + lost
+        scope.whole, scope.gone = whole, len(gone) + lost
         kept = {pid for other in self._scopes.values() for pid in other.whole}
         for pid, base in whole.items():
             with self._at(base):
@@ -284,6 +304,11 @@ class Groups(Places, Backend):
         inside = [self._weights.get(f, default) for f in of_groups if f.parent == root]
         heaviest = max(inside, default=default)
         writes = int(self._write_weight(rest, min(high, heaviest * len(pids))))
+        along = {one: found for one in self._all if (found := one._along(base))}
+        if self is not min(along, key=id):  # of several one writes it
+            self._weights.pop(root, None)
+            return writes
+        pids = {pid for found in along.values() for pid in found}
         if base == self._tree.mount and neighbours.autogroup_is_on():
             threads, drift = neighbours.sessions_weight(pids), 0.0
         else:
@@ -367,16 +392,32 @@ class Groups(Places, Backend):
                 self._prepare(base)
         return self._trouble(base)
 
+    def _along(self, base: Path) -> set[int]:
+        """Processes that we took along from a base."""
+        whole = [item for scope in self._scopes.values() for item in scope.whole.items()]
+        return {pid for pid, where in whole if where == base}
+
+    def _taken(self) -> dict[int, str]:
+        """Processes that others took along, and which backend did."""
+        others = [
+            (one.owner, s) for one in self._all if one is not self for s in one._scopes.values()
+        ]
+        return {pid: owner for owner, scope in others for pid in scope.whole}
+
+    def _needed(self) -> set[Path]:
+        """The groups that we have use for, and our folders that hold them."""
+        scopes = self._scopes.values()
+        groups = {folder for scope in scopes for folder in scope.place.values()}
+        groups |= {self._rest(base) for scope in scopes for base in scope.whole.values()}
+        return groups | {group.parent for group in groups}
+
     def _pids(self) -> set[int]:
         return {thread.pid for scope in self._scopes.values() for thread in scope.threads}
 
     def _tidy(self) -> list[str]:
-        """Remove what no scope needs any more."""
-        scopes = self._scopes.values()
-        used = {folder for scope in scopes for folder in scope.place.values()}
-        used |= {self._rest(base) for scope in scopes for base in scope.whole.values()}
-        roots = {folder.parent for folder in used}
-        held = {pid for scope in scopes for pid in scope.whole}
+        """Remove what no scope needs any more: of ours, of others, and of who was killed."""
+        needed = {folder for one in self._all for folder in one._needed()}
+        held = {pid for one in self._all for scope in one._scopes.values() for pid in scope.whole}
         state = self._journal.state
         mount = self._tree.mount
         problems = undo.moved(
@@ -390,12 +431,12 @@ class Groups(Places, Backend):
         needless = [
             path
             for path in state.groups
-            if Path(path) not in used | roots and Path(path).is_relative_to(mount)
+            if Path(path) not in needed and Path(path).is_relative_to(mount)
         ]
         problems += undo.groups(self._journal, needless)
-        for path in needless:
-            self._weights.pop(Path(path), None)
-        bases = {root.parent for root in roots}
+        own = self._needed()
+        self._weights = {folder: w for folder, w in self._weights.items() if folder in own}
+        bases = {folder.parent for folder in needed if folder.name == ROOT_NAME}
         problems += undo.files(
             self._journal,
             [

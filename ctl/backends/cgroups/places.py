@@ -27,8 +27,9 @@ class Places:
 
     version: ClassVar[int]
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, owner: str) -> None:
         self._journal = journal
+        self.owner = owner  # the backend whose groups these are
         self._tree = tree(self.version)
         self._born: dict[int, int] = {}  # processes taken along: pid -> start time
 
@@ -48,9 +49,10 @@ class Places:
     def _slug(self, scope: str, key: str) -> str:
         """A folder name: what people can read of the key, and a hash that tells keys apart.
 
-        And journals: controllers with other ones may have groups in the same folder.
+        And backends and journals: others may have groups in the same folder.
         """
-        unique = f"{self._journal.path}\0{scope}\0{key}".encode(errors="replace")
+        whose = f"{self._journal.path}\0{self.owner}"
+        unique = f"{whose}\0{scope}\0{key}".encode(errors="replace")
         digest = hashlib.blake2s(unique, digest_size=4).hexdigest()
         return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', key)[:40]}-{digest}"
 

@@ -34,7 +34,7 @@ class Quota(Backend):
     def __init__(self, journal: Journal, options: QuotaOptions | None = None) -> None:
         self.options = options or QuotaOptions()
         version = 2 if probe_mount(2).can else 1
-        self._groups = (Cgroup2 if version == 2 else Cgroup1)(journal, self.options)
+        self._groups = (Cgroup2 if version == 2 else Cgroup1)(journal, self.options, self.name)
         self._version = version
         self._limits: dict[Path, int] = {}  # us a period, as we wrote them
 
