@@ -24,6 +24,7 @@ __all__ = [
     "in_use",
     "is_ours",
     "is_writable",
+    "limited",
     "processes",
     "write",
 ]
@@ -165,6 +166,31 @@ def in_use() -> bool:
             if "cpu" in _read(found.mount / "cgroup.subtree_control").split():
                 return True
     return False
+
+
+def limited(folder: Path) -> list[Path]:
+    """Cgroups right below this one that somebody has given a weight or a limit (version 2)."""
+    with os.scandir(folder) as entries:
+        children = sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+    return [child for child in children if any(_is_set(child / name) for name in _UNSET)]
+
+
+# What cgroups have that nobody gave anything: the first word, cgroup-v2.rst.
+_UNSET = {
+    "cpu.weight": "100",
+    "cpu.idle": "0",
+    "cpu.max": "max",
+    "cpu.max.burst": "0",
+    "cpu.uclamp.min": "0.00",
+    "cpu.uclamp.max": "max",
+}
+
+
+def _is_set(file: Path) -> bool:
+    try:
+        return _read(file).split()[:1] != [_UNSET[file.name]]
+    except OSError:  # this kernel has no such file, or the cgroup is gone
+        return False
 
 
 def is_writable(mount: Path) -> bool:

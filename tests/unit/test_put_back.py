@@ -3,11 +3,14 @@
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from sched_ctl.backends.undo import put_back as undo
+from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.put_back import put_back
-from sched_ctl.backends.undo.records import Adopted, State
+from sched_ctl.backends.undo.records import Adopted, FileChanged, State
 from sched_ctl.kernel import procfs
 from support import running
 
@@ -56,3 +59,50 @@ def test_another_thread_of_that_id_is_not_touched(adopted: Adopted) -> None:
     other = Adopted(adopted.pid, adopted.tid, adopted.start_time + 1, 0)
     put_back(other, State(given={other.key: (7, 7)}))
     assert os.getpriority(os.PRIO_PROCESS, adopted.pid) == 7
+
+
+@pytest.fixture
+def passing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Journal]]:
+    """A cgroup that we made pass on the cpu controller to two services, in plain files."""
+    monkeypatch.setattr(undo, "_is_kernels", lambda path: True)
+    folder = tmp_path / "above"
+    for name in ("engine", "other"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "cpu.weight").write_text("100\n")
+        (folder / name / "cpu.max").write_text("max 100000\n")
+        (folder / name / "cpu.idle").write_text("0\n")
+    control = folder / "cgroup.subtree_control"
+    control.write_text("+cpu")
+    journal = Journal(tmp_path / "journal")
+    journal.write([FileChanged(path=str(control), undo="-cpu")])
+    yield control, journal
+    journal.close()
+
+
+def test_a_cgroup_passes_on_the_cpu_controller_no_more(passing: tuple[Path, Journal]) -> None:
+    control, journal = passing
+    (control.parent / "of a kernel without cpu.idle").mkdir()
+    assert undo.files(journal, list(journal.state.files)) == []
+    assert control.read_text() == "-cpu" and not journal.state
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [("cpu.weight", "200"), ("cpu.max", "50000 100000"), ("cpu.idle", "1")]
+)
+def test_a_limit_that_others_set_since_is_not_lost(
+    passing: tuple[Path, Journal], file: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    control, journal = passing
+    (control.parent / "other" / file).write_text(text + "\n")
+    assert undo.files(journal, list(journal.state.files)) == []
+    assert control.read_text() == "+cpu" and not journal.state
+    assert "weights or limits in other\n" in caplog.text
+
+
+def test_a_weight_of_ours_is_nobodys_loss(passing: tuple[Path, Journal]) -> None:
+    """Where groups of ours, or of another controller, need it the kernel refuses by itself."""
+    control, journal = passing
+    (control.parent / "sched-ctl").mkdir()
+    (control.parent / "sched-ctl" / "cpu.weight").write_text("400\n")
+    assert undo.files(journal, list(journal.state.files)) == []
+    assert control.read_text() == "-cpu"

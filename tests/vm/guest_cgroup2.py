@@ -142,6 +142,31 @@ def check_a_cgroup_without_the_controller_is_refused_in_words() -> None:
         assert backend.restore() == ()
 
 
+def check_a_limit_that_others_set_since_is_not_lost() -> None:
+    """The controller stays where it is needed, as without it the limit would be gone."""
+    above = MOUNT / "all.slice"
+    inner, beside = above / "engine.service", above / "other.service"
+    victim = Victim()
+    try:
+        cgroup.write(MOUNT / "cgroup.subtree_control", "-cpu")
+        for folder in (above, inner, beside):
+            folder.mkdir()
+        cgroup.write(inner / "cgroup.procs", str(victim.pid))
+        threads, journal = victim.threads(2), new_journal()
+        backend = Cgroup2Nice(journal, Cgroup2Options(ancestors=True))
+        assert backend.apply(plan(threads, [1, 2], {"a": (1, (0, 1))})).problems == ()
+        cgroup.write(beside / "cpu.max", "20000 100000")
+        assert backend.restore() == ()
+        assert not journal.state
+        assert (beside / "cpu.max").read_text() == "20000 100000\n"
+        assert place(threads[0]) == inner
+        assert (inner / "cgroup.subtree_control").read_text().strip() == ""
+    finally:
+        victim.close()
+        wait_until(lambda: all(gone(folder) for folder in (inner, beside, above)))
+        cgroup.write(MOUNT / "cgroup.subtree_control", "-cpu")
+
+
 def check_a_cgroup_with_children_is_refused_in_words() -> None:
     with engine() as victim:
         inner = ENGINE / "inner"

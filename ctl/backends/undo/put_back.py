@@ -10,9 +10,10 @@ there gets what the process's threads had before. A child whose parent died firs
 and is not found.
 
 *What others made.* A controller with another journal may have groups in the folder where ours
-are. Then the folder stays, and goes with the last of them: each journal has it. A container that
-ended while our folder was in its cgroup could not be tidied up by its runtime, which tries once: so
-that cgroup goes, too.
+are. Then the folder stays, and goes with the last of them: each journal has it. A cgroup that we
+made pass on the cpu controller goes on with it where others have given its children weights or
+limits since, which would be lost. A container that ended while our folder was in its cgroup could
+not be tidied up by its runtime, which tries once: so that cgroup goes, too.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from typing import Protocol
 
 from sched_ctl.backends.undo.records import (
     Adopted,
+    FileChanged,
     FileRestored,
     Group,
     GroupRemoved,
@@ -286,11 +288,10 @@ def files(log: Log, paths: Iterable[str]) -> list[str]:
         try:
             if not _is_kernels(path):
                 raise OSError(errno.EPERM, "not a file of the kernel: left alone", path)
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, record.undo.encode())
-            finally:
-                os.close(fd)
+            if others := _needed_by(record):
+                logger.warning("%s stays: others have set weights or limits in %s", path, others)
+            else:
+                _write(record)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -302,6 +303,23 @@ def files(log: Log, paths: Iterable[str]) -> list[str]:
         done.append(FileRestored(path=path))
     log.done(done)
     return problems
+
+
+def _write(record: FileChanged) -> None:
+    fd = os.open(record.path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, record.undo.encode())
+    finally:
+        os.close(fd)
+
+
+def _needed_by(record: FileChanged) -> str:
+    """Cgroups that would lose what others have set in them since, by name; "" if none would."""
+    file = Path(record.path)
+    if (file.name, record.undo) != ("cgroup.subtree_control", "-cpu"):
+        return ""
+    found = cgroup.limited(file.parent)
+    return ", ".join(folder.name for folder in found if not cgroup.is_ours(folder))
 
 
 def _is_kernels(path: str) -> bool:
