@@ -139,6 +139,22 @@ def test_urgency_becomes_a_slice(victim: Victim, journal: Journal) -> None:
     sched.set_nice(threads[0].tid, 0)
 
 
+@pytest.mark.parametrize("kind", [RealTime, pytest.param(Slices, marks=needs_slices)])
+@pytest.mark.parametrize("how", ["restored", "by the journal"])
+def test_a_nice_value_that_somebody_sets_meanwhile_is_his(
+    victim: Victim, journal: Journal, kind: type[RealTime | Slices], how: str
+) -> None:
+    """These backends set none."""
+    threads = victim.threads(2)
+    backend = kind(journal)
+    backend.apply(plan(threads, [1, 2]))
+    sched.set_nice(threads[0].tid, 7)
+    assert (backend.restore() if how == "restored" else tuple(journals.restore(journal))) == ()
+    assert [sched.get_nice(thread.tid) for thread in threads] == [7, 0]
+    assert priorities(threads) == [(sched.OTHER, False, 0)] * 2
+    sched.set_nice(threads[0].tid, 0)
+
+
 @needs_slices
 def test_slices_are_put_back_by_the_journal(victim: Victim, journal: Journal) -> None:
     threads = victim.threads(2)

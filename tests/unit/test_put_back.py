@@ -10,7 +10,7 @@ import pytest
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.put_back import put_back
-from sched_ctl.backends.undo.records import Adopted, FileChanged, State
+from sched_ctl.backends.undo.records import Adopted, FileChanged, Process, State
 from sched_ctl.kernel import procfs
 from support import running
 
@@ -52,6 +52,16 @@ def test_a_nice_value_that_others_set_stays(
         put_back(adopted, State(given={adopted.key: (7, 8)}))
     assert os.getpriority(os.PRIO_PROCESS, adopted.pid) == 3
     assert f"thread {adopted.pid} keeps nice 3" in caplog.text
+
+
+@pytest.mark.parametrize(("set_nice", "left"), [([7], 0), ([5], 7), ([], 7)])
+def test_a_thread_that_was_given_none_may_have_inherited_one_of_ours(
+    adopted: Adopted, set_nice: list[int], left: int
+) -> None:
+    os.setpriority(os.PRIO_PROCESS, adopted.pid, 7)
+    process = Process(adopted.pid, adopted.start_time, 0, 0, 0, set_nice, [])
+    put_back(adopted, State(processes={adopted.pid: process}))
+    assert os.getpriority(os.PRIO_PROCESS, adopted.pid) == left
 
 
 def test_another_thread_of_that_id_is_not_touched(adopted: Adopted) -> None:

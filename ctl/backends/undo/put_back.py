@@ -112,15 +112,16 @@ def put_back(record: Adopted, state: State) -> None:
             sched.set_attributes(
                 record.tid,
                 sched.Attributes(
-                    record.policy, record.reset_on_fork, record.nice, 0, record.slice_ns
+                    record.policy, record.reset_on_fork, found.nice, 0, record.slice_ns
                 ),
             )
         elif policy != (record.policy, record.reset_on_fork):
             sched.set_policy(record.tid, record.policy, reset_on_fork=record.reset_on_fork)
         if found.nice == record.nice:
             return
-        given = state.given.get(record.key)
-        if given is not None and found.nice not in given:
+        # A thread that was given none may have inherited one that we set in its process.
+        given = state.given.get(record.key, process.set_nice if process else ())
+        if found.nice not in given:
             logger.warning("thread %d keeps nice %d: not set by us", record.tid, found.nice)
             return
         sched.set_nice(record.tid, record.nice)
