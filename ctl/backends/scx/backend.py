@@ -268,6 +268,9 @@ class Scx(Backend):
         return self.loaded
 
     def _attach(self, loaded: Loaded) -> None:
+        """Raises LoadError, or JournalError; then it is not attached."""
+        if self.mode == "partial":
+            server.note(self._journal)  # once attached, nothing may keep it from its monitor
         try:
             loaded.scheduler.attach()
         except LoadError as error:

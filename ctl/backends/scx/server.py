@@ -1,37 +1,52 @@
 """The kernel's deadline server for sched_ext threads, where there is one: its share, journalled."""
 
 import logging
+from pathlib import Path
 
 from sched_ctl.backends.undo import put_back
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.records import FileChanged
 from sched_ctl.kernel import schedext
 
-__all__ = ["lower", "raise_to"]
+__all__ = ["lower", "note", "raise_to"]
 
 log = logging.getLogger(__name__)
 
 PERIOD_NS = 100_000_000
 
 
-def raise_to(journal: Journal, percent: int) -> None:
-    """Give SCHED_EXT threads this share of each CPU against the fair class; journalled first."""
-    wanted = percent * PERIOD_NS // 100
+def note(journal: Journal) -> None:
+    """Journal what the servers are set to, as `raise_to` needs it. Raises JournalError."""
     for folder in schedext.server_files():
-        runtime, period = folder / "runtime", folder / "period"
         if schedext.is_offline(folder.name):
             continue  # when it comes, we are loaded anew
         try:
             journal.write(
                 FileChanged(path=str(file), undo=file.read_text().strip())
-                for file in (runtime, period)
+                for file in _files(folder)
             )
+        except OSError as error:
+            log.warning("%s: %s: operators may starve beside a hog", folder, error.strerror)
+
+
+def raise_to(journal: Journal, percent: int) -> None:
+    """Give SCHED_EXT threads this share of each CPU against the fair class; see `note`."""
+    wanted = percent * PERIOD_NS // 100
+    for folder in schedext.server_files():
+        runtime, period = _files(folder)
+        if not {str(runtime), str(period)} <= journal.state.files.keys():
+            continue
+        try:
             # The runtime may at no time exceed the period.
             runtime.write_text("1000000")
             period.write_text(str(PERIOD_NS))
             runtime.write_text(str(wanted))
         except OSError as error:
             log.warning("%s: %s: operators may starve beside a hog", folder, error.strerror)
+
+
+def _files(folder: Path) -> tuple[Path, Path]:
+    return folder / "runtime", folder / "period"
 
 
 def lower(journal: Journal) -> list[str]:
