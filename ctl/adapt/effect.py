@@ -18,7 +18,7 @@ by more than `LONGEST_GAP_S`, begins a new span: nothing is concluded across it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -33,6 +33,7 @@ from sched_ctl.model.topology import Snapshot
 __all__ = [
     "AWAKE",
     "COUNTED",
+    "FEWEST_SAMPLES",
     "LITTLE",
     "REPORTED",
     "UNKNOWN",
@@ -40,12 +41,14 @@ __all__ = [
     "Span",
     "begin",
     "effects",
+    "few",
     "seen",
 ]
 
 COUNTED, REPORTED, AWAKE, LITTLE, UNKNOWN = "counted", "reported", "awake", "little", "unknown"
 LONGEST_GAP_S = 30.0  # between two snapshots; more is a suspended machine, or a wrong clock
 LONGEST_S = 1e9  # in the system, thirty years; who tells more does not know it
+FEWEST_SAMPLES = 3  # that tell of anything
 MOST_SAMPLES = 1024  # of queues that are kept; beyond, every other one goes
 
 
@@ -138,6 +141,11 @@ def seen(span: Span | None, snapshot: Snapshot) -> Span:
         queues, latency = queues[::2], latency[::2]
         return replace(span, queues=queues, latency=latency, stride=2 * span.stride)
     return replace(span, queues=queues, latency=latency)
+
+
+def few(spans: Mapping[str, Span], engines: Iterable[str]) -> bool:
+    """Whether some of these engines have told too little yet."""
+    return any(n not in spans or spans[n].samples + 1 < FEWEST_SAMPLES for n in engines)
 
 
 def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> tuple[Effect, ...]:

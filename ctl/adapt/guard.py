@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sched_ctl.adapt.effect import Span, effects, seen
+from sched_ctl.adapt.effect import Span, effects, few, seen
 from sched_ctl.adapt.race import MEDIAN, Figures, Objective, compare
 from sched_ctl.metrics.window import Window
 
@@ -26,6 +26,7 @@ ERRORS = {4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50}
 FEWEST = min(ERRORS)  # comparisons before anything is said
 WHAT = ("throughput", "wait", "median")
 SETTLE = 0.3  # of a phase, in which what was queued under the other regime goes
+LONGEST_S = 120.0  # that a phase lasts longer for an engine which tells nothing new
 
 
 def worse(ratios: Sequence[float], margin: float = MARGIN) -> bool:
@@ -65,11 +66,14 @@ class Guard:
         if math.isnan(self.changes_s):
             self._begin(now_s, own=False)
         length_s = self.changes_s - self._began_s
-        if now_s < self._began_s + SETTLE * length_s and now_s < self.changes_s:
+        settled_s = self._began_s + SETTLE * length_s
+        if now_s < settled_s and now_s < self.changes_s:
             return None
         for name, window in windows.items():
-            self._spans[name] = seen(self._spans.get(name), window.now)
-        if now_s < self.changes_s:
+            if window.now.time_s >= settled_s:
+                self._spans[name] = seen(self._spans.get(name), window.now)
+        late_s = now_s - self.changes_s
+        if late_s < 0 or (few(self._spans, windows) and late_s < LONGEST_S):
             return None
         spans = [span for name, span in self._spans.items() if name in windows]
         figures = Figures(tuple(effect for span in spans for effect in effects(span)))

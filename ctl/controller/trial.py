@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sched_ctl.adapt import race as races
-from sched_ctl.adapt.effect import Effect, Span, effects, seen
+from sched_ctl.adapt.effect import FEWEST_SAMPLES, Effect, Span, effects, few, seen
 from sched_ctl.adapt.race import OS, Figures, Race
 from sched_ctl.config.settings import Section
 from sched_ctl.metrics.window import Window
@@ -21,7 +21,7 @@ AUTO = "auto"
 EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
-FEWEST_SAMPLES = 3  # before a phase is over, or called harmful
+LONGEST_S = 120.0  # that an engine is waited for which tells nothing new
 PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
 LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
 
@@ -151,11 +151,15 @@ class Trial:
         if passed_s < SETTLE * self.phase_s:
             return False
         for name, window in windows.items():
-            self.spans[name] = seen(self.spans.get(name), window.now)
+            if window.now.time_s >= self.began_s + SETTLE * self.phase_s:
+                self.spans[name] = seen(self.spans.get(name), window.now)
         self.pressure.append(pressure)
-        few = len(self.pressure) < FEWEST_SAMPLES  # where passes are rare a phase is longer
-        over = passed_s >= self.phase_s and not few
-        early = self.own or few or now_s < self.next_s
+        # Where passes, or an engine's counts, are rare a phase is longer.
+        little = len(self.pressure) < FEWEST_SAMPLES or (
+            few(self.spans, windows) and passed_s < LONGEST_S
+        )
+        over = passed_s >= self.phase_s and not little
+        early = self.own or little or now_s < self.next_s
         if early and not over:
             return False
         self.next_s = now_s + LOOK * self.phase_s

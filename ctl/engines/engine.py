@@ -106,6 +106,7 @@ class Engine:
         self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
         self._driver: Driver | None = None  # touched by the worker only
         self._probes: Probes | None = None  # likewise
+        self._read: Snapshot | None = None  # what they read last, likewise
         self.sleeps = SleepPlaces()  # looks while somebody wants to know
         self.horizons = Horizons()  # filled while somebody wants to know
         self.said: dict[str, Said] = {}  # of its queries
@@ -172,7 +173,7 @@ class Engine:
         now = self._latest
         if now is None:
             return None
-        old = [s for s in self._history if s is not now]
+        old = [s for s in self._history if s.time_s < now.time_s]
         far = [s for s in old if now.time_s - s.time_s >= self.window_s]
         return far[-1] if far else old[0] if old else None
 
@@ -287,15 +288,20 @@ class Engine:
 
     def _probed(self, snapshot: Snapshot, probing: bool) -> Snapshot:
         """The snapshot with what our probes read and profiles tell."""
-        if probing:
+        before, read = self._read, Snapshot(snapshot.topology, snapshot.time_s, {})
+        if before is not None and before.time_s == snapshot.time_s:
+            # It tells nothing new: times of threads go with counters of the same moment.
+            read = carry_over(before, snapshot.topology)
+        elif probing:
             if self._probes is None:
                 self._probes = Probes()
-            read = self._probes.read(snapshot.topology, snapshot.time_s)
-            columns = {**read, **snapshot.columns}
-            snapshot = replace(snapshot, columns=columns)
-        elif self._probes is not None:
+            read = replace(read, columns=self._probes.read(read.topology, read.time_s))
+        if not probing and self._probes is not None:
             self._probes.close()
             self._probes = None
+        self._read = read
+        if read.columns:
+            snapshot = replace(snapshot, columns={**read.columns, **snapshot.columns})
         if self.priors is not None:
             if self._expected is None or self._expected[0] is not snapshot.topology:
                 self._expected = (snapshot.topology, self.priors(snapshot.topology))
@@ -418,16 +424,15 @@ class Engine:
 
     def _remember(self, snapshot: Snapshot) -> None:
         last = self._latest
-        if last is not None and snapshot.topology is not last.topology:
+        known = last is not None and snapshot.topology is last.topology
+        if last is not None and known and snapshot.time_s == last.time_s:
+            return  # the same answer again: the engine counts now and then only
+        if last is not None and not known:
             self._history = deque(carry_over(s, snapshot.topology) for s in self._history)
             carried = [carry_over(s, snapshot.topology) for s in self._samples]
             self._samples = deque(carried, maxlen=REPORTS)
             self.horizons.carry(lambda old: carry_over(old, snapshot.topology))
-        more = (
-            last is None
-            or snapshot.topology is not last.topology
-            or not snapshot.columns.keys() <= last.columns.keys()
-        )
+        more = last is None or not known or not snapshot.columns.keys() <= last.columns.keys()
         if more:
             self._whole_s = snapshot.time_s
         self._latest = snapshot

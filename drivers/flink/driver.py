@@ -16,7 +16,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -139,6 +139,7 @@ class FlinkDriver:
         self._plan: Plan | None = None
         self._reading: Reading | None = None
         self._renewals = Renewals(0)
+        self._answer: Snapshot | None = None  # the last one, of this reading
         self._head_age: HeadAge | None = None
         self._topology: Topology | None = None
         self._doubted: tuple[str, ...] = ()
@@ -334,7 +335,7 @@ class FlinkDriver:
         if self._reading is None or new != self._reading.plan:
             self._reading = Reading(new)
             self._renewals = Renewals(len(new.rows))
-            self._head_age = None
+            self._answer = self._head_age = None
             self._stale.by(Event.PLANNED)
         self._plan = new
         self._stale.done(Part.PLAN)
@@ -435,7 +436,8 @@ class FlinkDriver:
         reading = self._reading
         scraping = {self._processes[pid].known.id for pid, page in self._pages.items() if page}
         rows = reading.plan.rows
-        asked = np.array([r.running and r.task_manager not in scraping for r in rows], dtype=bool)
+        running = np.array([r.running for r in rows], dtype=bool)
+        asked = running & np.array([r.task_manager not in scraping for r in rows], dtype=bool)
         reading.clear(~asked if alone else None)
         begin = time.monotonic()
         for pid in self._processes:
@@ -451,21 +453,30 @@ class FlinkDriver:
             if self._rest_age.update(time.monotonic(), reading.time_spent(asked)):
                 self._build()
         time_s = (begin + end) / 2
-        columns = self._columns(reading, time_s, asked)
+        fresh = self._renewals.update(time_s, reading.counters, asked)
+        columns = self._columns(reading, time_s, asked, fresh)
         if reading.doubted != self._doubted:
             self._doubted = reading.doubted
             self._build()
-        return Snapshot(
+        by_rest_alone = asked.any() and not (running & ~asked).any() and not alone
+        before = self._answer
+        if by_rest_alone and not self._renewals.complete(fresh, asked) and before is not None:
+            if before.topology is not self._topology:
+                before = self._answer = replace(before, topology=self._topology)
+            return before
+        self._answer = Snapshot(
             topology=self._topology,
             time_s=time_s,
             columns=MappingProxyType(columns),
             logical=MappingProxyType(reading.logical()),
         )
+        return self._answer
 
-    def _columns(self, reading: Reading, time_s: float, asked: Mask) -> dict[str, Array]:
+    def _columns(
+        self, reading: Reading, time_s: float, asked: Mask, fresh: Mask
+    ) -> dict[str, Array]:
         """All metrics of the rows; of other nodes, as long as something new is told of them."""
         assert self._topology is not None
-        fresh = self._renewals.update(time_s, reading.counters, asked)
         columns = reading.columns(time_s, asked)
         patience_s = max(PATIENCE_S, 3 * (self._rest_age.told_s or 0.0))
         # What a tuple costs there is as it was; what waits there is not known any more.

@@ -2,7 +2,7 @@
 
 In between values stand still, and a TaskManager that is cut off leaves its last ones standing. A
 rate of values that did not come anew would be 0, and a queue taken at one time and counted at
-another is none.
+another is none. So where all values come that way, an answer is as old as the last renewal.
 """
 
 import numpy as np
@@ -24,6 +24,9 @@ class Renewals:
     def __init__(self, n: int) -> None:
         self._before: Array = np.full((1, n), np.nan)
         self._at_s: Array = np.full(n, np.nan)
+        self._told = False  # whether anything was handed on
+        self._news: Mask = np.zeros(n, dtype=np.bool_)  # what came anew since
+        self._waited = False
 
     def update(self, time_s: float, counters: Array, asked: Mask) -> Mask:
         """(n,) whether they came anew. counters: (k, n), of which one moves in any case.
@@ -35,6 +38,20 @@ class Renewals:
         fresh: Mask = ~asked | ~same.all(axis=0)
         self._at_s = np.where(fresh | np.isnan(self._at_s), time_s, self._at_s)
         return fresh
+
+    def complete(self, fresh: Mask, asked: Mask) -> bool:
+        """Whether there is something to hand on: these came anew now.
+
+        Several TaskManagers are fetched at once and answer one after the other: who has not yet is
+        waited for until the next look, or its rate would be 0 now and twice as high then.
+        """
+        self._news |= fresh
+        news = self._news[asked]
+        whole = not self._told or bool(news.all()) or (self._waited and bool(news.any()))
+        self._waited = not whole and bool(news.any())
+        if whole:
+            self._told, self._news = True, np.zeros_like(self._news)
+        return whole
 
     def stale(self, time_s: float, patience_s: float) -> Mask:
         """(n,) rows of which nothing new came for longer than that."""
