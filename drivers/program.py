@@ -6,13 +6,13 @@ several users are `program:NAME@UID`. What the configuration declares is found b
 in drivers/programs/ has to be named, because nobody here has said that it may be ordered.
 
 Without counters the tuples are wake-ups. With [program.metrics] they are what a Prometheus page
-says; replicas of one operator get equal parts of a counter.
+says; replicas of one operator get equal parts of what a counter grows by while they are there.
 """
 
 import math
 import re
 import tomllib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -218,6 +218,39 @@ def _series(text: str, operators: Sequence[PhysicalOperator]) -> _Series:
     return _Series(family, tuple(labels), rows)
 
 
+class _Parts:
+    """Counters that replicas share, as one for each: a part of the whole would fall, or leap, when
+    there are other replicas."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, ...], float] = {}
+        self._parts: dict[Hashable, float] = {}
+
+    def update(
+        self, series: _Series, totals: Mapping[tuple[str, ...], float], who: Sequence[Hashable]
+    ) -> Array:
+        """(n,) totals: of a page, by values of the labels. who: (n,) stays with an operator."""
+        column = np.full(len(who), math.nan)
+        known: dict[Hashable, float] = {}
+        before, self._totals = self._totals, {}
+        for key, rows in series.rows.items():
+            was, now = before.get(key, math.nan), totals.get(key, math.nan)
+            grown = 0.0
+            if not math.isnan(now):
+                self._totals[key] = now
+                # A sum of several falls a little when one of them goes.
+                grown = now if not now >= was / 2 else max(0.0, now - was)
+            elif key in before:
+                self._totals[key] = was
+            for row in rows:
+                part = 0.0 if math.isnan(was) else self._parts.get(who[row], 0.0)
+                known[who[row]] = part + grown / len(rows)
+                if not math.isnan(now):
+                    column[row] = known[who[row]]
+        self._parts = known
+        return column
+
+
 class ProgramDriver(KernelDriver):
     """One user's processes of a declared program; see `sched_ctl.drivers.Driver`."""
 
@@ -228,11 +261,13 @@ class ProgramDriver(KernelDriver):
         self._comms: dict[int, str] = {}  # names in the kernel when the machine was asked last
         super().__init__(target, pids, self._told)
         self._counters: dict[str, str] = {}
+        self._parts: dict[str, _Parts] = {}
         self._page: Page | None = None
         if program.metrics is None:
             return
         told = {"tuples_in": program.metrics.tuples_in, "tuples_out": program.metrics.tuples_out}
         self._counters = {name: text for name, text in told.items() if text}
+        self._parts = {name: _Parts() for name in self._counters}
         # Wake-ups given, over tuples taken in, would be no selectivity.
         self.provides = self.provides - told.keys() | self._counters.keys()
         self.derived = {name: how for name, how in self.derived.items() if name not in told}
@@ -286,16 +321,19 @@ class ProgramDriver(KernelDriver):
     def _counted(self, page: Page, snapshot: Snapshot, timeout_s: float) -> dict[str, Array]:
         operators = snapshot.topology.operators
         wanted = {name: _series(text, operators) for name, text in self._counters.items()}
-        columns = {name: np.full(len(operators), math.nan) for name in wanted}
+        totals: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in wanted}
         for family, labels, value in page.read(timeout_s):
             for name, series in wanted.items():
                 if series.family != family or not math.isfinite(value):
                     continue
-                rows = series.rows.get(tuple(labels.get(key, "") for key in series.keys), [])
-                if rows:
-                    before = np.nan_to_num(columns[name][rows])
-                    columns[name][rows] = before + value / len(rows)
-        return columns
+                key = tuple(labels.get(label, "") for label in series.keys)
+                if key in series.rows:
+                    totals[name][key] = totals[name].get(key, 0.0) + value
+        who = [(operator.query, operator.logical, operator.threads) for operator in operators]
+        return {
+            name: self._parts[name].update(series, totals[name], who)
+            for name, series in wanted.items()
+        }
 
     def close(self) -> None:
         super().close()

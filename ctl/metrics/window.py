@@ -121,13 +121,14 @@ class Window:
     def gain(self, counter: str) -> Array:
         """(n,) growth over the window; NaN where unknown.
 
-        A counter that fell was reset by a restart of the operator: what it counts now came since.
+        A counter that fell far was reset by a restart of the operator: what it counts now came
+        since. One that fell a little is the sum, or a part, of others than before.
         """
         now = self.value(counter)
         if self.base is None:
             return np.full_like(now, np.nan)
         then = self._column(self.base, counter)
-        return np.where(now >= then, now - then, np.where(then > now, now, np.nan))
+        return np.where(now >= then, now - then, np.where(now < then / 2, now, np.nan))
 
     def rate(self, counter: str) -> Array:
         """(n,) growth a second; NaN where there is only one snapshot."""

@@ -102,7 +102,8 @@ class SparkDriver:
         self._queries: dict[str, tuple[Query, float]] = {}  # run -> when it was first seen
         self._modes = Modes()
         self._paces: Mapping[str, Pace] = {}
-        self._taken: dict[str, float] = {}  # run -> rows that it took in since we look
+        # By name of an operator: rows that it took in since we look, by its part then.
+        self._taken: dict[tuple[str, str], float] = {}
         self._taken_s = 0.0
         self._next_jobs = self._next_paces = self._next_executors = 0.0
         self._look_until = 0.0
@@ -297,18 +298,18 @@ class SparkDriver:
         assert self._topology is not None
         now_s = time.monotonic()
         paces = {run: self._pace(query) for run, (query, _) in self._queries.items()}
-        for run, pace in paces.items():
-            grown = pace.rate * (now_s - self._taken_s)
-            self._taken[run] = self._taken.get(run, 0.0) + (0.0 if np.isnan(grown) else grown)
-        self._taken = {run: rows for run, rows in self._taken.items() if run in paces}
-        self._taken_s = now_s
+        before, self._taken = self._taken, {}
+        passed_s, self._taken_s = now_s - self._taken_s, now_s
         n = len(self._plan.operators)
         columns: dict[str, Array] = {name: np.full(n, np.nan) for name in PROVIDES}
         for row, (runs, part) in enumerate(self._plan.source):
             known = [paces[run] for run in runs if run in paces and paces[run].rate >= 0]
+            key = self._plan.operators[row].query, self._plan.operators[row].name
+            grown = part * sum(pace.rate for pace in known) * passed_s
+            self._taken[key] = before.get(key, 0.0) + grown
             if not known:
                 continue
-            columns["tuples_in"][row] = part * sum(self._taken.get(run, 0.0) for run in runs)
+            columns["tuples_in"][row] = self._taken[key]
             if self._plan.pools[row]:
                 columns["tuples_out"][row] = columns["tuples_in"][row]
                 columns["queue_size"][row] = part * sum(p.rate * p.batch_s for p in known)

@@ -106,6 +106,14 @@ def test_a_restart_resets_counters() -> None:
     assert got("input_rate", now, then)[1] == pytest.approx(20)
 
 
+def test_a_counter_that_falls_a_little_began_not_anew() -> None:
+    """Such as the sum of three series, of which one has gone."""
+    then = snapshot(ONE, 10, tuples_in=[0, 90_000, 0], cpu_time=[0, 9, 0])
+    now = snapshot(ONE, 12, tuples_in=[0, 60_400, 0], cpu_time=[0, 9.1, 0])
+    assert math.isnan(got("input_rate", now, then)[1])
+    assert got("cost", now, then)[1] == pytest.approx(9.1 / 60_400)
+
+
 def test_a_restart_seen_by_one_counter_only() -> None:
     then = snapshot(ONE, 10, tuples_in=[0, 10, 0], cpu_time=[0, 500, 0])
     now = snapshot(ONE, 12, tuples_in=[0, 40, 0], cpu_time=[0, 8, 0])

@@ -1,10 +1,12 @@
 """Programs by declaration: what is refused, what names say, and a real program with such names."""
 
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -389,6 +391,27 @@ def test_counters_by_operator_and_query(monkeypatch: pytest.MonkeyPatch) -> None
     halves = [value for name, value in values.items() if name.startswith("a/decode")]
     assert halves == [20.0, 20.0]
     assert np.isnan(values["b/decode"]) and np.isnan(values["a/capture"])
+
+
+def test_replicas_that_come_and_go_share_what_is_counted_meanwhile() -> None:
+    """1000 tuples/s, by a pool of two threads, of three, and of two again, after a long time."""
+    series = program._Series("n", ("op",), {("decode",): [0, 1, 2]})
+    fewer = replace(series, rows={("decode",): [0, 1]})
+    parts, before, rates = program._Parts(), np.full(3, np.nan), []
+    for second in range(60):
+        three = 20 <= second < 40
+        who = ["a", "b", "c"] if three else ["a", "b"]
+        counted = 1e6 + 1000 * second
+        column = parts.update(series if three else fewer, {("decode",): counted}, who)
+        rates += [(now - then) for now, then in zip(column, before, strict=False)]
+        before = column
+    known = [rate for rate in rates if not math.isnan(rate)]
+    assert set(map(round, known)) == {333, 500}
+    again = parts.update(fewer, {("decode",): 40.0}, ["a", "b"])
+    assert again - before == pytest.approx([20, 20]), "the process began anew"
+    assert np.isnan(parts.update(fewer, {}, ["a", "b"])).all()
+    later = parts.update(fewer, {("decode",): 60.0}, ["a", "b"])
+    assert later - again == pytest.approx([10, 10]), "one page lacked it"
 
 
 def cameras() -> AbstractContextManager["subprocess.Popen[str]"]:

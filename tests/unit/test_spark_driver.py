@@ -7,20 +7,22 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 
 from sched_ctl.drivers import Target, threadnames
 from sched_ctl.drivers.spark import local
-from sched_ctl.drivers.spark.answers import Application, Gauges, Job, Query, query_of
+from sched_ctl.drivers.spark.answers import Application, Attempt, Gauges, Job, Pace, Query, query_of
 from sched_ctl.drivers.spark.driver import SparkDriver, connect
 from sched_ctl.drivers.spark.modes import STEADY_S, Modes
 from sched_ctl.drivers.spark.plan import Here, names_of, plan
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.kernel import procfs
-from sched_ctl.model.topology import Thread
+from sched_ctl.model.topology import Thread, Topology
 from support import wait_until
 
 A = Query("3c97e23f-bf3f-4d6e-b530-5a2e15cd6edb", "c57bf616-c785-4a77-894a-56167195eca7", "A")
@@ -298,3 +300,24 @@ def test_the_first_answer_of_each_kind_may_take_long() -> None:
     paths = [path.rpartition("/")[2] for path, _ in asked]
     assert paths == ["applications", "executors", "jobs?status=running", "jobs?status=running"]
     assert asked[-1][1] <= 0.1  # and then it has as long as all others
+
+
+def test_rows_are_counted_for_whoever_runs_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three queries, each of which takes in 1000 rows/s, one stops; then an executor comes."""
+    clock = [100.0]
+    monkeypatch.setattr("sched_ctl.drivers.spark.driver.time.monotonic", lambda: clock[0])
+    application = [Application("app-1", "a", [Attempt(completed=False)])]
+    rest = SimpleNamespace(json=lambda *_: application)
+    driver = SparkDriver(Target("spark", "127.0.0.1:4040"), cast("Any", rest))
+    driver._taken_s = clock[0]
+    driver._topology = Topology("spark:1", (), (), (), ())
+    rates = []
+    for second in range(90):
+        queries = [A, B, NAMELESS] if second < 30 else [A, B]
+        clock[0] += 1.0
+        driver._queries = {query.run: (query, 0.0) for query in queries}
+        driver._paces = {query.name or query.id: Pace(1000.0, 0.1) for query in queries}
+        driver._plan = plan("a", queries, set(), [], [here({7: "x"})], 1 + (second >= 60), {})
+        taken = driver._measure().columns["tuples_in"]
+        rates.append(float(taken[0]))
+    assert np.diff(rates).tolist() == pytest.approx([3000] * 29 + [2000] * 30 + [1000] * 30)
