@@ -190,8 +190,11 @@ class StormDriver:
         if now_s >= self._next_missing:
             # A thread that had no name yet when we looked is told of by its metrics.
             known = {task for executor in self._running for task in executor.tasks}
-            missing = not known or any(one.task not in known for one in self._measures)
-            self._next_missing = now_s + (MISSING_EVERY_S if known else 0.0)
+            since_s = now_s - MISSING_EVERY_S  # what came before may be of a worker that has gone
+            missing = not known or any(
+                one.task not in known and one.series.received_s >= since_s for one in self._measures
+            )
+            self._next_missing = now_s + MISSING_EVERY_S
         for worker in self._workers.values():
             if worker.changed(wanted=missing):
                 worker.look(min(ATTACH_S, max(0.001, deadline - time.monotonic())))

@@ -76,6 +76,8 @@ def take_apart(topology: str, found: Mapping[str, Series]) -> list[Measure]:
         match = PLACE.fullmatch(name, len(prefix))
         if match is None:
             continue
+        if match["component"].startswith("__"):  # its tasks are no operators
+            continue
         task, metric = int(match["task"]), match["metric"]
         if metric in QUEUES or metric == CAPACITY:
             measures.append(Measure(metric, task, series))

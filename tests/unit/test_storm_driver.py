@@ -1,6 +1,7 @@
 """The Storm driver's parts, on metric lines and thread names of a Storm 2.8.3 cluster."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -338,6 +339,49 @@ def test_first_metrics_are_awaited_until_edges_are_told(monkeypatch: pytest.Monk
     assert idle.waiting
     now_s += driver.FIRST_S
     assert not idle.waiting
+
+
+def test_a_worker_is_asked_for_its_threads_when_one_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All workers stood still each 10 s: what Storm itself reports has no operator's thread."""
+    now_s, looks = 100.0, 0
+    own = "__system.-1.6700-receive-queue-population 0\n__acker.1.6700-receive-queue-capacity 9"
+    series = reported(f"{LINES}\n{own}")
+    names = {
+        Thread(1, tid, 0, name): threadnames.read("storm", name)
+        for tid, name in enumerate(THREADS.splitlines())
+    }
+
+    def looked(_: float) -> None:
+        nonlocal looks
+        looks += 1
+
+    one = SimpleNamespace(
+        alive=True, names=names, trouble="", changed=lambda wanted: wanted, look=looked
+    )
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    monkeypatch.setattr(driver, "workers", list)
+    monkeypatch.setattr(driver.StormDriver, "_listen", lambda _: None)
+    monkeypatch.setattr(driver.StormDriver, "_series", lambda _: series)
+    storm = driver.StormDriver(Target("storm", TOPOLOGY), TOPOLOGY, 0)
+    storm._workers = {1: one}  # type: ignore[dict-item]
+    for _ in range(20):
+        for told in series.values():
+            told.take(told.value, now_s - 1)
+        storm.poll(1)
+        now_s += 11.0
+    assert looks == 1
+    series |= reported("late.99.6700-receive-queue-population 0")
+    storm._measures = take_apart(TOPOLOGY, series)
+    series[f"storm.worker.{TOPOLOGY}.localhost.late.99.6700-receive-queue-population"].take(
+        0.0, now_s - 1
+    )
+    for _ in range(20):
+        storm.poll(1)
+        now_s += 11.0
+    assert looks == 2, "nothing came of it, and nothing comes any more"
+    storm.close()
 
 
 def worker(pid: int, uid: int, topology: str) -> Worker:
