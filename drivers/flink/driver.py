@@ -65,6 +65,7 @@ FETCH_DEFAULT = "10 s"
 CACHE_SLACK_S = 0.2
 PROBE_AGAIN_S = (10.0, 300.0)  # a missing metrics page is looked for again after so long, at most
 ALONE_S = 10.0  # a JobManager elsewhere that did not answer is asked again after so long
+MISSING_MOST_S = 60.0  # a thread that is not found is looked for again after so long, at most
 FAILURES = 3  # of a page in a row, before its TaskManager is asked through the JobManager
 
 
@@ -144,7 +145,8 @@ class FlinkDriver:
         self._topology: Topology | None = None
         self._doubted: tuple[str, ...] = ()
         self._missing: set[str] = set()  # jobs with a subtask here whose thread was not found
-        self._next_missing = math.inf  # when those are read again
+        self._next_missing = math.inf  # when those are read, and looked for, again
+        self._missing_pause_s = AGAIN_S[Part.LIST]  # the longer, the more often that was in vain
         # The JobManager answers questions about a job from a cache, so what it says right after
         # a change may be from before it, and is read again when the cache has expired.
         self._alone_until_s = 0.0  # until when the JobManager is not asked, see `_afar`
@@ -227,6 +229,7 @@ class FlinkDriver:
         self._stale.done(Part.LIST)
         if listed != self._listed:
             self._listed = listed
+            self._missing_pause_s = AGAIN_S[Part.LIST]
             self._stale.by(Event.LISTED)
         self._again |= self._behind & {jid for _, jid in self._settles}
 
@@ -237,6 +240,7 @@ class FlinkDriver:
             self._again.add(self._settles.popleft()[1])
         if now >= self._next_missing:
             self._next_missing = math.inf
+            self._missing_pause_s = min(2 * self._missing_pause_s, MISSING_MOST_S)
             self._again |= self._missing
         if self._again:
             self._stale.by(Event.JOB)
@@ -292,12 +296,16 @@ class FlinkDriver:
 
     def _stirred(self) -> list[local.Process]:
         """Those in which threads came or went that may be operators', or are looked for."""
-        return [p for p in self._processes.values() if p.changed(wanted=bool(self._missing))]
+        wanted = bool(self._missing) and time.monotonic() >= self._next_missing
+        return [p for p in self._processes.values() if p.changed(wanted=wanted)]
 
     def _look_at_threads(self, stirred: Sequence[local.Process], deadline: float) -> None:
         """Ask these virtual machines for their threads."""
         for process in stirred:
+            before = process.names.keys()
             process.look(min(ATTACH_S, _left(deadline)))
+            if process.names.keys() != before:
+                self._missing_pause_s = AGAIN_S[Part.LIST]
             self._dumps += 1
             self._stale.by(Event.NAMES)
         if any(process.look_for_workers() for process in self._processes.values()):
@@ -375,7 +383,7 @@ class FlinkDriver:
             notes=tuple(notes),
         )
         if self._missing:
-            self._next_missing = min(self._next_missing, time.monotonic() + AGAIN_S[Part.LIST])
+            self._next_missing = min(self._next_missing, time.monotonic() + self._missing_pause_s)
         self._stale.done(Part.TOPOLOGY)
         if built != self._topology:
             self._topology = built
@@ -402,7 +410,7 @@ class FlinkDriver:
                     notes.append(doubt)
                 elif found[key]:
                     owned[places[0]] = tuple(sorted(found[key], key=lambda thread: thread.tid))
-                elif rows[places[0]].running:
+                elif rows[places[0]].running and not process.trouble:
                     self._missing.add(rows[places[0]].job)
             if process.workers:
                 mine = {place for places in wanted.values() for place in places} & owned.keys()

@@ -1,5 +1,7 @@
 """What the JobManager says of a job may come from its cache, from before a change."""
 
+import os
+from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -7,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from sched_ctl.drivers import Target
+from sched_ctl.drivers import Target, jvm
 from sched_ctl.drivers.flink import driver, local, stale
 from sched_ctl.drivers.flink.driver import FlinkDriver
 from sched_ctl.drivers.flink.metrics import Reading
+from sched_ctl.drivers.flink.plan import TaskManager
+from sched_ctl.kernel import hotspot
 
 CACHE_S = 3.0
 PERIOD_S = 1.0
@@ -119,3 +123,77 @@ def test_a_page_that_fails_is_looked_for_later_and_later(monkeypatch: pytest.Mon
         pauses.append(retry.at_s - 1000.0)
     assert pauses == [min(first * 2**i, most) for i in range(8)]
     assert pauses[-1] == most
+
+
+class Here(JobManager):
+    """Its TaskManager is this process; a vertex is called so. Counts what it is asked for."""
+
+    def __init__(self, name: str, threads: list[str] | None) -> None:
+        super().__init__({"one": 1e9}, counts=True)
+        self.name, self.threads = name, threads
+        self.asked: Counter[str] = Counter()
+        self.dumps = 0
+
+    def answer(self, path: str) -> object:
+        self.asked[path.split("/")[-2]] += 1
+        return super().answer(path)
+
+    def job(self, jid: str) -> tuple[object, object]:
+        name = self.name if jid == "one" else "of another"
+        vertex = {"id": "v", "name": name, "parallelism": 1}
+        task = {"subtask": 0, "attempt": 0, "status": "RUNNING", "taskmanager-id": "tm"}
+        return {"jid": jid, "name": jid, "vertices": [vertex]}, {"subtasks": [task]}
+
+    def dump(self, pid: int, timeout_s: float) -> list[hotspot.JavaThread]:
+        self.dumps += 1
+        if self.threads is None:
+            raise hotspot.AttachError("does not allow to be asked")
+        return [hotspot.JavaThread(name, os.getpid()) for name in self.threads]
+
+    def driver(self, monkeypatch: pytest.MonkeyPatch) -> FlinkDriver:
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        for module in (driver, stale, local, jvm):
+            monkeypatch.setattr(module, "time", clock)
+        known = TaskManager("tm", "pekko.tcp://flink@localhost:1/user/x", 2)
+        monkeypatch.setattr(local, "task_managers", lambda uid: [os.getpid()])
+        monkeypatch.setattr(local, "match", lambda *_: ({os.getpid(): known}, []))
+        monkeypatch.setattr(local, "metrics_endpoint", lambda *_: None)
+        monkeypatch.setattr(hotspot, "threads", self.dump)
+        monkeypatch.setattr(Reading, "ask", lambda *_: None)  # of metrics
+        return FlinkDriver(Target("flink", "here:8081"), self)  # type: ignore[arg-type]
+
+    def look(self, flink: FlinkDriver, seconds: int) -> Counter[str]:
+        """What was asked for, in so many polls a second apart."""
+        before = self.asked.copy()
+        for _ in range(seconds):
+            self.now += PERIOD_S
+            flink.poll(1.0)
+        return self.asked - before
+
+
+def test_a_machine_that_tells_no_threads_is_not_asked_about_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = Here("work", None)
+    flink = manager.driver(monkeypatch)
+    assert manager.look(flink, 60)["vertices"] <= 6
+    assert manager.dumps <= 7  # once in ten seconds
+    manager.threads = ["work (1/1)#0"]
+    manager.look(flink, 11)
+    [operator] = flink.poll(1.0).topology.operators
+    assert operator.threads
+
+
+def test_a_thread_that_cannot_be_told_is_looked_for_more_and_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = 5000 * "x"
+    manager = Here(name, [f"{name} (1/1)#0"])
+    flink = manager.driver(monkeypatch)
+    first = manager.look(flink, 60)["vertices"]
+    assert 3 <= first <= 8 and manager.dumps <= 8
+    dumps = manager.dumps
+    assert manager.look(flink, 600)["vertices"] <= 11 and manager.dumps - dumps <= 11
+    # Something else has happened: it is looked for soon again.
+    manager.changes_s["two"] = 1e9
+    assert manager.look(flink, 10)["vertices"] >= 4
