@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
@@ -162,7 +163,11 @@ def _files(plan: Plan, node: int) -> Iterator[tuple[records.FileName, list[recor
         count = min(per_file, steps - first)
         at = np.arange(first, first + count, dtype=np.float64) * STEP_S
         columns = _columns(plan, source, at, factor, np.tile(selectivity, copies), scale, node)
-        made: list[records.Line] = [start, topology]
+        begin_ms = (plan.start_s + int(at[0])) * 1000
+        made: list[records.Line] = [
+            structs.replace(start, t=begin_ms),
+            structs.replace(topology, t=begin_ms),
+        ]
         turns = [
             plan.policies[(s // plan.policy_s) % len(plan.policies)][0]
             for s in at.astype(int).tolist()
@@ -185,13 +190,10 @@ def _files(plan: Plan, node: int) -> Iterator[tuple[records.FileName, list[recor
                     **held,
                 )
             )
-        # Structs that are in several files have a number in each: copies.
-        copied = [records.decode(records.encode(line)) for line in made[:2]] + made[2:]
-        for line in copied:
+        for line in made:
             line.seq = seq
             seq += 1
-        file = records.FileName.of(name, (plan.start_s + int(at[0])) * 1000, copied[0].seq)
-        yield file, copied, n
+        yield records.FileName.of(name, begin_ms, made[0].seq), made, n
 
 
 def _columns(

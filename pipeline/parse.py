@@ -241,7 +241,9 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         if first_line and misplaced(line) is None:
             node, first_line = line.node, False
         why = _wrong(line, node, gathered.topologies)
-        if why is None and line.t < begun:
+        # Older recorders repeat a topology with the time at which it was first seen.
+        timed = isinstance(line, records.Record | records.Event)
+        if why is None and timed and line.t < begun:
             why = f"before its file was begun: time {line.t}"
         if why:
             set_aside(number, why)
@@ -305,7 +307,7 @@ def _common(line: records.Line) -> dict[str, Any]:
 
 
 def _begun(named: records.FileName) -> int:
-    """Unix time (ms) before which a file of this name has no lines; its clock may have been set."""
+    """Unix time (ms) before which nothing in a file of this name happened; clocks may be set."""
     try:
         at = datetime.strptime(named.start, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from msgspec import structs
+
 import sched_ctl
 from sched_ctl.telemetry import records
 from sched_ctl.telemetry.store import Store, prepare
@@ -171,7 +173,12 @@ class Recorder:
             machine=self._machine,
         )
         again = self._waiting[0].engine if isinstance(self._waiting[0], records.Topology) else None
-        known = [line for engine, line in self._topologies.items() if engine != again]
+        # What it says holds now: a reader goes by the time of a line, not by that of the first one.
+        known = [
+            structs.replace(line, t=now_ms)
+            for engine, line in self._topologies.items()
+            if engine != again
+        ]
         return [start, *known]
 
     def _told(self) -> list[records.Line]:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from sched_ctl.metrics.verdicts import Verdict
-from sched_ctl.pipeline import judge, parse
+from sched_ctl.pipeline import generate, judge, parse
 from sched_ctl.telemetry import records
 
 TOPOLOGY = records.Topology(
@@ -39,6 +40,30 @@ def operators(**columns: Any) -> list[dict[str, Any]]:
     ]
     assert not [row["why"] for row in found if row["kind"] == "bad"]
     return [row for row in found if row["kind"] == "operator"]
+
+
+def kinds_of(path: str, *lines: records.Line) -> list[str]:
+    """Tables of the rows of a file."""
+    data = b"".join(map(records.encode, lines))
+    return [row["kind"] for batch in parse.of_file(path, data) for row in batch.to_pylist()]
+
+
+def test_a_job_that_runs_for_days_counts_on() -> None:
+    """Its topology may be repeated with the time of its first line; a record is never so old."""
+    day_ms = 86_400_000
+    old = records.Record(node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
+    new = msgspec.structs.replace(old, seq=3, t=TOPOLOGY.t + 2 * day_ms)
+    found = kinds_of("n-20270117T080000Z-1.jsonl.gz", TOPOLOGY, old, new)
+    assert sorted(found) == ["bad", "file", *["operator"] * 3, "topology"]
+
+
+def test_what_is_generated_of_days_is_good(tmp_path: Path) -> None:
+    plan = generate.Plan(nodes=1, seconds=30 * 3600, file_s=5 * 3600, queries=1, chain=2, level=1)
+    files = generate.generate(tmp_path, plan).files
+    assert len(files) == 6
+    rows = [row for path in files for batch in parse.of_file(str(path), path.read_bytes())
+            for row in batch.select(["kind", "good", "bad"]).to_pylist()]  # fmt: skip
+    assert [(r["good"], r["bad"]) for r in rows if r["kind"] == "file"] == [(3602, 0)] * 6
 
 
 def test_what_nobody_judged_is_judged_by_the_gateways_rules() -> None:

@@ -226,13 +226,18 @@ def test_a_topology_is_repeated_in_each_file(tmp_path: Path) -> None:
     now = [1000.0]
     writer = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=10.0, clock=lambda: now[0])
     writer.put(span.described(plan({"q": ["a", "b"]}), "n", 0, 1))
+    wait_until(lambda: writer.written == 2, SOON_S)
     for number in range(3):
         put_all(writer, [str(number)])
         now[0] += 11
     writer.close()
-    for path in tmp_path.glob("*.gz"):
-        kinds = [type(line[1]) for line in reading.read(path)]  # type: ignore[index]
-        assert kinds == [records.Start, records.Topology, records.Event]
+    found = []
+    for path in sorted(tmp_path.glob("*.gz")):
+        start, topology, line = (line[1] for line in reading.read(path))  # type: ignore[index]
+        assert isinstance(topology, records.Topology) and isinstance(line, records.Event)
+        found.append((start.t, topology.t))
+    assert found[0] == (1_000_000, 0)
+    assert found[1:] == [(1_011_000, 1_011_000), (1_022_000, 1_022_000)]  # it holds as of there
 
 
 def test_a_file_is_not_younger_than_nothing(tmp_path: Path) -> None:
