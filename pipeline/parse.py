@@ -28,6 +28,7 @@ __all__ = ["SCHEMA", "of_file", "rows"]
 ROWS = 20_000  # of a batch, about
 BEFORE_MS = 86_400_000  # that a clock may be set back while a file is written
 MOST_BAD = 1000  # lines named of each file; the others are counted
+MOST_THREADS = 100_000  # of an engine: each has a stand-in where its records are judged
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
 SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
 
@@ -289,6 +290,8 @@ def _wrong(
         n = len(line.ops)
         if not all(0 <= a < n and 0 <= b < n for a, b, _ in line.edges):
             return "an edge of no operator"
+        if sum(max(0, k) for k in line.threads or [1] * n) > MOST_THREADS:
+            return f"more than {MOST_THREADS} threads"
     if isinstance(line, records.Record):
         known = topologies.get(line.engine)
         if known is None or known[0] != line.epoch:

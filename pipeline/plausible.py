@@ -21,6 +21,8 @@ SLACK_MS = 60_000
 MOST_PER_MS = 1_000_000  # tuples of one operator
 MOST_WAITING = 10**12  # tuples in a queue
 LONGEST_AGE_MS = 10 * 365 * 86_400_000
+WHOLE = 10_000  # of the time, in the unit of `psi`
+MOST_CODE = 255  # of a verdict: later versions may have more of them than this one
 
 
 def implausible(line: records.Line, threads: Sequence[int]) -> str | None:
@@ -63,6 +65,8 @@ def _array(record: records.Record, threads: Sequence[int]) -> str | None:
         ("qmax", MOST_WAITING, False),
         ("age", LONGEST_AGE_MS, False),
         ("lat", LONGEST_AGE_MS * 1000, False),
+        ("psi", WHOLE, False),
+        ("verdict", MOST_CODE, False),
     ):
         values: list[Any] | None = getattr(record, name)
         if not values or (None not in values and max(values) <= limit):

@@ -162,7 +162,8 @@ def turns(rows: "DataFrame") -> "DataFrame":
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    cpus = F.regexp_extract("machine", r", (\d+) CPUs$", 1).cast("int")
+    # Not known where a file has lost its first line; a machine may also say what is no number.
+    cpus = F.regexp_extract("machine", r", (\d+) CPUs$", 1).try_cast("int")
     length = F.max("d").cast("double")
     by_query = (
         rows.where("d > 0 AND policy IS NOT NULL")

@@ -21,7 +21,8 @@ COLUMNS = ("node", "what about", ">lines", "for example")
 # what about -> the reasons of bad lines (`parse`, `plausible`, `reading`), as a pattern of Java's
 ABOUT = {
     "its clock": "clock was not set|^time .* is none|^before its file|^longer than a day",
-    "its counters": "^(cpu|wait|busy|idle|full|tuples_in|tuples_out|q|qmax|age|lat) [0-9]+ in ",
+    "its counters": "^(cpu|wait|busy|idle|full|tuples_in|tuples_out|q|qmax|age|lat|psi|verdict) "
+    "[0-9]+ in ",
     "its version": "^version ",
     "its name": "^of another node|^no node|^a node's name",
     "its files": "^torn|^not gzip|bytes when decompressed|^a line longer",

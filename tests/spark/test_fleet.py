@@ -301,3 +301,22 @@ def test_lines_count_once_by_what_they_are_not_by_what_their_file_is_called(
     late.write_bytes(places[f"c/{name}"])
     again = ingest.ingest(spark, str(tmp_path / "in"), out)
     assert again.rows == 0 and again.repeated == rows + 1
+
+
+def test_no_file_stops_the_others(spark: "SparkSession", tmp_path: Path) -> None:
+    """One that has lost its first line, and so its machine; one whose machine cannot be."""
+    first, _, rest = recorded("gw-1", 1, 3, "boot-1").partition(b"\n")
+    start = records.decode(first)
+    assert isinstance(start, records.Start)
+    start.node, start.cpus = "gw-2", 3_000_000_000
+    (tmp_path / "in").mkdir()
+    for node, content in {
+        "gw-1": rest,
+        "gw-2": records.encode(start) + rest.replace(b"gw-1", b"gw-2"),
+        "gw-3": recorded("gw-3", 1, 3, "boot-3"),
+    }.items():
+        (tmp_path / "in" / f"{node}-20270115T080000Z-1.jsonl.gz").write_bytes(content)
+    done = ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    assert (done.rows, done.bad) == (3 * 3 * 2, 0)
+    turns = Fleet(spark, str(tmp_path / "out")).rolled("turn")
+    assert {row["node"] for row in turns.collect()} == {"gw-1", "gw-2", "gw-3"}

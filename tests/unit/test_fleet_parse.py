@@ -57,6 +57,13 @@ def test_a_job_that_runs_for_days_counts_on() -> None:
     assert sorted(found) == ["bad", "file", *["operator"] * 3, "topology"]
 
 
+def test_no_topology_has_more_threads_than_can_be() -> None:
+    many = msgspec.structs.replace(TOPOLOGY, threads=[1, parse.MOST_THREADS, 1])
+    assert sorted(kinds_of("n-20270115T080000Z-1.jsonl.gz", many)) == ["bad", "file"]
+    most = msgspec.structs.replace(TOPOLOGY, threads=[0, 1000, 1])
+    assert sorted(kinds_of("n-20270115T080000Z-1.jsonl.gz", most)) == ["file", "topology"]
+
+
 def test_what_is_generated_of_days_is_good(tmp_path: Path) -> None:
     plan = generate.Plan(nodes=1, seconds=30 * 3600, file_s=5 * 3600, queries=1, chain=2, level=1)
     files = generate.generate(tmp_path, plan).files

@@ -25,6 +25,8 @@ def record(**columns: Any) -> records.Record:
         (record(q=[2**53, 0]), "q "),
         (record(age=[2**52, 0]), "age"),
         (record(busy=[10**9, 0]), "busy"),
+        (record(psi=[0, 2**40, None]), "psi 1099511627776 in"),
+        (record(verdict=[0, 2**40]), "verdict 1099511627776 in"),
         (record(d=86_400_001), "longer than a day"),
         (record(t=60_000), "clock was not set"),
         (record(t=EARLIEST_MS - 1), "clock was not set"),
@@ -47,6 +49,8 @@ def test_nonsense_has_a_reason(line: records.Line, why: str) -> None:
         (record(cpu=[320_000_000, 0]), (64, 1)),
         (record(d=0, cpu=[10_000, 0], tuples_in=[100, 100]), ()),
         (record(tuples_in=[5 * 10**7, 0], q=[10**9, 0], age=[86_400_000, 0], lat=[10**12, 0]), ()),
+        (record(psi=[10_000, None, 0], verdict=[9, None]), ()),
+        (record(verdict=[20, 0]), ()),  # of a later version
         (records.Event(node="n", t=NOW, what="lost", count=10), ()),
     ],
 )
