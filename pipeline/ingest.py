@@ -42,6 +42,7 @@ PARTITIONS = ("kind", "date")
 OLDER = ("node", "seq", "t")
 KEY = (*OLDER, "boot", "run")
 READ = {"recursiveFileLookup": "true"}
+EVER = "36500d"  # of a file's age: a gateway may come back after weeks, or have a clock of 2040
 
 Files = list[tuple[str, Source]]  # with their paths
 
@@ -115,7 +116,7 @@ def follow(
     """A streaming query that takes in files as they come, by the same commit.
 
     once: end when all that is there is in. The checkpoint only saves listing what is known; losing
-    it costs nothing, for the manifest decides.
+    it costs nothing, for the manifest decides. Spark holds the names of all files that it has seen.
     """
     fleet = Fleet(spark, out)
     fleet.clean()
@@ -133,6 +134,7 @@ def follow(
         .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
         .options(**READ)
         .option("maxFilesPerTrigger", MOST_FILES)
+        .option("maxFileAge", EVER)
         .option("pathGlobFilter", "*.jsonl.gz")
         .load(source)
         .writeStream.foreachBatch(commit)

@@ -183,6 +183,20 @@ def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Pat
     assert ingest.ingest(spark, source, out).files == 0
 
 
+@pytest.mark.parametrize("newest_s", [1_800_000_000, 1_925_000_000])
+def test_the_stream_takes_what_comes_late(
+    newest_s: int, spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Of a gateway that was away for ten days, or after a file from the future."""
+    source, out, checkpoint = (str(tmp_path / name) for name in ("in", "out", "checkpoint"))
+    (tmp_path / "in").mkdir()
+    for node, modified_s in ("gw-1", newest_s), ("gw-2", 1_800_000_000 - 10 * 86_400):
+        path = tmp_path / "in" / f"{node}-20270115T080000Z-1.jsonl.gz"
+        path.write_bytes(recorded(node, 1, 3, "boot"))
+        os.utime(path, (modified_s, modified_s))
+        assert ingest.follow(spark, source, out, checkpoint, once=True).files == 1
+
+
 def test_another_file_system_of_hadoops(spark: "SparkSession", tmp_path: Path) -> None:
     """One whose files are not this machine's, as far as we can tell: the commit is Hadoop's own."""
     hadoop = cast("Any", spark.sparkContext)._jsc.hadoopConfiguration()
