@@ -56,6 +56,7 @@ def _found(fleet: Fleet, begin_ms: int, end_ms: int) -> "DataFrame":
     known = (F.col("counted_in") >= LEAST_TUPLES) & (F.col("cost_us") > 0)
     third = F.floor((F.col("hour") - begin_ms) * 3 / max(1, end_ms - begin_ms)).cast("int")
     day = F.col("hour") / (24 * HOUR_MS)
+    wild = (F.col("most") > 0) & (F.col("rate") > F.col("most"))
 
     def of_third(column: Any, number: int) -> Any:
         part = F.when((F.col("third") == number) & F.col("moved").isNotNull(), column)
@@ -72,16 +73,15 @@ def _found(fleet: Fleet, begin_ms: int, end_ms: int) -> "DataFrame":
         .withColumn("most", F.percentile_approx("rate", 0.5).over(own) * RATE)
         .withColumn("moved", F.col("log") - F.col("own_log"))
         .withColumn("third", F.greatest(third, F.lit(0)))
-        .withColumn(
-            "rate", F.when(F.col("most") > 0, F.least("rate", "most")).otherwise(F.col("rate"))
-        )
+        .withColumn("rate", F.when(wild, F.col("most")).otherwise(F.col("rate")))
+        .withColumn("rated_ms", F.when(F.col("rate").isNotNull(), F.col("ms")))
         .withColumn("first", F.col("hour") == F.min("hour").over(own))
         .withColumn("day", day)
     )
     return found.groupBy(*KEY).agg(
         F.percentile_approx("cost", 0.5, 10_000).alias("cost"),
         F.percentile_approx("selectivity", 0.5, 10_000).alias("selectivity"),
-        F.try_divide(F.sum(F.col("rate") * F.col("ms")), F.sum("ms")).alias("rate"),
+        F.try_divide(F.sum(F.col("rate") * F.col("ms")), F.sum("rated_ms")).alias("rate"),
         F.try_divide(F.sum("wait_us") * 1e-3, F.sum("d")).alias("wait"),
         F.try_divide(F.sum("queues"), F.sum("queues_n")).alias("queue"),
         F.sum(F.col("first").cast("int")).alias("nodes"),

@@ -185,6 +185,8 @@ def turns(rows: "DataFrame") -> "DataFrame":
         F.sum(each).over(record) ** 2, F.count(each).over(record) * F.sum(each**2).over(record)
     )
 
+    step = F.floor(F.least("load", F.lit(1000.0)) / STEP).cast("int")
+
     def figure(name: str) -> Any:
         column = F.col(name)
         return F.log(F.when(column > 0, column)) if FIGURES[name] else column
@@ -192,7 +194,7 @@ def turns(rows: "DataFrame") -> "DataFrame":
     return (
         by_query.withColumn("load", F.sum("part").over(record))
         .withColumn("fairness", F.when(F.count(each).over(record) > 1, jain))
-        .withColumn("step", F.floor(F.least("load", F.lit(1000.0)) / STEP).cast("int"))
+        .withColumn("step", F.when(F.col("load").isNotNull(), step))
         .withColumn("bin", F.floor(F.log2(F.when(each > 0, each)) * BINS).cast("int"))
         .withColumn("hour", _hour())
         .groupBy("date", "hour", "node", "query", "policy", "step", "bin")

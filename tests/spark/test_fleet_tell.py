@@ -8,7 +8,7 @@ import pytest
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
-from sched_ctl.pipeline import bottlenecks, changes, compare, generate, ingest, sweep
+from sched_ctl.pipeline import bottlenecks, changes, compare, generate, ingest, rollups, sweep
 from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.report import report, totals
@@ -94,6 +94,17 @@ def test_policies_at_equal_load(fleet: Fleet) -> None:
     assert other["os", "latency"].value == pytest.approx(1 / faster.value, rel=0.05)
     with pytest.raises(UserError, match="no record is of policy qs"):
         compare.compare(fleet, "qs")
+
+
+def test_loads_that_nobody_knows_are_not_equal(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = fleet.read("operator")
+    silent = rows.drop("cpu_us").selectExpr("*", "CAST(NULL AS BIGINT) AS cpu_us")
+    turns = rollups.turns(silent)
+    assert {row["step"] for row in turns.select("step").distinct().collect()} == {None}
+    monkeypatch.setattr(fleet, "rolled", lambda _: turns)
+    assert compare.compare(fleet) == []
 
 
 def test_an_hour_shows_no_drift(fleet: Fleet) -> None:

@@ -15,7 +15,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.pipeline import changes, compact, expire, generate, ingest, rollups
 from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.choice import Choice
-from sched_ctl.pipeline.profile import days, profile
+from sched_ctl.pipeline.profile import _found, days, profile
 from sched_ctl.pipeline.store import Fleet, Keep
 from sched_ctl.pipeline.tables import COLUMNS, ROLLED, ROLLUPS, WIDE
 
@@ -215,6 +215,20 @@ def test_weeks_are_read_from_roll_ups(spark: "SparkSession") -> None:
     assert (one.figure, one.label, one.nodes) == ("cost", "q/o", ("gw-0", "gw-1"))
     assert one.begin_ms == BEGIN + 200 * hour_ms
     assert one.low < 2.0 < one.high
+
+
+def test_hours_in_which_nobody_counted_have_no_rate(spark: "SparkSession") -> None:
+    """A job that does not run for 8 of 24 hours; and an hour that is absurd counts 8 times."""
+    hours: list[dict[str, Any]] = []
+    for at in range(24):
+        row: dict[str, Any] = dict.fromkeys(ROLLUPS["hour"])
+        row |= {"date": clock_date(BEGIN), "hour": BEGIN + at * 3_600_000, "node": "gw", "n": 720}
+        row |= {"engine": "e", "machine": "m", "query": "q", "operator": "o", "ms": 3.6e6}
+        row |= {"d": 3.6e6, "rate": None if at < 8 else 1e9 if at == 23 else 100.0}
+        hours.append(row)
+    [found] = _found(Rolled(spark, hours), BEGIN, BEGIN + DAY_MS).collect()
+    assert found["rate"] == pytest.approx((15 * 100 + 800) / 16)
+    assert found["hours"] == 24
 
 
 def clock_date(t_ms: int) -> str:
