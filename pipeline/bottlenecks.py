@@ -130,13 +130,14 @@ def _by_node(fleet: Fleet) -> "DataFrame":
     """Of each operator on each node: for how long it was recorded, replicas it has and needs."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    of_one_name = F.max(F.try_divide("d", "ms"))  # all that older roll-ups tell
     return (
         fleet.rolled("hour")
         .groupBy(*WHO, "node")
         .agg(
             (F.sum("d") / 1e3).alias("recorded_s"),
             F.percentile("needed", F.lit(0.5)).alias("needed"),
-            F.max(F.try_divide("d", "ms")).alias("replicas"),
+            F.greatest(F.max("replicas"), of_one_name).alias("replicas"),
         )
     )
 

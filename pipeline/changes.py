@@ -173,6 +173,7 @@ def _series(fleet: Fleet, begin: int, end: int, slot_ms: int) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = _by_hour(fleet) if slot_ms >= HOUR_MS else _by_row(fleet)
+    copies = F.greatest(F.size(F.collect_set("replica")), F.lit(1))  # of one name
     slots = (
         rows.where((F.col("t") >= begin) & (F.col("t") < end))
         .withColumn("slot", F.floor((F.col("t") - begin) / slot_ms).cast("int"))
@@ -183,7 +184,7 @@ def _series(fleet: Fleet, begin: int, end: int, slot_ms: int) -> "DataFrame":
             F.try_divide(F.sum("wait_us") * 1e-3, F.sum("d")).alias("wait"),
             F.try_divide(F.sum("held_ms"), F.sum("judged_ms")).alias("verdicts"),
             F.sum("tuples_in").alias("tuples"),
-            F.sum("ms").alias("ms"),
+            (F.sum("ms") / copies).alias("ms"),
             # Times spread over decades: the mean of the logarithm is near their median, and one
             # that is absurd hardly moves it.
             F.exp(F.try_divide(F.sum("lat_log"), F.sum("lat_n"))).alias("latency"),
@@ -195,7 +196,8 @@ def _series(fleet: Fleet, begin: int, end: int, slot_ms: int) -> "DataFrame":
     )
     by_query = slots.groupBy("engine", "query", "node", "slot").agg(
         F.lit("").alias("operator"),
-        F.try_divide(F.sum("tuples"), F.sum("ms")).alias("rate"),
+        # Over the time that was recorded: more replicas for the same tuples are no other rate.
+        F.try_divide(F.sum("tuples"), F.max("ms")).alias("rate"),
         F.max("latency").cast("double").alias("latency"),
     )
     both: DataFrame = by_operator.unionByName(by_query, allowMissingColumns=True)
@@ -208,7 +210,8 @@ def _by_hour(fleet: Fleet) -> "DataFrame":
 
     cpu = F.when(F.col("cost_us").isNotNull(), F.col("cost_us") * F.col("counted_in"))
     hours = rollups.merged("hour", fleet.rolled("hour"))
-    return hours.withColumn("cpu_us", cpu).withColumn("t", F.greatest("hour", "begin"))
+    timed = hours.withColumn("cpu_us", cpu).withColumn("t", F.greatest("hour", "begin"))
+    return timed.withColumn("replica", F.lit(0))  # `ms` is that of one already
 
 
 def _by_row(fleet: Fleet) -> "DataFrame":
@@ -226,7 +229,7 @@ def _by_row(fleet: Fleet) -> "DataFrame":
         .where("d > 0")
         .select(
             F.split("engine", ":")[0].alias("engine"),
-            *("query", "operator", "node", "t"),
+            *("query", "operator", "replica", "node", "t"),
             real(F.when(counted, F.col("cpu_us"))).alias("cpu_us"),
             real(F.when(counted, F.col("tuples_in"))).alias("counted_in"),
             real(F.col("wait_us")).alias("wait_us"),
@@ -234,7 +237,7 @@ def _by_row(fleet: Fleet) -> "DataFrame":
             real(F.when(holds, F.col("d")).when(F.col("verdict") > 0, 0)).alias("held_ms"),
             real(F.when(F.col("verdict") > 0, F.col("d"))).alias("judged_ms"),
             real(F.col("tuples_in")).alias("tuples_in"),
-            real(F.when(F.col("replica") == 0, F.col("d"))).alias("ms"),
+            real(F.col("d")).alias("ms"),
             F.log(F.when(latency > 0, latency)).alias("lat_log"),
             F.when(latency > 0, 1).alias("lat_n"),
         )

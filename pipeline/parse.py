@@ -170,7 +170,7 @@ class _Rows:
         for field, name in ARRAYS.items():
             columns[name] = _array(field, lines, counts, SCHEMA.field(name).type)
         columns["needed"] = needed
-        for name in ("query", "operator", "replica"):
+        for name in ("query", "operator", "replica", "replicas"):
             columns[name] = pa.concat_arrays([made[name] for _, _, _, made in found])
         for field, name in BY_QUERY.items():
             of_each = (_by_query(getattr(r, field) or (), n, made) for r, n, _, made in found)
@@ -282,7 +282,7 @@ def _wrong(
         return f"of another node than the file: {line.node!r}"
     if isinstance(line, records.Topology):
         sizes = {len(line.ops), len(line.query_of)}
-        sizes |= {len(line.replica)} if line.replica else set()
+        sizes |= {len(column) for column in (line.replica, line.replicas) if column}
         if len(sizes) > 1:
             return "arrays of different lengths"
         if not all(0 <= query < len(line.queries) for query in line.query_of):
@@ -329,6 +329,7 @@ def _made(line: records.Topology) -> dict[str, Any]:
         "query": pa.array([line.queries[q] for q in line.query_of], pa.string()),
         "operator": pa.array(line.ops, pa.string()),
         "replica": pa.array(line.replica or [0] * len(line.ops), pa.int32()),
+        "replicas": pa.array(line.replicas or [1] * len(line.ops), pa.int32()),
     }
 
 

@@ -50,7 +50,10 @@ def _hour(time: str = "t") -> "Column":
 
 
 def hours(rows: "DataFrame") -> "DataFrame":
-    """Table `hour`: one row for each operator (its replicas together), node and hour."""
+    """Table `hour`: one row for each operator, node and hour; replicas of one name are together.
+
+    d: time of all replicas of that name; ms: of one of them, so that which they are matters not.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     counted = F.col("cpu_us").isNotNull() & F.col("tuples_in").isNotNull()
@@ -72,7 +75,8 @@ def hours(rows: "DataFrame") -> "DataFrame":
             F.min("t").alias("begin"),
             F.max(F.col("t") + F.col("d")).alias("end"),
             added(length, "d"),
-            added(F.when(F.coalesce("replica", F.lit(0)) == 0, length), "ms"),
+            (F.sum(length) / F.greatest(F.size(F.collect_set("replica")), F.lit(1))).alias("ms"),
+            F.max("replicas").cast("double").alias("replicas"),
             added(F.col("tuples_in"), "tuples_in"),
             added(F.col("tuples_out"), "tuples_out"),
             added(F.when(counted, F.col("cpu_us")), "cpu_us"),
@@ -107,6 +111,7 @@ def hours(rows: "DataFrame") -> "DataFrame":
             middle("tuples_out", "tuples_in", LEAST_TUPLES).alias("selectivity"),
             (middle("tuples_in", "ms", 1.0) * 1e3).alias("rate"),
             (F.percentile("needed", F.lit(0.5)) / 1e3).alias("needed"),
+            F.max("replicas").alias("replicas"),
         )
         .select(*ROLLUPS["hour"])
     )
@@ -226,6 +231,7 @@ def merged(kind: str, frame: "DataFrame") -> "DataFrame":
             F.max("end").alias("end"),
             *(F.sum(name).alias(name) for name in ADDED),
             *(F.percentile(name, F.lit(0.5)).alias(name) for name in RATIOS),
+            F.max("replicas").alias("replicas"),
         )
         .select(*ROLLUPS["hour"])
     )

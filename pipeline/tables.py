@@ -23,6 +23,7 @@ COLUMNS = MappingProxyType(
         "query": "STRING",
         "operator": "STRING",
         "replica": "INT",
+        "replicas": "INT",  # of how many; each may have a name of its own
         "policy": "STRING",
         "backend": "STRING",
         "tuples_in": "BIGINT",
@@ -70,7 +71,7 @@ KINDS = MappingProxyType(
     {
         "operator": (
             *_ROW,
-            *("d", "machine", "engine", "epoch", "query", "operator", "replica"),
+            *("d", "machine", "engine", "epoch", "query", "operator", "replica", "replicas"),
             *("policy", "backend", "tuples_in", "tuples_out", "cpu_us", "wait_us"),
             *("busy_ms", "idle_ms", "full_ms", "queue", "queue_max", "age_ms", "latency_us"),
             *("time_us", "time_source"),
@@ -111,7 +112,7 @@ ROLLUPS = MappingProxyType(
             *("date", "hour", "node", "machine", "engine", "query", "operator", "begin", "end"),
             *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us"),
             *("held_ms", "judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
-            *("cost_us", "selectivity", "rate", "needed"),
+            *("cost_us", "selectivity", "rate", "needed", "replicas"),
         ),
         "span": (
             *("date", "node", "engine", "query", "operator", "verdict", "held_by"),

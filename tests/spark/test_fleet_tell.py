@@ -13,7 +13,7 @@ from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.profile import profile
 from sched_ctl.pipeline.report import report, totals
 from sched_ctl.pipeline.store import Fleet
-from sched_ctl.telemetry import profiles
+from sched_ctl.telemetry import profiles, records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +77,51 @@ def test_time_of_others_is_lost_once(
         (Verdict.SINGLE_THREAD_BOUND, 600, 600 + 300),
         (Verdict.CPU_STARVED, 200, 200 + 100),
     ]
+
+
+def replicated(t: int) -> bytes:
+    """A file of 50 records: sources and workers with a name a replica, sinks that share one."""
+    start = records.Start(node="gw", seq=1, t=t, cpus=2, machine="m")
+    topology = records.Topology(
+        node="gw", seq=2, t=t, engine="lab:1", epoch=1, queries=["q"], query_of=[0] * 6,
+        ops=["src (1/2)", "src (2/2)", "work (1/2)", "work (2/2)", "sink", "sink"],
+        replica=[0, 1] * 3, replicas=[2] * 6,
+        edges=[(a, b, 0.5) for a, b in ((0, 2), (0, 3), (1, 2), (1, 3), (2, 4), (3, 5))],
+    )  # fmt: skip
+    lines: list[records.Line] = [start, topology]
+    bound = int(Verdict.SINGLE_THREAD_BOUND)
+    for at in range(50):
+        lines.append(
+            records.Record(
+                node="gw", seq=3 + at, t=t + at * 5000, d=5000, engine="lab:1", epoch=1,
+                tuples_in=[500] * 6, tuples_out=[500] * 6, cpu=[100_000] * 6,
+                verdict=[1, 1, bound, bound, 1, 1],
+            )
+        )  # fmt: skip
+    return b"".join(map(records.encode, lines))
+
+
+def test_replicas_with_names_of_their_own(spark: "SparkSession", tmp_path: Path) -> None:
+    """Each has its rate, whichever it is, and all are counted."""
+    t = PLAN.start_s * 1000
+    (tmp_path / "in").mkdir()
+    name = records.FileName.of("gw", t, 1)
+    (tmp_path / "in" / str(name)).write_bytes(replicated(t))
+    ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    fleet = Fleet(spark, str(tmp_path / "out"))
+    made = profile(fleet)
+    [query] = made.queries
+    rates = {one.name: one.input_rate for one in query.operators}
+    assert rates.pop("sink") == pytest.approx(200)
+    assert list(rates.values()) == pytest.approx([100] * 4)
+    assert {one.hours for one in query.operators} == {round(250 / 3600, 3)}
+    assert sweep.task(made, ("m, 2 CPUs", "os", 0.5, 1, 5.0))["mean"] > 0
+    assert [(one.operator, one.replicas) for one in held(fleet)] == [
+        ("work (1/2)", 2),
+        ("work (2/2)", 2),
+    ]
+    slots = changes._series(fleet, t, t + 250_000, 250_000).where("operator = ''")
+    assert [row["rate"] for row in slots.collect()] == pytest.approx([6 * 0.1])  # tuples a ms
 
 
 def test_policies_at_equal_load(fleet: Fleet) -> None:

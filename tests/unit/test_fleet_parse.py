@@ -32,20 +32,21 @@ def operators(**columns: Any) -> list[dict[str, Any]]:
     record = records.Record(
         node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1, psi=[0, 0, 0], **columns
     )
-    data = records.encode(TOPOLOGY) + records.encode(record)
-    found = [
-        row
-        for batch in parse.of_file("n-20270115T080000Z-1.jsonl.gz", data)
-        for row in batch.to_pylist()
-    ]
+    found = rows_of(TOPOLOGY, record)
     assert not [row["why"] for row in found if row["kind"] == "bad"]
     return [row for row in found if row["kind"] == "operator"]
 
 
-def kinds_of(path: str, *lines: records.Line) -> list[str]:
-    """Tables of the rows of a file."""
+def rows_of(*lines: records.Line, begun: str = "20270115T080000Z") -> list[dict[str, Any]]:
+    """All rows of a file."""
     data = b"".join(map(records.encode, lines))
-    return [row["kind"] for batch in parse.of_file(path, data) for row in batch.to_pylist()]
+    batches = parse.of_file(f"n-{begun}-1.jsonl.gz", data)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def kinds_of(*lines: records.Line, begun: str = "20270115T080000Z") -> list[str]:
+    """Tables of the rows, sorted."""
+    return sorted(row["kind"] for row in rows_of(*lines, begun=begun))
 
 
 def test_a_job_that_runs_for_days_counts_on() -> None:
@@ -53,15 +54,26 @@ def test_a_job_that_runs_for_days_counts_on() -> None:
     day_ms = 86_400_000
     old = records.Record(node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
     new = msgspec.structs.replace(old, seq=3, t=TOPOLOGY.t + 2 * day_ms)
-    found = kinds_of("n-20270117T080000Z-1.jsonl.gz", TOPOLOGY, old, new)
-    assert sorted(found) == ["bad", "file", *["operator"] * 3, "topology"]
+    found = kinds_of(TOPOLOGY, old, new, begun="20270117T080000Z")
+    assert found == ["bad", "file", *["operator"] * 3, "topology"]
+
+
+def test_replicas_are_told_with_each_row() -> None:
+    two = msgspec.structs.replace(TOPOLOGY, replica=[0, 0, 1], replicas=[1, 2, 2])
+    record = records.Record(node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
+    rows = rows_of(two, record)
+    told = [(r["replica"], r["replicas"]) for r in rows if r["kind"] == "operator"]
+    assert told == [(0, 1), (0, 2), (1, 2)]
+    assert {row["replicas"] for row in operators(cpu=[1, 1, 1])} == {1}
+    two.replicas = [2]
+    assert "arrays of different lengths" in {row["why"] for row in rows_of(two)}
 
 
 def test_no_topology_has_more_threads_than_can_be() -> None:
     many = msgspec.structs.replace(TOPOLOGY, threads=[1, parse.MOST_THREADS, 1])
-    assert sorted(kinds_of("n-20270115T080000Z-1.jsonl.gz", many)) == ["bad", "file"]
+    assert kinds_of(many) == ["bad", "file"]
     most = msgspec.structs.replace(TOPOLOGY, threads=[0, 1000, 1])
-    assert sorted(kinds_of("n-20270115T080000Z-1.jsonl.gz", most)) == ["file", "topology"]
+    assert kinds_of(most) == ["file", "topology"]
 
 
 def test_what_is_generated_of_days_is_good(tmp_path: Path) -> None:
