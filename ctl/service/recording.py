@@ -110,8 +110,7 @@ class Recording:
             if engine.name in self._spans:
                 self._close_span(engine.name, ruled)
                 self._spans.pop(engine.name).end()
-            wall_s = time.time() - time.monotonic() + snapshot.time_s
-            self._spans[engine.name] = Span(snapshot, wall_s, ruled)
+            self._spans[engine.name] = Span(snapshot, _wall_s(snapshot.time_s), ruled)
             return
         span = self._spans[engine.name]
         span.add(snapshot)
@@ -138,6 +137,7 @@ class Recording:
 
     def _close_span(self, name: str, ruled: tuple[Sequence[str], ...]) -> None:
         span = self._spans[name]
+        span.clocked(_wall_s(span.begin_s))
         record, found = span.close(
             self.recorder.node, self._epochs[name], ruled, self._memory(name)
         )
@@ -223,6 +223,11 @@ class Recording:
                 value=value[:1000],
             )
         )
+
+
+def _wall_s(time_s: float) -> float:
+    """Unix time of a moment of the monotonic clock, as far as the clocks of now tell."""
+    return time.time() - time.monotonic() + time_s
 
 
 def _policy(rule: Rule, domain: str) -> str:

@@ -35,6 +35,7 @@ DIGITS = 3
 ROUNDED = ("cpu", "wait")
 STALLS = ("cpu", "io", "memory")
 GAUGED = ("queue_size", "head_age", "latency")
+SET_S = 1.0  # by which clocks must differ to count as set: so far apart are reads of a busy machine
 
 
 def described(topology: Topology, node: str, t_ms: int, epoch: int) -> records.Topology:
@@ -97,6 +98,16 @@ class Span:
 
     def seconds(self, snapshot: Snapshot) -> float:
         return snapshot.time_s - self._first.time_s
+
+    @property
+    def begin_s(self) -> float:
+        """Of the record that is gathered, by the snapshots' clock."""
+        return self._first.time_s
+
+    def clocked(self, wall_s: float) -> None:
+        """Unix time of that begin, by the clock of now: a board's is set when it has a network."""
+        if abs(wall_s - self._wall_s) > SET_S:
+            self._wall_s = wall_s
 
     @property
     def ruled(self) -> tuple[Sequence[str], ...]:
