@@ -232,11 +232,9 @@ def _take(fleet: Fleet, files: Files, done: Done) -> None:
     left = files
     for _ in range(TRIES):
         set_aside = [(source, why) for _, source in left if (why := _refused(source))]
-        batch = _written(fleet, left, set_aside)
         try:
-            fleet.commit(batch)
+            batch = _entered(fleet, left, set_aside)
         except Taken:
-            fleet.remove(batch.folder)
             fleet.refresh()
             left = _still_new(fleet, left)
             done.known += len(files) - len(left)
@@ -246,6 +244,24 @@ def _take(fleet: Fleet, files: Files, done: Done) -> None:
         done.add(batch, set_aside)
         return
     raise UserError("others commit all the time: try again later")
+
+
+def _entered(fleet: Fleet, files: Files, set_aside: list[tuple[Source, str]]) -> Batch:
+    """Write a batch and commit it. Raises Taken if somebody else has committed meanwhile."""
+    number = len(fleet.batches)
+    try:
+        batch = _written(fleet, files, set_aside)
+    except Exception as error:
+        fleet.refresh()
+        if len(fleet.batches) == number:
+            raise
+        raise Taken from error  # who takes the number may remove what lies under it
+    try:
+        fleet.commit(batch)
+    except Taken:
+        fleet.remove(batch.folder)
+        raise
+    return batch
 
 
 def _still_new(fleet: Fleet, files: Files) -> Files:

@@ -144,6 +144,29 @@ def test_of_two_at_once_one_gets_the_number(spark: "SparkSession", tmp_path: Pat
     assert len(Fleet(spark, str(tmp_path)).batches) == 2
 
 
+def test_another_commits_and_cleans_up_meanwhile(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = generate.generate(tmp_path / "in", SMALL)
+    out, write = str(tmp_path / "out"), ingest._write
+    gone: list[int] = []
+
+    def meanwhile(*arguments: Any) -> None:
+        write(*arguments)
+        if not gone:
+            other = Fleet(spark, out)
+            other.commit(Batch(folder=other.new_folder()))
+            gone.append(other.clean())
+
+    monkeypatch.setattr(ingest, "_write", meanwhile)
+    assert ingest.ingest(spark, str(tmp_path / "in"), out).rows == truth.operator_rows
+    assert gone == [1]
+    fleet = Fleet(spark, out)
+    assert lines_in(fleet) == (truth.operator_rows, truth.operator_rows)
+    folders = {path.name for path in (tmp_path / "out" / "data").iterdir()}
+    assert folders == {f"batch={fleet.batches[1].folder}"}
+
+
 def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Path) -> None:
     truth = generate.generate(tmp_path / "in", PLAN)
     held = tmp_path / "held"
