@@ -6,7 +6,8 @@ all columns are sums, least or largest values, or means that are weighted again.
 
 No record can move an hour: its rows are parted by their numbers into PARTS, and what an hour says
 of cost, selectivity and rate is the median of what the parts say (the median of means). A counter
-that wrapped round spoils one part. Sums are floating: they do not overflow.
+that wrapped round spoils one part. Only who emits seldom, as a window by the hour does, is told by
+sums, and not beyond what came in. Sums are floating: they do not overflow.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ FIGURES = {
 
 OPERATOR = ("date", "hour", "node", "machine", "engine", "query", "operator")
 RATIOS = ("cost_us", "selectivity", "rate", "needed")
+WEIGHTS = {"cost_us": "counted_in", "selectivity": "tuples_in", "rate": "ms"}  # of several entries
+MOST = 8.0  # times the middle entry, of which there are three at least
 ADDED = (
     *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us", "held_ms"),
     *("judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
@@ -94,27 +97,41 @@ def hours(rows: "DataFrame") -> "DataFrame":
         )
     )
 
-    def middle(a: str, b: str, least: float) -> "Column":
-        """Median over the parts of a / b; of all together where they have too little of b."""
-        enough = F.count(F.when(F.col(b) >= least, 1)) * 2 > F.lit(PARTS)
-        return F.when(
-            enough, F.percentile(F.when(F.col(b) >= least, F.col(a) / F.col(b)), F.lit(0.5))
-        ).otherwise(F.try_divide(F.sum(a), F.sum(b)))
-
     return (
         parts.groupBy(*OPERATOR)
         .agg(
             F.min("begin").alias("begin"),
             F.max("end").alias("end"),
             *(F.sum(name).alias(name) for name in ADDED),
-            middle("cpu_us", "counted_in", LEAST_TUPLES).alias("cost_us"),
-            middle("tuples_out", "tuples_in", LEAST_TUPLES).alias("selectivity"),
-            (middle("tuples_in", "ms", 1.0) * 1e3).alias("rate"),
+            _middle("cpu_us", "counted_in", LEAST_TUPLES).alias("cost_us"),
+            _selectivity().alias("selectivity"),
+            (_middle("tuples_in", "ms", 1.0) * 1e3).alias("rate"),
             (F.percentile("needed", F.lit(0.5)) / 1e3).alias("needed"),
             F.max("replicas").alias("replicas"),
         )
         .select(*ROLLUPS["hour"])
     )
+
+
+def _middle(a: str, b: str, least: float) -> "Column":
+    """Median over the parts of a / b; of all together where they have too little of b."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    enough = F.count(F.when(F.col(b) >= least, 1)) * 2 > F.lit(PARTS)
+    return F.when(
+        enough, F.percentile(F.when(F.col(b) >= least, F.col(a) / F.col(b)), F.lit(0.5))
+    ).otherwise(F.try_divide(F.sum(a), F.sum(b)))
+
+
+def _selectivity() -> "Column":
+    """The same of outputs by inputs; of all together where most parts emitted nothing."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    emitted, taken = F.sum("tuples_out"), F.sum("tuples_in")
+    some = F.count(F.when(F.col("tuples_out") > 0, 1)) * 2 <= F.lit(PARTS)
+    seldom = some & (emitted > 0) & (emitted <= taken)
+    middle = _middle("tuples_out", "tuples_in", LEAST_TUPLES)
+    return F.when(seldom, F.try_divide(emitted, taken)).otherwise(middle)
 
 
 def spans(rows: "DataFrame") -> "DataFrame":
@@ -230,11 +247,27 @@ def merged(kind: str, frame: "DataFrame") -> "DataFrame":
             F.min("begin").alias("begin"),
             F.max("end").alias("end"),
             *(F.sum(name).alias(name) for name in ADDED),
-            *(F.percentile(name, F.lit(0.5)).alias(name) for name in RATIOS),
+            *(_together(name).alias(name) for name in WEIGHTS),
+            F.percentile("needed", F.lit(0.5)).alias("needed"),
             F.max("replicas").alias("replicas"),
         )
         .select(*ROLLUPS["hour"])
     )
+
+
+def _together(name: str) -> "Column":
+    """A ratio of an hour: the mean of what its entries say by what they say it of.
+
+    One of three and more that is absurd cannot move it beyond MOST times what the middle one says.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    middle = F.percentile(name, F.lit(0.5))
+    weight = F.when(F.col(name).isNotNull(), F.col(WEIGHTS[name]))
+    mean = F.try_divide(F.sum(F.col(name) * weight), F.sum(weight))
+    wild = (F.count(name) > 2) & (middle > 0) & (mean > middle * MOST)
+    alone = (F.count(name) < 2) | mean.isNull()
+    return F.when(alone, middle).when(wild, middle * MOST).otherwise(mean)
 
 
 MADE = {"hour": hours, "span": spans, "turn": turns}

@@ -17,7 +17,7 @@ from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.choice import Choice
 from sched_ctl.pipeline.profile import _found, days, profile
 from sched_ctl.pipeline.store import Fleet, Keep
-from sched_ctl.pipeline.tables import COLUMNS, ROLLED, ROLLUPS, WIDE
+from sched_ctl.pipeline.tables import COLUMNS, KINDS, ROLLED, ROLLUPS, WIDE, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,6 +216,44 @@ def test_weeks_are_read_from_roll_ups(spark: "SparkSession") -> None:
     assert (one.figure, one.label, one.nodes) == ("cost", "q/o", ("gw-0", "gw-1"))
     assert one.begin_ms == BEGIN + 200 * hour_ms
     assert one.low < 2.0 < one.high
+
+
+def test_who_emits_once_an_hour_emits_what_it_does(spark: "SparkSession") -> None:
+    """And a counter that wrapped round, of who emits nothing, is still one of many."""
+    rows: list[dict[str, Any]] = []
+    for at in range(720):
+        for operator, last in (("window", 18_000), ("sink", 2**40), ("seldom", 10)):
+            row: dict[str, Any] = dict.fromkeys(KINDS["operator"])
+            row |= {"date": clock_date(BEGIN), "node": "gw", "engine": "e", "query": "q"}
+            row |= {"operator": operator, "seq": at, "t": BEGIN + at * 5000, "d": 5000}
+            row |= {"tuples_in": 50, "tuples_out": last if at == 719 else 0}
+            rows.append(row)
+    found = rollups.hours(spark.createDataFrame(rows, ddl(KINDS["operator"]))).collect()
+    told = {row["operator"]: row["selectivity"] for row in found}
+    assert told == {"window": 0.5, "sink": 0.0, "seldom": pytest.approx(10 / 36_000)}
+
+
+def test_entries_of_an_hour_count_for_what_they_are_of(spark: "SparkSession") -> None:
+    """Fifty minutes without a tuple, then ten with many; and one entry of several is absurd."""
+
+    def entry(**told: Any) -> dict[str, Any]:
+        row: dict[str, Any] = dict.fromkeys(ROLLUPS["hour"])
+        row |= {"date": clock_date(BEGIN), "hour": BEGIN, "node": "gw", "engine": "e"}
+        return row | {"query": "q", "operator": "o", "machine": "m"} | told
+
+    def together(*entries: dict[str, Any]) -> Any:
+        [row] = rollups.merged("hour", spark.createDataFrame([*entries], ROLLED["hour"])).collect()
+        return row
+
+    idle = entry(ms=3e6, rate=0.0, tuples_in=0.0, counted_in=0.0)
+    busy = entry(ms=6e5, rate=600.0, tuples_in=3.6e5, counted_in=3.6e5, cost_us=9.0)
+    few = entry(tuples_in=4e4, counted_in=4e4, cost_us=19.0, selectivity=0.5)
+    found = together(idle, busy, few)
+    assert found["rate"] == pytest.approx(100)
+    assert found["cost_us"] == pytest.approx(10)
+    assert (found["selectivity"], found["needed"]) == (0.5, None)
+    wild = entry(counted_in=1e3, cost_us=1e12)
+    assert together(busy, busy, few, wild)["cost_us"] == pytest.approx(8 * 14)
 
 
 def test_hours_in_which_nobody_counted_have_no_rate(spark: "SparkSession") -> None:
