@@ -65,7 +65,8 @@ def asked() -> Iterator[None]:
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each setting; it is called with the `settings` in force.
 
-    One with a parameter `read_again` gets what reads them anew, see `service.reload.ReadAgain`.
+    One with a parameter `read_again` gets what reads them anew, see `service.reload.ReadAgain`; one
+    with `named` those that stand on the command line.
     """
     settings = _settings()
 
@@ -98,10 +99,13 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
         if "read_again" in own.parameters:
             arguments["read_again"] = read
+        if "named" in own.parameters:
+            arguments["named"] = frozenset(flags)
         read(lambda settings: command(settings=settings, **arguments))
 
     own = inspect.signature(command)
-    parameters = [p for p in own.parameters.values() if p.name not in ("settings", "read_again")]
+    ours = ("settings", "read_again", "named")
+    parameters = [p for p in own.parameters.values() if p.name not in ours]
     parameters += _parameters()
     run.__signature__ = own.replace(  # type: ignore[attr-defined]
         parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

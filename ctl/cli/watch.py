@@ -17,6 +17,7 @@ def add_to(app: typer.Typer) -> None:
 @with_settings
 def watch(
     settings: Settings,
+    named: frozenset[str],
     duration: Annotated[
         float | None,
         typer.Option(
@@ -50,4 +51,5 @@ def watch(
         drivers.drivers(),
         duration_s=float("inf") if duration is None else duration,
         started=started,
+        named=named,
     )

@@ -6,8 +6,10 @@ every user of the machine on a loopback address, root alone on a socket.
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,12 +19,17 @@ from sched_ctl.config.settings import SettingError
 from sched_ctl.errors import UserError
 from sched_ctl.telemetry.exposition import OPEN, TEXT
 
-__all__ = ["parsed", "serve"]
+__all__ = ["Taken", "parsed", "serve"]
 
 REQUEST_BYTES = 8192
 REQUEST_S = 5.0
 CLIENTS = 8
+SOON_S = 1.0  # until somebody who listens is connected to
 HINT = "metrics = 127.0.0.1:9464, [::1]:9464, or the path of a socket"
+
+
+class Taken(UserError):
+    """Somebody serves a page at that address already."""
 
 
 class Page(Protocol):
@@ -48,7 +55,10 @@ def parsed(address: str) -> tuple[str, int] | Path:
 
 @asynccontextmanager
 async def serve(address: str, page: Page) -> AsyncIterator[None]:
-    """Answer in the running loop, in the `async with` body. An empty address: nothing."""
+    """Answer in the running loop, in the `async with` body. An empty address: nothing.
+
+    Raises Taken where somebody else answers; UserError if nobody can.
+    """
     if not address:
         yield
         return
@@ -69,16 +79,21 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    place = parsed(address)
+    place, mine = parsed(address), None
     mask = os.umask(0o177)
     try:
         if isinstance(place, Path):
-            if place.is_socket():
-                place.unlink()  # of a controller that was killed
+            _clear(place)
             server = await asyncio.start_unix_server(client, place, limit=REQUEST_BYTES)
+            mine = place.lstat()
         else:
             server = await asyncio.start_server(client, *place, limit=REQUEST_BYTES)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Taken(
+                f"metrics: somebody listens at {address} already",
+                "a controller that runs, as a rule, which has that page; or give another --metrics",
+            ) from error
         raise UserError(f"metrics: cannot listen at {address}: {error.strerror}", HINT) from error
     finally:
         os.umask(mask)
@@ -86,8 +101,26 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-        if isinstance(place, Path):
-            place.unlink(missing_ok=True)
+        if isinstance(place, Path) and mine is not None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(mine, place.lstat()):
+                    place.unlink()
+
+
+def _clear(place: Path) -> None:
+    """Remove the socket of a controller that was killed. Raises OSError if somebody answers."""
+    if not place.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(SOON_S)
+        try:
+            peer.connect(str(place))
+        except ConnectionRefusedError:
+            place.unlink()
+            return
+        except (TimeoutError, BlockingIOError):  # it has more to do than it can
+            pass
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 async def _answer(reader: asyncio.StreamReader, page: Page) -> bytes:

@@ -7,8 +7,10 @@ It may run beside one that schedules, and answers in a folder of its own. What i
 import asyncio
 import functools
 import logging
+import platform
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,8 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, endpoint, looking, recording
 from sched_ctl.service import socket as control
 from sched_ctl.service.session import no_engine
+from sched_ctl.telemetry.records import node_name
+from sched_ctl.telemetry.store import is_recorded
 
 __all__ = ["run"]
 
@@ -34,11 +38,15 @@ def run(
     *,
     duration_s: float = float("inf"),
     started: Callable[[Controller], None] | None = None,
+    named: Collection[str] = (),
 ) -> None:
     """Look until told to stop. started: called when the engines have been asked once.
 
+    named: settings that are meant for this one, and not for the controller as well: where it has a
+    page or records already, an error is raised for these, and others are left out.
     Raises UserError if somebody looks in this run folder already, or the folder cannot be made.
     """
+    settings = _not_recorded_twice(_only_looking(settings), named)
     folder = RunFolder(Path(settings.run_dir)).watched
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +60,7 @@ def run(
             "ask: sched-ctl top; or give another --run-dir",
         )
     try:
-        asyncio.run(_run(_only_looking(settings), kinds, folder, duration_s, started))
+        asyncio.run(_run(settings, kinds, folder, duration_s, started, named))
     finally:
         # Of a folder that somebody else has taken meanwhile nothing is removed.
         if not RunFolder(folder).socket.exists() and not any(folder.iterdir()):
@@ -67,12 +75,41 @@ def _only_looking(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, policy=policy, race=0, guard=0)
 
 
+def _not_recorded_twice(settings: Settings, named: Collection[str]) -> Settings:
+    """Without a folder into which somebody records this node already."""
+    if not settings.record:
+        return settings
+    node = node_name(settings.node or platform.node() or "node")
+    if not is_recorded(Path(settings.record), node):
+        return settings
+    problem = f"somebody records {node} into {settings.record} already"
+    if "record" in named:
+        raise UserError(problem, "give another folder: --record; or another name: --node")
+    log.warning("%s: this one does not", problem)
+    return msgspec.structs.replace(settings, record="")
+
+
+@asynccontextmanager
+async def _page(controller: Controller, named: Collection[str]) -> AsyncIterator[None]:
+    """The page for Prometheus, unless the controller that runs has it."""
+    page = functools.partial(bottlenecks.exposed, controller)
+    async with AsyncExitStack() as held:
+        try:
+            await held.enter_async_context(endpoint.serve(controller.settings.metrics, page))
+        except endpoint.Taken as error:
+            if "metrics" in named:
+                raise
+            log.warning("%s: this one has no page", error.message)
+        yield
+
+
 async def _run(
     settings: Settings,
     kinds: Mapping[str, DriverKind],
     folder: Path,
     duration_s: float,
     started: Callable[[Controller], None] | None,
+    named: Collection[str],
 ) -> None:
     controller = Controller(settings, kinds, None)
     controller.observes = True
@@ -86,7 +123,7 @@ async def _run(
             controller.noted = recorded.note
         async with (
             control.serve(folder, looking.handlers(controller)),
-            endpoint.serve(settings.metrics, functools.partial(bottlenecks.exposed, controller)),
+            _page(controller, named),
         ):
             await controller.start()
             if not controller.engines:

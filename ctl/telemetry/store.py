@@ -3,9 +3,11 @@
 The file that grows is called NAME.part. Each line goes out by itself, compressed and flushed, so
 that a crash costs at most the last one. (A power cut costs what the kernel had not yet written to
 the disk, half a minute as a rule: a sync each line would wear out the flash of a small machine.)
-A closed file has its final name and never changes.
+A closed file has its final name and never changes. The one that grows is locked: another recorder
+leaves it alone.
 """
 
+import fcntl
 import os
 import zlib
 from collections.abc import Iterable
@@ -16,7 +18,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.telemetry import reading
 from sched_ctl.telemetry.records import FileName
 
-__all__ = ["Store", "prepare"]
+__all__ = ["Store", "is_recorded", "prepare"]
 
 PART = ".part"
 LEVEL = 6  # of compression
@@ -34,6 +36,27 @@ def prepare(folder: Path) -> None:
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"cannot record into {folder}: permission denied")
+
+
+def is_recorded(folder: Path, node: str) -> bool:
+    """Whether a recorder of this node has a file open there."""
+    return any(map(_is_locked, folder.glob(f"{node}-*.jsonl.gz{PART}")))
+
+
+def _is_locked(part: Path) -> bool:
+    try:
+        fd = os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nothing can be locked there
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 class Store:
@@ -56,7 +79,7 @@ class Store:
         """Close what a killed recorder left. Returns the largest number in the folder, or -1."""
         for part in self.folder.glob(f"{self.node}-*.jsonl.gz{PART}"):
             final = part.with_name(part.name.removesuffix(PART))
-            if FileName.parse(final.name) is None:
+            if FileName.parse(final.name) is None or _is_locked(part):
                 continue
             with suppress(OSError):
                 if final.exists() or part.stat().st_size == 0:
@@ -92,6 +115,8 @@ class Store:
         path = self.folder / f"{FileName.of(self.node, t_ms, seq)}{PART}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
+        with suppress(OSError):  # not every file system can
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._path, self._bytes, self.opened_ms = path, 0, t_ms
         self._packer = zlib.compressobj(LEVEL, zlib.DEFLATED, GZIP)
 

@@ -76,3 +76,26 @@ def test_one_that_looks_beside_one_that_schedules(tmp_path: Path) -> None:
             looking.send_signal(signal.SIGINT)
             assert looking.wait(SOON_S) == 0
         assert not watched.exists() and list(records.iterdir())
+
+
+def test_what_the_controller_serves_and_records_stays_with_it(tmp_path: Path) -> None:
+    """Both read one file; what the command line names is an error instead."""
+    run_dir, page, records = tmp_path / "run", tmp_path / "page.sock", tmp_path / "records"
+    config = tmp_path / "shared.toml"
+    config.write_text(f'metrics = "{page}"\nrecord = "{records}"\nrecord_period = 1\n')
+    options = ("--config", str(config), "--backend", "nice")
+    with spe(duration_s=240) as engine, loaded(run_dir, *options, engine=engine):
+        scheduled(run_dir, engine)
+        wait_until(lambda: list(records.glob("*.part")), SOON_S)
+        [part] = records.glob("*.part")
+        own = ("watch", "--run-dir", str(run_dir), "--engine", engine.name)
+        assert "somebody listens" in sched_ctl(*own, "--metrics", str(page), code=1)
+        assert "records" in sched_ctl(*own, "--record", str(records), code=1)
+        with watching(run_dir, engine, "--config", str(config)) as looking:
+            assert "sched_ctl" in scraped(page)
+            looking.send_signal(signal.SIGINT)
+            assert looking.wait(SOON_S) == 0
+        said = (tmp_path / "watch.log").read_text()
+        assert "this one has no page" in said and "this one does not" in said
+        assert "sched_ctl" in scraped(page)
+        assert [*records.iterdir()] == [part]

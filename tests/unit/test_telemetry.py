@@ -22,7 +22,7 @@ from sched_ctl.model.topology import Snapshot
 from sched_ctl.plugins import registry
 from sched_ctl.telemetry import reading, records, replay, schema, span
 from sched_ctl.telemetry.recorder import Recorder
-from sched_ctl.telemetry.store import Store
+from sched_ctl.telemetry.store import Store, is_recorded
 from support import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +111,24 @@ def written(folder: Path, values: list[str]) -> Path:
     store.close()
     [path] = folder.glob("*.gz")
     return path
+
+
+def test_a_file_that_grows_is_left_to_its_recorder(tmp_path: Path) -> None:
+    ours = Store(tmp_path, "n", 1 << 20)
+    ours.open(0, 0)
+    [part] = tmp_path.iterdir()
+    for value in ("a", "b"):  # before and after something is in it
+        assert is_recorded(tmp_path, "n") and not is_recorded(tmp_path, "m")
+        Store(tmp_path, "n", 1 << 20).recover()
+        assert [*tmp_path.iterdir()] == [part]
+        ours.append([records.encode(event(value, 0))])
+    ours.close()
+    assert not is_recorded(tmp_path, "n")
+    [path] = tmp_path.iterdir()
+    assert values_of(path.read_bytes())[0] == ["a", "b"]
+    path.rename(part)  # as of one that was killed
+    Store(tmp_path, "n", 1 << 20).recover()
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def values_of(data: bytes) -> tuple[list[str], list[reading.Bad]]:

@@ -1,0 +1,83 @@
+"""The page for Prometheus: one server an address."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from sched_ctl.service import endpoint
+
+
+def page(text: str) -> endpoint.Page:
+    def told(*, openly: bool = False) -> str:
+        return text
+
+    return told
+
+
+async def scraped(path: Path) -> str:
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer.decode()
+
+
+async def taken(address: str) -> None:
+    with pytest.raises(endpoint.Taken, match="somebody listens"):
+        async with endpoint.serve(address, page("second")):
+            pass
+
+
+def test_a_socket_that_answers_is_not_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "page.sock"
+
+    async def both() -> None:
+        async with endpoint.serve(str(path), page("first")):
+            await taken(str(path))
+            assert "first" in await scraped(path)
+        assert not path.exists()
+
+    asyncio.run(both())
+
+
+def test_a_socket_that_a_killed_one_left_is(tmp_path: Path) -> None:
+    path = tmp_path / "page.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+
+    async def one() -> None:
+        async with endpoint.serve(str(path), page("first")):
+            assert "first" in await scraped(path)
+
+    asyncio.run(one())
+    assert not path.exists()
+
+
+def test_what_lies_there_by_now_stays(tmp_path: Path) -> None:
+    path = tmp_path / "page.sock"
+
+    async def one() -> None:
+        async with endpoint.serve(str(path), page("first")):
+            path.unlink()
+            path.write_text("somebody else's")
+
+    asyncio.run(one())
+    assert path.read_text() == "somebody else's"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_a_port_that_is_in_use_is_told_as_such() -> None:
+    address = f"127.0.0.1:{free_port()}"
+
+    async def both() -> None:
+        async with endpoint.serve(address, page("first")):
+            await taken(address)
+
+    asyncio.run(both())
