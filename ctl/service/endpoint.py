@@ -69,10 +69,12 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
         clients += 1
         try:
             if clients <= CLIENTS:
+                writer.transport.set_write_buffer_limits(0)  # all of it is to leave in time
                 writer.write(await asyncio.wait_for(_answer(reader, page), REQUEST_S))
                 await asyncio.wait_for(writer.drain(), REQUEST_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # it went away, said nothing, or too much
+            # It went away, said nothing or too much, or does not read: nothing is kept for it
+            writer.transport.abort()
         finally:
             clients -= 1
             writer.close()

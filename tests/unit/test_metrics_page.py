@@ -1,4 +1,4 @@
-"""The page for Prometheus: one server an address."""
+"""The page for Prometheus: one server an address, and nothing kept for who does not read."""
 
 import asyncio
 import socket
@@ -81,3 +81,24 @@ def test_a_port_that_is_in_use_is_told_as_such() -> None:
             await taken(address)
 
     asyncio.run(both())
+
+
+def test_nothing_is_kept_for_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_S", 0.3)
+    port, length = free_port(), 64 << 20  # more than the kernel keeps
+
+    async def slow() -> int:
+        async with endpoint.serve(f"127.0.0.1:{port}", page("x" * length)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            await asyncio.sleep(3 * endpoint.REQUEST_S)
+            read = 0
+            try:
+                while part := await reader.read(1 << 20):
+                    read += len(part)
+            except ConnectionResetError:
+                pass
+            writer.close()
+            return read
+
+    assert asyncio.run(slow()) < length
