@@ -51,7 +51,8 @@ class Step:
 class Change:
     """A query's next numbers of replicas. held, holds: of its sources' rate, now and then, 0..1.
 
-    source_held: the sources may want more than is known. needed_cpus: for all they want.
+    source_held: the sources may want more than is known. needed_cpus: for all they want. unseen:
+    operators of which other replicas run than this machine is told of, as on another node.
     """
 
     engine: str
@@ -62,6 +63,14 @@ class Change:
     source_held: bool
     cpus: float
     needed_cpus: float
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def unchanged(self) -> str:
+        """Why there are no steps, in words."""
+        if self.unseen:
+            return f"not all replicas of {', '.join(self.unseen)} are told of here"
+        return "as many replicas as it needs"
 
     @property
     def gain(self) -> float:
@@ -107,19 +116,25 @@ def changed(
     most: int | None = None,
 ) -> Change:
     """What DS2 asks for, or what the user told. limits: now and the most, by operator; only these
-    can be changed. most: replicas of an operator, where DS2 decides.
+    can be changed, and by DS2 those alone of which all replicas are known here: what it needs
+    follows from what each could do. most: replicas of an operator, where DS2 decides.
     """
     parts = wanted.stages
     mine = [stage for stage, name in enumerate(parts.queries) if name == query]
     needed_cpus = float(np.nansum(wanted.cpus[mine]))
     enough = min(1.0, cpus / needed_cpus) if needed_cpus > 0 else 1.0
-    steps, now, then = [], enough, enough
+    steps, unseen, now, then = [], [], enough, enough
     for stage in mine:
         logical, replicas = parts.logical[stage], int(parts.replicas[stage])
         needed = float(wanted.needed[stage])
         to = replicas
         if logical in limits and not parts.graph.ingress[stage]:
-            replicas, limit = limits[logical]
+            known, (replicas, limit) = replicas, limits[logical]
+            if known != replicas:
+                unseen.append(parts.names[stage])
+                if told is None:
+                    continue
+            to = replicas
             if told is not None:
                 to = told.get(logical, replicas)
             else:
@@ -132,7 +147,9 @@ def changed(
         if math.isfinite(needed) and needed > 0 and not parts.graph.ingress[stage]:
             now, then = min(now, replicas / needed), min(then, to / needed)
     source_held = bool(wanted.source_held[mine].any())
-    return Change(engine, query, tuple(steps), now, then, source_held, cpus, needed_cpus)
+    return Change(
+        engine, query, tuple(steps), now, then, source_held, cpus, needed_cpus, tuple(unseen)
+    )
 
 
 def _enough(needed: float, replicas: int) -> int:
@@ -159,7 +176,7 @@ def refusal(change: Change, cost: float, within_s: float) -> str | None:
     """
     cost = cost if math.isfinite(cost) else UNKNOWN_S
     if not change.steps:
-        return "as many replicas as it needs"
+        return change.unchanged
     more = any(step.to > step.now for step in change.steps)
     if not more:
         if change.source_held or change.holds < 1.0:

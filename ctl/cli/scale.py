@@ -289,7 +289,7 @@ def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
         if change.holds < 0.995:
             show.text(f"{engine} {name}: {_brings(change)}; no more can be had{why}")
         else:
-            show.text(f"{engine} {name}: as many replicas as it needs{why}")
+            show.text(f"{engine} {name}: {change.unchanged}{why}")
         return
     all_of_it = "could emit" if change.source_held else "want"
     show.text(f"{engine} {name}: takes in {change.held:.0%} of what its sources {all_of_it}")

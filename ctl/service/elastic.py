@@ -143,7 +143,7 @@ async def _one(
     sure = agreed(seen.changes)
     if sure is None:
         if not change.steps:
-            return "as many as it needs"
+            return change.unchanged
         return f"may need {scaling.in_words(change.replicas)}"
     before, rate = memory.read(), _taken(one, query)
     why = refusal(sure, cost_s(before, engine, query), section.within)

@@ -410,10 +410,10 @@ def _counts(snapshot: Snapshot, query: str) -> _Counts | None:
 
 
 def _has(topology: Topology, query: str, replicas: Replicas) -> bool:
-    """Whether it runs with these replicas, by their threads."""
+    """Whether it runs with these replicas, by their threads or on other nodes."""
     running: dict[tuple[str, ...], int] = {}
     for operator in topology.operators:
-        if operator.query == query and operator.threads:
+        if operator.query == query and (operator.threads or operator.away):
             running[operator.logical] = running.get(operator.logical, 0) + 1
     return all(running.get(logical, 0) == count for logical, count in replicas.items())
 

@@ -14,7 +14,7 @@ from sched_ctl.drivers.sources import search, thrift
 from sched_ctl.drivers.storm.workers import query_of, workers
 from sched_ctl.kernel import hotspot, procfs
 
-__all__ = ["StormScaler", "connect", "sizes"]
+__all__ = ["StormScaler", "connect", "hosts", "sizes"]
 
 MAIN = "org.apache.storm.daemon.nimbus.Nimbus"
 PORT = 6627  # nimbus.thrift.port
@@ -25,7 +25,7 @@ NAME = ID = 1
 OPTIONS = 2
 NO_ERRORS = 1  # NumErrorsChoice
 RESULT, STATUS, EXECUTORS = 0, 5, 4
-TASKS, COMPONENT = 1, 2
+TASKS, COMPONENT, HOST = 1, 2, 3
 WAIT_S, NEW_EXECUTORS = 1, 3
 DRAIN_S = 5  # that spouts are held, so that what is under way leaves
 
@@ -101,6 +101,13 @@ class StormScaler:
 
     def secure(self, query: str, timeout_s: float) -> None:
         """Wait until nothing else is under way with it. There is no state that Storm could keep."""
+        count = len(hosts(self.info().get(EXECUTORS)))
+        if count > 1:
+            raise EngineError(
+                f"{self._name} runs on {count} nodes, of which one is seen from here: whether a "
+                "change has come into force could not be told; nothing was changed",
+                f"where Nimbus runs: storm rebalance {self._name} -e COMPONENT=EXECUTORS",
+            )
         end_s = time.monotonic() + timeout_s
         while (status := str(self.info().get(STATUS))) != "ACTIVE":
             if time.monotonic() >= end_s:
@@ -127,6 +134,17 @@ class StormScaler:
                 said = refusal.get(1, refusal) if isinstance(refusal, Mapping) else refusal
                 raise EngineError(f"{self._name}: Nimbus refuses: {str(said)[:200]}")
         return answer
+
+
+def hosts(executors: Any) -> set[str]:
+    """Nodes that executors of the user's components run on."""
+    return {
+        host
+        for one in (executors if isinstance(executors, list) else ())
+        if isinstance(one, Mapping)
+        and isinstance(host := one.get(HOST), str)
+        and not str(one.get(COMPONENT)).startswith("__")
+    }
 
 
 def sizes(executors: Any) -> Sizes:

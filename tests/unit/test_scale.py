@@ -83,6 +83,27 @@ def test_what_the_user_says_goes_before_what_is_worked_out() -> None:
     assert limited.steps == ()
 
 
+def test_replicas_elsewhere_are_not_taken_for_too_many() -> None:
+    """Of four on two nodes two are told of here: what they need is no number of all four."""
+    half = of(replicated(1, 2, 1), [400, 200, 200, 400], [400, 200, 200, 400], [0.1, 0.9, 0.9, 0.1])
+    limits = {**LIMITS, ("b",): (4, 8)}
+    change = changed(half, "e", "q", 8.0, limits)
+    assert change.steps == () and change.unseen == ("b",)
+    assert refusal(change, 1.0, 600) == "not all replicas of b are told of here"
+    assert change.held == 1.0
+    told = changed(half, "e", "q", 8.0, limits, told={("b",): 6})
+    assert told.replicas == {("b",): 6}
+    assert changed(three(), "e", "q", 0.5, LIMITS).unchanged == "as many replicas as it needs"
+
+
+def test_a_replica_on_another_node_is_one() -> None:
+    here = PhysicalOperator("q", "b 1", ("b",), threads=(Thread(1, 1, 1),))
+    there = PhysicalOperator("q", "b 2", ("b",), away=True)
+    yet_to_come = PhysicalOperator("q", "b 3", ("b",))
+    topology = Topology("e", (here, there, yet_to_come), (), (), ())
+    assert scaling._has(topology, "q", {("b",): 2})
+
+
 def asked(*to: int) -> Change | None:
     return agreed([replace(change_of(3, n, 0.5, 0.9), source_held=False) for n in to])
 

@@ -5,13 +5,14 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
+from sched_ctl.drivers import Target
 from sched_ctl.drivers.sources import thrift
-from sched_ctl.drivers.storm.scaling import sizes
+from sched_ctl.drivers.storm.scaling import StormScaler, hosts, sizes
 from sched_ctl.errors import EngineError
 
 REPLY, REFUSED = 0x8001_0002, 0x8001_0003
@@ -131,6 +132,24 @@ def test_structures_within_structures_have_an_end() -> None:
 
 def executor(component: str, first: int, last: int) -> dict[int, Any]:
     return {1: {1: first, 2: last}, 2: component}
+
+
+def test_nodes_of_executors() -> None:
+    told = [executor("d", 1, 2) | {3: "a"}, executor("e", 3, 3) | {3: "a"}]
+    assert hosts([*told, executor("__acker", 4, 4) | {3: "b"}, executor("d", 5, 5), 7]) == {"a"}
+    assert hosts([*told, executor("d", 5, 5) | {3: "b"}]) == {"a", "b"}
+    assert hosts(None) == set()
+
+
+@pytest.mark.parametrize(("others", "refused"), [("a", False), ("b", True)])
+def test_a_topology_on_several_nodes_is_left_alone(
+    others: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [executor("d", 1, 2) | {3: "a"}, executor("e", 3, 3) | {3: others}]
+    monkeypatch.setattr(StormScaler, "info", lambda _: {4: told, 5: "ACTIVE"})
+    scaler = StormScaler(Target("storm", "t"), "t-1-1", 1, ("127.0.0.1", 1))
+    with pytest.raises(EngineError, match="runs on 2 nodes") if refused else nullcontext():
+        scaler.secure("t", 1.0)
 
 
 def test_executors_and_tasks_of_components() -> None:
