@@ -367,7 +367,7 @@ class Rule:
             claims.helpers(fair=fair),
             before.memory if before is not None else NOTHING,
             before.targets if before is not None else {},
-            cpus_of(e.target.pid for e in engines if e.target.pid) if self.section.target else 1.0,
+            cpus_of(e.target.pid for e in engines if e.target.pid) if policy.targets else 1.0,
             before is not None and before.standing,
         )
 

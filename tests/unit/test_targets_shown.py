@@ -5,6 +5,7 @@ import gzip
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sched_ctl.cli import targets as words
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
+from sched_ctl.metrics.feasibility import Judgement, Standing
 from sched_ctl.model.targets import Target
 from sched_ctl.model.topology import Latencies, Snapshot
 from sched_ctl.service import bottlenecks, recording, views
@@ -236,3 +238,38 @@ def test_it_is_recorded(tmp_path: Path) -> None:
             assert line["source"] == ["counted", "counted"] and line["time"][0] > 0
         assert line["met"][0] == pytest.approx(0.99 * line["told"][0], abs=1)
     assert any("time" in line for line in found), "what came of it"
+
+
+class Loaded(FakeEngine):
+    """A CPU and a half: .9 for the first of three operators, half as much for each next one."""
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        told = super().poll(timeout_s)
+        return replace(told, columns={**told.columns, "cpu_time": np.full(3, 0.9 * told.time_s)})
+
+
+def test_a_policys_own_targets_are_judged_by_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load of 1.5 CPUs was more than the one that was counted."""
+    monkeypatch.setattr("sched_ctl.controller.rule.cpus_of", lambda _: 4.0)
+    engine = Loaded("a", {"q": 3})
+    engine.queue = np.zeros(3)
+    options = {"targets": [{"queries": ["*"], "latency": "1s"}]}
+
+    async def run() -> list[Judgement]:
+        section = Section(policy="deadline", options=options)
+        controller = Controller(
+            Settings(policy=(section,), period=0.05), FakeEngine.kind(engine), None
+        )
+        try:
+            await controller.start()
+            for _ in range(4):
+                await asyncio.sleep(0.05)
+                await controller.step(controller.rules)
+            [schedule] = controller.rules[0].schedules.values()
+            return list(schedule.targets.values())
+        finally:
+            controller.close()
+
+    [found] = asyncio.run(run())
+    assert found.load.cpus == pytest.approx(1.5, rel=0.4) and found.load.cpus > 1
+    assert found.standing is Standing.MEETS
