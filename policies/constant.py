@@ -4,7 +4,7 @@ A pattern is a shell pattern over "query/operator", or over the query alone ("et
 first one that matches counts, in the order given; operators that none matches get the default.
 """
 
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from sched_ctl.model.patterns import first
 from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
+
+KEPT = 1 << 16  # names whose priority is remembered: an engine may tell others for ever
 
 
 def policy(
@@ -26,7 +28,7 @@ def policy(
     if level not in levels:
         raise UserError(f"policy constant: no level {level!r}{near_miss(level, levels)}")
 
-    @cache
+    @lru_cache(KEPT)
     def priority(query: str, name: str) -> float:
         found = first(table, f"{query}/{name}", query)
         return default if found is None else found

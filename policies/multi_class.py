@@ -10,7 +10,7 @@ the order of the others.
 """
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from sched_ctl.plugins import registry
 
 __all__ = ["policy"]
 
+KEPT = 1 << 16  # names whose class is remembered: an engine may tell others for ever
 DEFAULT = {"[Hh][Ii][Gg][Hh]*": "fcfs", "*": "hr"}
 
 
@@ -54,7 +55,7 @@ def policy(
     if any(part.level is not Level.PHYSICAL for part in parts.values()):
         raise ValueError("the policies of classes must be on physical operators")
 
-    @cache
+    @lru_cache(KEPT)
     def class_of(query: str) -> int:
         return next((i for i, p in enumerate(parts) if fits((p,), query)), len(parts))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +185,24 @@ def test_random_repeats_with_its_seed_and_draws_again_each_period() -> None:
     assert_allclose(first, same.urgency(of).static)
     assert (first != one.urgency(of).static).any()
     assert (first != other.urgency(of).static).all()
+
+
+def caches_of(function: Any) -> list[Any]:
+    """Caches that a function uses, or functions that it uses."""
+    used = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    found = [one for one in used if hasattr(one, "cache_info")]
+    return found + [cache for one in used if callable(one) for cache in caches_of(one)]
+
+
+@pytest.mark.parametrize("name", ["constant", "multi-class"])
+def test_names_that_come_and_go_are_not_all_remembered(name: str) -> None:
+    """An engine's user chooses them, and the controller is root's."""
+    policy, many = registry.policy(name), 70_000
+    for first in range(0, many, 10):
+        names = plan({f"q{query}": ["a"] for query in range(first, first + 10)})
+        policy.urgency(frame(names, **{metric: [1.0] * 10 for metric in policy.needs}))
+    sizes = [cache.cache_info().currsize for cache in caches_of(policy.urgency)]
+    assert sizes and max(sizes) <= 1 << 16
 
 
 def test_constant_takes_the_first_pattern_that_fits() -> None:
