@@ -110,7 +110,7 @@ class ScxOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="share of each CPU for operators in partial mode; 0 = 90 if operators "
             "go first, else 50",
             ge=0,
-            le=95,
+            le=90,  # the kernel's 95, less the 5 of the fair class's own server
             extra={"unit": "%"},
         ),
     ] = 0

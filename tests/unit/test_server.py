@@ -1,10 +1,12 @@
 """The deadline server's share, and the scheduler that is attached with it. In plain files."""
 
+import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sched_ctl.backends.scx import server as deadline_server
 from sched_ctl.backends.scx.backend import Loaded, Scx
 from sched_ctl.backends.undo import put_back
 from sched_ctl.backends.undo.journal import Journal, JournalError
@@ -85,3 +87,26 @@ def test_a_full_journal_keeps_no_scheduler_from_its_monitor(
     one._monitor.stop()
     assert backend.restore() == ()
     assert found(server) == BEFORE and not journal.state
+
+
+def test_a_share_that_the_kernel_refuses_leaves_what_was(
+    server: Path,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is written last: what came before would leave operators less than they had."""
+    write, written = Path.write_text, []
+
+    def refused(file: Path, text: str) -> int:
+        if text == "90000000":
+            raise OSError(errno.EBUSY, "Device or resource busy", str(file))
+        written.append(text)
+        return write(file, text)
+
+    deadline_server.note(journal)
+    monkeypatch.setattr(Path, "write_text", refused)
+    deadline_server.raise_to(journal, 90)
+    assert written == ["1000000", "100000000"]
+    assert found(server) == BEFORE and not journal.state
+    assert "busy: beside a hog operators have 5% of the CPU, not 90%" in caplog.text

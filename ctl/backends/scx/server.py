@@ -30,7 +30,11 @@ def note(journal: Journal) -> None:
 
 
 def raise_to(journal: Journal, percent: int) -> None:
-    """Give SCHED_EXT threads this share of each CPU against the fair class; see `note`."""
+    """Give SCHED_EXT threads this share of each CPU against the fair class; see `note`.
+
+    The kernel refuses it (EBUSY) where deadline threads, and the fair class's own server with 5%,
+    leave less of a CPU's 95%: then the server is what it was.
+    """
     wanted = percent * PERIOD_NS // 100
     for folder in schedext.server_files():
         runtime, period = _files(folder)
@@ -42,11 +46,27 @@ def raise_to(journal: Journal, percent: int) -> None:
             period.write_text(str(PERIOD_NS))
             runtime.write_text(str(wanted))
         except OSError as error:
-            log.warning("%s: %s: operators may starve beside a hog", folder, error.strerror)
+            for problem in put_back.files(journal, map(str, _files(folder))):
+                log.warning("%s", problem)
+            log.warning(
+                "%s: %s: beside a hog operators have %s of the CPU, not %d%%",
+                folder,
+                error.strerror,
+                _share(folder),
+                percent,
+            )
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
     return folder / "runtime", folder / "period"
+
+
+def _share(folder: Path) -> str:
+    try:
+        runtime, period = (int(file.read_text()) for file in _files(folder))
+        return f"{runtime / period:.0%}"
+    except (OSError, ValueError, ZeroDivisionError):
+        return "an unknown part"
 
 
 def lower(journal: Journal) -> list[str]:
