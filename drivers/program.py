@@ -261,13 +261,13 @@ class ProgramDriver(KernelDriver):
         self._comms: dict[int, str] = {}  # names in the kernel when the machine was asked last
         super().__init__(target, pids, self._told)
         self._counters: dict[str, str] = {}
-        self._parts: dict[str, _Parts] = {}
+        self._shared: dict[str, _Parts] = {}
         self._page: Page | None = None
         if program.metrics is None:
             return
         told = {"tuples_in": program.metrics.tuples_in, "tuples_out": program.metrics.tuples_out}
         self._counters = {name: text for name, text in told.items() if text}
-        self._parts = {name: _Parts() for name in self._counters}
+        self._shared = {name: _Parts() for name in self._counters}
         # Wake-ups given, over tuples taken in, would be no selectivity.
         self.provides = self.provides - told.keys() | self._counters.keys()
         self.derived = {name: how for name, how in self.derived.items() if name not in told}
@@ -331,7 +331,7 @@ class ProgramDriver(KernelDriver):
                     totals[name][key] = totals[name].get(key, 0.0) + value
         who = [(operator.query, operator.logical, operator.threads) for operator in operators]
         return {
-            name: self._parts[name].update(series, totals[name], who)
+            name: self._shared[name].update(series, totals[name], who)
             for name, series in wanted.items()
         }
 

@@ -75,8 +75,8 @@ class JobManager:
             case ["jobs", _, "vertices", _]:
                 return {"subtasks": [task]}
             case ["jobs", _, "vertices", vertex, "metrics"]:
-                names = parse_qs(urlsplit(path).query)["get"][0].split(",")
-                return [{"id": n, "value": str(self._value(vertex, n))} for n in names]
+                wanted = parse_qs(urlsplit(path).query)["get"][0].split(",")
+                return [{"id": n, "value": str(self._value(vertex, n))} for n in wanted]
         raise AssertionError(path)
 
     def _value(self, vertex: str, name: str) -> float:
