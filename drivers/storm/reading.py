@@ -36,8 +36,9 @@ class Reading:
         room = [(row, one) for row, one in mine if one.what == CAPACITY]
         self._room = _Column(self._n, room)
         self._latency = _Latency(self._n, mine)
-        self._last_s = -math.inf
-        self.period_s = math.nan  # between reports
+        # By operator, for workers report on their own: when a length came last, and how often.
+        self._last_s: Array = np.full(self._n, -math.inf)
+        self._periods_s: Array = np.full(self._n, math.nan)
 
     @property
     def step(self) -> int:
@@ -46,20 +47,25 @@ class Reading:
         return min(steps, default=0)
 
     @property
-    def newest_s(self) -> float:
-        """When a queue's length came last, time.monotonic()."""
-        return float(self._queues[0].received().max(initial=-np.inf))
+    def period_s(self) -> float:
+        """Between reports of the worker that reports least often; NaN if not known yet."""
+        known = self._periods_s[np.isfinite(self._periods_s)]
+        return float(known.max()) if len(known) else math.nan
+
+    def _follow(self) -> None:
+        newest_s = self._queues[0].newest()
+        with np.errstate(invalid="ignore"):
+            passed = newest_s - self._last_s
+        # The shortest of late: we may look less often than reports come.
+        shortest = np.fmin(passed, 1.1 * self._periods_s)
+        came = (passed > 0) & np.isfinite(self._last_s)
+        self._periods_s = np.where(came, shortest, self._periods_s)
+        self._last_s = newest_s
 
     def columns(self) -> dict[str, Array]:
         """The columns of PROVIDES, now."""
         now_s = time.monotonic()
-        newest_s = self.newest_s
-        if newest_s > self._last_s:
-            if math.isfinite(self._last_s):
-                passed = newest_s - self._last_s
-                # The shortest of late: we may look less often than reports come.
-                self.period_s = min(passed, 1.1 * self.period_s if self.period_s > 0 else passed)
-            self._last_s = newest_s
+        self._follow()
         period_s = min(self.period_s, LONGEST_PERIOD_S) if self.period_s > 0 else LONGEST_PERIOD_S
         oldest_s = now_s - max(STALE_S, STALE_REPORTS * period_s)
         # Every task of an executor reports the one queue that they share.
@@ -86,6 +92,12 @@ class _Column:
 
     def received(self) -> Array:
         return np.array([one.received_s for one in self.series], dtype=np.float64)
+
+    def newest(self) -> Array:
+        """(n,) when each row's last value came."""
+        found: Array = np.full(self.n, -np.inf)
+        np.maximum.at(found, self.rows, self.received())
+        return found
 
     def largest(self, oldest_s: float) -> Array:
         """(n,) the largest of each row's values; NaN where all are unknown, or too old."""
@@ -148,8 +160,6 @@ class _Counter(_Column):
         count = np.bincount(self.rows, values, self.n).astype(np.float64)
         slack = np.array([max(0, step - 1) for step in self.steps], dtype=np.float64)
         band = np.bincount(self.rows, slack, self.n).astype(np.float64)
-        received: Array = np.full(self.n, -np.inf)
-        np.maximum.at(received, self.rows, self.received())
         # A series comes to be with the first tuple it counts.
         count = np.where(self._has, count, np.nan)
-        return self._smooth.update(now_s, count, received, band)
+        return self._smooth.update(now_s, count, self.newest(), band)

@@ -225,6 +225,26 @@ def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert later["tuples_in"][row["toll_las", 10]] == 600
 
 
+def test_two_workers_that_report_soon_after_another_are_both_known_until_their_next_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every 10 s each, half a second apart: the period is 10 s, and no queue is unknown between."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    series, here = reported(), running()
+    made = Reading(here, take_apart(TOPOLOGY, series))
+    rows = np.isfinite(made.columns()["queue_size"])
+    known = []
+    for tick in range(80):
+        clock[0] = 100.0 + tick / 2
+        for name, one in series.items():
+            if tick % 20 == ("toll_las" in name):
+                one.take(one.value, clock[0])
+        known.append(bool(np.isfinite(made.columns()["queue_size"][rows]).all()))
+    assert all(known[21:]), known
+    assert made.period_s == pytest.approx(10.0)
+
+
 def test_complete_latency_counts_while_tuples_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a spout reports stands still with it; one of two streams that is done is enough."""
     now_s = 100.5
