@@ -35,6 +35,7 @@ __all__ = [
     "COUNTED",
     "FEWEST_SAMPLES",
     "LITTLE",
+    "PATIENCE_S",
     "REPORTED",
     "UNKNOWN",
     "Effect",
@@ -49,6 +50,7 @@ COUNTED, REPORTED, AWAKE, LITTLE, UNKNOWN = "counted", "reported", "awake", "lit
 LONGEST_GAP_S = 30.0  # between two snapshots; more is a suspended machine, or a wrong clock
 LONGEST_S = 1e9  # in the system, thirty years; who tells more does not know it
 FEWEST_SAMPLES = 3  # that tell of anything
+PATIENCE_S = 120.0  # that a phase lasts longer for an engine which tells nothing new
 MOST_SAMPLES = 1024  # of queues that are kept; beyond, every other one goes
 
 
@@ -96,14 +98,16 @@ class Effect:
 class Span:
     """An engine from one snapshot to another, of the same topology.
 
-    waiting: (n,) integral of the queues' lengths, tuple-seconds; NaN where they are not told.
-    queues: of each sample (q,) tuples in all queues of a query. latency: of each, (q,) the mean
-    that the engine reports, s. stride: one sample of so many is kept.
+    waiting: (n,) integral of the queues' lengths over the time in which they were told, known_s,
+    tuple-seconds. queues: of each sample (q,) tuples in all queues of a query, NaN if one that was
+    told before is not. latency: of each, (q,) the mean that the engine reports, s. stride: one
+    sample of so many is kept.
     """
 
     first: Snapshot
     now: Snapshot
     waiting: Array
+    known_s: Array
     queues: tuple[Array, ...] = ()
     latency: tuple[Array, ...] = ()
     samples: int = 0
@@ -115,7 +119,8 @@ class Span:
 
 
 def begin(snapshot: Snapshot) -> Span:
-    return Span(snapshot, snapshot, np.zeros(len(snapshot.topology.operators)))
+    n = len(snapshot.topology.operators)
+    return Span(snapshot, snapshot, np.zeros(n), np.zeros(n))
 
 
 def seen(span: Span | None, snapshot: Snapshot) -> Span:
@@ -129,13 +134,14 @@ def seen(span: Span | None, snapshot: Snapshot) -> Span:
         return begin(snapshot)
     window = Window(snapshot)
     queue = queues_of(window)
-    span = replace(
-        span, now=snapshot, waiting=span.waiting + queue * gap_s, samples=span.samples + 1
-    )
+    told = np.isfinite(queue)
+    waiting = span.waiting + np.where(told, queue, 0.0) * gap_s
+    known_s = span.known_s + told * gap_s
+    span = replace(span, now=snapshot, waiting=waiting, known_s=known_s, samples=span.samples + 1)
     if span.samples % span.stride:
         return span
     rows, n = snapshot.topology.query_rows, len(snapshot.topology.queries)
-    queues = (*span.queues, _sum(rows, n, np.nan_to_num(queue)))
+    queues = (*span.queues, _sum(rows, n, np.where(known_s > 0, queue, 0.0)))
     latency = (*span.latency, _reported(window, rows, n))
     if len(queues) > MOST_SAMPLES:
         queues, latency = queues[::2], latency[::2]
@@ -202,13 +208,15 @@ def queues_of(window: Window) -> Array:
 def _little(span: Span, taken: Array, rows: Index, n: int) -> Array:
     """(n,) by query: W = Q / rate in each queue, added up along the way, in s.
 
-    A queue that nothing is taken from while tuples wait has kept them for as long as we look.
+    A queue that nothing is taken from while tuples wait has kept them for as long as we look. NaN
+    where one that is told now and then was not for more than half of the time.
     """
     graph, seconds = span.now.topology.graph, span.seconds
-    mean = divide(span.waiting, np.full(graph.n, seconds))
+    mean = divide(span.waiting, span.known_s)
     wait = np.where(taken > 0, divide(mean, taken), np.where(mean > 0, seconds, np.nan))
     wait = np.where(mean == 0, 0.0, wait)
-    known = np.bincount(rows, np.isfinite(wait), n) > 0
+    rarely = (span.known_s > 0) & (2 * span.known_s < seconds)
+    known = (np.bincount(rows, np.isfinite(wait), n) > 0) & (np.bincount(rows, rarely, n) == 0)
     wait = np.nan_to_num(wait)
     given = Window(span.now, span.first).rate("tuples_out")
     ends = np.where(graph.egress, _along(graph, wait, given), np.nan)

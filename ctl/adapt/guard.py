@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sched_ctl.adapt.effect import Span, effects, few, seen
+from sched_ctl.adapt.effect import PATIENCE_S, Span, effects, few, seen
 from sched_ctl.adapt.race import MEDIAN, Figures, Objective, compare
 from sched_ctl.metrics.window import Window
 
@@ -26,7 +26,6 @@ ERRORS = {4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50}
 FEWEST = min(ERRORS)  # comparisons before anything is said
 WHAT = ("throughput", "wait", "median")
 SETTLE = 0.3  # of a phase, in which what was queued under the other regime goes
-LONGEST_S = 120.0  # that a phase lasts longer for an engine which tells nothing new
 
 
 def worse(ratios: Sequence[float], margin: float = MARGIN) -> bool:
@@ -73,7 +72,7 @@ class Guard:
             if window.now.time_s >= settled_s:
                 self._spans[name] = seen(self._spans.get(name), window.now)
         late_s = now_s - self.changes_s
-        if late_s < 0 or (few(self._spans, windows) and late_s < LONGEST_S):
+        if late_s < 0 or (few(self._spans, windows) and late_s < PATIENCE_S):
             return None
         spans = [span for name, span in self._spans.items() if name in windows]
         figures = Figures(tuple(effect for span in spans for effect in effects(span)))

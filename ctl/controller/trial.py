@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sched_ctl.adapt import race as races
-from sched_ctl.adapt.effect import FEWEST_SAMPLES, Effect, Span, effects, few, seen
+from sched_ctl.adapt.effect import FEWEST_SAMPLES, PATIENCE_S, Effect, Span, effects, few, seen
 from sched_ctl.adapt.race import OS, Figures, Race
 from sched_ctl.config.settings import Section
 from sched_ctl.metrics.window import Window
@@ -21,7 +21,6 @@ AUTO = "auto"
 EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
-LONGEST_S = 120.0  # that an engine is waited for which tells nothing new
 PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
 LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
 
@@ -156,7 +155,7 @@ class Trial:
         self.pressure.append(pressure)
         # Where passes, or an engine's counts, are rare a phase is longer.
         little = len(self.pressure) < FEWEST_SAMPLES or (
-            few(self.spans, windows) and passed_s < LONGEST_S
+            few(self.spans, windows) and passed_s < PATIENCE_S
         )
         over = passed_s >= self.phase_s and not little
         early = self.own or little or now_s < self.next_s

@@ -185,6 +185,26 @@ def test_targets_by_littles_law_are_met_in_so_many_samples() -> None:
     assert 0 < effect.error < 1
 
 
+@pytest.mark.parametrize(("every", "time_s"), [(5, 0.15), (2, 0.15), (1, NAN)])
+def test_a_queue_that_is_not_told_now_and_then_is_not_an_empty_one(
+    every: int, time_s: float
+) -> None:
+    """At 100/s, 10 and 5 tuples wait; now and then the first is not told."""
+    topology, span = plan({"q": "abc"}), None
+    for second in range(12):
+        count = [100.0 * second] * 3
+        silent = second % every == 0 and second != 3
+        queue = [NAN, NAN if silent else 10, 5]
+        span = seen(
+            span, snapshot(topology, second, tuples_in=count, tuples_out=count, queue_size=queue)
+        )
+    assert span is not None
+    [effect] = effects(span, {"q": 0.2})
+    assert effect.time_s == pytest.approx(time_s, nan_ok=True)
+    if math.isfinite(time_s):
+        assert effect.within_target == 1.0 and effect.error == pytest.approx(0, abs=1e-9)
+
+
 def test_clocks_that_jump_begin_a_new_span() -> None:
     topology = plan({"q": "ab"})
     span = steady(topology, [10, 10], [0, 1])
