@@ -22,13 +22,18 @@ out by mistake takes part in the next race, while one that is worse costs each p
 at each look. When nothing is told apart within `MOST_ROUNDS`, the system's own stays; if the best
 seems to be better by then (`HOPE`), within twice as many.
 
-*Harm.* A phase three times as bad as the system's own is ended at once and costs a strike; the next
-phase is the system's own and counts for nothing, as what queued must drain; two strikes are out.
+*Harm.* While arms are tried a phase three times as bad as the system's own, in the same stretch of
+time, is ended at once and costs a strike; the next phase is the system's own and counts for
+nothing, as what queued must drain; two strikes are out.
+
+*Calm.* Where nobody waits for a CPU nothing is tried and nothing changed. A half-round that ends so
+goes on when somebody waits again; phases are compared with those of the same stretch alone. When
+`MOST_BROKEN` stretches in a row were too short to compare anything, the system's own stays.
 
 *Afterwards* the winner stays. A phase of the system's own now and then, the rarer the more it would
 cost, is compared with those before and after; where that looks bad the next one comes soon. When
 rates, costs, engines or times are no longer those under which it won, the race opens again, and
-after `REOPEN` phases anyway. Where nobody waits for a CPU nothing is tried and nothing changed.
+after `REOPEN` phases anyway.
 """
 
 import math
@@ -70,6 +75,7 @@ LEAST_S = (
 FEWEST = 4  # half-rounds before anything is said
 ROUNDS = 3  # after so many the best is kept, if it is better than the system's own
 MOST_ROUNDS = 12
+MOST_BROKEN = 24  # stretches in a row that end before an arm could be compared
 HARM = math.log(3.0)  # so much worse in one phase is ended at once
 LOST = -math.log(0.98)  # throughput
 LOST_MUCH = -math.log(0.7)
@@ -137,7 +143,9 @@ class Arm:
 class Race:
     """The state. turn: the arm in force, for one phase. kept: the one that stays while nothing is
     tried. expected: the one that was best elsewhere; 0 = none. drop: this phase does not count.
-    left: turns of this half-round that are still to come, `seen`: what those that are over gave.
+    left: turns of this half-round that are still to come, `seen`: what those that are over gave, in
+    this stretch of time; os: the last of the system's own in it. broken: stretches in a row in
+    which nothing could be compared.
 
     Afterwards: checks: scores of the winner. before: its phase before one of the system's own.
     """
@@ -153,7 +161,8 @@ class Race:
     left: tuple[int, ...] = ()
     seen: tuple[tuple[int, Figures], ...] = ()
     half: int = 0
-    os: Figures = field(default_factory=Figures)  # the last of the system's own
+    broken: int = 0
+    os: Figures = field(default_factory=Figures)
     checks: tuple[Score, ...] = ()
     before: Figures | None = None
     own: Figures | None = None
@@ -182,13 +191,11 @@ def step(race: Race, figures: Figures) -> Race:
     arm = race.arms[race.turn]
     race = _with_arm(race, race.turn, replace(arm, phases=arm.phases + 1))
     if not figures.pressed:
-        return replace(
-            race, turn=race.kept, drop=True, begun=False, left=(), seen=(), before=None, own=None
-        )
+        return _calm(race)
     if race.mode == "kept":
         return _watch(race, figures)
     if not race.begun:
-        return replace(race, begun=True, turn=0, drop=True, left=_order(race), seen=())
+        return _begun(race, race.left or _order(race))
     if race.drop:
         return _next(replace(race, drop=False))
     if race.turn == 0:
@@ -286,25 +293,58 @@ def spending(look: int, arms: int) -> float:
 # --- the race ---
 
 
+def _begun(race: Race, order: tuple[int, ...]) -> Race:
+    """Arms are tried from now on: first the system's own, which what follows is compared with."""
+    order = order if order[0] == 0 else (0, *order)
+    return replace(race, begun=True, turn=0, drop=True, left=order, seen=(), os=Figures())
+
+
+def _calm(race: Race) -> Race:
+    """Nobody waits any more: what this half-round gave so far counts, the rest is still to come."""
+    if race.begun:
+        undone = () if race.drop else (race.turn,)
+        if not any(turn == 0 for turn, _ in race.seen):
+            undone = (*(turn for turn, _ in race.seen), *undone)
+        compared = len(race.seen) > 1 and not undone[:-1]
+        broken = 0 if compared else race.broken + 1
+        race = replace(_reckoned(race), left=(*undone, *race.left), broken=broken)
+        if not any(race.left):
+            race = _ended(race)
+        elif broken >= MOST_BROKEN:
+            race = _kept(race, 0, "threads never wait for long enough to compare anything")
+    return replace(
+        race, turn=race.kept, drop=True, begun=False, before=None, own=None, os=Figures()
+    )
+
+
 def _next(race: Race) -> Race:
     """The next turn; after the last one of a half-round the reckoning."""
-    if race.left:
-        return replace(race, turn=race.left[0], left=race.left[1:])
+    if not race.left:
+        race = _ended(_reckoned(race))
+        if race.mode == "kept":
+            return race
+    return replace(race, turn=race.left[0], left=race.left[1:])
+
+
+def _reckoned(race: Race) -> Race:
+    """With a score of each arm that was seen, beside what was seen of the system's own."""
     own = [figures for turn, figures in race.seen if turn == 0]
     arms = list(race.arms)
     for turn, figures in race.seen:
-        if turn:
+        if turn and own:
             beside = [compare(figures, other, race.objective) for other in own]
             score = _means(list(zip(*beside, strict=True)))
             arms[turn] = replace(arms[turn], scores={**arms[turn].scores, race.half: score})
     arms = [replace(arm, ratio=arm.time if math.isfinite(arm.time) else arm.ratio) for arm in arms]
-    race = replace(race, arms=tuple(arms), half=race.half + 1, seen=())
+    return replace(race, arms=tuple(arms), seen=())
+
+
+def _ended(race: Race) -> Race:
+    """A half-round is over: the next one, or after a whole round whoever has won by then."""
+    race = replace(race, half=race.half + 1)
     if race.half % 2 == 0:
         race = _judged(race)
-        if race.mode == "kept":
-            return race
-    order = _order(race)
-    return replace(race, turn=order[0], left=order[1:])
+    return race if race.mode == "kept" else replace(race, left=_order(race))
 
 
 def _order(race: Race) -> tuple[int, ...]:
@@ -417,6 +457,8 @@ def _kept(race: Race, winner: int, why: str) -> Race:
         drop=True,
         left=(),
         seen=(),
+        broken=0,
+        os=Figures(),
         checks=(),
         before=None,
         own=None,
@@ -474,7 +516,7 @@ def _checked(race: Race, after: Figures) -> Race:
     own = race.own
     two = [compare(figures, own, race.objective) for figures in (race.before, after)]
     score = _means(list(zip(*two, strict=True)))
-    race = replace(race, checks=(*race.checks, score), before=None, own=None)
+    race = replace(race, checks=(*race.checks, score), before=None, own=None, os=Figures())
     if score.time > DOUBT or score.lost > 2 * LOST:
         race = replace(race, check_in=SOON)
     looks = len(race.checks) - FEWEST + 1
@@ -493,7 +535,7 @@ def _reopened(race: Race, why: str) -> Race:
     """All take part again, from nothing."""
     arms = tuple(replace(arm, scores={}, strikes=0, out="") for arm in race.arms)
     race = replace(race, arms=arms, mode="race", half=0, why=why, checks=(), before=None, own=None)
-    return replace(race, begun=True, turn=0, drop=True, left=_order(race), seen=(), odd=0)
+    return _begun(replace(race, broken=0, odd=0), _order(race))
 
 
 def changed(usual: Sequence[Figures], now: Figures) -> str:

@@ -276,6 +276,59 @@ def test_where_nobody_waits_nothing_is_tried() -> None:
     assert step(race, pressed).turn == 0, "and begins with the system's own again"
 
 
+def spells(busy: int, every: int, phases: int, **kwargs: Any) -> World:
+    """A world in which threads wait in `busy` phases of each `every` alone."""
+    world = World(always(0.5, 0.8, 1.2), 0.1, **kwargs)
+    for phase in range(phases):
+        if phase % every < busy:
+            world.run(1)
+        else:
+            world.race = step(world.race, Figures(pressed=False))
+    return world
+
+
+@pytest.mark.parametrize(("busy", "every"), [(4, 6), (5, 6), (6, 12), (8, 40)])
+def test_a_race_goes_on_from_one_busy_spell_to_the_next(busy: int, every: int) -> None:
+    for seed in range(3):
+        world = spells(busy, every, 90 * every // (busy - 3), seed=seed)
+        assert world.race.races > 0 and {*world.kept} == {-1, 1}, (seed, world.race)
+
+
+def test_where_spells_are_too_short_to_compare_the_systems_own_stays() -> None:
+    world = spells(3, 6, 400)
+    assert (world.race.kept, world.race.mode) == (0, "kept")
+    assert "long enough" in told(world.race)
+    assert world.turns[100:] == [0] * len(world.turns[100:])
+
+
+def test_an_arm_is_compared_with_the_same_spell_alone() -> None:
+    """By night all take 20 ms and by day 100: nobody does harm, and nobody is better."""
+    race = opened(["a"])
+    for spell in range(40):
+        figures = Figures((effect("q", 0.02 if spell % 2 else 0.1),))
+        for phase in range(9):
+            calm = Figures(figures.effects, pressed=False)
+            race = step(race, calm if phase > 4 + spell % 3 else figures)
+    assert race.arms[1].strikes == 0 and not race.arms[1].out
+    assert all(score.time == 0 for score in race.arms[1].scores.values())
+    assert len(race.arms[1].scores) > 8
+
+
+def test_bursts_that_slow_all_orders_alike_do_not_open_it_again() -> None:
+    """Two phases of each eighteen take eight times as long, whoever orders."""
+
+    def ratios(phase: int) -> Sequence[float]:
+        burst = 8.0 if phase > 60 and phase % 18 < 2 else 1.0
+        return burst, 0.5 * burst, 0.8 * burst
+
+    world = World(ratios, 0.1, race=opened(["a", "b"]))
+    world.run(60)
+    assert world.race.kept == 1
+    world.run(240)
+    assert world.race.races <= 2 and "harm" not in world.race.why
+    assert world.turns[60:].count(0) < 0.25 * 240
+
+
 def test_no_more_than_two_phases_in_a_row_are_not_the_systems_own() -> None:
     for arms in range(1, 5):
         world = World(always(*[0.99] * arms), 0.2, race=opened([*"abcd"[:arms]]))
