@@ -3,6 +3,7 @@
 import logging
 import math
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -121,6 +122,7 @@ def _apply(
         if json:
             show.emit_json(None)
         return
+    before = memory.last(*_of(change))
     try:
         done = scaling.carried_out(
             one.engine.target,
@@ -131,9 +133,11 @@ def _apply(
             say=(lambda _: None) if json else (lambda line: show.text(f"  {line}")),
         )
     except KeyboardInterrupt:
-        show.text(
-            f"what was asked for stays; take it back: sched-ctl scale '{query}' --back --apply"
-        )
+        if memory.last(*_of(change)) == before:
+            show.text("nothing was asked for yet, so nothing was changed")
+        else:
+            back = f"sched-ctl scale {quote(query)} --back --apply"
+            show.text(f"what was asked for stays; take it back: {back}")
         raise
     if json:
         show.emit_json(done)
@@ -162,7 +166,7 @@ def _chosen(found: "list[Found]", query: str | None) -> "list[tuple[Found, str]]
     first, name = chosen[0]
     raise UserError(
         f"{len(chosen)} engines run a query {query!r}",
-        f"say which: sched-ctl scale '{first.engine.name}/{name}'",
+        f"say which: sched-ctl scale {quote(f'{first.engine.name}/{name}')}",
     )
 
 
@@ -322,7 +326,7 @@ def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
     if loses:
         show.text(f"  it restarts its workers: {loses}")
     if not apply:
-        show.text(f"  make it so: sched-ctl scale '{name}' --apply")
+        show.text(f"  make it so: sched-ctl scale {quote(name)} --apply")
 
 
 def _brings(change: "Change") -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 import numpy as np
@@ -99,7 +100,10 @@ def memory_of(run_dir: Path) -> Memory:
 async def looked(
     settings: Settings, kinds: Mapping[str, DriverKind], seconds: float
 ) -> list[Found]:
-    """The engines' verdicts over so many seconds. Nothing is changed."""
+    """The engines' verdicts over so many seconds; none where no engine answers. Nothing is changed.
+
+    Raises UserError where those that answer run no query.
+    """
     nothing = (Section(policy="constant"),)
     own = msgspec.structs.replace(settings, policy=nothing, race=0, guard=0, calm_period=0)
     controller = Controller(own, kinds, None)
@@ -111,6 +115,11 @@ async def looked(
         end_s = time.monotonic() + NO_QUERY_S
         while not any(e.snapshot and e.snapshot.topology.queries for e in _engines(controller)):
             if time.monotonic() > end_s:
+                idle = [engine.name for engine in _engines(controller) if engine.snapshot]
+                if idle:
+                    raise UserError(
+                        f"{', '.join(idle[:5])} answers, and runs no query", "submit one"
+                    )
                 return []
             await asyncio.sleep(LOOK_S)
         # Of an engine that tells its graph by its first metrics, these come a report later
@@ -177,7 +186,9 @@ def carried_out(
             scaler.rescale(change.query, change.replicas)
         except EngineError as error:
             memory.note(msgspec.structs.replace(done, outcome="refused"))
-            hint = f"if it did so all the same: sched-ctl scale '{change.query}' --back --apply"
+            hint = (
+                f"if it did so all the same: sched-ctl scale {quote(change.query)} --back --apply"
+            )
             raise EngineError(error.message, error.hint or hint) from None
         silent_s = output.silence(change.replicas, patience_s * slowness())
         if silent_s is None:
@@ -235,7 +246,7 @@ def _lost(
         raise EngineError(
             f"{done.query}: no output for {waited_s:.0f} s after the change, and it cannot be "
             f"taken back: {error.message}",
-            f"sched-ctl scale '{done.query}' --back --apply tries again",
+            f"sched-ctl scale {quote(done.query)} --back --apply tries again",
         ) from None
     back = output.silence(was, waited_s) is not None
     raise EngineError(

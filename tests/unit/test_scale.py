@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from sched_ctl.adapt.rescale import (
     refusal,
     tried,
 )
+from sched_ctl.cli import scale as cli_scale
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import Elastic
 from sched_ctl.drivers import DriverKind, Target
@@ -429,6 +431,39 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MEASURE_S": 0.4, "SETTLE_S": 0.1, "WHILE_S": 0.2, "LOOK_S": 0.01}.items():
         monkeypatch.setattr(scaling, name, value)
     monkeypatch.setattr(scaling, "slowness", lambda: 1.0)
+
+
+def test_what_is_to_be_typed_is_one_word_whatever_a_query_is_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "Bob's; touch /tmp/x #"
+    change = Change("fake:x", name, (Step(("b",), "b", 1, 2, 1, 1),), 0.5, 1.0, False, 2.0, 1.0)
+    one = SimpleNamespace(engine=SimpleNamespace(name="fake:x"))
+    cli_scale._show((one, name, change, None, ""), [], apply=False)  # type: ignore[arg-type]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "make it so" in line]
+    assert shlex.split(line)[-3:] == ["scale", name, "--apply"]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_interrupt_says_whether_anything_was_asked_for(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = Memory(tmp_path / "rescaled")
+    earlier = Done(at_s=1.0, engine="fake:x", query="q", was=[(["b"], 4)], became=[(["b"], 2)])
+    memory.note(earlier)
+
+    def interrupted(*_: object, **__: object) -> Done:
+        if asked:
+            memory.note(msgspec.structs.replace(earlier, at_s=2.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scaling, "carried_out", interrupted)
+    change = Change("fake:x", "q", (Step(("b",), "b", 2, 4, 1, 1),), 0.5, 1.0, False, 2.0, 1.0)
+    target = SimpleNamespace(kind="fake")
+    one = SimpleNamespace(engine=SimpleNamespace(name="fake:x", target=target))
+    with pytest.raises(KeyboardInterrupt):
+        cli_scale._apply((one, "q", change, None, ""), {"fake": None}, memory, 1.0, False)  # type: ignore[arg-type]
+    assert ("--back --apply" in capsys.readouterr().out) is asked
 
 
 def test_a_change_that_is_better_stays(tmp_path: Path) -> None:
