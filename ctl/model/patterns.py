@@ -83,9 +83,8 @@ def _any_of(patterns: Iterable[str]) -> Callable[[str], bool]:
     plain = set()
     wild = []
     for pattern in patterns:
+        plain.add(pattern)  # a name may have brackets itself: "Calc[3]"
         if set("*?[") & set(pattern):
             wild.append(translate(pattern))
-        else:
-            plain.add(pattern)
     expression = re.compile("|".join(wild)) if wild else None
     return lambda name: name in plain or bool(expression and expression.match(name))

@@ -32,6 +32,12 @@ def test_shell_patterns() -> None:
     assert not fits(["q"], "query")
 
 
+@pytest.mark.parametrize("name", ["Calc[3]", "billing [v2]", "a*", "is it?"])
+def test_a_name_with_signs_of_patterns_is_meant_by_itself(name: str) -> None:
+    assert fits([name], name) and not fits([f"!{name}", "*"], name)
+    assert not fits([name], "other")
+
+
 def test_exclusions_win_and_alone_include_the_rest() -> None:
     assert not fits(["!q", "q"], "q")
     assert not fits(["*", "!q"], "q")
