@@ -126,8 +126,14 @@ def _told(program: Program, threads: Sequence[Thread]) -> _Told:
 
 
 def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
-    """What a program's threads are. Those that no pattern matches are left alone."""
+    """What a program's threads are. Those that no pattern matches are left alone.
+
+    So are all of a process that runs no operator beside others that do: it is another program.
+    """
     told = _told(program, threads)
+    mine = {named.thread.pid for named in told.named}
+    if mine and not program.whole:
+        told = _told(program, [thread for thread in threads if thread.pid in mine])
     operators, helpers, unknown = operators_named(told.named), told.helpers, told.unknown
     notes = []
     if program.whole:

@@ -157,7 +157,7 @@ GRAMMARS: tuple[Grammar, ...] = (
         ("jit", r"C[12] CompilerThread\d*|Sweeper thread|JVMCI.*|Common-Compiler.*"),
         ("jvm", r"VM (?:Periodic Task )?Thread|Monitor Deflation Thread|Notification Thread"),
         ("jvm", r"Reference Handler|Finalizer|Signal Dispatcher|Service Thread|Attach Listener"),
-        ("jvm", r"Common-Cleaner|DestroyJavaVM|main|Timer-\d+"),
+        ("jvm", r"Common-Cleaner|DestroyJavaVM|main|java|Timer-\d+"),
         ("jvm", r"process reaper(?: \(pid \d+\))?"),
     ),
     # Liebre names a thread after its operator, and nothing else, so no name says that its thread is

@@ -3,10 +3,10 @@
     ./dev run python -m bench.real [CASE ...] [--ways NAMES] [--cycles N] [--seconds S]
                                       [--minutes M] [--loads L] [--alone] [--out FILE.json]
 
-Needs root, Java 17 or newer, Maven for Storm, and PyPI and Maven Central at the first run. Each
-case prints a table in Markdown: what the system's own scheduling gave, and for each other way the
-ratio to it, median (smallest-largest) over pairs of phases. A phase in which the engine had less of
-its CPU than `--least` is left out.
+Needs root, Java 17 or newer, Maven for Storm and Kafka, and PyPI and Maven Central at the first
+run. Each case prints a table in Markdown: what the system's own scheduling gave, and for each other
+way the ratio to it, median (smallest-largest) over pairs of phases. A phase in which the engine had
+less of its CPU than `--least` is left out.
 
 A case takes a minute to start (of Storm four, as its capacity is measured first), then `--seconds`
 and three or four more for each phase. `--minutes` ends it after a whole pair, so that it never
@@ -25,14 +25,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench import results
-from bench.real import flink, spark, storm
+from bench.real import flink, kafka, spark, storm
 from bench.real.abba import Phase, above_others, report
 
-Case = flink.Case | storm.Case | spark.Case
+Case = flink.Case | storm.Case | spark.Case | kafka.Case
 
 
 def main() -> None:
-    cases: dict[str, Case] = {**flink.CASES, **storm.CASES, **spark.CASES}
+    cases: dict[str, Case] = {**flink.CASES, **storm.CASES, **spark.CASES, **kafka.CASES}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     parser.add_argument("--cycles", type=int, default=3, help="two pairs of each way")
@@ -90,6 +90,8 @@ def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> 
         return storm.run(case, folder, cycles, seconds, end_s)
     if isinstance(case, spark.Case):
         return spark.run(case, folder, cycles, seconds, end_s)
+    if isinstance(case, kafka.Case):
+        return kafka.run(case, folder, cycles, seconds, end_s)
     return flink.run(case, folder, cycles, seconds, end_s)
 
 

@@ -342,6 +342,15 @@ def test_replicas_edges_and_what_matches_nothing() -> None:
     assert any("1 threads match no pattern" in note and "'x'" in note for note in found.notes)
 
 
+def test_a_process_that_runs_no_operator_beside_others_that_do_is_another_program() -> None:
+    threads = [Thread(9, 10, 1, "q_a_capture"), Thread(8, 8, 1, "pool-1"), Thread(8, 9, 1, "x")]
+    found = program.sorted_threads(declared(), threads)
+    assert [operator.label for operator in found.operators] == ["a/capture"]
+    assert not found.helpers and not any("no pattern" in note for note in found.notes)
+    alone = program.sorted_threads(declared(), threads[1:])
+    assert [helper.thread.pid for helper in alone.helpers] == [8]
+
+
 def test_of_two_patterns_the_first_decides_and_it_is_said() -> None:
     one = declared(GOOD.replace("'pool-.*'", "'q_a_.*'"))
     found = program.sorted_threads(one, [Thread(9, 10, 1, "q_a_capture")])
