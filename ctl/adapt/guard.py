@@ -3,8 +3,10 @@
 An order that helps one workload harms another, so whoever schedules should look at what comes of
 it. Each phase of the system's own lies between two of ours, and their effects (`adapt.effect`) are
 compared as ratios, so that a load that rises or falls does not count: what the queries take in, and
-the time in the system and its median, as a race compares them. Ours is called worse only when the
-ratios say so beyond their own spread.
+the time in the system and its median, as a race compares them. What is compared is equally long:
+the mean of a long stretch with bursts in it lies above that of most short ones. Ours is called
+worse only when the ratios say so beyond their own spread; there is a look at each comparison for as
+long as it runs, and a day of them (`DAY`) errs with 5%.
 """
 
 import math
@@ -13,38 +15,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sched_ctl.adapt.effect import PATIENCE_S, Span, effects, few, seen
-from sched_ctl.adapt.race import MEDIAN, Figures, Objective, compare
+from sched_ctl.adapt.race import ALPHA, MEDIAN, Figures, Objective, compare, is_worse
 from sched_ctl.metrics.window import Window
 
-__all__ = ["FEWEST", "Guard", "worse"]
+__all__ = ["Guard", "worse"]
 
 MARGIN = 0.05  # that much worse is not worth a step back
-MOST = 8  # comparisons that count: the last ones
-# Student's t at 99.5% by the number of comparisons: with these many errors of the mean, chance
-# alone says "worse" at one look in two hundred, and there is a look at each comparison.
-ERRORS = {4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50}
-FEWEST = min(ERRORS)  # comparisons before anything is said
+LASTS = (8, 16, 32)  # comparisons that count: so many of the last ones, each number by itself
+MOST = max(LASTS)
+TOLD = 8  # phases that are told of in the log
 WHAT = ("throughput", "wait", "median")
+DAY = 1440  # comparisons, one a minute
+LEVEL = ALPHA / (DAY * len(WHAT))  # of each look: looks of the same comparisons err together
 SETTLE = 0.3  # of a phase, in which what was queued under the other regime goes
 
 
 def worse(ratios: Sequence[float], margin: float = MARGIN) -> bool:
     """Whether these ratios (1: the same, above: worse) say worse beyond their spread.
 
-    The mean of their logarithms, less so many of its standard errors, must exceed the margin.
+    The mean of their logarithms must exceed the margin, by Student's t: of the last few, where harm
+    is new and great, or of more.
     """
-    logs = [math.log(ratio) for ratio in ratios if ratio > 0 and math.isfinite(ratio)][-MOST:]
-    if len(logs) < FEWEST:
-        return False
-    error = statistics.stdev(logs) / math.sqrt(len(logs))
-    return statistics.fmean(logs) - ERRORS[len(logs)] * error > math.log1p(margin)
+    logs = [math.log(ratio) for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
+    return any(is_worse(logs[-count:], math.log1p(margin), LEVEL) for count in LASTS)
 
 
 @dataclass
 class Guard:
     """The phases of one rule. every_s: from one phase of the system's own to the next.
 
-    ratios: of each comparison. The median counts where no one figure is the objective.
+    ratios: of the last of so many comparisons. The median counts where no one figure is the
+    objective.
     """
 
     every_s: float
@@ -53,9 +54,12 @@ class Guard:
     own: bool = False  # the system's own scheduling is on
     changes_s: float = math.nan
     ratios: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in WHAT})
-    _began_s: float = math.nan
+    comparisons: int = 0
+    _from_s: float = math.nan  # of the piece that is looked at, and until when
+    _until_s: float = math.nan
+    _first: bool = False  # it is the first one of a phase of ours
     _spans: dict[str, Span] = field(default_factory=dict)
-    _kept: list[Figures] = field(default_factory=list)  # ours, the system's own
+    _kept: list[Figures] = field(default_factory=list)  # the last of ours, the system's own
     _looks: int = 0  # phases of the system's own so far
 
     def look(self, now_s: float, windows: Mapping[str, Window]) -> str | None:
@@ -64,27 +68,27 @@ class Guard:
             return None
         if math.isnan(self.changes_s):
             self._begin(now_s, own=False)
-        length_s = self.changes_s - self._began_s
-        settled_s = self._began_s + SETTLE * length_s
-        if now_s < settled_s and now_s < self.changes_s:
-            return None
+            self._last_piece(now_s)
         for name, window in windows.items():
-            if window.now.time_s >= settled_s:
+            if window.now.time_s >= self._from_s:
                 self._spans[name] = seen(self._spans.get(name), window.now)
-        late_s = now_s - self.changes_s
+        late_s = now_s - self._until_s
         if late_s < 0 or (few(self._spans, windows) and late_s < PATIENCE_S):
             return None
         spans = [span for name, span in self._spans.items() if name in windows]
-        figures = Figures(tuple(effect for span in spans for effect in effects(span)))
-        found = self._compare(figures)
+        self._kept.append(Figures(tuple(effect for span in spans for effect in effects(span))))
+        if self._first:
+            found, self._kept = self._compare(), []
+            self._last_piece(now_s)
+            return found
         self._begin(now_s, own=not self.own)
-        return found
+        return None
 
     def forget(self) -> None:
         """Something else is compared from now on."""
         self.own, self.changes_s = False, math.nan
         self.ratios = {name: [] for name in WHAT}
-        self._kept, self._looks = [], 0
+        self._kept, self._looks, self.comparisons = [], 0, 0
 
     @property
     def words(self) -> str:
@@ -95,7 +99,7 @@ class Guard:
     @property
     def phase(self) -> str:
         """The phase that has begun, for the log; empty once it has told of as many as count."""
-        if self._looks > MOST:
+        if self._looks > TOLD:
             return ""
         if self.own:
             return f"the system's own scheduling for {self.phase_s:g} s; {self._compared}"
@@ -104,36 +108,42 @@ class Guard:
     @property
     def _compared(self) -> str:
         parts = [
-            f"{name} {math.exp(statistics.fmean(map(math.log, ratios[-MOST:]))):.2f}"
+            f"{name} {math.exp(statistics.fmean(map(math.log, ratios))):.2f}"
             for name, ratios in self.ratios.items()
             if ratios
         ]
         if not parts:
             return "nothing compared yet"
-        count = max(map(len, self.ratios.values()))
-        times = "1 comparison" if count == 1 else f"{count} comparisons"
+        times = "1 comparison" if self.comparisons == 1 else f"{self.comparisons} comparisons"
         return f"over the system's own in {times}: {', '.join(parts)}"
 
     def _begin(self, now_s: float, *, own: bool) -> None:
-        self.own, self._began_s = own, now_s
+        self.own, self._first = own, not own
         self._looks += own
         self.changes_s = now_s + (self.phase_s if own else self.every_s - self.phase_s)
+        self._from_s, self._until_s = now_s + SETTLE * self.phase_s, now_s + self.phase_s
         self._spans = {}
 
-    def _compare(self, figures: Figures) -> str | None:
-        """A phase is over; if it was the second of ours, there is something to compare."""
-        self._kept.append(figures)
-        if self.own or len(self._kept) < 3:
+    def _last_piece(self, now_s: float) -> None:
+        """Look at what is left of this phase, at its end."""
+        piece_s = (1 - SETTLE) * self.phase_s
+        self._first, self._spans = False, {}
+        self._from_s = max(now_s, self.changes_s - piece_s)
+        self._until_s = max(self.changes_s, now_s + piece_s)
+
+    def _compare(self) -> str | None:
+        """A piece of ours, one of the system's own and one of ours again."""
+        if len(self._kept) < 3:
             return None
         before, system, after = self._kept[-3:]
-        self._kept = self._kept[-1:]
         scores = [compare(ours, system, self.objective) for ours in (before, after)]
         throughput = math.exp(-statistics.fmean(score.lost for score in scores))
         wait = math.exp(statistics.fmean(score.time for score in scores))
         median = math.exp(statistics.fmean(score.median for score in scores))
         for name, ratio in zip(WHAT, (throughput, wait, median), strict=True):
             if ratio > 0 and math.isfinite(ratio):
-                self.ratios[name].append(ratio)
+                self.ratios[name] = [*self.ratios[name], ratio][-MOST:]
+        self.comparisons += 1
         if worse([1 / ratio for ratio in self.ratios["throughput"]]):
             return f"throughput is {1 - throughput:.0%} lower than by the system's own scheduling"
         if worse(self.ratios["wait"]):
