@@ -14,7 +14,8 @@ first,
 
 Each effect names its source, because two sources cannot be compared with each other. An engine that
 stops telling latencies is judged by the next source from then on. A clock that goes back, or jumps
-by more than `LONGEST_GAP_S`, begins a new span: nothing is concluded across it.
+by more than `LONGEST_GAP_S` and half as much again as it did before, begins a new span: nothing is
+concluded across it.
 """
 
 import math
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 COUNTED, REPORTED, AWAKE, LITTLE, UNKNOWN = "counted", "reported", "awake", "little", "unknown"
-LONGEST_GAP_S = 30.0  # between two snapshots; more is a suspended machine, or a wrong clock
+LONGEST_GAP_S = 30.0  # between two snapshots; more is silence, or a long period
 LONGEST_S = 1e9  # in the system, thirty years; who tells more does not know it
 FEWEST_SAMPLES = 3  # that tell of anything
 PATIENCE_S = 120.0  # that a phase lasts longer for an engine which tells nothing new
@@ -101,7 +102,7 @@ class Span:
     waiting: (n,) integral of the queues' lengths over the time in which they were told, known_s,
     tuple-seconds. queues: of each sample (q,) tuples in all queues of a query, NaN if one that was
     told before is not. latency: of each, (q,) the mean that the engine reports, s. stride: one
-    sample of so many is kept.
+    sample of so many is kept. gap_s: from the snapshot before `now` to it.
     """
 
     first: Snapshot
@@ -112,15 +113,16 @@ class Span:
     latency: tuple[Array, ...] = ()
     samples: int = 0
     stride: int = 1
+    gap_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         return self.now.time_s - self.first.time_s
 
 
-def begin(snapshot: Snapshot) -> Span:
+def begin(snapshot: Snapshot, gap_s: float = 0.0) -> Span:
     n = len(snapshot.topology.operators)
-    return Span(snapshot, snapshot, np.zeros(n), np.zeros(n))
+    return Span(snapshot, snapshot, np.zeros(n), np.zeros(n), gap_s=gap_s)
 
 
 def seen(span: Span | None, snapshot: Snapshot) -> Span:
@@ -130,14 +132,17 @@ def seen(span: Span | None, snapshot: Snapshot) -> Span:
     gap_s = snapshot.time_s - span.now.time_s
     if gap_s == 0:  # the same answer again
         return span
-    if not 0 < gap_s <= LONGEST_GAP_S:
-        return begin(snapshot)
+    if not 0 < gap_s <= max(LONGEST_GAP_S, 1.5 * span.gap_s):
+        return begin(snapshot, gap_s)
     window = Window(snapshot)
     queue = queues_of(window)
     told = np.isfinite(queue)
     waiting = span.waiting + np.where(told, queue, 0.0) * gap_s
     known_s = span.known_s + told * gap_s
-    span = replace(span, now=snapshot, waiting=waiting, known_s=known_s, samples=span.samples + 1)
+    samples = span.samples + 1
+    span = replace(
+        span, now=snapshot, gap_s=gap_s, waiting=waiting, known_s=known_s, samples=samples
+    )
     if span.samples % span.stride:
         return span
     rows, n = snapshot.topology.query_rows, len(snapshot.topology.queries)

@@ -30,6 +30,7 @@ __all__ = ["TargetWatch", "rows"]
 log = logging.getLogger(__name__)
 
 SPAN_S = 5.0  # hits are counted over this time, at least
+MOST_GONE = 1000  # queries that left an engine whose hits of the last hour are kept
 NEVER_S = 30.0  # after which it is said that no query has appeared that a target is for
 WAITS = 0.2  # share of its time that a query waits for CPUs, for others to be in its way
 
@@ -88,6 +89,7 @@ class TargetWatch:
                     if len(mine) > 1:
                         double[query] = f"{' '.join(mine[0].queries)}={mine[0].latency}"
             known = self._known[engine.name] = (controller.claims, topology, found, double)
+            self._forget_but(engine.name, found.keys())
         return known[2], known[3]
 
     def _count(self, engine: Engine, targets: Mapping[str, Target], now_s: float) -> None:
@@ -97,7 +99,8 @@ class TargetWatch:
         span = self._spans[engine.name] = effect.seen(before, snapshot)
         if span.seconds < SPAN_S:
             return
-        self._spans[engine.name], self._last[engine.name] = effect.begin(snapshot), span
+        self._spans[engine.name] = effect.begin(snapshot, span.gap_s)
+        self._last[engine.name] = span
         latencies = {query: target.latency_s for query, target in targets.items()}
         for found in effect.effects(span, latencies):
             if found.query in targets:
@@ -148,6 +151,16 @@ class TargetWatch:
                     for query, first in double.items()
                 ]
         return found
+
+    def _forget_but(self, engine: str, queries: Set[str]) -> None:
+        """Of queries that left an engine the hits of the last hour stay, of the last ones."""
+        for by_query in (self.effects, self._stood):
+            for key in [k for k in by_query if k[0] == engine and k[1] not in queries]:
+                by_query.pop(key)
+        gone = [key for key in self.hits if key[0] == engine and key[1] not in queries]
+        for place, key in enumerate(gone):
+            if place < len(gone) - MOST_GONE or math.isnan(self.hour(key)):
+                del self.hits[key]
 
     def _forget_all_but(self, engines: Set[str]) -> None:
         """Of those that left only the hits of the last hour stay: some come back."""

@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 
 from sched_ctl.adapt import race as races
-from sched_ctl.adapt.effect import FEWEST_SAMPLES, PATIENCE_S, Effect, Span, effects, few, seen
+from sched_ctl.adapt.effect import (
+    FEWEST_SAMPLES,
+    PATIENCE_S,
+    Effect,
+    Span,
+    begin,
+    effects,
+    few,
+    seen,
+)
 from sched_ctl.adapt.race import OS, Figures, Race
 from sched_ctl.config.settings import Section
 from sched_ctl.metrics.window import Window
@@ -60,7 +69,7 @@ class Outcomes:
         span = self.spans[engine] = seen(self.spans.get(engine), snapshot)
         if span.seconds >= EVERY_S:
             self.found[engine] = effects(span, targets())
-            self.spans[engine] = seen(None, snapshot)
+            self.spans[engine] = begin(snapshot, span.gap_s)
 
     def forget(self, engine: str) -> None:
         self.spans.pop(engine, None)
@@ -71,13 +80,15 @@ class Outcomes:
 class Trial:
     """The race of one rule. first: what "auto" is without it. phase_s: length of a phase.
 
-    left: why "auto" orders nothing until the race finds better, see `rule.why_left`.
+    whose: the domain whose engines are compared; others keep what "auto" is for them. left: why
+    "auto" orders nothing until the race finds better, see `rule.why_left`.
     """
 
     race: Race
     first: str
     phase_s: float
     left: str = ""
+    whose: str = ""
     began_s: float = math.nan
     spans: dict[str, Span] = field(default_factory=dict)
     pressure: list[float] = field(default_factory=list)
@@ -172,6 +183,8 @@ class Trial:
 
     def rest(self) -> bool:
         """Another race is run: try nothing meanwhile. Whether that makes it another arm's turn."""
+        if math.isnan(self.began_s):  # it rests already
+            return False
         turn = self.race.turn
         self.race = races.step(self.race, Figures(pressed=False))
         self.began_s, self.spans, self.pressure = math.nan, {}, []
@@ -186,7 +199,11 @@ class Trial:
         )
         known = [share for share in self.pressure if math.isfinite(share)]
         pressed = statistics.fmean(known) >= PRESSED if known else True
-        waited = any(not effect.time_s < LEAST_S for effect in found)
+        waited = any(
+            not effect.time_s < LEAST_S
+            for effect in found
+            if math.isfinite(effect.time_s) or math.isfinite(effect.tuples_in)
+        )
         return Figures(found, pressed and waited)
 
 

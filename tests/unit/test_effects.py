@@ -218,6 +218,19 @@ def test_clocks_that_jump_begin_a_new_span() -> None:
     assert seen(span, snapshot(other, 111.0)).seconds == 0
 
 
+def test_looks_that_are_a_minute_apart_make_a_span() -> None:
+    topology, span = plan({"q": "ab"}), None
+    for minute in range(5):
+        count = [6000.0 * minute] * 2
+        span = seen(
+            span,
+            snapshot(topology, 60 * minute, tuples_in=count, tuples_out=count, queue_size=[0, 20]),
+        )
+    assert span is not None and span.seconds == 180, "one of them showed how far they are apart"
+    [effect] = effects(span)
+    assert effect.time_s == pytest.approx(0.2) and effect.tuples_in == pytest.approx(100)
+
+
 def test_waits_for_a_cpu_add_up_along_the_way() -> None:
     """Threads that wait 0.2 s a second, over 100 tuples a second, and 0.1 s: 3 ms a tuple."""
     span = steady(plan({"q": "ab"}), [100, 100], [0, 0], run_delay=[0.2, 0.1])

@@ -119,6 +119,31 @@ def test_any_policy_has_its_targets_counted() -> None:
     assert "does not go by it" in (row["says"] or "the policy does not go by it")
 
 
+def test_of_queries_that_left_an_engine_little_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job each minute, with a name of its own, for weeks."""
+    monkeypatch.setattr(targets, "MOST_GONE", 3)
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+
+    def left(controller: Controller) -> None:
+        watch = controller.targets
+        hit, old = counted(Hits(), 900.0, 10, 1.0), counted(Hits(), 0.0, 10, 1.0)
+        watch._now_s = 4000.0
+        here = watch.effects["fake:a", "alarm"]
+        for number in range(9):
+            watch.hits["fake:a", f"job-{number}"] = old if number == 8 else hit
+            watch.effects["fake:a", f"job-{number}"] = here
+        watch.hits["fake:b", "job-1"] = hit
+        watch._known.clear()
+        [one] = controller.engines.values()
+        assert one.snapshot is not None
+        watch.of(controller, one, one.snapshot.topology)
+        assert watch.effects == {("fake:a", "alarm"): here}
+        kept = {query for _, query in watch.hits}
+        assert kept == {"alarm", "job-1", "job-6", "job-7"}
+
+    after(4, engine, left, target("alarm", "100ms"))
+
+
 def test_of_an_engine_that_left_the_hits_of_an_hour_stay() -> None:
     def left(controller: Controller) -> None:
         watch, now_s = controller.targets, time.monotonic()
