@@ -373,11 +373,12 @@ class Controller:
         domains: dict[str, list[Engine]] = {domain: [] for domain in rule.schedules}
         for engine in self.engines.values():
             domains.setdefault(engine.domain, []).append(engine)
-        rule.windows = {}
+        seen, rule.windows = rule.windows, {}
         problems = []
         schedules = dict(rule.schedules)
         for domain, engines in domains.items():
             if self._rests(rule, domain):
+                rule.windows |= {e.name: seen[e.name] for e in engines if e.name in seen}
                 continue
             deciding_s = time.thread_time()
             try:
@@ -422,16 +423,11 @@ class Controller:
             self.remarks.say(f"spared {rule.name} {name}", f"{name}: {rule.spared[name]}")
 
     def _guard_looks(self, rule: Rule) -> None:
-        """Step back if the guard finds harm; at engines that are ordered with root's, if any is."""
+        """Step back if the guard finds harm at the engines whose word counts."""
         guard = rule.instead.guard
         if guard is not None and rule.instead.trial is None and self.backends is not None:
-            common = {
-                name: window
-                for name, window in rule.windows.items()
-                if name in self.engines and self.engines[name].domain == ""
-            }
             own = guard.own
-            found = guard.look(time.monotonic(), common or rule.windows)
+            found = guard.look(time.monotonic(), races.compared(rule, self.engines))
             if found:
                 log.warning("policy %s: %s: %s", rule.called, found, rule.step_back(found))
             elif guard.own != own and guard.phase:

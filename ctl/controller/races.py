@@ -17,7 +17,7 @@ from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.model.targets import target_of
 
-__all__ = ["enter", "latencies", "look"]
+__all__ = ["compared", "enter", "latencies", "look"]
 
 
 def enter(
@@ -47,15 +47,20 @@ def enter(
         for engine in engines.values()
         if engine.snapshot is not None and claims.of(rule, engine.name, engine.snapshot.topology)
     ]
-    first = automatic(rule.backend, bool(rule.section.target))[0]
-    suited = candidates(first, rule.backend, queries)
+    if not ruled:  # an engine that starts again finds its race as it was
+        return False
+    whose = _whose(engine.domain for engine in ruled) or COMMON
+    backend = rule.backend_of(whose)
+    first = automatic(backend, bool(rule.section.target))[0]
+    suited = candidates(first, backend, queries)
     expected = _expected(rule, ruled, claims, priors)
     if expected and expected != OS:
         suited = (expected, *(name for name in suited if name != expected))
-    names = tuple(name for name in suited if name == first or _can(rule, name, ruled))
+    mine = [engine for engine in ruled if engine.domain == whose]
+    names = tuple(name for name in suited if name == first or _can(rule, name, mine, whose))
     objective = rule.section.objective or "all"
-    same = before is not None and (set(before.names), before.race.objective)
-    if before is not None and same == (set(names), objective):
+    same = before is not None and (set(before.names), before.race.objective, before.whose)
+    if before is not None and same == (set(names), objective, whose):
         before.phase_s = phase_s
         return False
     if not names:
@@ -67,7 +72,7 @@ def enter(
     left = "" if word else max(reasons, default="")
     kept = 1 if names[0] in (first, expected) and not left and expected != OS else 0
     told = 1 if names[0] == expected else 0
-    rule.instead.trial = Trial(opened(names, objective, kept, told), first, phase_s, left)
+    rule.instead.trial = Trial(opened(names, objective, kept, told), first, phase_s, left, whose)
     rule.enforce_by(rule.backend)
     return True
 
@@ -92,7 +97,7 @@ def look(
     else:
         turned = trial.look(
             now_s,
-            _compared(rule, engines),
+            compared(rule, engines),
             pressure,
             lambda effect: _is_ruled(rule, engines, claims, effect),
             lambda: {
@@ -123,15 +128,19 @@ def latencies(engine: Engine, rules: Sequence[Rule], claims: Claims) -> dict[str
     return found
 
 
-def _compared(rule: Rule, engines: Mapping[str, Engine]) -> Mapping[str, Window]:
+def compared(rule: Rule, engines: Mapping[str, Engine]) -> Mapping[str, Window]:
     """Engines whose word counts: those that are ordered together with root's. Where there are none,
     those of one user; of several nobody's word moves the others.
     """
     domains = {name: engines[name].domain for name in rule.windows if name in engines}
-    if COMMON not in domains.values() and len(set(domains.values())) > 1:
-        return {}
-    whose = COMMON if COMMON in domains.values() else next(iter(domains.values()), COMMON)
+    whose = _whose(domains.values())
     return {name: rule.windows[name] for name, domain in domains.items() if domain == whose}
+
+
+def _whose(domains: Iterable[str]) -> str | None:
+    """The domain whose word counts; None = nobody's."""
+    here = set(domains)
+    return COMMON if COMMON in here else here.pop() if len(here) == 1 else None
 
 
 def _expected(rule: Rule, ruled: Sequence[Engine], claims: Claims, priors: Sequence[Prior]) -> str:
@@ -161,9 +170,9 @@ def _is_ruled(rule: Rule, engines: Mapping[str, Engine], claims: Claims, effect:
     )
 
 
-def _can(rule: Rule, name: str, engines: Iterable[Engine]) -> bool:
-    """Whether these engines tell all that a policy needs."""
-    instead = replace(rule.instead, trial=Trial(opened((name,)), "", 1.0))
+def _can(rule: Rule, name: str, engines: Iterable[Engine], whose: str) -> bool:
+    """Whether these engines, of that domain, tell all that a policy needs."""
+    instead = replace(rule.instead, trial=Trial(opened((name,)), "", 1.0, whose=whose))
     tried = replace(rule, instead=instead, resolutions={}, variants={})
     try:
         tried.enforce_by(rule.backend)

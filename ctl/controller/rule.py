@@ -215,7 +215,7 @@ class Rule:
         """So many queries are ruled now, by domain. True: that makes it another policy."""
         domains = self.queries.keys()
         self.queries = dict(queries)
-        if self.acting.policy != "auto" or domains == queries.keys():
+        if not self._varies or domains == queries.keys():
             return False
         before = {domain: self.policy_of(domain).name for domain in queries}
         self.enforce_by(self.backend)
@@ -229,11 +229,24 @@ class Rule:
         self.policy = make_policy(self.acting, backend)
         if before != (backend, self.policy.name):
             self.since_s = time.monotonic()
-        if self.acting.policy == "auto":
+        if self._varies:
             self.variants = {
-                domain: make_policy(self.acting, self.backend_of(domain)) for domain in self.queries
+                domain: make_policy(self._acting_in(domain), self.backend_of(domain))
+                for domain in self.queries
             }
         self.resolutions = {}
+
+    @property
+    def _varies(self) -> bool:
+        """Whether the policy depends on who enforces it, and so on the domain."""
+        raced = self.section.policy == "auto" and self.instead.trial is not None
+        return self.acting.policy == "auto" or raced
+
+    def _acting_in(self, domain: str) -> Section:
+        """An order that a race tries or has found is for the engines that it compares alone."""
+        trial = self.instead.trial
+        mine = trial is None or self.instead.switched is not None or trial.whose == domain
+        return self.acting if mine else self.section
 
     def look(
         self, now_s: float, resolutions: Mapping[str, Resolution], claims: Claims, pressure: float

@@ -13,6 +13,7 @@ from fakes import FakeBackend, FakeEngine, backends, drive
 
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Prior, Section, Settings
+from sched_ctl.controller import races
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule
@@ -239,6 +240,91 @@ def test_two_races_take_turns() -> None:
 
     drive(controller, script)
     assert all(len(names) <= 1 for names in seen)
+
+
+USER = 4242
+
+
+def of_user(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine.target = replace(engine.target, uid=USER)
+    monkeypatch.setattr(
+        "sched_ctl.engines.engine.belonging", lambda topology, uid, namespace: topology
+    )
+    return engine
+
+
+def in_turn(controller: Controller, rule: Rule, turn: int) -> dict[str, str]:
+    """The policy of each domain while it is this arm's turn."""
+    assert rule.instead.trial is not None
+    rule.instead.trial.race = replace(rule.instead.trial.race, turn=turn, begun=True)
+    rule.enforce_by(rule.backend)
+    return {e.domain: rule.policy_of(e.domain).name for e in controller.engines.values()}
+
+
+def test_an_order_is_tried_on_those_alone_who_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = FakeEngine("root", queries={"a": 2, "b": 2})
+    theirs = of_user(FakeEngine("theirs", queries={"c": 2, "d": 2}), monkeypatch)
+    for engine in (ours, theirs):
+        engine.queue = np.full(4, 50.0)
+    controller = Controller(
+        settings(Section(), race=1000), FakeEngine.kind(ours, theirs), backends(FakeBackend())
+    )
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.passes > 3 and len(rule.queries) == 2)
+        assert rule.instead.trial is not None
+        hr = 1 + rule.instead.trial.names.index("hr")
+        assert in_turn(controller, rule, hr) == {"": "hr", str(USER): "light-first"}
+        assert in_turn(controller, rule, 1) == {"": "light-first", str(USER): "light-first"}
+
+    drive(controller, script)
+
+
+def test_of_a_users_engines_alone_arms_suit_what_enforces_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever enforces root's orders: of theirs `balanced` would be `light-first` once more."""
+    theirs = of_user(FakeEngine("theirs", queries={"c": 2, "d": 2}), monkeypatch)
+    theirs.queue = np.full(4, 50.0)
+    controller = Controller(
+        settings(Section(), race=1000), FakeEngine.kind(theirs), backends(FakeBackend())
+    )
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.passes > 3 and bool(rule.queries))
+        rule.backend = "scx"
+        races.enter(rule, controller.engines, controller.claims, 1000.0)
+        assert rule.instead.trial is not None
+        assert rule.instead.trial.names == ("light-first", "qs", "hr")
+        trial = rule.instead.trial
+        engine = controller.engines.pop(theirs.target.engine)
+        races.enter(rule, controller.engines, controller.claims, 1000.0)
+        assert rule.instead.trial is trial, "while it starts again its race is kept"
+        controller.engines[engine.name] = engine
+        rule.backend = "nice"
+
+    drive(controller, script)
+
+
+def test_a_race_goes_on_while_a_user_pays_for_his_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other pass his engines keep the order that they have, for what deciding costs."""
+    theirs = of_user(FakeEngine("theirs", queries={"c": 2, "d": 2}), monkeypatch)
+    theirs.queue = np.full(4, 50.0)
+    controller = raced(theirs, FakeBackend(), FakeGauge(0.5), Section(), race=0.1)
+    [rule] = controller.rules
+    monkeypatch.setattr(controller, "_rests", lambda rule, domain: rule.passes % 2 == 1)
+
+    def half() -> int:
+        return 0 if rule.instead.trial is None else rule.instead.trial.race.half
+
+    async def script() -> None:
+        await until(half)
+
+    drive(controller, script)
 
 
 def test_auto_goes_by_no_guess_until_its_race_has_found_an_order() -> None:
