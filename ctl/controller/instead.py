@@ -24,6 +24,7 @@ class Instead:
     switched: Watch | None = None  # the one whose policy is in force
     resting: bool = False  # nothing is enforced: the guard found that all of it harms
     stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
+    said: Section | None = None  # the section, before it did so
 
     def acting(self, section: Section) -> Section:
         """The section, with the policy of the switch that is on, or whose turn it is in a race."""

@@ -276,6 +276,7 @@ class Rule:
         instead = self.instead
         assert instead.guard is not None
         instead.stepped_back += (why,)
+        instead.said = instead.said or self.section
         instead.guard.forget()
         self.urgent = True
         if self.policy.name != NO_ORDER and not instead.resting:

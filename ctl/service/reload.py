@@ -134,7 +134,13 @@ def _continue(rule: Rule, before: Rule) -> None:
     rule.schedules, rule.applied, rule.windows = before.schedules, before.applied, before.windows
     rule.passes, rule.writes, rule.repaired = before.passes, before.writes, before.repaired
     rule.fair = before.fair
-    if rule.section == before.section and before.instead.trial is not None:
-        rule.instead.trial = before.instead.trial
+    instead, old = rule.instead, before.instead
+    if instead.guard is not None and rule.section == old.said:  # what it found harmful stays out
+        rule.section, instead.said = before.section, old.said
+        instead.stepped_back, instead.resting = old.stepped_back, old.resting
+        instead.guard = None if old.resting else instead.guard
+        rule.enforce_by(rule.backend)
+    elif rule.section == before.section and old.trial is not None:
+        instead.trial = old.trial
         rule.enforce_by(rule.backend)
     rule.count(before.queries)

@@ -114,6 +114,29 @@ def test_what_rules_are_made_by_is_that_of_the_new_one() -> None:
     case.run(script)
 
 
+def test_what_the_guard_found_harmful_stays_out_of_force() -> None:
+    case = Case((FakeEngine(),), settings=but(QUICK, guard=60.0))
+    wider = but(QUICK, guard=60.0, window=0.2)
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: case.backend.schedules)
+        controller.rules[0].step_back("tuples wait longer")
+        reload(controller, wider)
+        [rule] = controller.rules
+        assert rule.policy.name == "constant" and rule.instead.stepped_back
+        rule.step_back("tuples wait longer still")
+        reload(controller, but(wider, window=0.3))
+        [rule] = controller.rules
+        assert rule.instead.resting and len(rule.instead.stepped_back) == 2
+        # What the user says anew counts: another policy, or no guard.
+        for new in (but(wider, policy=(Section(policy="qs"),)), but(wider, guard=0.0)):
+            reload(controller, new)
+            [rule] = controller.rules
+            assert rule.policy.name == new.policy[0].policy and not rule.instead.resting
+
+    case.run(script)
+
+
 def test_a_rule_that_stays_keeps_its_threads() -> None:
     case = Case((FakeEngine(),))
 
