@@ -60,14 +60,14 @@ def queries(
 
 def _values(threads: Sequence[Row], name: str) -> Callable[[Row], str]:
     """What the threads of a query would get: "3", or "-2 to 3"."""
-    found: dict[str, list[Any]] = {}
+    found: dict[tuple[str, str], list[Any]] = {}
     for row in threads:
         value = row["sets"].get(name)
         if row["query"] is not None and value is not None:
-            found.setdefault(row["query"], []).append(value)
+            found.setdefault((row["engine"], row["query"]), []).append(value)
 
     def told(query: Row) -> str:
-        values = found.get(query["query"], [])
+        values = found.get((query["engine"], query["query"]), [])
         if not values:
             return ""
         low, high = min(values), max(values)

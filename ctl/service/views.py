@@ -262,7 +262,7 @@ def plans(
             "queries": by_query.queries(controller, rule),
             "threads": [
                 row
-                | {"query": whose[1] if whose else None}
+                | dict(zip(("engine", "query"), whose or (None, None), strict=True))
                 | {"backend": rule.backend_of(domain), "sets": sets, "now": _now(row, sets)}
                 for domain, schedule in rule.schedules.items()
                 for row, whose, sets in zip(

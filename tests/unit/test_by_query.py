@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,8 @@ def test_queries_and_operators_are_told_while_the_os_has_its_phase() -> None:
         settings, FakeEngine.kind(Uneven(light=2, heavy=3)), backends(FakeBackend())
     )
     [rule] = controller.rules
-    rule.instead.guard = Guard(60, 30, own=True)
-    rule.instead.guard.changes_s = float("inf")
+    rule.instead.guard = Guard(60, 30)
+    rule.instead.guard._begin(time.monotonic(), own=True)
     seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     async def script() -> None:
@@ -232,6 +233,23 @@ def test_what_load_would_change_is_told() -> None:
     assert planned.changes([same], status).endswith("Nothing would change.")
     moved = plan | {"policy": "qs", "threads": rows[1:] * 2}  # to keep an engine's weight
     assert "order would be the same, 3 nice levels" in planned.changes([moved], status)
+
+
+def test_a_plan_tells_queries_of_one_name_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    engines = {"flink:1": (-3, 0), "flink:2": (2, 6)}
+    rule: dict[str, Any] = {"name": "auto", "policy": "hr", "backend": "nice", "chosen": None}
+    rule["queries"] = [
+        {"engine": engine, "query": "orders", "goes": "first", "why": "x", "threads": 2}
+        for engine in engines
+    ]
+    rule["threads"] = [
+        {"engine": engine, "query": "orders", "sets": {"nice": nice}}
+        for engine, values in engines.items()
+        for nice in values
+    ]
+    planned.show_plan(rule)
+    told = [line for line in capsys.readouterr().out.splitlines() if "orders" in line]
+    assert "-3 to 0" in told[0] and "2 to 6" in told[1]
 
 
 def test_status_fits_a_screen_with_forty_queries_of_long_names(
