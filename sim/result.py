@@ -133,7 +133,30 @@ class Result:
 
     @property
     def stable(self) -> bool:
-        return self.node.demand < self.setting.cpus
+        return not self.overload
+
+    @property
+    def overload(self) -> str:
+        """Who needs more CPU than it can get, in words; empty if nobody: then no queue grows.
+
+        An operator can use one CPU at most. Where a tuple is taken to its end, a query can use as
+        many as it has operators to which tuples come from outside.
+        """
+        topology, query_of = self.node.topology, self.node.query_of
+        need = self.node.input_rate * (self.node.cost_s + self.setting.costs.hop_s)
+        if need.sum() >= self.setting.cpus:
+            return "more work than CPU"
+        if self.setting.threaded or self.setting.user.level == "operator":
+            names, room = [operator.label for operator in topology.operators], np.ones(self.node.n)
+        else:
+            starts = sorted({row for stream in self.node.streams for row in stream.rows})
+            names, need = list(topology.queries), np.bincount(query_of, need)
+            room = np.maximum(1.0, np.bincount(query_of[starts], minlength=len(names)))
+        if (need < room).all():
+            return ""
+        most = int(np.argmax(need / room))
+        uses = "one" if room[most] == 1 else f"{room[most]:.0f}"
+        return f"{names[most]} needs {need[most]:.2f} CPUs and can use {uses}"
 
     @property
     def memory(self) -> float:

@@ -237,9 +237,13 @@ def _show(source: Path, rows: list[Row]) -> None:
         style="dim",
         highlight=False,
     )
-    if any(not entry.stable for entry in rows):
-        Console().print(
-            "! more work than CPU: queues grow for as long as tuples come, so these figures "
-            "depend on --duration",
-            style="yellow",
+    why = dict.fromkeys(result.overload for entry in rows for result in entry.results)
+    for overload in filter(None, why):
+        _note(
+            f"! {overload}: queues grow for as long as tuples come, so these figures depend on "
+            "--duration"
         )
+
+
+def _note(text: str) -> None:
+    Console().print(text, style="yellow", highlight=False, markup=False)

@@ -127,8 +127,9 @@ def test_a_task_runs_in_the_simulator() -> None:
     assert sweep.cpus_of("m, 2 CPUs") == 2
     assert sweep.cpus_of("m") == 1
     made = profiles.Profile(queries=[query])
-    light, heavy = (sweep.task(made, ("m, 2 CPUs", "hr", at, 1, 5.0)) for at in (0.3, 0.9))
+    light, heavy = (sweep.task(made, ("m, 2 CPUs", "hr", at, 1, 5.0)) for at in (0.3, 0.55))
     assert heavy["stable"]
+    assert not sweep.task(made, ("m, 2 CPUs", "hr", 0.9, 1, 5.0))["stable"]  # b needs 1.5 CPUs
     assert 0.0011 / 2 < light["mean"] < heavy["mean"]
     # Switches that take time make it slower, and are told apart from those that take none.
     costly = sweep.task(made, ("m, 2 CPUs", "hr", 0.3, 1, 5.0), Costs(wake_s=1e-4, switch_s=1e-4))
@@ -148,7 +149,7 @@ def test_a_query_that_was_silent_takes_no_time() -> None:
     )
     made = profiles.Profile(queries=[silent, busy])
     assert [o.query for o in profiles.snapshot(made).topology.operators] == ["busy"]
-    assert sweep.task(made, ("m, 2 CPUs", "hr", 0.5, 1, 5.0))["stable"]
+    assert sweep.task(made, ("m, 2 CPUs", "hr", 0.4, 1, 5.0))["stable"]
     with pytest.raises(UserError, match="no costs"):
         profiles.snapshot(profiles.Profile(queries=[silent]))
 

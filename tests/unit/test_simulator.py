@@ -477,6 +477,28 @@ def test_overload_ends_and_says_so() -> None:
     result = run(of_workload(synthetic.syn(1), 1.5), "hr", duration_s=3.0, warm_s=0.0)
     assert not result.stable
     assert 4.0 < result.seconds < 5.5  # 1.5 times the work, then all are gone
+    assert result.overload == "more work than CPU"
+
+
+def test_an_operator_can_use_one_cpu() -> None:
+    """Whatever there is: the queue before it grows for as long as tuples come."""
+    spec = workload.load(WORKLOADS / "etl.graph")
+    costs = Costs(hop_s=1e-6)
+
+    def overload(load: float, cpus: int = 4, **setting: object) -> str:
+        node = of_workload(spec, load, cpus=cpus)
+        result = run(node, "hr", cpus=cpus, duration_s=0.1, warm_s=0.0, **setting)
+        assert result.stable == (not result.overload)
+        return result.overload
+
+    assert overload(0.9) == "etl/AzureInsert needs 1.78 CPUs and can use one"
+    assert overload(0.9, scheduler="scx") == overload(0.9)
+    assert overload(0.9, cpus=1) == overload(0.4) == ""
+    assert overload(0.9999, cpus=1) == ""
+    assert overload(0.9999, cpus=1, costs=costs) == "more work than CPU"
+    whole = User("query")  # one worker takes a tuple to its end
+    assert overload(0.4, user=whole) == "etl needs 1.60 CPUs and can use one"
+    assert overload(0.2, user=whole) == ""
 
 
 # --- command line ---------------------------------------------------------------------------------
@@ -581,6 +603,20 @@ def test_neither_workload_nor_snapshot(tmp_path: Path) -> None:
         outcome = CliRunner().invoke(make_app(), ["simulate", str(file)])
         assert isinstance(outcome.exception, UserError)
         assert str(file) in outcome.exception.message
+
+
+def test_it_says_whose_queue_grows() -> None:
+    def said(name: str, *arguments: str) -> str:
+        length = ["--duration", "0.2", "--seeds", "2"]
+        done = CliRunner().invoke(make_app(), ["simulate", name, *length, *arguments])
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    etl = said("etl", "-l", "0.9", "--cpus", "4", "-p", "hr")
+    assert "0.9 !" in etl
+    assert "! etl/AzureInsert needs 1.78 CPUs and can use one: queues grow" in etl
+    over = said("syn", "-l", "1.2", "-p", "hr", "--scheduler", "scx")
+    assert "! more work than CPU: queues grow" in over
 
 
 @pytest.mark.needs("two_cpus")
