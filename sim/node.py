@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import catalogue as metrics
@@ -213,40 +214,44 @@ def of_workload(
 def of_snapshot(snapshot: Snapshot, utilisation: float | None = None, cpus: float = 1.0) -> Node:
     """The node that an engine's snapshot was taken from: measured costs, rates and selectivities.
 
-    utilisation: scale all rates to this load; None: as measured. Raises UserError where the engine
-    did not report enough.
+    utilisation: scale all rates to this load; None: as measured. Operators that run on other nodes
+    are left out. What these send comes from a stream: what came to an operator, less what those
+    before it send that run here. What goes to them is not followed; an operator whose results all
+    go there is an egress. Raises UserError where the engine did not report enough, or runs nothing
+    here.
     """
-    topology = snapshot.topology
+    whole = snapshot.topology
     wanted = ["cost", "selectivity", "input_rate"]
     resolution = metrics.resolve(
-        wanted, snapshot.columns, policy="(simulation)", engine=topology.engine
+        wanted, snapshot.columns, policy="(simulation)", engine=whole.engine
     )
     columns = metrics.evaluate(resolution, metrics.Window(snapshot))
-    ingress = topology.graph.ingress
-    if topology.graph.cyclic:
-        raise UserError(f"the queries of {topology.engine} have a cycle")
-    for name in wanted:
-        lacking = np.isnan(columns[name]) & (ingress if name == "input_rate" else True)
+    if whole.graph.cyclic:
+        raise UserError(f"the queries of {whole.engine} have a cycle")
+    here = ~whole.away
+    if not here.any():
+        raise UserError(
+            f"no operator of {whole.engine} runs on the node where the snapshot was taken",
+            "take it on a node that runs some",
+        )
+    topology, fed = _of_here(whole)
+    cost, selectivity, rate = (columns[name][here] for name in wanted)
+    for name, lacking in (
+        ("cost", np.isnan(cost)),
+        ("selectivity", np.isnan(selectivity)),
+        ("input_rate", np.isnan(rate) & fed),
+    ):
         if lacking.any():
             first = topology.operators[int(np.flatnonzero(lacking)[0])].label
             raise UserError(
                 f"{name} of {first} is unknown in this snapshot of {topology.engine}",
                 "record it again while tuples flow through all operators",
             )
-    n = len(topology.operators)
-    zeros = np.zeros(n)
-    streams = tuple(
-        Stream((int(row),), float(columns["input_rate"][row])) for row in np.flatnonzero(ingress)
-    )
+    outside = _from_outside(topology, fed, rate, selectivity)
+    streams = tuple(Stream((int(row),), float(outside[row])) for row in np.flatnonzero(fed))
+    zeros = np.zeros(len(rate))
     node = Node(
-        topology.engine,
-        topology,
-        columns["cost"],
-        columns["selectivity"],
-        zeros,
-        zeros,
-        zeros,
-        streams,
+        topology.engine, topology, cost, selectivity, zeros, zeros, zeros, streams
     )
     if utilisation is None:
         return node
@@ -255,6 +260,39 @@ def of_snapshot(snapshot: Snapshot, utilisation: float | None = None, cpus: floa
     factor = utilisation * cpus / node.demand
     scaled = tuple(replace(stream, rate=stream.rate * factor) for stream in streams)
     return replace(node, streams=scaled)
+
+
+def _of_here(whole: Topology) -> tuple[Topology, npt.NDArray[np.bool_]]:
+    """What runs on this node, and (n,) which of its operators are fed from outside."""
+    here = ~whole.away
+    graph = whole.graph
+    fed = graph.ingress.copy()
+    fed[graph.target[whole.away[graph.source]]] = True
+    if here.all():
+        return whole, fed
+    row = np.cumsum(here) - 1
+    edges = tuple(
+        Edge(int(row[edge.source]), int(row[edge.target]), edge.share)
+        for edge in whole.edges
+        if here[edge.source] and here[edge.target]
+    )
+    operators = tuple(o for o in whole.operators if not o.away)
+    return replace(whole, operators=operators, edges=edges, helpers=()), fed[here]
+
+
+def _from_outside(
+    topology: Topology, fed: npt.NDArray[np.bool_], rate: Array, selectivity: Array
+) -> Array:
+    """(n,) tuples/s that do not come from operators of this node. rate: (n,) what came in all."""
+    graph = topology.graph
+    outside, flow = np.zeros(graph.n), np.zeros(graph.n)
+    for operators, edges in graph.reversed.levels:
+        source, target = graph.source[edges], graph.target[edges]
+        np.add.at(flow, target, graph.share[edges] * selectivity[source] * flow[source])
+        mine = operators[fed[operators]]
+        outside[mine] = np.maximum(rate[mine] - flow[mine], 0.0)
+        flow[mine] += outside[mine]
+    return outside
 
 
 def _topology(name: str, operators: list[PhysicalOperator], edges: list[Edge]) -> Topology:

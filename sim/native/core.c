@@ -84,6 +84,11 @@ void push(struct sim *s, int64_t op, struct tuple t)
 
 void feed(struct sim *s, int64_t op)
 {
+	if (!s->ops[op].queue.times) {
+		double came = s->c.due_s[s->arrived - 1];
+		push(s, op, (struct tuple){ came, came, 0, 0 });
+		return;
+	}
 	s->ops[op].queue.tail++;
 	account_memory(s, 1);
 	pushed(s, op);
@@ -297,9 +302,14 @@ EXPORT struct sim *sim_new(const struct sim_config *c)
 		o->draws = c->seed * 0xd1342543de82ef95 + (uint64_t)i * 0xaf251af3b0f025b5;
 		o->costs = ~o->draws * 0xda942042e4dd58b5;
 	}
+	bool *sent_to = calloc((size_t)c->operators + 1, sizeof *sent_to);
+	for (int64_t e = 0; e < c->out_start[c->operators]; e++)
+		sent_to[c->out_target[e]] = true;
 	for (int64_t k = 0; k < c->streams; k++)
 		for (int64_t f = c->feed_start[k]; f < c->feed_start[k + 1]; f++)
-			s->ops[c->feed[f]].queue.times = c->arrival_s + c->stream_start[k];
+			if (!sent_to[c->feed[f]])
+				s->ops[c->feed[f]].queue.times = c->arrival_s + c->stream_start[k];
+	free(sent_to);
 	if (c->mode <= SIM_QUERY)
 		user_start(s);
 	else

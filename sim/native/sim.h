@@ -107,8 +107,8 @@ struct pending {
 };
 
 struct queue {
-	struct tuple *ring;  // NULL for one that a stream feeds
-	const double *times; // the stream
+	struct tuple *ring;
+	const double *times; // the stream, where nothing else comes; NULL: what came is in the ring
 	uint64_t head, tail, mask;
 };
 
@@ -203,7 +203,7 @@ struct sim {
 };
 
 // core.c
-void feed(struct sim *s, int64_t op); // one more tuple of its stream
+void feed(struct sim *s, int64_t op); // one more tuple of its stream, which came last
 void push(struct sim *s, int64_t op, struct tuple t);
 struct tuple front(const struct sim *s, int64_t op);
 struct tuple pop(struct sim *s, int64_t op);

@@ -18,7 +18,7 @@ from sched_ctl.cli import make_app
 from sched_ctl.errors import UserError
 from sched_ctl.model import files as record
 from sched_ctl.model.policy import form
-from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Topology
+from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
 from sched_ctl.plugins import registry
 from sched_ctl.sim import (
     Costs,
@@ -28,6 +28,7 @@ from sched_ctl.sim import (
     Threads,
     User,
     calibrate,
+    of_snapshot,
     of_workload,
     simulate,
     simulate_by_name,
@@ -499,6 +500,52 @@ def test_an_operator_can_use_one_cpu() -> None:
     whole = User("query")  # one worker takes a tuple to its end
     assert overload(0.4, user=whole) == "etl needs 1.60 CPUs and can use one"
     assert overload(0.2, user=whole) == ""
+
+
+def away(row: int, *edges: tuple[int, int]) -> Snapshot:
+    """a, b and c in a row, b also from r, of which the row runs elsewhere. r sends 50 tuples/s."""
+    names = ("a", "b", "c", "r")
+    operators = tuple(
+        PhysicalOperator("q", name, (name,), away=i == row) for i, name in enumerate(names)
+    )
+    links = tuple(Edge(*edge) for edge in edges or ((0, 1), (1, 2), (3, 1)))
+    logical = tuple(LogicalOperator("q", name) for name in names)
+    columns = {
+        "cost": np.array([1e-3, 2e-3, 1e-3, 1e-3]),
+        "selectivity": np.array([0.5, 1.0, 1.0, 1.0]),
+        "input_rate": np.array([100.0, 100.0, 100.0, 50.0]),
+    }
+    return Snapshot(Topology("e", operators, links, logical, links), 0.0, columns)
+
+
+@pytest.mark.parametrize("scheduler", ["user", "os", "scx", "fifo"])
+def test_operators_of_other_nodes_take_no_time_here(scheduler: str) -> None:
+    """What they send comes from outside, also to an operator that has producers here."""
+    node = of_snapshot(away(3))
+    assert [o.name for o in node.topology.operators] == ["a", "b", "c"]
+    assert {stream.rows: stream.rate for stream in node.streams} == {(0,): 100.0, (1,): 50.0}
+    assert node.input_rate.tolist() == [100.0, 100.0, 100.0]
+    assert node.demand == pytest.approx(0.4)
+    result = run(node, "hr", scheduler=scheduler, duration_s=20.0, warm_s=0.0)
+    came = result.columns["tuples_in"]
+    assert came[1] == result.columns["out"][0] + result.arrivals - came[0] == came[2]
+    assert came[1] == result.summary().tuples == pytest.approx(2000, rel=0.1)
+    assert 3e-3 < result.summary().response_s < 10e-3
+
+
+def test_where_tuples_leave_for_other_nodes_they_leave() -> None:
+    node = of_snapshot(away(1))
+    assert [o.name for o in node.topology.operators] == ["a", "c", "r"]
+    assert node.topology.graph.egress.all()
+    assert [stream.rate for stream in node.streams] == [100.0, 100.0, 50.0]
+    # Nobody sends less than nothing.
+    more = away(3)
+    more.columns["input_rate"][1] = 20.0
+    assert [stream.rate for stream in of_snapshot(more).streams] == [100.0, 0.0]
+    alone = replace(more.topology.operators[3], away=True)
+    nobody = replace(more, topology=replace(more.topology, operators=(alone,), edges=()))
+    with pytest.raises(UserError, match="no operator of e runs on the node"):
+        of_snapshot(replace(nobody, columns={k: v[3:] for k, v in more.columns.items()}))
 
 
 # --- command line ---------------------------------------------------------------------------------
