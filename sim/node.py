@@ -253,10 +253,10 @@ def of_snapshot(snapshot: Snapshot, utilisation: float | None = None, cpus: floa
     node = Node(
         topology.engine, topology, cost, selectivity, zeros, zeros, zeros, streams
     )
-    if utilisation is None:
-        return node
     if node.demand <= 0:
         raise UserError(f"nothing flowed through {topology.engine} when the snapshot was taken")
+    if utilisation is None:
+        return node
     factor = utilisation * cpus / node.demand
     scaled = tuple(replace(stream, rate=stream.rate * factor) for stream in streams)
     return replace(node, streams=scaled)

@@ -120,8 +120,8 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """Until the last tuple had left."""
-        return self.totals["now"]
+        """Until the last tuple had left; the duration if none came."""
+        return self.totals["now"] or self.setting.duration_s
 
     @property
     def offered(self) -> float:

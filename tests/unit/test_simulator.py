@@ -32,6 +32,7 @@ from sched_ctl.sim import (
     of_workload,
     simulate,
     simulate_by_name,
+    sweep,
 )
 from sched_ctl.sim import Stream as Feed
 from sched_ctl.sim.forms import aging, clustered, grouped
@@ -546,6 +547,25 @@ def test_where_tuples_leave_for_other_nodes_they_leave() -> None:
     nobody = replace(more, topology=replace(more.topology, operators=(alone,), edges=()))
     with pytest.raises(UserError, match="no operator of e runs on the node"):
         of_snapshot(replace(nobody, columns={k: v[3:] for k, v in more.columns.items()}))
+
+
+@pytest.mark.parametrize("load", [None, 0.5])
+def test_a_moment_without_tuples_is_no_load(load: float | None) -> None:
+    still = away(-1)
+    still.columns["input_rate"][:] = 0.0
+    with pytest.raises(UserError, match="nothing flowed through e"):
+        of_snapshot(still, load)
+
+
+def test_a_run_without_arrivals_has_figures() -> None:
+    """A slow job, one seed of which has none."""
+    node = replace(chain(1e-3), streams=(Feed((0,), 100.0, times=np.empty(0)),))
+    result = run(node, "hr", duration_s=2.0)
+    assert result.arrivals == 0
+    assert result.seconds == 2.0
+    made = sweep.row("hr", 0.2, [result, run(chain(1e-3), "hr", duration_s=2.0)])
+    assert made.figures["switches_per_s"][0] >= 0
+    assert result.utilisation.tolist() == [0.0, 0.0]
 
 
 # --- command line ---------------------------------------------------------------------------------
