@@ -1,5 +1,6 @@
 """Policies, loads and seeds: many runs on all CPUs, and their figures."""
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,12 @@ def run_all(jobs: Sequence[Job], progress: Callable[[Job], Progress] | None = No
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _mean(values: Sequence[float]) -> float:
+    """Of those that there are; NaN if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
 def row(name: str, load: float, runs: Sequence[Result]) -> Row:
     """The figures of one policy at one load over several seeds."""
     summaries = [result.summary() for result in runs]
@@ -90,12 +97,13 @@ def row(name: str, load: float, runs: Sequence[Result]) -> Row:
         "switches_per_s": over([r.totals["switches"] / r.seconds for r in runs]),
         "offered": over([r.offered for r in runs]),
     }
+    classes = [result.by_class() for result in runs]
     by_class = {
         klass: {
-            "response_s": float(np.mean([r.by_class()[klass].response_s for r in runs])),
-            "slowdown": float(np.mean([r.by_class()[klass].slowdown for r in runs])),
-            "slowdown_max": float(np.max([r.by_class()[klass].slowdown_max for r in runs])),
+            "response_s": _mean([of[klass].response_s for of in classes]),
+            "slowdown": _mean([of[klass].slowdown for of in classes]),
+            "slowdown_max": max(of[klass].slowdown_max for of in classes),
         }
-        for klass in runs[0].by_class()
+        for klass in classes[0]
     }
     return Row(name, load, all(r.stable for r in runs), figures, by_class, tuple(runs))

@@ -177,9 +177,12 @@ def _plain(entry: Row) -> dict[str, Any]:
             name: {"mean": number(mean), "half_width_95": number(half)}
             for name, (mean, half) in entry.figures.items()
         },
-        "classes": entry.by_class,
+        "classes": {
+            klass: {name: number(value) for name, value in figures.items()}
+            for klass, figures in entry.by_class.items()
+        },
         "utilisation": {
-            operator.label: float(np.mean([r.utilisation[i] for r in entry.results]))
+            operator.label: number(float(np.mean([r.utilisation[i] for r in entry.results])))
             for i, operator in enumerate(entry.results[0].node.topology.operators)
         },
     }

@@ -568,6 +568,19 @@ def test_a_run_without_arrivals_has_figures() -> None:
     assert result.utilisation.tolist() == [0.0, 0.0]
 
 
+def test_a_seed_in_which_nothing_came_of_a_class_does_not_count_for_it() -> None:
+    result = run(replace(chain(1e-3), classes={"q": "high"}), "hr", duration_s=2.0, warm_s=0.0)
+    nothing = {name: np.zeros(2) for name in ("departed", "response", "slowdown", "slowdown_max")}
+    silent = replace(result, columns={**result.columns, **nothing})
+    whole = result.by_class()["high"]
+    for runs in ([result, silent], [silent, result]):
+        found = sweep.row("hr", 0.2, runs).by_class["high"]
+        assert found["response_s"] == whole.response_s
+        assert found["slowdown"] == whole.slowdown
+        assert found["slowdown_max"] == whole.slowdown_max
+    assert np.isnan(sweep.row("hr", 0.2, [silent]).by_class["high"]["response_s"])
+
+
 # --- command line ---------------------------------------------------------------------------------
 
 
@@ -684,6 +697,18 @@ def test_it_says_whose_queue_grows() -> None:
     assert "! etl/AzureInsert needs 1.78 CPUs and can use one: queues grow" in etl
     over = said("syn", "-l", "1.2", "-p", "hr", "--scheduler", "scx")
     assert "! more work than CPU: queues grow" in over
+
+
+def test_what_is_unknown_is_null(tmp_path: Path) -> None:
+    """A class whose query emits nothing."""
+    file = tmp_path / "mute.graph"
+    file.write_text("workload mute\nquery q class=high\nop a cost=1 selectivity=0\nsource a\n")
+    arguments = ["-p", "hr", "--duration", "1", "--seeds", "2", "--json"]
+    done = CliRunner().invoke(make_app(), ["simulate", str(file), *arguments])
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)
+    assert found["classes"] == {"high": {"response_s": None, "slowdown": None, "slowdown_max": 0}}
+    assert found["utilisation"]["q/a"] > 0
 
 
 @pytest.mark.needs("two_cpus")
