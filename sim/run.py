@@ -3,9 +3,10 @@
 The policy objects are those of `sched_ctl.policies`; they see an operator frame with the true costs
 and selectivities, and what they return is enforced at each scheduling point. Under the OS's fair
 scheduler their nice values are made by `sched_ctl.model.normalise`, once a period, as the nice
-backend does.
+backend does with its default options.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sched_ctl.decide.held import steadily
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import feasibility
 from sched_ctl.model.graph import Array
-from sched_ctl.model.normalise import NICE_STEP, nice_values
+from sched_ctl.model.normalise import NICE_STEP, nice_levels, nice_values, with_weight_kept
+from sched_ctl.model.options import SPAN
 from sched_ctl.model.policy import Policy, UrgencyForm
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -77,7 +80,7 @@ def simulate(
     form = None if policy is None else watch.form(policy)
     machine = Machine(_values(node, form, setting, streams, rotate))
     try:
-        _enforce(machine, node, policy, form, setting, groups if rotate else None)
+        _enforce(machine, watch, policy, form, setting, groups if rotate else None)
         if weights is not None:
             machine.set_weights(weights)
         windows = _go(machine, watch, policy, setting, progress, window_s)
@@ -109,12 +112,21 @@ def simulate_by_name(
 
 
 class _Watch:
-    """Asks a policy for its form, and remembers how the queries stood with their targets."""
+    """Asks a policy for its form, and remembers how the queries stood with their targets, and
+    whether queues stood."""
 
     def __init__(self, node: Node, setting: Setting) -> None:
         self.node = node
         self._cpus = float(setting.cpus)
         self._stood: Mapping[feasibility.Query, feasibility.Judgement] = {}
+        self._standing = False
+
+    def steadily(self, form: UrgencyForm, queues: tuple[Array, Array]) -> tuple[bool, float | None]:
+        """`standing` and `grain` of a schedule."""
+        size, age = queues
+        found = steadily(form, age, size, self.node.cost_s, self._standing)
+        self._standing = found[0]
+        return found
 
     def form(
         self, policy: Policy, time_s: float = 0.0, queues: tuple[Array, Array] | None = None
@@ -167,12 +179,12 @@ def _go(
                 if watch.node.told is not None and setting.threads.arrivals:
                     machine.arrays["came_s"][:] = watch.node.told(until).get("arrival_age", 0.0)
                 form = watch.form(policy, until, machine.observe())
-                _enforce(machine, watch.node, policy, form, setting, None)
+                _enforce(machine, watch, policy, form, setting, None)
 
 
 def _enforce(
     machine: Machine,
-    node: Node,
+    watch: _Watch,
     policy: Policy | None,
     form: UrgencyForm | None,
     setting: Setting,
@@ -181,10 +193,10 @@ def _enforce(
     if policy is None or form is None:
         return
     if setting.scheduler == "os":
-        machine.set_weights(_nice_weights(node, policy, form, setting, machine))
+        machine.set_weights(_nice_weights(watch, policy, form, setting, machine))
         return
     if setting.scheduler == "user" and setting.user.level == "query":
-        form = _of_starts(node, form)
+        form = _of_starts(watch.node, form)
     if _reads_once(setting) and form.per_tuple.any():
         size, _ = machine.observe()
         static = form.static + form.per_tuple * size
@@ -224,8 +236,9 @@ def _of_starts(node: Node, form: UrgencyForm) -> UrgencyForm:
 
 
 def _nice_weights(
-    node: Node, policy: Policy, form: UrgencyForm, setting: Setting, machine: Machine
+    watch: _Watch, policy: Policy, form: UrgencyForm, setting: Setting, machine: Machine
 ) -> Array:
+    node, best, worst = watch.node, setting.threads.nice_best, setting.threads.nice_worst
     size, age = machine.observe()
     schedule = Schedule(
         scope="simulation",
@@ -237,8 +250,16 @@ def _nice_weights(
         head_age_s=age,
         queue_size=size,
     )
-    nice = nice_values(schedule, setting.threads.nice_best, setting.threads.nice_worst)
-    return np.asarray(UNIT * NICE_STEP ** -nice.astype(np.float64))
+    if best is not None and worst is not None:
+        nice = nice_values(schedule, best, worst).astype(np.float64)
+    else:
+        standing, grain = watch.steadily(form, (size, age))
+        depth = node.topology.graph.reversed.height + 1
+        held = replace(schedule, depth=depth, standing=standing, grain=grain)
+        below = nice_levels(held, 0, SPAN, math.nan)
+        demand = np.minimum(1.0, node.input_rate * node.cost_s)
+        nice = np.rint(with_weight_kept(below, np.zeros(node.n), demand, -SPAN, SPAN))
+    return np.asarray(UNIT * NICE_STEP**-nice)
 
 
 def _groups(node: Node, policy: Policy | None) -> tuple[forms.Whole, Array] | None:

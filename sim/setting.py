@@ -75,7 +75,8 @@ class Threads:
     live: under "scx": queue lengths are read at each decision, as from an engine that writes them
     for the scheduler; else once a period, as nice values and real-time priorities always are.
     arrivals: under "scx": tuples begin with the age that is told of them (`Node.told`).
-    nice_best, nice_worst: of what a policy sets under "os".
+    nice_best, nice_worst: of what a policy sets under "os", as Lachesis. None: as the nice backend
+    does, which keeps the weight of all threads together.
     """
 
     slice_s: float | None = None
@@ -84,8 +85,8 @@ class Threads:
     age: str = "inherited"
     live: bool = False
     arrivals: bool = False
-    nice_best: int = 0
-    nice_worst: int = 19
+    nice_best: int | None = None
+    nice_worst: int | None = None
 
     def __post_init__(self) -> None:
         ages = ("head", "inherited", "runnable")
@@ -94,8 +95,12 @@ class Threads:
         _check(self, "slice_s", whole, "must be at least a microsecond")
         tick = self.tick_s is None or 0 <= self.tick_s <= 10
         _check(self, "tick_s", tick, "must be 0 (exact) to 10 seconds")
-        nice = -20 <= self.nice_best <= self.nice_worst <= 19
-        _check(self, "nice_best", nice, "nice values lie in -20..19, the best first")
+        best, worst = self.nice_best, self.nice_worst
+        if best is None or worst is None:
+            _check(self, "nice_best", best is worst, "needs a nice_worst, and the other way round")
+        else:
+            nice = -20 <= best <= worst <= 19
+            _check(self, "nice_best", nice, "nice values lie in -20..19, the best first")
 
 
 @dataclass(frozen=True, slots=True)

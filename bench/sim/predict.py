@@ -173,7 +173,10 @@ def setting(kind: str, job: Mapping[str, Any], seed: int, costs: Mapping[str, Co
         clusters=12 if kind == "scx" else 0,
         user=User(candidates="operators"),
         threads=Threads(
-            wake_preempt=False if kind == "batch" else None, live=job.get("live", False)
+            wake_preempt=False if kind == "batch" else None,
+            live=job.get("live", False),
+            nice_best=0,  # as bench/guest/kernel_inside.py sets them
+            nice_worst=19,
         ),
         costs=costs[{"os": "os", "fifo": "fifo", "scx": "scx", "user": "os"}[of[kind]]],
     )

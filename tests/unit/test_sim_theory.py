@@ -151,9 +151,11 @@ def test_predicts_what_a_kernel_was_measured_to_do() -> None:
 
     def measure(scheduler: str, policy: str | None) -> tuple[list[float], list[float]]:
         more = costs if scheduler != "user" else replace(costs, switch_s=0.0)
+        plain = Threads(nice_best=0, nice_worst=19)  # as in the measurement
         runs = [
             run(nodes[s], policy, scheduler=scheduler, seed=s,
-                clusters=12 if policy == "bsd" and scheduler == "scx" else 0, costs=more)
+                clusters=12 if policy == "bsd" and scheduler == "scx" else 0, costs=more,
+                threads=plain)
             for s in seeds
         ]  # fmt: skip
         return [r.summary().response_s for r in runs], [r.summary().slowdown for r in runs]

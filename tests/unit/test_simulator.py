@@ -12,9 +12,11 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from sched_ctl.cli import make_app
+from sched_ctl.decide import held
 from sched_ctl.errors import UserError
 from sched_ctl.model import files as record
 from sched_ctl.model.policy import form
@@ -36,6 +38,7 @@ from sched_ctl.sim import (
 )
 from sched_ctl.sim import Stream as Feed
 from sched_ctl.sim.forms import aging, clustered, grouped
+from sched_ctl.sim.library import Machine
 from sched_ctl.sim.result import quantile
 from sched_ctl.sim.sweep import run_all
 from sched_ctl.workloads import synthetic, workload
@@ -579,6 +582,59 @@ def test_a_seed_in_which_nothing_came_of_a_class_does_not_count_for_it() -> None
         assert found["slowdown"] == whole.slowdown
         assert found["slowdown_max"] == whole.slowdown_max
     assert np.isnan(sweep.row("hr", 0.2, [silent]).by_class["high"]["response_s"])
+
+
+def weights_of(
+    monkeypatch: pytest.MonkeyPatch, node: Node, policy: str, **threads: int
+) -> list[NDArray[np.float64]]:
+    """What the fair scheduler is told, a period after the other."""
+    found: list[NDArray[np.float64]] = []
+    real = Machine.set_weights
+
+    def set_weights(self: Machine, weights: NDArray[np.float64]) -> None:
+        found.append(weights)
+        real(self, weights)
+
+    monkeypatch.setattr(Machine, "set_weights", set_weights)
+    run(node, policy, scheduler="os", threads=Threads(**threads), duration_s=3.0)
+    return found
+
+
+def test_nice_values_are_those_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten levels, where the weight of those that want the CPU stays; or a plain range."""
+    node = of_workload(synthetic.syn(1), 0.9)
+    demand = np.maximum(node.input_rate * node.cost_s, 0.01)  # who hardly runs may begin to
+    kept = weights_of(monkeypatch, node, "hr")[0]
+    assert kept.max() / kept.min() == pytest.approx(1.25**10)
+    assert (kept * demand).sum() == pytest.approx(1024 * demand.sum(), rel=0.1)
+    plain = weights_of(monkeypatch, node, "hr", nice_best=0, nice_worst=19)[0]
+    assert plain.max() == 1024
+    assert plain.max() / plain.min() == pytest.approx(1.25**19)
+
+
+def test_who_has_nothing_to_say_keeps_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a policy of queues: a source at which nothing waits, beside those of which it tells."""
+    node = of_workload(workload.load(WORKLOADS / "etl.graph"), 0.9)
+    ingress = node.topology.graph.ingress
+    size = np.where(ingress, 0.0, np.arange(node.n) + 1.0)
+    monkeypatch.setattr(Machine, "observe", lambda _: (size, size / 1e3))
+    found = weights_of(monkeypatch, node, "qs")[-1]
+    assert found[ingress].tolist() == [1024]
+    assert found.min() < 1024 < found.max()
+
+
+def test_whether_queues_stand_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[bool, bool]] = []
+
+    def steadily(*given: Any) -> tuple[bool, float | None]:
+        found = held.steadily(*given)
+        told.append((given[-1], found[0]))
+        return found
+
+    monkeypatch.setattr("sched_ctl.sim.run.steadily", steadily)
+    weights_of(monkeypatch, of_workload(synthetic.syn(1), 1.3), "qs")
+    assert [before for before, _ in told[1:]] == [found for _, found in told[:-1]]
+    assert {found for _, found in told} == {False, True}
 
 
 # --- command line ---------------------------------------------------------------------------------
