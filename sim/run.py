@@ -83,7 +83,8 @@ def simulate(
         _enforce(machine, watch, policy, form, setting, groups if rotate else None)
         if weights is not None:
             machine.set_weights(weights)
-        windows = _go(machine, watch, policy, setting, progress, window_s)
+        repeat = policy is not None and _repeats(node, policy, form, setting)
+        windows = _go(machine, watch, policy if repeat else None, setting, progress, window_s)
         result = Result.of(node, policy, setting, machine.arrays, count, windows)
     finally:
         machine.close()
@@ -149,14 +150,8 @@ def _go(
     progress: Progress | None,
     window_s: float | None,
 ) -> list[Array]:
-    repeat = policy is not None and (
-        setting.scheduler == "os"
-        or watch.node.told is not None
-        or policy.name == "random"
-        or bool(policy.options.get("targets"))
-        or ("queue_size" in policy.needs and _reads_once(setting))
-    )
-    step = setting.period_s if repeat else setting.duration_s / 50 if progress else np.inf
+    """To the end. policy: that is asked again each period; None: it is not."""
+    step = setting.period_s if policy else setting.duration_s / 50 if progress else np.inf
     occupied = machine.arrays["results"][:, RESULTS.index("occupied")]
     windows: list[Array] = []
     last = occupied.copy()
@@ -175,11 +170,24 @@ def _go(
             next_window += window_s
         if until == next_step:
             next_step += step
-            if repeat and policy is not None:
+            if policy is not None:
                 if watch.node.told is not None and setting.threads.arrivals:
                     machine.arrays["came_s"][:] = watch.node.told(until).get("arrival_age", 0.0)
                 form = watch.form(policy, until, machine.observe())
                 _enforce(machine, watch, policy, form, setting, None)
+
+
+def _repeats(node: Node, policy: Policy, form: UrgencyForm | None, setting: Setting) -> bool:
+    """Whether what is in force is made anew each period."""
+    waits = form is not None and bool(form.per_second.any() or form.per_tuple.any())
+    return (
+        setting.scheduler == "os"
+        or (setting.scheduler == "fifo" and waits)
+        or node.told is not None
+        or policy.name == "random"
+        or bool(policy.options.get("targets"))
+        or ("queue_size" in policy.needs and _reads_once(setting))
+    )
 
 
 def _enforce(
@@ -197,7 +205,9 @@ def _enforce(
         return
     if setting.scheduler == "user" and setting.user.level == "query":
         form = _of_starts(watch.node, form)
-    if _reads_once(setting) and form.per_tuple.any():
+    if setting.scheduler == "fifo":
+        form = _at_present(form, *machine.observe())
+    elif _reads_once(setting) and form.per_tuple.any():
         size, _ = machine.observe()
         static = form.static + form.per_tuple * size
         form = replace(form, static=static, per_tuple=np.zeros(len(form)))
@@ -214,6 +224,12 @@ def _enforce(
         groups.rank,
         groups.turns,
     )
+
+
+def _at_present(form: UrgencyForm, size: Array, age: Array) -> UrgencyForm:
+    """Priorities of the moment, which a real-time thread keeps however long it waits."""
+    zeros = np.zeros(len(form))
+    return UrgencyForm(form.rank, form.at(age, size), zeros, zeros)
 
 
 def _reads_once(setting: Setting) -> bool:

@@ -107,8 +107,8 @@ class Threads:
 class Setting:
     """One run; with a node and a policy it is all that decides what comes out.
 
-    period_s: of the policy, for what is evaluated once a period (nice values, queue lengths of
-    threads, random draws).
+    period_s: of the policy, for what is evaluated once a period (nice values, real-time priorities,
+    queue lengths of threads, random draws).
     clusters: > 0 quantises the wait-dependent part of the policy; uniform: not logarithmically.
     capacity: bound of the queues between operators; 0: none.
     exponential: costs are drawn, else constant. record: so many departures are kept one by one.

@@ -637,6 +637,34 @@ def test_whether_queues_stand_is_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     assert {found for _, found in told} == {False, True}
 
 
+def test_a_priority_of_a_real_time_thread_does_not_grow_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is set anew each period where the policy goes by how long tuples wait."""
+    orders: list[tuple[bool, bool]] = []
+    real = Machine.set_order
+
+    def set_order(
+        self: Machine, fixed: Any, per_tuple: Any, of: Any, grows: Any, *rest: Any
+    ) -> None:
+        orders.append((bool(per_tuple.any()), bool(grows.any())))
+        real(self, fixed, per_tuple, of, grows, *rest)
+
+    monkeypatch.setattr(Machine, "set_order", set_order)
+    node = of_workload(synthetic.syn(1), 0.9)
+    for policy, times in (("fcfs", 4), ("qs", 4), ("hr", 1)):
+        orders.clear()
+        run(node, policy, scheduler="fifo", duration_s=3.9)
+        assert len(orders) >= times, policy
+        assert (len(orders) == 1) == (times == 1), policy
+        assert not any(map(any, orders)), policy
+    early, late = (
+        run(node, "fcfs", scheduler="fifo", period_s=period_s).summary().response_s
+        for period_s in (1e-2, 5.0)
+    )
+    assert early != late
+
+
 # --- command line ---------------------------------------------------------------------------------
 
 
