@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sched_ctl.errors import UserError
 from sched_ctl.pipeline.prior import Prior
 from sched_ctl.plugins import registry
 from sched_ctl.sim.result import interval
@@ -113,9 +114,13 @@ def sweep(
     costs: "Costs | None" = None,
 ) -> list[dict[str, Any]]:
     """All results of these tasks; those that are in `out` already are not run again."""
-    for name in policies:
-        if name != OS:
-            registry.policy(name)  # raises UserError here, not in a worker
+    for name in policies:  # what cannot run raises UserError here, not in a worker
+        if name != OS and registry.policy(name).groups is not None:
+            raise UserError(
+                f"{name} gives queries turns, which a sweep would take for one order of all "
+                "operators",
+                "turns are simulated by sched-ctl simulate --scheduler user alone",
+            )
     wanted: list[Task] = list(
         itertools.product(
             profiles.machines(profile), policies, loads, range(1, seeds + 1), (duration_s,)

@@ -48,7 +48,7 @@ def run(
     with asked():  # refused before anything runs
         for name in names:
             if name != OS:
-                registry.policy(name)
+                _check_turns(name, setting.scheduler)
     if plots is not None:
         from sched_ctl.sim import plots as drawing  # fails early without matplotlib
     as_os = replace(setting, scheduler=OS)
@@ -70,6 +70,16 @@ def run(
     if plots is not None:
         files = drawing.write(rows, plots)
         Console(stderr=True).print(f"plots: {', '.join(map(str, files))}")
+
+
+def _check_turns(name: str, scheduler: str) -> None:
+    """Raises UserError for a policy whose turns would be lost, and for one that there is not."""
+    if registry.policy(name).groups is not None and scheduler != "user":
+        raise UserError(
+            f"{name} gives queries turns, which --scheduler {scheduler} would take for one order "
+            "of all operators",
+            "turns between queries are simulated by --scheduler user alone",
+        )
 
 
 def batch(text: str) -> int:

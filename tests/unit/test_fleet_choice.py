@@ -4,7 +4,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -152,6 +152,13 @@ def test_a_query_that_was_silent_takes_no_time() -> None:
     assert sweep.task(made, ("m, 2 CPUs", "hr", 0.4, 1, 5.0))["stable"]
     with pytest.raises(UserError, match="no costs"):
         profiles.snapshot(profiles.Profile(queries=[silent]))
+
+
+def test_a_sweep_refuses_policies_whose_turns_would_be_lost(tmp_path: Path) -> None:
+    made = profiles.Profile(queries=[])
+    for name in ("rr", "cqc"):
+        with pytest.raises(UserError, match=f"{name} gives queries turns"):
+            sweep.sweep(cast(Any, None), made, str(tmp_path), [name], [0.5], 1, 5.0)
 
 
 def drawings() -> list[str]:

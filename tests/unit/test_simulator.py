@@ -769,6 +769,19 @@ def test_neither_workload_nor_snapshot(tmp_path: Path) -> None:
         assert str(file) in outcome.exception.message
 
 
+@pytest.mark.parametrize("policy", ["rr", "cqc"])
+@pytest.mark.parametrize("scheduler", ["user", "os", "scx", "fifo"])
+def test_turns_are_simulated_where_there_are_some(policy: str, scheduler: str) -> None:
+    arguments = ["--scheduler", scheduler, "-p", policy, "--duration", "0.2", "--seeds", "1"]
+    done = CliRunner().invoke(make_app(), ["simulate", "syn", *arguments])
+    if scheduler == "user":
+        assert done.exit_code == 0, done.output
+        return
+    assert isinstance(done.exception, UserError), done.output
+    assert f"{policy} gives queries turns" in done.exception.message
+    assert "--scheduler user alone" in (done.exception.hint or "")
+
+
 def test_it_says_whose_queue_grows() -> None:
     def said(name: str, *arguments: str) -> str:
         length = ["--duration", "0.2", "--seeds", "2"]
