@@ -8,6 +8,7 @@ import typer
 
 from sched_ctl.cli.flags import Json, asked, with_sections
 from sched_ctl.config.settings import ConfigError
+from sched_ctl.model.options import ScxOptions
 
 if TYPE_CHECKING:
     from sched_ctl.sim.setting import Costs, Setting
@@ -75,8 +76,13 @@ class Scheduling:
         str, typer.Option(help="user: tuples a turn: a number (at most), all, or half.")
     ] = "1"
     clusters: Annotated[
-        int, typer.Option(help="Clusters of wait-dependent policies; 0: exact.", min=0)
-    ] = 0
+        int | None,
+        typer.Option(
+            help="Clusters of wait-dependent policies; 0: exact (default: as in the BPF scheduler "
+            f"under scx, {ScxOptions().clusters}, else 0).",
+            min=0,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -162,14 +168,16 @@ def _setting(what: What, length: Length, scheduling: Scheduling, costs: "Costs")
     from sched_ctl.cli import sweep
     from sched_ctl.sim.setting import Setting, User
 
-    looks = "groups" if scheduling.clusters else "operators"
+    usual = ScxOptions().clusters if scheduling.scheduler == "scx" else 0
+    clusters = usual if scheduling.clusters is None else scheduling.clusters
+    looks = "groups" if clusters else "operators"
     return Setting(
         scheduler=scheduling.scheduler,
         cpus=what.cpus,
         duration_s=length.duration,
         warm_s=length.duration / 10 if length.warm_up is None else length.warm_up,
         seed=length.seed,
-        clusters=scheduling.clusters,
+        clusters=clusters,
         capacity=what.capacity,
         costs=costs,
         user=User(

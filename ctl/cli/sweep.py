@@ -256,7 +256,20 @@ def _show(source: Path, rows: list[Row]) -> None:
             f"! {overload}: queues grow for as long as tuples come, so these figures depend on "
             "--duration"
         )
+    if any(map(_lacks_floor, rows)):
+        _note(
+            "The floor of scx, which gives a query that lags behind its fair share the next turn, "
+            "is not simulated."
+        )
 
 
 def _note(text: str) -> None:
     Console().print(text, style="yellow", highlight=False, markup=False)
+
+
+def _lacks_floor(entry: Row) -> bool:
+    """Whether queries would be held to their fair shares under our BPF scheduler."""
+    first = entry.results[0]
+    several = len(first.node.topology.queries) > 1
+    ours = first.setting.scheduler == "scx" and not registry.policy(entry.policy).strict
+    return ours and several and not entry.stable

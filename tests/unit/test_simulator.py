@@ -19,6 +19,7 @@ from sched_ctl.cli import make_app
 from sched_ctl.decide import held
 from sched_ctl.errors import UserError
 from sched_ctl.model import files as record
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.policy import form
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
 from sched_ctl.plugins import registry
@@ -782,7 +783,25 @@ def test_turns_are_simulated_where_there_are_some(policy: str, scheduler: str) -
     assert "--scheduler user alone" in (done.exception.hint or "")
 
 
-def test_it_says_whose_queue_grows() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "clusters"),
+    [
+        (["--scheduler", "scx"], ScxOptions().clusters),
+        (["--scheduler", "scx", "--clusters", "0"], 0),
+        (["--scheduler", "user"], 0),
+        (["--scheduler", "fifo", "--clusters", "3"], 3),
+    ],
+)
+def test_clusters_are_those_of_the_backend(arguments: list[str], clusters: int) -> None:
+    length = ["--duration", "0.2", "--seeds", "1", "-p", "bsd", "--json"]
+    done = CliRunner().invoke(make_app(), ["simulate", "syn", *length, *arguments])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)[0]["setting"]["clusters"] == clusters
+
+
+def test_it_says_whose_queue_grows_and_what_is_not_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def said(name: str, *arguments: str) -> str:
         length = ["--duration", "0.2", "--seeds", "2"]
         done = CliRunner().invoke(make_app(), ["simulate", name, *length, *arguments])
@@ -794,6 +813,17 @@ def test_it_says_whose_queue_grows() -> None:
     assert "! etl/AzureInsert needs 1.78 CPUs and can use one: queues grow" in etl
     over = said("syn", "-l", "1.2", "-p", "hr", "--scheduler", "scx")
     assert "! more work than CPU: queues grow" in over
+    assert "The floor of scx" in over
+    for arguments in (
+        ("syn", "-l", "0.5", "-p", "hr", "--scheduler", "scx"),
+        ("syn", "-l", "1.2", "-p", "hr"),
+        ("etl", "-l", "1.2", "-p", "hr", "--scheduler", "scx"),  # one query
+    ):
+        assert "floor" not in said(*arguments), arguments
+    made = registry.policy
+    monkeypatch.setattr(registry, "policy", lambda *of: replace(made(*of), strict=True))
+    strict = said("syn", "-l", "1.2", "-p", "hr", "--scheduler", "scx")
+    assert "queues grow" in strict and "floor" not in strict
 
 
 def test_what_is_unknown_is_null(tmp_path: Path) -> None:
