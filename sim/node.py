@@ -39,6 +39,7 @@ class Node:
     (window_s > 0), the chance that two tuples within the window join.
     forced: row -> outputs of its first, second, ... input, instead of draws.
     told: time -> columns of what an engine tells of other nodes by then: `arrival_age`, for one.
+    measured: costs and rates are those of an engine.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Node:
     folder: Path = Path()
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
     told: Callable[[float], Mapping[str, Array]] | None = None
+    measured: bool = False
 
     @property
     def n(self) -> int:
@@ -251,7 +253,7 @@ def of_snapshot(snapshot: Snapshot, utilisation: float | None = None, cpus: floa
     streams = tuple(Stream((int(row),), float(outside[row])) for row in np.flatnonzero(fed))
     zeros = np.zeros(len(rate))
     node = Node(
-        topology.engine, topology, cost, selectivity, zeros, zeros, zeros, streams
+        topology.engine, topology, cost, selectivity, zeros, zeros, zeros, streams, measured=True
     )
     if node.demand <= 0:
         raise UserError(f"nothing flowed through {topology.engine} when the snapshot was taken")

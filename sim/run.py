@@ -70,10 +70,7 @@ def simulate(
     streams = _arrivals(node, setting)
     count = sum(map(len, streams))
     if count > MAX_ARRIVALS:
-        raise UserError(
-            f"{count:,} arrivals are more than a simulation holds",
-            "shorten the duration, or raise the costs of the operators (--base-cost-us)",
-        )
+        raise _too_many(node, f"{count:,}")
     groups = _groups(node, policy)
     rotate = setting.scheduler == "user" and groups is not None
     watch = _Watch(node, setting)
@@ -291,14 +288,18 @@ def _groups(node: Node, policy: Policy | None) -> tuple[forms.Whole, Array] | No
     return member[node.query_of], shares
 
 
+def _too_many(node: Node, count: str) -> UserError:
+    costs = "" if node.measured else ", or raise the costs of the operators (--base-cost-us)"
+    return UserError(
+        f"{count} arrivals are more than a simulation holds", f"shorten the duration{costs}"
+    )
+
+
 def _arrivals(node: Node, setting: Setting) -> list[Array]:
     seeds = np.random.SeedSequence(setting.seed).spawn(len(node.streams))
     expected = sum(stream.rate for stream in node.streams) * setting.duration_s
     if expected > 1.5 * MAX_ARRIVALS:
-        raise UserError(
-            f"{expected:.3g} arrivals are more than a simulation holds",
-            "shorten the duration, or raise the costs of the operators (--base-cost-us)",
-        )
+        raise _too_many(node, f"{expected:.3g}")
     return [
         stream.times[stream.times < setting.duration_s]
         if stream.times is not None

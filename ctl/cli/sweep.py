@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from sched_ctl.cli.flags import asked
+from sched_ctl.config.settings import ConfigError
 from sched_ctl.errors import UserError
 from sched_ctl.lab.engine import workload_file
 from sched_ctl.model import files as record
@@ -102,6 +103,8 @@ def nodes(
     base = None if base_cost_us is None else base_cost_us * 1e-6
     with _file(source) as file:
         if _is_json(file):
+            _refuse("--base-cost-us", base_cost_us is not None)
+            _refuse("--common-stream", common)
             snapshot = _snapshot(file)
             wanted: list[float | None] = [*loads] if loads else [None]
             made = [of_snapshot(snapshot, at, cpus) for at in wanted]
@@ -111,6 +114,14 @@ def nodes(
             (at, of_workload(spec, at, cpus=cpus, base_cost_s=base, common=common, folder=folder))
             for at in loads or [0.9]
         ]
+
+
+def _refuse(flag: str, given: bool) -> None:
+    if given:
+        raise ConfigError(
+            f"{flag} is for workloads: a snapshot has measured costs and streams",
+            f"leave out {flag}",
+        )
 
 
 @contextmanager

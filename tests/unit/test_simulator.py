@@ -838,6 +838,24 @@ def test_what_is_unknown_is_null(tmp_path: Path) -> None:
     assert found["utilisation"]["q/a"] > 0
 
 
+@pytest.mark.parametrize("flag", [["--base-cost-us", "40"], ["--common-stream"]])
+def test_a_snapshot_refuses_flags_that_are_for_workloads(tmp_path: Path, flag: list[str]) -> None:
+    file = tmp_path / "node.json"
+    file.write_bytes(msgspec.json.encode(record.snapshot_to_json(away(-1))))
+    done = CliRunner().invoke(make_app(), ["simulate", str(file), *flag])
+    assert isinstance(done.exception, UserError), done.output
+    assert done.exception.message.startswith(f"{flag[0]} is for workloads")
+
+
+def test_too_many_arrivals_say_what_helps() -> None:
+    spec = workload.load(WORKLOADS / "etl.graph")
+    for node, helps in ((of_workload(spec, 0.9), True), (of_snapshot(away(-1)), False)):
+        with pytest.raises(UserError, match="more than a simulation holds") as caught:
+            run(node, "hr", duration_s=1e7)
+        assert "shorten the duration" in (caught.value.hint or "")
+        assert ("--base-cost-us" in (caught.value.hint or "")) == helps
+
+
 @pytest.mark.needs("two_cpus")
 def test_an_error_ends_runs_that_are_under_way() -> None:
     """As Ctrl-C does: nobody waits for the end of a long simulation."""
