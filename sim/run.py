@@ -31,7 +31,7 @@ from sched_ctl.sim.node import Node
 from sched_ctl.sim.result import Result
 from sched_ctl.sim.setting import Setting
 
-__all__ = ["simulate", "simulate_by_name"]
+__all__ = ["expected_arrivals", "simulate", "simulate_by_name"]
 
 MAX_ARRIVALS = 100_000_000
 BASE_SLICE_S = 0.7e-3  # base_slice_ns of kernel/sched/fair.c on one CPU
@@ -288,6 +288,10 @@ def _groups(node: Node, policy: Policy | None) -> tuple[forms.Whole, Array] | No
     return member[node.query_of], shares
 
 
+def expected_arrivals(node: Node, setting: Setting) -> float:
+    return sum(stream.rate for stream in node.streams) * setting.duration_s
+
+
 def _too_many(node: Node, count: str) -> UserError:
     costs = "" if node.measured else ", or raise the costs of the operators (--base-cost-us)"
     return UserError(
@@ -297,7 +301,7 @@ def _too_many(node: Node, count: str) -> UserError:
 
 def _arrivals(node: Node, setting: Setting) -> list[Array]:
     seeds = np.random.SeedSequence(setting.seed).spawn(len(node.streams))
-    expected = sum(stream.rate for stream in node.streams) * setting.duration_s
+    expected = expected_arrivals(node, setting)
     if expected > 1.5 * MAX_ARRIVALS:
         raise _too_many(node, f"{expected:.3g}")
     return [
@@ -334,7 +338,7 @@ def _values(
         fifo = setting.scheduler == "fifo"
         slice_s, tick_s, wake_preempt = np.inf if fifo else SCX_SLICE_S, 1 / HZ, fifo
     arrival_s = np.concatenate([*streams, np.empty(0)])
-    owner = np.repeat(np.arange(len(streams)), [len(times) for times in streams])
+    owner = np.repeat(np.arange(len(streams), dtype=np.int32), [len(times) for times in streams])
     by_time = np.argsort(arrival_s, kind="stable")
     values: dict[str, Any] = {
         "operators": node.n,

@@ -2,19 +2,25 @@
 
 import math
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from sched_ctl.errors import UserError
 from sched_ctl.sim.node import Node
 from sched_ctl.sim.result import Result, interval
-from sched_ctl.sim.run import Progress, simulate_by_name
+from sched_ctl.sim.run import Progress, expected_arrivals, simulate_by_name
 from sched_ctl.sim.setting import Setting
 
-__all__ = ["Job", "Row", "row", "run_all"]
+__all__ = ["MEMINFO", "Job", "Row", "row", "run_all"]
+
+MEMINFO = Path("/proc/meminfo")
+ARRIVAL_BYTES = 60  # of each that is drawn ahead, while a run begins
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,11 @@ class Job:
     policy: str | None
     setting: Setting
     options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> float:
+        """Bytes that it needs at once for what comes."""
+        return ARRIVAL_BYTES * expected_arrivals(self.node, self.setting)
 
     def run(self, progress: Progress | None = None) -> Result:
         return simulate_by_name(self.node, self.policy, self.options, self.setting, progress)
@@ -45,8 +56,11 @@ class Row:
 def run_all(jobs: Sequence[Job], progress: Callable[[Job], Progress] | None = None) -> list[Result]:
     """All jobs, on all CPUs; the first error ends it, and is raised.
 
-    Nearly all of it is compiled and holds no lock of Python's, so threads fill the CPUs.
+    Nearly all of it is compiled and holds no lock of Python's, so threads fill the CPUs. Fewer at
+    once where the largest would take more than half of the memory that is available; raises
+    UserError where one alone does.
     """
+    workers = _at_once(max((job.memory for job in jobs), default=0.0))
     ended = threading.Event()
 
     def run(job: Job) -> Result:
@@ -60,13 +74,32 @@ def run_all(jobs: Sequence[Job], progress: Callable[[Job], Progress] | None = No
 
         return job.run(look)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         running = [pool.submit(run, job) for job in jobs]
         try:
             return [each.result() for each in running]
         finally:  # also at Ctrl-C, when long runs are under way
             ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _at_once(largest: float) -> int:
+    """How many runs of so many bytes."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        found = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if not found or not largest:
+        return cpus
+    room = int(found[1]) * 1024 / 2
+    if largest > room:
+        raise UserError(
+            f"a run would take {largest / 1e9:.1f} GB of memory for its arrivals, and half of what "
+            f"is available is {room / 1e9:.1f} GB",
+            "a shorter --duration takes less",
+        )
+    return min(cpus, int(room / largest))
 
 
 def _mean(values: Sequence[float]) -> float:

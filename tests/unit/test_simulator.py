@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -856,18 +856,47 @@ def test_too_many_arrivals_say_what_helps() -> None:
         assert ("--base-cost-us" in (caught.value.hint or "")) == helps
 
 
+def test_as_many_runs_at_once_as_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[int] = []
+
+    def pool(workers: int) -> ThreadPoolExecutor:
+        pools.append(workers)
+        return ThreadPoolExecutor(workers)
+
+    monkeypatch.setattr(sweep, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(sweep, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    job = sweep.Job(chain(1e-3), "hr", Setting(duration_s=100.0))  # 600 kB
+    run_all([job] * 2)  # where nobody tells
+    for kilobytes in (10**9, 4000, 1300):
+        (tmp_path / "meminfo").write_text(f"MemFree: 1 kB\nMemAvailable:  {kilobytes} kB\n")
+        run_all([job] * 2)
+    assert pools == [8, 8, 3, 1]
+    long = replace(job, setting=Setting(duration_s=5e6))  # 30 GB
+    with pytest.raises(UserError, match=r"would take 30\.0 GB") as caught:
+        run_all([job, long])
+    assert "--duration" in (caught.value.hint or "")
+    assert pools == [8, 8, 3, 1]
+
+
 @pytest.mark.needs("two_cpus")
 def test_an_error_ends_runs_that_are_under_way() -> None:
     """As Ctrl-C does: nobody waits for the end of a long simulation."""
     begun = threading.Event()
 
     class Endless:
+        memory = 0.0
+
         def run(self, progress: Callable[[float], None]) -> None:
             begun.set()
             while True:
                 progress(0.0)
 
     class Failing:
+        memory = 0.0
+
         def run(self, progress: Callable[[float], None]) -> None:
             assert begun.wait(30)
             raise UserError("it failed")
