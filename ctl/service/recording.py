@@ -1,14 +1,15 @@
 """What a controller gives to its recorder after each pass: records, topologies, events.
 
-Nothing here writes to a disk, see `telemetry.recorder`. Whatever goes wrong is logged, and the
-controller goes on without.
+Nothing here writes to a disk, see `telemetry.recorder`. Whatever goes wrong at one engine costs a
+record of that engine, and is logged.
 """
 
 import logging
 import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.engine import Engine
 from sched_ctl.kernel import procfs, psi
 from sched_ctl.metrics import verdicts
-from sched_ctl.model.topology import Topology
+from sched_ctl.model.topology import Snapshot, Topology
 from sched_ctl.telemetry import records
 from sched_ctl.telemetry.recorder import Recorder
 from sched_ctl.telemetry.span import Span, described, same
@@ -55,85 +56,111 @@ class Recording:
         self.recorder = recorder
         self._controller, self._period_s = controller, period_s
         self._spans: dict[str, Span] = {}
-        self._seen: dict[str, float] = {}  # time of the last snapshot, by engine
+        self._seen: dict[str, float] = {}  # time of the last snapshot, by engine; NaN: none yet
         self._topologies: dict[str, tuple[Topology, records.Topology]] = {}
         self._epochs: dict[str, int] = {}
         self._told: dict[tuple[str, str, str], str] = {}  # events: what was said last
         self._verdicts: dict[tuple[str, str], str] = {}  # of the last record, by engine and query
         self._counted: dict[tuple[str, str], dict[str, int]] = {}  # tuples of queries with targets
-        self._failed = False
+        self._failed: dict[str, str] = {}  # by engine, "": all of them; why nothing is recorded
 
     def note(self) -> None:
         """A pass has ended. Never raises."""
-        if self._failed:
-            return
-        try:
+        with self._apart(""):
             self._note()
-        except Exception:  # whatever it is, the threads must be scheduled
-            log.exception("recording has ended")
-            self._failed = True
+            self._failed.pop("", None)
 
     def close(self) -> None:
         """Write what was gathered, and wait a moment for the disk."""
-        if not self._failed:
-            for name in list(self._spans):
-                self._close_span(name, ((), ()))
-        for span in self._spans.values():
-            span.end()
+        for name in list(self._spans):
+            self._end_span(name)
         self.recorder.close()
+
+    @contextmanager
+    def _apart(self, name: str) -> Iterator[None]:
+        """What goes wrong in here costs what was gathered of this engine, and nothing else."""
+        try:
+            yield
+        except Exception as error:  # whatever it is, the threads must be scheduled
+            of = f"what {name} did" if name else "a pass"
+            words = f"{of} is not recorded: {type(error).__name__}: {error}"
+            if self._failed.get(name) != words:
+                log.exception(words)
+            self._failed[name] = words
+            self._drop(name)
 
     def _note(self) -> None:
         controller = self._controller
         controller.probe(PROBE_S)
         for engine in controller.engines.values():
-            snapshot = engine.snapshot
-            self._tell("engine", engine.name, "", engine.state)
-            self._tell("error", engine.name, "", engine.problem or "")
-            if snapshot is None or self._seen.get(engine.name) == snapshot.time_s:
-                continue
-            self._seen[engine.name] = snapshot.time_s
-            self._pass(engine)
-        for name in self._spans.keys() - controller.engines.keys():
-            self._close_span(name, ((), ()))
-            self._spans.pop(name).end()
+            with self._apart(engine.name):
+                self._follow(engine)
+        for name in self._seen.keys() - controller.engines.keys():
+            self._end_span(name)
             self._topologies.pop(name, None)
+            self._failed.pop(name, None)
+            self._seen.pop(name)
             self._tell("engine", name, "", "gone")
         for rule in controller.rules:
             self._tell("policy", "", rule.name, " ".join((_policy(rule, ""), rule.backend)))
             self._tell("error", "", rule.name, rule.problem or "")
 
-    def _pass(self, engine: Engine) -> None:
+    def _follow(self, engine: Engine) -> None:
         snapshot = engine.snapshot
-        assert snapshot is not None
-        ruled = self._ruled(engine, snapshot.topology)
-        if self._is_new(engine.name, snapshot.topology):
-            if engine.name in self._spans:
-                self._close_span(engine.name, ruled)
-                self._spans.pop(engine.name).end()
-            self._spans[engine.name] = Span(snapshot, _wall_s(snapshot.time_s), ruled)
+        self._tell("engine", engine.name, "", engine.state)
+        self._tell("error", engine.name, "", engine.problem or "")
+        seen_s = self._seen.setdefault(engine.name, math.nan)
+        if snapshot is not None and seen_s != snapshot.time_s:
+            self._seen[engine.name] = snapshot.time_s
+            self._pass(engine, snapshot)
+
+    def _pass(self, engine: Engine, snapshot: Snapshot) -> None:
+        name, topology = engine.name, snapshot.topology
+        line = self._line_of_new(name, topology)
+        if line is None:
+            self._topologies[name] = topology, self._topologies[name][1]
+        else:
+            # Until here others ran: what was gathered of them goes by their names and epoch.
+            self._end_span(name)
+            self._begin(name, topology, line)
+        ruled = self._ruled(engine, topology)
+        span = self._spans.get(name)
+        if span is None:
+            self._spans[name] = Span(snapshot, _wall_s(snapshot.time_s), ruled)
             return
-        span = self._spans[engine.name]
         span.add(snapshot)
         # A pass comes a little early or late: half of one is no reason to wait for another.
         slack_s = min(
             0.2 * self._period_s, 0.5 * min(r.timer.period_s for r in self._controller.rules)
         )
         if span.seconds(snapshot) >= self._period_s - slack_s or span.ruled != ruled:
-            self._close_span(engine.name, ruled)
+            self._close_span(name, ruled)
 
-    def _is_new(self, name: str, topology: Topology) -> bool:
-        """Whether other operators run than before; then the line that says so is written."""
+    def _line_of_new(self, name: str, topology: Topology) -> records.Topology | None:
+        """The line that says what runs, without its epoch; None if it is what ran before."""
         known = self._topologies.get(name)
         if known is not None and known[0] is topology:
-            return False
+            return None
         line = described(topology, self.recorder.node, round(time.time() * 1e3), 0)
-        if known is not None and same(known[1], line):
-            self._topologies[name] = (topology, known[1])
-            return False
+        return None if known is not None and same(known[1], line) else line
+
+    def _begin(self, name: str, topology: Topology, line: records.Topology) -> None:
+        """From now on other operators run than before."""
         line.epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
-        self._topologies[name] = (topology, line)
+        self._topologies[name] = topology, line
         self.recorder.put(line)
-        return True
+
+    def _drop(self, name: str) -> None:
+        span = self._spans.pop(name, None)
+        if span is not None:
+            span.end()
+
+    def _end_span(self, name: str) -> None:
+        """The last record of what an engine ran, if something was gathered."""
+        if name in self._spans:
+            with self._apart(name):
+                self._close_span(name, ((), ()))
+        self._drop(name)
 
     def _close_span(self, name: str, ruled: tuple[Sequence[str], ...]) -> None:
         span = self._spans[name]
@@ -157,6 +184,7 @@ class Recording:
             if self._verdicts.get((name, query)) == value:
                 self._tell("verdict", name, query, value)
             self._verdicts[name, query] = value
+        self._failed.pop(name, None)
 
     def _add_effects(self, name: str, record: records.Record) -> None:
         """How long tuples of each query were in the system lately (`adapt.effect`)."""

@@ -1,0 +1,113 @@
+"""What is recorded when engines, queries, and what can be written to change."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import QUICK, chains
+
+from sched_ctl.controller import targets
+from sched_ctl.controller.loop import Controller
+from sched_ctl.model.topology import Snapshot, Thread, Topology
+from sched_ctl.service.recording import Recording
+from sched_ctl.telemetry import records
+from sched_ctl.telemetry.recorder import Recorder
+
+
+def of(name: str, queries: Mapping[str, int]) -> Topology:
+    return chains(name, queries, lambda row: (Thread(1, 100 + row, 7),))
+
+
+class Recorded:
+    """A recording of engines that answer what a test says; a record a pass."""
+
+    def __init__(self, folder: Path, period_s: float = 0.0, rotate_s: float = 3600.0) -> None:
+        self.controller = Controller(QUICK, {}, None)
+        self.engines: Any = self.controller.engines
+        self.recorder = Recorder(folder, "n", limit_bytes=1 << 20, rotate_s=rotate_s)
+        self.recording = Recording(self.controller, self.recorder, period_s)
+        self.put: list[records.Line] = []
+        self._time_s = 0.0
+
+    def only_put(self, monkeypatch: pytest.MonkeyPatch) -> "Recorded":
+        monkeypatch.setattr(self.recorder, "put", self.put.append)
+        return self
+
+    def passes(self, *topologies: Topology) -> None:
+        """One of each; engines of which none speaks have gone."""
+        self._time_s += 1.0
+        self.engines.clear()
+        for topology in topologies:
+            n = len(topology.operators)
+            columns = {"tuples_in": np.full(n, 9 * self._time_s), "queue_size": np.ones(n)}
+            self.engines[topology.engine] = SimpleNamespace(
+                name=topology.engine,
+                state="ok",
+                problem=None,
+                refused={},
+                domain="",
+                target=SimpleNamespace(pid=None),
+                snapshot=Snapshot(topology, self._time_s, columns),
+            )
+        self.recording.note()
+
+    def records(self, engine: str = "fake:a") -> list[records.Record]:
+        found = [line for line in self.put if isinstance(line, records.Record)]
+        return [record for record in found if record.engine == engine]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Recorded]:
+    made = Recorded(tmp_path / "telemetry")
+    yield made
+    made.engines.clear()
+    made.recording.close()
+    made.controller.close()
+
+
+# --- other operators than before ---
+
+
+@pytest.mark.parametrize("after", [{"q": 4}, {"q": 2}, {"r": 3}])
+def test_what_ran_before_is_recorded_as_what_it_was(
+    after: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Recorded(tmp_path, 3600.0).only_put(monkeypatch)
+    first, second = of("fake:a", {"q": 3}), of("fake:a", after)
+    for topology in (first, first, second, second):
+        made.passes(topology)
+    made.recording.close()
+    told = [line for line in made.put if not isinstance(line, records.Event)]
+    assert [type(line).__name__ for line in told] == ["Topology", "Record"] * 2
+    assert [line.epoch for line in told] == [1, 1, 2, 2]  # type: ignore[union-attr]
+    for topology, record in ((told[0], told[1]), (told[2], told[3])):
+        assert isinstance(topology, records.Topology) and isinstance(record, records.Record)
+        assert record.q is not None and len(record.q) == len(topology.ops)
+
+
+def test_a_fault_at_one_engine_costs_a_record_of_that_one(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded.only_put(monkeypatch)
+    broken, rows = True, targets.rows
+
+    def breaking(controller: Controller, only: str | None = None) -> list[dict[str, Any]]:
+        if broken and only == "fake:a":
+            raise ZeroDivisionError("as if")
+        return rows(controller, only)
+
+    monkeypatch.setattr(targets, "rows", breaking)
+    both = of("fake:a", {"q": 1}), of("fake:b", {"q": 1})
+    with caplog.at_level(logging.ERROR):
+        for _ in range(9):
+            recorded.passes(*both)
+    assert not recorded.records("fake:a") and len(recorded.records("fake:b")) == 8
+    assert len(caplog.records) == 1
+    broken = False
+    for _ in range(3):
+        recorded.passes(*both)
+    assert len(recorded.records("fake:a")) >= 2
