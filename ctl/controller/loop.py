@@ -93,6 +93,7 @@ class Controller:
         self.started_cpu_s = time.process_time()
         self.stopping: str | None = None  # why, once it is
         self.not_reloaded: str | None = None  # why a new configuration is not in force
+        self.not_recorded: str | None = None  # why what is to be recorded is not, or not all of it
         self.restored: tuple[str, ...] | None = None  # what could not be, once all is put back
         self._thinkers: dict[str, Worker[Schedule]] = {}  # policies of others, by rule
         self._deciding: dict[tuple[str, str], asyncio.Future[Schedule]] = {}

@@ -1,7 +1,7 @@
 """What a controller gives to its recorder after each pass: records, topologies, events.
 
 Nothing here writes to a disk, see `telemetry.recorder`. Whatever goes wrong at one engine costs a
-record of that engine, and is logged.
+record of that engine; it is logged, and shows in the controller's status.
 """
 
 import logging
@@ -64,11 +64,21 @@ class Recording:
         self._counted: dict[tuple[str, str], dict[str, int]] = {}  # tuples of queries with targets
         self._failed: dict[str, str] = {}  # by engine, "": all of them; why nothing is recorded
 
+    @property
+    def problem(self) -> str | None:
+        """Why not all is recorded now, in words."""
+        words = self.recorder.problem
+        if words is not None:
+            lost = self.recorder.lost
+            return f"{words}; {lost} lines were lost" if lost else words
+        return next(iter(self._failed.values()), None)
+
     def note(self) -> None:
         """A pass has ended. Never raises."""
         with self._apart(""):
             self._note()
             self._failed.pop("", None)
+        self._controller.not_recorded = self.problem
 
     def close(self) -> None:
         """Write what was gathered, and wait a moment for the disk."""

@@ -304,6 +304,8 @@ def problems(controller: Controller) -> list[str]:
         found.append(f"the old configuration stays in force: {controller.not_reloaded}")
     if controller.waits.problem is not None:
         found.append(controller.waits.problem)
+    if controller.not_recorded is not None:
+        found.append(controller.not_recorded)
     for engine in controller.engines.values():
         if engine.problem is not None:
             found.append(_in_words(engine, engine.problem))

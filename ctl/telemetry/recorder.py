@@ -73,7 +73,7 @@ class Recorder:
     ) -> None:
         prepare(folder)
         self.node, self._boot = records.node_name(node), boot
-        self.problem: str | None = None  # why nothing can be written now
+        self._problem: str | None = None  # why nothing can be written now
         self.written = self.lost = 0
         self._store = Store(folder, self.node, limit_bytes)
         self._rotate_ms = round(rotate_s * 1e3)
@@ -88,6 +88,13 @@ class Recorder:
         self._seq = self._run = 0
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be written now, in words."""
+        if self._problem is None and self._queue.qsize() >= MOST_WAITING:
+            return f"cannot record into {self._store.folder}: the disk does not answer"
+        return self._problem
 
     def put(self, line: records.Line) -> None:
         """Have it written, soon. Throws it away if the writer is far behind."""
@@ -118,7 +125,7 @@ class Recorder:
             self._flush()
             self._store.close()
         except Exception as error:  # a fault here must not look like a controller that records
-            self.problem = f"{type(error).__name__}: {error}"
+            self._problem = f"recording has ended: {type(error).__name__}: {error}"
             log.exception("recording has ended")
 
     def _take(self, line: records.Line) -> None:
@@ -203,9 +210,9 @@ class Recorder:
         self._unsaid += lines
 
     def _say(self, problem: str | None) -> None:
-        if problem != self.problem:
+        if problem != self._problem:
             if problem is None:
                 log.info("recording again; %d lines were lost", self.lost)
             else:
                 log.warning("%s; it is tried again", problem)
-            self.problem = problem
+            self._problem = problem

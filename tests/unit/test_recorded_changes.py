@@ -1,6 +1,8 @@
 """What is recorded when engines, queries, and what can be written to change."""
 
 import logging
+import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +15,14 @@ from fakes import QUICK, chains
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.model.topology import Snapshot, Thread, Topology
+from sched_ctl.service import views
 from sched_ctl.service.recording import Recording
 from sched_ctl.telemetry import records
-from sched_ctl.telemetry.recorder import Recorder
+from sched_ctl.telemetry.recorder import MOST_WAITING, Recorder
+from sched_ctl.telemetry.store import Store
+from support import wait_until
+
+SOON_S = 60.0
 
 
 def of(name: str, queries: Mapping[str, int]) -> Topology:
@@ -59,6 +66,10 @@ class Recorded:
         found = [line for line in self.put if isinstance(line, records.Record)]
         return [record for record in found if record.engine == engine]
 
+    @property
+    def problems(self) -> list[str]:
+        return views.problems(self.controller)
+
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Iterator[Recorded]:
@@ -87,6 +98,7 @@ def test_what_ran_before_is_recorded_as_what_it_was(
     for topology, record in ((told[0], told[1]), (told[2], told[3])):
         assert isinstance(topology, records.Topology) and isinstance(record, records.Record)
         assert record.q is not None and len(record.q) == len(topology.ops)
+    assert not made.problems
 
 
 def test_a_fault_at_one_engine_costs_a_record_of_that_one(
@@ -106,8 +118,72 @@ def test_a_fault_at_one_engine_costs_a_record_of_that_one(
         for _ in range(9):
             recorded.passes(*both)
     assert not recorded.records("fake:a") and len(recorded.records("fake:b")) == 8
+    assert any("fake:a" in problem and "as if" in problem for problem in recorded.problems)
     assert len(caplog.records) == 1
     broken = False
     for _ in range(3):
         recorded.passes(*both)
-    assert len(recorded.records("fake:a")) >= 2
+    assert len(recorded.records("fake:a")) >= 2 and not recorded.problems
+
+
+# --- what cannot be written ---
+
+
+def test_a_folder_that_is_removed_shows_as_a_problem(tmp_path: Path) -> None:
+    """As does any disk that takes nothing; until it does."""
+    query, folder = of("fake:a", {"q": 1}), tmp_path / "telemetry"
+    recorded = Recorded(folder, rotate_s=0.0)  # each line is in a file of its own
+    recorded.passes(query)
+    wait_until(lambda: recorded.recorder.written > 2, SOON_S)
+    assert not recorded.problems
+
+    def removed() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    wait_until(removed, SOON_S)
+    recorded.passes(query)
+    wait_until(lambda: recorded.recorder.problem, SOON_S)
+    recorded.passes(query)
+    assert any(f"cannot record into {folder}" in problem for problem in recorded.problems)
+    recorded.engines.clear()
+    assert views.status(recorded.controller)["problems"] == recorded.problems
+    folder.mkdir()
+    recorded.passes(query)
+    wait_until(lambda: recorded.recorder.problem is None, SOON_S)
+    recorded.passes(query)
+    assert not recorded.problems
+    recorded.recording.close()
+
+
+def test_a_writer_that_has_died_shows_as_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_: Store) -> int:
+        raise RuntimeError("as if")
+
+    monkeypatch.setattr(Store, "recover", dies)
+    made = Recorded(tmp_path)
+    wait_until(lambda: made.recorder.problem, SOON_S)
+    made.passes(of("fake:a", {"q": 1}))
+    assert any("recording has ended" in problem for problem in made.problems)
+    made.recording.close()
+
+
+def test_a_disk_that_does_not_answer_shows_as_a_problem(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    append = Store.append
+
+    def slow(store: Store, *arguments: Any) -> None:
+        answers.wait(SOON_S)
+        append(store, *arguments)
+
+    monkeypatch.setattr(Store, "append", slow)
+    for number in range(MOST_WAITING + 2):
+        recorded.recorder.put(records.Event(node="n", t=number, what="error"))
+    recorded.passes(of("fake:a", {"q": 1}))
+    assert any("does not answer" in problem for problem in recorded.problems)
+    answers.set()
+    wait_until(lambda: recorded.recorder.problem is None, SOON_S)
