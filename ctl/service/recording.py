@@ -8,9 +8,10 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,9 +60,10 @@ class Recording:
         self._seen: dict[str, float] = {}  # time of the last snapshot, by engine; NaN: none yet
         self._topologies: dict[str, tuple[Topology, records.Topology]] = {}
         self._epochs: dict[str, int] = {}
+        self._left = 0  # the largest epoch of an engine that is gone: none is used again
         self._told: dict[tuple[str, str, str], str] = {}  # events: what was said last
         self._verdicts: dict[tuple[str, str], str] = {}  # of the last record, by engine and query
-        self._counted: dict[tuple[str, str], dict[str, int]] = {}  # tuples of queries with targets
+        self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # the same: tuples told, met
         self._failed: dict[str, str] = {}  # by engine, "": all of them; why nothing is recorded
 
     @property
@@ -107,10 +109,8 @@ class Recording:
                 self._follow(engine)
         for name in self._seen.keys() - controller.engines.keys():
             self._end_span(name)
-            self._topologies.pop(name, None)
-            self._failed.pop(name, None)
-            self._seen.pop(name)
             self._tell("engine", name, "", "gone")
+            self._let_go(name)
         for rule in controller.rules:
             self._tell("policy", "", rule.name, " ".join((_policy(rule, ""), rule.backend)))
             self._tell("error", "", rule.name, rule.problem or "")
@@ -156,9 +156,30 @@ class Recording:
 
     def _begin(self, name: str, topology: Topology, line: records.Topology) -> None:
         """From now on other operators run than before."""
-        line.epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
+        line.epoch = self._epochs[name] = self._epochs.get(name, self._left) + 1
         self._topologies[name] = topology, line
         self.recorder.put(line)
+        self._forget(name, {*topology.queries, ""})
+
+    def _let_go(self, name: str) -> None:
+        """An engine is gone, and that is told."""
+        self._forget(name, ())
+        self._left = max(self._left, self._epochs.pop(name, 0))
+        self._topologies.pop(name, None)
+        self._failed.pop(name, None)
+        self._seen.pop(name)
+
+    def _forget(self, name: str, stay: Collection[str]) -> None:
+        """What was said of an engine's queries. stay: but of these; "" is the engine itself."""
+
+        def left(engine: str, query: str) -> bool:
+            return engine == name and query not in stay
+
+        self._told = {k: v for k, v in self._told.items() if not left(k[1], k[2])}
+        self._verdicts = {k: v for k, v in self._verdicts.items() if not left(*k)}
+        # Of a query that comes back it is counted on from there, and not all once more.
+        hits = self._controller.targets.hits
+        self._counted = {k: v for k, v in self._counted.items() if k in hits}
 
     def _drop(self, name: str) -> None:
         span = self._spans.pop(name, None)
@@ -215,18 +236,16 @@ class Recording:
             return
         mine = [rows.get(query) for query in queries]
         record.target = [None if row is None else round(row["latency_s"] * 1e6) for row in mine]
-        for key in ("tuples", "met_tuples"):
-            now = [None if row is None else int(row[key]) for row in mine]
-            before = self._counted.get((name, key), {})
-            grown = [
-                None if count is None else max(0, count - before.get(query, 0))
-                for query, count in zip(queries, now, strict=True)
-            ]
-            self._counted[name, key] = {q: c for q, c in zip(queries, now, strict=True) if c}
-            if key == "tuples":
-                record.told = grown
-            else:
-                record.met = grown
+        grown = [None if row is None else self._grown(name, row) for row in mine]
+        record.told = [None if more is None else more[0] for more in grown]
+        record.met = [None if more is None else more[1] for more in grown]
+
+    def _grown(self, name: str, row: Mapping[str, Any]) -> tuple[int, int]:
+        """How many tuples of a query with a target were told since the record before; met."""
+        now = int(row["tuples"]), int(row["met_tuples"])
+        told, met = self._counted.get((name, row["query"]), (0, 0))
+        self._counted[name, row["query"]] = now
+        return (max(0, now[0] - told), max(0, now[1] - met)) if now[0] >= told else now
 
     def _memory(self, name: str) -> float:
         engine = self._controller.engines.get(name)

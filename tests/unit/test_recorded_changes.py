@@ -1,5 +1,6 @@
 """What is recorded when engines, queries, and what can be written to change."""
 
+import functools
 import logging
 import shutil
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from fakes import QUICK, chains
 
+from sched_ctl.adapt.hits import Hits
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.model.topology import Snapshot, Thread, Topology
@@ -187,3 +189,76 @@ def test_a_disk_that_does_not_answer_shows_as_a_problem(
     assert any("does not answer" in problem for problem in recorded.problems)
     answers.set()
     wait_until(lambda: recorded.recorder.problem is None, SOON_S)
+
+
+# --- what is kept in memory ---
+
+
+def kept(recording: Recording) -> int:
+    """Entries of all tables."""
+    return sum(len(table) for table in vars(recording).values() if isinstance(table, dict))
+
+
+def test_nothing_is_kept_of_engines_that_are_gone(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded.only_put(monkeypatch)
+    recorded.passes()
+    before = kept(recorded.recording)
+    for number in range(20):
+        for _ in range(4):
+            recorded.passes(of(f"fake:{number}", {"q": 2}))
+    recorded.passes()
+    assert kept(recorded.recording) == before
+    gone = [line.engine for line in recorded.put if getattr(line, "value", "") == "gone"]
+    assert gone == [f"fake:{number}" for number in range(20)]
+    recorded.passes(of("fake:0", {"r": 1}))
+    lines = [line for line in recorded.put if isinstance(line, records.Topology)]
+    first, again = (line.epoch for line in lines if line.engine == "fake:0")
+    assert again > first  # no record can be taken for one of before
+
+
+def test_nothing_is_kept_of_queries_that_ended(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded.only_put(monkeypatch)
+    sizes = []
+    for number in range(20):
+        for _ in range(4):
+            recorded.passes(of("fake:a", {f"job{number}": 2}))
+        sizes.append(kept(recorded.recording))
+    assert len(set(sizes)) == 1
+    assert {line.about for line in recorded.put if getattr(line, "what", "") == "verdict"} == {
+        f"job{number}" for number in range(20)
+    }
+
+
+def told_rows(counts: Mapping[str, int], controller: Controller, only: str) -> list[dict[str, Any]]:
+    snapshot = controller.engines[only].snapshot
+    assert snapshot is not None
+    return [
+        {"query": query, "latency_s": 1.0, "tuples": counts[query], "met_tuples": counts[query] / 2}
+        for query in snapshot.topology.queries
+    ]
+
+
+def test_tuples_of_a_query_that_comes_back_count_once(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or of an engine that does: its hits of the last hour stay with the controller."""
+    recorded.only_put(monkeypatch)
+    counts = {"q": 100, "r": 10}
+    monkeypatch.setattr(targets, "rows", functools.partial(told_rows, counts))
+    recorded.controller.targets.hits.update({("fake:a", query): Hits() for query in counts})
+    both, other = of("fake:a", {"q": 1, "r": 1}), of("fake:a", {"r": 1})
+    for topology in (both, both, other, other):
+        recorded.passes(topology)
+    counts["q"] = 130
+    for topology in (both, both):
+        recorded.passes(topology)
+    recorded.passes()
+    counts["q"] = 150
+    for topology in (both, both):
+        recorded.passes(topology)
+    told = [(record.told, record.met) for record in recorded.records() if record.told]
+    assert told == [([100, 10], [50, 5]), ([0], [0]), ([30, 0], [15, 0]), ([20, 0], [10, 0])]
