@@ -39,7 +39,8 @@ MOST_LINE_BYTES = 8 << 20  # 10,000 operators take 1 MB
 LARGEST = 2**53  # beyond, a float would no longer hold it
 
 Number = Annotated[int, Meta(ge=0, le=LARGEST)]
-Name = Annotated[str, Meta(max_length=4096)]
+# Drivers look at 4096 characters of an engine's name, and add which of several it is
+Name = Annotated[str, Meta(max_length=1 << 16)]
 Row = Annotated[int, Meta(ge=-1, le=10**6)]
 Column = list[Number | None] | None
 

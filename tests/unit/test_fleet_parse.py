@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from sched_ctl.drivers.flink.plan import Job, Node, Nodes, Subtask, Vertex, VertexDetail, plan
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.pipeline import generate, judge, parse
 from sched_ctl.telemetry import records
@@ -202,3 +203,25 @@ def test_an_engine_without_operators_is_not_judged() -> None:
     record = records.Record(node="n", t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1, cpu=[])
     judge.fill_in([(record, judge.topology_of(line))])
     assert record.verdict is None
+
+
+def test_the_longest_names_that_a_driver_gives_can_be_read() -> None:
+    """Flink's plan cuts the name of a chain, and says behind it which replica it is."""
+    chain = " -> ".join(f"Calc(select=[column_{number}])" for number in range(190))
+    assert len(chain) > 5000
+    job = Job("a" * 32, "j" * 5000, [Vertex("v", chain, 8)], Nodes([Node("v", [])]))
+    twin = msgspec.structs.replace(job, jid="b" * 32)
+    subtasks = [Subtask(index, 0, "RUNNING", "tm1") for index in range(8)]
+    rows = plan([job, twin], {(one.jid, "v"): VertexDetail(subtasks) for one in (job, twin)}).rows
+    made = msgspec.structs.replace(
+        TOPOLOGY, queries=[rows[0].query], ops=[row.name for row in rows[:3]], logical=[]
+    )
+    assert all(len(name) > 4096 for name in (*made.queries, *made.ops))
+    assert records.decode(records.encode(made)) == made
+    record = records.Record(
+        node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1, tuples_in=[1, 2, 3]
+    )
+    told = records.Event(node="n", seq=3, t=TOPOLOGY.t, what="verdict", about=made.queries[0])
+    found = rows_of(made, record, told)
+    assert not [row["why"] for row in found if row["kind"] == "bad"]
+    assert [row["operator"] for row in found if row["kind"] == "operator"] == made.ops
