@@ -10,12 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sched_ctl.backends.threads.nice import wanted
+from sched_ctl.backends.threads.parameters import Target, at_first
 from sched_ctl.decide.decision import decide
 from sched_ctl.metrics.catalogue import Resolution, resolve
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.graph import Array
-from sched_ctl.model.normalise import nice_levels, positions
+from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.normalise import positions
+from sched_ctl.model.options import NiceOptions
 from sched_ctl.model.policy import NOTHING, Memory, Policy
+from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import (
     Edge,
     LogicalOperator,
@@ -50,14 +54,14 @@ class Step:
     """What the policies would have set at the end of one record.
 
     labels: n operators with threads. place, nice: policy -> (n,) position, 1 = most urgent and NaN
-    where there is no order, and nice level. ruled: the policies that were in force.
+    where there is no order, and nice value. ruled: the policies that were in force.
     """
 
     engine: str
     t_ms: int
     labels: tuple[str, ...]
     place: Mapping[str, Array]
-    nice: Mapping[str, Array]
+    nice: Mapping[str, Index]
     ruled: tuple[str, ...]
 
 
@@ -212,7 +216,7 @@ def replay(
     memories: dict[tuple[str, str], Memory] = {}  # by policy and engine
     for record, window in windows(lines, window_s):
         place: dict[str, Array] = {}
-        nice: dict[str, Array] = {}
+        nice: dict[str, Index] = {}
         labels: tuple[str, ...] = ()
         provides = frozenset(window.now.columns)
         for policy in policies:
@@ -239,7 +243,7 @@ def replay(
             labels = tuple(schedule.operators[row] for row in first)
             ages, queues = schedule.head_age_s, schedule.queue_size
             place[policy.name] = positions(schedule.form, ages, queues, policy.spacing)[first]
-            nice[policy.name] = nice_levels(schedule, 0, 10)[first]
+            nice[policy.name] = _nice_values(schedule)[first]
         yield Step(
             record.engine,
             record.t + record.d,
@@ -248,6 +252,15 @@ def replay(
             nice,
             tuple(dict.fromkeys(record.policy)),
         )
+
+
+def _nice_values(schedule: Schedule) -> Index:
+    """(m,) what `load` sets at first in threads that have nice 0 and all want a CPU."""
+    options, n = NiceOptions(), len(schedule.threads)
+    levels = wanted(schedule, options)
+    bounds = (options.dead_band, options.best, options.worst)
+    target = Target(schedule.scope, schedule.threads, levels, *bounds, np.ones(n))
+    return at_first(target, np.zeros(n, dtype=np.intp))
 
 
 def agreement(one: Array, other: Array) -> float:
