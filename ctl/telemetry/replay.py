@@ -73,7 +73,7 @@ class Engine:
         self._window_s = window_s
         n = len(line.ops)
         self._totals = {name: np.zeros(n) for name in COUNTERS}
-        self._history: deque[Snapshot] = deque(maxlen=64)
+        self._history: deque[Snapshot] = deque()  # the first one is the begin of the window
 
     def add(self, record: records.Record) -> Window | None:
         """The window at the end of the record; None if it does not fit the topology."""
@@ -81,18 +81,20 @@ class Engine:
         columns = _columns([record], n)
         if columns is None:
             return None
-        for name in columns.keys() & COUNTERS.keys():
+        before = {name: self._totals[name] for name in columns if name in COUNTERS}
+        for name in before:
             self._totals[name] = self._totals[name] + np.nan_to_num(columns[name])
             columns[name] = np.where(np.isnan(columns[name]), np.nan, self._totals[name])
-        now_s = (record.t + record.d) * 1e-3
-        if not self._history:  # the counters at the begin of the first record
-            nothing = {name: np.zeros(n) for name in columns if name in COUNTERS}
-            self._history.append(Snapshot(self.topology, record.t * 1e-3, nothing))
+        now_s, history = (record.t + record.d) * 1e-3, self._history
+        if history and now_s < history[-1].time_s:  # the clock was set back
+            history.clear()
+        if not history:  # the counters at the begin of the first record
+            history.append(Snapshot(self.topology, record.t * 1e-3, before))
+        while len(history) > 1 and now_s - history[1].time_s >= 0.99 * self._window_s:
+            history.popleft()
         now = Snapshot(self.topology, now_s, columns)
-        far = [s for s in self._history if now_s - s.time_s >= 0.99 * self._window_s]
-        then = far[-1] if far else self._history[0]
-        self._history.append(now)
-        return Window(now, then)
+        history.append(now)
+        return Window(now, history[0])
 
 
 def beside(topology: Topology, found: Sequence[records.Record]) -> Window:

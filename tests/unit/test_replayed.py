@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from plans import plan
 from sched_ctl.backends.threads.nice import planned
@@ -39,3 +40,18 @@ def test_nice_values_are_those_that_load_sets() -> None:
     resolution = resolve(HR.needs, window.now.columns, policy="hr", engine="lab:1")
     schedule = decide("hr", HR, {"lab:1": window}, {"lab:1": resolution})
     assert planned(schedule, NiceOptions())["nice"] == step.nice["hr"].tolist()
+
+
+@pytest.mark.parametrize("window_s", [5.0, 60.0, 600.0])
+def test_a_window_is_as_long_as_it_is_to_be(window_s: float) -> None:
+    lines: list[records.Line] = [line_of(), *(record(place) for place in range(200))]
+    *_, (_, last) = replay.windows(lines, window_s)
+    assert last.seconds == pytest.approx(window_s, rel=0.01)
+    assert last.rate("tuples_in").tolist() == pytest.approx([20.0, 20.0])
+
+
+def test_a_clock_that_was_set_back_begins_a_window() -> None:
+    lines: list[records.Line] = [line_of(), *(record(place) for place in (100, 101, 0, 1))]
+    found = [window for _, window in replay.windows(lines, 600.0)]
+    assert [window.seconds for window in found] == pytest.approx([5.0, 10.0, 5.0, 10.0])
+    assert found[-1].gain("tuples_in").tolist() == [200.0, 200.0]
