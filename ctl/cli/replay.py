@@ -10,9 +10,11 @@ from sched_ctl.cli.flags import Json, asked
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
+    from sched_ctl.telemetry.reading import Bad
     from sched_ctl.telemetry.records import Line
+    from sched_ctl.telemetry.replay import Spread, Step, Summary
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "lines_of"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,108 +49,123 @@ def replay(
 
     Example: sched-ctl replay /var/log/sched-ctl -p hr -p qs
     """
-    import numpy as np
-
     from sched_ctl import show
     from sched_ctl.plugins import registry
     from sched_ctl.telemetry import records
-    from sched_ctl.telemetry.replay import agreement
+    from sched_ctl.telemetry.replay import Summary
     from sched_ctl.telemetry.replay import replay as steps_of
 
-    problems: list[str] = []
-    lines = list(_lines(files, problems))
+    # Twice through the files: what a month of records says does not fit into a small memory.
+    lines = lines_of(files, [])
     in_force = {name for line in lines if isinstance(line, records.Record) for name in line.policy}
     known = [name for name in sorted(in_force) if name in registry.policies()]
     names = list(dict.fromkeys([*(policy or ["hr"]), *known]))
     with asked():
         chosen = [registry.policy(name) for name in names]
-    steps = list(steps_of(lines, chosen, window))
-    if not steps:
+    problems: list[str] = []
+    summary, steps = Summary(names), list[dict[str, Any]]()
+    for step in steps_of(lines_of(files, problems), chosen, window):
+        summary.add(step)
+        if json:
+            steps.append(_plain(step))
+    if not summary.steps:
         raise UserError(
             "there is no record in these files" + (f": {problems[0]}" if problems else ""),
             "sched-ctl load --record DIR writes them",
         )
-    figures = {
-        (engine, label): {
-            name: _spread([step.nice[name][row] for step, row in at]) for name in names
-        }
-        for (engine, label), at in _by_operator(steps).items()
-    }
-    alike = {
-        name: _mean([agreement(step.place[names[0]], step.place[name]) for step in steps])
-        for name in names[1:]
-    }
     if json:
-        show.emit_json(
-            {
-                "records": len(steps),
-                "from_ms": min(step.t_ms for step in steps),
-                "to_ms": max(step.t_ms for step in steps),
-                "in_force": sorted(in_force),
-                "problems": problems,
-                "operators": [
-                    {"engine": engine, "operator": label, "nice": values}
-                    for (engine, label), values in figures.items()
-                ],
-                "ordered_as_" + names[0]: alike,
-                "steps": [
-                    {
-                        "engine": step.engine,
-                        "t_ms": step.t_ms,
-                        "in_force": step.ruled,
-                        "place": {
-                            name: dict(zip(step.labels, _plain(step.place[name]), strict=True))
-                            for name in names
-                        },
-                    }
-                    for step in steps
-                ],
-            }
-        )
+        show.emit_json(_as_json(summary, sorted(in_force), problems, steps))
         return
-    seconds = (max(step.t_ms for step in steps) - min(step.t_ms for step in steps)) / 1e3
+    seconds = (summary.to_ms - summary.from_ms) / 1e3
     show.text(
-        f"{len(steps)} records over {seconds:.0f} s; in force: {', '.join(sorted(in_force))}. "
+        f"{summary.steps} records over {seconds:.0f} s; in force: {', '.join(sorted(in_force))}. "
         "Nice values that each policy would have set (mean, least to most):"
     )
     show.table(
         ("engine", "operator", *(f">{name}" for name in names)),
         (
             (engine, label, *(_words(values[name]) for name in names))
-            for (engine, label), values in figures.items()
+            for (engine, label), values in summary.nice.items()
         ),
     )
-    for name, share in alike.items():
+    for name in names[1:]:
+        alike = summary.alike.get(name)
         told = (
             "puts nothing in order"
-            if share is None or np.isnan(share)
-            else (f"orders {share:.0%} of the pairs of operators as {names[0]} does")
+            if alike is None
+            else f"orders {alike.mean:.0%} of the pairs of operators as {names[0]} does"
         )
         show.text(f"{name} {told}")
     for problem in problems[:10]:
         show.text(problem)
 
 
-def _lines(files: list[Path], problems: list[str]) -> Iterator["Line"]:
-    from sched_ctl.telemetry import reading
+def _as_json(
+    summary: "Summary", in_force: list[str], problems: list[str], steps: list[dict[str, Any]]
+) -> dict[str, Any]:
+    first, *others = summary.names
+    alike = summary.alike
+    return {
+        "records": summary.steps,
+        "from_ms": summary.from_ms,
+        "to_ms": summary.to_ms,
+        "in_force": in_force,
+        "problems": problems,
+        "operators": [
+            {
+                "engine": engine,
+                "operator": label,
+                "nice": {name: _numbers(spread) for name, spread in values.items()},
+            }
+            for (engine, label), values in summary.nice.items()
+        ],
+        f"ordered_as_{first}": {
+            name: alike[name].mean if name in alike else None for name in others
+        },
+        "steps": steps,
+    }
 
-    found = [
-        path
-        for file in files
-        for path in (
-            sorted((p for p in file.iterdir() if ".jsonl.gz" in p.name), key=_number)
-            if file.is_dir()
-            else [file]
-        )
-    ]
+
+def lines_of(files: list[Path], problems: list[str]) -> Iterator["Line"]:
+    """The lines of recorded files, and of those in folders, one after the other.
+
+    problems: gets what is no line of ours, in words. Raises UserError if something cannot be read.
+    """
+    from sched_ctl.telemetry.reading import Bad
+
+    found = [path for file in files for path in _paths(file)]
     if not found:
         raise UserError(f"there is no recorded file in {', '.join(map(str, files))}")
     for path in found:
-        for line in reading.read(path):
-            if not isinstance(line, reading.Bad):
+        told = _read(path)
+        if told is None:
+            problems.append(f"{path}: is not there any more")
+            continue
+        for line in told:
+            if not isinstance(line, Bad):
                 yield line[1]
             elif not (path.suffix == ".part" and line.why.startswith("torn")):  # it still grows
                 problems.append(f"{path}:{line.line}: {line.why}")
+
+
+def _paths(file: Path) -> list[Path]:
+    """The file, or the recorded files in the folder, oldest first."""
+    if not file.is_dir():
+        return [file]
+    return sorted((p for p in file.iterdir() if ".jsonl.gz" in p.name), key=_number)
+
+
+def _read(path: Path) -> "Iterator[tuple[int, Line] | Bad] | None":
+    """A file, also if it was closed meanwhile, and has another name; None if it is not there."""
+    from sched_ctl.telemetry import reading
+
+    for name in (path, path.with_name(path.name.removesuffix(".part"))):
+        try:
+            return reading.read(name)
+        except UserError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    return None
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -158,32 +175,25 @@ def _number(path: Path) -> tuple[int, str]:
     return (0 if name is None else name.seq, path.name)
 
 
-def _by_operator(steps: list[Any]) -> dict[tuple[str, str], list[tuple[Any, int]]]:
-    found: dict[tuple[str, str], list[tuple[Any, int]]] = {}
-    for step in steps:
-        for row, label in enumerate(step.labels):
-            found.setdefault((step.engine, label), []).append((step, row))
-    return found
+def _numbers(spread: "Spread") -> dict[str, float]:
+    return {"mean": round(spread.mean, 2), "least": int(spread.least), "most": int(spread.most)}
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    rounded = [round(float(value)) for value in values]
+def _words(spread: "Spread") -> str:
+    same = spread.least == spread.most
+    return f"{spread.mean:.1f}" + ("" if same else f" ({spread.least:.0f}..{spread.most:.0f})")
+
+
+def _plain(step: "Step") -> dict[str, Any]:
     return {
-        "mean": round(sum(map(float, values)) / len(values), 2),
-        "least": min(rounded),
-        "most": max(rounded),
+        "engine": step.engine,
+        "t_ms": step.t_ms,
+        "in_force": step.ruled,
+        "place": {
+            name: {
+                label: round(value, 4) if value == value else None
+                for label, value in zip(step.labels, place.tolist(), strict=True)
+            }
+            for name, place in step.place.items()
+        },
     }
-
-
-def _words(spread: dict[str, float]) -> str:
-    same = spread["least"] == spread["most"]
-    return f"{spread['mean']:.1f}" + ("" if same else f" ({spread['least']}..{spread['most']})")
-
-
-def _mean(values: list[float]) -> float | None:
-    known = [value for value in values if value == value]
-    return sum(known) / len(known) if known else None
-
-
-def _plain(column: Any) -> list[float | None]:
-    return [round(value, 4) if value == value else None for value in column.tolist()]

@@ -4,9 +4,10 @@ Nothing is applied, and nothing is simulated: the load is what it was, whatever 
 have made of it (for that there is `sched-ctl simulate`).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,7 +31,17 @@ from sched_ctl.model.topology import (
 )
 from sched_ctl.telemetry import records
 
-__all__ = ["Engine", "Step", "agreement", "beside", "replay", "topology_of", "windows"]
+__all__ = [
+    "Engine",
+    "Spread",
+    "Step",
+    "Summary",
+    "agreement",
+    "beside",
+    "replay",
+    "topology_of",
+    "windows",
+]
 
 # counter of a snapshot -> field of a record, and the size of its unit
 COUNTERS: Mapping[str, tuple[str, float]] = {
@@ -131,8 +142,8 @@ def _times(topology: Topology, count: int) -> Topology:
 def _columns(found: Sequence[records.Record], n: int) -> dict[str, Array] | None:
     """(m * n,) what m records say of n operators, in base units; None if one speaks of others."""
     columns: dict[str, Array] = {}
-    for name, (field, unit) in (*COUNTERS.items(), *GAUGES.items()):
-        told = [_idle(r) if field == "idle" else getattr(r, field) for r in found]
+    for name, (key, unit) in (*COUNTERS.items(), *GAUGES.items()):
+        told = [_idle(r) if key == "idle" else getattr(r, key) for r in found]
         if not any(values is not None for values in told):
             continue
         whole = [[None] * n if values is None else values for values in told]
@@ -263,6 +274,54 @@ def _nice_values(schedule: Schedule) -> Index:
     bounds = (options.dead_band, options.best, options.worst)
     target = Target(schedule.scope, schedule.threads, levels, *bounds, np.ones(n))
     return at_first(target, np.zeros(n, dtype=np.intp))
+
+
+@dataclass
+class Spread:
+    """Numbers, one after the other, of which none is kept."""
+
+    count: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.least, self.most = min(self.least, value), max(self.most, value)
+
+    @property
+    def mean(self) -> float:
+        """NaN of none."""
+        return self.total / self.count if self.count else math.nan
+
+
+@dataclass
+class Summary:
+    """What steps have in common, with `names` of policies, the first of which others are beside.
+
+    nice: engine and operator -> policy -> nice values. alike: policy -> `agreement` with the first.
+    """
+
+    names: Sequence[str]
+    steps: int = 0
+    from_ms: int = 0
+    to_ms: int = 0
+    nice: dict[tuple[str, str], dict[str, Spread]] = field(default_factory=dict)
+    alike: dict[str, Spread] = field(default_factory=dict)
+
+    def add(self, step: Step) -> None:
+        self.from_ms = min(self.from_ms, step.t_ms) if self.steps else step.t_ms
+        self.to_ms, self.steps = max(self.to_ms, step.t_ms), self.steps + 1
+        for label in step.labels:
+            self.nice.setdefault((step.engine, label), {name: Spread() for name in self.names})
+        one = step.place[self.names[0]]
+        for name, values in step.nice.items():
+            for label, value in zip(step.labels, values.tolist(), strict=True):
+                self.nice[step.engine, label][name].add(value)
+            alike = agreement(one, step.place[name])
+            if not math.isnan(alike):
+                self.alike.setdefault(name, Spread()).add(alike)
 
 
 def agreement(one: Array, other: Array) -> float:

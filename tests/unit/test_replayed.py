@@ -1,11 +1,18 @@
 """Recorded times under other policies: which records count, and what is told of them."""
 
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from plans import plan
+from sched_ctl import cli
 from sched_ctl.backends.threads.nice import planned
 from sched_ctl.decide.decision import decide
 from sched_ctl.metrics.catalogue import resolve
@@ -13,10 +20,11 @@ from sched_ctl.model.options import NiceOptions
 from sched_ctl.plugins import registry
 from sched_ctl.telemetry import records, replay
 from sched_ctl.telemetry.span import described
+from sched_ctl.telemetry.store import Store
 
 TOPOLOGY = plan({"q": ["a"], "r": ["b"]})
 BEGIN_MS = 1_800_000_000_000
-HR, CONSTANT = registry.policy("hr"), registry.policy("constant")
+HR, FCFS, CONSTANT = (registry.policy(name) for name in ("hr", "fcfs", "constant"))
 
 
 def line_of(engine: str = "lab:1") -> records.Topology:
@@ -29,6 +37,19 @@ def record(place: int, **columns: Any) -> records.Record:
     told |= {"cpu": [1000, 100_000], "policy": ["hr", "hr"]}
     told |= {"node": "n", "engine": "lab:1", "epoch": 1, "t": BEGIN_MS + 5000 * place, "d": 5000}
     return records.Record(**(told | columns))
+
+
+def folder_of(folder: Path, *lines: records.Line) -> Path:
+    folder.mkdir(exist_ok=True)
+    store = Store(folder, "n", 1 << 20)
+    store.open(BEGIN_MS, 0)
+    store.append(map(records.encode, lines))
+    store.close()
+    return folder
+
+
+def run(*arguments: object) -> str:
+    return CliRunner().invoke(cli.make_app("replay"), ["replay", *map(str, arguments)]).stdout
 
 
 def test_nice_values_are_those_that_load_sets() -> None:
@@ -55,3 +76,48 @@ def test_a_clock_that_was_set_back_begins_a_window() -> None:
     found = [window for _, window in replay.windows(lines, 600.0)]
     assert [window.seconds for window in found] == pytest.approx([5.0, 10.0, 5.0, 10.0])
     assert found[-1].gain("tuples_in").tolist() == [200.0, 200.0]
+
+
+def test_a_summary_is_of_all_steps() -> None:
+    lines: list[records.Line] = [
+        line_of(),
+        *(record(place, cpu=[1000, 10**place]) for place in range(2, 7)),
+    ]
+    steps = list(replay.replay(lines, [HR, FCFS]))
+    summary = replay.Summary(["hr", "fcfs"])
+    for step in steps:
+        summary.add(step)
+    assert (summary.steps, summary.from_ms) == (5, BEGIN_MS + 15_000)
+    for row, label in enumerate(steps[0].labels):
+        values, found = [step.nice["hr"][row] for step in steps], summary.nice["lab:1", label]["hr"]
+        assert (found.least, found.most) == (min(values), max(values))
+        assert found.mean == pytest.approx(np.mean(values))
+
+
+def test_no_step_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[records.Line] = [line_of(), *(record(place) for place in range(50))]
+    folder_of(tmp_path, *lines)
+    steps_of, alive, most = replay.replay, weakref.WeakSet[replay.Step](), [0]
+
+    def watched(*arguments: Any) -> Iterator[replay.Step]:
+        for step in steps_of(*arguments):
+            alive.add(step)
+            most[0] = max(most[0], len(alive))
+            yield step
+
+    monkeypatch.setattr(replay, "replay", watched)
+    assert "50 records over 245 s; in force: hr." in run(tmp_path)
+    assert most[0] <= 2
+
+
+def test_a_file_that_is_closed_meanwhile_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path, line_of(), record(0))
+    [final] = tmp_path.iterdir()
+    part = final.with_name(final.name + ".part")
+    deleted = final.with_name("n-20200101T000000Z-1.jsonl.gz")
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([part, deleted]))
+    told = json.loads(run(tmp_path, "--json"))
+    assert told["records"] == 1
+    assert told["problems"] == [f"{deleted}: is not there any more"]

@@ -23,7 +23,6 @@ LONG = {
     "bench/papers/report.py:_results": "a list of tables",
     "bench/sim/compare.py:main": "options, then one table after the other",
     "ctl/decide/decision.py:decide": "the stages of a decision, one after the other",
-    "ctl/cli/replay.py:replay": "a page, and the same as JSON",
     "drivers/lab/driver.py:_topology": "a file's tables, each with what may be wrong in it",
     "drivers/storm/plan.py:plan": "sums over streams that only make sense together",
     "pipeline/generate.py:_files": "a record's fields, one after the other",
