@@ -52,7 +52,7 @@ def replay(
     from sched_ctl import show
     from sched_ctl.plugins import registry
     from sched_ctl.telemetry import records
-    from sched_ctl.telemetry.replay import Summary
+    from sched_ctl.telemetry.replay import Lack, Summary
     from sched_ctl.telemetry.replay import replay as steps_of
 
     # Twice through the files: what a month of records says does not fit into a small memory.
@@ -63,8 +63,9 @@ def replay(
     with asked():
         chosen = [registry.policy(name) for name in names]
     problems: list[str] = []
+    missing: dict[str, Lack] = {}
     summary, steps = Summary(names), list[dict[str, Any]]()
-    for step in steps_of(lines_of(files, problems), chosen, window):
+    for step in steps_of(lines_of(files, problems), chosen, window, missing):
         summary.add(step)
         if json:
             steps.append(_plain(step))
@@ -73,6 +74,7 @@ def replay(
             "there is no record in these files" + (f": {problems[0]}" if problems else ""),
             "sched-ctl load --record DIR writes them",
         )
+    problems[:0] = [f"left out {k.records} times: {k.why.message}" for k in missing.values()]
     if json:
         show.emit_json(_as_json(summary, sorted(in_force), problems, steps))
         return
@@ -89,6 +91,8 @@ def replay(
         ),
     )
     for name in names[1:]:
+        if not {name, names[0]} <= summary.tried:
+            continue
         alike = summary.alike.get(name)
         told = (
             "puts nothing in order"
@@ -175,11 +179,15 @@ def _number(path: Path) -> tuple[int, str]:
     return (0 if name is None else name.seq, path.name)
 
 
-def _numbers(spread: "Spread") -> dict[str, float]:
+def _numbers(spread: "Spread") -> dict[str, float | None]:
+    if not spread.count:
+        return dict.fromkeys(("mean", "least", "most"))
     return {"mean": round(spread.mean, 2), "least": int(spread.least), "most": int(spread.most)}
 
 
 def _words(spread: "Spread") -> str:
+    if not spread.count:
+        return "-"
     same = spread.least == spread.most
     return f"{spread.mean:.1f}" + ("" if same else f" ({spread.least:.0f}..{spread.most:.0f})")
 

@@ -14,7 +14,7 @@ import numpy as np
 from sched_ctl.backends.threads.nice import wanted
 from sched_ctl.backends.threads.parameters import Target, at_first
 from sched_ctl.decide.decision import decide
-from sched_ctl.metrics.catalogue import Resolution, resolve
+from sched_ctl.metrics.catalogue import MissingMetric, Resolution, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.normalise import positions
@@ -33,6 +33,7 @@ from sched_ctl.telemetry import records
 
 __all__ = [
     "Engine",
+    "Lack",
     "Spread",
     "Step",
     "Summary",
@@ -65,7 +66,8 @@ class Step:
     """What the policies would have set at the end of one record.
 
     labels: n operators with threads. place, nice: policy -> (n,) position, 1 = most urgent and NaN
-    where there is no order, and nice value. ruled: the policies that were in force.
+    where there is no order, and nice value; without the policies that need more than the record
+    has. ruled: the policies that were in force.
     """
 
     engine: str
@@ -74,6 +76,14 @@ class Step:
     place: Mapping[str, Array]
     nice: Mapping[str, Index]
     ruled: tuple[str, ...]
+
+
+@dataclass
+class Lack:
+    """Why a policy is left out of some records: what the first one of these does not have."""
+
+    why: MissingMetric
+    records: int = 0
 
 
 class Engine:
@@ -222,32 +232,37 @@ def windows(
 
 
 def replay(
-    lines: Iterable[records.Line], policies: Sequence[Policy], window_s: float = 5.0
+    lines: Iterable[records.Line],
+    policies: Sequence[Policy],
+    window_s: float = 5.0,
+    missing: dict[str, Lack] | None = None,
 ) -> Iterator[Step]:
-    """Each record under each of the policies. Raises MissingMetric where one needs more."""
-    resolutions: dict[tuple[str, frozenset[str]], Resolution] = {}
+    """Each record under each of the policies that it has enough for.
+
+    missing: gets what records lack, by policy. Raises MissingMetric if all lack something for all.
+    """
+    missing = {} if missing is None else missing
+    resolutions: dict[tuple[str, frozenset[str]], Resolution | None] = {}
     memories: dict[tuple[str, str], Memory] = {}  # by policy and engine
+    some = False
     for record, window in windows(lines, window_s):
         place: dict[str, Array] = {}
         nice: dict[str, Index] = {}
         labels: tuple[str, ...] = ()
         provides = frozenset(window.now.columns)
-        for policy in policies:
+        for policy in policies if window.operators else ():
             key = (policy.name, provides)
             if key not in resolutions:
-                resolutions[key] = resolve(
-                    policy.needs,
-                    provides,
-                    policy=policy.name,
-                    engine="the recording",
-                    wants=policy.wants,
-                )
-            name = record.engine
+                resolutions[key] = _resolved(policy, provides, missing)
+            resolution, name = resolutions[key], record.engine
+            if resolution is None:
+                missing[policy.name].records += 1
+                continue
             schedule = decide(
                 "replay",
                 policy,
                 {name: window},
-                {name: resolutions[key]},
+                {name: resolution},
                 memory=memories.get((policy.name, name), NOTHING),
             )
             memories[policy.name, name] = schedule.memory
@@ -257,14 +272,29 @@ def replay(
             ages, queues = schedule.head_age_s, schedule.queue_size
             place[policy.name] = positions(schedule.form, ages, queues, policy.spacing)[first]
             nice[policy.name] = _nice_values(schedule)[first]
-        yield Step(
-            record.engine,
-            record.t + record.d,
-            labels,
-            place,
-            nice,
-            tuple(dict.fromkeys(record.policy)),
+        if place:
+            some = True
+            ruled = tuple(dict.fromkeys(record.policy))
+            yield Step(record.engine, record.t + record.d, labels, place, nice, ruled)
+    if missing and not some:
+        raise next(iter(missing.values())).why
+
+
+def _resolved(
+    policy: Policy, provides: frozenset[str], missing: dict[str, Lack]
+) -> Resolution | None:
+    """How to get what a policy needs; None: not of such records. Engines may tell nothing yet."""
+    try:
+        return resolve(
+            policy.needs,
+            provides,
+            policy=policy.name,
+            engine="the recording",
+            wants=policy.wants,
         )
+    except MissingMetric as error:
+        missing.setdefault(policy.name, Lack(error))
+        return None
 
 
 def _nice_values(schedule: Schedule) -> Index:
@@ -301,6 +331,7 @@ class Summary:
     """What steps have in common, with `names` of policies, the first of which others are beside.
 
     nice: engine and operator -> policy -> nice values. alike: policy -> `agreement` with the first.
+    tried: policies that are in some step.
     """
 
     names: Sequence[str]
@@ -309,17 +340,19 @@ class Summary:
     to_ms: int = 0
     nice: dict[tuple[str, str], dict[str, Spread]] = field(default_factory=dict)
     alike: dict[str, Spread] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
 
     def add(self, step: Step) -> None:
         self.from_ms = min(self.from_ms, step.t_ms) if self.steps else step.t_ms
         self.to_ms, self.steps = max(self.to_ms, step.t_ms), self.steps + 1
         for label in step.labels:
             self.nice.setdefault((step.engine, label), {name: Spread() for name in self.names})
-        one = step.place[self.names[0]]
+        self.tried |= step.nice.keys()
+        one = step.place.get(self.names[0])
         for name, values in step.nice.items():
             for label, value in zip(step.labels, values.tolist(), strict=True):
                 self.nice[step.engine, label][name].add(value)
-            alike = agreement(one, step.place[name])
+            alike = math.nan if one is None else agreement(one, step.place[name])
             if not math.isnan(alike):
                 self.alike.setdefault(name, Spread()).add(alike)
 

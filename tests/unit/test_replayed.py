@@ -15,7 +15,7 @@ from plans import plan
 from sched_ctl import cli
 from sched_ctl.backends.threads.nice import planned
 from sched_ctl.decide.decision import decide
-from sched_ctl.metrics.catalogue import resolve
+from sched_ctl.metrics.catalogue import MissingMetric, resolve
 from sched_ctl.model.options import NiceOptions
 from sched_ctl.plugins import registry
 from sched_ctl.telemetry import records, replay
@@ -39,6 +39,9 @@ def record(place: int, **columns: Any) -> records.Record:
     return records.Record(**(told | columns))
 
 
+NOTHING: dict[str, Any] = dict.fromkeys(("tuples_in", "tuples_out", "cpu"))
+
+
 def folder_of(folder: Path, *lines: records.Line) -> Path:
     folder.mkdir(exist_ok=True)
     store = Store(folder, "n", 1 << 20)
@@ -50,6 +53,21 @@ def folder_of(folder: Path, *lines: records.Line) -> Path:
 
 def run(*arguments: object) -> str:
     return CliRunner().invoke(cli.make_app("replay"), ["replay", *map(str, arguments)]).stdout
+
+
+def test_records_that_have_not_enough_are_left_out() -> None:
+    """As that of an engine that ran nothing yet, or has told no counters yet."""
+    empty = records.Topology(
+        node="n", t=BEGIN_MS, engine="lab:2", epoch=1, queries=[], ops=[], query_of=[]
+    )
+    lines: list[records.Line] = [line_of(), record(0, **NOTHING), record(1), record(2)]
+    lines += [empty, record(3, engine="lab:2", tuples_in=[], tuples_out=[], cpu=[])]
+    missing: dict[str, replay.Lack] = {}
+    steps = list(replay.replay(lines, [HR, CONSTANT], missing=missing))
+    assert [sorted(step.place) for step in steps] == [["constant"], *2 * [["constant", "hr"]]]
+    assert {name: lack.records for name, lack in missing.items()} == {"hr": 1}
+    with pytest.raises(MissingMetric, match="policy hr needs"):
+        list(replay.replay(lines[:2], [HR]))
 
 
 def test_nice_values_are_those_that_load_sets() -> None:
@@ -92,6 +110,7 @@ def test_a_summary_is_of_all_steps() -> None:
         values, found = [step.nice["hr"][row] for step in steps], summary.nice["lab:1", label]["hr"]
         assert (found.least, found.most) == (min(values), max(values))
         assert found.mean == pytest.approx(np.mean(values))
+    assert summary.tried == {"hr", "fcfs"}
 
 
 def test_no_step_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +127,22 @@ def test_no_step_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(replay, "replay", watched)
     assert "50 records over 245 s; in force: hr." in run(tmp_path)
     assert most[0] <= 2
+
+
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    flags = ("-p", "constant", "-p", "hr")
+    some = folder_of(tmp_path / "some", line_of(), record(0, **NOTHING), record(1), record(2))
+    told = json.loads(run(some, *flags, "--json"))
+    assert told["records"] == len(told["steps"]) == 3
+    rows = {row["operator"]: row["nice"] for row in told["operators"]}
+    assert rows["q/a"]["hr"] == {"mean": -3.0, "least": -3, "most": -3}
+    assert any("left out 1 times: policy hr needs" in problem for problem in told["problems"])
+    none = folder_of(tmp_path / "none", line_of(), record(0, **NOTHING), record(1, **NOTHING))
+    told = json.loads(run(none, *flags, "--json"))
+    assert told["operators"][0]["nice"]["hr"] == {"mean": None, "least": None, "most": None}
+    page = " ".join(run(none, *flags).split())
+    assert "left out 2 times: policy hr needs" in page
+    assert "hr puts nothing" not in page
 
 
 def test_a_file_that_is_closed_meanwhile_is_read(
