@@ -24,7 +24,10 @@ def add_to(app: typer.Typer) -> None:
 def replay(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Recorded files of one node (load --record), or their folder."),
+        typer.Argument(
+            help="Recorded files of one node (load --record), or their folder.",
+            readable=False,  # who may not read it gets our own error, with a hint
+        ),
     ],
     policy: Annotated[
         list[str] | None,
@@ -153,10 +156,15 @@ def lines_of(files: list[Path], problems: list[str]) -> Iterator["Line"]:
 
 
 def _paths(file: Path) -> list[Path]:
-    """The file, or the recorded files in the folder, oldest first."""
-    if not file.is_dir():
-        return [file]
-    return sorted((p for p in file.iterdir() if ".jsonl.gz" in p.name), key=_number)
+    """The file, or the recorded files in the folder, oldest first. Raises UserError."""
+    try:
+        if not file.is_dir():
+            file.stat()
+            return [file]
+        return sorted((p for p in file.iterdir() if ".jsonl.gz" in p.name), key=_number)
+    except OSError as error:
+        hint = "run this as its owner, or as root" if isinstance(error, PermissionError) else None
+        raise UserError(f"cannot read {file}: {error.strerror}", hint) from error
 
 
 def _read(path: Path) -> "Iterator[tuple[int, Line] | Bad] | None":

@@ -99,7 +99,8 @@ def read(path: Path) -> Iterator[tuple[int, records.Line] | Bad]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        hint = "run this as its owner, or as root" if isinstance(error, PermissionError) else None
+        raise UserError(f"cannot read {path}: {error.strerror}", hint) from error
     return lines_of(data)
 
 

@@ -15,6 +15,7 @@ from plans import plan
 from sched_ctl import cli
 from sched_ctl.backends.threads.nice import planned
 from sched_ctl.decide.decision import decide
+from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric, resolve
 from sched_ctl.model.options import NiceOptions
 from sched_ctl.plugins import registry
@@ -156,3 +157,22 @@ def test_a_file_that_is_closed_meanwhile_is_read(
     told = json.loads(run(tmp_path, "--json"))
     assert told["records"] == 1
     assert told["problems"] == [f"{deleted}: is not there any more"]
+
+
+@pytest.mark.parametrize("call", ["is_dir", "iterdir"])
+def test_a_folder_of_somebody_else(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, call, refuse)
+    found = CliRunner().invoke(cli.make_app("replay"), ["replay", str(tmp_path)]).exception
+    assert isinstance(found, UserError)
+    assert found.message == f"cannot read {tmp_path}: Permission denied"
+    assert "root" in str(found.hint)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    found = CliRunner().invoke(cli.make_app("replay"), ["replay", str(tmp_path / "no")]).exception
+    assert isinstance(found, UserError) and "No such file" in found.message
