@@ -17,14 +17,19 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "packaging" / "sched-ctl.service"
 
 
-def commands() -> dict[str, list[str]]:
-    """Setting -> words of its command."""
+def settings() -> dict[str, str]:
+    """Setting of the service -> its value."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(UNIT.read_text())
+    return dict(parser["Service"])
+
+
+def commands() -> dict[str, list[str]]:
+    """Setting -> words of its command."""
     return {
         key: shlex.split(value.removeprefix("-"))
-        for key, value in parser["Service"].items()
+        for key, value in settings().items()
         if key.startswith("Exec")
     }
 
@@ -39,7 +44,7 @@ def readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("setting", ["ExecStartPre", "ExecStart", "ExecReload", "ExecStopPost"])
+@pytest.mark.parametrize("setting", ["ExecStart", "ExecReload", "ExecStopPost"])
 def test_its_commands_are_understood(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, *words = commands()[setting]
     with pytest.raises(SystemExit) as end:
@@ -47,6 +52,11 @@ def test_its_commands_are_understood(setting: str, capsys: pytest.CaptureFixture
     assert end.value.code == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in words if word.startswith("--"))
+
+
+def test_what_could_not_be_put_back_is_known_after_a_stop() -> None:
+    """A package's upgrade stops it, too."""
+    assert settings()["RuntimeDirectoryPreserve"] == "yes"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
