@@ -11,7 +11,8 @@ class UserError(Exception):
     """Something the user can mend: what happened, and what to do next.
 
     `sched_ctl.cli.main` is the one place that turns it into text and an exit code; code below it
-    raises it, or lets it pass. code: the program's exit code, 2 for what was asked in a wrong way.
+    raises it, or lets it pass. code: the program's exit code, 2 for what was asked in a wrong
+    way, 3 where not all could be put back.
     """
 
     code = 1

@@ -11,6 +11,13 @@ from sched_ctl.errors import UserError
 
 __all__ = ["add_to"]
 
+
+class _NotPutBack(UserError):
+    """A service manager does not start what ends so again: `packaging/sched-ctl.service`."""
+
+    code = 3
+
+
 policy = App(help="Change the policies of the running controller.", no_args_is_help=True)
 
 
@@ -56,7 +63,7 @@ def load(
         read_again=read_again,
     )
     if problems:
-        raise UserError(
+        raise _NotPutBack(
             f"{len(problems)} changes could not be put back: {'; '.join(problems[:5])}",
             "sched-ctl restore tries again",
         )
@@ -131,7 +138,7 @@ def unload(
     if json:
         show.emit_json(answer)
     if answer["not_put_back"]:
-        raise UserError(
+        raise _NotPutBack(
             "not put back: " + "; ".join(answer["not_put_back"][:5]),
             "sched-ctl restore tries again",
         )
@@ -148,6 +155,6 @@ def restore(run_dir: RunDir = DEFAULT_RUN_DIR, json: Json = False) -> None:
     if json:
         show.emit_json({"not_put_back": list(problems)})
     if problems:
-        raise UserError("not put back: " + "; ".join(problems[:5]))
+        raise _NotPutBack("not put back: " + "; ".join(problems[:5]))
     if not json:
         print("everything is as it was before")

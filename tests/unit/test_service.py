@@ -1,17 +1,21 @@
 """The unit file for systemd: valid, and about a program that is where the README puts it."""
 
 import configparser
+import os
 import re
 import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sched_ctl import cli
+from sched_ctl.errors import UserError
 from sched_ctl.kernel.notify import notify, watchdog_s
+from sched_ctl.service import session
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "packaging" / "sched-ctl.service"
@@ -57,6 +61,71 @@ def test_its_commands_are_understood(setting: str, capsys: pytest.CaptureFixture
 def test_what_could_not_be_put_back_is_known_after_a_stop() -> None:
     """A package's upgrade stops it, too."""
     assert settings()["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_what_is_not_to_be_tried_again() -> None:
+    """A start that failed before `load` would be tried for ever, whatever its exit code."""
+    assert settings()["RestartPreventExitStatus"].split() == ["2", "3"]
+    assert not [key for key in commands() if key.startswith("ExecStartPre")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "polcy = 1",
+        "period =",
+        "period = -1",
+        'metrics = "0.0.0.0:9464"',
+        'users = ["no such user"]',
+        'backend = "nosuch"',
+        'helpers = {acker = "nosuch"}',
+        "[backends.nice]\nbest = 99",
+        "[backends.nosuch]",
+        '[[policy]]\npolicy = "nosuch"',
+        '[[policy]]\npolicy = "hr"\noptions = {nosuch = 1}',
+        '[[policy]]\npolicy = "hr"\nswitch = [{policy = "qs", metric = "nosuch", above = 1}]',
+        '[[prior]]\npolicy = "nosuch"',
+        '[[target]]\nqueries = ["*"]\nlatency = "soon"',
+    ],
+)
+def test_load_finds_what_the_check_of_a_configuration_does(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(session, "run")  # it is found before
+    file = tmp_path / "wrong.toml"
+    file.write_text(wrong)
+    for words in (["config", "--check"], ["load"]):
+        with pytest.raises(UserError) as found:
+            cli.make_app(words[0])([*words, "--config", str(file)])
+        assert found.value.code == 2, found.value.message
+
+
+@pytest.mark.parametrize("engine", ["flonk", "flink:nowhere:x"])
+def test_load_refuses_an_engine_that_cannot_be_as_a_wrong_setting(
+    engine: str, tmp_path: Path
+) -> None:
+    run = "import sys; from sched_ctl.start import main; sys.argv[0] = 'sched-ctl'; main()"
+    words = ("load", "--engine", engine, "--run-dir", str(tmp_path / "run"), "--once")
+    done = subprocess.run(
+        [sys.executable, "-c", run, *words],
+        env=os.environ | {"SCHED_CTL_MACHINE_LOCK": "no"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+
+
+def test_what_could_not_be_put_back_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(session, "run", lambda *_, **__: ("thread 7",))
+    monkeypatch.setattr(session, "put_back", lambda _: ("thread 7",))
+    for verb in ("load", "restore", "unload"):
+        words = ["--force"] if verb == "unload" else []
+        with pytest.raises(UserError, match="thread 7") as found:
+            cli.make_app(verb)([verb, *words, "--run-dir", str(tmp_path)])
+        assert found.value.code == 3
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -145,6 +145,7 @@ def broken() -> None:
     run("systemctl", "reset-failed")
     run("systemctl", "start", SERVICE, code=1)
     wait_until("the journal tells what is wrong", said("polcy"))
+    wait_until("and it is not tried again", lambda: shown("ActiveState") == "failed")
     CONFIG.write_text(right)
     run("systemctl", "stop", SERVICE)
     run("systemctl", "reset-failed")
