@@ -188,16 +188,17 @@ class Controller:
 
     # --- the loop ---
 
-    async def start(self) -> None:
+    async def start(self, *, strict: bool = True) -> None:
         """Find the engines, connect, and make sure that the policies can work with them.
 
-        Raises UserError if a policy misses a metric of an engine that is here.
+        Raises UserError if a policy misses a metric of an engine that is here; without `strict`
+        that engine alone is left out, as if it had come later.
         """
         await self.roster.discover(patience_s=max(2.0, self.settings.poll_timeout))
         await self._ask(list(self.engines.values()), max(3.0, self.settings.poll_timeout))
         self._check_engines()
         self._count_queries()
-        self._admit(strict=True)
+        self._admit(strict=strict)
         gc.collect()
         gc.freeze()  # what is here now stays; the collector need not look at it again and again
         gc.set_threshold(*GARBAGE)

@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-__all__ = ["notify", "reloading", "watchdog_s"]
+from sched_ctl.kernel import procfs
+
+__all__ = ["is_managed", "notify", "reloading", "watchdog_s"]
 
 
 def notify(*states: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -21,6 +23,11 @@ def notify(*states: str, environment: Mapping[str, str] = os.environ) -> None:
         manager.setblocking(False)  # one that does not read must not hold us up
         manager.connect("\0" + address[1:] if address.startswith("@") else address)
         manager.send("\n".join(states).encode())
+
+
+def is_managed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a service manager has started this process, and starts it again when it fails."""
+    return "NOTIFY_SOCKET" in environment
 
 
 def watchdog_s(environment: Mapping[str, str] = os.environ) -> float | None:

@@ -28,7 +28,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import sched
-from sched_ctl.kernel.notify import notify, reloading, watchdog_s
+from sched_ctl.kernel.notify import is_managed, notify, reloading, watchdog_s
 from sched_ctl.model.options import Options, by_name
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, by_query, elastic, endpoint, looking, recording, views
@@ -236,7 +236,8 @@ async def _run(
             minding = asyncio.create_task(_mind(journal, run_dir, listening, held))
             scaling = asyncio.create_task(elastic.mind(controller, kinds))
             try:
-                await controller.start()
+                # A service that ended for one engine would leave all others without order.
+                await controller.start(strict=not is_managed())
                 if not controller.engines:
                     missing = no_engine(settings, kinds)
                     if once:

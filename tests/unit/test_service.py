@@ -19,6 +19,19 @@ from sched_ctl.service import session
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "packaging" / "sched-ctl.service"
+ONCE = """
+import sys
+import msgspec
+from fakes import QUICK, FakeEngine
+from sched_ctl.config.settings import Section
+from sched_ctl.service import session
+
+good, poor = FakeEngine("a"), FakeEngine("b", provides=frozenset({"tuples_in"}))
+section = Section(policy="qs")
+settings = msgspec.structs.replace(QUICK, policy=(section,), run_dir=sys.argv[1], backend="nice")
+told = lambda controller: print(sorted(controller.rules[0].windows))
+session.run(settings, FakeEngine.kind(good, poor), once=True, started=told)
+"""
 
 
 def settings() -> dict[str, str]:
@@ -126,6 +139,29 @@ def test_what_could_not_be_put_back_has_an_exit_code_of_its_own(
         with pytest.raises(UserError, match="thread 7") as found:
             cli.make_app(verb)([verb, *words, "--run-dir", str(tmp_path)])
         assert found.value.code == 3
+
+
+@pytest.mark.needs("root")
+def test_a_service_leaves_out_the_engine_that_its_policy_cannot_rule(tmp_path: Path) -> None:
+    """On the command line it is refused; a service that ended would be started for ever."""
+
+    def once(more: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+        path = os.pathsep.join(map(str, sys.path))
+        env = os.environ | {"SCHED_CTL_MACHINE_LOCK": "no", "PYTHONPATH": path} | more
+        env = {key: value for key, value in env.items() if value}
+        return subprocess.run(
+            [sys.executable, "-c", ONCE, tmp_path],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    refused = once({"NOTIFY_SOCKET": ""})
+    assert refused.returncode == 1 and "queue_size" in refused.stderr, refused.stderr
+    served = once({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    assert served.returncode == 0, served.stderr
+    assert served.stdout == "['fake:a']\n"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
