@@ -1,6 +1,6 @@
 """What a service manager is told, sd_notify(3): that we are ready, alive, reloading, stopping.
 
-Nothing happens where no manager asked for it by $NOTIFY_SOCKET.
+Nothing happens where no manager asked for it by $NOTIFY_SOCKET. And which process is a service.
 """
 
 import os
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from sched_ctl.kernel import procfs
 
-__all__ = ["is_managed", "notify", "reloading", "watchdog_s"]
+__all__ = ["is_managed", "notify", "reloading", "service_of", "watchdog_s"]
 
 
 def notify(*states: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -43,3 +43,21 @@ def watchdog_s(environment: Mapping[str, str] = os.environ) -> float | None:
 def reloading() -> None:
     """Tell that a configuration is being read; "READY=1" is to follow."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+def service_of(pid: int) -> str | None:
+    """The service of systemd that the process is the main one of; None if it is of none.
+
+    What a shell started belongs to the cgroup of a service, too, such as that of sshd or cron.
+    """
+    try:
+        environment = procfs.text(f"/proc/{pid}/environ").split("\0")
+        groups = procfs.lines(f"/proc/{pid}/cgroup")
+    except OSError:
+        return None
+    units = [name for name in (group.rpartition("/")[2] for group in groups) if _is_service(name)]
+    return units[0] if units and f"SYSTEMD_EXEC_PID={pid}" in environment else None
+
+
+def _is_service(name: str) -> bool:
+    return name.endswith(".service") and name.isprintable()

@@ -28,7 +28,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import sched
-from sched_ctl.kernel.notify import is_managed, notify, reloading, watchdog_s
+from sched_ctl.kernel.notify import is_managed, notify, reloading, service_of, watchdog_s
 from sched_ctl.model.options import Options, by_name
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, by_query, elastic, endpoint, looking, recording, views
@@ -138,6 +138,7 @@ def end(run_dir: Path) -> tuple[str, ...]:
             process = os.pidfd_open(found.pid)
             try:
                 if found.runs:  # asked after the descriptor was opened: it stands for this process
+                    service = service_of(found.pid)
                     log.warning("ending the controller: %s", found)
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                     if not select.select([process], [], [], END_S)[0]:
@@ -145,6 +146,8 @@ def end(run_dir: Path) -> tuple[str, ...]:
                             f"the controller does not end, though killed: {found}",
                             "it waits in the kernel; when it is gone: sched-ctl restore",
                         )
+                    if service is not None:
+                        log.warning("its service starts it again: systemctl stop %s", service)
             finally:
                 os.close(process)
     return put_back(run_dir)

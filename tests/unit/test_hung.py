@@ -118,6 +118,18 @@ def test_what_was_asked_of_a_stopped_one_is_not_done_minutes_later(tmp_path: Pat
 
 
 @pytest.mark.needs("root")
+def test_whose_service_starts_it_again_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session, "service_of", lambda pid: f"of-{pid}.service")
+    with controlled(tmp_path) as (controller, _):
+        controller.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_in(controller.pid, "T"))
+        assert session.end(tmp_path) == ()
+        assert f"systemctl stop of-{controller.pid}.service" in caplog.text
+
+
+@pytest.mark.needs("root")
 def test_force_without_a_controller_puts_back_what_a_killed_one_left(tmp_path: Path) -> None:
     with controlled(tmp_path) as (controller, victim):
         controller.kill()

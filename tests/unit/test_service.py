@@ -14,8 +14,10 @@ import pytest
 
 from sched_ctl import cli
 from sched_ctl.errors import UserError
-from sched_ctl.kernel.notify import notify, watchdog_s
+from sched_ctl.kernel import procfs
+from sched_ctl.kernel.notify import notify, service_of, watchdog_s
 from sched_ctl.service import session
+from support import running
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "packaging" / "sched-ctl.service"
@@ -162,6 +164,25 @@ def test_a_service_leaves_out_the_engine_that_its_policy_cannot_rule(tmp_path: P
     served = once({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
     assert served.returncode == 0, served.stderr
     assert served.stdout == "['fake:a']\n"
+
+
+def test_who_is_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that systemd started, not what runs below it: a shell may be of sshd's service."""
+    main = "SYSTEMD_EXEC_PID=$$ exec sh -c 'echo 1; read x'"
+    below = "SYSTEMD_EXEC_PID=1 exec sh -c 'echo 1; read x'"
+    groups = [
+        "1:name=systemd:/system.slice/sched-ctl.service",
+        "0::/system.slice/sched-ctl.service",
+    ]
+    for command, found, expected in (
+        (main, groups, "sched-ctl.service"),
+        (below, groups, None),
+        (main, ["0::/user.slice/user-0.slice/session-1.scope"], None),
+    ):
+        monkeypatch.setattr(procfs, "lines", lambda _, found=found: found)
+        with running("sh", "-c", command) as child:
+            assert service_of(child.pid) == expected
+    assert service_of(2**22 + 1) is None
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
