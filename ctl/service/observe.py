@@ -9,8 +9,8 @@ import functools
 import logging
 import platform
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from sched_ctl.kernel.notify import notify
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, endpoint, looking, recording
 from sched_ctl.service import socket as control
-from sched_ctl.service.session import no_engine
+from sched_ctl.service.session import MIND_S, no_engine
 from sched_ctl.telemetry.records import node_name
 from sched_ctl.telemetry.store import is_recorded
 
@@ -47,8 +47,10 @@ def run(
     Raises UserError if somebody looks in this run folder already, or the folder cannot be made.
     """
     settings = _not_recorded_twice(_only_looking(settings), named)
-    folder = RunFolder(Path(settings.run_dir)).watched
+    run_dir = Path(settings.run_dir)
+    folder = RunFolder(run_dir).watched
     try:
+        ours = (folder,) if run_dir.exists() else (folder, run_dir)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
@@ -62,9 +64,9 @@ def run(
     try:
         asyncio.run(_run(settings, kinds, folder, duration_s, started, named))
     finally:
-        # Of a folder that somebody else has taken meanwhile nothing is removed.
-        if not RunFolder(folder).socket.exists() and not any(folder.iterdir()):
-            folder.rmdir()
+        for path in ours:
+            with suppress(OSError):  # somebody else uses it, or has removed it
+                path.rmdir()
 
 
 def _only_looking(settings: Settings) -> Settings:
@@ -103,6 +105,31 @@ async def _page(controller: Controller, named: Collection[str]) -> AsyncIterator
         yield
 
 
+@asynccontextmanager
+async def _minded(folder: Path, listening: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Meanwhile notice that somebody has removed the folder or the socket, and make it anew."""
+
+    async def mind() -> None:
+        said = None
+        while True:
+            await asyncio.sleep(MIND_S)
+            words = None
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                await listening()
+            except (OSError, UserError) as error:
+                words = str(error)
+            if words not in (None, said):
+                log.warning("nobody can ask this one: %s", words)
+            said = words
+
+    minding = asyncio.create_task(mind())
+    try:
+        yield
+    finally:
+        minding.cancel()
+
+
 async def _run(
     settings: Settings,
     kinds: Mapping[str, DriverKind],
@@ -122,8 +149,9 @@ async def _run(
         if recorded is not None:
             controller.noted = recorded.note
         async with (
-            control.serve(folder, looking.handlers(controller)),
+            control.serve(folder, looking.handlers(controller)) as listening,
             _page(controller, named),
+            _minded(folder, listening),
         ):
             await controller.start()
             if not controller.engines:

@@ -37,13 +37,13 @@ from sched_ctl.service.idle import idle
 from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder, others
 from sched_ctl.service.reload import ReadAgain, reloaded
 
-__all__ = ["look", "no_engine", "plan", "put_back", "run"]
+__all__ = ["MIND_S", "look", "no_engine", "plan", "put_back", "run"]
 
 log = logging.getLogger(__name__)
 
 TOLD = 10  # queries that the log tells of at the start
 OWN_NICE = -5  # three times the weight of a plain thread
-MIND_S = 1.0  # how often it is looked whether the journal is in its place: 3 us
+MIND_S = 1.0  # how often it is looked whether the journal and the socket are in their place: 3 us
 PROBED_S = 30.0  # that a plan's two readings may take
 FIRST_S = 16.0  # that `look` waits for an engine's first metrics
 LOOK_EVERY_S = 0.5
