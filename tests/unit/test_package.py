@@ -1,12 +1,25 @@
-"""`./dev package` refuses what it cannot make, before it makes anything."""
+"""What `./dev package` refuses before it makes anything; what a package does with the service."""
 
+import os
 import platform
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-DEB = Path(__file__).parents[2] / "packaging" / "deb"
+ROOT = Path(__file__).parents[2]
+DEB = ROOT / "packaging" / "deb"
+SCRIPT = re.compile(r"^cat >\"\$root/DEBIAN/(\w+)\" <<'SCRIPT'\n(.*?)^SCRIPT$", re.M | re.S)
+# A service that is as systemd's files say, in a file.
+SYSTEMCTL = """#!/bin/sh
+case $1 in
+show) cat {state} ;;
+stop) echo inactive >{state} ;;
+start) echo active >{state} ;;
+esac
+"""
 
 
 @pytest.mark.parametrize(
@@ -37,3 +50,76 @@ def test_bpf_objects_are_for_the_machine_that_the_compiler_is_for(tmp_path: Path
 
 def own_kind() -> str:
     return {"x86_64": "x86", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+
+
+class Machine:
+    """On which the scripts of a package are run, in a folder: nothing else is changed."""
+
+    def __init__(self, folder: Path, state: str) -> None:
+        self.folder, self.state_file = folder, folder / "state"
+        self.state_file.write_text(f"{state}\n")
+        for name in ("bin", "run/systemd/system", "usr/lib/sched-ctl", "etc"):
+            (folder / name).mkdir(parents=True)
+        programs = {"systemctl": SYSTEMCTL.format(state=self.state_file)}
+        for name in ("systemctl", "sched-ctl", "python3"):
+            (folder / "bin" / name).write_text(programs.get(name, "#!/bin/sh\n"))
+            (folder / "bin" / name).chmod(0o755)
+        self.scripts: Mapping[str, str] = dict(SCRIPT.findall(DEB.read_text()))
+
+    def runs(self, script: str, *words: str) -> str:
+        """The service's state after dpkg has called a script."""
+        text = re.sub(r"(?<![\w/])/(run|etc|usr|var)/", rf"{self.folder}/\1/", self.scripts[script])
+        env = os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+        subprocess.run(["sh", "-c", text, script, *words], env=env, check=True)
+        return self.state_file.read_text().strip()
+
+    @property
+    def marked(self) -> bool:
+        return (self.folder / "run/sched-ctl.upgraded").exists()
+
+
+@pytest.mark.parametrize("state", ["active", "activating", "reloading"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("upgrade", "9"), ("configure", "1")),
+        (("upgrade", "9"), ("abort-upgrade", "9")),
+        (("remove",), ("abort-remove",)),
+        (("deconfigure", "in-favour", "x", "1"), ("abort-deconfigure", "in-favour", "x", "1")),
+    ],
+)
+def test_a_service_that_ran_runs_again(
+    state: str, before: tuple[str, ...], after: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also where the disk was full, and dpkg has put the old version back."""
+    machine = Machine(tmp_path, state)
+    assert machine.runs("prerm", *before) == "inactive"
+    assert machine.runs("postinst", *after) == "active"
+    assert not machine.marked
+
+
+def test_a_service_that_was_stopped_stays_so(tmp_path: Path) -> None:
+    """What an upgrade that failed has left is not taken for a word about the next one."""
+    machine = Machine(tmp_path, "active")
+    machine.runs("prerm", "upgrade", "2")
+    machine.state_file.write_text("inactive\n")  # the machine's owner: systemctl stop
+    assert machine.runs("prerm", "upgrade", "3") == "inactive"
+    assert machine.runs("postinst", "configure", "1") == "inactive"
+
+
+def test_an_upgrade_that_the_later_version_goes_on_with(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "active")
+    machine.runs("prerm", "upgrade", "2")
+    machine.runs("prerm", "failed-upgrade", "1")
+    assert machine.runs("postinst", "configure", "1") == "active"
+
+
+def test_a_removed_one_is_not_started_when_it_is_installed_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "active")
+    (tmp_path / "run/sched-ctl").mkdir()
+    machine.runs("prerm", "remove")
+    machine.runs("postrm", "remove")
+    assert machine.runs("postinst", "configure") == "inactive"
+    assert (tmp_path / "run/sched-ctl").exists()
+    machine.runs("postrm", "purge")
+    assert not (tmp_path / "run/sched-ctl").exists()
