@@ -123,3 +123,19 @@ def test_a_removed_one_is_not_started_when_it_is_installed_again(tmp_path: Path)
     assert (tmp_path / "run/sched-ctl").exists()
     machine.runs("postrm", "purge")
     assert not (tmp_path / "run/sched-ctl").exists()
+
+
+def test_the_image_has_the_latest_of_the_packages(tmp_path: Path) -> None:
+    text = (ROOT / "packaging" / "Containerfile").read_text()
+    [chosen] = re.findall(r"\$\(.*?\.deb.*?\)(?=\" )", text)
+    (tmp_path / "dpkg").write_text("#!/bin/sh\necho amd64\n")
+    (tmp_path / "dpkg").chmod(0o755)
+    for version in ("0.2.0", "0.10.0", "0.9.0"):
+        for kind in ("deb12_amd64", "deb13_arm64", "deb13_amd64"):
+            (tmp_path / f"sched-ctl_{version}~{kind}.deb").touch()
+    command = f'echo "{chosen}"'.replace("/tmp/", f"{tmp_path}/")
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-c", command], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{tmp_path}/sched-ctl_0.10.0~deb13_amd64.deb\n"
