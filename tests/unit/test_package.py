@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sched_ctl import __version__
+
 ROOT = Path(__file__).parents[2]
 DEB = ROOT / "packaging" / "deb"
 SCRIPT = re.compile(r"^cat >\"\$root/DEBIAN/(\w+)\" <<'SCRIPT'\n(.*?)^SCRIPT$", re.M | re.S)
@@ -139,3 +141,17 @@ def test_the_image_has_the_latest_of_the_packages(tmp_path: Path) -> None:
         ["sh", "-c", command], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{tmp_path}/sched-ctl_0.10.0~deb13_amd64.deb\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "times"),
+    [
+        ("README.md", 2),
+        ("docs/boards.md", 1),
+        ("CONTRIBUTING.md", 1),
+        ("packaging/kubernetes.yaml", 1),
+    ],
+)
+def test_whoever_names_the_version_names_this_one(page: str, times: int) -> None:
+    named = re.findall(r"(?:sched[-_]ctl[-_:]|tag -s v)(\d+\.\d+\.\d+)", (ROOT / page).read_text())
+    assert named == times * [__version__]
