@@ -64,11 +64,25 @@ class VolumeMount(Strict):
     read_only: bool = False
 
 
+class FieldRef(Strict):
+    field_path: str
+
+
+class ValueFrom(Strict):
+    field_ref: FieldRef
+
+
+class Variable(Strict):
+    name: str
+    value_from: ValueFrom
+
+
 class Container(Strict):
     name: str
     image: str
     command: tuple[str, ...]
     args: tuple[str, ...]
+    env: tuple[Variable, ...]
     security_context: SecurityContext
     resources: Resources
     volume_mounts: tuple[VolumeMount, ...]

@@ -25,6 +25,9 @@ def test_it_is_one_and_its_parts_name_each_other() -> None:
     used = [volume.config_map.name for volume in pod.volumes if volume.config_map]
     assert used == [config.metadata.name]
     assert container.image == f"sched-ctl:{__version__}"
+    [variable] = container.env
+    assert variable.value_from.field_ref.field_path == "spec.nodeName"
+    assert container.args == ("load", f"--node=$({variable.name})")
     mounted = {mount.mount_path for mount in container.volume_mounts}
     assert {
         str(containers.POD_LOGS),
