@@ -8,6 +8,7 @@ __all__ = ["boot_with", "is_raspberry", "newer_kernel"]
 ROOT = Path("/")
 # Where boot arguments are kept, best known first: Raspberry Pi OS 12 and later, and before.
 _PI_ARGUMENTS = ("boot/firmware/cmdline.txt", "boot/cmdline.txt")
+_BACKPORTS = "trixie-backports"
 
 
 def is_raspberry(release: str | None = None) -> bool:
@@ -26,7 +27,12 @@ def newer_kernel(root: Path = ROOT) -> tuple[str | None, str | None]:
     about = _release(root)
     kind = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine)
     if (about.get("ID"), about.get("VERSION_ID")) == ("debian", "13") and kind:
-        return None, f"apt install -t trixie-backports linux-image-{kind}"
+        install = f"apt install -t {_BACKPORTS} linux-image-{kind}"
+        if not _has_backports(root):
+            source = f"deb http://deb.debian.org/debian {_BACKPORTS} main"
+            file = ROOT / "etc/apt/sources.list.d/backports.list"
+            install = f"echo '{source}' >{file} && apt update && {install}"
+        return None, install
     return None, None
 
 
@@ -36,10 +42,27 @@ def boot_with(argument: str, root: Path = ROOT) -> tuple[str, str | None]:
     for name in _PI_ARGUMENTS if is_raspberry() else ():
         if (root / name).exists():
             return f"{words}:", f"sed -i '1s/$/ {argument}/' {ROOT / name} && reboot"
+    if (root / "usr/sbin/grubby").exists():  # Fedora, RHEL
+        return f"{words}:", f"grubby --update-kernel=ALL --args={argument} && reboot"
     if (root / "etc/default/grub").exists():
+        has_it = (root / "usr/sbin/update-grub").exists()  # Debian, Ubuntu
+        make = "run update-grub" if has_it else "make GRUB's configuration anew (grub-mkconfig)"
         where = "in GRUB_CMDLINE_LINUX of /etc/default/grub"
-        return f"{words}: put it {where}, run update-grub, reboot", None
+        return f"{words}: put it {where}, {make}, reboot", None
     return words, None
+
+
+def _has_backports(root: Path) -> bool:
+    """Whether a source of apt's names them."""
+    folder = root / "etc/apt"
+    for path in (folder / "sources.list", *sorted(folder.glob("sources.list.d/*"))):
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        if any(_BACKPORTS in line and not line.lstrip().startswith("#") for line in lines):
+            return True
+    return False
 
 
 def _release(root: Path) -> dict[str, str]:

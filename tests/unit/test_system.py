@@ -21,8 +21,15 @@ def test_a_raspberry_pi_is_not_told_to_install_a_kernel_that_it_would_not_boot(
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text('ID=debian\nVERSION_ID="13"\n')
     on(monkeypatch, DEBIAN)
-    command = "apt install -t trixie-backports linux-image-arm64"
-    assert system.newer_kernel(tmp_path) == (None, command)
+    install = "apt install -t trixie-backports linux-image-arm64"
+    sources = tmp_path / "etc/apt/sources.list.d"
+    sources.mkdir(parents=True)
+    (tmp_path / "etc/apt/sources.list").write_text("# deb http://x trixie-backports main\n")
+    words, command = system.newer_kernel(tmp_path)
+    assert words is None and command is not None and command.endswith(f" apt update && {install}")
+    assert command.startswith("echo 'deb http://deb.debian.org/debian trixie-backports main' >/etc")
+    (sources / "debian.sources").write_text("Suites: trixie trixie-backports\n")
+    assert system.newer_kernel(tmp_path) == (None, install)
     on(monkeypatch, PI)
     words, command_of_pi = system.newer_kernel(tmp_path)
     assert command_of_pi is None and words is not None and "nice" in words
@@ -44,7 +51,14 @@ def test_where_a_kernel_argument_is_put(tmp_path: Path, monkeypatch: pytest.Monk
     assert system.boot_with("psi=1", tmp_path) == ("boot with psi=1", None)
     (tmp_path / "etc/default").mkdir(parents=True)
     (tmp_path / "etc/default/grub").touch()
-    assert "/etc/default/grub" in system.boot_with("psi=1", tmp_path)[0]
+    words, command = system.boot_with("psi=1", tmp_path)
+    assert "/etc/default/grub" in words and "update-grub" not in words and command is None
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    (tmp_path / "usr/sbin/update-grub").touch()
+    assert "run update-grub" in system.boot_with("psi=1", tmp_path)[0]
+    (tmp_path / "usr/sbin/grubby").touch()
+    grubby = "grubby --update-kernel=ALL --args=psi=1 && reboot"
+    assert system.boot_with("psi=1", tmp_path) == ("boot with psi=1:", grubby)
     on(monkeypatch, PI)
     (tmp_path / "boot/firmware").mkdir(parents=True)
     (tmp_path / "boot/firmware/cmdline.txt").touch()
