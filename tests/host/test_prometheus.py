@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 ALERTS = PACKAGING / "prometheus-alerts.yml"
+# Two gateways, whose engines and queries have equal names.
+TWO = [f'engine="lab:1",instance="{gateway}:9464",job="nodes",query="etl"' for gateway in "ab"]
 DASHBOARD = PACKAGING / "grafana-dashboard.json"
 FOR_TRACING = "sched_ctl_query_cpu_wait_seconds_bucket"  # with `load --trace` alone
 
@@ -102,6 +104,56 @@ def server(binaries: Path, tmp_path: Path) -> Iterator[Server]:
 
 def test_promtool_takes_the_alerts(binaries: Path) -> None:
     subprocess.run([binaries / "promtool", "check", "rules", ALERTS], check=True)
+
+
+def test_alerts_are_of_each_gateway_by_itself(binaries: Path, tmp_path: Path) -> None:
+    bad, good = TWO
+    verdict = 'sched_ctl_query_verdict{{{},verdict="{}"}}'
+    series = {
+        f"sched_ctl_query_target_asked_ratio{{{bad}}}": "0.99+0x20",
+        f"sched_ctl_query_target_met_ratio{{{bad}}}": "0.5+0x20",
+        f"sched_ctl_query_target_asked_ratio{{{good}}}": "0.99+0x20",
+        f"sched_ctl_query_target_met_ratio{{{good}}}": "1+0x20",
+        # It does not keep up, and what for alternates.
+        verdict.format(bad, "cpu-starved"): "1 0 1 0 1 0 1 0 1 0 1 0",
+        verdict.format(bad, "io-bound"): "0 1 0 1 0 1 0 1 0 1 0 1",
+        verdict.format(good, "cpu-starved"): "0+0x20",
+    }
+    labels = dict(part.replace('"', "").split("=", 1) for part in bad.split(","))
+    annotations = {
+        "SchedCtlTargetMissed": {
+            "summary": "etl of lab:1 misses its target",
+            "description": "Only 50% of its tuples keep it.",
+        },
+        "SchedCtlQueryFallsBehind": {
+            "summary": "etl of lab:1 does not keep up",
+            "description": "Ask: sched-ctl bottlenecks",
+        },
+    }
+    alerts = [
+        {
+            "eval_time": "8m",
+            "alertname": name,
+            "exp_alerts": [
+                {"exp_labels": labels | {"severity": "warning"}, "exp_annotations": told}
+            ],
+        }
+        for name, told in annotations.items()
+    ]
+    values = [{"series": name, "values": text} for name, text in series.items()]
+    tests = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": values, "alert_rule_test": alerts}],
+    }
+    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+    done = subprocess.run(
+        [binaries / "promtool", "test", "rules", tmp_path / "tests.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_prometheus_reads_a_controller(server: Server, binaries: Path) -> None:
