@@ -14,7 +14,7 @@ import numpy as np
 
 from sched_ctl.adapt import effect
 from sched_ctl.adapt.effect import Effect, Span
-from sched_ctl.adapt.hits import Hits, counted, share
+from sched_ctl.adapt.hits import Hits, counted, share, silent
 from sched_ctl.engines.engine import Engine
 from sched_ctl.metrics.feasibility import Judgement, Standing
 from sched_ctl.metrics.window import Window
@@ -102,11 +102,21 @@ class TargetWatch:
         self._spans[engine.name] = effect.begin(snapshot, span.gap_s)
         self._last[engine.name] = span
         latencies = {query: target.latency_s for query, target in targets.items()}
+        stuck = _stuck(span)
         for found in effect.effects(span, latencies):
             if found.query in targets:
                 self.effects[found.key] = found
                 hits = self.hits.get(found.key, Hits())
                 tuples = found.tuples_out * found.seconds
+                if tuples == 0:
+                    hits = silent(
+                        hits,
+                        now_s,
+                        found.seconds,
+                        latencies[found.query],
+                        came=found.tuples_in > 0,
+                        stuck=found.query in stuck,
+                    )
                 self.hits[found.key] = counted(hits, now_s, tuples, found.within_target)
 
     def hour(self, query: Query) -> float:
@@ -260,6 +270,18 @@ def _known(value: float) -> float | None:
 def _stated(controller: "Controller") -> Iterator[Target]:
     for rule in controller.rules:
         yield from rule.section.target or ()
+
+
+def _stuck(span: Span) -> set[str]:
+    """Queries of which an operator has taken nothing, though tuples wait for it.
+
+    By queues that the engine tells: what is counted between operators may only be split in another
+    way than was thought.
+    """
+    window = Window(span.now, span.first)
+    rows = (window.value("queue_size") > 0) & (window.gain("tuples_in") == 0)
+    operators = span.now.topology.operators
+    return {operators[row].query for row in np.flatnonzero(rows).tolist()}
 
 
 def _longest(span: Span, query: str) -> str:

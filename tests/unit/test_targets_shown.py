@@ -14,7 +14,7 @@ import pytest
 from fakes import FakeEngine
 from numpy.testing import assert_allclose
 
-from sched_ctl.adapt.hits import Hits, counted, share
+from sched_ctl.adapt.hits import IDLE_S, Hits, counted, share, silent
 from sched_ctl.cli import targets as words
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller import targets
@@ -26,6 +26,7 @@ from sched_ctl.service import bottlenecks, recording, views
 
 NAN = float("nan")
 LOW_S = np.array([0.0, 0.01, 0.1])  # buckets: below 10 ms, below 100 ms, above
+STUCK = {"came": False, "stuck": True}
 STEP_S = 6.0  # of an engine's clock from one answer to the next
 
 
@@ -92,6 +93,76 @@ def test_hits_are_of_an_hour() -> None:
     assert counted(hits, 6000.0, 0, NAN) == counted(hits, 6000.0, 7, NAN) == hits
     both = counted(counted(Hits(), 1.0, 10, 1.0), 2.0, 30, 0.5)
     assert_allclose(share(both, 3.0), 25 / 40)
+
+
+def quiet(hits: Hits, spans: int, *, came: bool = False, stuck: bool = False) -> list[float]:
+    """What is known of now after each of so many spans of 5 s in which nothing left."""
+    found = []
+    for _ in range(spans):
+        hits = silent(hits, 100.0, 5.0, 8.0, came=came, stuck=stuck)
+        found.append(hits.now)
+    return found
+
+
+def test_what_leaves_no_more_is_not_known_by_what_left_last() -> None:
+    hits = counted(Hits(), 90.0, 10, 0.75)
+    # Those that wait do so for 5 s, at least, from the second span on.
+    assert quiet(hits, 4, stuck=True) == [0.75, 0.75, 0, 0]
+    assert quiet(hits, 4, came=True, stuck=True) == [0.75, 0.75, 0, 0]
+    assert quiet(Hits(), 3, stuck=True)[-1] == 0
+    few = int(IDLE_S / 5)
+    assert quiet(hits, few) == few * [0.75]
+    assert np.isnan(quiet(hits, few + 1)[-1])
+    # A filter, or a window.
+    assert quiet(hits, 100, came=True)[-1] == 0.75
+    assert np.isnan(silent(hits, 9000.0, 5.0, 8.0, came=True, stuck=False).now)
+    stuck = silent(silent(hits, 95.0, 5.0, 1.0, came=True, stuck=True), 99.0, 5.0, 1.0, **STUCK)
+    assert stuck.now == 0 and counted(stuck, 104.0, 10, 0.5).now == 0.5
+    assert quiet(counted(stuck, 104.0, 10, 0.5), 1, stuck=True) == [0.5]
+    assert (stuck.tuples, stuck.met) == (hits.tuples, hits.met)
+
+
+class Stopping(Counting):
+    """Of which nothing leaves from some answer on; waits: tuples before each operator then."""
+
+    def __init__(self, queries: Mapping[str, list[float]], after: int, waits: float) -> None:
+        super().__init__(queries)
+        self.after, self.waits = after, waits
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        told = super().poll(timeout_s)
+        if self.polls <= self.after:
+            self.last = told
+            return told
+        columns = dict(self.last.columns)
+        columns["queue_size"] = np.full(len(self.each), self.waits)
+        return replace(told, columns=columns, latencies=self.last.latencies)
+
+
+@pytest.mark.parametrize(("waits", "met"), [(3.0, 0.0), (0.0, None)])
+def test_a_query_that_stopped_does_not_meet_its_target_for_ever(
+    waits: float, met: float | None
+) -> None:
+    engine = Stopping({"alarm": ALARM, "bulk": BULK}, 4, waits)
+
+    async def run() -> list[dict[str, Any]]:
+        settings = Settings(target=(target("alarm", "100ms"),), period=0.05)
+        controller = Controller(settings, FakeEngine.kind(engine), None)
+        found: list[dict[str, Any]] = []
+        try:
+            await controller.start()
+            while engine.polls < 12:  # whether it answers in time or not
+                await controller.step(controller.rules)
+                await asyncio.sleep(0)
+                found += targets.rows(controller)
+            return found
+        finally:
+            controller.close()
+
+    rows = asyncio.run(run())
+    assert 0.99 in [row["met"] for row in rows]
+    assert rows[-1]["met"] == met
+    assert rows[-1]["met_hour"] == pytest.approx(0.99)
 
 
 def test_what_the_engine_counts_is_told_by_query() -> None:
