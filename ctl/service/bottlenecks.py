@@ -212,7 +212,8 @@ def _stage(one: Found, row: int) -> Index:
     judged = operators[row]
     asleep = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP)
     name = (judged.query, judged.logical)
-    return np.array([r for r in asleep if (operators[r].query, operators[r].logical) == name])
+    mine = [r for r in asleep if (operators[r].query, operators[r].logical) == name]
+    return np.array(mine, dtype=np.intp)  # none, where only a longer window saw it sleep
 
 
 def _at_lock(one: Found, rows: Index) -> bool:

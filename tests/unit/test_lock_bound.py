@@ -86,3 +86,11 @@ def test_a_query_is_held_by_a_lock_that_one_replica_has_all_the_time() -> None:
     assert bottlenecks.operator(one, 1)["verdict"] == "io-bound"
     [query] = bottlenecks.bottlenecks([one])
     assert (query["verdict"], query["operator"]) == ("lock-bound", "q/b")
+
+
+def test_of_nobody_who_sleeps_now_no_lock_is_looked_for() -> None:
+    """The last seconds say that it keeps up, more than these that it slept."""
+    before, now = found(0.9), found(0.9, idle=0.9)
+    [query] = bottlenecks.bottlenecks([replace(now, longer=(before.assessment,))])
+    assert (query["verdict"], query["operator"]) == ("io-bound", "q/b")
+    assert [one["verdict"] for one in query["horizons"]] == ["keeps-up", "io-bound"]
