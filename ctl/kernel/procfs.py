@@ -9,7 +9,6 @@ to str.splitlines(), and even to that of bytes, a name such as "\\rUid: 0" would
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,12 +151,14 @@ def descendants(pid: int) -> list[int]:
         if found := stat(other):
             children.setdefault(found.ppid, []).append(other)
 
-    def below(parent: int) -> Iterator[int]:
-        for child in children.get(parent, ()):
-            yield child
-            yield from below(child)
-
-    return list(below(pid))
+    found: dict[int, None] = {}
+    left = [pid]
+    while left:  # somebody's processes may be nested as deep as there are ids
+        parent = left.pop()
+        if parent not in found:
+            found[parent] = None
+            left += reversed(children.get(parent, []))
+    return [*found][1:]
 
 
 def children(pid: int, tid: int) -> list[int]:

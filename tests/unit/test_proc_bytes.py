@@ -138,3 +138,15 @@ def test_of_a_command_line_without_end_the_beginning_is_looked_at() -> None:
         assert process.stdout is not None and process.stdout.readline() == b"1\n"
         assert procfs.command_line(process.pid) == command[: procfs.COMMAND_WORDS]
         process.kill()
+
+
+def test_processes_may_be_nested_as_deep_as_somebody_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = {pid: pid - 1 for pid in range(1, 5000)} | {7000: 10, 8000: 8001, 8001: 8000}
+    monkeypatch.setattr(procfs, "pids", lambda: list(parents))
+    monkeypatch.setattr(
+        procfs, "stat", lambda pid: procfs.Stat(pid, "x", "S", parents[pid], 0, 1, 0)
+    )
+    assert procfs.descendants(10) == [*range(11, 5000), 7000]
+    assert procfs.descendants(4999) == procfs.descendants(9999) == []
+    # Read one after the other, while an id was used again
+    assert procfs.descendants(8000) == [8001]

@@ -4,14 +4,17 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from sched_ctl.backends.cgroups.v2 import Cgroup2Nice
+from sched_ctl.backends.threads.nice import Nice
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.put_back import put_back
-from sched_ctl.backends.undo.records import Adopted, FileChanged, Process, State
-from sched_ctl.kernel import procfs
+from sched_ctl.backends.undo.records import Adopted, FileChanged, Group, Process, State
+from sched_ctl.kernel import cgroup, procfs
 from support import running
 
 pytestmark = pytest.mark.needs("root")
@@ -116,3 +119,33 @@ def test_a_weight_of_ours_is_nobodys_loss(passing: tuple[Path, Journal]) -> None
     (control.parent / "sched-ctl" / "cpu.weight").write_text("400\n")
     assert undo.files(journal, list(journal.state.files)) == []
     assert control.read_text() == "-cpu"
+
+
+def too_deep(*_: object) -> NoReturn:
+    raise RecursionError("too deep")
+
+
+def test_a_fault_with_one_process_costs_that_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.write(Process(pid, 1, 0, 0, 0, [], []) for pid in (7, 8, 9))
+    monkeypatch.setattr(
+        undo, "passed_on", lambda of, held: too_deep() if of.pid == 8 else list(held)
+    )
+    assert undo.processes(journal, [7, 8, 9]) == ["process 8: too deep"]
+    assert [*journal.state.processes] == [8]  # it is tried again
+    journal.close()
+
+
+def test_groups_go_also_where_nice_values_cannot_be_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "hierarchies", lambda: (cgroup.Hierarchy(2, tmp_path),))
+    monkeypatch.setattr(Nice, "restore", too_deep)
+    journal = Journal(tmp_path / "journal")
+    journal.write([Group(str(tmp_path / "engine" / cgroup.ROOT_NAME))])
+    with pytest.raises(RecursionError):
+        Cgroup2Nice(journal).restore()
+    assert not journal.state.groups
+    journal.close()

@@ -150,7 +150,12 @@ class Groups(Places, Backend):
 
     def restore(self) -> tuple[str, ...]:
         self._scopes.clear()
-        return (*self._nice.restore(), *self._tidy())
+        problems: list[str] = []
+        try:
+            problems += self._nice.restore()
+        finally:
+            problems += self._tidy()
+        return tuple(problems)
 
     # What is wanted
 

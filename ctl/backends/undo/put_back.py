@@ -175,8 +175,9 @@ def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list
             continue
         try:
             failed = passed_on(record, held)
-        except OSError as error:  # /proc cannot be read: what follows is put back all the same
-            failed = [_words(error)]
+        except Exception as error:  # whatever it is, what follows is put back all the same
+            logger.debug("process %d", pid, exc_info=error)
+            failed = [f"process {pid}: {_words(error)}"]
         problems += failed
         if not failed:
             done.append(ProcessReleased(pid=pid))
@@ -328,7 +329,7 @@ def _is_kernels(path: str) -> bool:
     return os.path.realpath(path).startswith(("/proc/", "/sys/"))
 
 
-def _words(error: OSError | ValueError) -> str:
-    if isinstance(error, ValueError):  # what nobody can open: a journal from elsewhere
-        return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)  # ValueError: what nobody can open, of a journal from elsewhere
