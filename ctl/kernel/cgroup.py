@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 ROOT_NAME = "sched-ctl"  # the cgroup of ours inside an engine's; all others lie in it
+_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 REMOVE_WITHIN_S = 2.0  # for the last threads to leave, and for exiting ones to be gone
 
 
@@ -127,14 +129,26 @@ def hierarchies() -> tuple[Hierarchy, ...]:
     """
     found: dict[int, Hierarchy] = {}
     for line in procfs.lines("/proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        root, mount = (_unescaped(part) for part in before.split()[3:5])
-        kind, _, options = after.split(maxsplit=2)
-        if kind == "cgroup2":
-            found.setdefault(2, Hierarchy(2, Path(mount), root))
-        elif kind == "cgroup" and "cpu" in options.split(","):
-            found.setdefault(1, Hierarchy(1, Path(mount), root))
+        if mounted := _mounted(line):
+            found.setdefault(mounted.version, mounted)
     return tuple(found[version] for version in (2, 1) if version in found)
+
+
+def _mounted(line: str) -> Hierarchy | None:
+    """The tree that a line of mountinfo tells of, proc_pid_mountinfo(5); None if of none.
+
+    Others' mounts are of all kinds: a source may be empty, a path any bytes.
+    """
+    before, _, after = line.partition(" - ")
+    where, what = before.split(" ")[3:5], after.split(" ", 2)
+    if len(where) < 2 or len(what) < 3:
+        return None
+    kind, _, options = what
+    if kind == "cgroup2":
+        return Hierarchy(2, Path(_unescaped(where[1])), _unescaped(where[0]))
+    if kind == "cgroup" and "cpu" in options.split(","):
+        return Hierarchy(1, Path(_unescaped(where[1])), _unescaped(where[0]))
+    return None
 
 
 def hierarchy_of(folder: Path) -> Hierarchy | None:
@@ -249,5 +263,5 @@ def _read(path: Path) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """A field of mountinfo, where blanks are octal escapes."""
-    return text.encode().decode("unicode_escape") if "\\" in text else text
+    """A field of mountinfo, where blanks are octal escapes of bytes."""
+    return os.fsdecode(_ESCAPE.sub(lambda one: bytes([int(one[1], 8)]), os.fsencode(text)))

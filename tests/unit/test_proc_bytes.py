@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sched_ctl.kernel import hotspot, procfs
-from sched_ctl.kernel.cgroup import hierarchies
+from sched_ctl.kernel import cgroup, hotspot, procfs
+from sched_ctl.kernel.cgroup import Hierarchy, hierarchies
 
 ROOT = Path(__file__).parents[2]
 PR_SET_NAME = 15
@@ -150,3 +150,25 @@ def test_processes_may_be_nested_as_deep_as_somebody_likes(monkeypatch: pytest.M
     assert procfs.descendants(4999) == procfs.descendants(9999) == []
     # Read one after the other, while an id was used again
     assert procfs.descendants(8000) == [8001]
+
+
+MOUNTS = (
+    b"21 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda rw",
+    b"30 21 0:26 / /mnt/nowhere rw - tmpfs  rw,size=4k",
+    b"31 21 0:27 / /home/a\xff\\040b\\ rw - fuse.sshfs \xff: rw",
+    b"32 21 0:28 / /sys/fs/\xc3\xa4\\040\\134 rw shared:4 master:2 - cgroup2  rw,nsdelegate",
+    b"33 21 0:29 /a\xff /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct",
+    b"34 21 0:30 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids",
+    b"35 21 0:31 - cgroup2 none rw",
+    b"a line of a later kernel",
+    b"",
+)
+
+
+def test_mounts_of_others_may_have_any_name_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [line.decode("utf-8", "surrogateescape") for line in MOUNTS]
+    monkeypatch.setattr(procfs, "lines", lambda path: told)
+    assert cgroup.hierarchies.__wrapped__() == (
+        Hierarchy(2, Path("/sys/fs/ä \\")),
+        Hierarchy(1, Path("/sys/fs/cgroup/cpu"), "/a\udcff"),
+    )
