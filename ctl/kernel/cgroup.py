@@ -26,6 +26,7 @@ __all__ = [
     "is_ours",
     "is_writable",
     "limited",
+    "of_process",
     "processes",
     "write",
 ]
@@ -148,6 +149,26 @@ def _mounted(line: str) -> Hierarchy | None:
         return Hierarchy(2, Path(_unescaped(where[1])), _unescaped(where[0]))
     if kind == "cgroup" and "cpu" in options.split(","):
         return Hierarchy(1, Path(_unescaped(where[1])), _unescaped(where[0]))
+    return None
+
+
+def of_process(pid: int, *, ours: bool = True) -> Path | None:
+    """The cgroup of a process in the unified hierarchy; None if it is the root, or not seen.
+
+    ours: a cgroup of ours counts, not only the one around it that the process has without us.
+    """
+    for found in hierarchies():
+        if found.version == 2:
+            try:
+                folder = found.folder_of(pid, pid)
+            except (OSError, ValueError):  # whoever owns the process may name its cgroup anyhow
+                return None
+            if folder is None:
+                return None
+            parts = folder.relative_to(found.mount).parts
+            if not ours and ROOT_NAME in parts:
+                parts = parts[: parts.index(ROOT_NAME)]
+            return found.mount.joinpath(*parts) if parts else None
     return None
 
 

@@ -81,16 +81,10 @@ def path_of(resource: str, group: Path | None = None) -> Path:
 def group_of(pid: int) -> Path | None:
     """The cgroup of a process in the unified hierarchy, if it tells pressure of its own.
 
-    None for the root, whose pressure is that of the machine, and where there is no such hierarchy.
+    It is that of all its threads, also of those that we give cgroups of their own inside. None for
+    the root, whose pressure is that of the machine, and where there is no such hierarchy.
     """
-    for found in cgroup.hierarchies():
-        if found.version == 2:
-            try:
-                folder = found.folder_of(pid, pid)
-            except (OSError, ValueError):  # whoever owns the process may name its cgroup anyhow
-                return None
-            return None if folder is None or folder == found.mount else folder
-    return None
+    return cgroup.of_process(pid, ours=False)
 
 
 def read(path: Path) -> Pressure | None:

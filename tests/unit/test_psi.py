@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sched_ctl.kernel import psi
+from sched_ctl.kernel import cgroup, psi
 from sched_ctl.probes.pressure import Gauge, levels
 from support import wait_until
 
@@ -104,3 +104,23 @@ def test_the_cgroup_of_a_process_is_one_of_the_unified_hierarchy() -> None:
     if group is not None:  # None: it lies in the root, whose pressure is the machine's
         assert psi.read(psi.path_of("cpu", group)) is not None
     assert psi.group_of(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("inside", "pressed"),
+    [
+        ("a.service", "a.service"),
+        ("a.service/sched-ctl/rest-12345678", "a.service"),
+        ("sched-ctl/rest-12345678", ""),
+        ("", ""),
+    ],
+)
+def test_the_pressure_of_an_engine_is_that_of_all_its_threads(
+    inside: str, pressed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first thread is in a group of ours, which its operators are not in."""
+    mount = tmp_path / cgroup.ROOT_NAME
+    monkeypatch.setattr(cgroup, "hierarchies", lambda: (cgroup.Hierarchy(2, mount),))
+    monkeypatch.setattr(cgroup.Hierarchy, "folder_of", lambda *_: mount / inside)
+    assert psi.group_of(1) == (mount / pressed if pressed else None)
+    assert cgroup.of_process(1) == (mount / inside if inside else None)
