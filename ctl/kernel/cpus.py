@@ -4,44 +4,61 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sched_ctl.kernel import psi
+from sched_ctl.kernel import cgroup
 
-__all__ = ["cpus_of", "governors", "quota", "slower"]
+__all__ = ["cpus_of", "governors", "limit", "slower"]
 
 DEVICES = Path("/sys/devices")
 
 
 def cpus_of(pids: Iterable[int]) -> float:
     """CPUs that these processes may use together: those that any of them may run on, and no more
-    than their cgroups' limits (cpu.max) add up to. Without any process all CPUs of the machine.
+    than their cgroups' limits (cpu.max) let through, each of which is for all that is below it.
+    Without any process all CPUs of the machine.
     """
     allowed: set[int] = set()
-    limits = 0.0
+    free = 0.0  # what no cgroup limits
+    wanted: dict[Path, float] = {}
     for pid in pids:
         try:
             mine = os.sched_getaffinity(pid)
         except OSError:  # it has ended
             continue
         allowed |= mine
-        limits += min(float(len(mine)), quota(pid))
-    return min(float(len(allowed)), limits) if allowed else float(os.cpu_count() or 1)
+        group = cgroup.of_process(pid)
+        if group is None:
+            free += len(mine)
+        else:
+            wanted[group] = wanted.get(group, 0.0) + len(mine)
+    if not allowed:
+        return float(os.cpu_count() or 1)
+    return min(float(len(allowed)), free + _let_through(wanted))
 
 
-def quota(pid: int) -> float:
-    """CPUs that the process's cgroups let it have, infinite where nothing limits it.
+def _let_through(wanted: dict[Path, float]) -> float:
+    """What is wanted in each cgroup, cut down to the limits from below, all together."""
+    through, left = 0.0, dict(wanted)
+    while left:
+        group = max(left, key=lambda one: len(one.parts))
+        many = min(left.pop(group), limit(group))
+        above = group.parent
+        if (above / "cgroup.procs").exists():
+            left[above] = left.get(above, 0.0) + many
+        else:
+            through += many
+    return through
+
+
+def limit(group: Path) -> float:
+    """CPUs that a cgroup lets its processes have together, infinite where it does not limit them.
 
     Source: Documentation/admin-guide/cgroup-v2.rst, cpu.max: "$MAX $PERIOD", "max" for no limit.
     """
-    group, least = psi.group_of(pid), float("inf")
-    while group is not None and (group / "cgroup.procs").exists():
-        try:
-            most, _, period = (group / "cpu.max").read_text().partition(" ")
-            if most != "max":
-                least = min(least, int(most) / int(period))
-        except (OSError, ValueError, ZeroDivisionError):
-            pass  # the root has none, and neither has a group without the controller
-        group = group.parent
-    return least
+    try:
+        most, _, period = (group / "cpu.max").read_text().partition(" ")
+        return float("inf") if most == "max" else int(most) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return float("inf")  # the root has none, and neither has a group without the controller
 
 
 def slower(devices: Path = DEVICES) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sched_ctl.backends import Probe, ladder
-from sched_ctl.kernel import cpus, psi
+from sched_ctl.kernel import cgroup, cpus
 
 SLEEPS = "import time; print(1, flush=True); time.sleep(60)"
 
@@ -21,7 +21,7 @@ def test_a_process_bound_to_one_cpu_has_one() -> None:
             assert child.stdout is not None
             child.stdout.readline()
             os.sched_setaffinity(child.pid, {first})
-            assert cpus.cpus_of([child.pid]) == min(1.0, cpus.quota(child.pid))
+            assert 0.0 < cpus.cpus_of([child.pid]) <= 1.0  # less, where its cgroup is limited
             # Together with one that may use all of them
             both = cpus.cpus_of([child.pid, os.getpid()])
             assert both >= cpus.cpus_of([child.pid])
@@ -31,24 +31,57 @@ def test_a_process_bound_to_one_cpu_has_one() -> None:
     assert cpus.cpus_of([child.pid]) == cpus.cpus_of([]) == os.cpu_count()
 
 
+def limits(root: Path, of: dict[str, str]) -> None:
+    """Cgroups with their cpu.max."""
+    for name, text in of.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / "cgroup.procs").touch()
+        (root / name / "cpu.max").write_text(text + "\n")
+
+
 def test_the_least_limit_on_the_way_up_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = tmp_path / "outer" / "inner"
-    inner.mkdir(parents=True)
-    for folder, limit in ((tmp_path / "outer", "150000 100000"), (inner, "max 100000")):
-        (folder / "cgroup.procs").touch()
-        (folder / "cpu.max").write_text(limit + "\n")
-    monkeypatch.setattr(psi, "group_of", lambda _: inner)
-    assert cpus.quota(1) == 1.5
-    (inner / "cpu.max").write_text("50000 100000\n")
-    assert cpus.quota(1) == 0.5
-    assert cpus.cpus_of([os.getpid()]) == 0.5
-    for strange in ("", "much\n", "1 0\n"):
-        (inner / "cpu.max").write_text(strange)
-        assert cpus.quota(1) == 1.5
-    monkeypatch.setattr(psi, "group_of", lambda _: None)
-    assert cpus.quota(1) == float("inf")
+    limits(tmp_path, {"outer": "150000 100000", "outer/inner": "max 100000"})
+    monkeypatch.setattr(cgroup, "of_process", lambda _: tmp_path / "outer/inner")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert cpus.cpus_of([1]) == 1.5
+    limits(tmp_path, {"outer/inner": "50000 100000"})
+    assert cpus.cpus_of([1]) == 0.5
+    for strange in ("", "much", "1 0"):
+        limits(tmp_path, {"outer/inner": strange})
+        assert cpus.cpus_of([1]) == 1.5
+    monkeypatch.setattr(cgroup, "of_process", lambda _: None)
+    assert cpus.cpus_of([1]) == 8
+
+
+def test_a_limit_is_for_all_processes_below_it_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits(
+        tmp_path,
+        {
+            "storm.service": "200000 100000",
+            "all.slice": "300000 100000",
+            "all.slice/a": "200000 100000",
+            "all.slice/b": "200000 100000",
+            "all.slice/b/inner": "max 100000",
+            "free": "max 100000",
+        },
+    )
+    where = {1: "storm.service", 2: "storm.service", 3: "all.slice/a", 4: "all.slice/b/inner"}
+    where |= {5: "all.slice/a", 6: "free", 7: "free"}
+    monkeypatch.setattr(
+        cgroup, "of_process", lambda pid: tmp_path / where[pid] if pid in where else None
+    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert cpus.cpus_of([1]) == cpus.cpus_of([1, 2]) == 2
+    assert cpus.cpus_of([3, 5]) == 2
+    assert cpus.cpus_of([3, 4, 5]) == 3  # of the slice around both
+    assert cpus.cpus_of([1, 3, 4]) == 5
+    assert cpus.cpus_of([1, 6, 7]) == cpus.cpus_of([1, 9]) == 8
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {pid})
+    assert cpus.cpus_of([1, 2]) == 2 and cpus.cpus_of([6, 7, 9]) == 3
 
 
 def machine(devices: Path, capacities: dict[int, str], governors: tuple[str, ...] = ()) -> Path:
