@@ -286,7 +286,7 @@ def test_threads_that_are_as_many_as_operators_need_not_be_theirs() -> None:
 
 
 def test_another_verdict_waits_for_its_time_whatever_the_clock_says() -> None:
-    before = Said(Verdict.KEEPS_UP, "q/a", 0.9, 0.0, settled=True, other_s=99.0)
+    before = Said(Verdict.KEEPS_UP, "q/a", 0.9, 0.0, 100.0, settled=True, other_s=99.0)
     other = [
         Reading(s, v, "q/b", 0.9) for s, v in ((5, Verdict.IO_BOUND), (30, Verdict.CPU_STARVED))
     ]

@@ -27,7 +27,7 @@ def test_no_single_window_decides() -> None:
 
 
 def test_horizons_that_never_agree_are_decided_by_the_longer_one_at_last() -> None:
-    said = Said(KEEPS, "q/a", 0.9, 0.0, settled=True)
+    said = Said(KEEPS, "q/a", 0.9, 0.0, 0.0, settled=True)
     verdicts = []
     for second in range(40):
         last = KEEPS if second % 2 else IDLE
@@ -48,7 +48,8 @@ def test_a_tuple_in_three_seconds_makes_nothing_flap() -> None:
         changes += before is not None and before.verdict is not said.verdict
     assert said is not None and said.verdict is KEEPS and changes == 0
     # A tuple in two minutes: only five without any are idle.
-    said = settle(said, 700.0, seen(IDLE, IDLE, KEEPS))
+    for second in range(600, 900, 30):
+        said = settle(said, float(second), seen(IDLE, IDLE, KEEPS))
     assert said.verdict is KEEPS
     assert settle(said, 900.0, seen(IDLE, IDLE, IDLE)).verdict is IDLE
 
@@ -65,5 +66,18 @@ def test_the_last_seconds_are_said_where_the_half_minute_cannot_tell() -> None:
     first = settle(None, 0.0, seen(STARVED, Verdict.UNKNOWN))
     assert first.verdict is STARVED and not first.settled
     # What was settled is not overruled by one window, known or not
-    before = Said(KEEPS, "q/a", 0.9, 0.0, settled=True)
+    before = Said(KEEPS, "q/a", 0.9, 0.0, 0.0, settled=True)
     assert settle(before, 4.0, seen(STARVED, Verdict.UNKNOWN)).verdict is KEEPS
+
+
+def test_what_was_said_when_somebody_looked_last_is_not_said_of_now() -> None:
+    said = settle(None, 0.0, seen(STARVED, STARVED))
+    assert said.settled
+    # Each look counts, also one at which a horizon said something else
+    for second, last, half in ((60.0, STARVED, KEEPS), (120.0, IDLE, STARVED)):
+        said = settle(said, second, seen(last, half))
+        assert (said.verdict, said.last_s) == (STARVED, second)
+    unknown = seen(KEEPS, Verdict.UNKNOWN)
+    assert settle(said, 200.0, unknown).verdict is STARVED
+    later = settle(said, 7200.0, unknown)
+    assert (later.verdict, later.since_s, later.settled) == (KEEPS, 7200.0, False)
