@@ -20,12 +20,14 @@ __all__ = ["Held", "JavaStack", "java_stacks", "mutex", "who_holds"]
 
 FRAMES = 64  # of one thread, in a dump
 LOCKS = 64
+LINE = 2048  # letters that are looked at
 _WAITS = re.compile(
     r"\t- (?:waiting to (?:re-)?lock(?: in wait\(\))?|parking to wait for) +"
     r"<(0x[0-9a-f]+)> \(a ([^)]{1,300})\)"
 )
 _HAS = re.compile(r"\t- (?:locked )?<(0x[0-9a-f]+)> \(a ")
-_FRAME = re.compile(r"\tat (?:[^/(]*//?)*([^/(]+)\((?:[^/)]*/)?([^)]{0,300})\)")
+# A line fits this in one way at most: many slashes, in a name of anybody's choice, are read once.
+_FRAME = re.compile(r"\tat (?:[^(]*/)?([^/(]+)\((?:[^/)]*/)?([^)]{0,300})\)")
 _OWNER = struct.Struct("=iIi")  # __lock, __count, __owner
 
 
@@ -69,7 +71,8 @@ def _stacks(text: str) -> Iterator[tuple[int, JavaStack]]:
     ends = [head.start() for head in heads[1:]] + [len(text)]
     for head, end in zip(heads, ends, strict=True):
         stack = JavaStack(head[1])
-        for line in text[head.end() : end].splitlines():
+        for whole in text[head.end() : end].splitlines():
+            line = whole[:LINE]
             if (at := _FRAME.match(line)) and len(stack.frames) < FRAMES:
                 stack.frames.append(f"{at[1]} ({at[2]})")
             elif waits := _WAITS.match(line):

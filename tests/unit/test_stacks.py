@@ -62,6 +62,27 @@ def test_a_dump_tells_who_holds_monitors_and_locks() -> None:
     assert held == {16: Held("java.lang.Object", 17, "has", at), 18: Held(reentrant, 17, "has", at)}
 
 
+@pytest.mark.parametrize(
+    ("line", "frames"),
+    [
+        ("a.b.C.d(E.java:1)", ["a.b.C.d (E.java:1)"]),
+        ("q.Thread.run(java.base@17.0.15/Thread.java:840)", ["q.Thread.run (Thread.java:840)"]),
+        ("app//a.b.C.<init>(Unknown Source)", ["a.b.C.<init> (Unknown Source)"]),
+        ("app/m@1.0/a.C$$Lambda/0x7f.apply(E.java)", ["0x7f.apply (E.java)"]),
+        ("a.b.C.d(E.java:1", []),
+        ("/" * 60, []),
+        ("/" * 60 + "(" * 1000, []),
+        ("a/" * 60 + "b(" + "/" * 60, []),
+        ("a" * 5000 + ".b(E.java:1)", []),
+    ],
+)
+def test_a_frame_of_any_name_is_looked_at_once(line: str, frames: list[str]) -> None:
+    """Sixty slashes once took days."""
+    head = '"t" #1 prio=5 os_prio=0 tid=0x00007f00 nid=0x10 runnable\n\tat '
+    [(_, stack)] = holders._stacks(head + line)
+    assert stack.frames == frames
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_dump_that_lies_costs_nothing_but_itself(seed: int) -> None:
     draw = random.Random(seed)
