@@ -48,6 +48,7 @@ __all__ = [
 ANSWER_LIMIT = 32 << 20  # bytes; a thread with a deep stack takes some 10 KB
 PROTOCOL = b"1"
 MAP_LIMIT = 64 << 20  # bytes of a perf map; a method takes some 80
+MOST_METHODS = 1_000_000  # lines of it
 FILE_LIMIT = 1 << 22  # bytes of /proc/PID/maps: the libraries come with the first mappings
 
 # A header line of a dump. After the name come, depending on version and kind of thread, a Java
@@ -163,7 +164,7 @@ def _own_file(name: str, folder: int, uid: int) -> bytes:
 def _parse_map(text: bytes) -> list[Method]:
     """START SIZE NAME, in hexadecimal: tools/perf/Documentation/jit-interface.txt of the kernel."""
     found = []
-    for line in text.splitlines():
+    for line in text.split(b"\n", MOST_METHODS)[:MOST_METHODS]:
         start, _, rest = line.partition(b" ")
         size, _, name = rest.partition(b" ")
         with suppress(ValueError):

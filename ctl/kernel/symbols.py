@@ -8,6 +8,7 @@ which may belong to anybody: they are opened by what is mapped and never by a pa
 import os
 import re
 import struct
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from sched_ctl.kernel import hotspot, procfs
 __all__ = ["Functions", "kernel_functions", "of_process", "readable"]
 
 KALLSYMS = Path("/proc/kallsyms")
-MOST_SYMBOLS = 1 << 22
+MOST_SYMBOLS = 1 << 19  # of a file
 MAPS_LIMIT = 4 << 20  # bytes of /proc/PID/maps
 _SYMBOL = np.dtype(
     [
@@ -35,6 +36,7 @@ _SYMBOL = np.dtype(
         ("size", "<u8"),
     ]
 )
+_FOUND = np.dtype([("start", "<u8"), ("end", "<u8"), ("names", "<u8"), ("name", "<u4")])
 _SYMBOL_TABLES, _LOAD, _FUNCTION = (
     (2, 11),
     1,
@@ -166,18 +168,20 @@ def _of_elf(data: Table) -> Callable[[int], str | None]:
         struct.unpack_from("<IIQQQQIIQQ", data[sections_at + i * section_size :][:64].tobytes())
         for i in range(sections)
     ]
-    found: list[tuple[int, int, int, int]] = []  # start, end, table of names, name
+    one_of: dict[int, tuple[int, ...]] = {}  # by kind: a file has one of each at most, elf(5)
     for table in tables:
         if table[1] in _SYMBOL_TABLES and table[6] < len(tables):
-            found += _symbols(data, table, tables[table[6]])
-    found.sort()
+            one_of.setdefault(table[1], table)
+    found = np.zeros(0, _FOUND)
+    for one in one_of.values():
+        found = np.concatenate([found, _symbols(data, one, tables[one[6]])])[:MOST_SYMBOLS]
+    found = found[np.lexsort((found["name"], found["names"], found["end"], found["start"]))]
 
     def name(i: int) -> str:
-        strings, at = found[i][2:]
-        raw = data[strings + at :][:512].tobytes()
+        raw = data[int(found["names"][i]) + int(found["name"][i]) :][:512].tobytes()
         return readable(raw.partition(b"\0")[0].decode(errors="replace"))
 
-    functions = Functions([one[0] for one in found], [one[1] for one in found], name)
+    functions = Functions(_numbers(found["start"]), _numbers(found["end"]), name)
 
     def at(place: int) -> str | None:
         for offset, size, address in loads:
@@ -188,20 +192,21 @@ def _of_elf(data: Table) -> Callable[[int], str | None]:
     return at
 
 
-def _symbols(
-    data: Table, table: tuple[int, ...], names: tuple[int, ...]
-) -> list[tuple[int, int, int, int]]:
+def _numbers(column: Table) -> Sequence[int]:
+    """As Python's own, in eight bytes each."""
+    return array("Q", column.astype(np.uint64).tobytes())
+
+
+def _symbols(data: Table, table: tuple[int, ...], names: tuple[int, ...]) -> Table:
     """Functions that have a size, of one symbol table."""
     offset, size = table[4], min(table[5], MOST_SYMBOLS * _SYMBOL.itemsize)
     raw = data[offset : offset + size // _SYMBOL.itemsize * _SYMBOL.itemsize]
     symbols = np.frombuffer(raw.tobytes(), _SYMBOL)
     wanted = symbols[np.isin(symbols["info"] & 15, _FUNCTION) & (symbols["size"] > 0)]
-    starts = wanted["at"].tolist()
-    ends = (wanted["at"] + wanted["size"]).tolist()
-    return [
-        (start, end, names[4], at)
-        for start, end, at in zip(starts, ends, wanted["name"].tolist(), strict=True)
-    ]
+    found = np.zeros(len(wanted), _FOUND)
+    found["start"], found["end"] = wanted["at"], wanted["at"] + wanted["size"]
+    found["names"], found["name"] = names[4], wanted["name"]
+    return found
 
 
 def readable(name: str) -> str:

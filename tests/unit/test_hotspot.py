@@ -80,3 +80,13 @@ def test_ids_are_changed_for_one_thread_only_and_come_back() -> None:
     assert effective(threading.get_native_id()) == "0"
     end.set()
     other.join()
+
+
+def test_a_perf_map_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"1000 10 a.b.c\n2000 8 d\nno line\n\n" + b"3000 1 e\n" * 9
+    assert [m.start for m in hotspot._parse_map(text)] == [0x1000, 0x2000, *[0x3000] * 9]
+    monkeypatch.setattr(hotspot, "MOST_METHODS", 3)
+    assert hotspot._parse_map(text) == [
+        hotspot.Method(0x1000, 0x1010, "a.b.c"),
+        hotspot.Method(0x2000, 0x2008, "d"),
+    ]

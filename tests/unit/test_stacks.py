@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 import struct
+import tracemalloc
 from xml.etree import ElementTree
 
 import numpy as np
@@ -117,6 +118,40 @@ def test_a_file_that_is_no_elf_is_refused_or_has_no_names(seed: int) -> None:
     except (ValueError, struct.error, IndexError, OverflowError):
         return
     at(draw.randrange(1 << 40))
+
+
+def elf(kinds: list[int], symbols: int) -> np.ndarray:
+    """A file with a table of names, and tables of these kinds that are all the same bytes."""
+    names, many = b"\0one\0", 1 + len(kinds)
+    at = 64 + 56 + 64 * many
+    table = at + len(names), 24 * symbols
+    head = b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<QQ", 64, 64 + 56)
+    head = head.ljust(54, b"\0") + struct.pack("<4H", 56, 1, 64, many)
+    load = struct.pack("<IIQQQQQQ", 1, 5, 0, 0x1000, 0, 1 << 30, 0, 0)
+    sections = [(3, at, len(names)), *((kind, *table) for kind in kinds)]
+    told = [struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, o, n, 0, 0, 0, 0) for kind, o, n in sections]
+    rows = [struct.pack("<IBBHQQ", 1, 2, 0, 1, 0x2000 + 16 * i, 8) for i in range(symbols)]
+    data = b"".join([head.ljust(64, b"\0"), load, *told, names, *rows])
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def test_of_many_tables_of_symbols_one_of_each_kind_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small file once took all memory: each of its sections was the same table."""
+    data = elf([2, 11] * 200, 1000)
+    tracemalloc.start()
+    try:
+        at = symbols._of_elf(data)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    # The file's offsets are 0x1000 below its addresses.
+    assert [at(place) for place in (0xFFF, 0x1000, 0x1007, 0x1008)] == [None, "one", "one", None]
+    assert at(0x1000 + 16 * 999) == "one" and at(0x1000 + 16 * 1000) is None
+    monkeypatch.setattr(symbols, "MOST_SYMBOLS", 10)
+    at = symbols._of_elf(data)
+    assert at(0x1000) == "one" and at(0x1000 + 16 * 10) is None
 
 
 def test_names_of_c_plus_plus_are_readable() -> None:
