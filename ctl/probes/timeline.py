@@ -106,6 +106,8 @@ def events(
             yield _slice("runs", left, of[left], since_ns, at_ns, start_ns, {"cpu": cpu})
             if what == PREEMPTED:
                 waiting[left] = (at_ns, 0)
+            else:  # woken while it still ran, it did not wait
+                waiting.pop(left, None)
         running[cpu] = (at_ns, came)
         if came in of and came in waiting:
             ready_ns, waker = waiting.pop(came)

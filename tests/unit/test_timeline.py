@@ -27,12 +27,16 @@ LOG = [
 ]
 
 
-def told() -> list[Event]:
-    return list(events([(1000 * us, *rest) for us, *rest in LOG], OF, "t{}".format))  # type: ignore[misc]
+Rows = list[tuple[int, int, int, int, int]]
 
 
-def slices(what: str, tid: int) -> list[tuple[float, float]]:
-    found = [e for e in told() if e["ph"] == "X" and e["name"] == what and e["tid"] == tid]
+def told(log: Rows = LOG) -> list[Event]:
+    rows = [(1000 * us, *rest) for us, *rest in log]
+    return list(events(rows, OF, "t{}".format))  # type: ignore[arg-type]
+
+
+def slices(what: str, tid: int, log: Rows = LOG) -> list[tuple[float, float]]:
+    found = [e for e in told(log) if e["ph"] == "X" and e["name"] == what and e["tid"] == tid]
     return [(e["ts"], e["dur"]) for e in found]
 
 
@@ -41,6 +45,17 @@ def test_runs_and_waits_are_as_long_as_they_were() -> None:
     assert slices("runs", B) == [(30, 5), (50, 10)]
     assert slices("waits", B) == [(10, 20), (35, 15)]
     assert slices("runs", HOG) == []  # nobody asked
+
+
+def test_who_is_woken_while_it_runs_does_not_wait() -> None:
+    log = [
+        (0, 0, B, 0, SWITCH),
+        (10, A, B, 1, WAKING),
+        (20, B, 0, 0, SWITCH),
+        (5000, A, B, 1, WAKING),
+        (5030, 0, B, 0, SWITCH),
+    ]
+    assert slices("waits", B, log) == [(5000, 30)]
 
 
 def test_a_wait_names_who_ran_meanwhile_and_who_woke_it() -> None:
