@@ -150,8 +150,8 @@ class WaitTimes:
                 grown = ns - then.occupants.get((who, of), 0)
                 sums[who] = sums.get(who, 0) + max(0, grown)
         most = sorted(sums.items(), key=lambda pair: -pair[1])
-        total = sum(sums.values())
-        shares = tuple((who, ns / total) for who, ns in most if ns)
+        waited = int(counts[SLOTS])
+        shares = tuple((who, ns / waited) for who, ns in most if ns and waited)
         return Lately(now.time_s - then.time_s, counts, shares)
 
     def totals(self, threads: Mapping[K, Iterable[Thread]]) -> dict[K, Counts]:

@@ -548,9 +548,13 @@ def explained(found: list[Found], tid: int) -> str | None:
             one = found[place]
             lately = one.waits.lately((thread,), behind=True)
             most = () if lately is None else lately.behind[:NAMED]
-            behind = ", ".join(f"{procfs.name_of(who)} {share:.0%}" for who, share in most)
+            behind = ", ".join(f"{_name_of(who)} {share:.0%}" for who, share in most)
             return words(operator(one, row)) + (f", behind {behind}" if behind else "")
     return None
+
+
+def _name_of(tid: int) -> str:
+    return procfs.name_of(tid) if tid else "an idle CPU"
 
 
 def replicas(found: list[Found], tid: int) -> str | None:

@@ -1,14 +1,21 @@
 """Traced waits over time: differences, sums that never fall, and who was in the way."""
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sched_ctl.kernel import libbpf, tracing
-from sched_ctl.model.topology import Thread
+from plans import array, plan
+from sched_ctl.kernel import libbpf, procfs, tracing
+from sched_ctl.metrics.verdicts import assess
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import waits
-from sched_ctl.probes.waits import SLOTS, WaitTimes
+from sched_ctl.probes.waits import SLOTS, Lately, WaitTimes
+from sched_ctl.service import bottlenecks
+from sched_ctl.service.bottlenecks import Found
 
 MINE, OTHER = Thread(7, 70, 1, "mine"), Thread(7, 71, 1, "other")
 
@@ -62,6 +69,9 @@ def test_of_late_is_what_came_since_the_oldest_reading(trace: Trace) -> None:
     assert found.shorter_than_s(0.5) == 8 * tracing.SLOT_S
     assert found.shorter_than_s(0.99) == 1024 * tracing.SLOT_S
     assert found.behind == ((99, 0.9), (98, 0.1))
+    looked(times, trace, {70: ({3: 9, 10: 2}, 5000)})  # behind whom it waited longest is not known
+    found = times.lately([MINE], behind=True)
+    assert found is not None and found.behind == ((99, 0.18), (98, 0.02))
     assert times.lately([OTHER]) is None  # not seen
 
 
@@ -109,3 +119,22 @@ def test_without_a_libbpf_that_is_what_is_said(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(libbpf, "_found", None)
     monkeypatch.setattr(libbpf, "_candidates", lambda: iter(()))
     assert "no libbpf" in (tracing.obstacle() or "")
+
+
+def test_who_was_in_the_way_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(time_s: float) -> Snapshot:
+        columns = {"thread_cpu_time": array(0.1 * time_s), "run_delay": array(0.5 * time_s)}
+        return Snapshot(plan({"q": ["a"]}), time_s, columns)
+
+    then = at(10.0)
+    window = Window(Snapshot(then.topology, 14.0, at(14.0).columns), then)
+    lately = Lately(10.0, np.ones(SLOTS + 1, dtype=np.int64), ((0, 0.4), (os.getpid(), 0.3)))
+    stub: Any = SimpleNamespace(lately=lambda threads, behind=False: lately)
+    engine: Any = SimpleNamespace(name="e", sleeps=SimpleNamespace(lately=lambda _: None))
+    one = Found(engine, window, assess(window), stub)
+    [thread] = window.now.topology.operators[0].threads
+    told = bottlenecks.explained([one], thread.tid)
+    assert told is not None
+    mine = procfs.name_of(os.getpid())
+    assert told.endswith(f", behind an idle CPU 40%, {mine} 30%")
+    assert bottlenecks.explained([one], 1) is None
