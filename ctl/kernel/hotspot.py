@@ -37,6 +37,7 @@ __all__ = [
     "AttachError",
     "JavaThread",
     "Method",
+    "NotInTime",
     "dump",
     "host_tids",
     "is_hotspot",
@@ -49,6 +50,7 @@ ANSWER_LIMIT = 32 << 20  # bytes; a thread with a deep stack takes some 10 KB
 PROTOCOL = b"1"
 MAP_LIMIT = 64 << 20  # bytes of a perf map; a method takes some 80
 MOST_METHODS = 1_000_000  # lines of it
+LATE_S = 2.0  # for what a machine writes that has not answered in time
 FILE_LIMIT = 1 << 22  # bytes of /proc/PID/maps: the libraries come with the first mappings
 
 # A header line of a dump. After the name come, depending on version and kind of thread, a Java
@@ -65,6 +67,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class AttachError(UserError):
     """The process is no HotSpot machine, does not let us in, or did not answer."""
+
+
+class NotInTime(AttachError):
+    """The machine did not answer in time. It may still do what it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +141,14 @@ def methods(pid: int, timeout_s: float = 5.0) -> list[Method]:
         name = f"perf-{status.inner_pid}.map"
         was_there = _exists(name, folder)
         ask = (b"jcmd", b"Compiler.perfmap")
-        _command(pid, process, status, ask, time.monotonic() + timeout_s)
         try:
+            _command(pid, process, status, ask, time.monotonic() + timeout_s)
             return _parse_map(_own_file(name, folder, status.uid))
+        except NotInTime:
+            end_s = time.monotonic() + LATE_S
+            while not _exists(name, folder) and time.monotonic() < end_s:
+                time.sleep(0.05)
+            raise
         finally:
             if not was_there:
                 with suppress(FileNotFoundError):
@@ -262,7 +273,7 @@ def _command(
             answer = _receive(connection, end)
     except TimeoutError:
         how = procfs.stat(pid)
-        raise AttachError(
+        raise NotInTime(
             f"Java process {pid} did not answer in time",
             f"it is stopped; let it go on: kill -CONT {pid}"
             if how is not None and how.state in "Tt"

@@ -1,9 +1,13 @@
 """The attach client, without a Java machine: what it reads, and whom it leaves alone."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -80,6 +84,36 @@ def test_ids_are_changed_for_one_thread_only_and_come_back() -> None:
     assert effective(threading.get_native_id()) == "0"
     end.set()
     other.join()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_machine_writes_too_late_does_not_stay(
+    late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """late: after it was given up."""
+    file = tmp_path / f"perf-{os.getpid()}.map"
+
+    @contextmanager
+    def folder(_pid: int) -> Iterator[int]:
+        found = os.open(tmp_path, os.O_RDONLY)
+        yield found
+        os.close(found)
+
+    def answer(*_: object) -> str:
+        if not late:
+            file.write_text("1000 10 a.b.c\n")
+        raise hotspot.NotInTime("late")
+
+    monkeypatch.setattr(hotspot, "_tmp_of", folder)
+    monkeypatch.setattr(hotspot, "_command", answer)
+    monkeypatch.setattr(time, "sleep", lambda _: file.touch())
+    with pytest.raises(hotspot.AttachError, match="late"):
+        hotspot.methods(os.getpid())
+    assert not file.exists()
+    file.write_text("was there before")
+    with pytest.raises(hotspot.AttachError, match="late"):
+        hotspot.methods(os.getpid())
+    assert file.exists()
 
 
 def test_a_perf_map_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
