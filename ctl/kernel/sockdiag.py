@@ -19,7 +19,7 @@ __all__ = ["Connection", "SocketOwners", "connections", "inodes"]
 
 Address = tuple[str, int]
 # Data can wait to be read in these: net/tcp_states.h
-ESTABLISHED, CLOSE_WAIT = 1, 8
+OPEN = ESTABLISHED, CLOSE_WAIT = 1, 8
 TABLE_LIMIT = 1 << 24  # bytes of /proc/PID/net/tcp that are read
 
 NETLINK_SOCK_DIAG = 4  # linux/netlink.h
@@ -38,8 +38,8 @@ PLACE = struct.Struct("=III")  # interface and cookie
 SOCKET_ID = 48  # bytes; a dump has none in its question
 # struct inet_diag_msg: 4 bytes, the socket id of 48, then expires, rqueue, wqueue, uid, inode.
 ANSWER = struct.Struct("=52xIIIII")
-# The same with the family and, of the socket id, ports and addresses.
-ENDS = struct.Struct("!B3xHH16s16s12x")
+# The same with family, state and, of the socket id, ports and addresses.
+ENDS = struct.Struct("!BB2xHH16s16s12x")
 
 
 class SocketOwners:
@@ -126,7 +126,7 @@ def _asked() -> Iterator[Connection]:
     ):
         asked.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
-            states = 1 << ESTABLISHED | 1 << CLOSE_WAIT
+            states = sum(1 << state for state in OPEN)
             question = QUESTION.pack(family, socket.IPPROTO_TCP, 0, states) + bytes(SOCKET_ID)
             size = HEADER.size + len(question)
             flags = NLM_F_REQUEST | NLM_F_DUMP
@@ -153,14 +153,14 @@ def _parts(asked: socket.socket, sequence: int) -> Iterator[memoryview]:
 
 
 def _connection(answer: memoryview) -> Connection:
-    family, *ports, source, target = ENDS.unpack_from(answer)
+    family, state, *ports, source, target = ENDS.unpack_from(answer)
     length = 4 if family == socket.AF_INET else 16
     here, there = (
         (_plain(socket.inet_ntop(family, place[:length])), port)
         for place, port in zip((source, target), ports, strict=True)
     )
     _, waiting, _, _, inode = ANSWER.unpack_from(answer)
-    return Connection(inode, here, there, waiting)
+    return Connection(inode, here, there, _unread(waiting, state))
 
 
 def _tabled(pid: int) -> Iterator[Connection]:
@@ -168,10 +168,18 @@ def _tabled(pid: int) -> Iterator[Connection]:
         with suppress(FileNotFoundError):
             for line in procfs.lines(f"/proc/{pid}/net/{table}", TABLE_LIMIT)[1:]:
                 fields = line.split()
-                if len(fields) > 9 and int(fields[3], 16) in (ESTABLISHED, CLOSE_WAIT):
-                    waiting = int(fields[4].split(":")[1], 16)
-                    here, there = (_address(field) for field in fields[1:3])
-                    yield Connection(int(fields[9]), here, there, waiting)
+                if len(fields) <= 9 or (state := int(fields[3], 16)) not in OPEN:
+                    continue
+                waiting = int(fields[4].split(":")[1], 16)
+                here, there = (_address(field) for field in fields[1:3])
+                yield Connection(int(fields[9]), here, there, _unread(waiting, state))
+
+
+def _unread(waiting: int, state: int) -> int:
+    """Without the end of the stream, which the kernel counts as a byte until it is read (RFC 9293,
+    3.4: a FIN has a sequence number).
+    """
+    return max(0, waiting - 1) if state == CLOSE_WAIT else waiting
 
 
 def _address(text: str) -> Address:

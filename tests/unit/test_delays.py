@@ -271,3 +271,25 @@ def test_an_answer_that_is_no_socket_is_passed_over(monkeypatch: pytest.MonkeyPa
     assert len(parts) == 1  # the first two end the question of a family each
     assert list(sockdiag._asked()) == []
     assert not parts
+
+
+def test_the_end_of_a_stream_is_no_backlog(source: str) -> None:
+    """A peer that closed its half of a connection, which the kernel counts as a byte."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        its = server.accept()[0]
+
+    def left() -> list[int]:
+        inode = os.fstat(its.fileno()).st_ino
+        return [one.waiting for one in sockdiag.connections(os.getpid()) if one.inode == inode]
+
+    with ours, its:
+        ours.sendall(bytes(77))
+        ours.shutdown(socket.SHUT_WR)
+        wait_until(
+            lambda: its.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == sockdiag.CLOSE_WAIT
+        )
+        assert left() == [77]
+        for expected in (77, 0):
+            assert len(its.recv(100)) == expected
+            assert left() == [0]
