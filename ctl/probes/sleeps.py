@@ -65,11 +65,11 @@ class SleepPlaces:
         self._listed_s: dict[int, float] = {}
 
     def follow(self, threads: Sequence[Thread], seconds: float) -> None:
-        """These for so long, instead of those before."""
+        """These for so long, or for as long as asked before, instead of those before."""
         self._threads = threads
         if not threads:
             return
-        self._until_s = time.monotonic() + seconds
+        self._until_s = max(self._until_s, time.monotonic() + seconds)
         if self._worker is None or not self._worker.is_alive():
             self._stop = threading.Event()
             self._worker = threading.Thread(

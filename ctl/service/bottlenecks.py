@@ -35,6 +35,7 @@ from sched_ctl.service.idle import idle
 from sched_ctl.telemetry import exposition
 
 __all__ = [
+    "SCRAPED_S",
     "SHORT_S",
     "Found",
     "assessed",
@@ -314,9 +315,11 @@ def _unordered(one: Found, row: int, thread: Thread) -> dict[str, Any]:
 
 
 def exposed(controller: Controller, *, openly: bool = False) -> str:
-    """The page for Prometheus. Verdicts come with the second scrape."""
+    """The page for Prometheus. Verdicts come with the second scrape, locks with the third."""
     controller.probe(SCRAPED_S)
     found = list(assessed(controller))
+    for one in found:
+        _looked_for_sleep(one, SCRAPED_S)
     threads: dict[tuple[str, str], list[Thread]] = {}
     for one in found:
         for operator in one.window.now.topology.operators:
@@ -446,12 +449,14 @@ def _nothing() -> dict[str, Any]:
     return dict.fromkeys(shares + more) | {"engine": None, "verdict": "unknown", "by": None} | place
 
 
-def _looked_for_sleep(one: Found) -> bool:
-    """Look at the threads that sleep with work in hand; whether that goes on for long enough."""
+def _looked_for_sleep(one: Found, seconds: float = WATCH_S) -> bool:
+    """Look at the threads that sleep with work in hand, for so many more seconds; whether that has
+    gone on for long enough.
+    """
     operators = one.window.now.topology.operators
     rows = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP).tolist()
     asleep = [thread for row in rows for thread in operators[row].threads if thread.tid]
-    one.engine.sleeps.follow(asleep, WATCH_S)
+    one.engine.sleeps.follow(asleep, seconds)
     return not asleep or one.engine.sleeps.looks >= FIRST_LOOKS
 
 

@@ -4,10 +4,12 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import FakeEngine
 from prometheus_client.openmetrics import parser as openmetrics
@@ -17,6 +19,7 @@ from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
+from sched_ctl.probes.sleeps import SleepPlaces
 from sched_ctl.service import bottlenecks, endpoint
 from sched_ctl.telemetry.exposition import FAMILIES, MOST_OPERATORS, page
 
@@ -39,6 +42,23 @@ def served(*, openly: bool = False) -> str:
             controller.close()
 
     return asyncio.run(look())
+
+
+def test_where_threads_sleep_is_looked_at_from_one_scrape_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    followed: list[tuple[int, float]] = []
+    monkeypatch.setattr(SleepPlaces, "follow", lambda _, found, s: followed.append((len(found), s)))
+    assessed = bottlenecks.assessed
+
+    def asleep(controller: Controller) -> Iterator[bottlenecks.Found]:
+        for one in assessed(controller):
+            shares = np.where(np.arange(5) < 3, 0.9, 0.0)
+            yield replace(one, assessment=replace(one.assessment, blocked=shares))
+
+    monkeypatch.setattr(bottlenecks, "assessed", asleep)
+    served()
+    assert followed == [(3, bottlenecks.SCRAPED_S)]
 
 
 def test_the_page_is_what_prometheus_reads() -> None:

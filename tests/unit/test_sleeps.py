@@ -297,3 +297,15 @@ def test_this_kernel_tells_of_a_call_as_proc_does() -> None:
     except OSError:
         line = ""
     assert sleeping.told() == bool(line)
+
+
+def test_who_looks_for_a_moment_does_not_end_what_others_look_at() -> None:
+    thread = Thread(1, 2, 3)
+    places = SleepPlaces(lambda *_: Sleep("lock"), every_s=0.0)
+    try:
+        places.follow([thread], 60.0)
+        places.follow([thread], 0.0)
+        before = places.looks
+        wait_until(lambda: places.looks > before + 3)
+    finally:
+        places.close()
