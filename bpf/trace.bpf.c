@@ -50,6 +50,7 @@ struct sched_info___trace {
 struct task_struct___trace {
 	int pid;
 	int tgid;
+	unsigned long long start_boottime;
 	struct sched_entity___trace se;
 	struct sched_info___trace sched_info;
 };
@@ -101,15 +102,23 @@ static __always_inline bool is_followed(const struct task_struct___trace *p)
 	return followed[id / 64] >> id % 64 & 1;
 }
 
-/* A place for a thread that has none: that of whoever has had it longest, if all are taken. */
-static __noinline u32 enter(u32 tid)
+/*
+ * A place for a thread that has none: that of a dead one with its id, else that of whoever has had it
+ * longest, if all are taken.
+ */
+static __noinline u32 enter(u32 tid, u64 born_ns)
 {
-	u32 row = __sync_fetch_and_add(&seen, 1) & (TRACE_THREADS - 1);
-	struct waits *its = &waits[row];
+	u32 row = row_of[tid & (TRACE_IDS - 1)] & (TRACE_THREADS - 1);
+	struct waits *its;
 
-	row_of[its->tid & (TRACE_IDS - 1)] = 0;
+	if (waits[row].tid != tid) {
+		row = __sync_fetch_and_add(&seen, 1) & (TRACE_THREADS - 1);
+		row_of[waits[row].tid & (TRACE_IDS - 1)] = 0;
+	}
+	its = &waits[row];
 	__builtin_memset(its, 0, sizeof(*its));
 	its->tid = tid;
+	its->born_ns = born_ns;
 	row_of[tid & (TRACE_IDS - 1)] = row;
 	return row;
 }
@@ -117,9 +126,10 @@ static __noinline u32 enter(u32 tid)
 static __always_inline struct waits *waits_of(const struct task_struct___trace *p)
 {
 	u32 tid = p->pid, row = row_of[tid & (TRACE_IDS - 1)];
+	struct waits *its = &waits[row & (TRACE_THREADS - 1)];
 
-	if (waits[row & (TRACE_THREADS - 1)].tid != tid)
-		row = enter(tid);
+	if (its->tid != tid || its->born_ns != p->start_boottime)
+		row = enter(tid, p->start_boottime);
 	return &waits[row & (TRACE_THREADS - 1)];
 }
 

@@ -16,6 +16,7 @@ enum {
 
 /* One thread, since it was first seen. */
 struct waits {
+	u64 born_ns;			/* when it was started (CLOCK_BOOTTIME): ids are used again */
 	u64 awake_ns;			/* since when it has not slept; 0 = it sleeps; if `graph` */
 	u64 wait_ns;			/* it waited for a CPU, all waits that have ended */
 	u64 delay_ns;			/* as the kernel counts that; 0 = not seen yet */

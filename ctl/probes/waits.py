@@ -23,6 +23,7 @@ LEAST_S = 1.0  # from one reading to the next
 SLOTS = 32  # TRACE_SLOTS in bpf/trace.h
 K = TypeVar("K")
 Counts = NDArray[np.int64]  # (SLOTS + 1,): waits by length, and ns waited in all of them
+Row = tuple[int, Counts]  # when the thread was born, ns: another one may get its id
 
 Pairs = Mapping[tuple[int, int], int]
 
@@ -91,7 +92,7 @@ class Lately:
 @dataclass(frozen=True, slots=True)
 class _Reading:
     time_s: float
-    counts: Mapping[int, Counts]  # by thread id
+    counts: Mapping[int, Row]  # by thread id
     occupants: Pairs
 
 
@@ -101,7 +102,7 @@ class WaitTimes:
     def __init__(self) -> None:
         self._tracer: tracing.Tracer | None = None
         self._readings: deque[_Reading] = deque()
-        self._told: dict[Thread, Counts] = {}
+        self._told: dict[Thread, Row] = {}
         self._sums: dict[Any, Counts] = {}
         self.problem: str | None = None  # why nothing is traced, in words
 
@@ -128,7 +129,10 @@ class WaitTimes:
         if self._tracer is None or now_s - self._readings[-1].time_s < LEAST_S:
             return
         counts = {
-            tid: np.append(row["slots"], row["wait_ns"]).astype(np.int64)
+            tid: (
+                int(row["born_ns"]),
+                np.append(row["slots"], row["wait_ns"]).astype(np.int64),
+            )
             for tid, row in self._tracer.threads().items()
         }
         self._readings.append(_Reading(now_s, counts, self._tracer.occupants()))
@@ -180,6 +184,8 @@ class WaitTimes:
         self._readings.clear()
 
 
-def _grown(now: Counts, then: Counts | None) -> Counts:
-    """A thread of which the program had lost sight begins anew."""
-    return now if then is None or (now < then).any() else now - then
+def _grown(now: Row, then: Row | None) -> Counts:
+    """One of which the program had lost sight begins anew, and so does another of the same id."""
+    (born_ns, counts), (before_ns, before) = now, then or now
+    lost = then is None or born_ns != before_ns or (counts < before).any()
+    return counts if lost else counts - before

@@ -42,6 +42,41 @@ def test_waits_and_wake_ups_are_counted() -> None:
             thread.join()
 
 
+def test_a_thread_with_the_id_of_a_dead_one_begins_anew() -> None:
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    if not last.exists():
+        pytest.skip("needs CONFIG_CHECKPOINT_RESTORE")
+
+    def slept(times: int) -> int:
+        tids = list[int]()
+
+        def run() -> None:
+            tids.append(threading.get_native_id())
+            for _ in range(times):
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return tids[0]
+
+    with tracing.Tracer([os.getpid()]) as tracer:
+        first = slept(100)
+        before = tracer.threads()[first]
+
+        def again() -> bool:
+            last.write_text(str(first - 1))
+            return slept(3) == first
+
+        wait_until(again)
+        row = tracer.threads()[first]
+        assert 0 < row["slots"].sum() < 20 < before["slots"].sum()
+        assert row["slots"][-1] == 0  # a wait is no difference to the dead one's
+        assert row["born_ns"] > before["born_ns"] > 0
+
+
 def test_a_timeline_has_the_cpu_time_that_the_kernel_counts(tmp_path: Path) -> None:
     if (why := tracing.obstacle()) is not None:
         pytest.skip(f"tracing: {why}")

@@ -26,6 +26,7 @@ class Trace:
     def __init__(self) -> None:
         self.tables: dict[int, tuple[dict[int, int], int]] = {}
         self.behind: dict[tuple[int, int], int] = {}
+        self.born_ns: dict[int, int] = {}
 
     def follow(self, pids: Any) -> None: ...
 
@@ -34,7 +35,8 @@ class Trace:
     def threads(self) -> dict[int, Any]:
         found = {}
         for tid, (slots, ns) in self.tables.items():
-            row = np.zeros((), [("slots", "<u8", SLOTS), ("wait_ns", "<u8")])
+            row = np.zeros((), [("born_ns", "<u8"), ("slots", "<u8", SLOTS), ("wait_ns", "<u8")])
+            row["born_ns"] = self.born_ns.get(tid, 1)
             for slot, count in slots.items():
                 row["slots"][slot] = count
             row["wait_ns"] = ns
@@ -83,6 +85,20 @@ def test_old_readings_go(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
         looked(times, trace, {70: ({0: waited}, waited)})
     found = times.lately([MINE])
     assert found is not None and found.waits == 12
+
+
+def test_another_thread_of_the_same_id_has_waits_of_its_own(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "LATE_S", 0.0)
+    times = WaitTimes()
+    times.follow({7})
+    looked(times, trace, {70: ({0: 5}, 50)})
+    looked(times, trace, {70: ({0: 6}, 60)})
+    trace.born_ns[70] = 2
+    looked(times, trace, {70: ({0: 8}, 80)})
+    found = times.lately([MINE])
+    assert found is not None and (found.waits, found.counts[SLOTS]) == (8, 80)
 
 
 def test_sums_never_fall(trace: Trace) -> None:
