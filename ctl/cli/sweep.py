@@ -261,6 +261,11 @@ def _show(source: Path, rows: list[Row]) -> None:
         style="dim",
         highlight=False,
     )
+    _warn(rows)
+
+
+def _warn(rows: list[Row]) -> None:
+    """Of what the figures are no measure."""
     why = dict.fromkeys(result.overload for entry in rows for result in entry.results)
     for overload in filter(None, why):
         _note(

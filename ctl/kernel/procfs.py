@@ -148,8 +148,8 @@ def descendants(pid: int) -> list[int]:
     """Processes below `pid`, children first. One that a dead parent left to init is not found."""
     children: dict[int, list[int]] = {}
     for other in pids():
-        if found := stat(other):
-            children.setdefault(found.ppid, []).append(other)
+        if its := stat(other):
+            children.setdefault(its.ppid, []).append(other)
 
     found: dict[int, None] = {}
     left = [pid]
