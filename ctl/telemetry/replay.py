@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sched_ctl.backends.threads.nice import wanted
-from sched_ctl.backends.threads.parameters import Target, at_first
 from sched_ctl.decide.decision import decide
 from sched_ctl.metrics.catalogue import MissingMetric, Resolution, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array, Index
-from sched_ctl.model.normalise import positions
+from sched_ctl.model.normalise import nice_levels, positions, with_weight_kept
 from sched_ctl.model.options import NiceOptions
 from sched_ctl.model.policy import NOTHING, Memory, Policy
 from sched_ctl.model.schedule import Schedule
@@ -298,12 +296,15 @@ def _resolved(
 
 
 def _nice_values(schedule: Schedule) -> Index:
-    """(m,) what `load` sets at first in threads that have nice 0 and all want a CPU."""
-    options, n = NiceOptions(), len(schedule.threads)
-    levels = wanted(schedule, options)
-    bounds = (options.dead_band, options.best, options.worst)
-    target = Target(schedule.scope, schedule.threads, levels, *bounds, np.ones(n))
-    return at_first(target, np.zeros(n, dtype=np.intp))
+    """(m,) what `load` sets at first in threads that have nice 0 and all want a CPU.
+
+    Shares of groups are left out: how they are kept depends on the backend.
+    """
+    options = NiceOptions()
+    below = nice_levels(schedule, *options.range, math.nan)
+    own, demand = np.zeros(len(below)), np.ones(len(below))
+    levels = with_weight_kept(below, own, demand, options.best, options.worst)
+    return np.where(np.abs(levels) > options.dead_band, np.rint(levels), own).astype(np.intp)
 
 
 @dataclass

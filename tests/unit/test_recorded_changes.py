@@ -64,9 +64,13 @@ class Recorded:
             )
         self.recording.note()
 
-    def records(self, engine: str = "fake:a") -> list[records.Record]:
+    def records_of(self, engine: str = "fake:a") -> list[records.Record]:
         found = [line for line in self.put if isinstance(line, records.Record)]
         return [record for record in found if record.engine == engine]
+
+    def events(self, what: str) -> list[records.Event]:
+        found = [line for line in self.put if isinstance(line, records.Event)]
+        return [event for event in found if event.what == what]
 
     @property
     def problems(self) -> list[str]:
@@ -97,9 +101,9 @@ def test_what_ran_before_is_recorded_as_what_it_was(
     told = [line for line in made.put if not isinstance(line, records.Event)]
     assert [type(line).__name__ for line in told] == ["Topology", "Record"] * 2
     assert [line.epoch for line in told] == [1, 1, 2, 2]  # type: ignore[union-attr]
-    for topology, record in ((told[0], told[1]), (told[2], told[3])):
-        assert isinstance(topology, records.Topology) and isinstance(record, records.Record)
-        assert record.q is not None and len(record.q) == len(topology.ops)
+    for line, record in ((told[0], told[1]), (told[2], told[3])):
+        assert isinstance(line, records.Topology) and isinstance(record, records.Record)
+        assert record.q is not None and len(record.q) == len(line.ops)
     assert not made.problems
 
 
@@ -119,13 +123,13 @@ def test_a_fault_at_one_engine_costs_a_record_of_that_one(
     with caplog.at_level(logging.ERROR):
         for _ in range(9):
             recorded.passes(*both)
-    assert not recorded.records("fake:a") and len(recorded.records("fake:b")) == 8
+    assert not recorded.records_of("fake:a") and len(recorded.records_of("fake:b")) == 8
     assert any("fake:a" in problem and "as if" in problem for problem in recorded.problems)
     assert len(caplog.records) == 1
     broken = False
     for _ in range(3):
         recorded.passes(*both)
-    assert len(recorded.records("fake:a")) >= 2 and not recorded.problems
+    assert len(recorded.records_of("fake:a")) >= 2 and not recorded.problems
 
 
 # --- what cannot be written ---
@@ -210,7 +214,7 @@ def test_nothing_is_kept_of_engines_that_are_gone(
             recorded.passes(of(f"fake:{number}", {"q": 2}))
     recorded.passes()
     assert kept(recorded.recording) == before
-    gone = [line.engine for line in recorded.put if getattr(line, "value", "") == "gone"]
+    gone = [event.engine for event in recorded.events("engine") if event.value == "gone"]
     assert gone == [f"fake:{number}" for number in range(20)]
     recorded.passes(of("fake:0", {"r": 1}))
     lines = [line for line in recorded.put if isinstance(line, records.Topology)]
@@ -228,9 +232,8 @@ def test_nothing_is_kept_of_queries_that_ended(
             recorded.passes(of("fake:a", {f"job{number}": 2}))
         sizes.append(kept(recorded.recording))
     assert len(set(sizes)) == 1
-    assert {line.about for line in recorded.put if getattr(line, "what", "") == "verdict"} == {
-        f"job{number}" for number in range(20)
-    }
+    told = {event.about for event in recorded.events("verdict")}
+    assert told == {f"job{number}" for number in range(20)}
 
 
 def told_rows(counts: Mapping[str, int], controller: Controller, only: str) -> list[dict[str, Any]]:
@@ -260,5 +263,5 @@ def test_tuples_of_a_query_that_comes_back_count_once(
     counts["q"] = 150
     for topology in (both, both):
         recorded.passes(topology)
-    told = [(record.told, record.met) for record in recorded.records() if record.told]
+    told = [(record.told, record.met) for record in recorded.records_of() if record.told]
     assert told == [([100, 10], [50, 5]), ([0], [0]), ([30, 0], [15, 0]), ([20, 0], [10, 0])]
