@@ -138,7 +138,7 @@ class Backends:
         if asked not in self._asked:
             backend, steps = self._pick(asked)
             for name, probe in steps:
-                self.steps.append((name, probe.because))
+                self._step(name, probe.because)
                 log.info("backend %s: not taken: %s", name, probe.because)
             self._keep(backend)
             self._asked[asked] = backend.name
@@ -170,6 +170,11 @@ class Backends:
             self._keep(backend)
             self._asked[asked] = backend.name
         return self._made[self._asked[asked]]
+
+    def _step(self, name: str, why: str) -> None:
+        """The last reason counts: who fails at each try would be there once for each."""
+        self.steps = [step for step in self.steps if step[0] != name]
+        self.steps.append((name, why))
 
     def _keep(self, backend: Backend) -> None:
         self.failed.pop(backend.name, None)
@@ -207,7 +212,7 @@ class Backends:
         self.failed[name] = why
         if self._asked.get("auto") == name:
             self._of_auto.add(name)
-        self.steps.append((name, why))
+        self._step(name, why)
         now_s = time.monotonic()
         retry = self._retries.get(name)
         if retry is None or now_s - retry.at_s > LONGEST_PAUSE_S:  # it ran well for long

@@ -33,6 +33,7 @@ __all__ = [
 
 ROOT = Path("/sys/kernel/sched_ext")
 SERVERS = Path("/sys/kernel/debug/sched/ext_server")
+ISOLATED = Path("/sys/devices/system/cpu/isolated")  # CPUs that isolcpus= names, as "2-3"
 # enum scx_exit_code: SCX_ECODE_ACT_RESTART, "not an error, load it again" (CPU hotplug)
 RESTART = 1 << 48
 # include/uapi/linux/capability.h
@@ -97,6 +98,8 @@ def obstacles() -> Iterator[Obstacle]:
             "this is a PREEMPT_RT kernel, which refuses every sched_ext scheduler",
             "boot a kernel without PREEMPT_RT",
         )
+    if (obstacle := _isolated()) is not None:
+        yield obstacle
     if not VMLINUX.exists():
         yield Obstacle(
             "the kernel does not publish its types (CONFIG_DEBUG_INFO_BTF)",
@@ -115,6 +118,18 @@ def obstacles() -> Iterator[Obstacle]:
             yield defect
     if (obstacle := taken()) is not None:
         yield obstacle
+
+
+def _isolated() -> Obstacle | None:
+    """The kernel takes no sched_ext scheduler (EINVAL) where CPUs are out of load balancing."""
+    cpus = _text(ISOLATED)
+    if not cpus:
+        return None
+    return Obstacle(
+        f"CPUs are isolated by isolcpus= ({cpus}), and then the kernel refuses every sched_ext "
+        "scheduler",
+        "boot without isolcpus=",
+    )
 
 
 def taken() -> Obstacle | None:
@@ -192,10 +207,12 @@ def explain_error(error: OSError, step: str) -> Obstacle:
             f"not permitted to {step} it: needs {', '.join(missing_capabilities())}",
             "run it as root",
         )
+    if number == errno.EINVAL and step == "attach" and (obstacle := _isolated()) is not None:
+        return obstacle
     if number == errno.EOPNOTSUPP and step == "attach":
         return Obstacle(
             "the kernel refuses to attach a sched_ext scheduler (EOPNOTSUPP)",
-            "PREEMPT_RT kernels do, and CPU isolation (isolcpus=domain) does",
+            "PREEMPT_RT kernels do",
         )
     if step == "load":
         return Obstacle(

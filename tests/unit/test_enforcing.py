@@ -145,6 +145,15 @@ def test_a_backend_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPa
     assert fall_and_wait() == 5.0  # it ran well for an hour
 
 
+def test_who_fails_at_each_try_is_told_of_once() -> None:
+    passed = [("best", Probe(False, "it is not there"))]
+    backends = Backends(lambda *_: (Second(), passed), {})
+    for turn in range(3):
+        assert backends.get("auto").name == "second"
+        backends.give_up("second", f"it failed: {turn}")
+    assert backends.steps == [("best", "it is not there"), ("second", "it failed: 2")]
+
+
 def test_what_was_asked_for_by_name_stays() -> None:
     backends = Backends(Ladder(), {})
     backends.get("best")

@@ -1,4 +1,4 @@
-"""What /sys/kernel/sched_ext says of another scheduler."""
+"""What /sys says of another scheduler, and of what stands in the way of ours."""
 
 import errno
 import os
@@ -24,3 +24,22 @@ def test_another_scheduler_is_named_and_whether_it_delegates(
     delegates = schedext.explain_error(busy, "attach")
     assert delegates.because == alone.because + ", which lets others run below it (sub-schedulers)"
     assert str(delegates.hint).endswith("ours does not run below another one")
+
+
+def test_isolated_cpus_stand_in_the_way_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedext, "ROOT", tmp_path)
+    monkeypatch.setattr(schedext, "ISOLATED", tmp_path / "isolated")
+    (tmp_path / "state").write_text("disabled\n")
+    invalid = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    for text in (None, "\n"):
+        if text is not None:
+            (tmp_path / "isolated").write_text(text)
+        assert not [o for o in schedext.obstacles() if "isolcpus" in o.because]
+        assert schedext.explain_error(invalid, "attach").because.startswith("cannot attach it")
+    (tmp_path / "isolated").write_text("2-3\n")
+    (found,) = [o for o in schedext.obstacles() if "isolcpus" in o.because]
+    assert "(2-3)" in found.because and "isolcpus=" in str(found.hint) and not found.transient
+    assert schedext.explain_error(invalid, "attach") == found
+    assert schedext.explain_error(invalid, "load") != found
