@@ -89,6 +89,27 @@ def test_a_full_journal_keeps_no_scheduler_from_its_monitor(
     assert found(server) == BEFORE and not journal.state
 
 
+def test_what_a_cpu_that_is_offline_was_set_to_is_not_lost(
+    server: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadline_server.note(journal)
+    deadline_server.raise_to(journal, 50)
+    raised = found(server)
+    with monkeypatch.context() as patched:
+        patched.setattr(schedext, "is_offline", lambda cpu: True)
+        patched.setattr(Path, "write_text", refused)
+        deadline_server.raise_to(journal, 90)  # writes nothing
+        patched.setattr(put_back, "_write", lambda record: refused(Path(record.path), ""))
+        assert len(deadline_server.lower(journal)) == 2
+    assert found(server) == raised != BEFORE
+    assert deadline_server.lower(journal) == []
+    assert found(server) == BEFORE and not journal.state
+
+
+def refused(file: Path, text: str) -> int:
+    raise OSError(errno.EBUSY, "Device or resource busy", str(file))
+
+
 def test_a_share_that_the_kernel_refuses_leaves_what_was(
     server: Path,
     journal: Journal,

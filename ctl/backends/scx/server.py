@@ -40,6 +40,8 @@ def raise_to(journal: Journal, percent: int) -> None:
         runtime, period = _files(folder)
         if not {str(runtime), str(period)} <= journal.state.files.keys():
             continue
+        if schedext.is_offline(folder.name):
+            continue  # it was online before; what it was set to then stays in the journal
         try:
             # The runtime may at no time exceed the period.
             runtime.write_text("1000000")

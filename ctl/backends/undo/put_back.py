@@ -297,8 +297,7 @@ def files(log: Log, paths: Iterable[str]) -> list[str]:
         except FileNotFoundError:
             pass
         except OSError as error:
-            ours_inside = any(Path(g).is_relative_to(Path(path).parent) for g in log.state.groups)
-            if error.errno != errno.EBUSY or ours_inside:
+            if error.errno != errno.EBUSY or not _needed_by_others(log, Path(path)):
                 problems.append(_words(error))
                 continue
             logger.debug("%s stays as it is: groups that we did not make need it", path)
@@ -322,6 +321,15 @@ def _needed_by(record: FileChanged) -> str:
         return ""
     found = cgroup.limited(file.parent)
     return ", ".join(folder.name for folder in found if not cgroup.is_ours(folder))
+
+
+def _needed_by_others(log: Log, file: Path) -> bool:
+    """Whether groups that we did not make may be why the kernel refuses to put this file back.
+
+    It refuses others for reasons that pass: such as a deadline server's while its CPU is offline.
+    """
+    ours_inside = any(Path(group).is_relative_to(file.parent) for group in log.state.groups)
+    return file.name == "cgroup.subtree_control" and not ours_inside
 
 
 def _is_kernels(path: str) -> bool:
