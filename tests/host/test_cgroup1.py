@@ -5,26 +5,29 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
 from contenders import SHARES
 from victims import Victim, plan, state
 
-from sched_ctl.backends import ladder
+from sched_ctl.backends import Backend, ladder
 from sched_ctl.backends.cgroups.quota import Quota
 from sched_ctl.backends.cgroups.v1 import Cgroup1, Cgroup1Nice
 from sched_ctl.backends.undo.journal import Journal, restore
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import cgroup, procfs, sched
-from sched_ctl.model.options import GroupOptions
+from sched_ctl.model.options import GroupOptions, QuotaOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cgroup1_cpu")]
 
+B = TypeVar("B", bound=Backend)
 BELOW = GroupOptions(best=0)  # the whole range, whatever the threads weigh
 BURNER = """
 import os, sys, threading, time
@@ -60,6 +63,67 @@ def inside(base: Path) -> dict[Path, tuple[str, str]]:
 
 def cpu_time(thread: Thread) -> int:
     return int(Path(f"/proc/{thread.tid}/schedstat").read_text().split()[0])
+
+
+def test_who_ends_is_forgotten_though_its_process_goes_on(victim: Victim, journal: Journal) -> None:
+    threads = victim.threads(3)
+    with put_back(Cgroup1(journal)) as backend:
+        backend.apply(plan(threads, [1, 2, 3], {"q": (1.0, (0, 1, 2))}))
+        assert {thread.key for thread in threads} <= journal.state.moved.keys()
+        victim.ask("end 1")
+        wait_until(lambda: procfs.stat(victim.pid, threads[1].tid) is None)
+        left = (threads[0], threads[2])
+        backend.apply(plan(left, [1, 3], {"q": (1.0, (0, 1))}))
+        assert threads[1].key not in journal.state.moved
+        assert {thread.key for thread in left} <= journal.state.moved.keys()
+
+
+def test_a_base_that_has_no_groups_any_more_is_forgotten(victim: Victim, journal: Journal) -> None:
+    home = place(victim.thread(victim.pid))
+    for name in ("one", "two"):
+        base = home / f"sched-ctl-test-{name}"
+        with other_cgroup(base, victim), put_back(Cgroup1(journal)) as backend:
+            backend.apply(plan(victim.threads(1), [1], {"q": (1.0, (0,))}))
+            assert [*backend._demand] == [base]
+            backend.apply(plan((), []))
+            assert not backend._demand
+
+
+def test_a_query_in_two_cgroups_has_its_limit_once(victim: Victim, journal: Journal) -> None:
+    def limits() -> list[str]:
+        return [(place(thread) / "cpu.cfs_quota_us").read_text().strip() for thread in threads]
+
+    base = place(victim.thread(victim.pid)) / "sched-ctl-test"
+    quota = Quota(journal, QuotaOptions(cpus=0.5, period=20))
+    with closing(Victim()) as second, other_cgroup(base, second), put_back(quota) as backend:
+        threads = (*victim.threads(3), *second.threads(1))
+        backend.apply(plan(threads, [1] * 4, {"a": (3.0, (0, 1, 3)), "b": (1.0, (2,))}))
+        assert limits() == ["5000", "5000", "2500", "2500"]
+        threads += second.threads(1)
+        backend.apply(plan(threads, [1] * 5, {"a": (3.0, (0, 1, 3, 4)), "b": (1.0, (2,))}))
+        assert limits() == ["3750", "3750", "2500", "3750", "3750"]
+
+
+@contextmanager
+def other_cgroup(folder: Path, victim: Victim) -> Iterator[None]:
+    """The process is there meanwhile."""
+    home = place(victim.thread(victim.pid))
+    folder.mkdir()
+    try:
+        cgroup.write(folder / "cgroup.procs", str(victim.pid))
+        yield
+    finally:
+        cgroup.write(home / "cgroup.procs", str(victim.pid))
+        folder.rmdir()
+
+
+@contextmanager
+def put_back(backend: B) -> Iterator[B]:
+    """However the test ends: a group that is left would fail all others."""
+    try:
+        yield backend
+    finally:
+        assert backend.restore() == ()
 
 
 def test_groups_become_cgroups_and_go_again(victim: Victim, journal: Journal) -> None:

@@ -33,7 +33,7 @@ from sched_ctl.backends.threads import neighbours, nice
 from sched_ctl.backends.threads.nice import Nice, inside_groups, with_shares
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.backends.undo.records import Moved
+from sched_ctl.backends.undo.records import Moved, Returned
 from sched_ctl.kernel import cgroup, identity
 from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.cgroup import ROOT_NAME
@@ -255,9 +255,16 @@ class Groups(Places, Backend):
         new = [(thread, f) for thread, f in target.items() if scope.place.get(thread) != f]
         writes = sum(self._move(thread, folder, problems) for thread, folder in new)
         gone = len(new) - writes
+        lost = []
         for thread, folder in scope.place.items():
-            if thread not in target:
-                writes += self._move(thread, self._rest(folder.parent.parent), [])
+            if thread in target:
+                continue
+            if self._move(thread, self._rest(folder.parent.parent), []):
+                writes += 1
+            else:
+                lost.append(thread.key)
+        if lost:  # or the records of who ended would be kept for as long as the process runs
+            self._journal.done([Returned(threads=lost)])
         scope.place = target
         return writes, gone
 
@@ -297,6 +304,7 @@ class Groups(Places, Backend):
         for scope in self._scopes.values():
             for pid, base in scope.whole.items():
                 bases.setdefault(base, set()).add(pid)
+        self._demand = {base: d for base, d in self._demand.items() if base in bases}
         for base, pids in bases.items():
             with self._at(base):
                 writes += self._balance_base(base, pids)

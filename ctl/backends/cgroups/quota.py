@@ -4,8 +4,12 @@ A query's group gets its share of the CPUs and no more, also when the others are
 sells, tests or fences, not for who wants speed. Threads that are in no query's group, the
 collector and the heartbeats, have no limit. The groups are those of the cgroup backends, and with
 them the limits go.
+
+A query whose threads are found in several cgroups has a group in each, and its share is divided
+among these by its threads there.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,10 +55,12 @@ class Quota(Backend):
         used = set()
         for group in schedule.groups.values():
             limit_us = self.options.period * 1e3 * self.options.cpus * group.share / total
-            for folder in {self._folder(schedule.threads[row]) for row in group.rows} - {None}:
-                assert folder is not None
+            found = (self._folder(schedule.threads[row]) for row in group.rows)
+            threads = Counter(folder for folder in found if folder is not None)
+            for folder, count in threads.items():
                 used.add(folder)
-                writes += self._limit(folder, max(LEAST_US, round(limit_us)))
+                part_us = limit_us * count / threads.total()
+                writes += self._limit(folder, max(LEAST_US, round(part_us)))
         self._limits = {folder: limit for folder, limit in self._limits.items() if folder in used}
         return replace(done, writes=done.writes + writes)
 
