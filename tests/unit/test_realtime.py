@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sched_ctl.backends import Applied
 from sched_ctl.backends.threads import realtime
+from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup
 from sched_ctl.model.policy import Spacing, form
-from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Thread
 
 THREADS = (Thread(1, 11, 7), Thread(1, 12, 7), Thread(2, 21, 7))
@@ -35,6 +37,29 @@ def test_engines_whose_idle_threads_spin_are_refused_with_the_reason() -> None:
     assert len(problems) == 1 and problems[0].startswith("storm:x: no real-time priorities")
     left, problems = realtime._permitted(schedule())
     assert left.threads == THREADS and not problems
+
+
+def test_threads_that_are_there_no_more_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    backend = realtime.RealTime(journal)
+    calls = iter(range(1000))
+    monkeypatch.setattr(backend._parameters, "apply", lambda target: Applied(writes=0))
+    monkeypatch.setattr(realtime, "_cpu_seconds", lambda thread: 9.0 * next(calls))
+    monkeypatch.setattr(
+        "sched_ctl.backends.threads.realtime.time.monotonic", lambda: float(next(calls))
+    )
+    other = replace(schedule(), scope="other", threads=(Thread(3, 31, 7),) * 3)
+    for one in (schedule(), other, schedule()):
+        backend.apply(one)
+    assert backend._greedy == set(THREADS)
+    backend.apply(without(schedule(), set(THREADS[1:])))
+    assert backend._used.keys() == {THREADS[0], other.threads[0]}
+    assert backend._greedy == {THREADS[0]}
+    backend.apply(without(schedule(), set(THREADS)))
+    assert backend._used.keys() == {other.threads[0]} and not backend._greedy
+    journal.close()
 
 
 def test_a_cgroup_without_real_time_runtime_is_refused_with_the_reason(

@@ -49,6 +49,7 @@ class RealTime(Backend):
         self._parameters = Parameters(journal, self.options.recheck, kind)
         self._used: dict[Thread, tuple[float, float]] = {}  # when (s), CPU time until then (s)
         self._greedy: set[Thread] = set()
+        self._threads: dict[str, frozenset[Thread]] = {}  # by scope, of the last pass
 
     def apply(self, schedule: Schedule) -> Applied:
         """See `Backend.apply`. Shares are not had here: groups count for nothing."""
@@ -56,9 +57,19 @@ class RealTime(Backend):
         place = places(schedule)
         levels = 1 + np.nan_to_num(place) * (self.options.highest - 1)
         levels[np.isnan(place)] = 0  # nothing to say: ordinary
+        self._forget(schedule.scope, schedule.threads)
         levels[self._bounded(schedule.threads)] = 0
         done = self._parameters.apply(Target(schedule.scope, schedule.threads, np.rint(levels)))
         return done + Applied(problems=problems) if problems else done
+
+    def _forget(self, scope: str, threads: tuple[Thread, ...]) -> None:
+        """Those that are in the scope no more."""
+        now = frozenset(threads)
+        for thread in self._threads.pop(scope, now) - now:
+            self._used.pop(thread, None)
+            self._greedy.discard(thread)
+        if now:
+            self._threads[scope] = now
 
     def _bounded(self, threads: tuple[Thread, ...]) -> Array:
         """(m,) whether each thread has used too much since it was last looked at."""
@@ -86,6 +97,7 @@ class RealTime(Backend):
     def restore(self) -> tuple[str, ...]:
         self._used.clear()
         self._greedy.clear()
+        self._threads.clear()
         return self._parameters.restore()
 
 
