@@ -173,6 +173,7 @@ struct sched_ext_ops {
 };
 
 /* The same on every kernel from 6.12 to 7.3 (checked in their BTF). */
+	PF_EXITING = 4,
 enum {
 	PF_BOUND_KTHREAD = 0x4200000,	/* PF_KTHREAD | PF_NO_SETAFFINITY */
 	SCX_TASK_QUEUED = 1,

@@ -49,7 +49,7 @@
  *    is decided when a slice ends or a thread blocks. Others who run on leftovers are preempted;
  *    so are those chosen before the wake-up who begin to run after it: up to 6.18 the kernel asks
  *    what to run although a higher class goes first, and that one may wake operators meanwhile.
- *    Exiting threads queue like all others (SCX_OPS_ENQ_EXITING), or each would go before operators.
+ *    Exiting threads queue among the others (SCX_OPS_ENQ_EXITING), or each would go before operators.
  *    There is no cpu_release callback: re-queueing from there was seen to renew a hog's slice.
  *
  *    Who yields has had its turn (yield.bpf.h): the next decision leaves it out.

@@ -182,13 +182,16 @@ static __always_inline int ready(long error)
 
 #include "urgency.h"
 
-/* The slot of a thread, or 0: not adopted, or hints are not to be trusted now. */
+/*
+ * The slot of a thread, or 0: not adopted, or hints are not to be trusted now. Nor is it an operator
+ * any more that exits: soon no pid leads to it, so nobody could move it by that out of a queue of ours.
+ */
 static __always_inline u32 find_slot(struct task_struct *p)
 {
 	struct adoption *adoption;
 	u32 slot = packed_slot(p->scx.dsq_vtime);
 
-	if (!hints_valid)
+	if (!hints_valid || (p->flags & PF_EXITING))
 		return 0;
 	/* As when it was queued last? Then its slot is still in dsq_vtime. */
 	if (slot && threads[slot].tid == p->pid && (slots[slot].flags & SLOT_ACTIVE))

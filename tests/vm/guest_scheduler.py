@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import signal
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from burning import burn
+from burning import burn, spin
 from operators import adopt, against_reference, busy, cpu_s, guaranteed, shares, start
-from vm.inside import enough_on, look_until, only_on
+from vm.inside import enough_on, look_until, only_on, text_of
+from vm.machine import above_all
 
 from sched_ctl.backends.scx.hints import Limits, hints, merged
 from sched_ctl.drivers.lab import driver
@@ -37,6 +39,8 @@ TIMEOUT_S = 150
 
 SLICE_S = 0.003
 TICK_S = 0.004  # a slice ends at a tick
+MUCH_MEMORY = 128 << 20  # to give back takes a while
+PF_EXITING = 4  # linux/sched.h
 FIRST = {"operators_first": True}  # else they share fairly: guest_fair.py
 
 schedext.kernel_types()  # read once, before the checks are forked
@@ -279,6 +283,35 @@ def check_exact_form_follows_queue_lengths() -> None:
 
 def longest_first(row: int) -> Callable[[list[float]], bool]:
     return lambda found: found[row] > 0.9
+
+
+@only_on("6.18")
+def check_who_exits_is_no_operator_any_more() -> None:
+    """It gives back its memory in many turns; in the end no pid leads to it, and it still runs."""
+    with busy(1) as rivals, start(1, hold_memory) as ending, Scheduler(full=False) as scheduler:
+        above_all()
+        scheduler.control["queues"][0]["flags"] = scheduler.queue_flags["QUEUE_EXACT"]
+        scheduler.slots[1:3]["base"] = 1000
+        adopt(scheduler, [*rivals, *ending])
+        scheduler.attach()
+        look_until(lambda: shares([*rivals, *ending], 0.5), lambda found: min(found) > 0.3)
+        os.kill(ending[0], signal.SIGKILL)
+        waits = []  # as an operator, once it exits
+        while (fields := text_of(f"/proc/{ending[0]}/stat").rpartition(")")[2].split())[0] != "Z":
+            if int(fields[6]) & PF_EXITING:
+                waits.append(int(scheduler.threads["queued_ns"][2]) > 0)
+            time.sleep(0.001)
+        print(len(waits), sum(waits))
+        assert len(waits) > 20 and not any(waits)
+        assert scheduler.exit() is None
+
+
+def hold_memory() -> None:
+    with mmap.mmap(-1, MUCH_MEMORY) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(0, MUCH_MEMORY, mmap.PAGESIZE):
+            memory[page] = 1
+        spin()
 
 
 # -- operators of the lab engine -----------------------------------------------------------------
