@@ -76,7 +76,7 @@ static __always_inline bool worth_moving(struct candidate *there, struct candida
 {
 	s64 lead_ns = there->vtime_ns - than->vtime_ns;
 
-	if (control.nr_groups && (lead_ns > FAR_LAG || lead_ns < -FAR_LAG))
+	if ((lead_ns > FAR_LAG || lead_ns < -FAR_LAG) && of_two_groups(there, than))
 		return lead_ns < 0;
 	return there->urgency > than->urgency;
 }

@@ -249,9 +249,16 @@ subprogram int move_exactly(u64 dsq, u64 packed, s32 cpu)
 	return moved;
 }
 
+/* Do shares decide between these two? Inside a group its order does. */
+static __always_inline bool of_two_groups(struct candidate *one, struct candidate *than)
+{
+	return control.nr_groups && control.queues[one->queue & (MAX_QUEUES - 1)].group !=
+				    control.queues[than->queue & (MAX_QUEUES - 1)].group;
+}
+
 static __always_inline bool better(struct candidate *one, struct candidate *than)
 {
-	if (control.nr_groups && one->vtime_ns != than->vtime_ns)
+	if (one->vtime_ns != than->vtime_ns && of_two_groups(one, than))
 		return (s64)(one->vtime_ns - than->vtime_ns) < 0;
 	return one->urgency > than->urgency;
 }
@@ -260,6 +267,17 @@ static __always_inline struct group *group_of(u32 queue, u32 *index)
 {
 	*index = control.queues[queue & (MAX_QUEUES - 1)].group & (MAX_GROUPS - 1);
 	return &control.groups[*index];
+}
+
+/*
+ * Does its cap keep a group from another CPU? Who runs here is left out of the count: it has not
+ * stopped yet as this CPU asks what is next, and gives its place to whoever comes instead.
+ */
+static __always_inline bool at_cap(struct group *group, u32 g)
+{
+	s32 running = groups[g].running - (this_cpu()->group == g + 1);
+
+	return group->cap && running >= (s32)group->cap;
 }
 
 /* A group that slept may lag behind the others by GROUP_CREDIT, no more. */
@@ -317,7 +335,7 @@ subprogram u64 narrow(u64 candidates, struct candidate *best)
 		return candidates;
 	for_each_queue(i, candidates) {
 		group = group_of(i, &g);
-		if (group->cap && groups[g].running >= (s32)group->cap) {
+		if (at_cap(group, g)) {
 			count(capped);
 			continue;
 		}

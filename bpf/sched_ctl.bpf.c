@@ -286,7 +286,7 @@ subprogram int resume(u32 llc, s32 cpu)
 
 	llc &= MAX_LLCS - 1;
 	c->interrupted = 0;
-	if (control.nr_groups && group->cap && groups[g].running >= (s32)group->cap)
+	if (control.nr_groups && at_cap(group, g))
 		return 0;		/* another of its group took its place */
 	if (!move_exactly(dsq_of(llc, queue), key, cpu))
 		return 0;
@@ -385,6 +385,7 @@ subprogram int note_mine(s32 cpu, u32 slot, u64 key, u64 now_ns, u64 ran_ns)
 	slot &= MAX_SLOTS - 1;
 	queue = slots[slot].queue & (MAX_QUEUES - 1);
 	mine->vtime_ns = 0;
+	mine->queue = queue;
 	if (control.queues[queue].flags & QUEUE_EXACT)
 		mine->urgency = exact_urgency(slot, now_ns);
 	else

@@ -103,7 +103,7 @@ static __always_inline bool held_by_cap(u32 slot)
 	u32 g;
 	struct group *group = group_of(slots[slot & (MAX_SLOTS - 1)].queue, &g);
 
-	return control.nr_groups && group->cap && groups[g].running >= (s32)group->cap;
+	return control.nr_groups && at_cap(group, g);
 }
 
 static long look_at_row(u64 i, struct search *search)

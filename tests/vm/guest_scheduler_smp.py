@@ -19,6 +19,8 @@ ICOUNT = True
 ICOUNT_SHIFT = 2
 TIMEOUT_S = 180
 
+MOST_LEAD_US = 1 << 30  # sched_ctl.h
+
 schedext.kernel_types()  # read once, before the checks are forked
 
 
@@ -63,7 +65,7 @@ def check_shares_of_groups() -> None:
 
 @enough_on("6.18")  # our count; 7.3 has the cap of one that sleeps
 def check_concurrency_cap() -> None:
-    """Three threads of one group with a cap of one use one CPU; the other is for others."""
+    """Of one group with a cap of one three threads use one CPU, in order; others the other."""
     above_all()
     with busy(4) as pids, loaded(pids, full=False) as scheduler:
         give_groups(scheduler, [1, 1], [1, 0])
@@ -76,6 +78,13 @@ def check_concurrency_cap() -> None:
             # FCFS among the three
             lambda got: 0.8 < sum(got[:3]) < 1.05 and got[3] > 0.8 and min(got[:3]) > 0.1,
         )
+        for first in (0, 1):
+            scheduler.slots[1:4]["lead_us"] = 0
+            scheduler.slots[1 + first]["lead_us"] = MOST_LEAD_US
+            look_until(
+                lambda: shares(pids, 2),
+                lambda got, first=first: got[first] > 0.8 and sum(got[:3]) < 1.05,  # type: ignore[misc]
+            )
 
 
 @only_on("7.3")
@@ -104,4 +113,4 @@ def more_than_one(found: list[float]) -> bool:
 
 
 def one_cpu(found: list[float]) -> bool:
-    return 0.6 < sum(found) < 1.06 and min(found) > 0.05
+    return 0.6 < sum(found) < 1.06 and min(found) > 0.02  # in order: the last has what is left
