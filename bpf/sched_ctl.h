@@ -154,7 +154,7 @@ struct thread {
 	__u64 run_ns;			/* CPU time since adoption */
 	__u64 wait_ns;			/* time spent queued since adoption */
 	__u64 wait_max_ns;		/* longest single wait; the controller may zero it */
-	__u32 runs;			/* times it got a CPU */
+	__u64 runs;			/* times it got a CPU: a busy one, 2^32 times in days */
 	__u32 wakeups;			/* times it was woken */
 	__u32 rescues;			/* times it ran by the starvation bound */
 	__u8 outside;			/* 1: last woken by a thread that is not adopted (an ingress) */

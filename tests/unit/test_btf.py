@@ -116,3 +116,10 @@ def test_the_running_kernel() -> None:
 def test_the_library_says_which_it_is() -> None:
     assert library().version >= (1, 4)
     assert "libbpf" in library().origin
+
+
+@pytest.mark.skipif(not OBJECT.exists(), reason="needs the compiled scheduler")
+def test_turns_of_a_thread_are_counted_for_years() -> None:
+    """A thousand a second are 2^32 in 50 days."""
+    thread = Btf.of_object(OBJECT).dtype("thread")
+    assert thread["runs"] == np.dtype("u8") and thread.itemsize == 128
