@@ -783,7 +783,8 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		stats[cpu].other_ns += ran_ns;
 	}
 	c->credit_ns = credit_ns;
-	c->stopped_ns = c->since_ns + ran_ns;
+	/* Not what it began at and ran: interrupts and what a host takes are no time that others had. */
+	c->stopped_ns = switch_clock_ns(cpu);
 	perf_note(cpu, c->stopped_ns, true);
 	c->slot = 0;
 	c->tier = TIER_NONE;
