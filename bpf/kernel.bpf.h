@@ -160,7 +160,6 @@ struct sched_ext_ops {
 	void (*quiescent)(struct task_struct *p, u64 deq_flags);
 	void (*enable)(struct task_struct *p);
 	void (*disable)(struct task_struct *p);
-	void (*update_idle)(s32 cpu, bool idle);
 	bool (*yield)(struct task_struct *from, struct task_struct *to);
 	void (*dump)(struct scx_dump_ctx *ctx);
 	void (*dump_task)(struct scx_dump_ctx *ctx, struct task_struct *p);
@@ -173,14 +172,13 @@ struct sched_ext_ops {
 };
 
 /* The same on every kernel from 6.12 to 7.3 (checked in their BTF). */
-	PF_EXITING = 4,
 enum {
+	PF_EXITING = 4,
 	PF_BOUND_KTHREAD = 0x4200000,	/* PF_KTHREAD | PF_NO_SETAFFINITY */
 	SCX_TASK_QUEUED = 1,
 	SCX_ENQ_WAKEUP = 1,
 	SCX_KICK_IDLE = 1,
 	SCX_KICK_PREEMPT = 2,
-	SCX_OPS_KEEP_BUILTIN_IDLE = 1,
 	SCX_OPS_ENQ_EXITING = 4,
 	SCX_OPS_SWITCH_PARTIAL = 8,
 	SCX_DSQ_ITER_REV = 1 << 16,

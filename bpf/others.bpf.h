@@ -29,11 +29,10 @@
  *
  * No CPU idles while a thread waits that may run there: whoever queues a thread, for whatever
  * reason, wakes an idle CPU for it. A CPU that goes idle at that very moment has had its last look, and
- * the kernel does not count it as idle yet: so it says so in a mask of ours (`idling`) and then looks
- * once more at the marks of the queues, and who queues a thread sets these and then looks at that mask.
- * The kernel inserts a thread after our programs have said where; an idle CPU that was woken for it and
- * comes too early is the one thing left, for which every 10 ms a busy one looks whether some thread waits
- * in vain (`rouse`).
+ * the kernel does not count it as idle yet; and as the kernel inserts a thread after our programs have
+ * said where, one that was woken for it may come too early. For both, a busy CPU looks every 10 ms whether
+ * some thread waits in vain (`rouse`). An ops.update_idle that looked once more left a thread bound to an
+ * idle CPU without it for 45 s (6.18, two CPUs, nobody adopted).
  *
  * ops.dispatch runs before ops.stopping, so what `prev` has run so far is not in the bucket yet
  * when a decision is made: it is charged there by hand.
@@ -54,8 +53,6 @@
 
 #define MOST_SLICES 4			/* that a thread pays for, however long it ran in one */
 #define OTHERS_LOOK (50 * MS)
-
-u64 idling[MAX_CPUS / 64] LINES;	/* CPUs that went idle, and were not seen to wake up */
 
 enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128, UNPARK_PIECES = 20 };
 
@@ -260,17 +257,6 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	return true;
 }
 
-/* A CPU that went idle, or -1. */
-subprogram int find_idling(void)
-{
-	u32 i;
-
-	for (i = 0; i < MAX_CPUS / 64 && i * 64 < nr_cpus; i++)
-		if (idling[i])
-			return i * 64 + lowest(idling[i]);
-	return -1;
-}
-
 static __always_inline bool kick_idle(struct task_struct *p)
 {
 	s32 cpu;
@@ -278,14 +264,8 @@ static __always_inline bool kick_idle(struct task_struct *p)
 	if (nr_cpus < 2)
 		return false;
 	cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-	if (cpu < 0) {
-		/* Or one that was woken for another thread: so this tells nothing. */
-		cpu = p->nr_cpus_allowed == 1 ? cpu_of(p) : find_idling();
-		if (cpu >= 0 && may_run(p, cpu) &&
-		    idling[(cpu & (MAX_CPUS - 1)) / 64] >> (cpu & 63) & 1)
-			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	if (cpu < 0)
 		return false;
-	}
 	count(kicks);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	return true;

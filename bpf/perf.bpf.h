@@ -99,7 +99,7 @@ static __always_inline void perf_note(s32 cpu, u64 now_ns, bool busy)
 		perf_ask(cpu, now_ns);
 }
 
-/* For those that idle. */
+/* For those that have run none of ours for a while: nothing tells us that they do not. */
 static int slow_down(void *map, int *key, struct bpf_timer *timer)
 {
 	u64 now_ns = clock_ns();
@@ -107,7 +107,8 @@ static int slow_down(void *map, int *key, struct bpf_timer *timer)
 
 	for_each_number(cpu, nr_cpus) {
 		cpu &= MAX_CPUS - 1;
-		if (idling[cpu / 64] >> (cpu & 63) & 1 && usages[cpu].target)
+		if (cpus[cpu].tier == TIER_NONE && usages[cpu].target &&
+		    (s64)(now_ns - usages[cpu].at_ns - PERF_FAR_EVERY) >= 0)
 			perf_note(cpu, now_ns, false);
 	}
 	return 0;

@@ -617,27 +617,6 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		take_any(llc, cpu, now_ns);
 }
 
-/*
- * Only where there are several CPUs: the loader takes it out else. The kernel counts this CPU as idle
- * after this (SCX_OPS_KEEP_BUILTIN_IDLE).
- */
-SEC("struct_ops/sched_ctl_update_idle")
-void BPF_PROG(sched_ctl_update_idle, s32 cpu, bool idle)
-{
-	u64 bit = 1ULL << (cpu & 63);
-	u32 llc = llc_of(cpu);
-
-	if (!idle) {
-		__sync_fetch_and_and(&idling[(cpu & (MAX_CPUS - 1)) / 64], ~bit);
-		return;
-	}
-	__sync_fetch_and_or(&idling[(cpu & (MAX_CPUS - 1)) / 64], bit);
-	if (queues[llc].waiting || sets[llc].others_waiting || sets[llc].yielders > 0) {
-		count(looked_again);
-		scx_bpf_kick_cpu(cpu, 0);
-	}
-}
-
 SEC("struct_ops/sched_ctl_running")
 void BPF_PROG(sched_ctl_running, struct task_struct *p)
 {
@@ -906,7 +885,6 @@ struct sched_ext_ops sched_ctl = {
 	.running = (void *)sched_ctl_running,
 	.stopping = (void *)sched_ctl_stopping,
 	.yield = (void *)sched_ctl_yield,
-	.update_idle = (void *)sched_ctl_update_idle,
 	.runnable = (void *)sched_ctl_runnable,
 	.quiescent = (void *)sched_ctl_quiescent,
 	.enable = (void *)sched_ctl_enable,
@@ -916,7 +894,7 @@ struct sched_ext_ops sched_ctl = {
 	.init = (void *)sched_ctl_init,
 	.exit = (void *)sched_ctl_exit,
 	/* The loader clears SWITCH_PARTIAL for full mode. */
-	.flags = SCX_OPS_SWITCH_PARTIAL | SCX_OPS_ENQ_EXITING | SCX_OPS_KEEP_BUILTIN_IDLE,
+	.flags = SCX_OPS_SWITCH_PARTIAL | SCX_OPS_ENQ_EXITING,
 	.timeout_ms = 30000,
 	.name = "sched_ctl",
 };

@@ -237,7 +237,6 @@ struct stats {
 	__u64 owed		ABOUT("operators run because their query lagged behind its fair share");
 	__u64 lent		ABOUT("short turns lent to operators that wait for long: they may hold locks");
 	__u64 held		ABOUT("flushers held back until their operator has done its batch");
-	__u64 looked_again	ABOUT("CPUs that a thread was queued for as they went idle");
 	__u64 no_timers		ABOUT("timers that the kernel did not start: done without, at a tick or a decision");
 	__u64 held_in_vain	ABOUT("flushers let go because that took too long");
 } LINES;

@@ -143,9 +143,6 @@ class Scheduler:
             ops["flags"] = int(ops["flags"]) | flags["SCX_OPS_ENQ_LAST"]
         else:
             ops["runnable"] = ops["quiescent"] = 0
-        # Left out: with it, and nobody adopted, a thread bound to an idle CPU stood still for 45 s
-        # on two CPUs (6.18), until the kernel ended the scheduler.
-        ops["update_idle"] = 0
         if timeout_ms is not None:
             ops["timeout_ms"] = timeout_ms
         if "hotplug_seq" in ops and (sequence := schedext.hotplug_sequence()) is not None:

@@ -1,5 +1,7 @@
-"""The BPF scheduler on two CPUs: shares and caps of groups."""
+"""The BPF scheduler on two CPUs: shares and caps of groups, and how fast each CPU is to be."""
 
+import os
+import signal
 import time
 from dataclasses import replace
 
@@ -85,6 +87,27 @@ def check_concurrency_cap() -> None:
                 lambda: shares(pids, 2),
                 lambda got, first=first: got[first] > 0.8 and sum(got[:3]) < 1.05,  # type: ignore[misc]
             )
+
+
+def check_the_governor_is_asked_for_no_more_than_is_used() -> None:
+    """Of a CPU that no operator runs on any more, beside one that is busy, in partial mode."""
+    above_all()
+    with busy(2) as pids, loaded(pids, full=False) as scheduler:
+        usages = scheduler.program.array(".bss", "usages")
+        adopt(scheduler, pids)
+        for cpu, pid in enumerate(pids):
+            os.sched_setaffinity(pid, {cpu})
+        scheduler.attach()
+
+        def asked() -> list[float]:
+            time.sleep(1)
+            return [round(int(seen) / 1024, 2) for seen in usages["target"][:CPUS]]
+
+        look_until(asked, lambda found: min(found) > 0.9)
+        os.kill(pids[1], signal.SIGSTOP)
+        look_until(asked, lambda found: found[0] > 0.9 and found[1] < 0.05)
+        os.kill(pids[1], signal.SIGCONT)
+        look_until(asked, lambda found: min(found) > 0.9)
 
 
 @only_on("7.3")
