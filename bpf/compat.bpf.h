@@ -192,6 +192,19 @@ static __always_inline s32 cpu_of(const struct task_struct *p)
 }
 
 /*
+ * Is the thread's migration disabled, and is it for us to mind? From 6.15 on the kernel leaves such a
+ * thread on its CPU and does not ask (SCX_OPS_ENQ_MIGRATION_DISABLED is not set). Before, it asks, and
+ * ends who moves it to another CPU. Each of our programs disables the migration of who runs meanwhile.
+ */
+static __always_inline bool is_held_here(struct task_struct *p)
+{
+	if (bpf_core_enum_value_exists(enum scx_ops_flags, SCX_OPS_ENQ_MIGRATION_DISABLED) ||
+	    !bpf_core_field_exists(p->migration_disabled))
+		return false;
+	return p->migration_disabled > (p == bpf_get_current_task_btf());
+}
+
+/*
  * What this CPU is at, of linux/preempt.h; 0 where nobody tells: the counter of what must not be
  * preempted is in another place on each architecture (6.15 took it out of pcpu_hot). Where it counts
  * who disables interrupts, too (7.3), hardware interrupts have the bits 24 to 27. All have a type: for one that

@@ -123,6 +123,7 @@ struct task_struct {
 	int pid;
 	unsigned int flags;
 	int nr_cpus_allowed;
+	unsigned short migration_disabled;
 	const struct cpumask *cpus_ptr;
 	struct sched_entity se;
 	struct task_group *sched_task_group;
@@ -130,6 +131,8 @@ struct task_struct {
 };
 
 enum scx_exit_kind { SCX_EXIT_NONE };
+
+enum scx_ops_flags { SCX_OPS_ENQ_MIGRATION_DISABLED = 16 };
 
 struct scx_exit_info {
 	enum scx_exit_kind kind;	/* must be declared an enum, or libbpf finds no match */

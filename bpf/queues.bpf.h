@@ -149,11 +149,14 @@ static __always_inline void mark_empty(u32 llc, u32 queue)
 }
 
 /*
- * A thread whose migration is disabled never waits in a queue of ours: the kernel leaves it on its
- * CPU (SCX_OPS_ENQ_MIGRATION_DISABLED is not set), as these fields do not tell of it.
+ * A thread whose migration is disabled does not wait in a queue of ours: it stays on its CPU, by the
+ * kernel's doing or ours (`is_held_here`). Only up to 6.14 it may seem so of one that waits, while the
+ * CPU that it was put off still runs our programs in its name.
  */
 static __always_inline bool may_run(struct task_struct *p, s32 cpu)
 {
+	if (nr_cpus > 1 && is_held_here(p) && cpu_of(p) != cpu)
+		return false;
 	return nr_cpus == 1 || p->nr_cpus_allowed >= nr_cpus ||
 	       bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
 }

@@ -217,6 +217,10 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 			scx_error("a fault was asked for");
 		return;
 	}
+	if (nr_cpus > 1 && is_held_here(p)) {
+		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), enq_flags);
+		return;
+	}
 	if (!slot) {
 		slot = packed_slot(p->scx.dsq_vtime);
 		leave_operator(slot);
