@@ -150,7 +150,8 @@ class Result:
             names, room = [operator.label for operator in topology.operators], np.ones(self.node.n)
         else:
             starts = sorted({row for stream in self.node.streams for row in stream.rows})
-            names, need = list(topology.queries), np.bincount(query_of, need)
+            names = list(topology.queries)
+            need = np.bincount(query_of, weights=need).astype(np.float64)
             room = np.maximum(1.0, np.bincount(query_of[starts], minlength=len(names)))
         if (need < room).all():
             return ""

@@ -586,7 +586,7 @@ def test_a_seed_in_which_nothing_came_of_a_class_does_not_count_for_it() -> None
 
 
 def weights_of(
-    monkeypatch: pytest.MonkeyPatch, node: Node, policy: str, **threads: int
+    monkeypatch: pytest.MonkeyPatch, node: Node, policy: str, threads: Threads | None = None
 ) -> list[NDArray[np.float64]]:
     """What the fair scheduler is told, a period after the other."""
     found: list[NDArray[np.float64]] = []
@@ -597,7 +597,7 @@ def weights_of(
         real(self, weights)
 
     monkeypatch.setattr(Machine, "set_weights", set_weights)
-    run(node, policy, scheduler="os", threads=Threads(**threads), duration_s=3.0)
+    run(node, policy, scheduler="os", threads=threads or Threads(), duration_s=3.0)
     return found
 
 
@@ -608,7 +608,7 @@ def test_nice_values_are_those_of_the_backend(monkeypatch: pytest.MonkeyPatch) -
     kept = weights_of(monkeypatch, node, "hr")[0]
     assert kept.max() / kept.min() == pytest.approx(1.25**10)
     assert (kept * demand).sum() == pytest.approx(1024 * demand.sum(), rel=0.1)
-    plain = weights_of(monkeypatch, node, "hr", nice_best=0, nice_worst=19)[0]
+    plain = weights_of(monkeypatch, node, "hr", Threads(nice_best=0, nice_worst=19))[0]
     assert plain.max() == 1024
     assert plain.max() / plain.min() == pytest.approx(1.25**19)
 
