@@ -64,8 +64,8 @@ def test_of_connect_each_task_is_an_operator_and_each_thread_has_a_role(
     roles = Counter(helper.role for helper in topology.helpers)
     assert {"heartbeat", "housekeeping", "rpc", "jvm", "jit"} <= roles.keys()
     assert not [note for note in topology.notes if "no pattern" in note]
-    for name in ("alarms", "archive"):
-        wait_until(lambda name=name: len(finished(kafka.out(name), 0, np.inf)), 60, name)
+    outs = [kafka.out(name) for name in ("alarms", "archive")]
+    wait_until(lambda: all(len(finished(out, 0, np.inf)) for out in outs), 60, "records")
 
 
 def test_an_order_reaches_the_tasks_of_a_connector_and_is_put_back(
