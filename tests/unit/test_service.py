@@ -24,15 +24,15 @@ UNIT = ROOT / "packaging" / "sched-ctl.service"
 ONCE = """
 import sys
 import msgspec
-from fakes import QUICK, FakeEngine
+import fakes
 from sched_ctl.config.settings import Section
 from sched_ctl.service import session
 
-good, poor = FakeEngine("a"), FakeEngine("b", provides=frozenset({"tuples_in"}))
+good, poor = fakes.FakeEngine("a"), fakes.FakeEngine("b", provides=frozenset({"tuples_in"}))
 section = Section(policy="qs")
-settings = msgspec.structs.replace(QUICK, policy=(section,), run_dir=sys.argv[1], backend="nice")
+settings = msgspec.structs.replace(fakes.QUICK, policy=(section,), run_dir=sys.argv[1], backend="nice")
 told = lambda controller: print(sorted(controller.rules[0].windows))
-session.run(settings, FakeEngine.kind(good, poor), once=True, started=told)
+session.run(settings, fakes.FakeEngine.kind(good, poor), once=True, started=told)
 """
 
 
