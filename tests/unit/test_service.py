@@ -30,7 +30,8 @@ from sched_ctl.service import session
 
 good, poor = fakes.FakeEngine("a"), fakes.FakeEngine("b", provides=frozenset({"tuples_in"}))
 section = Section(policy="qs")
-settings = msgspec.structs.replace(fakes.QUICK, policy=(section,), run_dir=sys.argv[1], backend="nice")
+changes = {"policy": (section,), "run_dir": sys.argv[1], "backend": "nice"}
+settings = msgspec.structs.replace(fakes.QUICK, **changes)
 told = lambda controller: print(sorted(controller.rules[0].windows))
 session.run(settings, fakes.FakeEngine.kind(good, poor), once=True, started=told)
 """
