@@ -221,13 +221,20 @@ subprogram int fair_advance(u32 llc, u64 vtime)
 	return 0;
 }
 
-/* What the operator has run since it was charged last, into the time of all. */
+/*
+ * What the operator has run since it was charged last, into the time of its group, which is compared
+ * with others' while it runs, and of all.
+ */
 static __always_inline void charge_operator(struct cpu *c, struct task_struct *p, u32 llc)
 {
 	u64 ran_ns = p->se.sum_exec_runtime - c->charged_ns, most;
+	u32 g = (c->group - 1) & (MAX_GROUPS - 1);
 
 	c->charged_ns += ran_ns;
 	floor_ran(c->slot, ran_ns);
+	if (c->group)
+		__sync_fetch_and_add(&groups[g].vtime_ns,
+				     ran_ns * SHARE_ONE / (control.groups[g].share ?: SHARE_ONE));
 	if (operators_first)
 		return;
 	add(weighed_ns, ran_ns * 1024 / counted_weight());

@@ -381,7 +381,7 @@ subprogram int others_lag(u64 mine, u32 llc, s32 cpu)
 }
 
 /* What a decision compares, of the operator that runs here and could go on: into cpu.mine. */
-subprogram int note_mine(s32 cpu, u32 slot, u64 key, u64 now_ns, u64 ran_ns)
+subprogram int note_mine(s32 cpu, u32 slot, u64 key, u64 now_ns)
 {
 	struct candidate *mine = &cpus[cpu & (MAX_CPUS - 1)].mine;
 	u32 queue, g;
@@ -399,8 +399,7 @@ subprogram int note_mine(s32 cpu, u32 slot, u64 key, u64 now_ns, u64 ran_ns)
 
 		/* One slice ahead of the others is still its turn. */
 		if (group->share)
-			mine->vtime_ns = groups[g].vtime_ns +
-					 (ran_ns - slice_ns(slot)) * SHARE_ONE / group->share;
+			mine->vtime_ns = groups[g].vtime_ns - slice_ns(slot) * SHARE_ONE / group->share;
 	}
 	return 0;
 }
@@ -531,7 +530,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	      others_lag(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu)))) {
 		if (!operators_first) {
 			if (rival) {
-				note_mine(cpu, slot, key, now_ns, ran_ns);
+				note_mine(cpu, slot, key, now_ns);
 				c->own = own_vtime(slot) + own_charge(prev, ran_ns);
 			}
 			switch (run_by_right(runnable && !slot ? others_vtime(prev, ran_ns) : 0, llc, cpu,
@@ -567,7 +566,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 			keep_operator(c, prev, slot, now_ns);
 			return;
 		}
-		note_mine(cpu, slot, key, now_ns, ran_ns);
+		note_mine(cpu, slot, key, now_ns);
 	}
 
 	if (may_look(c, llc, slot, now_ns) && (slot || waiting || runnable || sets[llc].others_waiting) &&
@@ -752,8 +751,6 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 			g = (c->group - 1) & (MAX_GROUPS - 1);
 			c->group = 0;
 			__sync_fetch_and_add(&groups[g].running, -1);
-			__sync_fetch_and_add(&groups[g].vtime_ns,
-					     ran_ns * SHARE_ONE / (control.groups[g].share ?: SHARE_ONE));
 		}
 	} else {
 		credit_ns -= ran_ns;

@@ -85,6 +85,25 @@ def check_shares_of_groups() -> None:
         assert_shares(pids, [0.25] * 4)
 
 
+def check_a_share_comes_in_slices() -> None:
+    """Of two operators of a query the more urgent one goes on; another query has its turn."""
+    with Scheduler(full=False) as scheduler, busy(3) as pids:
+        give_shares(scheduler, [1, 1, 1])
+        scheduler.control["queues"][2]["group"] = 0
+        scheduler.control["nr_groups"] = 2
+        scheduler.slots["lead_us"][1] = 600_000_000
+        adopt(scheduler, pids)
+        scheduler.attach()
+        before = scheduler.threads[["wait_ns", "runs"]][2].copy()
+        first, other, second = shares(pids, 3)
+        after = scheduler.threads[["wait_ns", "runs"]][2].copy()
+        waits_s = float(after["wait_ns"] - before["wait_ns"]) * 1e-9
+        mean_s = waits_s / float(after["runs"] - before["runs"])
+        print(f"{first:.3f} {other:.3f} {second:.3f}, the other waits {mean_s * 1e3:.1f} ms")
+        assert other > 0.45 and first > 4 * second
+        assert mean_s < 1.5 * (SLICE_S + TICK_S), mean_s
+
+
 def give_shares(scheduler: Scheduler, weights: list[int]) -> None:
     """A queue and a group for each slot, from slot 1 on."""
     one = scheduler.limits["SHARE_ONE"]
