@@ -31,7 +31,9 @@ goes on when somebody waits again; phases are compared with those of the same st
 `MOST_BROKEN` stretches in a row were too short to compare anything, the system's own stays.
 
 *Afterwards* the winner stays. A phase of the system's own now and then, the rarer the more it would
-cost, is compared with those before and after; where that looks bad the next one comes soon. When
+cost, is compared with those before and after; where that looks bad the next one comes soon, and
+at once after a phase that is three times as bad as the last one of the system's own, however old
+that is: a burst that slows all orders alike costs one such phase, and opens no race. When
 rates, costs, engines or times are no longer those under which it won, the race opens again, and
 after `REOPEN` phases anyway.
 """
@@ -304,7 +306,7 @@ def _calm(race: Race) -> Race:
     if race.begun:
         undone = () if race.drop else (race.turn,)
         if not any(turn == 0 for turn, _ in race.seen):
-            undone = (*(turn for turn, _ in race.seen), *undone)
+            undone = (*(turn for turn, _ in race.seen if not race.arms[turn].out), *undone)
         compared = len(race.seen) > 1 and not undone[:-1]
         broken = 0 if compared else race.broken + 1
         race = replace(_reckoned(race), left=(*undone, *race.left), broken=broken)
@@ -320,7 +322,7 @@ def _calm(race: Race) -> Race:
 def _next(race: Race) -> Race:
     """The next turn; after the last one of a half-round the reckoning."""
     if not race.left:
-        race = _ended(_reckoned(race))
+        race = _ended(replace(_reckoned(race), broken=0))
         if race.mode == "kept":
             return race
     return replace(race, turn=race.left[0], left=race.left[1:])
@@ -458,7 +460,6 @@ def _kept(race: Race, winner: int, why: str) -> Race:
         left=(),
         seen=(),
         broken=0,
-        os=Figures(),
         checks=(),
         before=None,
         own=None,
@@ -488,7 +489,7 @@ def _watch(race: Race, figures: Figures) -> Race:
         return replace(race, drop=False)
     if race.turn == 0 and race.kept:
         return replace(race, turn=race.kept, own=figures, os=figures)
-    if race.own is not None and race.before is not None:
+    if race.own is not None:
         race = _checked(race, figures)
         if race.mode == "race":
             return race
@@ -497,14 +498,15 @@ def _watch(race: Race, figures: Figures) -> Race:
         race = replace(race, usual=(*race.usual, figures))
     else:
         why = changed(race.usual, figures)
-    odd = race.odd + 1 if why or (race.kept and harms(race, figures)) else 0
-    race = replace(race, odd=odd)
-    if odd >= 2:
-        return _reopened(race, why or "it did harm")
+    race = replace(race, odd=race.odd + 1 if why else 0)
+    if race.odd >= 2:
+        return _reopened(race, why)
     if race.quiet >= race.reopen_after:
         return _reopened(race, "it is time to look again")
     if race.kept == 0:
         return race
+    if harms(race, figures):  # which is no part of the comparison that it calls for
+        return replace(race, turn=0, before=None)
     if race.check_in <= 1:
         return replace(race, turn=0, before=figures, check_in=_pause(race.arms[race.kept].ratio))
     return replace(race, check_in=race.check_in - 1)
@@ -512,11 +514,11 @@ def _watch(race: Race, figures: Figures) -> Race:
 
 def _checked(race: Race, after: Figures) -> Race:
     """One comparison more of the winner with the system's own."""
-    assert race.own is not None and race.before is not None
-    own = race.own
-    two = [compare(figures, own, race.objective) for figures in (race.before, after)]
-    score = _means(list(zip(*two, strict=True)))
-    race = replace(race, checks=(*race.checks, score), before=None, own=None, os=Figures())
+    assert race.own is not None
+    around = [figures for figures in (race.before, after) if figures is not None]
+    beside = [compare(figures, race.own, race.objective) for figures in around]
+    score = _means(list(zip(*beside, strict=True)))
+    race = replace(race, checks=(*race.checks, score), before=None, own=None)
     if score.time > DOUBT or score.lost > 2 * LOST:
         race = replace(race, check_in=SOON)
     looks = len(race.checks) - FEWEST + 1
