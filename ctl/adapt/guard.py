@@ -42,7 +42,8 @@ def worse(ratios: Sequence[float], margin: float = MARGIN) -> bool:
 
 @dataclass
 class Guard:
-    """The phases of one rule. every_s: from one phase of the system's own to the next.
+    """The phases of one rule. every_s: from one phase of the system's own to the next; longer where
+    two pieces of ours do not fit in between.
 
     ratios: of the last of so many comparisons. The median counts where no one figure is the
     objective.
@@ -54,7 +55,6 @@ class Guard:
     own: bool = False  # the system's own scheduling is on
     changes_s: float = math.nan
     ratios: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in WHAT})
-    comparisons: int = 0
     _from_s: float = math.nan  # of the piece that is looked at, and until when
     _until_s: float = math.nan
     _first: bool = False  # it is the first one of a phase of ours
@@ -65,6 +65,8 @@ class Guard:
     def look(self, now_s: float, windows: Mapping[str, Window]) -> str | None:
         """To be called at each pass. Returns in what ours is worse, in words, or None."""
         if not windows:
+            if self.own:  # nobody is left to compare it with
+                self.own, self.changes_s, self._kept = False, math.nan, []
             return None
         if math.isnan(self.changes_s):
             self._begin(now_s, own=False)
@@ -88,7 +90,7 @@ class Guard:
         """Something else is compared from now on."""
         self.own, self.changes_s = False, math.nan
         self.ratios = {name: [] for name in WHAT}
-        self._kept, self._looks, self.comparisons = [], 0, 0
+        self._kept, self._looks = [], 0
 
     @property
     def words(self) -> str:
@@ -114,7 +116,8 @@ class Guard:
         ]
         if not parts:
             return "nothing compared yet"
-        times = "1 comparison" if self.comparisons == 1 else f"{self.comparisons} comparisons"
+        count = max(map(len, self.ratios.values()))
+        times = "1 comparison" if count == 1 else f"{count} comparisons"
         return f"over the system's own in {times}: {', '.join(parts)}"
 
     def _begin(self, now_s: float, *, own: bool) -> None:
@@ -143,7 +146,6 @@ class Guard:
         for name, ratio in zip(WHAT, (throughput, wait, median), strict=True):
             if ratio > 0 and math.isfinite(ratio):
                 self.ratios[name] = [*self.ratios[name], ratio][-MOST:]
-        self.comparisons += 1
         if worse([1 / ratio for ratio in self.ratios["throughput"]]):
             return f"throughput is {1 - throughput:.0%} lower than by the system's own scheduling"
         if worse(self.ratios["wait"]):

@@ -130,10 +130,11 @@ def latencies(engine: Engine, rules: Sequence[Rule], claims: Claims) -> dict[str
 
 def compared(rule: Rule, engines: Mapping[str, Engine]) -> Mapping[str, Window]:
     """Engines whose word counts: those that are ordered together with root's. Where there are none,
-    those of one user; of several nobody's word moves the others.
+    those of one user; of several nobody's word moves the others. In a race, those whose it is.
     """
     domains = {name: engines[name].domain for name in rule.windows if name in engines}
-    whose = _whose(domains.values())
+    trial = rule.instead.trial
+    whose = _whose(domains.values()) if trial is None else trial.whose
     return {name: rule.windows[name] for name, domain in domains.items() if domain == whose}
 
 

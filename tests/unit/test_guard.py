@@ -34,7 +34,7 @@ def test_bursts_that_are_shorter_than_a_phase_of_ours_are_no_harm() -> None:
         queue = 1000.0 if tick % 83 == 0 else 10.0
         now = snapshot(tick / 2, 50 * tick, queue)
         found.append(guard.look(tick / 2, {"e": window(now)}))
-    assert guard.comparisons > 100 and not any(found)
+    assert len(guard.ratios["wait"]) == module.MOST and not any(found)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,17 @@ def test_the_first_phases_are_told_in_words() -> None:
     assert len(list(filter(None, told))) == 2 * module.TOLD < len(told)
     guard.forget()
     assert guard.phase
+
+
+def test_who_is_left_alone_with_the_systems_own_gets_his_order_back() -> None:
+    """Such as one user's engines, as another user's come: nobody's word counts then."""
+    guard = Guard(every_s=20, phase_s=5)
+    second = 0
+    while not guard.own:
+        guard.look(float(second), {"e": window(snapshot(second, 100 * second, 10))})
+        second += 1
+    assert guard.look(float(second), {}) is None and not guard.own
+    assert run(guard, 140, queue_ours=300, queue_own=100), "and goes on when somebody's does"
 
 
 def test_help_and_empty_queues_are_left_alone() -> None:
