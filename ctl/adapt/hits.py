@@ -8,6 +8,7 @@ __all__ = ["HOUR_S", "Hits", "counted", "share", "silent"]
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 IDLE_S = 15.0  # without any tuple, after which nothing is known of now
+STUCK_S = 60.0  # engines report at least as often: until then it may only be the last report
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,11 @@ class Hits:
 
 def counted(hits: Hits, at_s: float, tuples: float, within: float) -> Hits:
     """With a span that ended at at_s (of any clock that does not jump), of so many tuples. within:
-    the share of them that kept the target; NaN or no tuples tell nothing.
+    the share of them that kept the target; NaN or no tuples tell nothing, but that some left.
     """
     if not (tuples > 0 and 0 <= within <= 1):
-        return hits
+        stood = tuples > 0 and (hits.idle_s > 0 or not math.isnan(hits.stuck_s))
+        return replace(hits, now=math.nan, idle_s=0.0, stuck_s=math.nan) if stood else hits
     minute = int(at_s // MINUTE_S)
     known = [m for m in hits.minutes if minute - m[0] <= HOUR_S / MINUTE_S]
     before = (minute, 0.0, 0.0)
@@ -57,7 +59,7 @@ def silent(
         stuck_s = 0.0 if math.isnan(hits.stuck_s) else hits.stuck_s + seconds
     idle_s = 0.0 if came or stuck else hits.idle_s + seconds
     now = hits.now
-    if stuck_s > latency_s:
+    if stuck_s > max(latency_s, STUCK_S):
         now = 0.0
     elif idle_s > IDLE_S or math.isnan(share(hits, at_s)):
         now = math.nan

@@ -14,7 +14,8 @@ import pytest
 from fakes import FakeEngine
 from numpy.testing import assert_allclose
 
-from sched_ctl.adapt.hits import IDLE_S, Hits, counted, share, silent
+from sched_ctl.adapt import hits as module
+from sched_ctl.adapt.hits import IDLE_S, STUCK_S, Hits, counted, share, silent
 from sched_ctl.cli import targets as words
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller import targets
@@ -95,29 +96,35 @@ def test_hits_are_of_an_hour() -> None:
     assert_allclose(share(both, 3.0), 25 / 40)
 
 
-def quiet(hits: Hits, spans: int, *, came: bool = False, stuck: bool = False) -> list[float]:
+def quiet(
+    hits: Hits, spans: int, *, latency_s: float = 8.0, came: bool = False, stuck: bool = False
+) -> list[float]:
     """What is known of now after each of so many spans of 5 s in which nothing left."""
     found = []
     for _ in range(spans):
-        hits = silent(hits, 100.0, 5.0, 8.0, came=came, stuck=stuck)
+        hits = silent(hits, 100.0, 5.0, latency_s, came=came, stuck=stuck)
         found.append(hits.now)
     return found
 
 
 def test_what_leaves_no_more_is_not_known_by_what_left_last() -> None:
     hits = counted(Hits(), 90.0, 10, 0.75)
-    # Those that wait do so for 5 s, at least, from the second span on.
-    assert quiet(hits, 4, stuck=True) == [0.75, 0.75, 0, 0]
-    assert quiet(hits, 4, came=True, stuck=True) == [0.75, 0.75, 0, 0]
-    assert quiet(Hits(), 3, stuck=True)[-1] == 0
+    # Those that wait do so for 5 s, at least, from the second span on; reports come each minute.
+    spans = int(STUCK_S / 5) + 1
+    assert quiet(hits, spans + 1, stuck=True) == [0.75] * spans + [0]
+    assert quiet(hits, spans + 1, came=True, stuck=True)[-1] == 0
+    assert quiet(Hits(), spans + 1, stuck=True)[-1] == 0
+    assert quiet(hits, spans + 1, latency_s=90.0, stuck=True)[-1] == 0.75
     few = int(IDLE_S / 5)
     assert quiet(hits, few) == few * [0.75]
     assert np.isnan(quiet(hits, few + 1)[-1])
     # A filter, or a window.
     assert quiet(hits, 100, came=True)[-1] == 0.75
     assert np.isnan(silent(hits, 9000.0, 5.0, 8.0, came=True, stuck=False).now)
-    stuck = silent(silent(hits, 95.0, 5.0, 1.0, came=True, stuck=True), 99.0, 5.0, 1.0, **STUCK)
+    stuck = silent(silent(hits, 95.0, 5.0, 1.0, came=True, stuck=True), 99.0, 99.0, 1.0, **STUCK)
     assert stuck.now == 0 and counted(stuck, 104.0, 10, 0.5).now == 0.5
+    left = counted(stuck, 104.0, 10, NAN)
+    assert np.isnan(left.now) and np.isnan(left.stuck_s), "some left, nobody knows when"
     assert quiet(counted(stuck, 104.0, 10, 0.5), 1, stuck=True) == [0.5]
     assert (stuck.tuples, stuck.met) == (hits.tuples, hits.met)
 
@@ -141,8 +148,9 @@ class Stopping(Counting):
 
 @pytest.mark.parametrize(("waits", "met"), [(3.0, 0.0), (0.0, None)])
 def test_a_query_that_stopped_does_not_meet_its_target_for_ever(
-    waits: float, met: float | None
+    waits: float, met: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "STUCK_S", 1.0)
     engine = Stopping({"alarm": ALARM, "bulk": BULK}, 4, waits)
 
     async def run() -> list[dict[str, Any]]:
