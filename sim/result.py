@@ -126,10 +126,8 @@ class Result:
     @property
     def offered(self) -> float:
         """CPU demand of what really came, over the CPUs, for the duration of arrivals."""
-        ingress = self.node.topology.graph.ingress
-        came = float(self.columns["tuples_in"][ingress].sum())
-        meant = float(self.node.input_rate[ingress].sum()) * self.setting.duration_s
-        return self.node.demand / self.setting.cpus * came / meant if meant else 0.0
+        meant = sum(stream.rate for stream in self.node.streams) * self.setting.duration_s
+        return self.node.demand / self.setting.cpus * self.arrivals / meant if meant else 0.0
 
     @property
     def stable(self) -> bool:

@@ -238,6 +238,7 @@ def _of_starts(node: Node, form: UrgencyForm) -> UrgencyForm:
     """The form where tuples can wait at query level; elsewhere of one kind, for fewer groups."""
     graph = node.topology.graph
     starts = graph.ingress.copy()
+    starts[[row for stream in node.streams for row in stream.rows]] = True
     starts[graph.target[~_inline(node, form)]] = True
     some = int(np.flatnonzero(starts)[0])
     return UrgencyForm(
