@@ -91,10 +91,13 @@ def events(
     start_ns = next(iter(rows))[0]
     running: dict[int, tuple[int, int]] = {}  # by CPU: since when, who
     waiting: dict[int, tuple[int, int]] = {}  # by thread: since when, who woke it (0 = nobody)
+    slept: dict[int, int] = {}  # by thread: when it was last seen to leave its CPU so
     past: dict[int, list[tuple[int, int, int]]] = {}  # by CPU: runs, from, to, who
     for flow, (at_ns, left, came, cpu, what) in enumerate(rows):
         if what == WAKING:
-            if came in of and came not in waiting:
+            # Who was woken while it still ran and slept later did not wait; of one that slept, and
+            # whose switch is told late, that is not known before it is woken again.
+            if came in of and (came not in waiting or waiting[came][0] < slept.get(came, 0)):
                 waiting[came] = (at_ns, left)
                 if left in of:
                     yield _flow("s", flow, left, of[left], at_ns - start_ns)
@@ -106,8 +109,8 @@ def events(
             yield _slice("runs", left, of[left], since_ns, at_ns, start_ns, {"cpu": cpu})
             if what == PREEMPTED:
                 waiting[left] = (at_ns, 0)
-            else:  # woken while it still ran, it did not wait
-                waiting.pop(left, None)
+            else:
+                slept[left] = at_ns
         running[cpu] = (at_ns, came)
         if came in of and came in waiting:
             ready_ns, waker = waiting.pop(came)
