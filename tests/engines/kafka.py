@@ -6,7 +6,6 @@ They have a network namespace of their own. All processes die with the one that 
 none may use more than `CPU_LIMIT_S` of CPU time.
 """
 
-import os
 import shutil
 import subprocess
 import zipfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.cluster import CACHE, CPU_LIMIT_S, patiently
+from engines.maven import jars_of
 from sched_ctl.kernel import procfs
 
 __all__ = ["VERSION", "Connector", "Kafka", "running"]
@@ -144,25 +144,8 @@ def running(folder: Path, *, cpu_limit_s: int = CPU_LIMIT_S) -> Iterator[Kafka]:
 
 
 def _download() -> Path:
-    """Kafka's jars, fetched once (56 MB) into the ignored build folder."""
-    home = CACHE / f"kafka-{VERSION}"
-    if not home.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        part = CACHE / f"kafka-{VERSION}.{os.getpid()}"
-        shutil.rmtree(part, ignore_errors=True)
-        subprocess.run(
-            [
-                *("mvn", "-q", "-B", "-f", HERE / "kafka.pom.xml"),
-                f"-Dmaven.repo.local={CACHE / 'maven'}",
-                f"-Dkafka.version={VERSION}",
-                *("dependency:copy-dependencies", f"-DoutputDirectory={part}"),
-            ],
-            check=True,
-            timeout=600,
-        )
-        part.rename(home)
-        shutil.rmtree(CACHE / "maven")
-    return home
+    """Kafka's jars, 56 MB."""
+    return jars_of("kafka", VERSION)
 
 
 def _job_jar() -> Path:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.cluster import CACHE, CPU_LIMIT_S, SLOWER
+from engines.maven import jars_of
 from sched_ctl.drivers.sources.graphite import DEFAULT_PORT
 from sched_ctl.kernel import procfs
 from support import wait_until
@@ -62,25 +63,8 @@ LOGGING = """\
 
 
 def download() -> Path:
-    """Storm's jars, fetched once (152 MB) into the ignored build folder."""
-    home = CACHE / f"storm-{VERSION}"
-    if not home.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        part = CACHE / f"storm-{VERSION}.{os.getpid()}"
-        shutil.rmtree(part, ignore_errors=True)
-        subprocess.run(
-            [
-                *("mvn", "-q", "-B", "-f", HERE / "storm.pom.xml"),
-                f"-Dmaven.repo.local={CACHE / 'maven'}",
-                f"-Dstorm.version={VERSION}",
-                *("dependency:copy-dependencies", f"-DoutputDirectory={part}"),
-            ],
-            check=True,
-            timeout=600,
-        )
-        part.rename(home)
-        shutil.rmtree(CACHE / "maven")
-    return home
+    """Storm's jars, 152 MB."""
+    return jars_of("storm", VERSION)
 
 
 def job_jar(jars: Path) -> Path:

@@ -124,8 +124,9 @@ class Scene:
 
         least: the operators' part.
         """
-        # Half is the neighbours' by weight; in partial mode the server leaves them a tenth.
-        theirs = 0.35 if self.backend.mode == "full" else 0.04
+        # Half is the neighbours' by weight; in partial mode the server may leave a tenth, for them,
+        # whoever looks, and the kernel's own threads.
+        theirs = 0.35 if self.backend.mode == "full" else 0.02
         # As if all of them were on one CPU.
         operators = len(self.operators) + len(self.first)
         bound_s = self.backend.options.starvation / 1e3 + operators * 0.05 + LATE_S
