@@ -75,13 +75,13 @@ _NUMBERS = [
     "wake_s",
     "switch_s",
     "source_s",
-    "slice_s",
     "tick_s",
     "starvation_s",
     "rescue_s",
     "least_s",
 ]
 _ARRAYS: Mapping[str, type[np.generic]] = {
+    "slice_s": np.float64,
     "cost_s": np.float64,
     "selectivity": np.float64,
     "block_probability": np.float64,

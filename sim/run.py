@@ -36,8 +36,10 @@ __all__ = ["expected_arrivals", "simulate", "simulate_by_name"]
 MAX_ARRIVALS = 100_000_000
 BASE_SLICE_S = 0.7e-3  # base_slice_ns of kernel/sched/fair.c on one CPU
 HZ = 250
-# As the scx backend has them: `slice`, `starvation`, `gap`, and rescue_ms of bpf/sched_ctl.h
+# As the scx backend has them: `slice`, what is left of it for threads that the rest of their query
+# goes before, `starvation`, `gap`, and rescue_ms of bpf/sched_ctl.h
 SCX_SLICE_S = 3e-3
+SCX_BEHIND = 0.6
 SCX_STARVATION_S = 0.5
 SCX_RESCUE_S = 0.05
 SCX_GAP_S = 1.0
@@ -369,7 +371,7 @@ def _values(
         "wake_s": costs.wake_s,
         "switch_s": costs.switch_s,
         "source_s": costs.source_s,
-        "slice_s": slice_s if threads.slice_s is None else threads.slice_s,
+        "slice_s": _slices_s(node, form, setting, slice_s),
         "tick_s": tick_s if threads.tick_s is None else threads.tick_s,
         "starvation_s": SCX_STARVATION_S if setting.scheduler == "scx" else 0.0,
         "rescue_s": SCX_RESCUE_S,
@@ -398,6 +400,18 @@ def _values(
         values["forced_start"] = _starts(len(node.forced.get(i, ())) for i in range(node.n))
         values["forced"] = [out for i in range(node.n) for out in node.forced.get(i, ())]
     return values
+
+
+def _slices_s(node: Node, form: UrgencyForm | None, setting: Setting, usual_s: float) -> Array:
+    """(n,) how long each operator's thread runs before others are compared."""
+    if setting.threads.slice_s is not None:
+        return np.full(node.n, setting.threads.slice_s)
+    slices_s = np.full(node.n, usual_s)
+    if form is not None and setting.scheduler == "scx":
+        highest = np.full(int(node.query_of.max()) + 1, -np.inf)
+        np.fmax.at(highest, node.query_of, form.rank)
+        slices_s[form.rank < highest[node.query_of]] *= SCX_BEHIND
+    return slices_s
 
 
 def _lines(n: int) -> Array:

@@ -3,8 +3,7 @@
     ./dev run python -m bench.sim.branches [--seeds 10] [--first-seed 201] [--keep sim]
 
 In the simulator, with the costs of switches that were measured (bench/sim/guest-costs.json).
-`alike`: all branches wait alike (`balanced` with branches = 0). There all threads have the slice
-that an operator with a backlog has; the BPF scheduler gives it to that one alone.
+`alike`: all branches wait alike (`balanced` with branches = 0).
 """
 
 import argparse
@@ -15,20 +14,17 @@ from dataclasses import dataclass, replace
 from bench import results
 from bench.results import Result, Row
 from bench.sim.compare import HERE, OS, costs
-from sched_ctl.backends.scx.backend import behind_us
-from sched_ctl.model.options import ScxOptions
 from sched_ctl.plugins import registry
 from sched_ctl.sim import Setting, of_workload, simulate
-from sched_ctl.sim.setting import Threads
 from sched_ctl.workloads import workload
 
 CASES = (
     ("lr", 0.95), ("etl", 0.9), ("etl", 1.0), ("vs", 0.95), ("stats", 0.95), ("pred", 0.95)
 )  # fmt: skip
-ORDERS: Mapping[str, tuple[str, Mapping[str, float], float]] = {  # and its slice, ms
-    "balanced": ("balanced", {}, behind_us(ScxOptions().slice) * 1e-3),
-    "alike": ("balanced", {"branches": 0.0}, ScxOptions().slice),
-    "hr": ("hr", {}, ScxOptions().slice),
+ORDERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "balanced": ("balanced", {}),
+    "alike": ("balanced", {"branches": 0.0}),
+    "hr": ("hr", {}),
 }
 FIGURES = ("mean", "p50", "p99")
 
@@ -47,12 +43,8 @@ def run(job: Run) -> tuple[float, float, float]:
     setting = Setting(scheduler="os", costs=costs()["os"], duration_s=6.0, seed=job.seed)
     policy = None
     if job.order != OS:
-        name, options, slice_ms = ORDERS[job.order]
-        policy = registry.policy(name, options)
-        threads = Threads(slice_s=slice_ms * 1e-3)
-        setting = replace(
-            setting, scheduler="scx", clusters=12, costs=costs()["scx"], threads=threads
-        )
+        policy = registry.policy(*ORDERS[job.order])
+        setting = replace(setting, scheduler="scx", clusters=12, costs=costs()["scx"])
     found = simulate(node, policy, setting)
     return found.summary().response_s, found.quantile(0.5), found.quantile(0.99)
 

@@ -57,7 +57,7 @@ void fair_remove(struct sim *s, int64_t op)
 
 static void new_deadline(const struct sim *s, struct operator *o)
 {
-	o->deadline = o->vruntime + s->c.slice_s * FAIR_UNIT / o->weight;
+	o->deadline = o->vruntime + s->c.slice_s[o - s->ops] * FAIR_UNIT / o->weight;
 }
 
 // [place_entity] Joining moves the average by a part of the lag; make up for it.
@@ -72,7 +72,7 @@ static void place(struct sim *s, struct operator *o)
 // [update_entity_lag]
 static void keep_lag(const struct sim *s, struct operator *o, double now)
 {
-	double limit = fmax(2 * s->c.slice_s, s->c.tick_s) * FAIR_UNIT / o->weight;
+	double limit = fmax(2 * s->c.slice_s[o - s->ops], s->c.tick_s) * FAIR_UNIT / o->weight;
 	o->lag = fmax(-limit, fmin(limit, now - o->vruntime));
 }
 

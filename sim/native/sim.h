@@ -74,7 +74,8 @@ struct sim_config {
 		exponential, wake_preempt, age, rivals, record_max;
 	uint64_t seed;
 	double warm_s, end_s, decision_s, candidate_s, queue_s, hop_s, wake_s, switch_s, source_s,
-		slice_s, tick_s, starvation_s, rescue_s, least_s;
+		tick_s, starvation_s, rescue_s, least_s;
+	const double *slice_s; // of each operator's thread
 	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s;
 	const double *came_s; // NULL, or how old tuples from outside are when they come; may change
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer

@@ -170,7 +170,7 @@ static void charge(struct sim *s, struct cpu *c)
 
 static void next_check(struct sim *s, struct cpu *c)
 {
-	double slice = s->c.slice_s;
+	double slice = s->c.slice_s[c->op];
 	if (s->c.mode == SIM_FAIR) {
 		const struct operator *o = &s->ops[c->op];
 		double end = s->c.tick_s > 0 ? o->protected_until : o->deadline;
@@ -260,7 +260,7 @@ static bool outranks(const struct sim *s, int64_t woken, int64_t running)
 	return s->c.query[woken] != s->c.query[running] &&
 	       order_beats(s->order, woken, running, origin(s, running), (double)length(&s->ops[running]),
 			   s->now) &&
-	       (order_ranks_above(s->order, woken, running) || s->ops[woken].burst < s->c.slice_s);
+	       (order_ranks_above(s->order, woken, running) || s->ops[woken].burst < s->c.slice_s[running]);
 }
 
 static void consider_preemption(struct sim *s, struct cpu *c, int64_t woken)
@@ -448,7 +448,7 @@ static void check(struct sim *s, struct cpu *c)
 		return;
 	}
 	renew_age(s, c->op);
-	bool claimed = c->had < s->c.slice_s && s->now >= c->claim;
+	bool claimed = c->had < s->c.slice_s[c->op] && s->now >= c->claim;
 	int64_t late = starved(s, c), best = order_best(s->order, s->now);
 	c->claim = INFINITY;
 	if (claimed && best >= 0 && s->c.query[best] == s->c.query[c->op])
@@ -523,7 +523,7 @@ static void arrive(struct sim *s)
 		c->accounted = until;
 	}
 	// Who has used up its slice is not left where it is, but has to win again.
-	if (interrupts && s->c.mode == SIM_URGENCY && c->op >= 0 && c->had >= s->c.slice_s) {
+	if (interrupts && s->c.mode == SIM_URGENCY && c->op >= 0 && c->had >= s->c.slice_s[c->op]) {
 		c->free_at = c->accounted;
 		c->last = FREE;
 		check(s, c);

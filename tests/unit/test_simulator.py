@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from sched_ctl.backends.scx.backend import BEHIND
 from sched_ctl.cli import make_app
 from sched_ctl.decide import held
 from sched_ctl.errors import UserError
@@ -38,6 +39,7 @@ from sched_ctl.sim import (
     sweep,
 )
 from sched_ctl.sim import Stream as Feed
+from sched_ctl.sim import run as run_module
 from sched_ctl.sim.forms import aging, clustered, grouped
 from sched_ctl.sim.library import Machine
 from sched_ctl.sim.result import quantile
@@ -333,6 +335,22 @@ def test_who_has_used_up_its_slice_does_not_outlive_an_interruption() -> None:
     assert departures(True, before, costs)["first"] == pytest.approx(5e-3, abs=5e-5)
     after = {"last": [0.0, 3.2e-3], "first": [1e-4]}
     assert departures(True, after, costs)["first"] == pytest.approx(4.2e-3, abs=5e-5)
+
+
+def test_whom_the_rest_of_its_query_goes_before_has_the_slice_of_the_backend() -> None:
+    """Of that query alone, and only under the BPF scheduler."""
+    node = aqsios(1, 0.9, queries=2)
+    order = form(6, rank=np.array([0.0, 0, -1, -2, -2, -2]))
+    usual_s = run_module.SCX_SLICE_S
+    assert run_module.SCX_BEHIND == BEHIND
+    found = run_module._slices_s(node, order, Setting(scheduler="scx"), usual_s)
+    assert found.tolist() == [usual_s, usual_s, usual_s * BEHIND, *[usual_s] * 3]
+    for setting in (
+        Setting(scheduler="os"),
+        Setting(scheduler="scx", threads=Threads(slice_s=1.0)),
+    ):
+        found = run_module._slices_s(node, order, setting, 1.0)
+        assert found.tolist() == [1.0] * 6
 
 
 def test_whom_its_wake_up_preempted_is_switched_to_again() -> None:
