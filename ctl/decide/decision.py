@@ -191,7 +191,7 @@ def _concatenated(columns: Sequence[Array]) -> Array:
 
 
 def _checked(policy: Policy, frame: OperatorFrame) -> UrgencyForm:
-    """What the policy says of the frame. What is not finite is unknown.
+    """What the policy says of the frame. What is not finite is unknown, and keeps its rank.
 
     Raises UserError that names the policy's function where it is not one value an operator.
     """
@@ -213,8 +213,13 @@ def _checked(policy: Policy, frame: OperatorFrame) -> UrgencyForm:
     if not np.isinf(table).any():
         return form
     known = np.isfinite(table).all(axis=0)
-    rank, static, per_second, per_tuple = (np.where(known, column, 0.0) for column in columns)
-    return UrgencyForm(rank, np.where(known, static, np.nan), per_second, per_tuple)
+    rank, static, per_second, per_tuple = table
+    return UrgencyForm(
+        np.where(np.isfinite(rank), rank, np.nan),
+        np.where(known, static, np.nan),
+        np.where(known, per_second, 0.0),
+        np.where(known, per_tuple, 0.0),
+    )
 
 
 def _of_threads(form: UrgencyForm, row: Index, decided: Mask, top: Mask) -> UrgencyForm:

@@ -133,7 +133,7 @@ def _above(schedule: Schedule) -> npt.NDArray[np.bool_]:
     helps = schedule.depth == 0
     if len(helps) != len(none) or helps.all() or not helps.any():
         return none
-    above = schedule.form.rank > schedule.form.rank[~helps].max()
+    above = schedule.form.rank > np.fmax.reduce(schedule.form.rank[~helps])  # NaN: unknown
     return np.asarray(helps & above, dtype=np.bool_)
 
 

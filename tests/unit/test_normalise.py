@@ -327,6 +327,8 @@ def test_helpers_on_top_leave_half_of_a_narrow_range_at_least() -> None:
     acked = replace(of_queues(array(0, 90, 0), [2, 2, 0], rank=array(0, 0, 1)), standing=True)
     assert places(acked, 1.0).tolist() == [0, 0.5, 1]
     assert places(acked, 4.0).tolist() == [0, 0.75, 1]
+    unknown = replace(acked, form=replace(acked.form, rank=array(0, np.nan, 1)))
+    assert places(unknown, 4.0).tolist() == [0, 0.75, 1]
     of_all = replace(acked, depth=np.array([0, 0, 0], dtype=np.intp))
     assert places(of_all, 4.0).tolist() == pytest.approx([0, 1 / 1.5, 1])
 

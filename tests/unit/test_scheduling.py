@@ -541,6 +541,17 @@ def test_what_is_not_finite_is_unknown_and_takes_nobody_along() -> None:
     assert made.per_second.tolist() == [1, 0, 3]
 
 
+def test_what_is_not_finite_keeps_its_rank() -> None:
+    """Two classes: in the lower one an operator of unknown cost, and one whose cost is 0."""
+    shape = replace(form(4), rank=array(0, -1, -1, np.inf), static=array(1, np.nan, np.inf, 2))
+    made = decision._checked(
+        Policy("odd", lambda frame: shape, frozenset(), "none"),
+        frame(plan({"high": ["a"], "low": ["b", "c", "d"]})),
+    )
+    assert made.rank.tolist()[:3] == [0, -1, -1] and np.isnan(made.rank[3])
+    assert made.static[0] == 1 and np.isnan(made.static[1:]).all()
+
+
 def laid_out(topology: Topology, **rules: str) -> Layout:
     return layout_of(
         SameObjects((topology,)), Level.PHYSICAL, None, tuple((k, v) for k, v in rules.items())
