@@ -109,7 +109,7 @@ class ThreadTimes:
         ]
         old, self._fds = self._fds, {}
         few = False
-        for _, thread in wanted:
+        for thread in dict.fromkeys(thread for _, thread in wanted):  # one may run several
             fd = old.pop(thread, None)
             if fd is None:
                 fd = BY_TURNS if few else open_times(thread, SHARE)

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +54,30 @@ def test_threads_without_a_descriptor_have_their_turns(monkeypatch: pytest.Monke
         assert kept.read(topology)["thread_cpu_time"] == pytest.approx(read)
         kept.close()
         times.close()
+
+
+def test_a_thread_that_runs_several_operators_has_one_descriptor() -> None:
+    """And they are closed, however often the topology changed."""
+
+    def open_here() -> int:
+        return sum(1 for fd in os.scandir("/proc/self/fd") if "schedstat" in link_of(fd))
+
+    with sleeping(2) as threads:
+        times = ThreadTimes()
+        before = open_here()
+        for _ in range(3):
+            read = times.read(chains("e", {"q": 4}, lambda row: (threads[row % 2],)))
+            assert np.isfinite(read["thread_cpu_time"]).all()
+            assert open_here() - before == 2
+        times.close()
+        assert open_here() == before
+
+
+def link_of(fd: "os.DirEntry[str]") -> str:
+    try:
+        return str(Path(fd.path).readlink())
+    except OSError:  # that of the look itself
+        return ""
 
 
 MANY = """
