@@ -72,7 +72,9 @@ class ThreadDelays:
             self._take(*found)
         if topology is not self._topology:
             self._topology = topology
-            self._threads = [t for o in topology.operators for t in o.threads if t.tid]
+            # One may run several operators: it is read once, or no time would pass in between
+            threads = dict.fromkeys(t for o in topology.operators for t in o.threads if t.tid)
+            self._threads = list(threads)
         if self._threads:
             self._begin(self._threads)
         unknown = np.full(3, np.nan)

@@ -109,6 +109,21 @@ def test_a_thread_of_another_process_with_the_same_id_is_not_taken_for_ours() ->
         probe.close()
 
 
+def test_a_thread_that_runs_several_operators_is_read_once() -> None:
+    kernel, of = Kernel(), topology("a", "b", "c")
+    first, second, _ = of.operators
+    shared = replace(second, threads=first.threads)
+    of = replace(of, operators=(first, shared, of.operators[2]))
+    probe = ThreadDelays(kernel, every_s=0.0)
+    try:
+        kernel.now = {1: delays(3.0), 3: delays(4.0)}
+        looked(probe, kernel, of, 1.0)
+        assert looked(probe, kernel, of, 1.0).tolist() == [3.0, 3.0, 4.0]
+    finally:
+        probe.close()
+    assert all(sorted(tids) == [1, 3] for tids in kernel.asked)
+
+
 def test_large_engines_are_read_in_turn() -> None:
     kernel, of = Kernel(), topology(*map(str, range(2 * AT_ONCE + 10)))
     probe = ThreadDelays(kernel, every_s=0.0)
