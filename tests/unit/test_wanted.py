@@ -75,6 +75,17 @@ def test_a_group_of_many_weighs_no_more_than_there_is() -> None:
     assert len(wanted_groups(schedule([0.0, 1.0]), SCALE, 1, by_priority=True).weights) <= 2
 
 
+def test_many_threads_of_a_level_weigh_as_much_more_each_as_few_would() -> None:
+    """By thread, whatever the number; a weight below the least there is becomes that."""
+    priorities = [1.0] * 250 + [0.5] * 5 + [0.0]
+    wanted = wanted_groups(schedule(priorities), SCALE, 3, by_priority=True)
+    top, half, last = wanted.keys[0], wanted.keys[250], wanted.keys[-1]
+    each = wanted.weights[str(top)] / 250, wanted.weights[str(half)] / 5
+    assert wanted.weights[str(top)] == 10_000
+    assert each[0] / each[1] == pytest.approx(SPREAD, rel=0.05)
+    assert wanted.weights[str(last)] == 1
+
+
 def test_levels_are_as_far_apart_as_the_groups_allow() -> None:
     two, three = schedule([0.0, 1.0]), schedule([0.0, 0.5, 1.0])
     one_group = wanted_groups(two, SCALE, 1, by_priority=True)

@@ -54,5 +54,6 @@ def wanted_groups(
     total: dict[str, int] = {}
     for nth, weight in zip(level, value, strict=True):
         total[f"level {nth}"] = total.get(f"level {nth}", 0) + weight
-    clipped = {name: min(high, weight) for name, weight in total.items()}
-    return Wanted(tuple(f"level {nth}" for nth in level), clipped)
+    fit = min(1.0, high / max(total.values()))  # for all alike, or many would weigh less than few
+    scaled = {name: max(low, round(weight * fit)) for name, weight in total.items()}
+    return Wanted(tuple(f"level {nth}" for nth in level), scaled)
