@@ -41,6 +41,7 @@ class Quota(Backend):
         self._groups = (Cgroup2 if version == 2 else Cgroup1)(journal, self.options, self.name)
         self._version = version
         self._limits: dict[Path, int] = {}  # us a period, as we wrote them
+        self._used: dict[str, set[Path]] = {}  # which of these each scope has
 
     def apply(self, schedule: Schedule) -> Applied:
         """See `Backend.apply`. Raises BackendFailed for a schedule without shares."""
@@ -52,7 +53,7 @@ class Quota(Backend):
         done = self._groups.apply(schedule)
         total = sum(group.share for group in schedule.groups.values())
         writes = 0
-        used = set()
+        used = self._used[schedule.scope] = set()
         for group in schedule.groups.values():
             limit_us = self.options.period * 1e3 * self.options.cpus * group.share / total
             found = (self._folder(schedule.threads[row]) for row in group.rows)
@@ -61,7 +62,10 @@ class Quota(Backend):
                 used.add(folder)
                 part_us = limit_us * count / threads.total()
                 writes += self._limit(folder, max(LEAST_US, round(part_us)))
-        self._limits = {folder: limit for folder, limit in self._limits.items() if folder in used}
+        if not used:
+            del self._used[schedule.scope]
+        needed = set[Path]().union(*self._used.values())
+        self._limits = {folder: us for folder, us in self._limits.items() if folder in needed}
         return replace(done, writes=done.writes + writes)
 
     def _folder(self, thread: Thread) -> Path | None:
@@ -79,6 +83,8 @@ class Quota(Backend):
                 cgroup.write(folder / "cpu.cfs_period_us", str(period_us))
                 cgroup.write(folder / "cpu.cfs_quota_us", str(limit_us))
         except OSError as error:
+            if not folder.is_dir():  # somebody removed it: the groups are made anew
+                return False
             raise BackendFailed(f"{error.filename}: {error.strerror}") from error
         self._limits[folder] = limit_us
         return True
@@ -92,6 +98,7 @@ class Quota(Backend):
 
     def restore(self) -> tuple[str, ...]:
         self._limits.clear()
+        self._used.clear()
         return self._groups.restore()
 
 

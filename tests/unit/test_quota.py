@@ -1,0 +1,79 @@
+"""Limits of several scopes, and of groups that vanish (backends/cgroups/quota.py)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sched_ctl.backends import Applied, BackendFailed, Probe
+from sched_ctl.backends.cgroups import quota
+from sched_ctl.backends.cgroups.quota import Quota
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.model.options import QuotaOptions
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Group, Schedule
+from sched_ctl.model.topology import Thread
+
+
+class Folders:
+    """In the place of the cgroups: a folder for each thread."""
+
+    root: Path
+
+    def __init__(self, *_: object) -> None: ...
+
+    def apply(self, _: Schedule) -> Applied:
+        return Applied()
+
+    def applied(self, thread: Thread) -> Mapping[str, str | float]:
+        return {"cgroup": str(self.root / str(thread.tid))}
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quota:
+    monkeypatch.setattr(quota, "probe_mount", lambda _: Probe(True, "of a test"))
+    monkeypatch.setattr(quota, "Cgroup2", Folders)
+    Folders.root = tmp_path
+    for tid in range(1, 5):
+        (tmp_path / str(tid)).mkdir()
+        (tmp_path / str(tid) / "cpu.max").write_text("max 100000")
+    return Quota(Journal(tmp_path / "run" / "journal"), QuotaOptions(cpus=1.0, period=100))
+
+
+def of(scope: str, *shares: float, first: int) -> Schedule:
+    n = len(shares)
+    return Schedule(
+        scope,
+        "p",
+        Spacing.LINEAR,
+        tuple(Thread(1, first + row, 0) for row in range(n)),
+        tuple(f"q/{row}" for row in range(n)),
+        form(n),
+        np.zeros(n),
+        np.zeros(n),
+        {f"e/{row}": Group(share, (row,)) for row, share in enumerate(shares)},
+    )
+
+
+def test_each_scope_keeps_its_limits_while_others_get_theirs(backend: Quota) -> None:
+    one, two = of("one", 1, 3, first=1), of("two", 1, 1, first=3)
+    assert (backend.apply(one).writes, backend.apply(two).writes) == (2, 2)
+    assert (backend.apply(one).writes, backend.apply(two).writes) == (0, 0)
+    limits = [backend.applied(thread)["limit"] for thread in (*one.threads, *two.threads)]
+    assert limits == [0.25, 0.75, 0.5, 0.5]
+    backend.apply(of("one", first=1))
+    assert "limit" not in backend.applied(one.threads[0])
+    assert backend.applied(two.threads[0])["limit"] == 0.5
+
+
+def test_a_group_that_vanished_takes_nobody_along(backend: Quota) -> None:
+    both = of("one", 1, 3, first=1)
+    gone = Folders.root / "1"
+    (gone / "cpu.max").unlink()
+    with pytest.raises(BackendFailed, match=r"cpu\.max"):
+        backend.apply(both)
+    gone.rmdir()
+    assert backend.apply(both).writes == 1
+    assert (Folders.root / "2" / "cpu.max").read_text().startswith("75000 100000")
+    assert "limit" not in backend.applied(both.threads[0])
