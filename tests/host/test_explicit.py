@@ -1,6 +1,7 @@
 """The backends that are taken only by name: real time, slices, quotas. On real threads."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from contenders import SHARES, engine, folder
 from victims import Victim, plan
 
-from sched_ctl.backends import BackendFailed
+from sched_ctl.backends import Backend, BackendFailed
 from sched_ctl.backends.cgroups.quota import Quota
 from sched_ctl.backends.threads import realtime, slices
 from sched_ctl.backends.threads.nice import Nice
@@ -80,6 +81,72 @@ def test_two_backends_in_one_process_are_put_back_one_after_the_other(
     assert other.restore() == ()
     assert priorities(threads) == [(sched.OTHER, False, 0)] * 4
     assert {sched.get_nice(thread.tid) for thread in (*threads, born)} == {0}
+
+
+KINDS: dict[str, Callable[[Journal], Backend]] = {
+    "nice": lambda journal: Nice(journal, NiceOptions(best=0)),
+    "slice": Slices,
+    "rr": RealTime,
+}
+
+
+@needs_slices
+@pytest.mark.parametrize(
+    "order", [f"{one} {other}" for one in KINDS for other in KINDS if one != other]
+)
+@pytest.mark.parametrize("last", ["leaves", "is restored", "is killed"])
+def test_a_thread_of_two_backends_gets_all_back_from_the_last(
+    victim: Victim, journal: Journal, order: str, last: str
+) -> None:
+    """As a helper thread that serves nobody: it is in the schedule of every rule."""
+    threads = victim.threads(2)
+    helper = threads[1]
+    sched.set_nice(helper.tid, 2)
+    before = sched.get_attributes(helper.tid)
+    one, other = (KINDS[name](journal) for name in order.split())
+    other.apply(plan(threads, [1, 2]))
+    one.apply(plan(threads, [2, 1]))
+    other.apply(plan(threads, [2, 1]))
+    one.apply(plan(threads[:1], [1]))
+    left = sched.get_attributes(helper.tid)
+    kept = {"nice": "nice", "slice": "slice_ns", "rr": "priority"}[order.split()[1]]
+    if order != "rr slice":  # the kernel takes no slice of a real-time thread
+        assert getattr(left, kept) != getattr(before, kept)
+    assert one.restore() == ()
+    if last == "leaves":
+        other.apply(plan(threads[:1], [1]))
+        assert other.restore() == ()
+    elif last == "is restored":
+        assert other.restore() == ()
+    else:
+        again = Journal(journal.path)
+        assert journals.restore(again) == []
+        again.close()
+        assert other.restore() == ()
+    assert sched.get_attributes(helper.tid) == before
+    sched.set_nice(helper.tid, 0)
+
+
+@pytest.mark.parametrize("last", ["is restored", "is killed"])
+def test_of_two_that_set_nice_values_the_one_that_stays_has_its_own(
+    victim: Victim, journal: Journal, last: str
+) -> None:
+    """However many the other one set, each is known as one of ours."""
+    threads = victim.threads(2)
+    one, other = Nice(journal, NiceOptions(best=0)), Nice(journal, NiceOptions(best=0, worst=3))
+    other.apply(plan(threads, [2, 1]))
+    for worst in (10, 7, 5):
+        one.options = NiceOptions(best=0, worst=worst)
+        one.apply(plan(threads, [2, 1]))
+    assert sched.get_nice(threads[1].tid) == 5
+    assert one.restore() == ()
+    assert sched.get_nice(threads[1].tid) == 3
+    if last == "is killed":
+        again = Journal(journal.path)
+        assert journals.restore(again) == []
+        again.close()
+    assert other.restore() == ()
+    assert [sched.get_nice(thread.tid) for thread in threads] == [0, 0]
 
 
 def test_a_sweep_leaves_the_younger_threads_of_another_backend(

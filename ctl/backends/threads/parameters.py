@@ -6,6 +6,10 @@ Each thread is a *cell*, a row of a few arrays that hold what is in force. A pas
 only the threads that differ cost anything: 1.8 us to ask whether it is still the same thread,
 0.5 us to set. What is in force is re-read a few threads a pass, so that each has its turn within
 `recheck_s`, and what somebody else changed is repaired.
+
+A helper thread may be in the schedules of several rules, and so have parameters of several
+backends. What it had before is journalled once for all of them. Who lets go of it puts back its own
+parameter, and the last one everything.
 """
 
 import os
@@ -13,12 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary, WeakSet
 
+import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied
 from sched_ctl.backends.undo import put_back as undo
-from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.journal import Journal, JournalError
 from sched_ctl.backends.undo.records import Adopted, Process, Set
 from sched_ctl.kernel import identity, procfs, sched
 from sched_ctl.kernel.births import Births
@@ -41,6 +47,7 @@ __all__ = [
 LOWEST = 19  # the nicest
 GONE = -128  # in place of a value
 ADOPTABLE = (sched.OTHER, sched.BATCH, sched.EXT)
+_by_journal: WeakKeyDictionary[Journal, WeakSet["Parameters"]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class Kind:
     """A parameter: how it is read and written.
 
     Values are whole numbers above `GONE`. set: OSError that names the thread.
+    first: what the thread had before us, by the journal.
     policy: what it makes of a thread; None = left as it is, or one of `policies`, by the value.
     sliced: changes its time slice.
     """
@@ -55,12 +63,18 @@ class Kind:
     name: str
     get: Callable[[int], int]
     set: Callable[[int, int], None]
+    first: Callable[[Adopted], int]
     policy: int | None = None
     policies: tuple[int, ...] = ()
     sliced: bool = False
 
 
-NICE = Kind("nice", lambda tid: os.getpriority(os.PRIO_PROCESS, tid), sched.set_nice)
+NICE = Kind(
+    "nice",
+    lambda tid: os.getpriority(os.PRIO_PROCESS, tid),
+    sched.set_nice,
+    lambda record: record.nice,
+)
 
 
 def policy_alone(policy: int) -> Kind:
@@ -69,7 +83,9 @@ def policy_alone(policy: int) -> Kind:
     def write(tid: int, value: int) -> None:
         sched.set_policy(tid, value, reset_on_fork=sched.get_policy(tid)[1])
 
-    return Kind("policy", lambda tid: sched.get_policy(tid)[0], write, policy)
+    return Kind(
+        "policy", lambda tid: sched.get_policy(tid)[0], write, lambda record: record.policy, policy
+    )
 
 
 def real_time(policy: int) -> Kind:
@@ -84,6 +100,7 @@ def real_time(policy: int) -> Kind:
         "priority",
         lambda tid: os.sched_getparam(tid).sched_priority,
         write,
+        lambda _: 0,
         policies=(policy, sched.OTHER),
     )
 
@@ -98,7 +115,7 @@ def slices() -> Kind:
         now = sched.get_attributes(tid)
         sched.set_attributes(tid, replace(now, slice_ns=slice_us * 1000, reset_on_fork=True))
 
-    return Kind("slice_us", read, write, sliced=True)
+    return Kind("slice_us", read, write, lambda record: (record.slice_ns or 0) // 1000, sliced=True)
 
 
 @dataclass(frozen=True)
@@ -152,6 +169,8 @@ class Parameters:
         self._swept_at = time.monotonic()
         self._births = Births()
         self._changes = 0  # of what is in force
+        self._all = _by_journal.setdefault(journal, WeakSet())  # us and those of other backends
+        self._all.add(self)
 
     def apply(self, target: Target) -> Applied:
         """Make it so. Raises JournalError before anything is changed."""
@@ -256,7 +275,9 @@ class Parameters:
                 continue  # gone already
             fd, now = pinned
             try:
-                record = _original(thread, now, known.get(thread.pid), sliced=self._kind.sliced)
+                held = self._journal.state.adopted.get(thread.key)
+                process = known.get(thread.pid)
+                record = _original(thread, now, process, held, sliced=self._kind.sliced)
                 found.append((thread, fd, self._kind.get(thread.tid), record))
             except ProcessLookupError:
                 identity.unpin(fd)
@@ -283,9 +304,14 @@ class Parameters:
     def _release(self, threads: Sequence[Thread], problems: list[str]) -> int:
         """Put the threads back and forget them; sweep processes in which nobody has any left."""
         cells = [(thread, self._cell.pop(thread)) for thread in threads if thread in self._cell]
-        for thread, _ in cells:
+        alone = []
+        for thread, cell in cells:
             del self._used[thread]
-        problems += undo.parameters(self._journal, [thread.key for thread, _ in cells])
+            if others := [one for one in self._all if thread in one._cell]:
+                problems += self._leave(cell, others)
+            else:
+                alone.append(thread.key)
+        problems += undo.parameters(self._journal, alone)
         for _, cell in cells:
             identity.unpin(self._pins[cell])
             self._pins[cell] = UNPINNED
@@ -297,6 +323,26 @@ class Parameters:
         held = {thread.tid for thread, _ in cells} | {one.tid for one in self._held()}
         problems += undo.processes(self._journal, empty, held)
         return len(cells)
+
+    def _leave(self, cell: int, others: Sequence["Parameters"]) -> list[str]:
+        """Put back our parameter of a thread that others have: the rest is theirs."""
+        thread, kind = self._threads[cell], self._kind
+        alike = [one for one in others if one._kind.name == kind.name]
+        for one in alike:
+            one._repair(one._cell[thread])
+        record = self._journal.state.adopted.get(thread.key)
+        if alike or record is None:
+            return []
+        ours, first = int(self._value[cell]), kind.first(record)
+        try:
+            there = ours != first and identity.is_alive(thread, self._pins[cell])
+            if there and kind.get(thread.tid) == ours:  # else somebody else has set it since
+                kind.set(thread.tid, first)
+        except ProcessLookupError:
+            pass
+        except OSError as error:
+            return [str(error)]
+        return []
 
     def _held(self) -> Iterator[Thread | Adopted]:
         """Threads that we have, and those of other backends: one line of a process is for all."""
@@ -374,12 +420,14 @@ class Parameters:
                 return False
             if not identity.is_alive(thread, self._pins[cell]):
                 raise ProcessLookupError
+            if self._kind is NICE and wanted not in self._journal.state.given.get(thread.key, ()):
+                self._journal.write([Set([(*thread.key, wanted)])])  # others have set theirs since
             self._kind.set(thread.tid, wanted)
         except ProcessLookupError:
             self._value[cell] = GONE
             self._changes += 1
             return False
-        except OSError:
+        except (OSError, JournalError):
             return False  # comes again in the next round; the write of a difference reports it
         return True
 
@@ -428,19 +476,25 @@ class _Refused(Exception):
 
 
 def _original(
-    thread: Thread, now: procfs.Stat, process: Process | None, *, sliced: bool
+    thread: Thread, now: procfs.Stat, process: Process | None, held: Adopted | None, *, sliced: bool
 ) -> Adopted:
-    """What the thread would have without us. Raises ProcessLookupError, OSError, _Refused."""
+    """What the thread would have without us. Raises ProcessLookupError, OSError, _Refused.
+
+    held: what the journal has of it, as another backend ordered it first.
+    """
     policy, reset = sched.get_policy(thread.tid)
-    if policy not in ADOPTABLE:
+    ours = process.set_policies if process and held else ()
+    if policy not in ADOPTABLE and policy not in ours:
         raise _Refused(
             f"thread {thread.tid} ({thread.name or now.name}) is "
             f"{sched.POLICY_NAMES.get(policy, policy)} by somebody else's will: left alone"
         )
+    slice_ns = sched.own_slice_ns(thread.tid) if sliced else None
+    if held is not None:
+        return held if slice_ns is None else msgspec.structs.replace(held, slice_ns=slice_ns)
     nice = now.nice
     if process and undo.is_inherited(process, now):
         nice, policy = process.nice, process.policy
-    slice_ns = sched.own_slice_ns(thread.tid) if sliced else None
     return Adopted(thread.pid, thread.tid, thread.start_time, nice, policy, reset, slice_ns)
 
 

@@ -162,7 +162,11 @@ class State:
         """Of a thing's original state the first record counts: the rest may be our own doing."""
         match record:
             case Adopted():
-                self.adopted.setdefault(record.key, record)
+                first = self.adopted.setdefault(record.key, record)
+                if first.slice_ns is None and record.slice_ns is not None:
+                    self.adopted[record.key] = msgspec.structs.replace(
+                        first, slice_ns=record.slice_ns
+                    )
             case Released():
                 for key in record.threads:
                     self.adopted.pop(key, None)
