@@ -18,7 +18,6 @@ __all__ = [
     "global_cost",
     "global_selectivity",
     "ideal_time",
-    "join_selectivity",
     "join_through",
     "memory_freed",
 ]
@@ -129,30 +128,15 @@ def arrival_age(graph: Graph, wait: Array, away: npt.NDArray[np.bool_]) -> Array
     return np.where(away, 0.0, came)
 
 
-def join_selectivity(
-    match: float, window_s: float, left_rate: float, right_rate: float
-) -> tuple[float, float, float]:
-    """Output per input tuple of a symmetric hash join: (through left, through right, on average).
-
-    match: probability that two tuples match (s_J); rates: tuples/s that reach the join. A tuple
-    from the left meets the right ones of the last `window_s` seconds: s_J * V / tau_r, where
-    V / tau_r = V * right_rate (Sharaf et al. 2006, section 5.2).
-    """
-    through_left = match * window_s * right_rate
-    through_right = match * window_s * left_rate
-    total = left_rate + right_rate
-    outputs = left_rate * through_left + right_rate * through_right
-    return through_left, through_right, outputs / total if total > 0 else 0.0
-
-
 def join_through(graph: Graph, selectivity: Array, window_s: Array, output_rate: Array) -> Array:
     """(m,) selectivity of each edge's consumer for tuples of that edge, as `through` above.
 
     For window joins (window_s > 0), from what is measured. Each pair is found once, by whichever
     of its tuples comes second, and both inputs do so equally often: with k inputs the tuples of
     input i cause 1/k of all output, so s_i = s * (sum of all input rates) / (k * rate_i). Of two
-    inputs that is s_J * V / tau of the other, see `join_selectivity`, without knowing s_J.
-    Where a rate is unknown or 0 the average selectivity stands in.
+    inputs that is s_J * V / tau of the other (Sharaf et al. 2006, section 5.2), without knowing
+    s_J, the probability that two tuples match. Where a rate is unknown or 0 the average selectivity
+    stands in.
     """
     average = selectivity[graph.target]
     rate = graph.share * output_rate[graph.source]

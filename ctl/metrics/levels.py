@@ -19,7 +19,7 @@ from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.policy import UrgencyForm
 from sched_ctl.model.topology import Topology
 
-__all__ = ["most_urgent", "to_logical", "to_physical", "transform"]
+__all__ = ["most_urgent", "to_logical", "to_physical"]
 
 # replicas: the largest, or the mean, of their values; anything else is added up
 _LARGEST = frozenset({"head_age", "head_age_estimate", "latency", "window"})
@@ -103,13 +103,3 @@ def most_urgent(
     best = np.full(owners, -1, dtype=np.intp)
     best[owner[order]] = order  # of several writes to one place the last one stays
     return best
-
-
-def transform(topology: Topology, form: UrgencyForm, urgency: Array) -> Index:
-    """(n_physical,) for each physical operator, the logical one whose urgency it gets; -1: none.
-
-    form, urgency: over `topology.logical`.
-    """
-    physical, logical, _, _ = topology.logical_rows
-    place = most_urgent(form, urgency, physical, logical, len(topology.operators))
-    return np.where(place < 0, -1, logical[place]) if len(logical) else place

@@ -54,7 +54,7 @@ class Spacing(Enum):
 
 
 class Level(Enum):
-    """Whose priorities a policy computes: see `transform` for logical ones."""
+    """Whose priorities a policy computes: see `metrics.levels` for logical ones."""
 
     PHYSICAL = "physical"
     LOGICAL = "logical"

@@ -65,11 +65,7 @@ class Backlogs:
         if found is not None:
             self._known_s, self._known = found
         if topology is not self._topology:
-            self._topology, self._pids, self._rows = (
-                topology,
-                topology.pids,
-                _only_ingress(topology),
-            )
+            self._topology, self._rows = topology, _only_ingress(topology)
         if pids := topology.pids:
             self._aside.begin(lambda: (time.monotonic(), self._read(pids)))
         column = np.full(len(topology.operators), np.nan)

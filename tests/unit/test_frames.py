@@ -20,7 +20,7 @@ from sched_ctl.metrics.backlog import (
     kept_up,
     seen,
 )
-from sched_ctl.metrics.levels import most_urgent, to_logical, transform
+from sched_ctl.metrics.levels import most_urgent, to_logical
 from sched_ctl.model.frames import join_graphs, subframe, subgraph
 from sched_ctl.model.graph import Graph
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
@@ -64,14 +64,6 @@ def test_of_equal_candidates_the_first_has_an_owner_and_none_has_it_by_default()
     assert most_urgent(ranked, shape.static, owner, candidate, 4).tolist() == [0, 2, -1, 4]
     unknown = array(NAN, 5, 1)
     assert most_urgent(shape, unknown, owner, candidate, 4).tolist() == [0, 2, -1, 4]
-
-
-def test_what_fuses_nothing_has_nobodys_urgency() -> None:
-    topology = plan({"q": ["a", "b"]})
-    shape = form(2, static=array(1, 2))
-    assert transform(topology, shape, shape.static).tolist() == [0, 1]
-    bare = replace(topology, logical=(), logical_edges=())
-    assert transform(bare, form(0), np.empty(0)).tolist() == [-1, -1]
 
 
 def plain(**more: object) -> Policy:
