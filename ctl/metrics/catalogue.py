@@ -393,8 +393,10 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
             ),
             Derivation(
                 ("input_rate", "cost"),
-                "input rate times cost: without the time that work waited",
-                lambda _, v: np.clip(v["input_rate"] * v["cost"], 0.0, 1.0),
+                "input rate times cost, by thread: without the time that work waited",
+                lambda window, v: np.clip(
+                    v["input_rate"] * v["cost"] / np.maximum(window.threads, 1), 0.0, 1.0
+                ),
                 estimate=True,
             ),
         ),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.metrics.levels import to_logical, to_physical
-from sched_ctl.model.graph import Array, Graph
+from sched_ctl.model.graph import Array, Graph, Index
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Snapshot
 
@@ -80,6 +80,17 @@ class Window:
         if self.level is Level.PHYSICAL:
             return self.now.topology.away
         return np.zeros(len(self.operators), dtype=np.bool_)
+
+    @cached_property
+    def threads(self) -> Index:
+        """(n,) threads that run each operator; of a logical one those of all its replicas."""
+        topology = self.now.topology
+        if self.level is Level.PHYSICAL:
+            return topology.thread_counts
+        physical, logical, _, _ = topology.logical_rows
+        counts = np.zeros(len(topology.logical), dtype=np.intp)
+        np.add.at(counts, logical, topology.thread_counts[physical])
+        return counts
 
     @cached_property
     def base(self) -> Snapshot | None:

@@ -194,6 +194,11 @@ class Topology:
         return physical, logical, position, length
 
     @cached_property
+    def thread_counts(self) -> Index:
+        """(n,) threads of each operator."""
+        return np.array([len(operator.threads) for operator in self.operators], dtype=np.intp)
+
+    @cached_property
     def pids(self) -> frozenset[int]:
         """Processes of the operators' and helper threads that are known."""
         operators = {thread.pid for operator in self.operators for thread in operator.threads}

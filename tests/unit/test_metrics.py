@@ -10,7 +10,14 @@ from sched_ctl.metrics.catalogue import DERIVATIONS, METRICS, MissingMetric, eva
 from sched_ctl.metrics.window import Window, clean, divide
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import Level
-from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
+from sched_ctl.model.topology import (
+    Edge,
+    LogicalOperator,
+    PhysicalOperator,
+    Snapshot,
+    Thread,
+    Topology,
+)
 
 NAN, INF = float("nan"), float("inf")
 ONE = plan({"q": ["a", "b", "c"]})  # b is the one to look at: neither ingress nor egress
@@ -184,6 +191,30 @@ def test_utilisation() -> None:
     then = snapshot(ONE, 10, idle_time=[0, 0, 0])
     now = snapshot(ONE, 12, idle_time=[0.5, 2, 0])
     assert_allclose(got("utilisation", now, then), [0.75, 0, 1])
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_a_pool_is_busy_when_all_of_its_threads_are(level: Level) -> None:
+    """Eight threads, of which each has work for an eighth of its time, are no full thread."""
+    a, b, c = ONE.operators
+    pools = [
+        replace(
+            b,
+            name=f"b{nth}",
+            replica=nth,
+            replicas=2,
+            threads=tuple(Thread(1, 200 + 4 * nth + tid, 7) for tid in range(4)),
+        )
+        for nth in range(2)
+    ]
+    nobody = replace(c, threads=())
+    topology = replace(ONE, operators=(a, *pools, nobody), edges=())
+    then = snapshot(topology, 10, tuples_in=[0] * 4, thread_cpu_time=[0] * 4)
+    now = snapshot(topology, 12, tuples_in=[8] * 4, thread_cpu_time=[2.0, 1.0, 1.0, 0.5])
+    resolution = resolve({"utilisation"}, now.columns, policy="p", engine="e")
+    found = evaluate(resolution, Window(now, then, level))["utilisation"]
+    b_s = [0.125] * (1 if level is Level.LOGICAL else 2)
+    assert_allclose(found, [1, *b_s, 0.25])
 
 
 def test_joins_are_taken_into_account_where_the_engine_tells_of_windows() -> None:
