@@ -18,8 +18,10 @@ import numpy as np
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import formulas, verdicts
+from sched_ctl.metrics.levels import to_logical
 from sched_ctl.metrics.window import Window, clean, divide
 from sched_ctl.model.graph import Array
+from sched_ctl.model.policy import Level
 
 __all__ = [
     "DERIVATIONS",
@@ -240,6 +242,14 @@ def _thread_cost(window: Window, _: Values) -> Array:
     return np.where(window.away, window.ratio("busy_time", "tuples_in"), cost)
 
 
+def _busy(window: Window, _: Values) -> Array:
+    """Of a logical operator, of its replicas: the counter is their sum, since costs need that."""
+    if window.level is Level.PHYSICAL:
+        return window.rate("busy_time")
+    of_replicas = Window(window.now, window.then, recent=window.recent).rate("busy_time")
+    return to_logical(window.now.topology, "busy", {"busy": of_replicas})
+
+
 def _arrival_age(window: Window, values: Values) -> Array:
     """Nothing comes from an operator that takes nothing in: its queue makes nothing older."""
     if not window.away.any():
@@ -400,7 +410,7 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
                 estimate=True,
             ),
         ),
-        "busy": (Derivation(("busy_time",), "growth of busy_time", _rate("busy_time")),),
+        "busy": (Derivation(("busy_time",), "growth of busy_time", _busy),),
         "backpressured": (
             Derivation(
                 ("backpressured_time",), "growth of backpressured_time", _rate("backpressured_time")

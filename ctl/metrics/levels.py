@@ -21,12 +21,17 @@ from sched_ctl.model.topology import Topology
 
 __all__ = ["most_urgent", "to_logical", "to_physical"]
 
+# shares of time, and time of which each replica has all and its chain has it together; not
+# `busy_time`, by which a tuple costs what replicas and chains add up to
+_OF_TIME = frozenset(
+    {"idle_time", "backpressured_time", "utilisation", "busy", "backpressured", "idle"}
+)
 # replicas: the largest, or the mean, of their values; anything else is added up
 _LARGEST = frozenset({"head_age", "head_age_estimate", "latency", "window"})
-_MEAN = frozenset({"tuple_size", "cost", "selectivity"})
+_MEAN = frozenset({"tuple_size", "cost", "selectivity"}) | _OF_TIME
 # a fused chain: what its first operator has, and what all its operators have alike
 _FIRST = frozenset({"queue_size", "head_age", "head_age_estimate"})
-_ALIKE = frozenset({"tuples_in", "latency", "window", "tuple_size"})
+_ALIKE = frozenset({"tuples_in", "latency", "window", "tuple_size"}) | _OF_TIME
 
 
 def to_logical(topology: Topology, metric: str, columns: Mapping[str, Array]) -> Array:

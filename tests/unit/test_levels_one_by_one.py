@@ -15,9 +15,10 @@ from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import UrgencyForm
 from sched_ctl.model.topology import LogicalOperator, PhysicalOperator, Topology
 
-LARGEST, MEAN = {"head_age", "latency"}, {"tuple_size", "cost", "selectivity"}
-FIRST, ALIKE = {"queue_size", "head_age"}, {"tuples_in", "latency", "tuple_size"}
-METRICS = sorted(LARGEST | MEAN | FIRST | ALIKE | {"tuples_out", "cpu_time"})
+OF_TIME = {"idle_time", "backpressured_time", "busy"}
+LARGEST, MEAN = {"head_age", "latency"}, {"tuple_size", "cost", "selectivity"} | OF_TIME
+FIRST, ALIKE = {"queue_size", "head_age"}, {"tuples_in", "latency", "tuple_size"} | OF_TIME
+METRICS = sorted(LARGEST | MEAN | FIRST | ALIKE | {"tuples_out", "cpu_time", "busy_time"})
 
 
 def fused(draw: random.Random) -> Topology:

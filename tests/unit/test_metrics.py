@@ -193,6 +193,31 @@ def test_utilisation() -> None:
     assert_allclose(got("utilisation", now, then), [0.75, 0, 1])
 
 
+def test_a_logical_operator_is_as_busy_as_its_replicas_are() -> None:
+    """And so is each of a fused chain."""
+    logical = tuple(LogicalOperator("q", name) for name in "ab")
+    operators = tuple(PhysicalOperator("q", f"ab{nth}", ("a", "b"), nth, 4) for nth in range(4))
+    topology = Topology("e", operators, (), logical, ())
+    counters = "idle_time", "backpressured_time", "busy_time", "tuples_in"
+    then = snapshot(topology, 10, **dict.fromkeys(counters, [0] * 4))
+    now = snapshot(
+        topology,
+        12,
+        idle_time=[0.6, 0.6, 0.6, 0.2],
+        backpressured_time=[0, 0, 0, 1.0],
+        busy_time=[1.4, 1.4, 1.4, 0.8],
+        tuples_in=[7, 7, 7, 4],
+    )
+    needs = {"utilisation", "idle", "backpressured", "busy", "cost"}
+    resolution = resolve(needs, now.columns, policy="p", engine="e")
+    found = evaluate(resolution, Window(now, then, Level.LOGICAL))
+    assert_allclose(found["utilisation"], [0.75, 0.75])
+    assert_allclose(found["idle"], [0.25, 0.25])
+    assert_allclose(found["backpressured"], [0.125, 0.125])
+    assert_allclose(found["busy"], [0.625, 0.625])
+    assert_allclose(found["cost"], [0, 0.2])
+
+
 @pytest.mark.parametrize("level", list(Level))
 def test_a_pool_is_busy_when_all_of_its_threads_are(level: Level) -> None:
     """Eight threads, of which each has work for an eighth of its time, are no full thread."""
