@@ -6,15 +6,22 @@ operators to segments of falling steepness; a segment frees `freed / time` bytes
 
 On a DAG a segment is a connected piece that begins with one operator: the piece below an operator
 that frees the most per CPU second, by Sidney's decomposition for out-trees (Horn 1972): a segment
-swallows the steepest of the segments below it as long as that one is steeper than itself. On a
-chain this is the lower envelope. An operator with several upstream ones is swallowed only when they
+swallows the steepest of the segments below it as long as that one is steeper than itself. Segments
+are made from the egresses up, so that those below are what they will be. On a chain this is the
+lower envelope. An operator with several upstream ones is swallowed only when they
 are all in the same segment (a diamond), else it begins a segment of its own.
 """
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
-from sched_ctl.model.graph import Array, Graph, Index
+from sched_ctl.model.graph import Array, Graph
 
 __all__ = ["flow", "steepness"]
 
@@ -41,40 +48,69 @@ def steepness(graph: Graph, cost: Array, selectivity: Array, freed: Array) -> Ar
     rate = np.maximum(flow(graph, selectivity), 1e-12)  # a tuple in a million million still counts
     gain, time = rate * freed, rate * cost
     known = np.isfinite(gain) & np.isfinite(time)
-    segment = np.arange(graph.n)
+    slope = np.full(graph.n, np.nan)
+    begins = np.arange(graph.n)
+    segments: dict[int, _Segment] = {}
+    fed = np.bincount(graph.target, minlength=graph.n).tolist()
+    feeds = _feeds(graph, known)
+    down = [row for rows, _ in graph.reversed.levels for row in rows.tolist() if known[row]]
+    for row in reversed(down):
+        begun = _Segment(float(gain[row]), float(time[row]))
+        begun.add(feeds[row], fed, segments)
+        for other in begun.swallow(fed, segments):
+            begins[other] = row
+        segments[row] = begun
+        slope[row] = begun.slope
+    for row in down:  # who swallowed it comes before it
+        begins[row] = begins[begins[row]]
+    return slope[begins]
+
+
+@dataclass
+class _Segment:
+    """What it frees, and in which time. below: edges to each segment that is fed from it.
+
+    steepest: those of them that are fed from nowhere else, a heap of falling slopes.
+    """
+
+    gain: float
+    time: float
+    below: Counter[int] = field(default_factory=Counter)
+    steepest: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def slope(self) -> float:
+        return self.gain / self.time if self.time > 0 else self.gain * math.inf
+
+    def add(
+        self, below: Mapping[int, int], fed: Sequence[int], segments: Mapping[int, "_Segment"]
+    ) -> None:
+        """fed: edges to each operator, so who has them all feeds it alone."""
+        for row, edges in below.items():
+            self.below[row] += edges
+            if self.below[row] == fed[row] and not math.isnan(segments[row].slope):
+                heappush(self.steepest, (-segments[row].slope, row))
+
+    def swallow(self, fed: Sequence[int], segments: Mapping[int, "_Segment"]) -> Iterator[int]:
+        """Take the steepest segment below as long as it is steeper; tell with what each begins."""
+        while self.steepest and -self.steepest[0][0] > self.slope:
+            row = heappop(self.steepest)[1]
+            del self.below[row]
+            other = segments[row]
+            self.gain += other.gain
+            self.time += other.time
+            few = other.below
+            if len(few) > len(self.below):  # the fewer of the two are added to the others
+                few, self.below, self.steepest = self.below, other.below, other.steepest
+            self.add(few, fed, segments)
+            yield row
+
+
+def _feeds(graph: Graph, known: npt.NDArray[np.bool_]) -> list[Counter[int]]:
+    """(n,) how many edges lead from each operator to each other, of those that are known."""
+    found: list[Counter[int]] = [Counter() for _ in range(graph.n)]
     inner = known[graph.source] & known[graph.target]
-    with np.errstate(all="ignore"):
-        while True:
-            total_gain = np.bincount(segment[known], gain[known], graph.n)
-            slope = total_gain / np.bincount(segment[known], time[known], graph.n)
-            absorbed = _steeper_below(graph, segment, slope, inner)
-            if not (absorbed != np.arange(graph.n)).any():
-                return np.where(known, slope[segment], np.nan)
-            while (absorbed != absorbed[absorbed]).any():  # a chain of swallowed segments
-                absorbed = absorbed[absorbed]
-            segment = absorbed[segment]
-
-
-def _steeper_below(
-    graph: Graph, segment: Index, slope: Array, inner: npt.NDArray[np.bool_]
-) -> Index:
-    """(n,) for each segment the one that swallows it now; itself if none does."""
-    n = graph.n
-    above, below = segment[graph.source], segment[graph.target]
-    between = above != below
-    # A segment with two different segments above it (or an unknown one) stays on its own
-    lowest, highest = np.full(n, n), np.full(n, -1)
-    np.minimum.at(lowest, below[between], above[between])
-    np.maximum.at(highest, below[between], above[between])
-    alone = np.zeros(n, dtype=np.bool_)
-    alone[below[between & ~inner]] = True
-    child = np.flatnonzero((lowest == highest) & ~alone)
-    parent = lowest[child]
-    steeper = slope[child] > slope[parent]
-    child, parent = child[steeper], parent[steeper]
-    result = np.arange(n)
-    order = np.lexsort((slope[child], parent))
-    last = np.flatnonzero(np.r_[np.diff(parent[order]) != 0, len(order) > 0][: len(order)])
-    steepest = order[last]
-    result[child[steepest]] = parent[steepest]
-    return result
+    pairs = zip(graph.source[inner].tolist(), graph.target[inner].tolist(), strict=True)
+    for source, target in pairs:
+        found[source][target] += 1
+    return found

@@ -71,6 +71,70 @@ def test_the_first_segment_of_a_tree_is_the_steepest_of_all(seed: int) -> None:
     assert steepness(g, cost, selectivity, freed)[0] == pytest.approx(best)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_segments_of_a_tree_are_the_steepest_one_after_the_other(seed: int) -> None:
+    """Whatever the sizes of tuples: what is left below a segment is divided in the same way."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(2, 8))
+    parent = [-1, *(int(random.integers(0, i)) for i in range(1, n))]
+    g = graph(n, *((parent[i], i) for i in range(1, n)))
+    cost, selectivity = random.uniform(0.1, 5, n), random.uniform(0.05, 1.2, n)
+    freed = memory_freed(g, selectivity, random.lognormal(0, 1.5, n))
+    rate = flow(g, selectivity)
+    expected = np.full(n, np.nan)
+
+    def divide(begin: int) -> None:
+        below = [i for i in range(begin, n) if i == begin or leads_to(begin, i, parent)]
+        pieces = [
+            {begin, *others}
+            for size in range(len(below))
+            for others in combinations(below[1:], size)
+            if all(parent[i] in {begin, *others} for i in others)
+        ]
+
+        def slope(piece: set[int]) -> float:
+            rows = sorted(piece)
+            return float((rate * freed)[rows].sum() / (rate * cost)[rows].sum())
+
+        best = max(pieces, key=slope)
+        expected[sorted(best)] = slope(best)
+        for i in below:
+            if i not in best and parent[i] in best:
+                divide(i)
+
+    divide(0)
+    assert_allclose(steepness(g, cost, selectivity, freed), expected)
+
+
+def leads_to(above: int, below: int, parent: list[int]) -> bool:
+    return below >= 0 and (parent[below] == above or leads_to(above, parent[below], parent))
+
+
+def test_who_becomes_steep_goes_before_who_is_steeper_at_first() -> None:
+    # 2 frees less than 1 does, and more with 3 behind it: then 1 only takes time
+    g = graph(4, (0, 1), (0, 2), (2, 3))
+    slope = steepness(g, array(1, 1, 1, 1), array(1, 1, 1, 1), array(0, 1, 0.5, 100))
+    assert_allclose(slope, [33.5, 1, 33.5, 33.5])
+
+
+def test_a_source_of_very_many() -> None:
+    n = 3000
+    g = graph(n, *((0, i) for i in range(1, n)))
+    cost, freed = np.ones(n), np.arange(n, dtype=np.float64)
+    slope = steepness(g, cost, np.ones(n), freed)
+    steeper = np.r_[0, np.cumsum(freed[:0:-1])] / np.arange(1, n + 1)
+    taken = int(steeper.argmax())
+    assert_allclose(slope[0], steeper[taken])
+    assert_allclose(slope[1 : n - taken], freed[1 : n - taken])
+    assert_allclose(slope[n - taken :], steeper[taken])
+
+
+def test_operators_above_a_cycle_are_in_segments() -> None:
+    g = graph(4, (0, 1), (1, 2), (2, 3), (3, 2))
+    slope = steepness(g, array(1, 1, 1, 1), array(1, 0.5, 1, 1), array(0, 1, 0.5, 100))
+    assert_allclose(slope, [0.5, 0.5, np.nan, np.nan])
+
+
 def test_a_diamond_can_be_one_segment() -> None:
     # The join behind the fork removes everything: all lead there
     g = graph(4, (0, 1), (0, 2), (1, 3), (2, 3))
