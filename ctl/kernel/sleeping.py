@@ -4,13 +4,14 @@ proc(5): /proc/PID/task/TID/syscall has the number and the arguments of the call
 sleeps ("running" if it does not; -1 if it is in none, as in a page fault), wchan the function of
 the kernel. The call tells more and changes less from kernel to kernel, but takes the right to trace
 the process. Of arguments only numbers are taken, and of what lies behind a descriptor only its
-kind: the process may belong to anybody. All of these may change between two lines.
+kind: the process may belong to anybody, and then nobody reads its memory for the one that it polls.
+All of these may change between two lines.
 """
 
 import os
 import platform
 import re
-import struct
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -173,14 +174,9 @@ def _behind(pid: int, fd: int, channel: str) -> Sleep:
 
 def _first_polled(pid: int, address: int) -> int | None:
     """The descriptor of the first `struct pollfd` at an address of a process."""
-    with suppress(OSError, struct.error, OverflowError):
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            (fd,) = struct.unpack("=i", os.pread(memory, 4, address))
-        finally:
-            os.close(memory)
-        return int(fd) if fd >= 0 else None
-    return None
+    found = procfs.memory(pid, address, 4)
+    fd = int.from_bytes(found, sys.byteorder, signed=True) if found else -1
+    return fd if fd >= 0 else None
 
 
 def _by_channel(channel: str) -> Sleep:

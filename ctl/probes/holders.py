@@ -7,7 +7,6 @@ monitors and locks of java.util.concurrent, and stops all Java threads for milli
 for who asks, and nothing that is done each second. Memory and dump are the process's: both may lie.
 """
 
-import os
 import re
 import struct
 from collections.abc import Iterator
@@ -101,12 +100,8 @@ def mutex(pid: int, tid: int) -> Held | None:
     address = sleeping.futex_of(pid, tid)
     if address is None:
         return None
-    with suppress(OSError, struct.error, OverflowError):
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            word, _, owner = _OWNER.unpack(os.pread(memory, _OWNER.size, address))
-        finally:
-            os.close(memory)
+    with suppress(OSError, struct.error):
+        word, _, owner = _OWNER.unpack(procfs.memory(pid, address, _OWNER.size) or b"")
         inside = _inside(pid)
         holder = inside.get(owner)
         if word and holder is not None and holder != tid:

@@ -172,3 +172,31 @@ def test_mounts_of_others_may_have_any_name_or_none(monkeypatch: pytest.MonkeyPa
         Hierarchy(2, Path("/sys/fs/ä \\")),
         Hierarchy(1, Path("/sys/fs/cgroup/cpu"), "/a\udcff"),
     )
+
+
+def test_memory_of_our_own_process_is_read_and_that_of_nobody_gone() -> None:
+    text = ctypes.create_string_buffer(b"what lies there")
+    assert procfs.memory(os.getpid(), ctypes.addressof(text), 4) == b"what"
+    assert procfs.memory(os.getpid(), 0, 4) is None
+    assert procfs.memory(os.getpid(), 1 << 64, 4) is None
+    assert procfs.memory(2**22 + 1, ctypes.addressof(text), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("uids", "read"),
+    [
+        (["0", "0", "0", "0"], True),
+        (["1000", "1000", "1000", "1000"], True),
+        (["1001", "1001", "1001", "1001"], False),
+        (["1001", "0", "0", "0"], False),  # a program with the set-user-id bit
+        ([], False),
+    ],
+)
+def test_memory_is_read_of_roots_and_our_own_processes_alone(
+    monkeypatch: pytest.MonkeyPatch, uids: list[str], read: bool
+) -> None:
+    """A page of it may be in a file system of its user's, who never answers."""
+    text = ctypes.create_string_buffer(b"what lies there")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(procfs, "field", lambda path, key: uids)
+    assert (procfs.memory(os.getpid(), ctypes.addressof(text), 4) is not None) == read

@@ -1,6 +1,7 @@
 """Where threads sleep: real ones in places that are known, and what a hostile process may show."""
 
 import contextlib
+import os
 import re
 import socket
 import subprocess
@@ -131,6 +132,25 @@ def test_a_thread_that_runs_and_one_that_is_gone_do_not_sleep(
     assert [where(pid, threads["spin"]) for _ in range(50)].count(None) >= 25
     assert where(pid, 1) is None
     assert where(2**22 + 1, 2**22 + 1) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_another_user_polls_is_not_read_from_its_memory() -> None:
+    """Its pages may be in a file system of that user's, who never answers."""
+    code = "import select, sys; p = select.poll(); p.register(0, 1); print(1); p.poll()"
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-u", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        user=65534,
+        extra_groups=(),
+        cwd="/",
+    ) as running:
+        try:
+            assert running.stdout is not None and running.stdout.readline() == b"1\n"
+            wait_until(lambda: where(running.pid, running.pid) == Sleep("events"))
+        finally:
+            running.kill()
 
 
 def test_looks_tell_shares_and_peers(sleepers: tuple[int, dict[str, int], int]) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 import struct
+import threading
 import tracemalloc
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ import pytest
 
 from sched_ctl.cli import flame
 from sched_ctl.cli.stacks import in_words
-from sched_ctl.kernel import symbols
+from sched_ctl.kernel import procfs, sleeping, symbols
 from sched_ctl.probes import holders, stacks
 from sched_ctl.probes.holders import Held
 from sched_ctl.probes.stacks import Place, Waker
@@ -95,6 +96,18 @@ def test_a_dump_that_lies_costs_nothing_but_itself(seed: int) -> None:
     for stack in found.values():
         assert len(stack.frames) <= holders.FRAMES and len(stack.has) <= holders.LOCKS
     holders.who_holds(found)
+
+
+def test_the_holder_of_a_mutex_is_read_of_a_process_that_may_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mutex = (ctypes.c_int32 * 3)(2, 0, threading.get_native_id())
+    monkeypatch.setattr(sleeping, "futex_of", lambda pid, tid: ctypes.addressof(mutex))
+    held = holders.mutex(os.getpid(), 1)
+    assert held is not None and held.holder == threading.get_native_id()
+    assert holders.mutex(os.getpid(), held.holder) is None
+    monkeypatch.setattr(procfs, "memory", lambda pid, address, size: None)
+    assert holders.mutex(os.getpid(), 1) is None
 
 
 def test_functions_of_our_own_process_have_their_names() -> None:
