@@ -280,6 +280,22 @@ static __always_inline bool at_cap(struct group *group, u32 g)
 	return group->cap && running >= (s32)group->cap;
 }
 
+/* One whose turn it was had got so far. */
+static __always_inline void groups_reach(u64 vtime_ns)
+{
+	if ((s64)(vtime_ns - groups_now_ns) > 0)
+		groups_now_ns = vtime_ns;
+}
+
+/* The same of a group that ran while nobody waited: that needs no choice, so nobody has said so yet. */
+static __always_inline void groups_reach_alone(u16 group)
+{
+	u32 g = (group - 1) & (MAX_GROUPS - 1);
+
+	if (group && control.groups[g].share)
+		groups_reach(groups[g].vtime_ns);
+}
+
 /* A group that slept may lag behind the others by GROUP_CREDIT, no more. */
 static __always_inline void forgive_group(u32 queue)
 {

@@ -153,8 +153,11 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 		dsq_insert(p, SCX_DSQ_LOCAL, others_slice_ns(), 0);
 		return cpu;
 	}
-	if (control.nr_groups && group_of(slots[slot].queue, &g)->cap)
-		return cpu;			/* the idle CPU asks, and counts who runs */
+	if (control.nr_groups) {
+		if (group_of(slots[slot].queue, &g)->cap)
+			return cpu;		/* the idle CPU asks, and counts who runs */
+		forgive_group(slots[slot].queue);
+	}
 	now_ns = clock_ns();
 	inherit(slot, now_ns, here());
 	enter_operator(slot, p);
@@ -348,11 +351,12 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 				return RUN_KEEP;
 			}
 		}
-		if (goes_on)
+		if (goes_on) {
+			groups_reach(c->mine.vtime_ns);
 			return RUN_KEEP;
+		}
 		record(TRACE_PICK, 0, now_ns, best->urgency);
-		if ((s64)(best->vtime_ns - groups_now_ns) > 0)
-			groups_now_ns = best->vtime_ns;
+		groups_reach(best->vtime_ns);
 		best->queue &= MAX_QUEUES - 1;
 		if (take(llc, cpu, best, slot))
 			return RUN_MOVED;
@@ -435,8 +439,7 @@ subprogram int run_by_right(u64 its, u32 llc, s32 cpu, u64 now_ns, u32 slot)
 	count(by_right);
 	c->by_right = 1;
 	record(TRACE_PICK, 0, now_ns, best->urgency);
-	if ((s64)(best->vtime_ns - groups_now_ns) > 0)
-		groups_now_ns = best->vtime_ns;
+	groups_reach(best->vtime_ns);
 	return RUN_MOVED;
 }
 
@@ -563,6 +566,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	if (rival) {
 		if (!waiting && !may_look(c, llc, slot, now_ns)) {
 			s->keeps++;
+			groups_reach_alone(c->group);
 			keep_operator(c, prev, slot, now_ns);
 			return;
 		}
@@ -735,6 +739,8 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 			threads[slot].vtime += own_charge(p, ran_ns);
 		if (!runnable) {
 			note_burst(&threads[slot]);
+			if (!queues[llc_of(cpu)].waiting)
+				groups_reach_alone(c->group);
 			threads[slot].slept_ns = c->since_ns + ran_ns;
 			if (threads[slot].held)
 				c->done = slot;

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from burning import burn, spin
+from burning import burn, nothing, spin
 from operators import adopt, against_reference, busy, cpu_s, guaranteed, shares, start
 from vm.inside import enough_on, look_until, only_on, text_of
 from vm.machine import above_all
@@ -102,6 +102,30 @@ def check_a_share_comes_in_slices() -> None:
         print(f"{first:.3f} {other:.3f} {second:.3f}, the other waits {mean_s * 1e3:.1f} ms")
         assert other > 0.45 and first > 4 * second
         assert mean_s < 1.5 * (SLICE_S + TICK_S), mean_s
+
+
+@enough_on("6.18")  # our arithmetic
+def check_who_had_the_cpu_alone_owes_nothing_for_it() -> None:
+    """Of two groups each has half, though one of them slept for 2 s while the other ran."""
+    for body, count in ((nothing, 1), (work_and_nap, 1), (nothing, 2)):
+        with Scheduler(full=False) as scheduler, busy(1) as later, start(count, body) as first:
+            give_shares(scheduler, [1] * (1 + count))
+            scheduler.control["queues"][2]["group"] = 1
+            scheduler.control["nr_groups"] = 2
+            scheduler.slots["lead_us"][2] = 600_000_000
+            os.kill(later[0], signal.SIGSTOP)
+            adopt(scheduler, [*later, *first])
+            scheduler.attach()
+            time.sleep(2)
+            os.kill(later[0], signal.SIGCONT)
+            found = shares([*later, *first], 1, settle_s=0.0)
+            print(body.__name__, [round(share, 3) for share in found])
+            assert 0.4 < found[0] < 0.65 and sum(found[1:]) > 0.3, found
+
+
+def work_and_nap() -> None:
+    burn(0.005)
+    time.sleep(0.001)
 
 
 def give_shares(scheduler: Scheduler, weights: list[int]) -> None:
