@@ -270,12 +270,12 @@ static __always_inline struct group *group_of(u32 queue, u32 *index)
 }
 
 /*
- * Does its cap keep a group from another CPU? Who runs here is left out of the count: it has not
- * stopped yet as this CPU asks what is next, and gives its place to whoever comes instead.
+ * Does its cap keep a group from this CPU? Who runs there is left out of the count: it has not
+ * stopped yet as the CPU asks what is next, and gives its place to whoever comes instead.
  */
-static __always_inline bool at_cap(struct group *group, u32 g)
+static __always_inline bool at_cap(struct group *group, u32 g, s32 cpu)
 {
-	s32 running = groups[g].running - (this_cpu()->group == g + 1);
+	s32 running = groups[g].running - (cpus[cpu & (MAX_CPUS - 1)].group == g + 1);
 
 	return group->cap && running >= (s32)group->cap;
 }
@@ -341,7 +341,7 @@ subprogram u64 refresh_all(u32 llc, s32 cpu, u64 unknown)
 }
 
 /* The queues of the group whose turn it is, among these; its virtual time goes to `best`. */
-subprogram u64 narrow(u64 candidates, struct candidate *best)
+subprogram u64 narrow(s32 cpu, u64 candidates, struct candidate *best)
 {
 	u64 mask = 0, vtime_ns = 0, least_ns = 0;
 	u32 i, g, least = MAX_GROUPS;
@@ -351,7 +351,7 @@ subprogram u64 narrow(u64 candidates, struct candidate *best)
 		return candidates;
 	for_each_queue(i, candidates) {
 		group = group_of(i, &g);
-		if (at_cap(group, g)) {
+		if (at_cap(group, g, cpu)) {
 			count(capped);
 			continue;
 		}
@@ -424,7 +424,7 @@ subprogram int pick(u32 llc, s32 cpu, u64 now_ns, u64 candidates, struct candida
 	else if (unknown)
 		candidates &= ~refresh_all(llc, cpu, unknown);
 	if (control.nr_groups)
-		candidates = narrow(candidates, best);
+		candidates = narrow(cpu, candidates, best);
 	if (is_one(candidates)) {	/* nearly always, and a loop costs something */
 		compare(llc, cpu, now_ns, lowest(candidates), best);
 		return best->queue;

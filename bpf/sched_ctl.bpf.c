@@ -293,7 +293,7 @@ subprogram int resume(u32 llc, s32 cpu)
 
 	llc &= MAX_LLCS - 1;
 	c->interrupted = 0;
-	if (control.nr_groups && at_cap(group, g))
+	if (control.nr_groups && at_cap(group, g, cpu))
 		return 0;		/* another of its group took its place */
 	if (!move_exactly(dsq_of(llc, queue), key, cpu))
 		return 0;

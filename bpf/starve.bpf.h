@@ -97,13 +97,13 @@ struct search {
 	u8 set;
 };
 
-/* Does the cap of its group keep the operator in this slot from running? */
-static __always_inline bool held_by_cap(u32 slot)
+/* Does the cap of its group keep the operator in this slot from this CPU? */
+static __always_inline bool held_by_cap(u32 slot, s32 cpu)
 {
 	u32 g;
 	struct group *group = group_of(slots[slot & (MAX_SLOTS - 1)].queue, &g);
 
-	return control.nr_groups && at_cap(group, g);
+	return control.nr_groups && at_cap(group, g, cpu);
 }
 
 static long look_at_row(u64 i, struct search *search)
@@ -121,7 +121,7 @@ static long look_at_row(u64 i, struct search *search)
 	if ((s64)(since_ns - search->oldest_ns) >= 0 ||
 	    (search->tried_ns && (s64)(since_ns - search->tried_ns) <= 0))
 		return 0;
-	if (search->lends && held_by_cap(slot))
+	if (search->lends && held_by_cap(slot, search->only_cpu - 1))
 		return 0;
 	search->oldest_ns = since_ns;
 	search->found = slot;
