@@ -330,7 +330,7 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
 	struct candidate *best = &c->here;
-	u64 waiting, key;
+	u64 waiting, key, lost = 0;
 	bool goes_on;
 	u32 i;
 
@@ -360,7 +360,10 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 		best->queue &= MAX_QUEUES - 1;
 		if (take(llc, cpu, best, slot))
 			return RUN_MOVED;
-		waiting &= ~(1ULL << best->queue);
+		/* Of an exact queue another CPU took this thread; the next one waits on. */
+		if (!best->exact || best->exact == lost)
+			waiting &= ~(1ULL << best->queue);
+		lost = best->exact;
 	}
 	return RUN_NOTHING;
 }
