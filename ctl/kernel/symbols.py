@@ -2,11 +2,13 @@
 
 proc_pid_maps(5), proc_pid_map_files(5), elf(5), /proc/kallsyms. The files are those of the process,
 which may belong to anybody: they are opened by what is mapped and never by a path, only tables of
-64-bit ELF are read, and all sizes are bounded. Without symbols a place is FILE+0xOFFSET.
+64-bit ELF are read, and all sizes are bounded. None is mapped: it may shrink, which would end us.
+Without symbols a place is FILE+0xOFFSET.
 """
 
 import os
 import re
+import stat
 import struct
 from array import array
 from bisect import bisect_right
@@ -25,6 +27,7 @@ __all__ = ["Functions", "kernel_functions", "of_process", "readable"]
 
 KALLSYMS = Path("/proc/kallsyms")
 MOST_SYMBOLS = 1 << 19  # of a file
+NAMES_LIMIT = 32 << 20  # bytes of a file's names
 MAPS_LIMIT = 4 << 20  # bytes of /proc/PID/maps
 _SYMBOL = np.dtype(
     [
@@ -43,6 +46,7 @@ _SYMBOL_TABLES, _LOAD, _FUNCTION = (
     (2, 10),
 )  # SHT_SYMTAB, DYNSYM; PT_LOAD; STT_FUNC, IFUNC
 Table = NDArray[Any]
+Read = Callable[[int, int], bytes]  # offset and bytes of a file: fewer, where it ends before
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +143,8 @@ def _of_file(pid: int, mapping: _Mapping) -> Callable[[int], str | None]:
     path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-            data: Any = np.memmap(file, dtype=np.uint8, mode="r")
-            return _of_elf(data)
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return _of_elf(lambda at, size: os.pread(file.fileno(), size, at))
     except (
         OSError,
         ValueError,
@@ -148,24 +152,25 @@ def _of_file(pid: int, mapping: _Mapping) -> Callable[[int], str | None]:
         IndexError,
         OverflowError,
     ):  # not ELF, or not ours to read
-        return lambda _: None
+        pass
+    return lambda _: None
 
 
-def _of_elf(data: Table) -> Callable[[int], str | None]:
-    """data: the bytes of a 64-bit little-endian ELF file. Raises ValueError, struct.error."""
-    head = data[:64].tobytes()
+def _of_elf(read: Read) -> Callable[[int], str | None]:
+    """Of a 64-bit little-endian ELF file. Raises ValueError, struct.error, OSError."""
+    head = read(0, 64)
     if head[:6] != b"\x7fELF\x02\x01":
         raise ValueError("no 64-bit little-endian ELF")
     segments_at, sections_at = struct.unpack_from("<QQ", head, 32)
     segment_size, segments, section_size, sections = struct.unpack_from("<4H", head, 54)
     loads: list[tuple[int, int, int]] = []  # offset, size, address
     for i in range(segments):
-        raw = data[segments_at + i * segment_size :][:56].tobytes()
+        raw = read(segments_at + i * segment_size, 56)
         kind, _, offset, address, _, size = struct.unpack_from("<IIQQQQ", raw)
         if kind == _LOAD:
             loads.append((offset, size, address))
     tables = [
-        struct.unpack_from("<IIQQQQIIQQ", data[sections_at + i * section_size :][:64].tobytes())
+        struct.unpack_from("<IIQQQQIIQQ", read(sections_at + i * section_size, 64))
         for i in range(sections)
     ]
     one_of: dict[int, tuple[int, ...]] = {}  # by kind: a file has one of each at most, elf(5)
@@ -173,12 +178,17 @@ def _of_elf(data: Table) -> Callable[[int], str | None]:
         if table[1] in _SYMBOL_TABLES and table[6] < len(tables):
             one_of.setdefault(table[1], table)
     found = np.zeros(0, _FOUND)
+    texts = {
+        names[4]: read(names[4], min(names[5], NAMES_LIMIT))
+        for names in (tables[one[6]] for one in one_of.values())
+    }
     for one in one_of.values():
-        found = np.concatenate([found, _symbols(data, one, tables[one[6]])])[:MOST_SYMBOLS]
+        found = np.concatenate([found, _symbols(read, one, tables[one[6]])])[:MOST_SYMBOLS]
     found = found[np.lexsort((found["name"], found["names"], found["end"], found["start"]))]
 
     def name(i: int) -> str:
-        raw = data[int(found["names"][i]) + int(found["name"][i]) :][:512].tobytes()
+        start = int(found["name"][i])
+        raw = texts[int(found["names"][i])][start : start + 512]
         return readable(raw.partition(b"\0")[0].decode(errors="replace"))
 
     functions = Functions(_numbers(found["start"]), _numbers(found["end"]), name)
@@ -197,11 +207,11 @@ def _numbers(column: Table) -> Sequence[int]:
     return array("Q", column.astype(np.uint64).tobytes())
 
 
-def _symbols(data: Table, table: tuple[int, ...], names: tuple[int, ...]) -> Table:
+def _symbols(read: Read, table: tuple[int, ...], names: tuple[int, ...]) -> Table:
     """Functions that have a size, of one symbol table."""
     offset, size = table[4], min(table[5], MOST_SYMBOLS * _SYMBOL.itemsize)
-    raw = data[offset : offset + size // _SYMBOL.itemsize * _SYMBOL.itemsize]
-    symbols = np.frombuffer(raw.tobytes(), _SYMBOL)
+    raw = read(offset, size)
+    symbols = np.frombuffer(raw, _SYMBOL, len(raw) // _SYMBOL.itemsize)
     wanted = symbols[np.isin(symbols["info"] & 15, _FUNCTION) & (symbols["size"] > 0)]
     found = np.zeros(len(wanted), _FOUND)
     found["start"], found["end"] = wanted["at"], wanted["at"] + wanted["size"]

@@ -1,14 +1,16 @@
 """Names at addresses, locks in thread dumps, and what is drawn of stacks."""
 
 import ctypes
+import mmap
 import os
 import random
 import struct
 import threading
 import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from sched_ctl.cli import flame
@@ -122,18 +124,22 @@ def test_functions_of_our_own_process_have_their_names() -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_a_file_that_is_no_elf_is_refused_or_has_no_names(seed: int) -> None:
     draw = random.Random(seed)
-    data = np.frombuffer(draw.randbytes(4096), dtype=np.uint8).copy()
-    data[:6] = list(b"\x7fELF\x02\x01")
-    data[54:62] = list(struct.pack("<4H", 56, draw.randrange(40), 64, draw.randrange(40)))
-    data[32:48] = list(struct.pack("<QQ", draw.randrange(5000), draw.randrange(5000)))
+    data = bytearray(draw.randbytes(4096))
+    data[:6] = b"\x7fELF\x02\x01"
+    data[54:62] = struct.pack("<4H", 56, draw.randrange(40), 64, draw.randrange(40))
+    data[32:48] = struct.pack("<QQ", draw.randrange(5000), draw.randrange(5000))
     try:
-        at = symbols._of_elf(data)
+        at = symbols._of_elf(reader(data))
     except (ValueError, struct.error, IndexError, OverflowError):
         return
     at(draw.randrange(1 << 40))
 
 
-def elf(kinds: list[int], symbols: int) -> np.ndarray:
+def reader(data: bytes | bytearray) -> Callable[[int, int], bytes]:
+    return lambda at, size: bytes(data[at : at + size])
+
+
+def elf(kinds: list[int], symbols: int) -> bytes:
     """A file with a table of names, and tables of these kinds that are all the same bytes."""
     names, many = b"\0one\0", 1 + len(kinds)
     at = 64 + 56 + 64 * many
@@ -144,8 +150,22 @@ def elf(kinds: list[int], symbols: int) -> np.ndarray:
     sections = [(3, at, len(names)), *((kind, *table) for kind in kinds)]
     told = [struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, o, n, 0, 0, 0, 0) for kind, o, n in sections]
     rows = [struct.pack("<IBBHQQ", 1, 2, 0, 1, 0x2000 + 16 * i, 8) for i in range(symbols)]
-    data = b"".join([head.ljust(64, b"\0"), load, *told, names, *rows])
-    return np.frombuffer(data, dtype=np.uint8)
+    return b"".join([head.ljust(64, b"\0"), load, *told, names, *rows])
+
+
+def test_a_file_that_shrinks_while_it_is_read_has_no_names(
+    tmp_path: Path,
+) -> None:
+    """A page of a mapped file that is gone is SIGBUS."""
+    path = tmp_path / "lib.so"
+    path.write_bytes(elf([2], 1000))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, 5):
+        [mapping] = [one for one in symbols._mappings(os.getpid()) if one.file == path.name]
+        at = symbols._of_file(os.getpid(), mapping)
+        assert at(0x1000) == "one"
+        os.truncate(path, 0)
+        assert at(0x1000) == "one"
+        assert symbols._of_file(os.getpid(), mapping)(0x1000) is None
 
 
 def test_of_many_tables_of_symbols_one_of_each_kind_is_read(
@@ -155,7 +175,7 @@ def test_of_many_tables_of_symbols_one_of_each_kind_is_read(
     data = elf([2, 11] * 200, 1000)
     tracemalloc.start()
     try:
-        at = symbols._of_elf(data)
+        at = symbols._of_elf(reader(data))
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -163,7 +183,7 @@ def test_of_many_tables_of_symbols_one_of_each_kind_is_read(
     assert [at(place) for place in (0xFFF, 0x1000, 0x1007, 0x1008)] == [None, "one", "one", None]
     assert at(0x1000 + 16 * 999) == "one" and at(0x1000 + 16 * 1000) is None
     monkeypatch.setattr(symbols, "MOST_SYMBOLS", 10)
-    at = symbols._of_elf(data)
+    at = symbols._of_elf(reader(data))
     assert at(0x1000) == "one" and at(0x1000 + 16 * 10) is None
 
 
