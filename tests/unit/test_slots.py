@@ -1,9 +1,10 @@
 """What slots of the BPF scheduler say of threads besides a policy's order."""
 
+import errno
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
 from sched_ctl.drivers.threads import thread_of
+from sched_ctl.kernel.libbpf import BpfError
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -101,6 +103,15 @@ class Tied:
         return self.now.pop(_tid(pidfd), None) is not None
 
 
+class Failing(Tied):
+    errors: Mapping[int, int] = {}
+
+    def adopt(self, pidfd: int, slot: int, flushes: int = 0) -> None:
+        if number := self.errors.get(_tid(pidfd), 0):
+            raise BpfError(number, "update of map adopted")
+        super().adopt(pidfd, slot, flushes)
+
+
 def _tid(pidfd: int) -> int:
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         return int(next(line for line in file if line.startswith("Pid:")).split()[1])
@@ -146,6 +157,26 @@ def test_flushers_follow_the_slots_of_their_operators(threads: list[Thread]) -> 
     assert not slots.follow_flushers([replace(one, flushers=((other, first),))])
     assert flusher.tid not in tied.now
     assert tied.now[other.tid] == (slots.of([other])[0], 0)
+
+
+def test_threads_that_could_not_be_tied_are_told_until_they_are(threads: list[Thread]) -> None:
+    first, second, third, _ = threads
+    tied: Any = Failing()
+    try:
+        os.close(os.pidfd_open(first.tid, os.O_EXCL))
+    except OSError:
+        pytest.skip("needs thread pidfds (Linux 6.9)")
+    slots = Slots(tied, full=True)
+    slots.follow("s", (), (first, second, third))
+    tied.errors = {first.tid: errno.ENOMEM, second.tid: errno.ENOMEM, third.tid: errno.ESRCH}
+    problems, gone = slots.adopt((first, second, third))
+    assert len(problems) == 2 and gone == 1
+    assert slots.untied() == [first, second]
+    slots.follow("s", (first, second, third), (first, third))
+    assert slots.untied() == [first]
+    tied.errors = {}
+    assert slots.adopt(slots.untied()) == ((), 0)
+    assert slots.untied() == [] and tied.now[first.tid] == (slots.of([first])[0], 0)
 
 
 class Memory:

@@ -1,6 +1,7 @@
 """The scx backend on every kernel that has a usable sched_ext: it schedules, and it gives back."""
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -35,6 +36,7 @@ from sched_ctl.backends.scx.probe import features, probe
 from sched_ctl.drivers.lab import driver
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import sched, schedext
+from sched_ctl.kernel.libbpf import BpfError
 from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.lab import engine as lab
 from sched_ctl.model.options import ScxOptions
@@ -216,6 +218,19 @@ def check_options() -> None:
             assert backend.mode == mode
             look_until(lambda: progress(threads, 1.0), lambda got: got[0] > got[1])
             backend.restore()
+
+
+@enough_on("6.16")  # our own error
+def check_who_could_not_be_tied_to_its_slot_is_tried_again() -> None:
+    with spinning(1) as threads, mock.patch.object(Scheduler, "adopt") as adopt:
+        backend = Scx(journal(), ScxOptions(mode="full", ttl=TTL_S))
+        adopt.side_effect = BpfError(errno.ENOMEM, "no memory")
+        assert "no memory" in str(backend.apply(schedule(threads, [1.0])).problems)
+        adopt.side_effect = None
+        for calls in (2, 2):
+            assert backend.apply(schedule(threads, [1.0])).problems == ()
+            assert adopt.call_count == calls
+        backend.restore()
 
 
 def check_cgroups_that_come_later() -> None:

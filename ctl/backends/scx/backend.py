@@ -153,6 +153,7 @@ class Scx(Backend):
         scope.parts = self._hints(loaded, scope)
         changed = self._write(loaded)
         writes += changed
+        fresh += loaded.slots.untied()
         more, gone = loaded.slots.adopt(fresh)
         if self.mode == "full" and self.options.align > 0:
             some = loaded.slots.follow_flushers([one.schedule for one in self._scopes.values()])

@@ -1,5 +1,6 @@
 """Which thread has which slot of the memory shared with the scheduler, and what stands there."""
 
+import errno
 import operator
 import time
 from collections import deque
@@ -43,6 +44,7 @@ class Slots:
         self._full = full
         self._adopted: dict[Thread, Adopted] = {}
         self._free = deque(range(1, len(scheduler.slots)))
+        self._untied: dict[Thread, None] = {}
         self._flushers: dict[Thread, int] = {}  # and the slots of their operators
         self._pairs: list[tuple[tuple[Thread, Thread], ...]] = []
 
@@ -83,25 +85,31 @@ class Slots:
                 released.append(thread)
         return fresh, released, problems
 
+    def untied(self) -> list[Thread]:
+        """Threads that have a slot, but to tie them to it failed."""
+        return [*self._untied]
+
     def adopt(self, threads: Sequence[Thread]) -> tuple[tuple[str, ...], int]:
         """Tie threads to their slots, which are filled. Returns problems, and how many are gone."""
         problems = []
         gone = 0
         for thread in threads:
             adopted = self._adopted[thread]
+            self._untied.pop(thread, None)
             try:
                 fd = thread_pidfd(thread.tid)
                 with open(fd, "rb", buffering=0):
                     # Opened first: if the start time is right now, the descriptor is right.
                     now = identity.same(thread)
                     if now is None:
-                        raise ProcessLookupError
+                        raise ProcessLookupError(errno.ESRCH, "gone")
                     self._scheduler.adopt(fd, adopted.slot)
-            except ProcessLookupError:
-                adopted.gone = True
-                gone += 1
-                continue
-            except BpfError as error:
+            except (ProcessLookupError, BpfError) as error:
+                if error.errno == errno.ESRCH:
+                    adopted.gone = True
+                    gone += 1
+                    continue
+                self._untied[thread] = None
                 problems.append(f"thread {thread.tid} ({thread.name}): {error.strerror}")
                 continue
             if self._full and now.policy not in _OURS_IN_FULL_MODE:
@@ -139,6 +147,7 @@ class Slots:
 
     def _release(self, thread: Thread) -> None:
         adopted = self._adopted.pop(thread)
+        self._untied.pop(thread, None)
         self._scheduler.slots[adopted.slot]["flags"] = 0
         self._free.append(adopted.slot)  # at the far end: it rests before it is used again
         if not adopted.gone:
