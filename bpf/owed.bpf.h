@@ -45,7 +45,8 @@ static long look_for_lag(u64 i, struct laggard *search)
 	if (lag_ns < search->lag_ns ||
 	    (lag_ns == search->lag_ns && (s64)(t->hungry_ns - search->since_ns) >= 0))
 		return 0;
-	if (held_by_cap(slot, search->only_cpu - 1))
+	if (held_by_cap(slot, search->only_cpu - 1) ||
+	    !movable(slot, search->set - 1, search->only_cpu - 1))
 		return 0;
 	search->lag_ns = lag_ns;
 	search->since_ns = t->hungry_ns;

@@ -106,6 +106,36 @@ static __always_inline bool held_by_cap(u32 slot, s32 cpu)
 	return control.nr_groups && at_cap(group, g, cpu);
 }
 
+/* The queue of this set in which the operator waits and this CPU may take it; else -1. */
+static __always_inline int queue_of(struct task_struct *p, u32 llc, u32 slot, s32 cpu)
+{
+	u64 id = BPF_CORE_READ(p, scx.dsq, id), first = dsq_of(llc & (MAX_LLCS - 1), 0);
+
+	if (id < first || id >= first + MAX_QUEUES || packed_slot(p->scx.dsq_vtime) != slot ||
+	    !may_run(p, cpu))
+		return -1;
+	return id - first;
+}
+
+/*
+ * Could this CPU take the operator in this slot, in as far as one CPU cannot tell by itself? Who may
+ * run on some CPUs, or waits for a higher class on another one, would hide all who wait for less.
+ */
+static __always_inline bool movable(u32 slot, u32 llc, s32 cpu)
+{
+	struct task_struct *p;
+	bool found;
+
+	if (nr_cpus == 1)
+		return true;
+	p = bpf_task_from_pid(threads[slot & (MAX_SLOTS - 1)].tid);
+	if (!p)
+		return false;
+	found = queue_of(p, llc, slot, cpu) >= 0;
+	bpf_task_release(p);
+	return found;
+}
+
 static long look_at_row(u64 i, struct search *search)
 {
 	u32 slot = search->hand + i;
@@ -121,7 +151,8 @@ static long look_at_row(u64 i, struct search *search)
 	if ((s64)(since_ns - search->oldest_ns) >= 0 ||
 	    (search->tried_ns && (s64)(since_ns - search->tried_ns) <= 0))
 		return 0;
-	if (search->lends && held_by_cap(slot, search->only_cpu - 1))
+	if (search->lends && (held_by_cap(slot, search->only_cpu - 1) ||
+			      !movable(slot, search->set - 1, search->only_cpu - 1)))
 		return 0;
 	search->oldest_ns = since_ns;
 	search->found = slot;
@@ -147,21 +178,19 @@ subprogram u32 longest_waiting(u32 llc, s32 cpu, u64 now_ns)
 /* Move the operator in this slot here from whichever queue of the set it waits in: that, or -1. */
 subprogram int move_slot(u32 llc, u32 slot, s32 cpu)
 {
-	u64 id, first = dsq_of(llc & (MAX_LLCS - 1), 0);
 	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
-	int queue = -1;
+	int queue;
 
 	p = bpf_task_from_pid(threads[slot & (MAX_SLOTS - 1)].tid);
 	if (!p)
 		return -1;
-	id = BPF_CORE_READ(p, scx.dsq, id);
-	if (id >= first && id < first + MAX_QUEUES && packed_slot(p->scx.dsq_vtime) == slot &&
-	    may_run(p, cpu)) {
+	queue = queue_of(p, llc, slot, cpu);
+	if (queue >= 0) {
 		/* It is not advanced: it says which queue is meant, and what was queued by now. */
-		bpf_iter_scx_dsq_new(&it, id, 0);
-		if (dsq_move(&it, p, SCX_DSQ_LOCAL))
-			queue = id - first;
+		bpf_iter_scx_dsq_new(&it, dsq_of(llc & (MAX_LLCS - 1), queue), 0);
+		if (!dsq_move(&it, p, SCX_DSQ_LOCAL))
+			queue = -1;
 		bpf_iter_scx_dsq_destroy(&it);
 	}
 	bpf_task_release(p);
