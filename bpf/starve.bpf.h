@@ -85,6 +85,7 @@ static __always_inline void wait_for_cpu(struct thread *t, u64 now_ns)
 {
 	t->queued_ns = now_ns;
 	t->set = 0;
+	t->lent = t->rescued = 0;
 }
 
 struct search {

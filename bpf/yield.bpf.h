@@ -28,7 +28,7 @@ static __always_inline void put_aside(struct task_struct *p, u32 slot, u32 llc, 
 {
 	struct thread *t = &threads[slot];
 
-	t->yielded = t->lent = 0;
+	t->yielded = 0;
 	t->left_ns = 0;
 	wait_for_cpu(t, now_ns);
 	t->hungry_ns = now_ns;

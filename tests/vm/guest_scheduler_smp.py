@@ -65,6 +65,21 @@ def check_shares_of_groups() -> None:
         assert_divided(pids, [0.25] * 4, 0.05)
 
 
+@enough_on("6.18")  # our marks
+def check_a_lent_turn_ends_when_its_thread_sleeps() -> None:
+    """Who then wakes up on an idle CPU has a turn of its own."""
+    with Scheduler(full=False) as scheduler, start(1, lambda: time.sleep(0.2)) as pids:
+        adopt(scheduler, pids)
+        scheduler.attach()
+        time.sleep(0.5)
+        runs = int(scheduler.threads["runs"][1])
+        scheduler.threads["lent"][1] = scheduler.threads["rescued"][1] = 1
+        time.sleep(0.5)
+        print(scheduler.stats())
+        assert scheduler.threads["runs"][1] > runs
+        assert scheduler.threads[["lent", "rescued"]][1].tolist() == (0, 0)
+
+
 @enough_on("6.18")  # our count; 7.3 has the cap of one that sleeps
 def check_concurrency_cap() -> None:
     """Of one group with a cap of one three threads use one CPU, in order; others the other."""
