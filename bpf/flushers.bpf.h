@@ -181,7 +181,8 @@ subprogram int let_go(u32 slot, u64 now_ns)
 		a->flushed_ns = now_ns;
 		llc = llc_of(scx_bpf_task_cpu(p));
 		mark_other(llc, p, p->scx.dsq_vtime);
-		dsq_move_vtime(&it, p, others_dsq(llc));
+		if (dsq_move_vtime(&it, p, others_dsq(llc)))
+			kick_idle(p);
 	}
 	bpf_iter_scx_dsq_destroy(&it);
 	bpf_rcu_read_unlock();
