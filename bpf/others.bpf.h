@@ -216,11 +216,6 @@ static __always_inline void others_init(void)
 	others_now = pack(first_ns, 0);	/* not 0: that is what `peek` says of an empty queue */
 }
 
-static __always_inline void keep(struct task_struct *prev, u64 slice)
-{
-	set_slice(prev, slice);
-}
-
 /*
  * Let `prev`, one of the others, go on with a new slice, unless somebody goes before it or its
  * cgroup used up its quota. Charges what it ran so far.
@@ -253,7 +248,7 @@ static __always_inline bool keep_other(struct task_struct *prev, u32 llc, s32 cp
 	if (throttled(prev, ran_ns, now_ns))
 		return false;
 	count(other_keeps);
-	keep(prev, others_slice_ns());
+	set_slice(prev, others_slice_ns());
 	return true;
 }
 

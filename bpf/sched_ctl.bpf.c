@@ -313,7 +313,7 @@ static __always_inline void keep_operator(struct cpu *c, struct task_struct *pre
 		c->turn_ns = now_ns;
 	threads[slot & (MAX_SLOTS - 1)].lent = threads[slot & (MAX_SLOTS - 1)].rescued = 0;
 	threads[slot & (MAX_SLOTS - 1)].yielded = 0;
-	keep(prev, slice);
+	set_slice(prev, slice);
 }
 
 /* Put the most urgent operator here, if there is one. */
@@ -616,7 +616,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	}
 	if (runnable && !throttled(prev, 0, now_ns)) {
-		keep(prev, others_slice_ns());	/* else the kernel refills 20 ms */
+		set_slice(prev, others_slice_ns());	/* else the kernel refills 20 ms */
 		return;
 	}
 	/*
