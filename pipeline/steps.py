@@ -20,7 +20,7 @@ Over two days and more only moments that are whole days apart are compared.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +89,16 @@ def steps(x: Array, floor: float, least: float, most_chance: float = MOST_CHANCE
     floor: least noise of a slot; least: size that matters; both in the unit of the series.
     most_chance: of a step by mere noise.
     """
-    if np.isfinite(x).sum() < LEAST_SLOTS:
+    known = np.flatnonzero(np.isfinite(x))
+    if len(known) < LEAST_SLOTS:
         return []
+    first = int(known[0])
+    found = _within(x[first : known[-1] + 1], floor, least, most_chance)
+    return [replace(one, at=first + one.at) for one in found]
+
+
+def _within(x: Array, floor: float, least: float, most_chance: float) -> list[Found]:
+    """Of a series that is known where it begins and ends."""
     flat, turns = without_rhythm(x, [], least)
     found = _of_medians(flat, floor, least, most_chance, turns)
     if turns and found:  # once more, as the steps stood in the rhythm's way
@@ -123,12 +131,14 @@ def _largest(
     hidden = math.sqrt(turns / (turns - 1)) if turns else 1.0
     best = (1.0, 0, 0, 0.0, 0.0)
     for w in widths:
-        moved = np.nan_to_num(_moved(x, w))
+        moved = _moved(x, w)
+        if not np.isfinite(moved[w : n - w + 1]).any():
+            continue
         seen, known = _spread(moved, w) * hidden, floor / math.sqrt(w)
         noise = max(seen, known)
         # The spread is estimated from so many places that have nothing in common; a floor is not.
         freedom = max(3.0, n / w) if seen > known else 60.0
-        at = int(np.argmax(np.abs(moved)))
+        at = int(np.nanargmax(np.abs(moved)))
         if abs(moved[at]) >= least:
             chance = tail(abs(float(moved[at])) / noise, freedom) * n * len(widths)
             best = min(best, (chance, w, at, float(moved[at]), noise))
@@ -278,12 +288,14 @@ def _spread(moved: Array, w: int) -> float:
     """Of differences that are mostly none, in standard deviations.
 
     Not less than half of the largest but for so many as may be steps: what happens every other
-    hour is none.
+    hour is none. By places of which it is known (one at least).
     """
     size = np.abs(moved[w : len(moved) - w])
-    usual = 1.4826 * float(np.median(size))
+    usual = 1.4826 * float(np.nanmedian(size))
+    n = int(np.isfinite(size).sum()) + 2 * w  # slots, if all are known
+    size = np.nan_to_num(size)
     left = size.copy()
-    for _ in range(min(MOST_STEPS, len(moved) // (6 * w))):
+    for _ in range(min(MOST_STEPS, n // (6 * w))):
         at = int(np.argmax(left))
         left[max(0, at - w) : at + w + 1] = 0.0
     return max(usual, float(left.max()) / 2)

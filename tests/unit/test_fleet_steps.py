@@ -1,6 +1,7 @@
 """Steps and drifts of a series: planted ones are found at their place, and no others."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +42,29 @@ def test_where_nothing_changes_nothing_is_told() -> None:
         if steps.steps(series(kind, seed), FLOOR, LEAST)
     ]
     assert len(told) <= 1, told  # of 160
+
+
+def test_who_came_late_shows_no_more_steps_than_others() -> None:
+    """Nor who left early, or was away for long."""
+    told = []
+    for seed in range(100):
+        source = np.random.default_rng([seed, 3])
+        noise = source.normal(0, 0.2, 32 + seed % 17)
+        half = len(noise) // 2
+        for places in (np.arange(-len(noise), 0), np.r_[0:half, half - len(noise) : 0]):
+            x = np.full(300, np.nan)
+            x[places] = noise
+            told += [(seed, one) for one in steps.steps(x, FLOOR, LEAST)]
+    assert told == []  # of 200
+
+
+def test_a_step_is_told_by_its_place_in_all_slots() -> None:
+    late = np.full(300, np.nan)
+    late[100:244] = series("white", 1)
+    late[160:] += math.log(2)
+    [one] = steps.steps(late, FLOOR, LEAST)
+    assert [one] == [replace(f, at=100 + f.at) for f in steps.steps(late[100:244], FLOOR, LEAST)]
+    assert abs(one.at - 160) <= 1
 
 
 @pytest.mark.parametrize("kind", ["white", "gaps", "absurd", "heavy tails", "hours", "turns"])
