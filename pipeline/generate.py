@@ -158,7 +158,7 @@ def _files(plan: Plan, node: int) -> Iterator[tuple[records.FileName, list[recor
     steps = plan.seconds // STEP_S
     factor = (plan.slow_factor if slow else 1.0) * np.tile(cost, copies)
     # On a slow node as much is asked of the CPUs: it takes in less.
-    scale = np.repeat(np.tile(rate, copies), 1) / (plan.slow_factor if slow else 1.0) / copies
+    scale = np.tile(rate, copies) / (plan.slow_factor if slow else 1.0) / copies
     for first in range(0, steps, per_file):
         count = min(per_file, steps - first)
         at = np.arange(first, first + count, dtype=np.float64) * STEP_S

@@ -203,7 +203,7 @@ class Fleet:
             if batch.since and self._old(number):
                 since.update(batch.since)
         gone = 0
-        for kind, first in since.items() if self.batches else ():
+        for kind, first in since.items():
             found = self._fs.globStatus(self._path(f"{self.out}/data/batch=*/kind={kind}/date=*"))
             for status in found or ():
                 if str(status.getPath().getName()) < f"date={first}":
