@@ -29,6 +29,10 @@ ROWS = 20_000  # of a batch, about
 BEFORE_MS = 86_400_000  # that a clock may be set back while a file is written
 MOST_BAD = 1000  # lines named of each file; the others are counted
 MOST_THREADS = 100_000  # of an engine: each has a stand-in where its records are judged
+MOST_BYTES = 64 << 20  # of names that rows hold together, and of what a file's records may refer to
+ENGINE_BYTES = 64 << 10  # of an engine without operators, and thus a thousand engines a file
+ENTRY_BYTES = 64  # of an operator, or a stream
+LONGEST_WORD = 1000  # characters of what is told anew with each row, but for names of queries
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
 SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
 
@@ -48,6 +52,7 @@ ARRAYS = {
     "verdict": "verdict",
 }
 
+OF_RECORD = ("policy", "backend", "source", "time", "target", "told", "met", "psi")
 BY_QUERY = {"policy": "policy", "backend": "backend", "time": "time_us", "source": "time_source"}
 
 
@@ -57,7 +62,7 @@ def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     Those of small files go on together: what a batch of rows costs by itself is that of a file.
     """
     gathered: list[pa.RecordBatch] = []
-    size = 0
+    size = held = 0
     for batch in batches:
         for path, content, modified in zip(
             batch.column(0).to_pylist(), batch.column(1), batch.column(2).to_pylist(), strict=True
@@ -65,9 +70,10 @@ def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for made in of_file(path, content.as_buffer().to_pybytes(), modified):
                 gathered.append(made)
                 size += made.num_rows
-                if size >= ROWS:
+                held += made.nbytes
+                if size >= ROWS or held >= MOST_BYTES:
                     yield _whole(gathered)
-                    gathered, size = [], 0
+                    gathered, size, held = [], 0, 0
     if gathered:
         yield _whole(gathered)
 
@@ -87,7 +93,7 @@ class _Rows:
         self._clear()
 
     def _clear(self) -> None:
-        self.size = 0
+        self.size = self.text = 0  # rows, and bytes of their names, about
         self._single: list[dict[str, Any]] = []
         self._records: list[tuple[records.Record, int, str, dict[str, Any]]] = []
 
@@ -95,18 +101,28 @@ class _Rows:
         told = {"file": self.file, "source": self.path, "boot": self.boot, "run": self.run}
         self._single.append(told | row)
         self.size += 1
+        self.text += sum(len(value) for value in row.values() if isinstance(value, str))
+
+    @property
+    def full(self) -> bool:
+        return self.size >= ROWS or self.text >= MOST_BYTES
 
     def take(self, line: records.Line) -> None:
         """The rows of a good line."""
         if isinstance(line, records.Record):
             made = self.topologies[line.engine][1]
             self._records.append((line, len(made["names"]), self.machine, made))
-            self.size += len(made["names"])
+            self.size += max(1, len(made["names"]))  # one of no rows is held, too
+            self.text += made["text"] + ENTRY_BYTES * sum(
+                len(getattr(line, name) or ()) for name in OF_RECORD
+            )
         elif isinstance(line, records.Start):
             self.boot, self.run = line.boot, line.run
             self.machine = kind_of_machine(line.machine, line.cpus)
         elif isinstance(line, records.Topology):
-            self.topologies[line.engine] = (line.epoch, _made(line))
+            made = _made(line)
+            self.topologies[line.engine] = (line.epoch, made)
+            self.text += made["bytes"]
             self.add(
                 kind="topology",
                 machine=self.machine,
@@ -255,7 +271,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         seen.add(line.seq)
         good += 1
         gathered.take(line)
-        if gathered.size >= ROWS:
+        if gathered.full:
             yield from gathered.batches()
     gathered.add(
         kind="file",
@@ -280,18 +296,10 @@ def _wrong(
         return why
     if line.node != node:
         return f"of another node than the file: {line.node!r}"
+    if isinstance(line, records.Start) and max(len(line.boot), len(line.machine)) > LONGEST_WORD:
+        return f"a name of more than {LONGEST_WORD} characters"
     if isinstance(line, records.Topology):
-        sizes = {len(line.ops), len(line.query_of)}
-        sizes |= {len(column) for column in (line.replica, line.replicas) if column}
-        if len(sizes) > 1:
-            return "arrays of different lengths"
-        if not all(0 <= query < len(line.queries) for query in line.query_of):
-            return "an operator of no query"
-        n = len(line.ops)
-        if not all(0 <= a < n and 0 <= b < n for a, b, _ in line.edges):
-            return "an edge of no operator"
-        if sum(max(0, k) for k in line.threads or [1] * n) > MOST_THREADS:
-            return f"more than {MOST_THREADS} threads"
+        return _wrong_topology(line, topologies)
     if isinstance(line, records.Record):
         known = topologies.get(line.engine)
         if known is None or known[0] != line.epoch:
@@ -301,7 +309,30 @@ def _wrong(
             values = getattr(line, field)
             if values is not None and len(values) != n:
                 return f"{field} has {len(values)} entries for {n} operators"
+        if max(map(len, (*line.policy, *line.backend, *line.source)), default=0) > LONGEST_WORD:
+            return f"a name of more than {LONGEST_WORD} characters"
         return implausible(line, known[1]["threads"])
+    return None
+
+
+def _wrong_topology(
+    line: records.Topology, topologies: dict[str, tuple[int, dict[str, Any]]]
+) -> str | None:
+    """topologies: of the file's engines up to here, which are kept for their records."""
+    sizes = {len(line.ops), len(line.query_of)}
+    sizes |= {len(column) for column in (line.replica, line.replicas) if column}
+    if len(sizes) > 1:
+        return "arrays of different lengths"
+    if not all(0 <= query < len(line.queries) for query in line.query_of):
+        return "an operator of no query"
+    n = len(line.ops)
+    if not all(0 <= a < n and 0 <= b < n for a, b, _ in line.edges):
+        return "an edge of no operator"
+    if sum(max(1, k) for k in line.threads or [1] * n) > MOST_THREADS:
+        return f"more than {MOST_THREADS} threads"
+    others = sum(made["bytes"] for name, (_, made) in topologies.items() if name != line.engine)
+    if others + _bytes(line) > MOST_BYTES:
+        return f"with the file's other engines more than {MOST_BYTES >> 20} MB"
     return None
 
 
@@ -321,6 +352,8 @@ def _begun(named: records.FileName) -> int:
 def _made(line: records.Topology) -> dict[str, Any]:
     """What all records of a topology have in common, as columns."""
     return {
+        "bytes": _bytes(line),
+        "text": _text(line),
         "names": line.ops,
         "threads": line.threads,
         "topology": judge.topology_of(line),
@@ -331,6 +364,21 @@ def _made(line: records.Topology) -> dict[str, Any]:
         "replica": pa.array(line.replica or [0] * len(line.ops), pa.int32()),
         "replicas": pa.array(line.replicas or [1] * len(line.ops), pa.int32()),
     }
+
+
+def _bytes(line: records.Topology) -> int:
+    """What is kept of a topology takes so much memory, or some times as much."""
+    arrays = line.queries, line.ops, line.edges, line.logical, line.logical_edges
+    entries = sum(len(each) for each in arrays) + sum(map(len, line.logical_of))
+    return ENGINE_BYTES + ENTRY_BYTES * entries + _text(line)
+
+
+def _text(line: records.Topology) -> int:
+    """Bytes of names in the rows of a record, at most: any operator may hold all others."""
+    names = [len(name.encode()) for name in line.ops]
+    queries = [len(name.encode()) for name in line.queries]
+    of_each = len(line.engine.encode()) + max(names, default=0)
+    return sum(names) + sum(queries[q] for q in line.query_of) + len(names) * of_each
 
 
 def _date(t_ms: int) -> str:

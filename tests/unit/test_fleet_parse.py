@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+import pyarrow as pa
+
 from sched_ctl.drivers.flink.plan import Job, Node, Nodes, Subtask, Vertex, VertexDetail, plan
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.pipeline import generate, judge, parse
@@ -75,6 +77,78 @@ def test_no_topology_has_more_threads_than_can_be() -> None:
     assert kinds_of(many) == ["bad", "file"]
     most = msgspec.structs.replace(TOPOLOGY, threads=[0, 1000, 1])
     assert kinds_of(most) == ["file", "topology"]
+    n = parse.MOST_THREADS + 1
+    none = msgspec.structs.replace(TOPOLOGY, ops=["a"] * n, query_of=[0] * n, threads=[0] * n)
+    assert kinds_of(none) == ["bad", "file"]  # each operator has a row all the same
+
+
+def test_engines_of_a_file_are_no_more_than_memory_holds() -> None:
+    def whys(*lines: records.Topology) -> list[str]:
+        return [row["why"] for row in rows_of(*lines) if row["kind"] == "bad"]
+
+    # Of one line: the name of a query is told with each operator, that of one with all it holds.
+    n = 2000
+    many: dict[str, Any] = {"ops": ["a"] * n, "query_of": [0] * n, "edges": []}
+    long = "\N{GRINNING FACE}" * (parse.MOST_BYTES // n // 4)
+    refused = "with the file's other engines more than 64 MB"
+    for fields in (
+        {"queries": [long]},
+        {"engine": long},
+        {"ops": [long, *["a"] * (n - 1)]},
+    ):
+        assert whys(msgspec.structs.replace(TOPOLOGY, **{**many, **fields})) == [refused]
+    streams = [(0, 1, 1.0)] * 400_000
+    other = msgspec.structs.replace(TOPOLOGY, logical_edges=streams)
+    half = msgspec.structs.replace(
+        TOPOLOGY, **{**many, "seq": 2, "engine": "e", "queries": [long[: len(long) * 2 // 3]]}
+    )
+    assert whys(half) == whys(other) == []
+    assert whys(half, other) == whys(other, half) == [refused]
+    assert whys(half, msgspec.structs.replace(half, seq=3, epoch=2)) == []  # it replaces its own
+    empty = msgspec.structs.replace(TOPOLOGY, ops=[], query_of=[], edges=[])
+    several = [msgspec.structs.replace(empty, seq=k, engine=str(k)) for k in range(1200)]
+    assert len(whys(*several)) == 177
+
+
+def test_no_name_is_told_anew_for_ever() -> None:
+    start = records.Start(node="n", t=TOPOLOGY.t)
+    record = records.Record(node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
+    word = "x" * (parse.LONGEST_WORD + 1)
+    for line in (
+        msgspec.structs.replace(start, boot=word),
+        msgspec.structs.replace(start, machine=word),
+        msgspec.structs.replace(record, policy=[word]),
+        msgspec.structs.replace(record, backend=[word]),
+    ):
+        [bad] = [row for row in rows_of(TOPOLOGY, line) if row["kind"] == "bad"]
+        assert bad["why"] == f"a name of more than {parse.LONGEST_WORD} characters"
+
+
+def test_rows_go_on_before_there_is_too_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(parse, "ROWS", 100)
+    record = records.Record(node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
+    event = records.Event(node="n", t=TOPOLOGY.t, what="error", value="x" * 60_000)
+
+    def sizes(topology: records.Topology, line: records.Record | records.Event) -> list[int]:
+        lines = [topology, *(msgspec.structs.replace(line, seq=3 + k) for k in range(90))]
+        data = b"".join(map(records.encode, lines))
+        path = "n-20270115T080000Z-1.jsonl.gz"
+        made = [batch.nbytes for batch in parse.of_file(path, data)]
+        whole = [batch.nbytes for batch in parse.rows([pa.record_batch(
+            {"path": [path], "content": [data], "t": [0]})])]  # fmt: skip
+        assert max(whole) < 3 << 20
+        return made
+
+    long = msgspec.structs.replace(TOPOLOGY, ops=["a" * 30_000, "b", "c"])
+    for made in (sizes(long, record), sizes(TOPOLOGY, event)):
+        assert len(made) > 3 and max(made) < 2 << 20
+    monkeypatch.setattr(parse, "ROWS", 20)
+    # Records of no rows are held as others are, and so is what only they tell.
+    empty = msgspec.structs.replace(TOPOLOGY, ops=[], query_of=[], edges=[])
+    assert len(sizes(empty, record)) > 4
+    monkeypatch.setattr(parse, "ROWS", 100)
+    assert len(sizes(empty, msgspec.structs.replace(record, psi=[0] * 5000))) > 4
 
 
 def test_what_is_generated_of_days_is_good(tmp_path: Path) -> None:
