@@ -32,6 +32,7 @@ MOST_THREADS = 100_000  # of an engine: each has a stand-in where its records ar
 MOST_BYTES = 64 << 20  # of names that rows hold together, and of what a file's records may refer to
 ENGINE_BYTES = 64 << 10  # of an engine without operators, and thus a thousand engines a file
 ENTRY_BYTES = 64  # of an operator, or a stream
+MOST_SHARE = 1e6  # of an operator's output, that an edge takes
 LONGEST_WORD = 1000  # characters of what is told anew with each row, but for names of queries
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
 SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
@@ -326,8 +327,12 @@ def _wrong_topology(
     if not all(0 <= query < len(line.queries) for query in line.query_of):
         return "an operator of no query"
     n = len(line.ops)
+    if len(line.queries) > max(1, n):
+        return "more queries than operators"
     if not all(0 <= a < n and 0 <= b < n for a, b, _ in line.edges):
         return "an edge of no operator"
+    if not all(0 <= share <= MOST_SHARE for _, _, share in line.edges):
+        return "an edge that takes less than nothing, or too much"
     if sum(max(1, k) for k in line.threads or [1] * n) > MOST_THREADS:
         return f"more than {MOST_THREADS} threads"
     others = sum(made["bytes"] for name, (_, made) in topologies.items() if name != line.engine)

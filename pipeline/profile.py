@@ -12,6 +12,7 @@ third of the days on which the fleet was there.
 
 import math
 import time
+from collections import Counter
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,17 @@ from sched_ctl.telemetry import profiles, records
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["days", "nodes", "profile"]
+__all__ = ["days", "nodes", "profile", "shapes_of"]
 
 KEY = ("engine", "machine", "query", "operator")
 RATE = 8.0
 LEAST_TUPLES = 20  # an hour with fewer says nothing of a cost
 SPREAD = [0.1, 0.5, 0.9]
 
+STEEPEST = 50.0  # drift of the logarithm in a day; beyond, a cost is no cost
+
 Key = tuple[str, ...]
+Shape = tuple[list[str], list[tuple[int, int, float]]]  # names of operators, and edges
 
 
 def profile(fleet: Fleet) -> profiles.Profile:
@@ -39,11 +43,11 @@ def profile(fleet: Fleet) -> profiles.Profile:
     fleet.require()
     window = days(fleet)
     rows = [] if window is None else _found(fleet, *window).collect()
-    if not rows:
+    if window is None or not rows:
         raise UserError(f"there are no records in {fleet.out}", "sched-ctl fleet ingest first")
     return profiles.Profile(
         made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        queries=_queries(rows, _shapes(fleet)),
+        queries=_queries(rows, _shapes(fleet, window[1])),
     )
 
 
@@ -153,7 +157,7 @@ def nodes(fleet: Fleet) -> list[tuple[str, str]]:
     return [(row["node"], row["machine"] or "") for row in rows]
 
 
-def _queries(rows: list[Any], shapes: dict[tuple[str, str], Any]) -> list[profiles.Query]:
+def _queries(rows: list[Any], shapes: dict[tuple[str, str], Shape]) -> list[profiles.Query]:
     of: dict[Key, dict[str, profiles.Operator]] = {}
     for row in rows:
         key = (row["engine"], row["machine"], row["query"])
@@ -186,7 +190,7 @@ def _operator(row: Any) -> profiles.Operator:
         cost=row["cost"],
         cost_quantiles=tuple(row["costs"] or (None, None, None)),
         cost_error=_error(row),
-        drift_a_day=None if row["drift"] is None else math.expm1(row["drift"]),
+        drift_a_day=_drift(row["drift"]),
         selectivity=row["selectivity"],
         input_rate=row["rate"],
         rate_quantiles=tuple(row["rates"] or (None, None, None)),
@@ -195,6 +199,11 @@ def _operator(row: Any) -> profiles.Operator:
         nodes=row["nodes"],
         hours=round(row["hours"] or 0.0, 3),
     )
+
+
+def _drift(a_day: float | None) -> float | None:
+    """Of the logarithm, as a share."""
+    return None if a_day is None or a_day > STEEPEST else math.expm1(a_day)
 
 
 def _error(row: Any) -> float | None:
@@ -208,42 +217,60 @@ def _error(row: Any) -> float | None:
     return None
 
 
-def _shapes(fleet: Fleet) -> dict[tuple[str, str], tuple[list[str], list[tuple[int, int, float]]]]:
-    """(engine, query) -> names of its operators and its edges, by the newest line that has it.
+def _shapes(fleet: Fleet, end_ms: int) -> dict[tuple[str, str], Shape]:
+    """(engine, query) -> its shape, by the newest line before a moment (Unix ms) that has it.
 
-    A row a query comes to the driver.
+    A row a query comes to the driver, and each of these lines once, whatever it has of them.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    rows = (
+    lines = (
         fleet.read("topology")
-        .withColumn("engine", F.split("engine", ":")[0])
-        .withColumn(
-            "query", F.explode(F.from_json(F.get_json_object("text", "$.queries"), "array<string>"))
+        .where(F.col("t") < end_ms)
+        .select(
+            F.split("engine", ":")[0].alias("engine"), "t", "text", F.xxhash64("text").alias("id")
         )
+    )
+    names = F.from_json(F.get_json_object("text", "$.queries"), "array<string>")
+    newest = (
+        lines.select("engine", "t", "id", F.explode(names).alias("query"))
         .groupBy("engine", "query")
-        .agg(F.max_by("text", "t").alias("text"))
+        .agg(F.max_by("id", "t").alias("id"))
         .collect()
     )
-    return {(row["engine"], row["query"]): _shape(row["text"], row["query"]) for row in rows}
+    wanted = sorted({row["id"] for row in newest})
+    texts = lines.where(F.col("id").isin(wanted)).groupBy("id").agg(F.first("text").alias("text"))
+    shapes = {row["id"]: shapes_of(row["text"]) for row in texts.collect()}
+    return {
+        (row["engine"], row["query"]): shapes[row["id"]][row["query"]]
+        for row in newest
+        if row["query"] in shapes[row["id"]]
+    }
 
 
-def _shape(text: str, query: str) -> tuple[list[str], list[tuple[int, int, float]]]:
-    """Replicas of one name are one; their edges are added up."""
-    line = records.decode(text.encode())
+def shapes_of(text: str) -> dict[str, Shape]:
+    """Query -> its shape, of a topology line; none of one that cannot be read any more.
+
+    Replicas of one name are one; their edges are added up.
+    """
+    try:
+        line = records.decode(text.encode())
+    except ValueError:  # written anew, it is longer than a line may be
+        return {}
     assert isinstance(line, records.Topology)
-    number = line.queries.index(query)
-    names = list(
-        dict.fromkeys(n for n, q in zip(line.ops, line.query_of, strict=True) if q == number)
-    )
-    place = {name: row for row, name in enumerate(names)}
-    shares: dict[tuple[int, int], float] = {}
-    copies = dict.fromkeys(names, 0)
-    for name, q in zip(line.ops, line.query_of, strict=True):
-        if q == number:
-            copies[name] += 1
+    copies = Counter(zip(line.query_of, line.ops, strict=True))
+    names: dict[int, list[str]] = {number: [] for number in range(len(line.queries))}
+    for number, name in copies:
+        names[number].append(name)
+    place = {(q, name): row for q, each in names.items() for row, name in enumerate(each)}
+    edges: dict[int, dict[tuple[int, int], float]] = {number: {} for number in names}
     for a, b, share in line.edges:
-        if line.query_of[a] == number == line.query_of[b]:
-            key = (place[line.ops[a]], place[line.ops[b]])
-            shares[key] = shares.get(key, 0.0) + share / copies[line.ops[a]]
-    return names, [(a, b, share) for (a, b), share in shares.items()]
+        q = line.query_of[a]
+        if q == line.query_of[b]:
+            one, other = (q, line.ops[a]), (q, line.ops[b])
+            key = (place[one], place[other])
+            edges[q][key] = edges[q].get(key, 0.0) + share / copies[one]
+    return {
+        name: (names[number], [(a, b, share) for (a, b), share in edges[number].items()])
+        for number, name in reversed(list(enumerate(line.queries)))
+    }

@@ -258,6 +258,13 @@ def test_a_profile_is_the_truth(spark: "SparkSession", tmp_path: Path) -> None:
         nodes=4, seconds=4 * 3600, file_s=4 * 3600, queries=2, drift_a_day=2.0, level=1
     )
     truth = generate.generate(tmp_path / "in", plan)
+    # One whose clock is wrong, and whose query is another one.
+    odd = records.Topology(
+        node="gw-9", seq=1, t=4_070_908_800_000, engine="lab:1", epoch=1, queries=["q0"],
+        ops=["o4", "o0"], query_of=[0, 0], edges=[(0, 1, 7.0)],
+    )  # fmt: skip
+    name = str(records.FileName.of("gw-9", odd.t, 1))
+    (tmp_path / "in" / name).write_bytes(records.encode(odd))
     ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
     made = profile(Fleet(spark, str(tmp_path / "out")))
     assert {query.machine for query in made.queries} == {f"{m}, 2 CPUs" for m in generate.MACHINES}

@@ -82,6 +82,20 @@ def test_no_topology_has_more_threads_than_can_be() -> None:
     assert kinds_of(none) == ["bad", "file"]  # each operator has a row all the same
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"edges": [(0, 1, -0.1)]}, "an edge that takes less than nothing, or too much"),
+        ({"edges": [(0, 1, 1.7e308)]}, "an edge that takes less than nothing, or too much"),
+        ({"edges": [(0, 3, 1.0)]}, "an edge of no operator"),
+        ({"queries": ["q", "r", "s", "t"]}, "more queries than operators"),
+    ],
+)
+def test_what_no_profile_could_be_made_of_is_bad(fields: dict[str, Any], why: str) -> None:
+    line = msgspec.structs.replace(TOPOLOGY, **fields)
+    assert [row["why"] for row in rows_of(line) if row["kind"] == "bad"] == [why]
+
+
 def test_engines_of_a_file_are_no_more_than_memory_holds() -> None:
     def whys(*lines: records.Topology) -> list[str]:
         return [row["why"] for row in rows_of(*lines) if row["kind"] == "bad"]
