@@ -2,7 +2,8 @@
 
 `auto` of a node begins its race with what suited machines like it. One file is for all nodes, as
 each section names its kind of machine. Names come out of recorded files, so whoever writes those
-may write anything: what is no plain name has no section.
+may write anything: what is no plain name has no section, and neither has a policy that is none,
+with which no node would start.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline.compare import OS, Compared
 from sched_ctl.pipeline.rollout import JUDGED, judged
+from sched_ctl.plugins import registry
 
 __all__ = ["MEASURED", "Prior", "measured", "text", "write"]
 
@@ -59,7 +61,10 @@ def _judged_by(told: Sequence[Compared], policy: str) -> Compared:
 def text(priors: Sequence[Prior]) -> str:
     """As a drop-in; those with a query first, as the first that fits counts."""
     parts = ["# What the fleet found: auto begins its race so, and judges by itself.\n"]
-    plain = [p for p in priors if _plain(p.machine) and _plain(p.query, SPECIAL)]
+    known = {OS, *registry.policies()}
+    plain = [
+        p for p in priors if p.policy in known and _plain(p.machine) and _plain(p.query, SPECIAL)
+    ]
     for prior in sorted(plain, key=lambda p: p.query is None)[:MOST]:
         lines = [f"# {prior.why}" if _plain(prior.why) else "#", "[[prior]]"]
         lines += [f"policy = {_quoted(prior.policy)}"]

@@ -79,6 +79,7 @@ def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
         "\u2028x",
         "x" * 10_000,
         "",
+        "no-such-policy",
         '"""',
         "\\",
         "\U0001f600 é",
@@ -86,14 +87,19 @@ def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
     ],
 )
 def test_no_name_writes_a_configuration(name: str, tmp_path: Path) -> None:
-    """Kinds of machines and queries are called whatever somebody wrote into a recorded file."""
-    found = [prior.Prior("hr", name, None, name), prior.Prior("hr", None, name, name)]
+    """Machines, queries and policies are called whatever somebody wrote into a recorded file."""
+    found = [
+        prior.Prior("hr", name, None, name),
+        prior.Prior("hr", None, name, name),
+        prior.Prior(name, None, None, name),
+    ]
     path = tmp_path / "sched-ctl.toml"
     path.write_text(prior.text(found))
     settings = load(path)
     assert [section.policy for section in settings.policy] == ["auto"]
     assert {p.machine for p in settings.prior} <= {name, ""}
     assert {q for p in settings.prior for q in p.queries} <= {name, "*"}
+    check_sections(settings)
 
 
 def test_what_was_measured_by_query_is_what_a_race_begins_with() -> None:
