@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline.prior import Prior
 from sched_ctl.plugins import registry
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
 
-    from sched_ctl.sim import Costs
+    from sched_ctl.sim import Costs, Node, Setting
 
-__all__ = ["DROP_IN", "GOALS", "POLICIES", "Choice", "best", "priors", "sweep", "task"]
+__all__ = ["DROP_IN", "GOALS", "POLICIES", "Choice", "best", "priors", "simulated", "sweep", "task"]
 
 TASKS = "machine STRING, policy STRING, load DOUBLE, seed BIGINT, duration DOUBLE"
 SCHEMA = (
@@ -60,21 +62,10 @@ class Choice:
 
 def task(profile: profiles.Profile, of: Task, costs: "Costs | None" = None) -> dict[str, Any]:
     """Run one. In a worker, or anywhere. costs: of wake-ups and switches; None = they are free."""
-    from sched_ctl.sim import Costs, Setting, of_snapshot, simulate_by_name
+    from sched_ctl.sim import simulate_by_name
 
-    machine, policy, load, seed, duration_s = of
-    cpus = cpus_of(machine)
-    node = of_snapshot(profiles.snapshot(profile, machine), load, cpus)
-    # What orders by the kernel is compared with what the kernel does by itself.
-    setting = Setting(
-        scheduler=OS if policy == OS else "scx",
-        cpus=cpus,
-        duration_s=duration_s,
-        warm_s=duration_s / 10,
-        seed=seed,
-        clusters=0 if policy == OS else CLUSTERS,
-        costs=costs or Costs(),
-    )
+    policy = of[1]
+    node, setting = _made(profile, of, costs)
     result = simulate_by_name(node, None if policy == OS else policy, {}, setting)
     summary = result.summary()
     return {
@@ -86,6 +77,44 @@ def task(profile: profiles.Profile, of: Task, costs: "Costs | None" = None) -> d
         "stable": result.stable,
         "costs": _text(costs),
     }
+
+
+def _made(
+    profile: profiles.Profile, of: Task, costs: "Costs | None" = None
+) -> tuple["Node", "Setting"]:
+    from sched_ctl.sim import Costs, Setting, of_snapshot
+
+    machine, policy, load, seed, duration_s = of
+    cpus = cpus_of(machine)
+    # What orders by the kernel is compared with what the kernel does by itself.
+    setting = Setting(
+        scheduler=OS if policy == OS else "scx",
+        cpus=cpus,
+        duration_s=duration_s,
+        warm_s=duration_s / 10,
+        seed=seed,
+        clusters=0 if policy == OS else CLUSTERS,
+        costs=costs or Costs(),
+    )
+    return of_snapshot(profiles.snapshot(profile, machine), load, cpus), setting
+
+
+def simulated(profile: profiles.Profile) -> tuple[profiles.Profile, dict[str, str]]:
+    """What of a profile can be swept, and why each other kind of machine cannot.
+
+    Raises UserError if none can.
+    """
+    why: dict[str, str] = {}
+    for machine in profiles.machines(profile):
+        try:
+            _made(profile, (machine, OS, 0.5, 1, 1.0))
+        except UserError as error:
+            why[machine] = error.message
+    left = [query for query in profile.queries if query.machine not in why]
+    if not left:
+        told = "; ".join(why.values()) or "it is empty"
+        raise UserError(f"no machine of this profile can be simulated: {told}")
+    return structs.replace(profile, queries=left), why
 
 
 def _text(costs: "Costs | None") -> str:

@@ -74,7 +74,7 @@ def sweep(
 
     if goal not in sweeping.GOALS:
         raise ConfigError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
-    measured = profiles.read(profile_file)
+    measured, left_out = sweeping.simulated(profiles.read(profile_file))
     per_hop = calibrate.load(costs) if costs else None
     policies, loads = policy or sweeping.POLICIES, load or [0.8, 0.9]
     with spark_of("sweep", master, conf) as spark:
@@ -85,6 +85,8 @@ def sweep(
         show.emit_json([asdict(choice) for choice in choices])
     else:
         _show_choices(choices, written)
+        for machine, why in left_out.items():
+            show.text(f"left out: {machine}: {why}")
 
 
 def _write_priors(folder: Path, choices: "list[Choice]", goal: str) -> list[Path]:

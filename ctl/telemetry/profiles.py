@@ -4,7 +4,6 @@
 it for operators of which nothing is known yet, and `simulate` runs it.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +37,7 @@ __all__ = [
 
 VERSION = 1
 MOST_BYTES = 64 << 20
+SELDOM = 1 / 60  # tuples a second
 STARTED = ("cost", "selectivity")  # what is started from
 
 Known = Annotated[float, Meta(ge=0, le=1e15)] | None
@@ -156,7 +156,9 @@ def machines(profile: Profile) -> list[str]:
 def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
     """What runs on a machine of a kind, for the simulator. Raises UserError for an unknown one.
 
-    Queries that nothing came to while they were recorded are left out: they take no time.
+    Queries that nothing came to while they were recorded are left out: they take no time. So are
+    those of which too little is known; but what tuples seldom come to (`SELDOM`) costs nothing
+    where it is not known, and passes nothing on.
     where: None = on such as this one if it is known, else on the first.
     """
     if where is None:
@@ -167,11 +169,11 @@ def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
         raise UserError(
             f"the profile knows no machine {where!r}", f"it knows: {'; '.join(machines(profile))}"
         )
-    queries = [query for query in queries if any(o.cost is not None for o in query.operators)]
+    queries = [query for query in queries if _told(query)]
     if not queries:
         raise UserError(
             f"the profile has no costs of what runs on {where!r}",
-            "nothing came to its queries while they were recorded",
+            "record it for longer, while tuples flow through all operators",
         )
     operators: list[PhysicalOperator] = []
     edges: list[Edge] = []
@@ -182,12 +184,24 @@ def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
             operators.append(PhysicalOperator(query.name, operator.name, (operator.name,)))
             for metric, column in figures.items():
                 value = getattr(operator, metric)
-                column.append(math.nan if value is None else value)
+                column.append(0.0 if value is None else value)
         edges += [Edge(first + a, first + b, share) for a, b, share in query.edges]
     logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
     name = _name([query.engine for query in queries])
     topology = Topology(f"{name}:profile", tuple(operators), tuple(edges), logical, tuple(edges))
     return Snapshot(topology, 0.0, {k: np.array(v) for k, v in figures.items()})
+
+
+def _told(query: Query) -> bool:
+    """Whether its costs are known, selectivities, and what comes to it."""
+    fed = {b for _, b, _ in query.edges}
+    if not any(o.cost is not None for o in query.operators):
+        return False
+    return all(
+        (row in fed or o.input_rate is not None)
+        and ((o.input_rate or 0.0) < SELDOM or None not in (o.cost, o.selectivity))
+        for row, o in enumerate(query.operators)
+    )
 
 
 def _name(kinds: Sequence[str]) -> str:

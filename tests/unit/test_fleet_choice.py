@@ -69,6 +69,22 @@ def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
     assert prior.write(folder, "none.toml", []) == []
 
 
+def test_machines_that_cannot_be_simulated_are_left_out_and_named() -> None:
+    def query(machine: str, cost: float | None) -> profiles.Query:
+        operator = profiles.Operator(name="a", cost=cost, selectivity=1.0, input_rate=10.0)
+        return profiles.Query(engine="lab", machine=machine, name="q", operators=[operator])
+
+    good = query("m, 2 CPUs", 0.01)
+    idle, huge = query("idle, 2 CPUs", None), query("m, 5000 CPUs", 0.01)
+    whole = profiles.Profile(queries=[idle, good, huge], made="now")
+    left, why = sweep.simulated(whole)
+    assert left == profiles.Profile(queries=[good], made="now")
+    assert list(why) == ["idle, 2 CPUs", "m, 5000 CPUs"]
+    assert "no costs" in why["idle, 2 CPUs"] and "1024" in why["m, 5000 CPUs"]
+    with pytest.raises(UserError, match=r"no machine .* can be simulated: .*no costs"):
+        sweep.simulated(profiles.Profile(queries=[idle, huge]))
+
+
 @pytest.mark.parametrize(
     "name",
     [

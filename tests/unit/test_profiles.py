@@ -86,6 +86,30 @@ def test_the_simulator_runs_a_profile() -> None:
         profiles.snapshot(PROFILE, "none")
 
 
+def test_what_tuples_seldom_come_to_takes_no_time() -> None:
+    """A branch that is rarely taken, and what follows on nothing."""
+    query = made(HERE, 0.001)
+    query.operators += [
+        profiles.Operator(name="rare", input_rate=0.001),
+        profiles.Operator(name="never"),
+    ]
+    query.edges += [(0, 2, 0.01), (2, 3, 1.0)]
+    silent = made(HERE, 0.001)
+    silent.operators[0].input_rate = None
+    unknown = made(HERE, 0.001)
+    unknown.operators[1].cost = None
+    seen = profiles.snapshot(profiles.Profile(queries=[silent, query, unknown]), HERE)
+    assert [o.name for o in seen.topology.operators] == ["a", "b", "rare", "never"]
+    node = of_snapshot(seen, 0.5, 1)
+    assert seen.columns["cost"].tolist() == [0.001, 0.01, 0.0, 0.0]
+    assert node.demand == pytest.approx(0.5)
+    setting = Setting(scheduler="scx", duration_s=5, seed=1)
+    for policy in ("hr", "bsd", "fcfs", "qs", "balanced"):
+        assert simulate(node, registry.policy(policy), setting).stable
+    with pytest.raises(UserError, match="no costs of what runs"):
+        profiles.snapshot(profiles.Profile(queries=[silent, unknown]), HERE)
+
+
 def test_a_file_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     profiles.write(path, PROFILE)
