@@ -10,7 +10,7 @@ Records were counted by step and policy when they were taken in (`rollups.turns`
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,8 @@ def compare(
 ) -> list[Compared]:
     """Each policy against `base`: None = the system's own scheduling, else the most recorded.
 
-    since: a policy whose records count only from this hour on (Unix ms). Raises UserError where
+    since: a policy whose records count only from this hour on (Unix ms), and which is no base
+    unless it is named. Raises UserError where
     only one policy ran, or nothing was taken in.
     """
     from pyspark.sql import functions as F  # noqa: N812
@@ -76,7 +77,7 @@ def compare(
                 f"only one policy was recorded: {', '.join(counts) or 'none'}",
                 "let several take turns: sched-ctl policy set, or --guard",
             )
-        chosen = base or (OS if OS in counts else max(counts, key=lambda name: counts[name]))
+        chosen = base or _base(counts, since[0] if since else None)
         if chosen not in counts:
             raise Alone(f"no record is of policy {chosen}", f"there are: {', '.join(counts)}")
         rows = _differences(steps, chosen)
@@ -88,6 +89,13 @@ def compare(
         for figure in FIGURES
         if row[f"{figure}_n"]
     ]
+
+
+def _base(counts: Mapping[str, int], judged: str | None) -> str:
+    """What to compare with, of two policies or more with so many records."""
+    if OS in counts and judged != OS:
+        return OS
+    return max((name for name in counts if name != judged), key=lambda name: counts[name])
 
 
 def by_query(fleet: Fleet) -> dict[tuple[str, str], list[Compared]]:

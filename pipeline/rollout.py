@@ -77,8 +77,8 @@ def advanced(
 ) -> State:
     """Begin, or judge the first nodes by what they recorded in the fleet `out`, and go on.
 
-    Raises UserError. choice: of records by which is judged, and of nodes that take part, which have
-    such records when it begins.
+    Raises UserError. base: None = as when it began. choice: of records by which is judged, and of
+    nodes that take part, which have such records when it begins.
     """
     if state is None:
         known = profile.nodes(Fleet(spark, out, choice))
@@ -89,6 +89,7 @@ def advanced(
         return begin(folder, policy, base, known, share, doubtful, since_ms)
     if state.stage != "first":
         return state
+    state = structs.replace(state, base=base or state.base)
     try:
         first = Fleet(spark, out, read_of(state, choice))
         found = compare.compare(first, state.base, (state.policy, state.since_ms))

@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 from sched_ctl.cli import fleet_sweep, make_app
 from sched_ctl.config.files import load
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import rollout
+from sched_ctl.pipeline import compare, rollout
 from sched_ctl.pipeline.choice import Choice
 from sched_ctl.pipeline.compare import Compared
 
@@ -67,6 +67,45 @@ def test_what_cannot_be_judged_does_not_begin(tmp_path: Path) -> None:
     (tmp_path / "rollout.json").write_text("{")
     with pytest.raises(UserError, match=r"rollout\.json"):
         rollout.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("counts", "judged", "base"),
+    [
+        ({"hr": 9, "os": 1, "qs": 5}, "hr", "os"),
+        ({"hr": 9, "fcfs": 1, "qs": 5}, "hr", "qs"),
+        ({"hr": 9, "fcfs": 1, "qs": 5}, None, "hr"),
+        ({"os": 9, "qs": 5}, "os", "qs"),
+    ],
+)
+def test_nothing_is_judged_against_itself(
+    counts: dict[str, int], judged: str | None, base: str
+) -> None:
+    assert compare._base(counts, judged) == base
+
+
+def test_another_base_can_be_named_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def compared(_: object, base: str | None, since: object) -> list[Compared]:
+        asked.append(base)
+        return [said(0.9, 0.2)]
+
+    monkeypatch.setattr(rollout, "Fleet", lambda *_: None)
+    monkeypatch.setattr(compare, "compare", compared)
+    state = rollout.begin(tmp_path, "hr", "fcfs", NODES, 0.1)
+    for base in (None, "qs", None):
+        state = rollout.advanced(
+            None,  # type: ignore[arg-type]
+            *("f", tmp_path, state),
+            policy="",
+            base=base,
+            share=0.1,
+        )
+    assert asked == ["fcfs", "qs", "qs"]
+    assert rollout.read(tmp_path) == state
 
 
 def test_what_a_call_reads_is_chosen_as_with_other_verbs(
