@@ -97,26 +97,37 @@ def _of_other_days(fleet: Fleet) -> "DataFrame":
 
 
 def _of_two(fleet: Fleet) -> "DataFrame":
-    """Names that two machines have at the same time: boots that overlap.
+    """Names that two machines have at the same time: boots that overlap, in numbers, too.
 
+    Numbers of one machine only grow: where they do not overlap, a boot began with a wrong clock.
     Each file repeats its topology, so that tells from when to when a boot lasts.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    before = Window.partitionBy("node").orderBy("first", "boot")
-    before = before.rowsBetween(Window.unboundedPreceding, -1)
+    def reached(last: str, first: str) -> "Column":
+        before = Window.partitionBy("node").orderBy(first, "boot")
+        return F.max(last).over(before.rowsBetween(Window.unboundedPreceding, -1)) > F.col(first)
+
+    two = F.max("numbers")
     return (
         fleet.read("topology")
         .where("boot <> ''")
         .groupBy("node", "boot")
-        .agg(F.min("t").alias("first"), F.max("t").alias("last"), F.count("*").alias("lines"))
-        .withColumn("reached", F.max("last").over(before))
-        .where("reached > first")
+        .agg(
+            *(F.min(name).alias(f"first_{name}") for name in ("t", "seq")),
+            *(F.max(name).alias(f"last_{name}") for name in ("t", "seq")),
+            F.count("*").alias("lines"),
+        )
+        .withColumn("times", reached("last_t", "first_t"))
+        .withColumn("numbers", reached("last_seq", "first_seq"))
         .groupBy("node")
         .agg(
-            F.lit("its name").alias("about"),
-            F.sum("lines").alias("lines"),
-            F.lit("two machines call themselves so").alias("example"),
+            F.when(two, "its name").otherwise("its clock").alias("about"),
+            F.sum(F.when(F.col("times"), F.col("lines"))).alias("lines"),
+            F.when(two, "two machines call themselves so")
+            .otherwise("it booted with an earlier time than it had")
+            .alias("example"),
         )
+        .where("lines > 0")
     )

@@ -11,6 +11,7 @@ import pytest
 from sched_ctl.pipeline import generate, ingest, trust
 from sched_ctl.pipeline.choice import Choice
 from sched_ctl.pipeline.store import Fleet
+from sched_ctl.telemetry import records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +28,40 @@ def spoil(folder: Path, node: str, change: Callable[[dict[str, Any]], object]) -
         change(line)
         lines[at] = msgspec.json.encode(line)
     path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
+
+
+def test_two_machines_of_a_name_are_no_clock_that_was_wrong(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Boots (first number, time) of a board whose clock is set late, of two machines, and of one
+    that is as it should be."""
+    day_ms, t = 86_400_000, 1_800_000_000_000
+    (tmp_path / "in").mkdir()
+    for node, boots in {
+        "board": [(1, t), (20, t + day_ms // 2)],
+        "twins": [(1, t), (5, t + day_ms // 2)],
+        "sound": [(1, t), (20, t + 2 * day_ms)],
+    }.items():
+        for number, (seq, begin) in enumerate(boots):
+            lines: list[records.Line] = [
+                records.Topology(
+                    node=node, seq=seq + 2 * k, t=begin + k * day_ms, engine="e", epoch=1,
+                    queries=["q"], ops=["a"], query_of=[0],
+                )
+                for k in range(2 + 3 * (number == 0))
+            ]  # fmt: skip
+            start = records.Start(node=node, seq=seq + 1, t=begin, boot=str(number))
+            if node == "sound":
+                lines = lines[:2]
+            name = str(records.FileName.of(node, begin, seq))
+            content = b"".join(map(records.encode, (start, *lines)))
+            (tmp_path / "in" / name).write_bytes(content)
+    ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
+    told = trust.doubts(Fleet(spark, str(tmp_path / "out")))
+    assert {doubt.node: doubt.about for doubt in told} == {
+        "board": "its clock",
+        "twins": "its name",
+    }
 
 
 def test_each_doubt_is_told_and_can_be_left_out(spark: "SparkSession", tmp_path: Path) -> None:
