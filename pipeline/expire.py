@@ -22,7 +22,8 @@ HOURS = ("hour", "span", "turn", "file", "topology")
 def expire(
     fleet: Fleet, keep: Keep, *, rule: bool = False, now_s: float | None = None
 ) -> dict[str, str]:
-    """Let rows and roll-ups go that are older. rule: and from now on, too.
+    """Let rows and roll-ups go that are older, rows with their roll-ups at last. rule: and from now
+    on, too.
 
     Returns table -> first date that counts, of those that this has moved. Raises UserError.
     """
@@ -33,7 +34,7 @@ def expire(
     for _ in range(TRIES):
         now = time.time() if now_s is None else now_s
         moved: dict[str, str] = {}
-        for tables, days in ((ROWS, keep.rows), (HOURS, keep.hours)):
+        for tables, days in ((ROWS, keep.rows or keep.hours), (HOURS, keep.hours)):
             if days:
                 first = datetime.fromtimestamp(now - days * 86400, UTC).strftime("%Y-%m-%d")
                 moved |= {kind: first for kind in tables if (fleet.since(kind) or "") < first}

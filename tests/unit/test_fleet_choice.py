@@ -4,6 +4,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from sched_ctl.config.files import load
 from sched_ctl.config.settings import Prior
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import page, prior, sweep
+from sched_ctl.pipeline import expire, page, prior, sweep
 from sched_ctl.pipeline.compare import Compared
+from sched_ctl.pipeline.store import Batch, Keep
 from sched_ctl.service.sections import check_sections
 from sched_ctl.sim import Costs
 from sched_ctl.telemetry import profiles
@@ -50,6 +52,22 @@ def test_the_best_policy_with_its_margin() -> None:
     partly = [r for r in rows(hr=1.0, qs=2.0) if (r["policy"], r["load"]) != ("qs", 1.0)]
     assert {c.goal: c for c in sweep.best(partly)}["tail"].margin == pytest.approx(1.0)
     assert sweep.best(rows(hr=1.0)) == []
+
+
+def test_rows_stay_no_longer_than_their_roll_ups() -> None:
+    entries: list[Batch] = []
+    fleet: Any = SimpleNamespace(
+        keep=Keep(), since=lambda _: None, new_folder=lambda: "f", commit=entries.append
+    )
+    day_s = 86_400
+    for keep, first in (
+        (Keep(rows=30), {"operator": "1970-04-11"}),
+        (Keep(hours=50), {"operator": "1970-03-22", "hour": "1970-03-22"}),
+        (Keep(rows=30, hours=50), {"operator": "1970-04-11", "hour": "1970-03-22"}),
+    ):
+        moved = expire.expire(fleet, keep, now_s=130.0 * day_s)
+        assert {kind: moved[kind] for kind in moved if kind in ("operator", "hour")} == first
+        assert entries.pop().since == moved
 
 
 def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
