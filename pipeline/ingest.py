@@ -34,7 +34,6 @@ MOST_BYTES = 64 << 20  # of a file: the recorder closes them at 16 MB
 MOST_FILES = 4000  # of a batch
 BATCH_BYTES = 2 << 30
 TRIES = 20
-FIRST_DAY = "20200101"  # of names: a clock that was not set tells an earlier one
 MOST_DATES = 400  # of a batch by which older rows are looked for
 PARTITIONS = ("kind", "date")
 # What makes a line one of its kind, whatever the file that it came in is called, and where it lies:
@@ -206,7 +205,7 @@ def _new(fleet: Fleet, found: "DataFrame") -> Iterator[tuple[str, Source]]:
     left = found
     if since := fleet.since("file"):  # older ones were read, or would count for nothing
         day = F.regexp_extract("file", r"-(\d{8})T\d{6}Z-\d+\.jsonl\.gz$", 1)
-        left = left.where((day >= since.replace("-", "")) | (day < FIRST_DAY))
+        left = left.where((day >= since.replace("-", "")) | (day < parse.FIRST_DAY))
     if fleet.batches:
         left = left.join(fleet.known(), ["file", "size", "modified"], "left_anti")
     for row in left.orderBy("file", "path").toLocalIterator():

@@ -26,6 +26,7 @@ from sched_ctl.telemetry.recorder import kind_of_machine
 __all__ = ["SCHEMA", "of_file", "rows"]
 
 ROWS = 20_000  # of a batch, about
+FIRST_DAY = "20200101"  # of names: a clock that was not set tells an earlier one
 BEFORE_MS = 86_400_000  # that a clock may be set back while a file is written
 MOST_BAD = 1000  # lines named of each file; the others are counted
 MOST_THREADS = 100_000  # of an engine: each has a stand-in where its records are judged
@@ -276,7 +277,8 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
             yield from gathered.batches()
     gathered.add(
         kind="file",
-        date=day,
+        # One that is known by no day never expires, as it would be taken for new again.
+        date=day if named and named.start >= FIRST_DAY else "unknown",
         node=node,
         size=len(data),
         modified=modified,

@@ -61,6 +61,20 @@ def test_a_job_that_runs_for_days_counts_on() -> None:
     assert found == ["bad", "file", *["operator"] * 3, "topology"]
 
 
+def test_a_file_of_before_clocks_were_set_is_known_for_ever() -> None:
+    """As one without a day; its bad lines go with that day."""
+    for begun, day in (
+        ("19700101T000000Z", "unknown"),
+        ("20200101T000000Z", "2020-01-01"),
+        ("20270115T080000Z", "2027-01-15"),
+    ):
+        wrong = records.Event(node="n", seq=9, t=0, what="error")
+        dates = {row["kind"]: row["date"] for row in rows_of(TOPOLOGY, wrong, begun=begun)}
+        assert dates["file"] == day
+        assert dates["bad"] == f"{begun[:4]}-{begun[4:6]}-{begun[6:8]}"
+        assert dates["topology"] == "2027-01-15"
+
+
 def test_replicas_are_told_with_each_row() -> None:
     two = msgspec.structs.replace(TOPOLOGY, replica=[0, 0, 1], replicas=[1, 2, 2])
     record = records.Record(node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
