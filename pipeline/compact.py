@@ -7,11 +7,11 @@ happened, and nothing is lost if it never does. The files that were replaced sta
 those who read them. Folders of older versions come to today's form in this way.
 """
 
-from functools import reduce
+from functools import partial, reduce
 
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import rollups
-from sched_ctl.pipeline.ingest import PARTITIONS, TRIES, count
+from sched_ctl.pipeline.ingest import PARTITIONS, TRIES, count, entered
 from sched_ctl.pipeline.store import LAYOUT, Batch, Fleet, Taken
 from sched_ctl.pipeline.tables import COLUMNS, KINDS, ROLLUPS, WIDE
 
@@ -37,25 +37,19 @@ def compact(fleet: Fleet, small: int = SMALL) -> tuple[int, int]:
         old = [batch for batch in old if sum(batch.rows.values())]
         if len(old) < 2 and all(batch.layout == LAYOUT for batch in old):
             return 0, 0
-        made = Batch(
-            folder=fleet.new_folder(), layout=LAYOUT, replaces=[batch.folder for batch in old]
-        )
-        _write(fleet, old, made)
-        count(fleet, made)
         try:
-            fleet.commit(made)
+            made = entered(fleet, partial(_written, fleet, old))
         except Taken:
-            fleet.remove(made.folder)
-            fleet.refresh()
             continue
         return len(old), sum(made.rows.values())
     raise UserError("others commit all the time: try again later")
 
 
-def _write(fleet: Fleet, old: list[Batch], made: Batch) -> None:
-    """Rows and roll-ups of these, without days that are out, in the folder of `made`."""
+def _written(fleet: Fleet, old: list[Batch]) -> Batch:
+    """Rows and roll-ups of these, without days that are out, in a folder of their own."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    made = Batch(folder=fleet.new_folder(), layout=LAYOUT, replaces=[batch.folder for batch in old])
     out = fleet.data(made.folder)
     found = []
     for layout in {batch.layout for batch in old}:
@@ -79,3 +73,5 @@ def _write(fleet: Fleet, old: list[Batch], made: Batch) -> None:
         rolled = rollups.merged(kind, fleet.rolled_of(kind, old))
         rolled = rolled.repartition("date").sortWithinPartitions("date", "node")
         rolled.write.mode("overwrite").partitionBy("date").parquet(f"{out}/kind={kind}")
+    count(fleet, made)
+    return made

@@ -16,6 +16,7 @@ much longer than the others.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -28,7 +29,7 @@ from sched_ctl.telemetry.records import FileName
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Done", "count", "follow", "ingest", "listed"]
+__all__ = ["Done", "count", "entered", "follow", "ingest", "listed"]
 
 MOST_BYTES = 64 << 20  # of a file: the recorder closes them at 16 MB
 MOST_FILES = 4000  # of a batch
@@ -232,9 +233,8 @@ def _take(fleet: Fleet, files: Files, done: Done) -> None:
     for _ in range(TRIES):
         set_aside = [(source, why) for _, source in left if (why := _refused(source))]
         try:
-            batch = _entered(fleet, left, set_aside)
+            batch = entered(fleet, partial(_written, fleet, left, set_aside))
         except Taken:
-            fleet.refresh()
             left = _still_new(fleet, left)
             done.known += len(files) - len(left)
             if not left:
@@ -245,11 +245,11 @@ def _take(fleet: Fleet, files: Files, done: Done) -> None:
     raise UserError("others commit all the time: try again later")
 
 
-def _entered(fleet: Fleet, files: Files, set_aside: list[tuple[Source, str]]) -> Batch:
+def entered(fleet: Fleet, written: Callable[[], Batch]) -> Batch:
     """Write a batch and commit it. Raises Taken if somebody else has committed meanwhile."""
     number = len(fleet.batches)
     try:
-        batch = _written(fleet, files, set_aside)
+        batch = written()
     except Exception as error:
         fleet.refresh()
         if len(fleet.batches) == number:
@@ -259,6 +259,7 @@ def _entered(fleet: Fleet, files: Files, set_aside: list[tuple[Source, str]]) ->
         fleet.commit(batch)
     except Taken:
         fleet.remove(batch.folder)
+        fleet.refresh()
         raise
     return batch
 

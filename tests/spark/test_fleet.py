@@ -167,6 +167,28 @@ def test_another_commits_and_cleans_up_meanwhile(
     assert folders == {f"batch={fleet.batches[1].folder}"}
 
 
+def test_a_compaction_begins_again_where_another_cleaned_up(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = generate.generate(tmp_path / "in", SMALL)
+    out, count = str(tmp_path / "out"), ingest.count
+    ingest.ingest(spark, str(tmp_path / "in"), out, batch_bytes=1)
+    before = len(Fleet(spark, out).live())
+    gone: list[int] = []
+
+    def meanwhile(fleet: Fleet, batch: Batch) -> None:
+        if not gone:
+            other = Fleet(spark, out)
+            other.commit(Batch(folder=other.new_folder()))
+            gone.append(other.clean())
+        count(fleet, batch)
+
+    monkeypatch.setattr(compact, "count", meanwhile)
+    assert compact.compact(Fleet(spark, out))[0] == before
+    assert gone == [1]
+    assert lines_in(Fleet(spark, out)) == (truth.operator_rows, truth.operator_rows)
+
+
 def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Path) -> None:
     truth = generate.generate(tmp_path / "in", PLAN)
     held = tmp_path / "held"
