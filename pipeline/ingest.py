@@ -128,6 +128,7 @@ def follow(
             _take(fleet, part, done)
             told(done)
         expire.by_rule(fleet)
+        fleet.clean()
 
     stream = (
         spark.readStream.format("binaryFile")

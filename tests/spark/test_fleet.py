@@ -189,6 +189,24 @@ def test_a_compaction_begins_again_where_another_cleaned_up(
     assert lines_in(Fleet(spark, out)) == (truth.operator_rows, truth.operator_rows)
 
 
+def test_the_stream_cleans_up_while_it_goes_on(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate.generate(tmp_path / "in", SMALL)
+    monkeypatch.setattr(ingest, "MOST_FILES", 1)
+    left = tmp_path / "out" / "data" / "batch=00000000-0123abcd"
+    seen: list[bool] = []
+
+    def told(_: ingest.Done) -> None:
+        seen.append(left.exists())
+        left.mkdir(exist_ok=True)  # as of one that was killed
+
+    ingest.follow(
+        spark, *(str(tmp_path / name) for name in ("in", "out", "state")), once=True, told=told
+    )
+    assert len(seen) > 1 and not any(seen)
+
+
 def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Path) -> None:
     truth = generate.generate(tmp_path / "in", PLAN)
     held = tmp_path / "held"
