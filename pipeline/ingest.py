@@ -14,6 +14,7 @@ A busy node has more files, none of which is larger than the recorder lets it be
 much longer than the others.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +42,7 @@ PARTITIONS = ("kind", "date")
 # a node that numbers anew is of another boot or run, and so is another machine of its name.
 OLDER = ("node", "seq", "t")
 KEY = (*OLDER, "boot", "run")
+SPECIAL = re.compile(r"[][{}*?\\]")  # of a path, which Spark takes for a pattern
 READ = {"recursiveFileLookup": "true"}
 EVER = "36500d"  # of a file's age: a gateway may come back after weeks, or have a clock of 2040
 
@@ -280,7 +282,7 @@ def _written(fleet: Fleet, files: Files, set_aside: list[tuple[Source, str]]) ->
         frame = (
             fleet.spark.read.format("binaryFile")
             .option("ignoreMissingFiles", "true")  # rotated away since it was listed
-            .load(good)
+            .load([SPECIAL.sub(r"\\\g<0>", path) for path in good])
             .selectExpr("path", "content", "unix_millis(modificationTime) AS modified")
             .mapInArrow(parse.rows, WIDE)
         )

@@ -388,7 +388,8 @@ def test_lines_count_once_by_what_they_are_not_by_what_their_file_is_called(
 
 
 def test_no_file_stops_the_others(spark: "SparkSession", tmp_path: Path) -> None:
-    """One that has lost its first line, and so its machine; one whose machine cannot be."""
+    """One that has lost its first line, and so its machine; one whose machine cannot be; one in a
+    folder whose name could be a pattern."""
     first, _, rest = recorded("gw-1", 1, 3, "boot-1").partition(b"\n")
     start = records.decode(first)
     assert isinstance(start, records.Start)
@@ -397,9 +398,11 @@ def test_no_file_stops_the_others(spark: "SparkSession", tmp_path: Path) -> None
     for node, content in {
         "gw-1": rest,
         "gw-2": records.encode(start) + rest.replace(b"gw-1", b"gw-2"),
-        "gw-3": recorded("gw-3", 1, 3, "boot-3"),
+        "a[b{c,d}*? %5B\\/gw-3": recorded("gw-3", 1, 3, "boot-3"),
     }.items():
-        (tmp_path / "in" / f"{node}-20270115T080000Z-1.jsonl.gz").write_bytes(content)
+        path = tmp_path / "in" / f"{node}-20270115T080000Z-1.jsonl.gz"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
     done = ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
     assert (done.rows, done.bad) == (3 * 3 * 2, 0)
     turns = Fleet(spark, str(tmp_path / "out")).rolled("turn")
