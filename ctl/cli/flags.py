@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from sched_ctl.config.settings import (
     Settings,
     declared,
 )
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, printable
 from sched_ctl.model.options import BackendOptions
 from sched_ctl.model.targets import parsed
 
@@ -28,6 +29,20 @@ __all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "asked", "with_sections", "with_
 
 T = TypeVar("T")
 DEFAULT_RUN_DIR = Path(Settings().run_dir)
+
+
+def _run_dir(context: typer.Context, given: Path) -> Path:
+    """Where it is not given, what is configured. Nothing wrong there keeps from putting back."""
+    source = context.get_parameter_source("run_dir")
+    if source is None or source.name != "DEFAULT" or context.resilient_parsing:
+        return given
+    try:
+        return Path(load().run_dir)
+    except ConfigError as error:
+        told = printable(f"{error.message}; the run folder is taken to be {given}")
+        print(f"warning: {told}", file=sys.stderr)
+        return given
+
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 RunDir = Annotated[
@@ -37,6 +52,8 @@ RunDir = Annotated[
         help="Folder of the controller's lock and socket.",
         metavar="DIR",
         readable=False,  # who may not read it gets our own error, with a hint
+        show_default="as configured",
+        callback=_run_dir,
     ),
 ]
 CONFIG = Annotated[

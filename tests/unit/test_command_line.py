@@ -249,6 +249,36 @@ def test_an_exit_code_tells_whose_fault_it_is(arguments: list[str], code: int) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments", "folder"),
+    [
+        ("", [], "/run/file"),
+        ("run_dir = '/run/x'", [], "/run/x"),
+        ("run_dir = '/run/x'", ["--run-dir", "/run/y"], "/run/y"),
+        ("run_dir = '/run/x'", ["--run-dir", Settings().run_dir], Settings().run_dir),
+        ("run_dir = ", [], Settings().run_dir),
+    ],
+)
+def test_what_is_put_back_is_what_the_configured_folder_has(
+    text: str, arguments: list[str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s.toml").write_text("run_dir = '/run/file'")
+    (tmp_path / "s.d").mkdir()
+    (tmp_path / "s.d" / "local.toml").write_text(text)
+    monkeypatch.setattr("sched_ctl.config.files.DEFAULT_FILE", tmp_path / "s.toml")
+    asked: list[Path] = []
+
+    def put_back(run_dir: Path) -> tuple[str, ...]:
+        asked.append(run_dir)
+        return ()
+
+    monkeypatch.setattr("sched_ctl.service.session.put_back", put_back)
+    done = CliRunner().invoke(cli.make_app("restore"), ["restore", *arguments])
+    assert (done.exit_code, asked) == (0, [Path(folder)])
+    said = f"local.toml: Invalid value (at end of document); the run folder is taken to be {folder}"
+    assert (said in done.stderr) == (text == "run_dir = ")
+
+
 @pytest.mark.parametrize("way", ["file/x", "x" * 300, "/" + "y/" * 60])
 def test_a_run_folder_that_cannot_be_is_no_fault_of_ours(way: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
