@@ -1,7 +1,7 @@
 """Workloads or a recorded snapshot in the simulator, under several policies and loads."""
 
 import json as json_module
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from sched_ctl import show
 from sched_ctl.cli.flags import asked
 from sched_ctl.config.settings import ConfigError
 from sched_ctl.errors import UserError
@@ -29,6 +29,20 @@ from sched_ctl.workloads import workload
 __all__ = ["OS", "batch", "nodes", "run"]
 
 OS = "os"  # as a policy name: the OS's own scheduling
+
+# Of a table: which figure, and in which unit.
+COLUMNS = {
+    "out/s": ("throughput", 1.0),
+    "mean ms": ("response_s", 1e3),
+    "p50": ("response_p50_s", 1e3),
+    "p99": ("response_p99_s", 1e3),
+    "max": ("response_max_s", 1e3),
+    "slow": ("slowdown", 1.0),
+    "worst": ("slowdown_max", 1.0),
+    "rms": ("slowdown_rms", 1.0),
+}
+QUEUES = {"queued": ("memory_tuples", 1.0), "CV": ("imbalance", 1.0)}  # where there is room
+WIDE = 90
 
 
 def run(
@@ -210,77 +224,52 @@ def _plain(entry: Row) -> dict[str, Any]:
 
 
 def _show(source: Path, rows: list[Row]) -> None:
-    table = Table(title=f"{source.name}, simulated", title_justify="left", box=None, padding=(0, 1))
-    for name in ("policy", "load"):
-        table.add_column(name, no_wrap=True)
-    columns = {
-        "out/s": ("throughput", 1.0),
-        "mean ms": ("response_s", 1e3),
-        "p50": ("response_p50_s", 1e3),
-        "p99": ("response_p99_s", 1e3),
-        "max": ("response_max_s", 1e3),
-        "slow": ("slowdown", 1.0),
-        "worst": ("slowdown_max", 1.0),
-        "rms": ("slowdown_rms", 1.0),
-        "queued": ("memory_tuples", 1.0),
-        "CV": ("imbalance", 1.0),
-    }
-    if Console().width < 90:
-        del columns["CV"], columns["queued"]
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-        if name == "mean ms":
-            table.add_column("±", justify="right", no_wrap=True)
-    for entry in rows:
-        cells = []
-        for figure, scale in columns.values():
-            mean, half = entry.figures[figure]
-            cells.append(f"{mean * scale:,.4g}")
-            if figure == "response_s":
-                cells.append(f"{half / mean:.0%}" if np.isfinite(half) else "-")
-        table.add_row(entry.policy, f"{entry.load:g}" + ("" if entry.stable else " !"), *cells)
-        for klass, figures in entry.by_class.items():
-            table.add_row(
-                f"  {klass}",
-                "",
-                "",
-                f"{figures['response_s'] * 1e3:,.4g}",
-                "",
-                "",
-                "",
-                f"{figures['slowdown']:,.4g}",
-                f"{figures['slowdown_max']:,.4g}",
-                style="dim",
-            )
-    Console().print(table)
+    columns = COLUMNS
+    if wide := show.width() >= WIDE:
+        columns = COLUMNS | QUEUES
+    names = [f">{name}" for name in columns]
+    names.insert(names.index(">mean ms") + 1, ">±")
+    cells = [line for entry in rows for line in _lines(entry, columns)]
+    show.table(("policy", "load", *names), cells, title=f"{source.name}, simulated")
     seeds = len(rows[0].results)
-    Console().print(
-        f"Means over {seeds} seeds; ±: half of the mean's 95% interval; times in ms.\n"
-        "Slow: slowdown, response time over own CPU time; worst, rms: of the slowdowns.\n"
-        "Queued: tuples in all queues; CV: variation of the operators' utilisation.",
-        style="dim",
-        highlight=False,
-    )
+    show.text(f"Means over {seeds} seeds; ±: half of the mean's 95% interval; times in ms.")
+    show.text("Slow: slowdown, response time over own CPU time; worst, rms: of the slowdowns.")
+    if wide:
+        show.text("Queued: tuples in all queues; CV: variation of the operators' utilisation.")
     _warn(rows)
+
+
+def _lines(entry: Row, columns: Mapping[str, tuple[str, float]]) -> Iterator[list[str]]:
+    """Of a table: all queries of a policy at a load, then each class of them."""
+
+    def written(figures: Mapping[str, float], spread: str) -> Iterator[str]:
+        for figure, scale in columns.values():
+            value = figures.get(figure)
+            yield "" if value is None else show.number(value * scale)
+            if figure == "response_s":
+                yield spread
+
+    mean, half = entry.figures["response_s"]
+    means = {name: figure for name, (figure, _) in entry.figures.items()}
+    load = f"{entry.load:g}" + ("" if entry.stable else " !")
+    yield [entry.policy, load, *written(means, f"{half / mean:.0%}" if np.isfinite(half) else "-")]
+    for klass, figures in entry.by_class.items():
+        yield [f"  {klass}", "", *written(figures, "")]
 
 
 def _warn(rows: list[Row]) -> None:
     """Of what the figures are no measure."""
     why = dict.fromkeys(result.overload for entry in rows for result in entry.results)
     for overload in filter(None, why):
-        _note(
+        show.text(
             f"! {overload}: queues grow for as long as tuples come, so these figures depend on "
             "--duration"
         )
     if any(map(_lacks_floor, rows)):
-        _note(
+        show.text(
             "The floor of scx, which gives a query that lags behind its fair share the next turn, "
             "is not simulated."
         )
-
-
-def _note(text: str) -> None:
-    Console().print(text, style="yellow", highlight=False, markup=False)
 
 
 def _lacks_floor(entry: Row) -> bool:

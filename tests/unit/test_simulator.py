@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from sched_ctl import show
 from sched_ctl.backends.scx.backend import BEHIND
 from sched_ctl.cli import make_app
 from sched_ctl.decide import held
@@ -699,6 +700,23 @@ def test_a_workload_is_simulated_by_its_name(
     unknown = CliRunner().invoke(make_app(), ["simulate", "sny", *arguments])
     assert isinstance(unknown.exception, UserError)
     assert "syn" in (unknown.exception.hint or "")
+
+
+@pytest.mark.parametrize("columns", [None, "80", "40"])
+def test_simulate_shows_figures_whole(columns: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    arguments = ["simulate", "flooded", "-p", "light-first", "-l", "1.25"]
+    arguments += ["--duration", "2", "--seeds", "2"]
+    (row,) = json.loads(CliRunner().invoke(make_app(), [*arguments, "--json"]).stdout)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    shown = CliRunner().invoke(make_app(), arguments).stdout
+    assert "light-first" in shown and "…" not in shown and "..." not in shown
+    means = {name: figure["mean"] for name, figure in row["figures"].items()}
+    told = [1e3 * means["response_max_s"], means["slowdown_max"], means["slowdown_rms"]]
+    told += [of["slowdown"] for of in row["classes"].values()]
+    assert len(told) > 3 and {show.number(value) for value in told} <= set(shown.split())
+    assert (columns is None) == ("CV" in shown.split()) == ("Queued:" in shown)
 
 
 def test_simulate_as_json_and_plots(tmp_path: Path) -> None:
