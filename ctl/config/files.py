@@ -51,6 +51,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     main = DEFAULT_FILE if file is None else file
     if file is not None or main.exists():
         _merge(merged, _read(main))
+    merged.setdefault("policy", [{}])  # which drop-ins amend, or go before
     for drop_in in _drop_ins(main):
         _merge(merged, _read(drop_in))
     if flags:

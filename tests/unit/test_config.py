@@ -138,6 +138,19 @@ def test_precedence(tmp_path: Path) -> None:
         load(path, {"period": -1.0})
 
 
+def test_a_drop_in_leaves_the_other_queries_to_the_usual_rule(tmp_path: Path) -> None:
+    path = written(tmp_path, "period = 2.0")
+    one = "[[policy]]\npolicy = 'qs'\nqueries = ['etl*']\n"
+    written(tmp_path / "sched-ctl.d", one, "10.toml")
+    rules = [(rule.name, rule.policy, rule.queries) for rule in load(path).policy]
+    assert rules == [("", "qs", ("etl*",)), ("", "auto", ("*",))]
+    written(tmp_path / "sched-ctl.d", "[[policy]]\nname = 'auto'\npolicy = 'hr'", "50.toml")
+    rules = [(rule.name, rule.policy, rule.queries) for rule in load(path).policy]
+    assert rules == [("", "qs", ("etl*",)), ("auto", "hr", ("*",))]
+    path.write_text("[[policy]]\npolicy = 'fcfs'")
+    assert [rule.policy for rule in load(path).policy] == ["hr", "qs", "fcfs"]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
