@@ -49,7 +49,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     """
     merged: dict[str, Any] = {}
     main = DEFAULT_FILE if file is None else file
-    if file is not None or main.exists():
+    if file is not None or _is_there(main):
         _merge(merged, _read(main))
     merged.setdefault("policy", [{}])  # which drop-ins amend, or go before
     for drop_in in _drop_ins(main):
@@ -71,7 +71,7 @@ def origin(file: Path | None, flags: Mapping[str, Any], where: tuple[str, ...]) 
     file, flags: as given to `load`. where: as in `SettingError`.
     """
     main = DEFAULT_FILE if file is None else file
-    tables = [(path, _read(path)) for path in (main, *_drop_ins(main)) if path.exists()]
+    tables = [(path, _read(path)) for path in (main, *_drop_ins(main)) if _is_there(path)]
     sources = [("command line", flags), *((str(path), table) for path, table in reversed(tables))]
     # A section that does not set it has it from outside.
     for keys in (where, where[2:]) if where[0] == "policy" else (where,):
@@ -109,7 +109,26 @@ def _find(table: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
 
 def _drop_ins(main: Path) -> list[Path]:
     folder = main.with_suffix(".d")
-    return sorted(folder.glob("*.toml")) if folder.is_dir() else []
+    try:
+        return sorted(path for path in folder.iterdir() if path.name.endswith(".toml"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return True
+
+
+def _unreadable(path: Path, error: OSError, flag: str = "--config") -> ConfigError:
+    return ConfigError(f"{path}: {error.strerror}", f"give another file with {flag}, or none")
 
 
 def sections_of(path: Path, key: str) -> list[dict[str, Any]]:
@@ -126,9 +145,7 @@ def _read(path: Path, flag: str = "--config") -> dict[str, Any]:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}", f"give another file with {flag}, or none"
-        ) from None
+        raise _unreadable(path, error, flag) from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB, this is no configuration")
     try:

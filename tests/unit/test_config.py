@@ -1,5 +1,8 @@
 import math
+import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -97,6 +100,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "huge.toml").write_bytes(b"#" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
         load(tmp_path / "huge.toml")
+
+
+@pytest.mark.parametrize("closed", [".", "sched-ctl.d"])
+def test_a_folder_that_is_closed_to_us_is_named(
+    closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own is closed to others
+    try:
+        folder.chmod(0o755)
+        monkeypatch.setattr("sched_ctl.config.files.DEFAULT_FILE", folder / "sched-ctl.toml")
+        written(folder / "sched-ctl.d", "period = 2.0", "10.toml")
+        (folder / closed).chmod(0)
+        before = os.geteuid()
+        os.seteuid(before or 65534)
+        try:
+            with pytest.raises(ConfigError, match=f"^{folder}.*: Permission denied"):
+                load()
+        finally:
+            os.seteuid(before)
+    finally:
+        (folder / closed).chmod(0o755)
+        shutil.rmtree(folder)
 
 
 def test_an_error_in_a_drop_in_names_the_drop_in(tmp_path: Path) -> None:
