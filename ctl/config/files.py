@@ -35,6 +35,7 @@ from sched_ctl.model.targets import Target, faults
 __all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs", "sections_of"]
 
 DEFAULT_FILE = Path("/etc/sched-ctl/sched-ctl.toml")
+COMMAND_LINE = "command line"  # as a place of settings
 TABLES = ("backends", "access")  # tables of tables, amended key by key
 OTHERS: dict[str, type[Struct]] = {"elastic": Elastic, "prior": Prior}  # sections
 MAX_BYTES = 1 << 20  # of one file: more is no configuration of ours
@@ -55,7 +56,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     for drop_in in _drop_ins(main):
         _merge(merged, _read(drop_in))
     if flags:
-        _validate(flags, "command line", convert_only=True)
+        _validate(flags, COMMAND_LINE)
         _override(merged, flags)
     merged["backends"] = inherited(merged.get("backends", {}))
     settings = _validate(merged, str(main))
@@ -72,13 +73,16 @@ def origin(file: Path | None, flags: Mapping[str, Any], where: tuple[str, ...]) 
     """
     main = DEFAULT_FILE if file is None else file
     tables = [(path, _read(path)) for path in (main, *_drop_ins(main)) if _is_there(path)]
-    sources = [("command line", flags), *((str(path), table) for path, table in reversed(tables))]
-    # A section that does not set it has it from outside.
-    for keys in (where, where[2:]) if where[0] == "policy" else (where,):
+    flagged = [(COMMAND_LINE, flags)]
+    files = [(str(path), table) for path, table in reversed(tables)]
+    # A section that does not set it has it from outside; a flag goes before all sections.
+    outside = where[2:] if where[0] == "policy" else where
+    sections = [] if where[0] == "policy" and "policy" in flags else files
+    for keys, sources in (where, flagged), (outside, flagged), (where, sections), (outside, files):
         for source, table in sources:
             found = _find(table, keys)
             if found:
-                if source == "command line":
+                if source == COMMAND_LINE:
                     found = {s.key: s.flag for s in declared()}[keys[0]]
                 return f"{source}: {found}"
     return f"default: {where[-1]}"
@@ -86,7 +90,7 @@ def origin(file: Path | None, flags: Mapping[str, Any], where: tuple[str, ...]) 
 
 def _find(table: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
     """The keys as they stand in this table, or None if it does not set them."""
-    if not keys:
+    if keys in ((), ("policy",)):  # there is no policy outside of sections
         return None
     if keys[0] == "prior":
         for index, prior in enumerate(_tables(table.get("prior"))):
@@ -158,7 +162,7 @@ def _read(path: Path, flag: str = "--config") -> dict[str, Any]:
     return table
 
 
-def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = False) -> Settings:
+def _validate(table: Mapping[str, Any], origin: str) -> Settings:
     for part, struct, where in _parts(table):
         _check_keys(part, struct, origin, where)
     try:
@@ -175,8 +179,7 @@ def _validate(table: Mapping[str, Any], origin: str, *, convert_only: bool = Fal
     _check_targets(settings, origin)
     for place, key, message, hint in programs.faults(settings.program):
         raise ConfigError(f"{origin}: program[{place}].{key}: {message}", hint)
-    if not convert_only:
-        _check_names(settings, origin)
+    _check_names(settings, origin)
     return settings
 
 
@@ -252,6 +255,11 @@ def _check_names(settings: Settings, origin: str) -> None:
     names = [section.name or section.policy for section in settings.policy]
     for name in names:
         if names.count(name) > 1:
+            if origin == COMMAND_LINE:
+                raise ConfigError(
+                    f"{origin}: --policy: two are for {name}",
+                    "give each queries of its own: --policy QUERIES=NAME",
+                )
             raise ConfigError(
                 f"{origin}: policy: two [[policy]] sections are named {name}",
                 "give each a name of its own: name = ...",

@@ -4,6 +4,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -317,12 +318,35 @@ def test_the_ladder_has_a_step_for_all_options() -> None:
     assert [kind.name for kind in ladder.KINDS] == list(by_name(BackendOptions()))
 
 
-def test_a_word_that_means_nothing_names_the_flag(tmp_path: Path) -> None:
-    path = written(tmp_path, "backend = 'nice'")
-    flags = {"backend": "nic", "policy": [{"policy": "hr"}]}
+@pytest.mark.parametrize(
+    ("text", "flags", "place"),
+    [
+        ("backend = 'nice'", {"backend": "nic", "policy": [{"policy": "hr"}]}, "--backend"),
+        ("[[policy]]\nbackend = 'nice'", {"backend": "nic"}, "--backend"),
+        ("[[policy]]\npolicy = 'hr'", {"policy": [{"policy": "hrr"}]}, "--policy"),
+        ("[[policy]]\npolicy = 'hrr'", {"backend": "nice"}, "policy[0].policy"),
+        (
+            "backend = 'nic'\n[[policy]]\npolicy = 'hr'\nbackend = 'nice'",
+            {"policy": [{"policy": "hr"}]},
+            "backend",
+        ),
+    ],
+)
+def test_a_word_that_means_nothing_names_the_flag(
+    text: str, flags: dict[str, Any], place: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, text)
     with pytest.raises(SettingError) as caught:
         check_sections(load(path, flags))
-    assert origin(path, flags, caught.value.where) == "command line: --backend"
+    source = "command line" if place.startswith("--") else path
+    assert origin(path, flags, caught.value.where) == f"{source}: {place}"
+
+
+def test_two_policies_for_the_same_are_the_command_lines_fault(tmp_path: Path) -> None:
+    path = written(tmp_path, "period = 1.0")
+    with pytest.raises(ConfigError, match=r"^command line: --policy: two are for hr") as caught:
+        load(path, {"policy": [{"policy": "hr"}, {"policy": "hr"}]})
+    assert caught.value.hint == "give each queries of its own: --policy QUERIES=NAME"
 
 
 def test_access_is_amended_table_by_table(tmp_path: Path) -> None:
