@@ -1,4 +1,4 @@
-"""Whether all that the configuration names exists: policies, backends, metrics, rules."""
+"""Whether all that the configuration names exists: policies, backends, metrics, rules, profiles."""
 
 from sched_ctl.adapt.race import OS
 from sched_ctl.config.settings import Section, SettingError, Settings, Switch
@@ -12,12 +12,13 @@ from sched_ctl.metrics.catalogue import METRICS
 from sched_ctl.model.options import by_name
 from sched_ctl.plugins import registry
 from sched_ctl.service import endpoint
+from sched_ctl.telemetry import profiles
 
 __all__ = ["check_sections"]
 
 
 def check_sections(settings: Settings) -> None:
-    """Raises SettingError for a policy, a backend, an option or a rule that does not exist.
+    """Raises SettingError for a policy, a backend, an option, a rule or a file that does not exist.
 
     So that a misspelt word is an error at once, and not when it is needed first.
     """
@@ -50,6 +51,10 @@ def check_sections(settings: Settings) -> None:
     Owners(settings.users)
     if settings.metrics:
         endpoint.parsed(settings.metrics)
+    try:
+        profiles.of_file(settings.profiles)
+    except UserError as error:
+        raise SettingError(("profiles",), error.message, error.hint) from error
     _check_backends(settings)
 
 

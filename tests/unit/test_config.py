@@ -261,6 +261,8 @@ def test_bounds_are_finite() -> None:
         ("[[policy]]\nbackend = 'nic'", r"policy\[0\].backend", "did you mean 'nice'"),
         ("backend = 'nic'", "backend", "did you mean 'nice'"),
         ("helpers = {net = 'folow'}", "helpers.net", "did you mean 'follow'"),
+        ("profiles = '/none'", "profiles", "cannot read /none: No such file"),
+        ("profiles = '/etc/hostname'", "profiles", "no profile"),
         ("[[prior]]\npolicy = 'os'\n[[prior]]\npolicy = 'qss'", r"prior\[1\].policy", "mean 'qs'"),
         (
             "[[policy]]\n[[policy.switch]]\npolicy = 'qss'\nmetric = 'pressure'\nabove = 1",
