@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sched_ctl.cli import fleet_sweep
+from sched_ctl.cli import fleet_sweep, outputs
 from sched_ctl.cli.flags import Json
 from sched_ctl.cli.fleet_flags import (
     Conf,
@@ -21,7 +21,6 @@ from sched_ctl.cli.fleet_flags import (
     spark_of,
 )
 from sched_ctl.cli.plain import App
-from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
     from sched_ctl.pipeline.ingest import Done
@@ -132,6 +131,7 @@ def profile(
     from sched_ctl.pipeline.store import Fleet as Folder
     from sched_ctl.telemetry import profiles
 
+    outputs.check(out)
     choice = chosen(since, until, node or (), query or ())
     with spark_of("profile", master, conf) as spark:
         folder = Folder(spark, source, choice)
@@ -294,6 +294,8 @@ def compare(
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
+    if drop_ins:
+        outputs.check_in(drop_ins, prior.MEASURED)
     choice = chosen(since, until, node or (), query or ())
     with spark_of("compare", master, conf) as spark:
         folder = Folder(spark, source, choice)
@@ -347,6 +349,7 @@ def report(
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
+    outputs.check(out)
     last = None
     with suppress(OSError, UnicodeDecodeError):
         if out.stat().st_size < MOST_PAGE:
@@ -354,10 +357,7 @@ def report(
     choice = chosen(since, until, node or (), query or ())
     with spark_of("report", master, conf) as spark:
         text = reporting.report(Folder(spark, source, choice), last)
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    outputs.write(out, text)
     show.text(f"{out}: {len(text.encode()) / 1e3:.0f} kB")
 
 

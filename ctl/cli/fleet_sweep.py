@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sched_ctl.cli import outputs
 from sched_ctl.cli.flags import Json
 from sched_ctl.cli.fleet_flags import (
     Conf,
@@ -74,6 +75,8 @@ def sweep(
 
     if goal not in sweeping.GOALS:
         raise ConfigError(f"there is no goal {goal!r}", f"one of: {', '.join(sweeping.GOALS)}")
+    if drop_ins:
+        outputs.check_in(drop_ins, sweeping.DROP_IN)
     measured, left_out = sweeping.simulated(profiles.read(profile_file))
     per_hop = calibrate.load(costs) if costs else None
     policies, loads = policy or sweeping.POLICIES, load or [0.8, 0.9]

@@ -28,19 +28,23 @@ def show_stacks(
 ) -> None:
     """Look, and print or write what was seen. Raises UserError."""
     from sched_ctl import show
+    from sched_ctl.cli import outputs
     from sched_ctl.cli.flame import svg
     from sched_ctl.kernel import tracing
     from sched_ctl.probes import stacks
 
+    for path in filter(None, (folded, flame)):
+        outputs.check(path)
     try:
         places = stacks.look(pids, tids, seconds)
     except tracing.Unavailable as error:
         raise UserError(f"no stacks can be taken: {error}", "see sched-ctl check") from None
     sums = stacks.folded(places)
     if folded is not None:
-        _write(folded, "".join(f"{';'.join(map(_word, s))} {us}\n" for s, us in sums.items()))
+        lines = (f"{';'.join(map(_word, s))} {us}\n" for s, us in sums.items())
+        outputs.write(folded, "".join(lines))
     if flame is not None:
-        _write(flame, svg(sums, f"asleep in {seconds:g} s", "us"))
+        outputs.write(flame, svg(sums, f"asleep in {seconds:g} s", "us"))
     if json:
         show.emit_json([asdict(place) for place in places])
         return
@@ -99,10 +103,3 @@ def _short(frame: str) -> str:
 def _word(frame: str) -> str:
     """A semicolon parts frames, a line stacks."""
     return frame.replace(";", ":").replace("\n", " ")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None

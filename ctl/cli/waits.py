@@ -143,16 +143,16 @@ def write_timeline(
     from json import dumps
 
     from sched_ctl import show
+    from sched_ctl.cli import outputs
     from sched_ctl.kernel import tracing
     from sched_ctl.probes.timeline import record
 
+    outputs.check(path)
     try:
         found = record(pids, tids, seconds, names=names, sample=sample)
-        path.write_text(dumps(found))
     except tracing.Unavailable as error:
         raise UserError(f"nothing can be traced: {error}", "see sched-ctl check") from None
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    outputs.write(path, dumps(found))
     full = "; the log was full before the end" if found["otherData"]["full"] else ""
     show.text(f"{len(found['traceEvents'])} events in {path}: open it in ui.perfetto.dev{full}")
 
