@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
+from sched_ctl.config.settings import ConfigError
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,12 +72,23 @@ def waits(
     Loads a tracing program into the kernel for that time, and changes nothing.
     Example: sched-ctl waits 4711 --seconds 10
     """
+    of_sleep = stacks or folded is not None or flame is not None
+    if probe is not None and (of_sleep or perfetto is not None):
+        raise ConfigError(
+            "--probe shows calls, and nothing else",
+            "leave out --stacks, --folded, --flame, --perfetto",
+        )
+    if perfetto is not None and (of_sleep or json):
+        raise ConfigError(
+            "--perfetto writes a file, and shows nothing",
+            "leave out --stacks, --folded, --flame, --json",
+        )
     pids, tids = _meant(what, run_dir)
     if probe is not None:
         _calls(pids, tids, probe, seconds, json=json)
     elif perfetto is not None:
         write_timeline(perfetto, pids, tids, seconds)
-    elif stacks or folded is not None or flame is not None:
+    elif of_sleep:
         from sched_ctl.cli.stacks import show_stacks
 
         show_stacks(pids, tids, seconds, json=json, folded=folded, flame=flame)
