@@ -17,9 +17,11 @@ __all__ = [
     "height",
     "inside",
     "is_narrow",
+    "latency",
     "lines",
     "milliseconds",
     "number",
+    "percent",
     "short",
     "table",
     "table_lines",
@@ -200,6 +202,18 @@ def duration(seconds: float) -> str:
 def milliseconds(time_s: float) -> str:
     """Short, without the unit. A mean of 0 is of samples in which nothing waited."""
     return number(time_s * 1e3) if time_s else "~0"
+
+
+def latency(seconds: float | None) -> str:
+    """Short: "12.3 ms", "1.5 s"; - for unknown."""
+    if seconds is None:
+        return "-"
+    whole = abs(seconds) >= 1.0
+    return f"{number(seconds)} s" if whole else f"{number(seconds * 1e3)} ms"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -201,8 +201,8 @@ def _table(
             (
                 fitted(show.inside(operator["operator"], query["query"])),
                 fitted(verdict(operator, query["query"])),
-                percent(operator["confidence"]),
-                *(percent(operator[share]) for share in shares),
+                show.percent(operator["confidence"]),
+                *(show.percent(operator[share]) for share in shares),
             )
             for operator in operators
         ],
@@ -236,12 +236,12 @@ def said(query: dict[str, Any]) -> str:
     from sched_ctl import show
 
     named = show.inside(query["operator"], query["query"])
-    words = f"{query['verdict']}: {named} ({percent(query['confidence'])} sure"
+    words = f"{query['verdict']}: {named} ({show.percent(query['confidence'])} sure"
     words += ")" if query["settled"] else ", by one short look)"
     if query["late_s"] is not None:
-        words += f", {duration(query['late_s'])} late"
+        words += f", {show.latency(query['late_s'])} late"
         if query["late_p99_s"] is not None:
-            words += f", p99 {duration(query['late_p99_s'])}"
+            words += f", p99 {show.latency(query['late_p99_s'])}"
     return words
 
 
@@ -249,19 +249,8 @@ def horizon_words(horizon: dict[str, Any]) -> str:
     return f"the last {horizon['seconds']:.0f} s: {horizon['verdict']}"
 
 
-def duration(seconds: float) -> str:
-    from sched_ctl import show
-
-    whole = seconds >= 1.0
-    return f"{show.number(seconds)} s" if whole else f"{show.number(seconds * 1e3)} ms"
-
-
 def verdict(operator: dict[str, Any], query: str) -> str:
     from sched_ctl import show
 
     by = operator["by"]
     return str(operator["verdict"]) + (f" by {show.inside(by, query)}" if by else "")
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"

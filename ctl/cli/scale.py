@@ -344,7 +344,10 @@ def _brings(change: "Change") -> str:
 
 
 def _outcome(done: "Done") -> str:
+    from sched_ctl import show
+
     rates = ""
     if done.before is not None and done.after is not None:
-        rates = f": took in {done.before:.4g} tuples/s, takes in {done.after:.4g}"
+        before, after = (show.number(rate, 4) for rate in (done.before, done.after))
+        rates = f": took in {before} tuples/s, takes in {after}"
     return f"{done.outcome}{rates}; {done.silent_s or 0:.1f} s without output"

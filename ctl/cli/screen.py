@@ -23,7 +23,7 @@ from rich.text import Text
 
 from sched_ctl import show
 from sched_ctl.cli import targets
-from sched_ctl.errors import UserError
+from sched_ctl.errors import UserError, printable
 
 __all__ = ["SORTS", "View", "can_redraw", "draw", "live", "pressed", "print_once"]
 
@@ -263,7 +263,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
         if query["verdict"] not in ("idle", "input-bound", "keeps-up", "unknown"):
             named = show.inside(query["operator"], query["query"])
             lines.append(f"{query['query']} is held by {named}: {query['verdict']}")
-    return [Text(_clean(line), no_wrap=True, overflow="ellipsis") for line in lines[:7]]
+    return [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in lines[:7]]
 
 
 def _rule(rule: Answer) -> str:
@@ -303,7 +303,7 @@ def _table(rows: list[dict[str, Any]], width: int, graphs: bool) -> Table:
     widths = [least for _, least in (*before, *after)] + [applied]
     left = width - sum(widths) - len(widths) - 1
     # A verdict gets what operators' names do not need.
-    verdicts = [_clean(_verdict(row, wide)) for row in rows]
+    verdicts = [printable(_verdict(row, wide)) for row in rows]
     longest = max((len(row["operator"]) for row in rows), default=0)
     verdict = max(VERDICT, min(max(map(len, verdicts), default=0), left - longest))
     room = max(14, left - verdict)
@@ -324,7 +324,7 @@ def _table(rows: list[dict[str, Any]], width: int, graphs: bool) -> Table:
             "-" if row["place"] is None else f"{row['place']:.2f}",
             *more,
             _plain(_applied(row["applied"], wide)),
-            *(_percent(row[share]) for share in shares[: 6 if wide else 2]),
+            *(show.percent(row[share]) for share in shares[: 6 if wide else 2]),
             Text(show.ends(held, verdict), style=COLORS.get(row["verdict"], "")),
         )
     return table
@@ -374,10 +374,6 @@ def _place(row: dict[str, Any], wide: bool) -> str:
     return ""
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
 def _sorted_by(value: Any, descending: bool) -> tuple[bool, Any]:
     if value is None:
         return (True, 0)
@@ -385,9 +381,4 @@ def _sorted_by(value: Any, descending: bool) -> tuple[bool, Any]:
 
 
 def _plain(text: str) -> Text:
-    return Text(_clean(text))
-
-
-def _clean(text: str) -> str:
-    """Names come from engines: no control characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return Text(printable(text))

@@ -28,12 +28,12 @@ def table(targets: Iterable[Row]) -> None:
         (
             (
                 _name(row, several),
-                _time(row["latency_s"]),
+                show.latency(row["latency_s"]),
                 _percent(row["share"]),
                 _percent(row["met"]),
                 _percent(row["met_hour"]),
-                _time(row["p99_s"]),
-                _time(row["margin_s"]),
+                show.latency(row["p99_s"]),
+                show.latency(row["margin_s"]),
                 STANDS[row["standing"]],
             )
             for row in rows
@@ -55,17 +55,11 @@ def in_words(row: Row) -> str:
     """One line: "alarm: 98.2% within 50 ms (99% asked), 99.4% in the last hour, p99 61 ms"."""
     met = "not known yet" if row["met"] is None else f"{_percent(row['met'])} now"
     hour = "" if row["met_hour"] is None else f", {_percent(row['met_hour'])} in the last hour"
-    p99 = "" if row["p99_s"] is None else f", p99 {_time(row['p99_s'])}"
+    p99 = "" if row["p99_s"] is None else f", p99 {show.latency(row['p99_s'])}"
     way = "" if row["in_the_way"] is None else f"; in the way: {row['in_the_way']}"
     says = "" if row["standing"] in (None, "meets") else f"; {row['says']}"
-    asked = f"{_percent(row['share'])} within {_time(row['latency_s'])}"
+    asked = f"{_percent(row['share'])} within {show.latency(row['latency_s'])}"
     return f"{row['query']}: {asked}: {met}{hour}{p99}{way}{says}"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds:.3g} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _percent(share: float | None) -> str:

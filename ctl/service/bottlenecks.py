@@ -600,10 +600,11 @@ def _needs(wanted: parallelism.Wanted, stage: int) -> str | None:
     is_held = bool(wanted.source_held[stage])
     if needed == now or (needed < now and is_held):
         return None
-    rate, could = float(wanted.rate[stage]), float(wanted.true_rate[stage])
+    rates = (float(wanted.rate[stage]), float(wanted.true_rate[stage]))
+    rate, could = (show.number(value, 4) for value in rates)
     if is_held:
-        return f"{needed} at first, has {now}; one can do {could:.4g} of up to {rate:.4g} tuples/s"
-    return f"{needed} for {rate:.4g} tuples/s, has {now}; one can do {could:.4g}"
+        return f"{needed} at first, has {now}; one can do {could} of up to {rate} tuples/s"
+    return f"{needed} for {rate} tuples/s, has {now}; one can do {could}"
 
 
 def _known(value: float, digits: int = 4) -> float | None:

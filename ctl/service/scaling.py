@@ -18,6 +18,7 @@ from shlex import quote
 import msgspec
 import numpy as np
 
+from sched_ctl import show
 from sched_ctl.adapt.parallelism import called
 from sched_ctl.adapt.rescale import Change, Done, is_worse
 from sched_ctl.config.settings import Section, Settings
@@ -222,7 +223,8 @@ def _judged(
     outcome = "back" if is_worse(before, after) else "kept"
     done = msgspec.structs.replace(done, after=_known(after), outcome=outcome)
     if outcome == "back":
-        say(f"it takes in {after:.4g}/s instead of {before:.4g}/s: back to {in_words(was)}")
+        now, then = (show.number(rate, 4) for rate in (after, before))
+        say(f"it takes in {now}/s instead of {then}/s: back to {in_words(was)}")
         scaler.rescale(done.query, was)
         output.silence(was, patience_s * slowness())
     memory.note(done)

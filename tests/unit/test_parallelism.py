@@ -30,6 +30,8 @@ def test_explain_says_what_an_operator_needs() -> None:
     assert needs(held, 2) is None
     many = of(replicated(1, 8), [80] + [10] * 8, [80] + [10] * 8, [0.1] + [0.05] * 8)
     assert needs(many, 5) == "1 for 80 tuples/s, has 8; one can do 200"
+    much = of(replicated(1, 1, 1), [1e5] * 3, [1e5] * 3, [0.2, 1.0, 0.1], [0.667, 0, 0])
+    assert needs(much, 1) == "3 at first, has 1; one can do 100k of up to 300.3k tuples/s"
 
 
 def test_eight_replicas_that_one_could_do_for_are_too_many() -> None:

@@ -433,6 +433,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "slowness", lambda: 1.0)
 
 
+def test_rates_are_told_without_exponents() -> None:
+    done = msgspec.structs.replace(failed(0), before=12345.6, after=987.654)
+    assert "took in 12.35k tuples/s, takes in 987.7;" in cli_scale._outcome(done)
+
+
 def test_what_is_to_be_typed_is_one_word_whatever_a_query_is_called(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

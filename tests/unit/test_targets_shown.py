@@ -14,6 +14,7 @@ import pytest
 from fakes import FakeEngine
 from numpy.testing import assert_allclose
 
+from sched_ctl import show
 from sched_ctl.adapt import hits as module
 from sched_ctl.adapt.hits import IDLE_S, STUCK_S, Hits, counted, share, silent
 from sched_ctl.cli import targets as words
@@ -189,6 +190,15 @@ def test_what_the_engine_counts_is_told_by_query() -> None:
     line = words.in_words(row)
     assert line.startswith("alarm: 99.5% within 100 ms: 99% now, 99% in the last hour")
     assert line.endswith("in the way: bulk (0.20 CPUs)")
+
+
+def test_times_are_told_without_exponents() -> None:
+    row = {"query": "q", "latency_s": 1500.0, "share": 0.99, "met": 1.0, "met_hour": None}
+    row |= {"p99_s": 20_000.0, "in_the_way": None, "standing": None}
+    assert words.in_words(row) == "q: 99% within 1500 s: 100% now, p99 20k s"
+    assert [show.latency(value) for value in (None, 0.0123, -0.5, -2.0)] == [
+        *("-", "12.3 ms", "-500 ms", "-2 s"),
+    ]
 
 
 def test_any_policy_has_its_targets_counted() -> None:
