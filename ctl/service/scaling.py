@@ -112,6 +112,8 @@ async def looked(
     running = None
     try:
         await controller.start()
+        if not controller.engines:
+            return []
         running = asyncio.create_task(controller.run())
         end_s = time.monotonic() + NO_QUERY_S
         while not any(e.snapshot and e.snapshot.topology.queries for e in _engines(controller)):

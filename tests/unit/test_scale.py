@@ -32,7 +32,8 @@ from sched_ctl.adapt.rescale import (
 )
 from sched_ctl.cli import scale as cli_scale
 from sched_ctl.config.files import load
-from sched_ctl.config.settings import Elastic
+from sched_ctl.config.settings import Elastic, Settings
+from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink.scaling import FlinkScaler
 from sched_ctl.drivers.sources.http import Endpoint
@@ -431,6 +432,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MEASURE_S": 0.4, "SETTLE_S": 0.1, "WHILE_S": 0.2, "LOOK_S": 0.01}.items():
         monkeypatch.setattr(scaling, name, value)
     monkeypatch.setattr(scaling, "slowness", lambda: 1.0)
+
+
+def test_nobody_waits_for_queries_where_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_: Controller) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Controller, "run", run)
+    monkeypatch.setattr(scaling, "NO_QUERY_S", 0.1)
+    kind = DriverKind("fake", list, lambda _: Restarting({}))
+    assert asyncio.run(scaling.looked(Settings(), {"fake": kind}, 1.0)) == []
 
 
 def test_rates_are_told_without_exponents() -> None:
