@@ -103,6 +103,8 @@ def main() -> None:
             if end.code == 130 and sys.__stderr__ is not None and sys.__stderr__.isatty():
                 sys.__stderr__.write(SHOW_CURSOR)
                 sys.__stderr__.flush()
+            if isinstance(end.__context__, BrokenPipeError):  # typer ends with 1 then
+                raise end.__context__ from None
             raise
         finally:
             sys.stdout.flush()  # here, where an error still becomes an exit code
