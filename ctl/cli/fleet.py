@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sched_ctl.cli import fleet_sweep, outputs
-from sched_ctl.cli.flags import Json
+from sched_ctl.cli.flags import Json, asked
 from sched_ctl.cli.fleet_flags import (
     Conf,
     DropIns,
@@ -132,7 +132,8 @@ def profile(
     from sched_ctl.telemetry import profiles
 
     outputs.check(out)
-    choice = chosen(since, until, node or (), query or ())
+    with asked():
+        choice = chosen(since, until, node or (), query or ())
     with spark_of("profile", master, conf) as spark:
         folder = Folder(spark, source, choice)
         made = profiling.profile(folder)
@@ -192,7 +193,8 @@ def bottlenecks(
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
-    choice = chosen(since, until, node or (), query or ())
+    with asked():
+        choice = chosen(since, until, node or (), query or ())
     with spark_of("bottlenecks", master, conf) as spark:
         folder = Folder(spark, source, choice)
         found = finding.held(folder)
@@ -251,7 +253,8 @@ def changes(
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
-    choice = chosen(since, until, node or (), query or ())
+    with asked():
+        choice = chosen(since, until, node or (), query or ())
     with spark_of("changes", master, conf) as spark:
         folder = Folder(spark, source, choice)
         found = finding.changes(folder)
@@ -296,7 +299,8 @@ def compare(
 
     if drop_ins:
         outputs.check_in(drop_ins, prior.MEASURED)
-    choice = chosen(since, until, node or (), query or ())
+    with asked():
+        choice = chosen(since, until, node or (), query or ())
     with spark_of("compare", master, conf) as spark:
         folder = Folder(spark, source, choice)
         found = comparing.compare(folder, base)
@@ -354,7 +358,8 @@ def report(
     with suppress(OSError, UnicodeDecodeError):
         if out.stat().st_size < MOST_PAGE:
             last = reporting.facts_in(out.read_text(encoding="utf-8"))
-    choice = chosen(since, until, node or (), query or ())
+    with asked():
+        choice = chosen(since, until, node or (), query or ())
     with spark_of("report", master, conf) as spark:
         text = reporting.report(Folder(spark, source, choice), last)
     outputs.write(out, text)
@@ -417,7 +422,8 @@ def expire(
     from sched_ctl.pipeline.store import Fleet as Folder
     from sched_ctl.pipeline.store import Keep
 
-    keep = Keep(days_of(rows) if rows else 0, days_of(hours) if hours else 0)
+    with asked():
+        keep = Keep(days_of(rows) if rows else 0, days_of(hours) if hours else 0)
     with spark_of("expire", master, conf) as spark:
         folder = Folder(spark, source)
         folder.require()

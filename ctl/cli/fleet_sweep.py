@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sched_ctl.cli import outputs
-from sched_ctl.cli.flags import Json
+from sched_ctl.cli.flags import Json, asked
 from sched_ctl.cli.fleet_flags import (
     Conf,
     DropIns,
@@ -162,7 +162,8 @@ def rollout(
     from sched_ctl.pipeline.choice import chosen
     from sched_ctl.pipeline.store import Fleet as Folder
 
-    choice = chosen(since, until, node or (), query or ())
+    with asked():
+        choice = chosen(since, until, node or (), query or ())
     state = rolling.read(folder)
     _refuse_another(folder, state, policy)
     with spark_of("rollout", master, conf) as spark:
@@ -188,7 +189,8 @@ def _refuse_another(folder: Path, state: "State | None", policy: str | None) -> 
             f"the roll-out in {folder} is of {state.policy}", "another folder for another policy"
         )
     if policy is not None:
-        registry.policy(policy)
+        with asked():
+            registry.policy(policy)
 
 
 def _show_stage(folder: Path, state: "State", warning: str) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, asked
 from sched_ctl.cli.plain import Command
-from sched_ctl.errors import UserError
+from sched_ctl.config.settings import ConfigError
 
 __all__ = ["add_to"]
 
@@ -75,10 +75,12 @@ def demo(
     """
     from sched_ctl.demo.results import AUTO, Options
     from sched_ctl.demo.run import run
+    from sched_ctl.lab import engine
     from sched_ctl.plugins import registry
 
-    if policy != AUTO:
-        with asked():
+    with asked():
+        engine.check_name(workload)
+        if policy != AUTO:
             registry.policy(policy)
     run(
         Options(
@@ -113,7 +115,9 @@ def lab(
     from sched_ctl.workloads.resolved import resolved_file
 
     if workload.startswith("-"):
-        raise UserError(f"no workload before {workload}", "sched-ctl lab WORKLOAD [OPTION ...]")
+        raise ConfigError(f"no workload before {workload}", "sched-ctl lab WORKLOAD [OPTION ...]")
+    with asked():
+        engine.check_name(workload)
     with engine.workload_file(workload) as path:
         resolved = resolved_file(path)
     engine.become(resolved, context.args)

@@ -17,7 +17,7 @@ from sched_ctl import show
 from sched_ctl.cli.flags import asked
 from sched_ctl.config.settings import ConfigError
 from sched_ctl.errors import UserError
-from sched_ctl.lab.engine import workload_file
+from sched_ctl.lab.engine import check_name, workload_file
 from sched_ctl.model import files as record
 from sched_ctl.plugins import registry
 from sched_ctl.sim.node import Node, of_snapshot, of_workload
@@ -113,7 +113,9 @@ def nodes(
     common: bool,
 ) -> list[tuple[float, Node]]:
     if base_cost_us is not None and not 1e-6 <= base_cost_us <= 1e9:
-        raise UserError(f"--base-cost-us {base_cost_us:g} is out of range")
+        raise ConfigError(f"--base-cost-us {base_cost_us:g} is out of range")
+    if np.inf in (loads or []):
+        raise ConfigError("--load inf is out of range")
     base = None if base_cost_us is None else base_cost_us * 1e-6
     with _file(source) as file:
         if _is_json(file):
@@ -144,6 +146,8 @@ def _file(source: Path) -> Iterator[Path]:
     if source.suffix or len(source.parts) != 1 or source.exists():
         yield source
         return
+    with asked():
+        check_name(source.name)
     with workload_file(source.name) as file:
         yield file
 

@@ -18,7 +18,7 @@ from sched_ctl.lab.file import LabFile
 from sched_ctl.workloads import synthetic, workload
 from sched_ctl.workloads.resolved import resolved_file
 
-__all__ = ["PROGRAM", "Engine", "become", "handed", "running", "workload_file"]
+__all__ = ["PROGRAM", "Engine", "become", "check_name", "handed", "running", "workload_file"]
 
 HERE = Path(sched_ctl.__file__).parent
 PROGRAM = HERE / "bin" / "labspe"
@@ -179,7 +179,8 @@ def workload_file(name: str, seed: int = 1) -> Iterator[Path]:
 
     syn is made from the seed: its costs and selectivities are drawn.
     """
-    if "/" in name or name.endswith(".graph"):
+    check_name(name)
+    if _is_file(name):
         workload.load(name)  # its errors name line and field
         yield Path(name)
         return
@@ -189,9 +190,19 @@ def workload_file(name: str, seed: int = 1) -> Iterator[Path]:
             path.write_text(workload.dump(synthetic.syn(seed)))
             yield path
         return
-    known = {path.stem: path for folder in WORKLOADS for path in sorted(folder.glob("*.graph"))}
-    if name not in known:
-        raise UserError(
-            f"there is no workload {name!r}", f"one of: {', '.join(sorted({'syn', *known}))}"
-        )
-    yield known[name]
+    yield _known()[name]
+
+
+def check_name(name: str) -> None:
+    """Raises UserError for a name that no workload has; a file may have any."""
+    known = {"syn", *_known()}
+    if not _is_file(name) and name not in known:
+        raise UserError(f"there is no workload {name!r}", f"one of: {', '.join(sorted(known))}")
+
+
+def _is_file(name: str) -> bool:
+    return "/" in name or name.endswith(".graph")
+
+
+def _known() -> dict[str, Path]:
+    return {path.stem: path for folder in WORKLOADS for path in sorted(folder.glob("*.graph"))}

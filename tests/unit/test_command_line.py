@@ -241,7 +241,12 @@ def test_what_a_backend_will_set_is_told_before() -> None:
         (["simulate", "x", "--batch", "none"], 2),
         (["simulate", "/dev/null/x"], 1),
         (["waits", str(2**22 + 1)], 1),
-        (["lab", "nosuch"], 1),
+        (["lab", "nosuch"], 2),
+        (["lab", "--foo"], 2),
+        (["demo", "--workload", "nosuch"], 2),
+        (["simulate", "nosuch"], 2),
+        (["simulate", "syn", "--base-cost-us", "0"], 2),
+        (["simulate", "syn", "--load", "inf"], 2),
     ],
 )
 def test_an_exit_code_tells_whose_fault_it_is(arguments: list[str], code: int) -> None:

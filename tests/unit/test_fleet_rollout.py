@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pyarrow")
 
-from sched_ctl.cli import fleet_sweep, make_app
+from sched_ctl.cli import fleet, fleet_sweep, make_app
 from sched_ctl.config.files import load
+from sched_ctl.config.settings import ConfigError
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import compare, rollout
 from sched_ctl.pipeline.choice import Choice
@@ -138,3 +139,20 @@ def test_what_a_call_reads_is_chosen_as_with_other_verbs(
         make_app(), ["fleet", "rollout", "f", str(tmp_path), "-p", "hr", *wrong]
     )
     assert told.exit_code != 0 and len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "f", "out", "--since", "foo"],
+        ["expire", "f", "--rows", "3x"],
+        ["rollout", "f", "none", "-p", "hx"],
+    ],
+)
+def test_what_is_asked_in_a_wrong_way_is_the_command_lines_fault(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (fleet, fleet_sweep):
+        monkeypatch.setattr(module, "check", lambda: None)
+    told = CliRunner().invoke(make_app(), ["fleet", *arguments])
+    assert isinstance(told.exception, ConfigError)
