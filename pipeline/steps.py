@@ -7,10 +7,10 @@ same hour of other days, or the same minute of other hours). It takes three turn
 A step is seen by the medians of the w slots before and after a place, for several w (a MOSUM,
 Eichinger and Kirch 2018, with medians). How much they differ is held against how much they differ
 at all other places of the same series: a load that goes up and down, a policy that takes turns, or
-noise that remembers itself make large differences everywhere, so none of them stands out. One slot
+correlated noise make large differences everywhere, so none of them stands out. One slot
 that is absurd moves no median.
 
-Where noise remembers itself so that no median stands out, a step is a leap that what came before
+Where noise is so correlated that no median stands out, a step is a leap that what came before
 does not foretell (`_leaps`), which no other leap comes near to, and after which the level stays.
 One node alone seldom has so clear a one; several that leap together do (`together`).
 
@@ -231,7 +231,7 @@ def _median_of_columns(table: Array) -> Array:
 
 
 def _leaps(x: Array, floor: float, least: float, most_chance: float) -> list[Found]:
-    """The one step of a series whose noise remembers itself, or none."""
+    """The one step of a series whose noise is correlated, or none."""
     known = np.flatnonzero(np.isfinite(x))
     y = x[known]
     apart = y - np.median(y)

@@ -84,7 +84,7 @@ Aim = Annotated[
     Literal["all", "mean", "median", "p99", "worst"],
     Meta(
         description="what auto goes by; all: mean and p99 better, median at most 1.2 of the OS's; "
-        "worst: of any query",
+        "worst: slowest query",
     ),
 ]
 PolicyOptions = Annotated[
@@ -289,8 +289,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calm_period: Annotated[
         float,
         Meta(
-            description="longest time between passes while no thread waits for a CPU; up to "
-            "period: none is skipped",
+            description="longest time between passes while no thread waits for a CPU; "
+            "period or less: none is skipped",
             ge=0,
             le=3600,
             extra={"unit": "s"},
@@ -404,7 +404,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     discover: Annotated[
         float,
         Meta(
-            description="time between searches for engines; a minute while nothing is born here",
+            description="time between searches for engines; a minute if no process starts here",
             ge=0.1,
             le=3600,
             extra={"unit": "s"},
