@@ -22,9 +22,10 @@ out by mistake takes part in the next race, while one that is worse costs each p
 at each look. When nothing is told apart within `MOST_ROUNDS`, the system's own stays; if the best
 seems to be better by then (`HOPE`), within twice as many.
 
-*Harm.* While arms are tried a phase three times as bad as the system's own, in the same stretch of
-time, is ended at once and costs a strike; the next phase is the system's own and counts for
-nothing, as what queued must drain; two strikes are out.
+*Harm.* While arms are tried a phase with three times the time in the system of the system's own, in
+the same stretch of time, is ended at once and costs a strike; the next phase is the system's own
+and counts for nothing, as what queued must drain; two strikes are out. Throughput is judged over
+half-rounds alone: of tuples that come in batches one phase may get half as many as another.
 
 *Calm.* Where nobody waits for a CPU nothing is tried and nothing changed. A half-round that ends so
 goes on when somebody waits again; phases are compared with those of the same stretch alone. When
@@ -80,8 +81,6 @@ MOST_ROUNDS = 12
 MOST_BROKEN = 24  # stretches in a row that end before an arm could be compared
 HARM = math.log(3.0)  # so much worse in one phase is ended at once
 LOST = -math.log(0.98)  # throughput
-LOST_MUCH = -math.log(0.7)
-BURSTS = 5.0
 MEDIAN = math.log(1.2)  # of the queries' geometric mean
 TAIL = math.log(1.05)
 MISSED = 0.01  # share of tuples beyond their target that counts for nothing
@@ -213,16 +212,7 @@ def harms(race: Race, figures: Figures) -> bool:
     """Whether what is seen so far of this phase is so bad that it should end now."""
     if race.turn == 0 or not race.os.effects:
         return False
-    score = compare(figures, race.os, race.objective)
-    # Arrivals come in bursts: of a few tuples a third less is none.
-    chance = BURSTS * math.hypot(_chance(figures), _chance(race.os))
-    return score.time > HARM or score.lost > LOST_MUCH + chance
-
-
-def _chance(figures: Figures) -> float:
-    """Standard deviation of the logarithm of how many tuples came in, if they do so at random."""
-    tuples = sum(_known(effect.tuples_in * effect.seconds for effect in figures.effects))
-    return 1 / math.sqrt(max(tuples, 1.0))
+    return compare(figures, race.os, race.objective).time > HARM
 
 
 def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Score:

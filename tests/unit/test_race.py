@@ -502,9 +502,27 @@ def test_a_phase_that_did_harm_is_in_the_price() -> None:
     assert price(world.race) == pytest.approx(lost, rel=0.3)
 
 
-def test_few_tuples_less_are_no_loss() -> None:
-    """A third less of 50 tuples is chance; of 5,000 it is not."""
-    race = replace(opened(["a"]), os=figures(effect("q", BASE_S, 7.0)), begun=True)
-    assert not harms(race, figures(effect("q", BASE_S, 4.5)))
-    race = replace(race, os=figures(effect("q", BASE_S, 700.0)))
-    assert harms(race, figures(effect("q", BASE_S, 420.0)))
+def test_batches_that_come_now_and_then_strike_nobody_out() -> None:
+    """Few in a phase, of many tuples each: half of all phases take in a third less than others."""
+    for seed in range(6):
+        batches = np.random.default_rng(seed).poisson(4, 200)
+        world = World(
+            always(0.6, 0.8),
+            0.05,
+            seed,
+            race=opened(["a", "b"]),
+            rate=lambda phase, batches=batches: 200.0 * max(batches[phase], 0.1),  # type: ignore[misc]
+        )
+        while world.race.mode == "race":
+            world.run(1)
+        assert world.race.kept == 1 and not any(arm.strikes for arm in world.race.arms), seed
+
+
+def test_an_arm_that_halves_throughput_is_soon_out_but_by_no_single_look() -> None:
+    world = World(always(0.5, 0.8), 0.05, race=opened(["a", "b"]), delivered=(1.0, 0.5, 1.0))
+    while world.race.turn != 1 or not world.race.os.effects:
+        world.run(1)
+    assert not harms(world.race, world.figures(np.random.default_rng(1), 0, 1))
+    world.run(80)
+    assert world.race.kept == 2 and world.race.arms[1].out.startswith("throughput worse")
+    assert world.turns[1:].count(1) == 4, "in two rounds"
