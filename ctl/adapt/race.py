@@ -34,9 +34,9 @@ goes on when somebody waits again; phases are compared with those of the same st
 *Afterwards* the winner stays. A phase of the system's own now and then, the rarer the more it would
 cost, is compared with those before and after; where that looks bad the next one comes soon, and
 at once after a phase that is three times as bad as the last one of the system's own, however old
-that is: a burst that slows all orders alike costs one such phase, and opens no race. When
-rates, costs, engines or times are no longer those under which it won, the race opens again, and
-after `REOPEN` phases anyway.
+that is: a burst that slows all orders alike costs one such phase, and opens no race; none other is
+called for until the next of the rare ones. When rates, costs, engines or times are no longer those
+under which it won, the race opens again, and after `REOPEN` phases anyway.
 """
 
 import math
@@ -508,8 +508,11 @@ def _checked(race: Race, after: Figures) -> Race:
     around = [figures for figures in (race.before, after) if figures is not None]
     beside = [compare(figures, race.own, race.objective) for figures in around]
     score = _means(list(zip(*beside, strict=True)))
+    called = race.before is None  # for by a phase that seemed to do harm
     race = replace(race, checks=(*race.checks, score), before=None, own=None)
-    if score.time > DOUBT or score.lost > 2 * LOST:
+    if called and not score.time > DOUBT:  # in vain: the next one is the rare one again
+        race = replace(race, os=Figures(), check_in=_pause(race.arms[race.kept].ratio))
+    elif score.time > DOUBT or score.lost > 2 * LOST:
         race = replace(race, check_in=SOON)
     looks = len(race.checks) - FEWEST + 1
     if looks < 1:

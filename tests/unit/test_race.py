@@ -332,6 +332,22 @@ def test_bursts_that_slow_all_orders_alike_do_not_open_it_again() -> None:
     assert np.median(races) == 2, "once, as such times were not usual before"
 
 
+def test_bursts_of_a_phase_cost_no_more_than_the_rare_looks() -> None:
+    """One of each eighteen phases takes eight times as long, whoever orders."""
+
+    def ratios(phase: int) -> Sequence[float]:
+        burst = 8.0 if phase > 60 and phase % 18 == 0 else 1.0
+        return burst, 0.5 * burst, 0.8 * burst
+
+    own = kept = 0
+    for seed in range(3):
+        world = World(ratios, 0.1, seed, race=opened(["a", "b"]))
+        world.run(500)
+        turns = [turn for turn, won in zip(world.turns[1:], world.kept, strict=False) if won > 0]
+        own, kept = own + turns.count(0), kept + len(turns)
+    assert own < 0.03 * kept, "each called for one, which was 6%"
+
+
 def test_a_winner_that_does_harm_is_looked_at_at_once() -> None:
     """Soon after it has won, when nothing is known yet of how it usually is."""
     for seed in range(4):
