@@ -293,7 +293,7 @@ def _begun(race: Race, order: tuple[int, ...]) -> Race:
 
 def _calm(race: Race) -> Race:
     """Nobody waits any more: what this half-round gave so far counts, the rest is still to come."""
-    if race.begun:
+    if race.begun and race.mode == "race":
         undone = () if race.drop else (race.turn,)
         if not any(turn == 0 for turn, _ in race.seen):
             undone = (*(turn for turn, _ in race.seen if not race.arms[turn].out), *undone)

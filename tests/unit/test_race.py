@@ -348,6 +348,12 @@ def test_bursts_of_a_phase_cost_no_more_than_the_rare_looks() -> None:
     assert own < 0.03 * kept, "each called for one, which was 6%"
 
 
+def test_a_calm_after_the_race_judges_nothing() -> None:
+    race = replace(opened(["a"]), mode="kept", begun=True, half=5, races=1)
+    after = step(race, Figures(pressed=False))
+    assert (after.half, after.left, after.broken, after.begun) == (5, (), 0, False)
+
+
 def test_a_winner_that_does_harm_is_looked_at_at_once() -> None:
     """Soon after it has won, when nothing is known yet of how it usually is."""
     for seed in range(4):
