@@ -26,17 +26,15 @@ T = TypeVar("T")
 
 # What is open while the controller runs
 FIXED = (
-    *(
-        "run_dir",
-        "metrics",
-        "program",
-        "record",
-        "record_period",
-        "record_limit",
-        "record_rotate",
-        "node",
-        "profiles",
-    ),
+    "run_dir",
+    "metrics",
+    "program",
+    "record",
+    "record_period",
+    "record_limit",
+    "record_rotate",
+    "node",
+    "profiles",
 )
 
 
