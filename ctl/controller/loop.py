@@ -579,8 +579,9 @@ class Controller:
                     queries[engine.domain] += self.claims.queries(
                         rule, engine.name, engine.snapshot.topology
                     )
+            counted = rule.count(+queries)  # by which a race goes
             raced = races.enter(rule, self.engines, self.claims, self._phase_s, self._priors_here)
-            if rule.count(+queries) | raced:
+            if counted | raced:
                 for engine in self.engines.values():
                     engine.refused.pop(rule.name, None)
             settled = not (rule.instead.looking or rule.instead.own)

@@ -310,6 +310,23 @@ def test_of_a_users_engines_alone_arms_suit_what_enforces_them(
     drive(controller, script)
 
 
+def test_arms_suit_the_queries_there_are_now() -> None:
+    """They went by those of the step before, and stayed so until something else changed."""
+    engine = FakeEngine(queries={"a": 2})
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(), race=1000)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.instead.trial is not None)
+        assert rule.instead.trial is not None
+        assert rule.instead.trial.names == candidates("light-first", "nice", 1)
+        engine.topology = FakeEngine(queries={"a": 2, "b": 2}).topology
+        await until(lambda: rule.queries == {"": 2})
+        assert rule.instead.trial.names == candidates("light-first", "nice", 2)
+
+    drive(controller, script)
+
+
 def test_a_race_goes_on_while_a_user_pays_for_his_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other pass his engines keep the order that they have, for what deciding costs."""
     theirs = of_user(FakeEngine("theirs", queries={"c": 2, "d": 2}), monkeypatch)
