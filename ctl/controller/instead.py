@@ -33,6 +33,10 @@ class Instead:
         switch = self.switched.switch
         return msgspec.structs.replace(section, policy=switch.policy, options=switch.options)
 
+    def decides_in(self, domain: str) -> bool:
+        """Whether a switch decides, or a race, whose orders are for one domain alone."""
+        return self.switched is not None or (self.trial is not None and self.trial.whose == domain)
+
     @property
     def own(self) -> bool:
         """Whether the system's own scheduling is in force: nothing is enforced."""

@@ -606,7 +606,7 @@ class Controller:
             if snapshot is None:
                 continue
             for rule in self.rules:
-                if rule.name in engine.refused or rule.spares(snapshot.topology):
+                if rule.name in engine.refused or rule.spares(snapshot.topology, engine.domain):
                     continue
                 if not self.claims.of(rule, engine.name, snapshot.topology):
                     continue

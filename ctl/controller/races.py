@@ -33,30 +33,29 @@ def enter(
     word, which no phase of the system's own may take out of force. Returns whether that makes it
     another policy.
     """
-    before, queries = rule.instead.trial, sum(rule.queries.values())
+    before = rule.instead.trial
     asked = rule.section.switch or rule.section.shares
     if not phase_s or rule.section.policy != AUTO or asked:
         rule.instead.trial = None
         if before is not None:
             rule.enforce_by(rule.backend)
         return before is not None
-    if not queries:
-        return False
     ruled = [
         engine
         for engine in engines.values()
         if engine.snapshot is not None and claims.of(rule, engine.name, engine.snapshot.topology)
     ]
-    if not ruled:  # an engine that starts again finds its race as it was
-        return False
     whose = _whose(engine.domain for engine in ruled) or COMMON
+    queries = rule.queries.get(whose, 0)
+    if not queries:  # nobody's word counts, or an engine starts again and finds its race as it was
+        return False
+    mine = [engine for engine in ruled if engine.domain == whose]
     backend = rule.backend_of(whose)
     first = automatic(backend, bool(rule.section.target))[0]
     suited = candidates(first, backend, queries)
-    expected = _expected(rule, ruled, claims, priors)
+    expected = _expected(rule, mine, claims, priors)
     if expected and expected != OS:
         suited = (expected, *(name for name in suited if name != expected))
-    mine = [engine for engine in ruled if engine.domain == whose]
     names = tuple(name for name in suited if name == first or _can(rule, name, mine, whose))
     objective = rule.section.objective or "all"
     same = before is not None and (set(before.names), before.race.objective, before.whose)
@@ -68,7 +67,7 @@ def enter(
     # What leaves a single query alone is not among them: until somebody waits, it stays so.
     # Nor is anything where "auto" would leave an engine alone, unless the user said what is wanted.
     word = rule.section.target or rule.section.shares
-    reasons = {why_left(one.snapshot.topology, queries) for one in ruled if one.snapshot}
+    reasons = {why_left(one.snapshot.topology, queries) for one in mine if one.snapshot}
     left = "" if word else max(reasons, default="")
     kept = 1 if names[0] in (first, expected) and not left and expected != OS else 0
     told = 1 if names[0] == expected else 0
@@ -144,14 +143,12 @@ def _whose(domains: Iterable[str]) -> str | None:
     return COMMON if COMMON in here else here.pop() if len(here) == 1 else None
 
 
-def _expected(rule: Rule, ruled: Sequence[Engine], claims: Claims, priors: Sequence[Prior]) -> str:
-    """The policy that most of the rule's queries are to begin with; "" = nobody says.
-
-    Of several users' engines nobody's queries speak for those that are ordered with root's.
-    """
-    common = [engine for engine in ruled if engine.domain == COMMON]
+def _expected(
+    rule: Rule, engines: Sequence[Engine], claims: Claims, priors: Sequence[Prior]
+) -> str:
+    """The policy that most of the rule's queries there are to begin with; "" = nobody says."""
     named: Counter[str] = Counter()
-    for engine in (common or ruled) if priors else ():
+    for engine in engines if priors else ():
         assert engine.snapshot is not None
         for query in claims.of(rule, engine.name, engine.snapshot.topology):
             for prior in priors:

@@ -47,9 +47,9 @@ __all__ = ["Rule", "automatic", "make_policy", "why_left"]
 def why_left(topology: Topology, queries: int) -> str:
     """Why "auto" leaves an engine as the system has it, as words after its name, or "".
 
-    queries: that its rule has in all. Operators of a single one that back off: a thread that wakes
-    by a timer finds what came meanwhile, whoever went first. Under each order that was tried tuples
-    were in the system for longer, by nice and by sched_ext.
+    queries: that its rule has in the engine's domain. Operators of a single one that back off: a
+    thread that wakes by a timer finds what came meanwhile, whoever went first. Under each order
+    that was tried tuples were in the system for longer, by nice and by sched_ext.
     """
     if topology.guessed:
         return BY_GUESSES
@@ -200,15 +200,14 @@ class Rule:
     def policy_of(self, domain: str) -> Policy:
         return self.variants.get(domain, self.policy)
 
-    def spares(self, topology: Topology) -> str:
+    def spares(self, topology: Topology, domain: str) -> str:
         """Why an engine is left as the system has it, in words; "" where it is not: "auto" orders
         nothing where `why_left` says so, unless the user said what is wanted, or a race finds out.
         """
         word = self.section.target or self.section.shares
-        decided = self.instead.switched or self.instead.trial
-        if self.section.policy != "auto" or word or decided:
+        if self.section.policy != "auto" or word or self.instead.decides_in(domain):
             return ""
-        why = why_left(topology, sum(self.queries.values()))
+        why = why_left(topology, self.queries.get(domain, 0))
         return why and SPARED.format(why)
 
     def count(self, queries: Mapping[str, int]) -> bool:
@@ -244,9 +243,7 @@ class Rule:
 
     def _acting_in(self, domain: str) -> Section:
         """An order that a race tries or has found is for the engines that it compares alone."""
-        trial = self.instead.trial
-        mine = trial is None or self.instead.switched is not None or trial.whose == domain
-        return self.acting if mine else self.section
+        return self.acting if self.instead.decides_in(domain) else self.section
 
     def look(
         self, now_s: float, resolutions: Mapping[str, Resolution], claims: Claims, pressure: float
@@ -351,7 +348,7 @@ class Rule:
                 continue
             queries = claims.of(self, engine.name, now.topology)
             self.spared.pop(engine.name, None)
-            if queries and (why := self.spares(now.topology)):
+            if queries and (why := self.spares(now.topology, domain)):
                 self.spared[engine.name] = why
             if not queries or engine.name in self.spared:
                 continue

@@ -283,6 +283,90 @@ def test_an_order_is_tried_on_those_alone_who_are_compared(
     drive(controller, script)
 
 
+def of_both(
+    monkeypatch: pytest.MonkeyPatch, ours: dict[str, int], theirs: dict[str, int]
+) -> tuple[Controller, FakeBackend, FakeEngine]:
+    """A controller with an engine of root's and one of a user's, which is returned."""
+    engines = FakeEngine("root", queries=ours), FakeEngine("theirs", queries=theirs)
+    backend = FakeBackend()
+    controller = Controller(
+        settings(Section(), race=1000),
+        FakeEngine.kind(engines[0], of_user(engines[1], monkeypatch)),
+        backends(backend),
+    )
+    return controller, backend, engines[1]
+
+
+def test_a_race_is_not_moved_by_what_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of a user's that came and went threw away what root's race had found."""
+    controller, _, theirs = of_both(monkeypatch, {"a": 2}, {"c": 2})
+    [rule] = controller.rules
+    one = theirs.topology
+    several = FakeEngine("theirs", queries={"c": 2, "d": 2}).topology
+
+    async def script() -> None:
+        await until(lambda: len(rule.queries) == 2)
+        trial = rule.instead.trial
+        assert trial is not None and trial.names == candidates("light-first", "nice", 1)
+        theirs.topology = several
+        await until(lambda: rule.queries == {"": 1, str(USER): 2})
+        assert rule.instead.trial is trial
+        theirs.topology = one
+        await until(lambda: rule.queries == {"": 1, str(USER): 1})
+        assert rule.instead.trial is trial
+
+    drive(controller, script)
+
+
+def test_what_is_left_alone_of_a_users_is_so_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """His engine goes by guesses: root's race began with the system's own for it."""
+    controller, backend, theirs = of_both(monkeypatch, {"a": 2, "b": 2}, {"c": 2, "d": 2})
+    replaced(theirs, guessed=True)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: len(rule.queries) == 2 and rule.passes > 3)
+        assert rule.instead.trial is not None and rule.instead.trial.race.kept == 1
+        assert rule.threads == len(backend.threads("auto")) == 4
+        assert list(rule.spared) == ["fake:theirs"]
+
+    drive(controller, script)
+
+
+def test_a_single_query_that_backs_off_is_alone_among_those_of_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller, _, theirs = of_both(monkeypatch, {"a": 2, "b": 2}, {"c": 2})
+    replaced(theirs, backoff_s=0.02)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: len(rule.queries) == 2 and rule.passes > 3)
+        assert list(rule.spared) == ["fake:theirs"]
+
+    drive(controller, script)
+
+
+def test_of_several_users_nobody_begins_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None was compared, and one that auto leaves alone took the order of all."""
+    engines = [FakeEngine(name, queries={"a": 2, "b": 2}) for name in ("one", "other")]
+    for number, engine in enumerate(engines):
+        of_user(engine, monkeypatch)
+        engine.target = replace(engine.target, uid=USER + number)
+    replaced(engines[0], guessed=True)
+    controller = Controller(
+        settings(Section(), race=1000), FakeEngine.kind(*engines), backends(FakeBackend())
+    )
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: len(rule.queries) == 2 and rule.passes > 3)
+        assert rule.instead.trial is None
+        assert rule.threads == 4 and list(rule.spared) == ["fake:one"]
+
+    drive(controller, script)
+
+
 def test_of_a_users_engines_alone_arms_suit_what_enforces_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
