@@ -37,6 +37,10 @@ class Instead:
         """Whether a switch decides, or a race, whose orders are for one domain alone."""
         return self.switched is not None or (self.trial is not None and self.trial.whose == domain)
 
+    def own_in(self, domain: str) -> bool:
+        """Whether the system's own scheduling is in force in this domain."""
+        return self.own and (self.resting or self.trial is None or self.trial.whose == domain)
+
     @property
     def own(self) -> bool:
         """Whether the system's own scheduling is in force: nothing is enforced."""

@@ -401,7 +401,7 @@ class Controller:
         self._guard_looks(rule)
         self._switch(rule)
         rule.schedules = {
-            domain: self._guarded(rule, schedule) for domain, schedule in schedules.items()
+            domain: self._guarded(rule, domain, schedule) for domain, schedule in schedules.items()
         }
         if self.enforcement is not None:
             self.enforcement.apply(rule, before)
@@ -455,9 +455,9 @@ class Controller:
             for engine in self.engines.values():
                 engine.refused.pop(rule.name, None)
 
-    def _guarded(self, rule: Rule, schedule: Schedule) -> Schedule:
+    def _guarded(self, rule: Rule, domain: str, schedule: Schedule) -> Schedule:
         """The schedule, or one of nobody while the system's own scheduling is looked at."""
-        if rule.instead.own:
+        if rule.instead.own_in(domain):
             return without(schedule, set(schedule.threads))
         return schedule
 

@@ -80,9 +80,9 @@ class Outcomes:
 class Trial:
     """The race of one rule. first: what "auto" is without it. phase_s: length of a phase.
 
-    whose: the domain whose engines are compared; others have what "auto" is for them, but while the
-    system's own is in force. left: why "auto" orders nothing until the race finds better, see
-    `rule.why_left`.
+    whose: the domain whose engines are compared; others have what "auto" is for them, also while
+    the system's own is in force there. left: why "auto" orders nothing until the race finds better,
+    see `rule.why_left`.
     """
 
     race: Race

@@ -59,9 +59,10 @@ def queries(controller: Controller, rule: Rule) -> list[dict[str, Any]]:
 
 def _unordered(controller: Controller, rule: Rule) -> Iterator[dict[str, Any]]:
     """Rows of queries that are left to the OS for a while: nobody is in a schedule meanwhile."""
-    if not rule.instead.own:
-        return
     for engine, window in rule.windows.items():
+        here = controller.engines.get(engine)
+        if here is None or not rule.instead.own_in(here.domain):
+            continue
         topology = window.now.topology
         for query in sorted(controller.claims.of(rule, engine, topology)):
             mine = [operator for operator in topology.operators if operator.query == query]

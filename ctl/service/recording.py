@@ -112,7 +112,8 @@ class Recording:
             self._tell("engine", name, "", "gone")
             self._let_go(name)
         for rule in controller.rules:
-            self._tell("policy", "", rule.name, " ".join((_policy(rule, ""), rule.backend)))
+            policy = NOBODY if rule.instead.own else rule.policy.name
+            self._tell("policy", "", rule.name, " ".join((policy, rule.backend)))
             self._tell("error", "", rule.name, rule.problem or "")
 
     def _follow(self, engine: Engine) -> None:
@@ -288,4 +289,4 @@ def _wall_s(time_s: float) -> float:
 
 
 def _policy(rule: Rule, domain: str) -> str:
-    return NOBODY if rule.instead.own else rule.policy_of(domain).name
+    return NOBODY if rule.instead.own_in(domain) else rule.policy_of(domain).name

@@ -550,12 +550,12 @@ def _why_not(controller: Controller, what: str) -> str | None:
             if fits((what,), *_called(operator.label, operator.query), operator.query):
                 if not operator.threads:
                     return "the engine has it, but its thread is not known: see notes in status"
-                left = [
-                    rule for rule in controller.rules if snapshot.topology.engine in rule.spared
-                ]
+                engine = controller.engines[snapshot.topology.engine]
+                left = [rule for rule in controller.rules if engine.name in rule.spared]
                 if left:
-                    return f"it is {left[0].spared[snapshot.topology.engine]}"
-                own = [rule.instead.phase for rule in controller.rules if rule.instead.own]
+                    return f"it is {left[0].spared[engine.name]}"
+                insteads = [rule.instead for rule in controller.rules]
+                own = [one.phase for one in insteads if one.own_in(engine.domain)]
                 if own:
                     return f"it has the OS's own order now ({own[0]}): see sched-ctl bottlenecks"
                 return "the engine has it, but no policy selects it, or it is excluded"

@@ -347,6 +347,28 @@ def test_a_single_query_that_backs_off_is_alone_among_those_of_its_user(
     drive(controller, script)
 
 
+def test_the_systems_own_is_tried_on_those_alone_who_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller, _, _ = of_both(monkeypatch, {"a": 2, "b": 2}, {"c": 2, "d": 2})
+    [rule] = controller.rules
+
+    def threads() -> dict[str, int]:
+        return {domain: len(schedule.threads) for domain, schedule in rule.schedules.items()}
+
+    async def script() -> None:
+        await until(lambda: threads() == {"": 4, str(USER): 4})
+        in_turn(controller, rule, 0)
+        passes = rule.passes
+        await until(lambda: rule.passes > passes + 2)
+        assert threads() == {"": 0, str(USER): 4}
+        rows = views.status(controller)["queries"]
+        mine = [row["query"] for row in rows if row["why"] == "a phase of a race"]
+        assert mine == ["a", "b"] and len(rows) == 4
+
+    drive(controller, script)
+
+
 def test_of_several_users_nobody_begins_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """None was compared, and one that auto leaves alone took the order of all."""
     engines = [FakeEngine(name, queries={"a": 2, "b": 2}) for name in ("one", "other")]
