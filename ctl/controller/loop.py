@@ -42,6 +42,7 @@ from sched_ctl.engines.worker import Worker
 from sched_ctl.errors import UserError
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.metrics.catalogue import MissingMetric
+from sched_ctl.metrics.window import Window
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Snapshot
 from sched_ctl.probes.waits import WaitTimes
@@ -380,11 +381,11 @@ class Controller:
         schedules = dict(rule.schedules)
         for domain, engines in domains.items():
             if self._rests(rule, domain):
-                rule.windows |= {e.name: seen[e.name] for e in engines if e.name in seen}
+                rule.windows |= _windows_of(engines, seen)
                 continue
             deciding_s = time.thread_time()
             try:
-                schedules[domain] = self._decide(rule, engines, domain)
+                schedules[domain] = self._decide(rule, engines, domain, seen)
             except Exception as error:
                 log.debug("policy %s", rule.name, exc_info=error)
                 problems.append(words(error))
@@ -461,8 +462,12 @@ class Controller:
             return without(schedule, set(schedule.threads))
         return schedule
 
-    def _decide(self, rule: Rule, engines: Sequence[Engine], domain: str) -> Schedule:
-        """The rule's schedule of a domain. A policy that is not ours may take its time, alone."""
+    def _decide(
+        self, rule: Rule, engines: Sequence[Engine], domain: str, seen: Mapping[str, Window]
+    ) -> Schedule:
+        """The rule's schedule of a domain. A policy that is not ours may take its time, alone:
+        meanwhile, and once it is ready, windows are those seen when it began.
+        """
         policy = rule.policy_of(domain)
         prepare = functools.partial(
             rule.prepare, engines, self.claims, domain, fair=self._is_fair(rule, domain)
@@ -476,6 +481,8 @@ class Controller:
                 thinker = self._thinkers[rule.name] = Worker(f"policy {rule.name}")
             deciding = thinker.call(prepare(), POLICY_S)
             deciding.add_done_callback(functools.partial(self._decided, rule))
+        else:
+            rule.windows = {**rule.windows, **_windows_of(engines, seen)}
         if deciding.done():
             return deciding.result()
         self._deciding[rule.name, domain] = deciding  # taken when it is ready
@@ -619,6 +626,10 @@ class Controller:
                     log.error("%s", error.message)
             watched = time.monotonic() < self._probe_until_s
             engine.probing = watched or any(rule.uses_probes(engine) for rule in self.rules)
+
+
+def _windows_of(engines: Sequence[Engine], seen: Mapping[str, Window]) -> dict[str, Window]:
+    return {engine.name: seen[engine.name] for engine in engines if engine.name in seen}
 
 
 def claims_of(settings: Settings, kinds: Mapping[str, DriverKind]) -> Claims:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from fakes import QUICK, FakeBackend, FakeEngine, backends, drive
 
+from sched_ctl.adapt.guard import Guard
 from sched_ctl.config.settings import Section
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.engines.engine import Engine
+from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.model.topology import Snapshot
 from sched_ctl.service import views
@@ -153,6 +155,39 @@ def test_a_policy_that_takes_long_delays_itself_alone() -> None:
             await asyncio.sleep(0.01)
 
     drive(controller, script)
+
+
+def test_the_guard_looks_at_what_a_policy_does_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pass that takes what was decided asks for nothing: it knew of no engine."""
+    goes_on, seen = threading.Event(), list[set[str]]()
+
+    def slow(frame: OperatorFrame) -> UrgencyForm:
+        goes_on.clear()
+        goes_on.wait(20)
+        return form(len(frame), static=1.0)
+
+    def look(guard: Guard, now_s: float, windows: Mapping[str, Window]) -> None:
+        seen.append(set(windows))
+
+    monkeypatch.setattr(Guard, "look", look)
+    settings = msgspec.structs.replace(QUICK, guard=60.0)
+    engine = FakeEngine()
+    controller = Controller(settings, FakeEngine.kind(engine), backends(FakeBackend()))
+    [rule] = controller.rules
+    rule.policy = Policy("slow", slow, frozenset(), "nothing")
+
+    async def script() -> None:
+        while len(seen) < 3:
+            if controller._deciding:
+                goes_on.set()
+            await asyncio.sleep(0.01)
+        goes_on.set()
+
+    drive(controller, script)
+    assert seen[:3] == [{engine.target.engine}] * 3
+    assert set(rule.windows) == {engine.target.engine}
 
 
 def test_an_engine_that_died_before_it_was_noted_is_no_ghost() -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -33,6 +33,7 @@ from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.netns import listeners
 from sched_ctl.lab import file as lab_file
+from sched_ctl.metrics.window import Window
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot
 
@@ -290,10 +291,16 @@ def test_a_users_order_is_paid_for_by_that_user(monkeypatch: pytest.MonkeyPatch)
     """Deciding takes long for his engines: they keep their order, and root's pass costs no more."""
     decide = Controller._decide
 
-    def dear(self: Controller, rule: Rule, engines: Sequence[Engine], domain: str) -> Schedule:
+    def dear(
+        self: Controller,
+        rule: Rule,
+        engines: Sequence[Engine],
+        domain: str,
+        seen: Mapping[str, Window],
+    ) -> Schedule:
         decided[domain] += 1
         burn(0.05 if domain else 0.0)
-        return decide(self, rule, engines, domain)
+        return decide(self, rule, engines, domain, seen)
 
     decided: Counter[str] = Counter()
     monkeypatch.setattr(Controller, "_decide", dear)
