@@ -48,11 +48,11 @@ def counted(hits: Hits, at_s: float, tuples: float, within: float) -> Hits:
 def silent(
     hits: Hits, at_s: float, seconds: float, latency_s: float, *, came: bool, stuck: bool
 ) -> Hits:
-    """With a span that ended at at_s, of so many seconds, in which no tuple left.
+    """With a span that ended at at_s, of so many seconds, in which no tuple left, or nobody tells.
 
-    came: some came in. stuck: some wait that nobody has taken in all that time. Beyond the target's
-    latency_s they are late, whenever they leave. Of what comes in all may be dropped, or kept for a
-    window: it tells nothing, and what was last known stays for an hour.
+    came: some came in, and none left. stuck: some wait that nobody has taken in all that time.
+    Beyond the target's latency_s they are late, whenever they leave. Of what comes in all may be
+    dropped, or kept for a window: it tells nothing, and what was last known stays for an hour.
     """
     stuck_s = math.nan
     if stuck:  # in the first such span they may have come at its end

@@ -108,13 +108,13 @@ class TargetWatch:
                 self.effects[found.key] = found
                 hits = self.hits.get(found.key, Hits())
                 tuples = found.tuples_out * found.seconds
-                if tuples == 0:
+                if not tuples > 0:  # or nobody tells how many
                     hits = silent(
                         hits,
                         now_s,
                         found.seconds,
                         latencies[found.query],
-                        came=found.tuples_in > 0,
+                        came=tuples == 0 and found.tuples_in > 0,
                         stuck=found.query in stuck,
                     )
                 self.hits[found.key] = counted(hits, now_s, tuples, found.within_target)

@@ -147,12 +147,31 @@ class Stopping(Counting):
         return replace(told, columns=columns, latencies=self.last.latencies)
 
 
-@pytest.mark.parametrize(("waits", "met"), [(3.0, 0.0), (0.0, None)])
+class Hiding(Counting):
+    """Which tells of no tuples from the fifth answer on."""
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        told = super().poll(timeout_s)
+        if self.polls <= 4:
+            return told
+        unknown = np.full(len(self.each), NAN)
+        columns = {**told.columns, "tuples_in": unknown, "tuples_out": unknown}
+        return replace(told, columns=columns, latencies=None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "met"),
+    [
+        (Stopping({"alarm": ALARM, "bulk": BULK}, 4, 3.0), 0.0),
+        (Stopping({"alarm": ALARM, "bulk": BULK}, 4, 0.0), None),
+        (Hiding({"alarm": ALARM, "bulk": BULK}), None),
+    ],
+    ids=["waits", "ended", "hides"],
+)
 def test_a_query_that_stopped_does_not_meet_its_target_for_ever(
-    waits: float, met: float | None, monkeypatch: pytest.MonkeyPatch
+    engine: Counting, met: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STUCK_S", 1.0)
-    engine = Stopping({"alarm": ALARM, "bulk": BULK}, 4, waits)
 
     async def run() -> list[dict[str, Any]]:
         settings = Settings(target=(target("alarm", "100ms"),), period=0.05)
