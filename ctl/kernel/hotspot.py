@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
+from sched_ctl.kernel.regular import NotRegular, open_regular
 
 __all__ = [
     "HEADER",
@@ -164,12 +165,13 @@ def _exists(name: str, folder: int) -> bool:
 
 def _own_file(name: str, folder: int, uid: int) -> bytes:
     """What a plain file of that user has, at most as much as may be. Raises OSError."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(name, flags, dir_fd=folder), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
-            raise AttachError(f"/tmp/{name} is not a file of the Java process")
-        return file.read(MAP_LIMIT)
+    try:
+        with open(open_regular(name, folder, follow=False), "rb") as file:
+            if os.fstat(file.fileno()).st_uid == uid:
+                return file.read(MAP_LIMIT)
+    except NotRegular:
+        pass
+    raise AttachError(f"/tmp/{name} is not a file of the Java process")
 
 
 def _parse_map(text: bytes) -> list[Method]:

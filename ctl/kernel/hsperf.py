@@ -10,11 +10,12 @@ Everything in it is the word of whoever owns the process.
 """
 
 import os
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+
+from sched_ctl.kernel.regular import open_regular
 
 __all__ = ["Pauses"]
 
@@ -45,8 +46,7 @@ class Pauses:
         if descriptor is None:
             return None
         try:
-            about = os.fstat(descriptor)
-            if stat.S_ISREG(about.st_mode) and about.st_size <= SIZE_LIMIT:
+            if os.fstat(descriptor).st_size <= SIZE_LIMIT:
                 data = os.pread(descriptor, SIZE_LIMIT, 0)
                 found = dict(_longs(data))
                 hertz = _long(data, found[FREQUENCY]) if FREQUENCY in found else 0
@@ -81,7 +81,7 @@ def _mapped(pid: int) -> int | None:
             if b"/hsperfdata_" in line:
                 first, _, last = line.split(b" ", 1)[0].partition(b"-")
                 place = f"/proc/{pid}/map_files/{int(first, 16):x}-{int(last, 16):x}"
-                return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                return open_regular(place)
     return None
 
 

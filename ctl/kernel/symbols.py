@@ -8,7 +8,6 @@ Without symbols a place is FILE+0xOFFSET.
 
 import os
 import re
-import stat
 import struct
 from array import array
 from bisect import bisect_right
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sched_ctl.kernel import hotspot, procfs
+from sched_ctl.kernel.regular import open_regular
 
 __all__ = ["Functions", "kernel_functions", "of_process", "readable"]
 
@@ -142,9 +142,8 @@ def _of_file(pid: int, mapping: _Mapping) -> Callable[[int], str | None]:
     """Offset in a mapped file -> name of the function there."""
     path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return _of_elf(lambda at, size: os.pread(file.fileno(), size, at))
+        with open(open_regular(path), "rb") as file:
+            return _of_elf(lambda at, size: os.pread(file.fileno(), size, at))
     except (
         OSError,
         ValueError,

@@ -11,12 +11,12 @@ reads them (DropwizardCountMetric), so what is reported are increases.
 
 import os
 import re
-import stat
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.kernel.regular import open_regular
 
 __all__ = ["CountFile", "by_prefix", "open_files", "taken_apart"]
 
@@ -65,17 +65,13 @@ class CountFile:
 
         None if it is no regular file, or gone.
         """
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            ours = os.open(f"/proc/{pid}/fd/{descriptor}", flags)
+            ours = open_regular(f"/proc/{pid}/fd/{descriptor}")
         except OSError:
             return None
-        about = os.fstat(ours)
-        if not stat.S_ISREG(about.st_mode):
-            os.close(ours)
-            return None
-        long = about.st_size > WHOLE_LIMIT
-        return cls(ours, whole=not long, _offset=about.st_size if long else 0)
+        size = os.fstat(ours).st_size
+        long = size > WHOLE_LIMIT
+        return cls(ours, whole=not long, _offset=size if long else 0)
 
     def read(self, epoch_s: float) -> int:
         """`total` after what was written by now. epoch_s: time.time()."""
