@@ -6,7 +6,6 @@ force, its waits for a CPU, and the verdict; a wider terminal has the rest.
 
 import os
 import re
-import select
 import sys
 import termios
 import time
@@ -24,6 +23,7 @@ from rich.text import Text
 from sched_ctl import show
 from sched_ctl.cli import targets
 from sched_ctl.errors import UserError, printable
+from sched_ctl.kernel.descriptors import readable
 
 __all__ = ["SORTS", "View", "can_redraw", "draw", "live", "pressed", "print_once"]
 
@@ -214,8 +214,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     before = termios.tcgetattr(fd)
 
     def read(timeout_s: float) -> str:
-        ready, _, _ = select.select([fd], [], [], timeout_s)
-        if not ready:
+        if not readable(fd, timeout_s):
             return ""
         typed = os.read(fd, 64)
         if not typed:

@@ -10,9 +10,10 @@ back: who does that needs two or three at a time, whatever the others have taken
 import errno
 import os
 import resource
+import select
 from contextlib import suppress
 
-__all__ = ["EXHAUSTED", "RESERVE", "hold_back", "keeps", "let_go", "raise_limit"]
+__all__ = ["EXHAUSTED", "RESERVE", "hold_back", "keeps", "let_go", "raise_limit", "readable"]
 
 RESERVE = 64  # left for what is opened for a moment, such as a thread's stat
 HELD_BACK = 16
@@ -57,3 +58,10 @@ def let_go() -> None:
     _putting_back = True
     while _held:
         os.close(_held.pop())
+
+
+def readable(fd: int, timeout_s: float = 0.0) -> bool:
+    """Whether it can be read without a wait, or has ended; waits for that so long."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import logging
 import os
-import select
 import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -27,7 +26,7 @@ from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
-from sched_ctl.kernel import sched
+from sched_ctl.kernel import descriptors, sched
 from sched_ctl.kernel.notify import is_managed, notify, reloading, service_of, watchdog_s
 from sched_ctl.model.options import Options, by_name
 from sched_ctl.runfolder import RunFolder
@@ -141,7 +140,7 @@ def end(run_dir: Path) -> tuple[str, ...]:
                     service = service_of(found.pid)
                     log.warning("ending the controller: %s", found)
                     signal.pidfd_send_signal(process, signal.SIGKILL)
-                    if not select.select([process], [], [], END_S)[0]:
+                    if not descriptors.readable(process, END_S):
                         raise UserError(
                             f"the controller does not end, though killed: {found}",
                             "it waits in the kernel; when it is gone: sched-ctl restore",

@@ -5,7 +5,6 @@ One connection is kept open and used again. A request ends by its deadline whate
 them), and its answer has a bounded size.
 """
 
-import select
 import socket
 import ssl
 import time
@@ -18,6 +17,7 @@ import msgspec
 
 from sched_ctl.drivers.sources import tls
 from sched_ctl.errors import EngineError
+from sched_ctl.kernel.descriptors import readable
 from sched_ctl.kernel.netns import entered, listeners
 from sched_ctl.model.access import Access
 
@@ -90,8 +90,7 @@ class _Stream(httpcore.NetworkStream):
         # The pool asks before it uses an idle connection again: then nothing is to be read, but the
         # end. Asked of the descriptor, as TLS knows no peeking.
         if info == "is_readable":
-            ready, _, _ = select.select([self.connection], [], [], 0)
-            return bool(ready)
+            return readable(self.connection.fileno())
         return None
 
 

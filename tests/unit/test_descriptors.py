@@ -80,6 +80,18 @@ def link_of(fd: "os.DirEntry[str]") -> str:
         return ""
 
 
+def test_an_end_counts_as_something_to_read() -> None:
+    ours, theirs = os.pipe()
+    assert not descriptors.readable(ours)
+    os.write(theirs, b"x")
+    assert descriptors.readable(ours)
+    os.read(ours, 1)
+    assert not descriptors.readable(ours)
+    os.close(theirs)
+    assert descriptors.readable(ours, 10.0)
+    os.close(ours)
+
+
 MANY = """
 import os, resource, sys, threading
 from sched_ctl.backends.undo.records import Adopted, Process, State

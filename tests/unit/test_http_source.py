@@ -1,6 +1,8 @@
 """The HTTP client, against servers that misbehave."""
 
+import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -45,6 +47,27 @@ def test_one_connection_for_all_requests() -> None:
         assert [endpoint.get("/x", 5) for _ in range(20)] == [b"ok"] * 20
         assert len(connections) == 1
         endpoint.close()
+
+
+def test_a_connection_with_a_high_number_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 2,000 threads whose files are open comes first: select(2) ends at 1,023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connect = socket.create_connection
+
+    def moved(address: tuple[str, int], timeout_s: float) -> socket.socket:
+        with connect(address, timeout_s) as near:
+            return socket.socket(fileno=fcntl.fcntl(near, fcntl.F_DUPFD_CLOEXEC, 2000))
+
+    monkeypatch.setattr(socket, "create_connection", moved)
+    with server(lambda c: c.sendall(OK)) as (port, connections):
+        endpoint = Endpoint("127.0.0.1", port)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096, limits[1]))
+            assert [endpoint.get("/x", 5) for _ in range(3)] == [b"ok"] * 3
+        finally:
+            endpoint.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert len(connections) == 1
 
 
 def test_connects_again_after_the_server_closed() -> None:
