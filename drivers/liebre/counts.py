@@ -9,8 +9,10 @@ reads them (DropwizardCountMetric), so what is reported are increases.
 `NAME_1`), so a stream's name is taken apart by the names that are known.
 """
 
+import math
 import os
 import re
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ FILES_LIMIT = 10_000
 WHOLE_LIMIT = 64 << 20  # bytes; what is longer is read from its end on
 PART = 1 << 20
 LINE_LIMIT = 64
+EARLY_S = 60  # a line of a second that is further ahead is none of Liebre's
 LATE_S = 2  # a second's line is there when so many have passed, if it comes at all
 
 
@@ -49,15 +52,17 @@ def open_files(pid: int) -> dict[tuple[str, str], int]:
 class CountFile:
     """Follows one IN or OUT file. total: tuples in the seconds that are complete by now.
 
-    whole: whether it was read from its beginning.
+    whole: whether it was read from its beginning. behind: whether more was there than could be
+    read in time. The file is its user's: it may have any size, and tell of any second.
     """
 
     descriptor: int
     total: int = 0
     whole: bool = True
+    behind: bool = False
     _offset: int = 0
     _rest: bytes = b""
-    _early: list[tuple[int, int]] = field(default_factory=list)
+    _early: dict[int, int] = field(default_factory=dict)  # by second
 
     @classmethod
     def of(cls, pid: int, descriptor: int) -> "CountFile | None":
@@ -73,24 +78,32 @@ class CountFile:
         long = size > WHOLE_LIMIT
         return cls(ours, whole=not long, _offset=size if long else 0)
 
-    def read(self, epoch_s: float) -> int:
-        """`total` after what was written by now. epoch_s: time.time()."""
-        part = os.pread(self.descriptor, PART, self._offset)
-        while part:
+    def read(self, epoch_s: float, end_s: float = math.inf) -> int:
+        """`total` after what was written by now. epoch_s: time.time(). end_s: when to stop, by
+        time.monotonic()."""
+        now = int(epoch_s)
+        self.behind = True
+        while self.behind and time.monotonic() < end_s:
+            part = os.pread(self.descriptor, PART, self._offset)
+            self.behind = len(part) == PART
             self._offset += len(part)
             *lines, self._rest = (self._rest + part).split(b"\n")
             self._rest = self._rest[:LINE_LIMIT]
-            for line in lines:
-                second, comma, count = line[:LINE_LIMIT].partition(b",")
-                if comma and second.isdigit() and count.strip().isdigit():
-                    self._early.append((int(second), int(count)))
-            # A file that grows as fast as it is read must not hold us up.
-            part = os.pread(self.descriptor, PART, self._offset) if len(part) == PART else b""
-        due = int(epoch_s) - LATE_S
-        if self._early and self._early[0][0] <= due:
-            self.total += sum(count for second, count in self._early if second <= due)
-            self._early = [entry for entry in self._early if entry[0] > due]
+            self._note(lines, now)
+        due = [second for second in self._early if second <= now - LATE_S]
+        self.total += sum(map(self._early.pop, due))
         return self.total
+
+    def _note(self, lines: Iterable[bytes], now: int) -> None:
+        for line in lines:
+            word, comma, count = line[:LINE_LIMIT].partition(b",")
+            if not (comma and word.isdigit() and count.strip().isdigit()):
+                continue
+            second = int(word)
+            if second <= now - LATE_S:
+                self.total += int(count)
+            elif second <= now + EARLY_S:
+                self._early[second] = self._early.get(second, 0) + int(count)
 
     def close(self) -> None:
         os.close(self.descriptor)

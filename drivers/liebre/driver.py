@@ -86,8 +86,8 @@ class _Stream:
     entered: "CountFile | Series | None"
     left: "CountFile | Series | None"
 
-    def counts(self, epoch_s: float) -> tuple[float, float]:
-        return _count(self.entered, epoch_s), _count(self.left, epoch_s)
+    def counts(self, epoch_s: float, end_s: float) -> tuple[float, float]:
+        return _count(self.entered, epoch_s, end_s), _count(self.left, epoch_s, end_s)
 
     @property
     def whole(self) -> bool:
@@ -96,10 +96,10 @@ class _Stream:
         return all(isinstance(e, Series) or (e is not None and e.whole) for e in ends)
 
 
-def _count(end: "CountFile | Series | None", epoch_s: float) -> float:
+def _count(end: "CountFile | Series | None", epoch_s: float, end_s: float) -> float:
     if end is None:
         return float("nan")
-    return end.total if isinstance(end, Series) else float(end.read(epoch_s))
+    return end.total if isinstance(end, Series) else float(end.read(epoch_s, end_s))
 
 
 class LiebreDriver:
@@ -144,7 +144,7 @@ class LiebreDriver:
         if renamed or now_s >= self._next_look or (self._inbox and self._inbox.changed):
             self._next_look = now_s + LOOK_EVERY_S
             self._look()
-        entered, left = self._count()
+        entered, left = self._count(deadline)
         if self._topology is None or (not self._shared and self._may_share(entered)):
             self._build(entered)
         assert self._topology is not None
@@ -215,10 +215,13 @@ class LiebreDriver:
                 fitting.append(series)
         return fitting[0] if len(fitting) == 1 else {}
 
-    def _count(self) -> tuple[Array, Array]:
+    def _count(self, deadline: float) -> tuple[Array, Array]:
+        """Of each stream; none while files are behind, whose counts would leap."""
         epoch_s = time.time()
-        pairs = [stream.counts(epoch_s) for stream in self._streams]
+        pairs = [stream.counts(epoch_s, deadline) for stream in self._streams]
         entered, left = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        if any(file.behind for file in self._files.values()):
+            return np.full_like(entered, np.nan), np.full_like(left, np.nan)
         return entered, left
 
     def _may_share(self, entered: Array) -> bool:
@@ -289,7 +292,7 @@ class LiebreDriver:
             add(taken, stream.consumer, out)
             add(given, stream.producer, into)
             if stream.whole:
-                add(queue, stream.consumer, max(0.0, into - out))
+                add(queue, stream.consumer, np.maximum(0.0, into - out))
         return {"tuples_in": taken, "tuples_out": given, "queue_size": queue}
 
 

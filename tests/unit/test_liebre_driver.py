@@ -1,15 +1,18 @@
 """Liebre's formats, written by hand as its classes write them."""
 
 import os
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.liebre.counts import CountFile, by_prefix, open_files, taken_apart
-from sched_ctl.drivers.liebre.driver import connect
+from sched_ctl.drivers.liebre.driver import _Stream, connect
 from sched_ctl.drivers.sources.graphite import Series
 from sched_ctl.errors import EngineError, UserError
+from sched_ctl.model.topology import Thread
 
 
 @pytest.fixture
@@ -43,6 +46,50 @@ def test_garbage_in_files(file: Path) -> None:
     count = opened(file)
     assert count.read(100) == 4
     count.close()
+
+
+def test_a_file_that_is_longer_than_the_time_is_read_on_the_next_time(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sched_ctl.drivers.liebre.counts.PART", 12)
+    monkeypatch.setattr("sched_ctl.drivers.liebre.counts.time.monotonic", count().__next__)
+    file.write_text("100,5\n101,7\n" * 4)
+    counts = opened(file)
+    assert (counts.read(200, 2), counts.behind) == (24, True)
+    assert (counts.read(200, 2), counts.behind) == (24, True)
+    assert (counts.read(200), counts.behind) == (48, False)
+    os.truncate(file, 1 << 40)  # takes no space
+    assert (counts.read(200, 1000), counts.behind) == (48, True)
+    counts.close()
+
+
+def test_what_is_kept_for_later_is_bounded(file: Path) -> None:
+    file.write_text("".join(f"{second},1\n1{second},1\n" for second in range(1000, 3000)))
+    counts = opened(file)
+    assert counts.read(1100) == 99  # 1000 to 1098, two seconds ago
+    assert len(counts._early) == 62  # and up to a minute ahead
+    assert counts.read(9999) == 161
+    counts.close()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_nothing_is_counted_while_a_file_is_behind(
+    behind: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("100,5\n")
+    (other := file.with_name("a_b.OUT.csv")).write_text("100,3\n")
+    driver = connect(Target("liebre", str(os.getpid())))
+    driver._files = {("a_b", "IN"): opened(file), ("a_b", "OUT"): opened(other)}
+    driver._streams = (_Stream("a", "b", *driver._files.values()),)
+    thread = Thread(1, 1, 1, "b")
+    driver._operators = (("b", thread),)
+    if behind:
+        monkeypatch.setattr("sched_ctl.drivers.liebre.counts.PART", 6)
+    entered, left = driver._count(0.0 if behind else float("inf"))
+    columns = driver._columns(entered, left)
+    found = [float(columns[name][0]) for name in ("tuples_in", "queue_size")]
+    assert found == pytest.approx([np.nan] * 2 if behind else [3.0, 2.0], nan_ok=True)
+    driver.close()
 
 
 def test_a_long_file_is_read_from_its_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
