@@ -128,9 +128,8 @@ class Reading:
             np.arange(n), [len(plan.chains[row.job, row.vertex]) for row in plan.rows]
         ).astype(np.intp)
         self._cell = np.full((len(OPERATOR), len(logical)), np.nan)
-        # Series of the Prometheus pages, by the identity of their labels. With the labels, so that
-        # an id is not used again while it is known here.
-        self._places: dict[tuple[str, int], tuple[Labels, tuple[Array, int] | None]] = {}
+        # Of series of the Prometheus pages, by the number of their labels.
+        self._places: dict[int, tuple[Array, int] | None] = {}
 
     def clear(self, rows: Mask | None = None) -> None:
         """Forget the values of these rows, or all: what is not read again is unknown."""
@@ -142,14 +141,12 @@ class Reading:
     def scrape(self, source: Page, timeout_s: float) -> None:
         """Read a TaskManager's page. Raises EngineError."""
         for family, labels, value in source.read(timeout_s):
-            key = (family, id(labels))
             try:
-                _, place = self._places[key]
+                place = self._places[labels.number]
             except KeyError:
                 if len(self._places) > PLACES_LIMIT:
                     self._places.clear()
-                place = self._place(family, labels)
-                self._places[key] = (labels, place)
+                place = self._places[labels.number] = self._place(family, labels)
             if place is not None:
                 place[0][place[1]] = value
 

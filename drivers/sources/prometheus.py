@@ -5,22 +5,34 @@ scrape's in nothing but the values, so a line's labels are taken apart once and 
 that: 1 to 2 us a line, where the format's reference parser takes 67.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlencode
 
 from sched_ctl.drivers.sources.http import Endpoint
 
 __all__ = ["Labels", "Page"]
 
-Labels = dict[str, str]
-
 PAGE_LIMIT = 16 << 20  # bytes of a page
 LINE_LIMIT = 4096  # characters of a sample's name and labels: longer ones are left out
-REMEMBERED = 16 << 20  # characters of names and labels; beyond that we start again
+REMEMBERED = 64 << 20  # bytes, about, of names and labels; beyond that we start again
+LABEL_COSTS = 128  # bytes, beside its characters
 LABEL = re.compile(r'\s*([a-zA-Z_:][\w:]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
 ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
+
+_numbers = itertools.count()
+
+
+class Labels(dict[str, str]):
+    """Of a series. number: another one in each of these, also after it has gone."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, found: Mapping[str, str]) -> None:
+        super().__init__(found)
+        self.number = next(_numbers)
 
 
 class Page:
@@ -32,15 +44,15 @@ class Page:
         query = urlencode([("name[]", name) for name in sorted(self._families)], safe="[]")
         self._path = f"{path}?{query}"
         self._series: dict[str, tuple[str, Labels] | None] = {}
-        self._size = 0  # characters of what is remembered
+        self._size = 0  # of what is remembered
 
     def read(self, timeout_s: float) -> Iterator[tuple[str, Labels, float]]:
         """(family, labels, value) of every sample of the wanted families.
 
         A series has the same `labels` object in every scrape until too much is remembered, so what
-        a caller finds by it can be kept by identity, if the object is kept as well. Values are as
-        the page has them: NaN, infinite and negative ones included. Lines that are not of the
-        format are left out. Raises EngineError.
+        a caller finds by it can be kept by its number. Values are as the page has them: NaN,
+        infinite and negative ones included. Lines that are not of the format are left out. Raises
+        EngineError.
         """
         text = self._endpoint.get(self._path, timeout_s, PAGE_LIMIT).decode(errors="replace")
         return self.samples(text)
@@ -62,8 +74,11 @@ class Page:
             except KeyError:
                 if len(head) > LINE_LIMIT:
                     continue
-                series = self._series[head] = self._take_apart(head)
-                self._size += len(head) + 64
+                series = self._take_apart(head)
+                if self._size <= REMEMBERED:
+                    self._series[head] = series
+                    count = 0 if series is None else len(series[1])
+                    self._size += 2 * len(head) + LABEL_COSTS * (1 + count)
             if series is None:
                 continue
             try:
@@ -84,7 +99,7 @@ class Page:
                 return None
             labels[match[1]] = ESCAPE.sub(lambda m: ESCAPED.get(m[1], m[0]), match[2])
             end = match.end()
-        return family, labels
+        return family, Labels(labels)
 
     def close(self) -> None:
         self._endpoint.close()

@@ -1,5 +1,6 @@
 """Flink's REST answers as rows and edges, and its counters as columns."""
 
+import tracemalloc
 from random import Random
 from typing import cast
 
@@ -21,7 +22,7 @@ from sched_ctl.drivers.flink.plan import (
 )
 from sched_ctl.drivers.flink.renewals import mixed
 from sched_ctl.drivers.sources.http import Endpoint
-from sched_ctl.drivers.sources.prometheus import Page
+from sched_ctl.drivers.sources.prometheus import Labels, Page
 from sched_ctl.errors import EngineError
 from sched_ctl.model.graph import Graph
 from sched_ctl.model.topology import Edge
@@ -174,18 +175,20 @@ class Fake:
 
     def __init__(self, values: dict[tuple[str, str, int, str], float]) -> None:
         self.labels = {
-            key: {
-                "job_id": "j1",
-                "task_id": key[1],
-                "subtask_index": str(key[2]),
-                "task_attempt_num": "0",
-                "operator_name": key[3],
-            }
+            key: Labels(
+                {
+                    "job_id": "j1",
+                    "task_id": key[1],
+                    "subtask_index": str(key[2]),
+                    "task_attempt_num": "0",
+                    "operator_name": key[3],
+                }
+            )
             for key in values
         }
         self.values = values
 
-    def read(self, timeout_s: float) -> list[tuple[str, dict[str, str], float]]:
+    def read(self, timeout_s: float) -> list[tuple[str, Labels, float]]:
         return [(SCOPE + key[0], self.labels[key], value) for key, value in self.values.items()]
 
 
@@ -244,6 +247,26 @@ def test_values_stay_apart_when_a_page_is_forgotten() -> None:
         reading.clear()
         reading.scrape(source, 1)
         assert reading._task[0].tolist() == list(range(n))
+
+
+def test_labels_that_a_page_forgot_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sched_ctl.drivers.sources.prometheus.REMEMBERED", 100_000)
+    reading = Reading(planned(job("q", ("a", "A", 1, {}))))
+    source = Page(cast(Endpoint, None), [SCOPE + "numRecordsIn"])
+    line = (
+        f'{SCOPE}numRecordsIn{{job_id="j1",task_id="a",subtask_index="0",task_attempt_num="0",'
+        f'junk="{"x" * 1000}%s"}} %s'
+    )
+    tracemalloc.start()
+    try:
+        for scrape in range(100):
+            text = "\n".join(line % (1000 * scrape + i, scrape) for i in range(50))
+            source.read = lambda timeout_s, text=text: source.samples(text)  # type: ignore[misc,method-assign]
+            reading.scrape(source, 1)
+            assert reading._task[0].tolist() == [scrape]
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_committers_do_not_count() -> None:

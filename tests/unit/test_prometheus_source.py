@@ -1,6 +1,7 @@
 """The reader of metrics pages."""
 
 import math
+import tracemalloc
 from typing import cast
 
 import pytest
@@ -55,6 +56,20 @@ def test_what_is_remembered_of_a_page_is_bounded(monkeypatch: pytest.MonkeyPatch
         assert len(list(reader.samples(text))) == 50
         most = max(most, sum(map(len, reader._series)))
     assert most < 200_000
+
+
+def test_labels_cost_more_than_their_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "REMEMBERED", 300_000)
+    labels = ",".join(f'{letter}{number:x}=""' for number in range(250) for letter in "ab")
+    reader = page("m")
+    text = "\n".join(f'm{{c="{line}",{labels}}} 1' for line in range(200))
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            assert sum(1 for _ in reader.samples(text)) == 200
+            assert tracemalloc.get_traced_memory()[0] < 600_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_endless_lines_are_left_out() -> None:
