@@ -35,7 +35,9 @@ __all__ = [
 # What a topology may hold before we call the engine hostile.
 ROW_LIMIT = 20_000
 EDGE_LIMIT = 2_000_000
+CELL_LIMIT = 200_000  # operators of chains, each in each of its subtasks
 UNASSIGNED = "(unassigned)"  # where REST names a TaskManager: no slot has been found yet
+SHOWN = 200  # characters of a name in a note
 NAME_LIMIT = 4096  # characters of a job's or a vertex's name
 # Ship strategies after which every consumer of a vertex gets the same number of tuples, so that
 # its own queue follows from the producers' counts.
@@ -311,6 +313,7 @@ class _Builder:
         self.chains: dict[tuple[str, str], tuple[tuple[int, str], ...]] = {}
         self.ends: dict[tuple[str, str], tuple[int, ...]] = {}
         self.notes: list[str] = []
+        self.cells = 0
 
     def add(self, job: Job, query: str, details: Mapping[tuple[str, str], VertexDetail]) -> None:
         known = {vertex.id for vertex in job.vertices}
@@ -355,6 +358,9 @@ class _Builder:
                 f"characters, of which {NAME_LIMIT} are looked at: it is left alone"
             )
         names, links = chain(vertex.name[:NAME_LIMIT])
+        self.cells += len(names) * max(1, vertex.parallelism)
+        if self.cells > CELL_LIMIT:
+            raise EngineError(f"Flink reports more than {CELL_LIMIT} operators in all subtasks")
         unique = tuple(_numbered(name, used, name) for name in names)
         base = len(self.logical)
         self.logical += [LogicalOperator(query, name) for name in unique]
@@ -406,6 +412,8 @@ class _Builder:
     ) -> None:
         """One vertex feeds another. consumers: how many inputs the source has an output for."""
         count = len(source.leaves)
+        if len(self.logical_edges) + count > EDGE_LIMIT:
+            raise EngineError(f"Flink reports more than {EDGE_LIMIT} streams")
         self._connect(
             (source.row, source.vertex.parallelism),
             (to.row, to.vertex.parallelism),
@@ -415,8 +423,8 @@ class _Builder:
         self.logical_edges += [Edge(leaf, to.head, 1 / count) for leaf in source.leaves]
         if count > 1:
             self.notes.append(
-                f"{query}: Flink does not tell which operator of {source.vertex.name!r} "
-                f"feeds {to.vertex.name!r}; each is taken to give an equal part"
+                f"{query}: Flink does not tell which operator of {source.vertex.name[:SHOWN]!r} "
+                f"feeds {to.vertex.name[:SHOWN]!r}; each is taken to give an equal part"
             )
 
     def _connect(
@@ -425,7 +433,10 @@ class _Builder:
         """Edges from `(first row, count)` to `(first row, count)`. part: of all that is sent."""
         a, m = producers
         b, n = consumers
-        if strategy in ("FORWARD", "RESCALE") and min(m, n) > 0:
+        one_to_one = strategy in ("FORWARD", "RESCALE") and min(m, n) > 0
+        if len(self.edges) + (max(m, n) if one_to_one else m * n) > EDGE_LIMIT:
+            raise EngineError(f"Flink reports more than {EDGE_LIMIT} streams")
+        if one_to_one:
             if m >= n:
                 pairs = [(i, i * n // m) for i in range(m)]
             else:
@@ -433,8 +444,6 @@ class _Builder:
             fan_out = Counter(i for i, _ in pairs)
             self.edges += [Edge(a + i, b + j, part / fan_out[i]) for i, j in pairs]
         else:
-            if len(self.edges) + m * n > EDGE_LIMIT:
-                raise EngineError(f"Flink reports more than {EDGE_LIMIT} streams")
             share = part if strategy == "BROADCAST" else part / max(n, 1)
             self.edges += [Edge(a + i, b + j, share) for i in range(m) for j in range(n)]
 

@@ -168,6 +168,28 @@ def test_too_much_is_refused() -> None:
     many = job("q", ("a", "a", 9000, {}), ("b", "b", 9000, {"a": "HASH"}))
     with pytest.raises(EngineError, match="streams"):
         planned(many)
+    endless = " -> ".join(["a"] * 800)
+    with pytest.raises(EngineError, match="operators in all subtasks"):
+        planned(job("q", ("a", endless, 1000, {})))
+    with pytest.raises(EngineError, match="operators in all subtasks"):
+        planned(job("q", *((str(i), endless, 0, {}) for i in range(1000))))
+
+
+@pytest.mark.parametrize("name", ["a", "a -> (b, c, d)"])
+def test_one_input_told_again_and_again_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its subtasks' edges or, where it has none, by its operators'."""
+    monkeypatch.setattr("sched_ctl.drivers.flink.plan.EDGE_LIMIT", 100)
+    count = 10 if name == "a" else 0
+    vertices = [Vertex("a", name, count), Vertex("b", "b", count)]
+    for times in (10, 50):
+        nodes = Nodes([Node("b", [Input("a", "FORWARD")] * times)])
+        if times == 10:
+            assert len(planned(Job("j1", "q", vertices, nodes)).logical_edges) <= 50
+            continue
+        with pytest.raises(EngineError, match="more than 100 streams"):
+            planned(Job("j1", "q", vertices, nodes))
 
 
 class Fake:
