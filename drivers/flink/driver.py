@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
@@ -62,10 +63,14 @@ ATTACH_S = 5.0
 LIVE = {"RUNNING", "RESTARTING", "FAILING"}
 FETCH_SETTING = "metrics.fetcher.update-interval"
 FETCH_DEFAULT = "10 s"
+CACHE_MOST_MS = 60_000
 CACHE_SLACK_S = 0.2
 PROBE_AGAIN_S = (10.0, 300.0)  # a missing metrics page is looked for again after so long, at most
 ALONE_S = 10.0  # a JobManager elsewhere that did not answer is asked again after so long
 MISSING_MOST_S = 60.0  # a thread that is not found is looked for again after so long, at most
+MOST_JOBS = 1000  # that run
+# Bytes of all jobs' descriptions, as JSON: a subtask has 100. They take five times that.
+KEPT_LIMIT = 16 << 20
 FAILURES = 3  # of a page in a row, before its TaskManager is asked through the JobManager
 
 
@@ -101,13 +106,17 @@ class Retry:
         self.pause_s = min(2 * self.pause_s, PROBE_AGAIN_S[1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Read:
-    """What was read of a job when its overview was this; details by vertex, as far as it went."""
+    """What was read of a job when its overview was this; details by vertex, as far as it went.
+
+    size: bytes of all that, as JSON.
+    """
 
     overview: JobOverview
     job: Job
     details: dict[str, VertexDetail]
+    size: int
 
     @property
     def behind(self) -> bool:
@@ -158,7 +167,7 @@ class FlinkDriver:
         self._fetch_interval = FETCH_DEFAULT
         # Also the check that the address is Flink's.
         config: Config = rest.json("/config", 2.0, Config)
-        self._cache_s = config.refresh_interval / 1000 + CACHE_SLACK_S
+        self._cache_s = min(config.refresh_interval, CACHE_MOST_MS) / 1000 + CACHE_SLACK_S
         settings = rest.json("/jobmanager/config", 2.0, list[dict[str, str]])
         for setting in settings:
             if setting.get("key") == FETCH_SETTING:
@@ -226,6 +235,8 @@ class FlinkDriver:
     def _look_for_jobs(self, deadline: float) -> None:
         jobs: Jobs = self._rest.json("/jobs/overview", _left(deadline), Jobs)
         listed = tuple(sorted((j for j in jobs.jobs if j.state in LIVE), key=lambda j: j.jid))
+        if len(listed) > MOST_JOBS:
+            raise EngineError(f"Flink runs {len(listed)} jobs; at most {MOST_JOBS} are handled")
         self._stale.done(Part.LIST)
         if listed != self._listed:
             self._listed = listed
@@ -313,25 +324,12 @@ class FlinkDriver:
 
     def _read_jobs(self, deadline: float) -> None:
         """Read what has changed of the jobs; what was read stays if time runs out."""
-        listed = self._listed or ()
-        jobs = {}
-        for overview in listed:
-            before = self._jobs.get(overview.jid)
-            if before is None or before.overview != overview:
-                if self._known.get(overview.jid) != overview:
-                    self._known[overview.jid] = overview
-                    self._settles.append((time.monotonic() + self._cache_s, overview.jid))
-                path = f"/jobs/{overview.jid}"
-                job: Job = self._rest.json(path, _left(deadline), Job)
-                before = self._jobs[overview.jid] = _Read(overview, job, {})
-            for vertex in before.job.vertices:
-                if vertex.id not in before.details:
-                    path = f"/jobs/{overview.jid}/vertices/{vertex.id}"
-                    before.details[vertex.id] = self._rest.json(path, _left(deadline), VertexDetail)
-            jobs[overview.jid] = before
+        listed = {overview.jid: overview for overview in self._listed or ()}
+        self._jobs = {jid: read for jid, read in self._jobs.items() if jid in listed}
+        self._known = {jid: seen for jid, seen in self._known.items() if jid in listed}
+        jobs = {jid: self._read_job(overview, deadline) for jid, overview in listed.items()}
         self._jobs = jobs
         self._behind = {jid for jid, read in jobs.items() if read.behind}
-        self._known = {jid: seen for jid, seen in self._known.items() if jid in jobs}
         new = plan(
             [read.job for read in jobs.values()],
             {
@@ -347,6 +345,30 @@ class FlinkDriver:
             self._stale.by(Event.PLANNED)
         self._plan = new
         self._stale.done(Part.PLAN)
+
+    def _read_job(self, overview: JobOverview, deadline: float) -> _Read:
+        jid = overview.jid
+        read = self._jobs.get(jid)
+        if read is None or read.overview != overview:
+            if self._known.get(jid) != overview:
+                self._known[jid] = overview
+                self._settles.append((time.monotonic() + self._cache_s, jid))
+            job: Job = self._rest.json(f"/jobs/{jid}", _left(deadline), Job)
+            read = self._jobs[jid] = _Read(overview, job, {}, _size(job))
+            self._check_size()
+        for vertex in read.job.vertices:
+            if vertex.id not in read.details:
+                path = f"/jobs/{jid}/vertices/{vertex.id}"
+                detail: VertexDetail = self._rest.json(path, _left(deadline), VertexDetail)
+                read.details[vertex.id] = detail
+                read.size += _size(detail)
+                self._check_size()
+        return read
+
+    def _check_size(self) -> None:
+        if sum(read.size for read in self._jobs.values()) > KEPT_LIMIT:
+            self._jobs.clear()
+            raise EngineError(f"Flink tells more than {KEPT_LIMIT >> 20} MiB of its jobs")
 
     def _build(self) -> None:
         """The topology anew; the old object stays if it says the same."""
@@ -497,6 +519,10 @@ class FlinkDriver:
         )
         columns["wait_estimate"] = self._head_age.waits
         return columns
+
+
+def _size(answer: Job | VertexDetail) -> int:
+    return len(msgspec.json.encode(answer))
 
 
 def _key_of(said: ThreadName) -> ThreadKey | None:

@@ -14,6 +14,7 @@ from sched_ctl.drivers.flink import driver, local, stale
 from sched_ctl.drivers.flink.driver import FlinkDriver
 from sched_ctl.drivers.flink.metrics import Reading
 from sched_ctl.drivers.flink.plan import TaskManager
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import hotspot
 
 CACHE_S = 3.0
@@ -197,3 +198,56 @@ def test_a_thread_that_cannot_be_told_is_looked_for_more_and_more_rarely(
     # Something else has happened: it is looked for soon again.
     manager.changes_s["two"] = 1e9
     assert manager.look(flink, 10)["vertices"] >= 4
+
+
+class Talker(JobManager):
+    """All its jobs are new ones at each look, and it has much to say of each."""
+
+    looks, count, text = 0, 100, "x" * 1000
+
+    def answer(self, path: str) -> object:
+        match path.strip("/").split("/"):
+            case ["jobs", "overview"]:
+                self.looks += 1
+                jids = [f"{self.looks}-{number}" for number in range(self.count)]
+                return {"jobs": [{"jid": jid, "name": jid, "state": "RUNNING"} for jid in jids]}
+            case ["jobs", jid]:
+                return {"jid": jid, "name": jid + self.text, "vertices": []}
+        return super().answer(path)
+
+
+def test_what_is_kept_of_jobs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "task_managers", lambda uid: [])
+    monkeypatch.setattr(driver, "MOST_JOBS", 200)
+    monkeypatch.setattr(driver, "KEPT_LIMIT", 200_000)
+    manager = Talker({}, counts=False)
+    flink = FlinkDriver(Target("flink", "here:8081"), manager)  # type: ignore[arg-type]
+    assert flink.poll(1.0).topology.operators == ()
+    for count, text, words in ((201, "x", "at most 200"), (100, "x" * 3000, "tells more than")):
+        manager.count, manager.text = count, text
+        for _ in range(5):
+            with pytest.raises(EngineError, match=words):
+                flink._look_for_jobs(1e9)
+                flink._read_jobs(1e9)
+            assert len(flink._jobs) <= 100 and len(flink._known) <= 100
+            assert sum(read.size for read in flink._jobs.values()) <= 200_000
+
+
+def test_jobs_that_are_listed_no_more_go_though_others_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = Talker({}, counts=False)
+    flink = FlinkDriver(Target("flink", "here:8081"), manager)  # type: ignore[arg-type]
+    answer = manager.answer
+
+    def half(path: str) -> object:
+        if path.endswith("-50"):
+            raise EngineError("late")
+        return answer(path)
+
+    monkeypatch.setattr(manager, "answer", half)
+    for _ in range(5):
+        flink._look_for_jobs(1e9)
+        with pytest.raises(EngineError, match="late"):
+            flink._read_jobs(1e9)
+        assert len(flink._jobs) <= 100 and len(flink._known) <= 100
