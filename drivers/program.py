@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 FOLDER = Path(__file__).parent / "programs"
+EDGE_LIMIT = 200_000
 ATTACH_S = 5.0  # for a Java virtual machine to tell its threads
 WHOLE_NAME = "process"
 WHOLE = (
@@ -156,9 +157,13 @@ def sorted_threads(program: Program, threads: Sequence[Thread]) -> Sorted:
         notes.append(f"{told.twice}: the first decides")
     edges = None
     if program.edges:
-        edges, missing = _edges(program, operators)
+        edges, missing, cut = _edges(program, operators)
         if missing:
             notes.append(f"edges of the declaration name operators that are not here: {missing}")
+        if cut:
+            notes.append(
+                "there are more edges than are looked at: some operators seem to have no output"
+            )
     return Sorted(operators, tuple(helpers), edges, tuple(notes))
 
 
@@ -181,25 +186,29 @@ def _wholes(
     )
 
 
-def _edges(program: Program, operators: Sequence[PhysicalOperator]) -> tuple[tuple[Edge, ...], str]:
-    """The edges declared, within each query, and which of their operators are missing.
+def _edges(
+    program: Program, operators: Sequence[PhysicalOperator]
+) -> tuple[tuple[Edge, ...], str, bool]:
+    """The edges declared, within each query; which of their operators are missing; and whether
+    some were left out, as they are too many.
 
     Each target gets all that an operator hands on; its replicas get equal parts.
     """
     rows: dict[tuple[str, str], list[int]] = {}
     for row, operator in enumerate(operators):
         rows.setdefault((operator.query, operator.logical[0]), []).append(row)
-    edges = tuple(
-        Edge(a, b, 1.0 / len(targets))
-        for (query, name), sources in rows.items()
-        for target in dict.fromkeys(program.edges.get(name, ()))
-        if (targets := rows.get((query, target)))
-        for a in sources
-        for b in targets
-    )
+    edges: list[Edge] = []
+    cut = False
+    for (query, name), sources in rows.items():
+        for target in dict.fromkeys(program.edges.get(name, ())):
+            targets = rows.get((query, target), [])
+            if len(edges) + len(sources) * len(targets) > EDGE_LIMIT:
+                cut = True
+                continue
+            edges += [Edge(a, b, 1.0 / len(targets)) for a in sources for b in targets]
     here = {name for _, name in rows}
     told = {*program.edges, *(name for names in program.edges.values() for name in names)}
-    return edges, ", ".join(sorted(told - here)[:5])
+    return tuple(edges), ", ".join(sorted(told - here)[:5]), cut
 
 
 @dataclass(frozen=True, slots=True)

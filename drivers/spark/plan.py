@@ -25,6 +25,8 @@ __all__ = ["POOL", "Here", "Plan", "names_of", "plan", "several"]
 
 POOL = "tasks"  # of micro-batches
 MOST_OPERATORS = 20_000
+EDGE_LIMIT = 200_000
+CUT = "there are more edges than are looked at: some operators seem to have no output"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,10 @@ def plan(
         found.helpers += [
             (thread, "idle", None) for pool in found.pools.values() for thread in pool
         ]
-    edges, logical, logical_edges = _edges(made.operators)
+    edges, logical, logical_edges, cut = _edges(made.operators)
+    notes = _notes(called, batched, shared, jobs, steady, here)
+    if cut:
+        notes.append(f"{', '.join(cut[:10])}: {CUT}")
     return Plan(
         operators=tuple(made.operators),
         edges=edges,
@@ -102,7 +107,7 @@ def plan(
         helpers=tuple(
             HelperThread(thread, role, made.row(serves)) for thread, role, serves in found.helpers
         ),
-        notes=tuple(_notes(called, batched, shared, jobs, steady, here)),
+        notes=tuple(notes),
         source=tuple(made.source),
         pools=tuple(operator.logical == (POOL,) for operator in made.operators),
         shape=tasks_of,
@@ -232,22 +237,28 @@ def _in_order(threads: Collection[Thread]) -> tuple[Thread, ...]:
 
 def _edges(
     operators: Sequence[PhysicalOperator],
-) -> tuple[tuple[Edge, ...], tuple[LogicalOperator, ...], tuple[Edge, ...]]:
-    """Each stage feeds the next one, all of its tasks all of the next one's."""
+) -> tuple[tuple[Edge, ...], tuple[LogicalOperator, ...], tuple[Edge, ...], list[str]]:
+    """Each stage feeds the next one, all of its tasks all of the next one's. And queries of which
+    some edges are left out, as they are too many."""
     rows: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row, operator in enumerate(operators):
         rows[operator.query, operator.logical[0]].append(row)
     logical = tuple(LogicalOperator(query, name) for query, name in rows)
     place = {one: number for number, one in enumerate(logical)}
-    edges, logical_edges = [], []
+    edges: list[Edge] = []
+    logical_edges = []
+    cut = []
     for one, number in place.items():
         follower = LogicalOperator(one.query, _next(one.name))
         if follower not in place:
             continue
+        before, after = rows[one.query, one.name], rows[follower.query, follower.name]
+        if len(edges) + len(before) * len(after) > EDGE_LIMIT:
+            cut.append(one.query)
+            continue
         logical_edges.append(Edge(number, place[follower]))
-        after = rows[follower.query, follower.name]
-        edges += [Edge(a, b, 1 / len(after)) for a in rows[one.query, one.name] for b in after]
-    return tuple(edges), logical, tuple(logical_edges)
+        edges += [Edge(a, b, 1 / len(after)) for a in before for b in after]
+    return tuple(edges), logical, tuple(logical_edges), list(dict.fromkeys(cut))
 
 
 def _next(name: str) -> str:

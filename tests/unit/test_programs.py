@@ -342,6 +342,19 @@ def test_replicas_edges_and_what_matches_nothing() -> None:
     assert any("1 threads match no pattern" in note and "'x'" in note for note in found.notes)
 
 
+def test_threads_of_two_names_do_not_make_any_number_of_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(program, "EDGE_LIMIT", 10)
+    names = ["q_a_capture"] * 3 + ["q_a_decode"] * 4 + ["q_b_capture", "q_b_decode"]
+    found = program.sorted_threads(
+        declared(), [Thread(9, 10 + i, i, n) for i, n in enumerate(names)]
+    )
+    assert found.edges is not None
+    assert [(edge.source, edge.target) for edge in found.edges] == [(7, 8)]
+    assert any("more edges than are looked at" in note for note in found.notes)
+
+
 def test_a_process_that_runs_no_operator_beside_others_that_do_is_another_program() -> None:
     threads = [Thread(9, 10, 1, "q_a_capture"), Thread(8, 8, 1, "pool-1"), Thread(8, 9, 1, "x")]
     found = program.sorted_threads(declared(), threads)

@@ -162,6 +162,18 @@ def test_a_partition_that_nobody_has() -> None:
     assert len(made.operators) <= 20_000
 
 
+def test_two_partitions_that_nobody_has() -> None:
+    """Nor do two make a hundred million edges."""
+    names = {1: task(9999, 5, 1), 2: task(9999, 6, 2)}
+    made = plan("app", [A], {A.run}, [job(A, 0, 5, 6)], [here(names)], 1, {})
+    assert len(made.operators) == 20_000
+    assert not made.edges and not made.logical_edges
+    assert "A: there are more edges than are looked at" in made.notes[-1]
+    few = {1: task(99, 5, 1), 2: task(99, 6, 2)}
+    made = plan("app", [A], {A.run}, [job(A, 0, 5, 6)], [here(few)], 1, {})
+    assert len(made.edges) == 10_000 and not made.notes
+
+
 def test_modes() -> None:
     modes = Modes()
     modes.look([job(A, 1, 0, 1)], 0)
