@@ -104,7 +104,7 @@ class SparkDriver:
         self._paces: Mapping[str, Pace] = {}
         # By name of an operator: rows that it took in since we look, by its part then.
         self._taken: dict[tuple[str, str], float] = {}
-        self._taken_s = 0.0
+        self._taken_s = time.monotonic()
         self._next_jobs = self._next_paces = self._next_executors = 0.0
         self._look_until = 0.0
         self._told: list[str] = []  # the notes that are not the plan's
