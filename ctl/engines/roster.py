@@ -52,6 +52,7 @@ class Roster:
         self._finders: dict[str, Worker[Sequence[Target]]] = {}
         self._looked: dict[str, tuple[float, bytes]] = {}  # when, and who was born last
         self._again = True
+        self._ended = False  # an engine, which may go on in others of its processes
 
     def follow(self, settings: Settings, kinds: Mapping[str, DriverKind], owners: Owners) -> None:
         """Other settings from now on: let go of the engines that they do not want any more."""
@@ -83,12 +84,13 @@ class Roster:
             await asyncio.sleep(0)  # the callbacks
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to look for engines: it is time, or a new process may be one."""
+        """Whether to look for engines: it is time, one ended, or a new process may be one."""
         timely = self.timer.is_due(now_s)
         if timely:
             self.timer.done(now_s)
         self._again = self._young.due()  # one that may not have been ready
-        return self._again or timely
+        ended, self._ended = self._ended, False
+        return self._again or timely or ended
 
     def _is_quiet(self, name: str) -> bool:
         """Whether looking for engines of this kind would find what it found the last time."""
@@ -120,6 +122,9 @@ class Roster:
             if engine.state == "gone":
                 engine.close()
                 del self.engines[engine.name]
+                # An address may stand for several processes, of which it had the eldest.
+                self._looked.pop(engine.target.kind, None)
+                self._ended = True
 
     def close(self) -> None:
         """Let go of the engines; does not wait for them."""

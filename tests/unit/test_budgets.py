@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,6 +196,46 @@ def test_kinds_of_processes_are_looked_for_when_something_was_born(
             made.close()
 
     asyncio.run(run())
+
+
+def test_an_engine_of_several_processes_is_found_again_when_its_eldest_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once, though no process was born since."""
+    monkeypatch.setattr(roster, "last_id", lambda: b"100")
+    monkeypatch.setattr("sched_ctl.engines.roster.Young.due", lambda _: False)
+    children = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+
+    def find() -> list[Target]:
+        running = [child.pid for child in children if child.poll() is None]
+        return [Target("found", "several", pid) for pid in running[:1]]
+
+    async def run() -> list[int | None]:
+        kind = DriverKind("found", find, lambda _: FakeEngine(), of_processes=True)
+        pids = []
+        made = Roster(
+            Settings(), {"found": kind}, Owners(), Remarks(), lambda e: pids.append(e.target.pid)
+        )
+        try:
+            made.is_due(0.0)
+            await made.discover(patience_s=10.0)
+            await made.discover(patience_s=10.0)
+            children[0].kill()
+            children[0].wait()
+            assert [engine.state for engine in made.check()] == ["gone"]
+            assert made.is_due(0.0) and not made.is_due(0.0)
+            await made.discover(patience_s=10.0)
+            await made.discover(patience_s=10.0)
+        finally:
+            made.close()
+        return pids
+
+    try:
+        assert asyncio.run(run()) == [child.pid for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def test_what_costs_little_is_never_put_off_and_what_costs_much_is() -> None:
