@@ -125,7 +125,14 @@ def match(
     for one in known:
         ranks = ranked[one.id]
         first = [pid for pid, rank in ranks.items() if rank == max(ranks.values())]
-        if len(first) == 1:
+        users = {uid for pid in ranks if (uid := procfs.owner(pid)) is not None}
+        if len(users) > 1:
+            # What tells them apart is what each of them chose.
+            notes.append(
+                f"processes of several users ({', '.join(sorted(map(str, users)))}) may be "
+                f"TaskManager {one.id}: it is left alone"
+            )
+        elif len(first) == 1:
             found[first[0]] = one
         elif first:
             notes.append(f"several processes of this machine may be TaskManager {one.id}")

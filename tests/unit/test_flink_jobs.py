@@ -200,6 +200,23 @@ def test_a_thread_that_cannot_be_told_is_looked_for_more_and_more_rarely(
     assert manager.look(flink, 10)["vertices"] >= 4
 
 
+def test_a_cluster_elsewhere_keeps_to_the_user_whose_task_managers_it_had_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = Here("work", [])
+    flink = manager.driver(monkeypatch)
+    asked: list[int | None] = []
+
+    def task_managers(uid: int | None) -> list[int]:
+        asked.append(uid)
+        return [os.getpid()]
+
+    monkeypatch.setattr(local, "task_managers", task_managers)
+    for _ in range(2):
+        flink._look_for_processes(1e9)
+    assert asked == [None, os.getuid()]
+
+
 class Talker(JobManager):
     """All its jobs are new ones at each look, and it has much to say of each."""
 

@@ -22,6 +22,7 @@ class Process:
     network: str = "own"
     addresses: tuple[str, ...] = ("127.0.0.1",)
     name: str = ""
+    uid: int = 1000
 
 
 def matched(
@@ -41,6 +42,7 @@ def matched(
     monkeypatch.setattr(search, "listening", listening)
     monkeypatch.setattr(procfs, "command_line", command_line)
     monkeypatch.setattr(procfs, "text", text)
+    monkeypatch.setattr(procfs, "owner", lambda pid: processes[pid].uid)
     monkeypatch.setattr(
         local, "same_network", lambda pid, other: (processes[pid].network, other) == ("own", 1)
     )
@@ -92,3 +94,13 @@ def test_behind_mapped_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_clusters_with_the_same_ports_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {5: Process(network="another", name="a"), 6: Process(name="a")}
     assert matched(monkeypatch, both, one()) == ({6: "a"}, [])
+
+
+def test_another_users_process_with_the_right_name_takes_nobodys_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, other = Process(), Process((RPC,), "another", name="a", uid=1001)
+    found, [note] = matched(monkeypatch, {5: real, 6: other}, one())
+    assert not found and "several users (1000, 1001)" in note
+    other = Process((RPC,), "another", name="b", uid=1001)
+    assert matched(monkeypatch, {5: real, 6: other}, one()) == ({5: "a"}, [])
