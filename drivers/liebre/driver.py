@@ -8,7 +8,7 @@ alone. Its own times (EXEC) include the wait for input; costs come from the kern
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -17,7 +17,7 @@ import numpy as np
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.liebre.counts import CountFile, by_prefix, open_files, taken_apart
-from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series
+from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series, as_sent
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.kernel import hotspot, procfs
 from sched_ctl.model.graph import Array
@@ -179,19 +179,21 @@ class LiebreDriver:
                     self._files[name, metric] = file
         threads = [*self._process.names, *self._process.others]
         called = Counter(thread.name for thread in threads)
-        series = self._of_ours(called)
+        # Files have names as they are, a reporter sends some without their spaces.
+        real = {as_sent(name): name for name in called} | {name: name for name in called}
+        series = self._of_ours(real)
         ids |= series.keys()
-        mine = {name for name, metric in ids if metric in ("EXEC", "RATE") and name in called}
+        mine = {real[name] for name, metric in ids if metric in ("EXEC", "RATE") and name in real}
         counted = {name for name, metric in ids if metric in ("IN", "OUT")}
-        ends, self._unclear = taken_apart(counted, called)
-        mine |= {name for pair in ends.values() for name in pair}
+        ends, self._unclear = taken_apart(counted, real)
+        mine |= {real[name] for pair in ends.values() for name in pair}
         operators = tuple(
             sorted((t.name, t) for t in threads if t.name in mine and called[t.name] == 1)
         )
         streams = tuple(
             _Stream(
-                producer,
-                consumer,
+                real[producer],
+                real[consumer],
                 *(
                     self._files.get((stream, metric)) or series.get((stream, metric))
                     for metric in ("IN", "OUT")
@@ -204,14 +206,14 @@ class LiebreDriver:
             self._topology = None
             self._shared = False
 
-    def _of_ours(self, called: Mapping[str, int]) -> Mapping[tuple[str, str], Series]:
+    def _of_ours(self, called: Collection[str]) -> Mapping[tuple[str, str], Series]:
         """The series of the prefix whose operators are this process's threads."""
         if self._inbox is None:
             return {}
         fitting = []
         for series in by_prefix(self._inbox.series()).values():
             names = {name for name, metric in series if metric in ("EXEC", "RATE")}
-            if names and names <= called.keys():
+            if names and names.issubset(called):
                 fitting.append(series)
         return fitting[0] if len(fitting) == 1 else {}
 

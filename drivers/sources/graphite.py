@@ -17,6 +17,7 @@ Whatever a sender says is hostile:
 
 import math
 import os
+import re
 import selectors
 import socket
 import threading
@@ -29,7 +30,7 @@ from sched_ctl.errors import EngineError
 from sched_ctl.kernel.netns import entered
 from sched_ctl.kernel.sockdiag import SocketOwners
 
-__all__ = ["DEFAULT_PORT", "Inbox", "Series"]
+__all__ = ["DEFAULT_PORT", "Inbox", "Series", "as_sent"]
 
 # Graphite's own, 2003, is carbon's on machines that have one.
 DEFAULT_PORT = int(os.environ.get("SCHED_CTL_GRAPHITE_PORT", "2013"))
@@ -44,7 +45,13 @@ LINE_COST = 64  # bytes that a line counts for at least, as a short one takes as
 ACCEPTS_PER_S = 400  # of all users
 TICK_S = 0.05
 CHUNK = 1 << 16
+SPACES = re.compile(r"\s+", re.ASCII)
 TEXT = bytes({9, 10, 13} | set(range(32, 127)) | set(range(128, 256)))
+
+
+def as_sent(part: str) -> str:
+    """A part of a name as Dropwizard Metrics sends it (GraphiteSanitize)."""
+    return SPACES.sub("-", part)
 
 
 class Series:

@@ -10,7 +10,8 @@ Storm 2's reporters send, for each task,
     storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__ack-count-STREAM.count
     storm.worker.TOPOLOGY.HOST.COMPONENT.STREAM.TASK.PORT-__complete-latency-STREAM
 
-with dots in the parts replaced by underscores (StormMetricRegistry). A task's number is unique in
+with dots in the parts replaced by underscores (StormMetricRegistry), and spaces by hyphens
+(GraphiteSanitize). A task's number is unique in
 its topology and a thread's name has the numbers of its tasks, so numbers join the two. That
 component C counts what it executed of stream S of component B *is* the edge from B to C: the
 topology needs no second source. Components and streams that begin with two underscores are
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.drivers.sources.graphite import Series, as_sent
 from sched_ctl.model.graph import Array
 
 __all__ = ["CAPACITY", "QUEUES", "Measure", "Sampled", "plain", "take_apart"]
@@ -63,7 +64,7 @@ class Measure:
 
 def plain(name: str) -> str:
     """A component's or stream's name as Storm's metrics have it."""
-    return name.replace(".", "_")
+    return as_sent(name.replace(".", "_"))
 
 
 def take_apart(topology: str, found: Mapping[str, Series]) -> list[Measure]:

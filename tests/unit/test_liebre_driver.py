@@ -3,6 +3,8 @@
 import os
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.liebre.counts import CountFile, by_prefix, open_files, taken_apart
 from sched_ctl.drivers.liebre.driver import _Stream, connect
-from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.drivers.sources.graphite import Inbox, Series
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.model.topology import Thread
 
@@ -138,6 +140,22 @@ def test_names_of_series() -> None:
         "my.app": {("a_b", "IN"), ("a_b", "OUT"), ("a", "EXEC"), ("a", "RATE")},
         "": {("a", "EXEC")},
     }
+
+
+def test_operators_with_spaces_have_metrics() -> None:
+    """A reporter sends hyphens for them."""
+    driver = connect(Target("liebre", str(os.getpid())))
+    called = ("my source", "map", "other")
+    driver._process.others = tuple(Thread(1, i, 1, name) for i, name in enumerate(called))
+    names = ("my-source.EXEC.mean", "map.RATE", "my-source_map.IN.count", "my-source_map.OUT.count")
+    inbox = SimpleNamespace(series=lambda: {name: Series() for name in names}, close=lambda: None)
+    driver._inbox = cast("Inbox", inbox)
+    driver._look()
+    assert [name for name, _ in driver._operators] == ["map", "my source"]
+    [stream] = driver._streams
+    assert (stream.producer, stream.consumer) == ("my source", "map")
+    assert stream.entered is not None and stream.left is not None
+    driver.close()
 
 
 def test_addresses() -> None:

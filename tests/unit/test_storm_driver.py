@@ -171,6 +171,20 @@ def test_edges_follow_from_the_names() -> None:
     assert [(o.replica, o.replicas) for o in replicas] == [(0, 2), (1, 2)]
 
 
+def test_components_with_spaces_and_dots_have_edges() -> None:
+    names = {}
+    for tid, name in enumerate(("my  spout", "a.b c")):
+        said = threadnames.read("storm", f"Thread-1-{name}-executor[{tid + 1}, {tid + 1}]")
+        assert said is not None
+        names[Thread(1, tid, 0, name)] = said
+    text = "a_b-c.s-t.2.6700-__execute-count-my-spout:s-t.count 20"
+    made = plan("lr", executors(names), take_apart(TOPOLOGY, reported(text)))
+    assert [(made.operators[e.source].name, made.operators[e.target].name) for e in made.edges] == [
+        ("my  spout", "a.b c")
+    ]
+    assert not made.away
+
+
 def test_a_plan_has_bounds() -> None:
     """Names of threads and of metrics that would make billions of edges, and of tasks."""
     names = {}
