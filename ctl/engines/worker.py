@@ -39,7 +39,7 @@ class Worker(Generic[T]):
 
         def settle() -> None:
             result, error = answers[0]
-            if future.cancelled():
+            if future.done():  # given up, or the answer came just when the wait ended
                 return
             if error is not None:
                 future.set_exception(error)

@@ -4,10 +4,12 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sched_ctl.engines import worker as worker_module
 from sched_ctl.engines.worker import Here, Worker
 from support import wait_until
 
@@ -75,6 +77,36 @@ def test_none_of_many_answers_is_lost_at_the_end_of_the_wait(
             assert await asyncio.wait_for(future, LONG_S) == number
 
     asyncio.run(main())
+
+
+def test_an_answer_that_comes_just_after_the_wait_is_given_once(
+    worker: Worker[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivers: list[Callable[..., None]] = []
+
+    class Guard:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            if delivers:
+                delivers.pop()(7, None)
+
+    locks = iter((threading.Lock(), Guard()))
+    monkeypatch.setattr(worker_module, "threading", SimpleNamespace(Lock=locks.__next__))
+    monkeypatch.setattr(
+        worker, "_calls", SimpleNamespace(put=lambda call: delivers.append(call[1]))
+    )
+    troubles: list[object] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: troubles.append(context))
+        assert await worker.call(lambda: 7, 1e-9) == 7
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    monkeypatch.undo()
+    assert not troubles and not delivers
 
 
 def test_calls_are_made_one_after_the_other_and_not_in_the_loop(worker: Worker[Any]) -> None:
