@@ -164,18 +164,22 @@ class StormDriver:
                     self._next_listen = 0.0
 
     def _listen(self) -> None:
-        """An inbox in each network namespace that has a worker."""
+        """An inbox in each network namespace that has a worker, and in no other."""
         self._next_listen = time.monotonic() + LISTEN_EVERY_S
         self._no_inbox = ""
+        spaces = set()
         for pid in self._workers:
             try:
                 space = Path(f"/proc/{pid}/ns/net").stat().st_ino
+                spaces.add(space)
                 if space not in self._inboxes:
                     self._inboxes[space] = Inbox(self._uid, DEFAULT_PORT, pid)
             except EngineError as error:
                 self._no_inbox = error.message
             except OSError:
                 continue  # the worker has ended
+        for space in self._inboxes.keys() - spaces:
+            self._inboxes.pop(space).close()
 
     def _series(self) -> dict[str, Series]:
         found: dict[str, Series] = {}

@@ -1,6 +1,7 @@
 """The Storm driver's parts, on metric lines and thread names of a Storm 2.8.3 cluster."""
 
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -426,6 +427,26 @@ def test_nobody_takes_over_anothers_topology() -> None:
     theirs = [worker(10, 100, "etl-1-5"), worker(12, 100, "etl-1-5"), worker(13, 7, "lr-1-5")]
     found = _addresses([worker(11, 666, "etl-1-5"), *theirs])
     assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 10, "lr-1-5": 13, "etl-1-5@666": 11}
+
+
+def test_where_no_worker_is_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [worker(os.getpid(), os.getuid(), TOPOLOGY)]
+    monkeypatch.setattr(driver, "workers", lambda: known)
+    made: list[SimpleNamespace] = []
+
+    def inbox(*_: object) -> SimpleNamespace:
+        made.append(SimpleNamespace(closed=[]))
+        made[-1].close = lambda inbox=made[-1]: inbox.closed.append(True)
+        return made[-1]
+
+    monkeypatch.setattr(driver, "Inbox", inbox)
+    storm = driver.StormDriver(Target("storm", TOPOLOGY), TOPOLOGY, os.getuid())
+    for _ in range(2):
+        storm._listen()
+    assert len(made) == 1 and not made[0].closed
+    storm._workers.clear()  # it has ended, and its container with it
+    storm._listen()
+    assert not storm._inboxes and made[0].closed == [True]
 
 
 def test_a_task_in_two_workers_is_nobodys() -> None:
