@@ -1,7 +1,6 @@
 """What a declaration says of a process's threads; where there is none, a first draft of one."""
 
 import glob
-import json
 import re
 import time
 from collections import Counter
@@ -85,7 +84,9 @@ def draft(
     operators = {pattern_of(thread.name) for thread in threads} - {pattern_of(main)}
     seen = {a: [b for b in to if b in operators] for a, to in (edges or {}).items()}
     if drawn := [
-        f"{_literal(a)} = {json.dumps(b)}" for a, b in seen.items() if a in operators and b
+        f"{_literal(a)} = [{', '.join(map(_literal, b))}]"
+        for a, b in seen.items()
+        if a in operators and b
     ]:
         lines += ["[program.edges]  # who woke whom, just now", *drawn]
     return "\n".join(
@@ -117,4 +118,11 @@ def _literal(text: str) -> str:
     """The text as TOML in quotes, whatever somebody called its threads."""
     if text.isprintable() and "'" not in text:
         return f"'{text}'"
-    return json.dumps(text)
+    plain = (one if one.isprintable() and one not in '"\\' else _escaped(one) for one in text)
+    return f'"{"".join(plain)}"'
+
+
+def _escaped(one: str) -> str:
+    """A character as TOML takes it; no half of a surrogate pair is one."""
+    number = ord(one)
+    return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= number <= 0xDFFF else f"\\U{number:08x}"

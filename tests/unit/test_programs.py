@@ -19,6 +19,7 @@ from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load, sections_of
 from sched_ctl.config.settings import ConfigError, SettingError, Settings
 from sched_ctl.drivers import Target, drafts, kernel, program
+from sched_ctl.drivers.kernel import pattern_of
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import EngineError
@@ -498,11 +499,21 @@ def test_explain_tells_each_thread_and_drafts_what_config_takes(tmp_path: Path) 
     assert one.match("unheard of") is None
 
 
-@pytest.mark.parametrize("name", ["it's", 'a"b\\', "\x1b[31m", "\u00fc", "a#b", ""])
+ODD = "it's \N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize(
+    "name", ["it's", 'a"b\\', "\x1b[31m", "\x9b'\x7f", ODD, "\u00fc", "a#b", ""]
+)
 def test_a_draft_of_any_names_is_a_declaration(tmp_path: Path, name: str) -> None:
     threads = [Thread(5, 5, 1, "main"), Thread(5, 6, 2, name), Thread(5, 7, 3, "w1")]
-    [one] = load(written(tmp_path, drafts.draft(5, threads))).program
+    pattern = pattern_of(name)
+    edges = {"w#": (pattern,)} if name else {}
+    text = drafts.draft(5, threads, edges)
+    assert all(line.isprintable() for line in text.splitlines())
+    [one] = load(written(tmp_path, text)).program
     assert one.match(name) is not None
+    assert one.edges == edges
 
 
 def test_threads_without_names_are_a_pool() -> None:
