@@ -20,7 +20,6 @@ __all__ = ["GRAMMARS", "OPERATOR", "Grammar", "ThreadName", "certainly_helper", 
 
 OPERATOR = "operator"
 LONGEST = 4096  # characters of a name that are looked at
-COMM_LENGTH = 15  # characters of a name that the kernel keeps, TASK_COMM_LEN - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.flink import local, scaling
 from sched_ctl.drivers.flink.metrics import DERIVED, PROVIDES, HeadAge, Reading, RestAge, page
 from sched_ctl.drivers.flink.plan import (
@@ -234,7 +235,7 @@ class FlinkDriver:
                 raise EngineError(f"{self.target.engine}: its TaskManagers here have ended")
 
     def _look_for_jobs(self, deadline: float) -> None:
-        jobs: Jobs = self._rest.json("/jobs/overview", _left(deadline), Jobs)
+        jobs: Jobs = self._rest.json("/jobs/overview", time_left(deadline), Jobs)
         listed = tuple(sorted((j for j in jobs.jobs if j.state in LIVE), key=lambda j: j.jid))
         if len(listed) > MOST_JOBS:
             raise EngineError(f"Flink runs {len(listed)} jobs; at most {MOST_JOBS} are handled")
@@ -261,7 +262,7 @@ class FlinkDriver:
         self._again.clear()
 
     def _look_for_processes(self, deadline: float) -> None:
-        known: TaskManagers = self._rest.json("/taskmanagers", _left(deadline), TaskManagers)
+        known: TaskManagers = self._rest.json("/taskmanagers", time_left(deadline), TaskManagers)
         here = local.task_managers(self._uid)
         matched, notes = local.match(here, known.taskmanagers, self.target.pid)
         self._matching = tuple(notes)
@@ -296,7 +297,7 @@ class FlinkDriver:
         """Read a page. Raises EngineError; if that goes on, the page is given up for a while."""
         assert self._reading is not None
         try:
-            self._reading.scrape(source, _left(deadline))
+            self._reading.scrape(source, time_left(deadline))
         except EngineError:
             retry = self._probes.setdefault(pid, Retry(at_s=math.inf))
             retry.failures += 1
@@ -318,7 +319,7 @@ class FlinkDriver:
         """Ask these virtual machines for their threads."""
         for process in stirred:
             before = process.names.keys()
-            process.look(min(ATTACH_S, _left(deadline)))
+            process.look(min(ATTACH_S, time_left(deadline)))
             if process.names.keys() != before:
                 self._missing_pause_s = AGAIN_S[Part.LIST]
             self._dumps += 1
@@ -357,13 +358,13 @@ class FlinkDriver:
             if self._known.get(jid) != overview:
                 self._known[jid] = overview
                 self._settles.append((time.monotonic() + self._cache_s, jid))
-            job: Job = self._rest.json(f"/jobs/{jid}", _left(deadline), Job)
+            job: Job = self._rest.json(f"/jobs/{jid}", time_left(deadline), Job)
             read = self._jobs[jid] = _Read(overview, job, {}, _size(job))
             self._check_size()
         for vertex in read.job.vertices:
             if vertex.id not in read.details:
                 path = f"/jobs/{jid}/vertices/{vertex.id}"
-                detail: VertexDetail = self._rest.json(path, _left(deadline), VertexDetail)
+                detail: VertexDetail = self._rest.json(path, time_left(deadline), VertexDetail)
                 read.details[vertex.id] = detail
                 read.size += _size(detail)
                 self._check_size()
@@ -594,10 +595,6 @@ def _doubt(rows: Sequence[Row], threads: Sequence[Thread], task_manager: str) ->
                 "none of them is scheduled"
             )
     return ""
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())
 
 
 # A record is on its way only when the flusher has handed on its buffer, a window closes only when

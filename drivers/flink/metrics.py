@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.flink import queues
 from sched_ctl.drivers.flink.plan import Plan
 from sched_ctl.drivers.flink.queues import Doubts
@@ -180,14 +181,14 @@ class Reading:
         if not vertices:
             return
         job, vertex = min(vertices)
-        rest.get(f"/jobs/{job}/vertices/{vertex}/metrics?get=0.numRecordsIn", _left(deadline))
+        rest.get(f"/jobs/{job}/vertices/{vertex}/metrics?get=0.numRecordsIn", time_left(deadline))
         time.sleep(SETTLE_S)
         for (job, vertex), rows in sorted(vertices.items()):
             places = dict(self._names(job, vertex, rows))
             for names in _portions(places):
                 answer: list[Value] = rest.json(
                     f"/jobs/{job}/vertices/{vertex}/metrics?get={names}",
-                    _left(deadline),
+                    time_left(deadline),
                     list[Value],
                 )
                 for one in answer:
@@ -394,7 +395,3 @@ def _portions(names: Mapping[str, object]) -> Iterator[str]:
         size += len(text) + 3
     if portion:
         yield "%2C".join(portion)
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())

@@ -15,6 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.liebre.counts import CountFile, by_prefix, open_files, taken_apart
 from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series, as_sent
@@ -138,7 +139,7 @@ class LiebreDriver:
         now_s = time.monotonic()
         renamed = self._process.changed(wanted=not self._operators)
         if renamed:
-            self._process.look(min(ATTACH_S, max(0.001, deadline - time.monotonic())))
+            self._process.look(min(ATTACH_S, time_left(deadline)))
         if self._inbox is None and now_s >= self._next_listen:
             self._listen()
         if renamed or now_s >= self._next_look or (self._inbox and self._inbox.changed):

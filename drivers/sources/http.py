@@ -15,6 +15,7 @@ from typing import Any
 import httpcore
 import msgspec
 
+from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.sources import tls
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel.descriptors import readable
@@ -121,9 +122,7 @@ class _Network(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         try:
             with entered(self.pid):
-                connection = socket.create_connection(
-                    (host, port), max(0.001, self.deadline - time.monotonic())
-                )
+                connection = socket.create_connection((host, port), time_left(self.deadline))
             if self.pid is not None and self.listens and not _listens(self.pid, port):
                 connection.close()
                 raise httpcore.ConnectError(f"process {self.pid} no longer listens there")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.spark import local
@@ -138,7 +139,7 @@ class SparkDriver:
 
     def _asked(self, path: str, kind: Any, deadline: float) -> Any:
         """What it says there; the first time it may take as long as Spark needs to load that."""
-        patience_s = _left(deadline)
+        patience_s = time_left(deadline)
         if path not in self._answered:
             patience_s = max(patience_s, FIRST_S * slowness())
         said = self._rest.json(path, patience_s, kind)
@@ -213,7 +214,7 @@ class SparkDriver:
         asked = False
         for process in self._processes.values():
             if process.changed(wanted=wanted):
-                process.look(min(ATTACH_S, _left(deadline)))
+                process.look(min(ATTACH_S, time_left(deadline)))
                 asked = True
             asked |= process.look_for_workers()
         if asked:
@@ -315,10 +316,6 @@ class SparkDriver:
                 columns["queue_size"][row] = part * sum(p.rate * p.batch_s for p in known)
                 columns["head_age_estimate"][row] = max(p.batch_s for p in known)
         return Snapshot(self._topology, now_s, MappingProxyType(columns))
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())
 
 
 # A query's stream thread plans a batch before its tasks can run, a continuous reader feeds its

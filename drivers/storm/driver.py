@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series
 from sched_ctl.drivers.storm import scaling
 from sched_ctl.drivers.storm.plan import Executor, Plan, executors, plan, same
@@ -201,7 +202,7 @@ class StormDriver:
             self._next_missing = now_s + MISSING_EVERY_S
         for worker in self._workers.values():
             if worker.changed(wanted=missing):
-                worker.look(min(ATTACH_S, max(0.001, deadline - time.monotonic())))
+                worker.look(min(ATTACH_S, time_left(deadline)))
         running = _once(e for worker in self._workers.values() for e in executors(worker.names))
         if running == self._running:
             return False
