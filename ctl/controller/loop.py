@@ -103,7 +103,9 @@ class Controller:
         self._seen: list[object] = []  # at the last step
         self._budgets: dict[tuple[str, str], Budget] = {}  # by rule and domain
         self._allowances: dict[str, Allowance] = {}  # by domain
-        self._theirs_s = 0.0  # CPU time of the loop that was spent for users who are ordered alone
+        self._theirs_s = (
+            0.0  # CPU time of the loop that is no pass's: of users ordered alone, of pages
+        )
         self.observes = False  # it has no backend, and runs on for those who look
         self.outcomes = Outcomes()
         self.replicas: dict[tuple[str, str], str] = {}  # by engine and query, in words
@@ -166,6 +168,10 @@ class Controller:
         self._probe_until_s = max(self._probe_until_s, time.monotonic() + seconds)
         for engine in self.engines.values():
             engine.probing = True
+
+    def spent_on_others(self, spent_s: float) -> None:
+        """CPU time of the loop for who may ask as often as he likes: it makes no pass rarer."""
+        self._theirs_s += spent_s
 
     def use(
         self, settings: Settings, kinds: Mapping[str, DriverKind], rules: Sequence[Rule]

@@ -316,6 +316,7 @@ def _unordered(one: Found, row: int, thread: Thread) -> dict[str, Any]:
 
 def exposed(controller: Controller, *, openly: bool = False) -> str:
     """The page for Prometheus. Verdicts come with the second scrape, locks with the third."""
+    began_s = time.thread_time()
     controller.probe(SCRAPED_S)
     found = list(assessed(controller))
     for one in found:
@@ -326,7 +327,9 @@ def exposed(controller: Controller, *, openly: bool = False) -> str:
             threads.setdefault((one.engine.name, operator.query), []).extend(operator.threads)
     waits = {key: counts.tolist() for key, counts in controller.waits.totals(threads).items()}
     status, shown = views.status(controller), screen(controller, found)
-    return exposition.page(status, shown, waits, openly=openly)
+    text = exposition.page(status, shown, waits, openly=openly)
+    controller.spent_on_others(time.thread_time() - began_s)
+    return text
 
 
 def operator(one: Found, row: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The page for Prometheus: GET /metrics over HTTP, on a loopback address or a UNIX socket.
 
 Off unless an address is set. It tells the names of queries and operators to whoever may connect:
-every user of the machine on a loopback address, root alone on a socket.
+every user of the machine on a loopback address, root alone on a socket. However often they ask, it
+is made anew only seldom.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +26,8 @@ __all__ = ["Taken", "parsed", "serve"]
 REQUEST_BYTES = 8192
 REQUEST_S = 5.0
 CLIENTS = 8
+KEPT_S = 1.0  # one page serves all who ask within this time
+SELDOM = 20  # ... or within so many times the CPU time that it took to make
 SOON_S = 1.0  # until somebody who listens is connected to
 HINT = "metrics = 127.0.0.1:9464, [::1]:9464, or the path of a socket"
 
@@ -62,7 +66,7 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
     if not address:
         yield
         return
-    clients = 0
+    clients, told = 0, _kept(page)
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal clients
@@ -70,7 +74,7 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
         try:
             if clients <= CLIENTS:
                 writer.transport.set_write_buffer_limits(0)  # all of it is to leave in time
-                writer.write(await asyncio.wait_for(_answer(reader, page), REQUEST_S))
+                writer.write(await asyncio.wait_for(_answer(reader, told), REQUEST_S))
                 await asyncio.wait_for(writer.drain(), REQUEST_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             # It went away, said nothing or too much, or does not read: nothing is kept for it
@@ -107,6 +111,22 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
             with contextlib.suppress(OSError):
                 if os.path.samestat(mine, place.lstat()):
                     place.unlink()
+
+
+def _kept(page: Page) -> Page:
+    """The page, or the last one while that is new."""
+    kept: dict[bool, tuple[float, str]] = {}
+
+    def told(*, openly: bool = False) -> str:
+        until_s, text = kept.get(openly, (0.0, ""))
+        if time.monotonic() >= until_s:
+            before_s = time.thread_time()
+            text = page(openly=openly)
+            cost_s = time.thread_time() - before_s
+            kept[openly] = time.monotonic() + max(KEPT_S, SELDOM * cost_s), text
+        return text
+
+    return told
 
 
 def _clear(place: Path) -> None:

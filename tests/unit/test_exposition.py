@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.pace import COSTS
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.probes.sleeps import SleepPlaces
@@ -59,6 +60,34 @@ def test_where_threads_sleep_is_looked_at_from_one_scrape_to_the_next(
     monkeypatch.setattr(bottlenecks, "assessed", asleep)
     served()
     assert followed == [(3, bottlenecks.SCRAPED_S)]
+
+
+def test_what_a_page_costs_makes_no_pass_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent_s = [0.0]
+    monkeypatch.setattr("time.thread_time", lambda: spent_s[0])
+    assessed = bottlenecks.assessed
+
+    def dear(controller: Controller) -> Iterator[bottlenecks.Found]:
+        spent_s[0] += 100.0
+        yield from assessed(controller)
+
+    monkeypatch.setattr(bottlenecks, "assessed", dear)
+
+    async def scraped_between() -> list[float]:
+        settings = Settings(policy=(Section(policy="qs"),), period=0.05)
+        controller = Controller(settings, FakeEngine.kind(FakeEngine("a", {"q": 3})), None)
+        try:
+            await controller.start()
+            await controller.step(controller.rules)
+            for _ in range(COSTS):
+                bottlenecks.exposed(controller)
+                spent_s[0] += 1.0  # what else is done
+                await controller.step(controller.rules)
+            return [spent_s[0], controller.pace.pass_s]
+        finally:
+            controller.close()
+
+    assert asyncio.run(scraped_between()) == [101.0 * COSTS, 1.0]
 
 
 def test_the_page_is_what_prometheus_reads() -> None:

@@ -24,6 +24,26 @@ async def scraped(path: Path) -> str:
     return answer.decode()
 
 
+def test_who_asks_often_has_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "KEPT_S", 1000.0)
+    made = []
+
+    def told(*, openly: bool = False) -> str:
+        made.append(openly)
+        return f"page {len(made)}"
+
+    async def often() -> list[str]:
+        path = tmp_path / "page.sock"
+        async with endpoint.serve(str(path), told):
+            first = [await scraped(path) for _ in range(3)]
+            monkeypatch.setattr(endpoint, "KEPT_S", 0.0)
+            monkeypatch.setattr(endpoint, "SELDOM", 0)
+        async with endpoint.serve(str(path), told):
+            return first + [await scraped(path) for _ in range(2)]
+
+    assert [page[-6:] for page in asyncio.run(often())] == [*["page 1"] * 3, "page 2", "page 3"]
+
+
 async def taken(address: str) -> None:
     with pytest.raises(endpoint.Taken, match="somebody listens"):
         async with endpoint.serve(address, page("second")):
