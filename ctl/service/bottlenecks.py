@@ -77,14 +77,20 @@ class Found:
     late: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-async def look(controller: Controller, first_s: float = FIRST_S) -> list[Found]:
+async def look(
+    controller: Controller, first_s: float = FIRST_S, *, every_s: float = 0.0
+) -> list[Found]:
     """The verdicts of all engines now; waits for the readings if none were being made.
 
-    first_s: that have to be looked at, for an answer that is not made of one window.
+    first_s: that have to be looked at, for an answer that is not made of one window. every_s: from
+    one look to the next of who looks for ever: passes and answers then keep to their limits.
     """
     end_s = time.monotonic() + PATIENCE_S
     while True:
-        controller.watch(WATCH_S)
+        if every_s:
+            controller.probe(2 * every_s)
+        else:
+            controller.watch(WATCH_S)
         found = list(assessed(controller))
         # All of them: each has its looks begun
         looked = [_looked_for_sleep(one) for one in found]

@@ -79,7 +79,7 @@ async def _round(
     hand: "Worker[Any]",
     seen: dict[Key, _Seen],
 ) -> None:
-    found = await bottlenecks.look(controller)
+    found = await bottlenecks.look(controller, every_s=EVERY_S)
     chosen = {
         (one.engine.name, query): (one, section)
         for one in found

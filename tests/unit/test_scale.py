@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fakes import QUICK, FakeEngine
 from shares import of, replicated
 
 from plans import array
@@ -545,6 +546,24 @@ def test_what_failed_is_not_done_by_itself_again_at_once(
     assert "kept" in asyncio.run(looks(hand))[0]
     assert engine.asked == [3]
     hand.stop()
+
+
+def test_who_looks_for_ever_leaves_limits_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sched_ctl.service.bottlenecks.PATIENCE_S", 0.0)
+
+    async def rounds() -> list[bool]:
+        controller = Controller(QUICK, FakeEngine.kind(FakeEngine("a")), None)
+        await controller.start()
+        running = asyncio.create_task(controller.run())
+        await elastic._round(controller, {}, None, None, {})  # type: ignore[arg-type]
+        now_s = time.monotonic()
+        told = [now_s < controller.pace.watched_until_s, now_s < controller._probe_until_s]
+        controller.stop("seen")
+        await running
+        controller.close()
+        return told
+
+    assert asyncio.run(rounds()) == [False, True]
 
 
 def test_a_query_that_restarts_keeps_its_pause() -> None:
