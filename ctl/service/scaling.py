@@ -88,6 +88,14 @@ class Memory:
                 "run this command as root, or give another --run-dir",
             ) from None
 
+    def follow(self, done: Done) -> None:
+        """What came of a change that is written down. Never raises: it has been made."""
+        try:
+            self.note(done)
+        except UserError:
+            words = "%s %s: %s, which cannot be written down into %s"
+            log.warning(words, done.engine, done.query, done.outcome, self.path)
+
     def last(self, engine: str, query: str) -> Done | None:
         """The newest change of a query."""
         same = [done for done in self.read() if (done.engine, done.query) == (engine, query)]
@@ -188,7 +196,7 @@ def carried_out(
         try:
             scaler.rescale(change.query, change.replicas)
         except EngineError as error:
-            memory.note(msgspec.structs.replace(done, outcome="refused"))
+            memory.follow(msgspec.structs.replace(done, outcome="refused"))
             hint = (
                 f"if it did so all the same: sched-ctl scale {quote(change.query)} --back --apply"
             )
@@ -198,7 +206,7 @@ def carried_out(
             return _lost(scaler, output, memory, done, was, patience_s)
         say(f"output again after {silent_s:.1f} s without")
         done = msgspec.structs.replace(done, silent_s=round(silent_s, 3))
-        memory.note(done)
+        memory.follow(done)
         return _judged(scaler, output, memory, done, was, patience_s, say)
     finally:
         scaler.close()
@@ -226,11 +234,26 @@ def _judged(
     done = msgspec.structs.replace(done, after=_known(after), outcome=outcome)
     if outcome == "back":
         now, then = (show.number(rate, 4) for rate in (after, before))
-        say(f"it takes in {now}/s instead of {then}/s: back to {in_words(was)}")
-        scaler.rescale(done.query, was)
+        worse = f"it takes in {now}/s instead of {then}/s"
+        say(f"{worse}: back to {in_words(was)}")
+        _taken_back(scaler, memory, done, was, worse)
         output.silence(was, patience_s * slowness())
-    memory.note(done)
+    else:
+        memory.follow(done)
     return done
+
+
+def _taken_back(scaler: Scaler, memory: Memory, done: Done, was: Replicas, why: str) -> None:
+    """Ask for what was there before, and only then write down what came of the change."""
+    try:
+        scaler.rescale(done.query, was)
+    except EngineError as error:
+        raise EngineError(
+            f"{done.query}: {why} after the change, and it cannot be taken back: {error.message}",
+            f"sched-ctl scale {quote(done.query)} --back --apply tries again",
+        ) from None
+    finally:
+        memory.follow(done)
 
 
 def _lost(
@@ -242,16 +265,9 @@ def _lost(
     patience_s: float,
 ) -> Done:
     """No output came: ask for what was there before."""
-    memory.note(msgspec.structs.replace(done, outcome="lost"))
     waited_s = patience_s * slowness()
-    try:
-        scaler.rescale(done.query, was)
-    except EngineError as error:
-        raise EngineError(
-            f"{done.query}: no output for {waited_s:.0f} s after the change, and it cannot be "
-            f"taken back: {error.message}",
-            f"sched-ctl scale {quote(done.query)} --back --apply tries again",
-        ) from None
+    lost = msgspec.structs.replace(done, outcome="lost")
+    _taken_back(scaler, memory, lost, was, f"no output for {waited_s:.0f} s")
     back = output.silence(was, waited_s) is not None
     raise EngineError(
         f"{done.query}: no output for {waited_s:.0f} s after the change; it was taken back, "

@@ -1,13 +1,14 @@
 """Other replicas for a query: what pays, what Flink answers, and what is done about the outcome."""
 
 import asyncio
+import errno
 import json
 import math
 import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -511,6 +512,44 @@ def test_a_change_without_output_is_taken_back(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="it was taken back, and there is output again"):
         made(engine, 3, tmp_path, patience_s=3.0)
     assert engine.asked == [3, 1, 2]
+
+
+@pytest.mark.parametrize("after", [0, 30])
+def test_a_full_disk_keeps_no_change_from_being_taken_back(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Restarting({1: 100, 3: after})
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if engine.asked:
+            raise OSError(errno.ENOSPC, "full")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with suppress(EngineError):
+        made(engine, 3, tmp_path, patience_s=3.0)
+    assert engine.asked == [3, 1, 2]  # the last: asked for, as far as the disk tells
+
+
+@pytest.mark.parametrize(("after", "outcome"), [(0, "lost"), (30, "back")])
+def test_what_cannot_be_taken_back_is_told_and_remembered(
+    after: int, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Restarting({1: 100, 3: after})
+    rescale = engine.rescale
+
+    def once(query: str, replicas: Mapping[tuple[str, ...], int]) -> None:
+        if engine.asked:
+            raise EngineError("no more")
+        rescale(query, replicas)
+
+    monkeypatch.setattr(engine, "rescale", once)
+    with pytest.raises(EngineError, match="cannot be taken back: no more") as raised:
+        made(engine, 3, tmp_path, patience_s=3.0)
+    assert "--back --apply" in (raised.value.hint or "")
+    last = Memory(tmp_path / "rescaled").last("fake:x", "q")
+    assert last is not None and last.outcome == outcome
 
 
 @pytest.mark.parametrize("outcome", ["back", "lost", "refused"])
