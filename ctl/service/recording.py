@@ -56,6 +56,7 @@ class Recording:
     def __init__(self, controller: Controller, recorder: Recorder, period_s: float) -> None:
         self.recorder = recorder
         self._controller, self._period_s = controller, period_s
+        self._owners: dict[str, str] = {}  # by engine
         self._spans: dict[str, Span] = {}
         self._seen: dict[str, float] = {}  # time of the last snapshot, by engine; NaN: none yet
         self._topologies: dict[str, tuple[Topology, records.Topology]] = {}
@@ -118,6 +119,7 @@ class Recording:
 
     def _follow(self, engine: Engine) -> None:
         snapshot = engine.snapshot
+        self._owners[engine.name] = engine.domain
         self._tell("engine", engine.name, "", engine.state)
         self._tell("error", engine.name, "", engine.problem or "")
         seen_s = self._seen.setdefault(engine.name, math.nan)
@@ -159,7 +161,7 @@ class Recording:
         """From now on other operators run than before."""
         line.epoch = self._epochs[name] = self._epochs.get(name, self._left) + 1
         self._topologies[name] = topology, line
-        self.recorder.put(line)
+        self._put(line)
         self._forget(name, {*topology.queries, ""})
 
     def _let_go(self, name: str) -> None:
@@ -168,6 +170,7 @@ class Recording:
         self._left = max(self._left, self._epochs.pop(name, 0))
         self._topologies.pop(name, None)
         self._failed.pop(name, None)
+        self._owners.pop(name, None)
         self._seen.pop(name)
 
     def _forget(self, name: str, stay: Collection[str]) -> None:
@@ -204,7 +207,7 @@ class Recording:
             return
         self._add_effects(name, record)
         self._add_targets(name, record)
-        self.recorder.put(record)
+        self._put(record)
         topology = self._topologies[name][0]
         number = {query: place for place, query in enumerate(topology.queries)}
         group = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
@@ -266,12 +269,15 @@ class Recording:
                 policies[query] = (name, "" if name == NOBODY else rule.backend_of(engine.domain))
         return tuple(p for p, _ in policies.values()), tuple(b for _, b in policies.values())
 
+    def _put(self, line: records.Topology | records.Record | records.Event) -> None:
+        self.recorder.put(line, self._owners.get(line.engine, ""))
+
     def _tell(self, what: str, engine: str, about: str, value: str) -> None:
         """An event, if it says something new."""
         if self._told.get((what, engine, about), "") == value:
             return
         self._told[what, engine, about] = value
-        self.recorder.put(
+        self._put(
             records.Event(
                 node=self.recorder.node,
                 t=round(time.time() * 1e3),

@@ -1,7 +1,8 @@
 """Writes lines in a thread of its own, so that no disk ever keeps the control loop waiting.
 
 What cannot be written is kept for a while and tried again; if even that is too much, the oldest
-goes, and its number with it: the gap shows, and an event tells how many were lost.
+goes, and its number with it: the gap shows, and an event tells how many were lost. So it is with
+what a user's engines say beyond an hour's share: else they could push out the history of others.
 """
 
 import logging
@@ -10,8 +11,10 @@ import platform
 import queue
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +29,8 @@ __all__ = ["Recorder", "kind_here", "kind_of_machine", "machine"]
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 256  # lines: at 5 s and one engine 20 minutes of a full disk
+SHARE_HOURS = 24  # in which a user's engines alone could fill all that is kept, at the soonest
+PACKED = 16  # times smaller than it is a line counts at most
 LOOK_S = 30.0  # how often the age of the open file is looked at while nothing comes
 
 
@@ -52,6 +57,15 @@ def kind_of_machine(name: str, cpus: int) -> str:
 def kind_here() -> str:
     """The kind of this machine, with its CPUs."""
     return kind_of_machine(machine(), os.cpu_count() or 0)
+
+
+@dataclass
+class _Share:
+    """What an owner's engines may still have written. at_s: Unix time when that was."""
+
+    left: float
+    at_s: float
+    told: bool = False  # that it is used up
 
 
 class Recorder:
@@ -84,7 +98,11 @@ class Recorder:
         self._unsaid = 0  # lost lines that no event has told of
         self._missed = 0  # lines that `put` threw away; written by its thread alone
         self._counted = 0  # of those
-        self._queue: queue.SimpleQueue[records.Line | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[records.Line, str] | None] = queue.SimpleQueue()
+        self._hourly = limit_bytes / SHARE_HOURS
+        self._shares: dict[str, _Share] = {}  # by owner
+        self._owners: dict[str, str] = {}  # by engine, of those whose topology is known
+        self._owed: dict[str, records.Topology] = {}  # lines that go before the engine's next one
         self._seq = self._run = 0
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
@@ -96,12 +114,15 @@ class Recorder:
             return f"cannot record into {self._store.folder}: the disk does not answer"
         return self._problem
 
-    def put(self, line: records.Line) -> None:
-        """Have it written, soon. Throws it away if the writer is far behind."""
+    def put(self, line: records.Line, owner: str = "") -> None:
+        """Have it written, soon. Throws it away if the writer is far behind.
+
+        owner: who has a share of his own; "": nobody, all that is put is written.
+        """
         if self._queue.qsize() >= MOST_WAITING:
             self._missed += 1
             return
-        self._queue.put(line)
+        self._queue.put((line, owner))
 
     def close(self, patience_s: float = 5.0) -> None:
         """Write what waits and close the file; a disk that hangs is not waited for."""
@@ -115,27 +136,67 @@ class Recorder:
             self._seq = self._run = max(self._store.recover() + 1, round(self._clock() * 1e3))
             while True:
                 try:
-                    line = self._queue.get(timeout=LOOK_S)
+                    put = self._queue.get(timeout=LOOK_S)
                 except queue.Empty:
                     self._rotate()
                     continue
-                if line is None:
+                if put is None:
                     break
-                self._take(line)
+                self._take(*put)
             self._flush()
             self._store.close()
         except Exception as error:  # a fault here must not look like a controller that records
             self._problem = f"recording has ended: {type(error).__name__}: {error}"
             log.exception("recording has ended")
 
-    def _take(self, line: records.Line) -> None:
+    def _take(self, line: records.Line, owner: str = "") -> None:
         missed = self._missed
         self._lose(missed - self._counted)
         self._counted = missed
-        self._waiting.append(line)
-        self._flush()
-        if len(self._waiting) > MOST_WAITING:
-            self._drop()
+        for each in self._affordable(line, owner):
+            self._waiting.append(each)
+            self._flush()
+            if len(self._waiting) > MOST_WAITING:
+                self._drop()
+
+    def _affordable(self, line: records.Line, owner: str) -> list[records.Line]:
+        """The line, after its topology's if that is owed; nothing beyond the owner's share."""
+        if not owner or isinstance(line, records.Start):
+            return [line]
+        engine, owed = line.engine, self._owed.pop(line.engine, None)
+        self._owners[engine] = owner
+        gone = isinstance(line, records.Event) and line.value == "gone"
+        lines: list[records.Line] = [line]
+        if isinstance(line, records.Topology):
+            owed = line
+        elif gone:
+            del self._owners[engine]
+        elif owed is not None:
+            lines = [owed, line]
+        if all(self._pays(owner, each) for each in lines):
+            return lines
+        if gone:
+            self._topologies.pop(engine, None)
+        elif owed is not None:
+            self._owed[engine] = owed
+        self._lose(1)
+        return []
+
+    def _pays(self, owner: str, line: records.Line) -> bool:
+        """Whether the owner's share suffices for the line; it is smaller then."""
+        data, now_s = records.encode(line), self._clock()
+        share = self._shares.setdefault(owner, _Share(self._hourly, now_s))
+        hours = max(0.0, now_s - share.at_s) / 3600
+        share.left = min(self._hourly, share.left + hours * self._hourly)
+        share.at_s = now_s
+        cost = max(len(zlib.compress(data, 1)), len(data) / PACKED)
+        pays = cost <= share.left
+        if pays:
+            share.left -= cost
+        elif not share.told:
+            log.warning("lines of %s's engines are left out: beyond their share of an hour", owner)
+        share.told = not pays
+        return pays
 
     def _flush(self) -> None:
         """Write all that waits, or as much as can be."""
@@ -179,13 +240,17 @@ class Recorder:
             cpus=os.cpu_count() or 0,
             machine=self._machine,
         )
-        again = self._waiting[0].engine if isinstance(self._waiting[0], records.Topology) else None
+        first = self._waiting[0]
+        mine = "" if isinstance(first, records.Start) else first.engine
+        again = mine if isinstance(first, records.Topology) else None
         # What it says holds now: a reader goes by the time of a line, not by that of the first one.
-        known = [
-            structs.replace(line, t=now_ms)
-            for engine, line in self._topologies.items()
-            if engine != again
-        ]
+        known = []
+        for engine, line in list(self._topologies.items()):
+            owner = self._owners.get(engine, "")
+            if owner and engine != mine and not self._pays(owner, line):
+                self._owed[engine] = self._topologies.pop(engine)
+            elif engine != again:
+                known.append(structs.replace(line, t=now_ms))
         return [start, *known]
 
     def _told(self) -> list[records.Line]:

@@ -40,10 +40,16 @@ class Recorded:
         self.recorder = Recorder(folder, "n", limit_bytes=1 << 20, rotate_s=rotate_s)
         self.recording = Recording(self.controller, self.recorder, period_s)
         self.put: list[records.Line] = []
+        self.owners: list[str] = []  # of those lines
+        self.domain = ""  # of all engines
         self._time_s = 0.0
 
     def only_put(self, monkeypatch: pytest.MonkeyPatch) -> "Recorded":
-        monkeypatch.setattr(self.recorder, "put", self.put.append)
+        def put(line: records.Line, owner: str = "") -> None:
+            self.put.append(line)
+            self.owners.append(owner)
+
+        monkeypatch.setattr(self.recorder, "put", put)
         return self
 
     def passes(self, *topologies: Topology) -> None:
@@ -58,7 +64,7 @@ class Recorded:
                 state="ok",
                 problem=None,
                 refused={},
-                domain="",
+                domain=self.domain,
                 target=SimpleNamespace(pid=None),
                 snapshot=Snapshot(topology, self._time_s, columns),
             )
@@ -265,3 +271,17 @@ def test_tuples_of_a_query_that_comes_back_count_once(
         recorded.passes(topology)
     told = [(record.told, record.met) for record in recorded.records_of() if record.told]
     assert told == [([100, 10], [50, 5]), ([0], [0]), ([30, 0], [15, 0]), ([20, 0], [10, 0])]
+
+
+def test_what_an_engine_says_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(tmp_path).only_put(monkeypatch)
+    recorded.domain = "1000"
+    for topologies in ([of("fake:a", {"q": 2})], [of("fake:a", {"q": 3})], []):
+        recorded.passes(*topologies)
+        recorded.passes(*topologies)
+    of_engine = [
+        owner
+        for line, owner in zip(recorded.put, recorded.owners, strict=True)
+        if not isinstance(line, records.Start) and line.engine
+    ]
+    assert len(of_engine) >= 6 and set(of_engine) == {"1000"}

@@ -258,6 +258,40 @@ def test_a_topology_is_repeated_in_each_file(tmp_path: Path) -> None:
     assert found[1:] == [(1_011_000, 1_011_000), (1_022_000, 1_022_000)]  # it holds as of there
 
 
+def test_a_user_pushes_nobody_out_of_the_history(tmp_path: Path) -> None:
+    now = [1000.0]
+    writer = Recorder(tmp_path, "n", limit_bytes=64 << 10, rotate_s=1e9, clock=lambda: now[0])
+
+    def told(epoch: int) -> records.Topology:
+        line = span.described(plan({"q": [os.urandom(200).hex() for _ in range(2)]}), "n", 0, epoch)
+        line.engine = "flink:theirs"
+        return line
+
+    def said(value: str) -> records.Event:
+        return records.Event(node="n", t=1, what="error", engine="flink:theirs", value=value)
+
+    writer.put(event("root's"))
+    for epoch in range(1, 601):
+        writer.put(told(epoch), "1000")
+        wait_until(lambda: writer._queue.qsize() < 100, SOON_S)
+    writer.put(said("beyond the share"), "1000")
+    writer.put(event("root's, too"))
+    wait_until(lambda: writer._queue.empty(), SOON_S)
+    lost = writer.lost
+    now[0] += 3600
+    writer.put(said("an hour later"), "1000")
+    writer.close()
+    lines = read_all(tmp_path)
+    values = [line.value for line in lines if isinstance(line, records.Event) and line.value]
+    assert values == ["root's", "root's, too", "an hour later"]
+    counted = [line.count for line in lines if isinstance(line, records.Event) and line.count]
+    assert sum(counted) == lost > 500
+    # What it ran by then, although that came at a bad time
+    [*_, topology, last] = lines
+    assert isinstance(topology, records.Topology) and isinstance(last, records.Event)
+    assert topology.epoch == 600
+
+
 def test_a_file_is_not_younger_than_nothing(tmp_path: Path) -> None:
     """Opened at .6 ms, it is not closed at the next line as one whose clock was set back."""
     writer = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=10.0, clock=lambda: 1000.0006)
