@@ -25,7 +25,8 @@ __all__ = ["Change", "Done", "Step", "changed", "cost_s", "is_worse", "refusal",
 
 LIKE = 5  # restarts that the next one is judged by, the newest
 UNKNOWN_S = 60.0  # what a restart is taken to cost before one was seen
-GAIN = 1.1  # that a change by itself has to bring at least
+GAIN = 1.05  # that a change by itself has to bring at least: figures are not more exact
+FULL = 0.8  # of what fewer replicas could do at most: a little more would ask for the old number
 WORSE = 0.9  # of what the query took in before, or less
 OTHER = 1.5  # times the tuples of the last try are another demand
 FAILED = {
@@ -138,7 +139,10 @@ def changed(
             if told is not None:
                 to = told.get(logical, replicas)
             else:
-                to = min(_enough(needed * enough, replicas), limit, most or limit)
+                to = _enough(needed * enough, replicas)
+                if to < replicas:
+                    to = min(_enough(needed * enough / FULL, replicas), replicas)
+                to = min(to, limit, most or limit)
                 if wanted.source_held[stage]:
                     to = min(to, LEAP * replicas)
         if to != replicas:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from fakes import QUICK, FakeEngine
 from shares import of, replicated
@@ -72,6 +73,22 @@ def test_no_more_than_the_cpus_can_feed() -> None:
     change = changed(three(), "e", "q", 1.0, LIMITS)  # 2.6 CPUs for all of it
     assert change.steps == ()
     assert change.held < 0.5
+
+
+@pytest.mark.parametrize("needed", np.arange(0.5, 1.3, 0.02).tolist())
+def test_fewer_replicas_are_not_filled_by_what_one_more_would_be_refused_for(needed: float) -> None:
+    """With .94 of a replica to do two became one, and with 1.06 one stayed alone."""
+    run = [0.1, needed / 2, needed / 2, 0.1]
+    two = of(replicated(1, 2, 1), [200, 100, 100, 200], [200, 100, 100, 200], run)
+    fewer = changed(two, "e", "q", 8.0, {**LIMITS, ("b",): (2, 9)})
+    assert [s.to for s in fewer.steps] == ([1] if needed < 0.85 else [])
+    done = 200 / needed  # by one, which always runs
+    share = [0.1, 1.0, 0.1]
+    one = of(replicated(1, 1, 1), [200, done, done], [200, done, done], share)
+    more = changed(one, "e", "q", 8.0, LIMITS)
+    if needed > 1.06:
+        assert more.replicas == {("b",): 2}
+        assert refusal(more, 1.0, 600) is None
 
 
 def test_what_a_held_source_wants_is_only_a_bound() -> None:
@@ -164,7 +181,7 @@ def change_of(now: int, to: int, held: float, holds: float, source_held: bool = 
 def test_nothing_is_done_that_does_not_pay() -> None:
     assert refusal(change_of(1, 3, 0.4, 1.0), 5.0, 600) is None
     assert "pay after" in (refusal(change_of(1, 3, 0.8, 0.9), 100.0, 600) or "")
-    assert "bring 5%" in (refusal(change_of(1, 2, 0.95, 1.0), 1.0, 600) or "")
+    assert "bring 3%" in (refusal(change_of(1, 2, 0.97, 1.0), 1.0, 600) or "")
     assert refusal(change_of(8, 1, 1.0, 1.0), 5.0, 600) is None
     assert "costs 100 s" in (refusal(change_of(8, 1, 1.0, 1.0), 100.0, 600) or "")
     assert "held" in (refusal(change_of(8, 1, 1.0, 1.0, source_held=True), 1.0, 600) or "")
