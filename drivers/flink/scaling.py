@@ -15,10 +15,11 @@ from sched_ctl.drivers.flink import local
 from sched_ctl.drivers.flink.plan import Job, Jobs, Vertex, VertexDetail, plan, query_names
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import PAGE_LIMIT, Endpoint
+from sched_ctl.kernel.crowd import slowness
 
 __all__ = ["FlinkScaler", "connect"]
 
-ASK_S = 10.0  # that one answer may take
+ASK_S = 10.0  # that all answers to one call may take
 LOOK_S = 0.1
 MOST = 1 << 15  # where Flink tells no maximum: its own largest one
 SAID = 200  # characters of Flink's own words in a message
@@ -90,15 +91,15 @@ class FlinkScaler:
     def __init__(self, target: Target, rest: Endpoint) -> None:
         self.target = target
         self._rest = rest
+        self._end_s = 0.0  # CLOCK_MONOTONIC
 
     def current(self, query: str) -> Mapping[tuple[str, ...], tuple[int, int]]:
         """As asked for. The most: what the job was compiled for, and the slots that there are."""
+        self._begin()
         job = self._job(query)
         wishes = self._wishes(job)
-        overview: _Overview = self._rest.json("/overview", ASK_S, _Overview)
-        sizes: dict[str, _Sizes] = {
-            jid: self._rest.json(f"/jobs/{jid}", ASK_S, _Sizes) for jid in self._live()
-        }
+        overview: _Overview = self._json("/overview", _Overview)
+        sizes: dict[str, _Sizes] = {jid: self._json(f"/jobs/{jid}", _Sizes) for jid in self._live()}
         mine = sizes.get(job.jid) or _Sizes([])
         # Not what Flink calls available: a job keeps for a minute what it needs no more
         free = overview.slots_total - sum(sum(size.slots.values()) for size in sizes.values())
@@ -117,9 +118,10 @@ class FlinkScaler:
 
     def secure(self, query: str, timeout_s: float) -> None:
         """Take a checkpoint, and wait until it is complete."""
+        self._begin()
         job = self._job(query)
         path = f"/jobs/{job.jid}/checkpoints"
-        status, body = self._rest.send("POST", path, {"checkpointType": "FULL"}, ASK_S, PAGE_LIMIT)
+        status, body = self._send("POST", path, {"checkpointType": "FULL"})
         if status != 202:
             raise EngineError(
                 f"{query}: no checkpoint can be taken ({_said(status, body)}), so a restart would "
@@ -129,7 +131,8 @@ class FlinkScaler:
         request = _decoded(body, _Trigger).request_id
         end_s = time.monotonic() + timeout_s
         while True:
-            state: _Checkpoint = self._rest.json(f"{path}/{request}", ASK_S, _Checkpoint)
+            self._begin()
+            state: _Checkpoint = self._json(f"{path}/{request}", _Checkpoint)
             if state.status.id == "COMPLETED":
                 break
             if time.monotonic() >= end_s:
@@ -146,6 +149,7 @@ class FlinkScaler:
             )
 
     def rescale(self, query: str, replicas: Mapping[tuple[str, ...], int]) -> None:
+        self._begin()
         job = self._job(query)
         wishes = self._wishes(job)
         vertices = _vertices(job)
@@ -156,19 +160,32 @@ class FlinkScaler:
             # The least stays one: with fewer slots it runs slower, but it runs
             wishes[vertex.id] = _Wish(_Bounds(1, count))
         path = f"/jobs/{job.jid}/resource-requirements"
-        status, body = self._rest.send("PUT", path, _bounds(wishes), ASK_S, PAGE_LIMIT)
+        status, body = self._send("PUT", path, _bounds(wishes))
         if status not in (200, 202):
             raise EngineError(f"{query}: Flink refuses: {_said(status, body)}", _hint(status))
 
     def close(self) -> None:
         self._rest.close()
 
+    def _begin(self) -> None:
+        """A call: however many jobs there are, its answers take no longer together."""
+        self._end_s = time.monotonic() + ASK_S * slowness()
+
+    def _left_s(self) -> float:
+        return max(0.0, self._end_s - time.monotonic())
+
+    def _json(self, path: str, kind: Any) -> Any:
+        return self._rest.json(path, self._left_s(), kind)
+
+    def _send(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+        return self._rest.send(method, path, body, self._left_s(), PAGE_LIMIT)
+
     def _live(self) -> list[str]:
-        jobs: Jobs = self._rest.json("/jobs/overview", ASK_S, Jobs)
+        jobs: Jobs = self._json("/jobs/overview", Jobs)
         return [j.jid for j in jobs.jobs if j.state in ("RUNNING", "RESTARTING", "FAILING")]
 
     def _job(self, query: str) -> Job:
-        live: list[Job] = [self._rest.json(f"/jobs/{j}", ASK_S, Job) for j in self._live()]
+        live: list[Job] = [self._json(f"/jobs/{j}", Job) for j in self._live()]
         names = query_names(live)
         for job in live:
             if names[job.jid] == query:
@@ -178,7 +195,7 @@ class FlinkScaler:
     def _wishes(self, job: Job) -> dict[str, _Wish]:
         """By vertex. Raises EngineError where they cannot be changed, and why."""
         path = f"/jobs/{job.jid}/resource-requirements"
-        status, body = self._rest.send("GET", path, None, ASK_S, PAGE_LIMIT)
+        status, body = self._send("GET", path, None)
         if status == 200:
             wishes: dict[str, _Wish] = _decoded(body, dict[str, _Wish])
             return wishes

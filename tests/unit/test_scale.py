@@ -340,6 +340,28 @@ def test_flink_is_asked_for_all_vertices_at_once() -> None:
     assert {v: one["parallelism"]["upperBound"] for v, one in asked.items()} == {"v0": 1, "v1": 3}
 
 
+def test_jobs_without_end_are_not_waited_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that answers late had ten seconds of its own."""
+    now_s, asked = [0.0], []
+    jobs = [{"jid": f"j{n}", "name": "q", "state": "RUNNING"} for n in range(100)]
+
+    class Late:
+        def json(self, path: str, timeout_s: float, kind: Any) -> Any:
+            asked.append(path)
+            if timeout_s <= 9.0:
+                raise EngineError("it did not answer in time")
+            now_s[0] += 9.0
+            told = {"jobs": jobs} if path == "/jobs/overview" else {**JOB, "jid": path[6:]}
+            return msgspec.convert(told, kind)
+
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("sched_ctl.drivers.flink.scaling.slowness", lambda: 1.0)
+    scaler = FlinkScaler(TARGET, Late())  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="in time"):
+        scaler.current("q")
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
