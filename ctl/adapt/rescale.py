@@ -19,9 +19,19 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from sched_ctl.adapt.parallelism import LEAP, Wanted, whole
+from sched_ctl.adapt.parallelism import LEAP, MOST_REPLICAS, Wanted, whole
 
-__all__ = ["Change", "Done", "Step", "changed", "cost_s", "is_worse", "refusal", "tried"]
+__all__ = [
+    "Change",
+    "Done",
+    "Step",
+    "boundless",
+    "changed",
+    "cost_s",
+    "is_worse",
+    "refusal",
+    "tried",
+]
 
 LIKE = 5  # restarts that the next one is judged by, the newest
 UNKNOWN_S = 60.0  # what a restart is taken to cost before one was seen
@@ -154,6 +164,16 @@ def changed(
     return Change(
         engine, query, tuple(steps), now, then, source_held, cpus, needed_cpus, tuple(unseen)
     )
+
+
+def boundless(wanted: Wanted, query: str) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Limits of a query's operators by what is told here, before its engine was asked."""
+    parts = wanted.stages
+    return {
+        parts.logical[stage]: (int(parts.replicas[stage]), MOST_REPLICAS)
+        for stage, name in enumerate(parts.queries)
+        if name == query
+    }
 
 
 def _enough(needed: float, replicas: int) -> int:

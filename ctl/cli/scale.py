@@ -186,7 +186,7 @@ def _plan(
 ) -> "Row":
     """The change of one query, and why it cannot be made, in words."""
     from sched_ctl.adapt import parallelism
-    from sched_ctl.adapt.rescale import changed
+    from sched_ctl.adapt.rescale import boundless, changed
     from sched_ctl.drivers import EngineError
     from sched_ctl.kernel.cpus import cpus_of
     from sched_ctl.service import scaling
@@ -194,9 +194,7 @@ def _plan(
     wanted = parallelism.wanted(one.window, one.assessment)
     parts, topology = wanted.stages, one.window.now.topology
     mine = [at for at, query in enumerate(parts.queries) if query == name]
-    limits = {
-        parts.logical[at]: (int(parts.replicas[at]), parallelism.MOST_REPLICAS) for at in mine
-    }
+    limits = boundless(wanted, name)
     problem, loses = None, ""
     try:
         scaler = scaling.scaler_of(one.engine.target, kinds[one.engine.target.kind])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sched_ctl.adapt import parallelism
-from sched_ctl.adapt.rescale import Change, Done, changed, cost_s, refusal, tried
+from sched_ctl.adapt.rescale import Change, Done, boundless, changed, cost_s, refusal, tried
 from sched_ctl.config.settings import Elastic
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
@@ -50,35 +50,44 @@ class _Seen:
     since_s: float = float("-inf")  # CLOCK_MONOTONIC of its last change
 
 
+@dataclass
+class _State:
+    """What lasts from one round to the next. hands, rounds: by the engines' owner."""
+
+    controller: Controller
+    kinds: Mapping[str, DriverKind]
+    memory: Memory
+    seen: dict[Key, _Seen] = field(default_factory=dict)
+    # Not threads that the end of the loop waits for: a change takes its time
+    hands: dict[str, Worker[Any]] = field(default_factory=dict)
+    rounds: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    changed_s: float = float("-inf")  # CLOCK_MONOTONIC of the last change of whatever query
+
+
 async def mind(controller: Controller, kinds: Mapping[str, DriverKind]) -> None:
     """Until it is cancelled. What is done, or why not, is in `controller.replicas`."""
-    memory = scaling.memory_of(Path(controller.settings.run_dir))
-    seen: dict[Key, _Seen] = {}
-    # Not a thread that the end of the loop waits for: a change takes its time
-    hand: Worker[Any] | None = None
+    state = _State(controller, kinds, scaling.memory_of(Path(controller.settings.run_dir)))
     try:
         while True:
             await asyncio.sleep(EVERY_S)
             if not controller.settings.elastic:
                 controller.replicas.clear()
                 continue
-            hand = hand or Worker("replicas")
             try:
-                await _round(controller, kinds, memory, hand, seen)
+                await _round(state)
             except Exception:  # the order of the threads goes on
                 log.exception("replicas")
     finally:
-        if hand is not None:
+        for task in state.rounds.values():
+            task.cancel()
+        for hand in state.hands.values():
             hand.stop()
 
 
-async def _round(
-    controller: Controller,
-    kinds: Mapping[str, DriverKind],
-    memory: Memory,
-    hand: "Worker[Any]",
-    seen: dict[Key, _Seen],
-) -> None:
+async def _round(state: _State) -> None:
+    """Look at all queries, each owner's beside the others': one's engine may never answer."""
+    controller, seen = state.controller, state.seen
     found = await bottlenecks.look(controller, every_s=EVERY_S)
     chosen = {
         (one.engine.name, query): (one, section)
@@ -88,19 +97,41 @@ async def _round(
     }
     _forget(seen, seen.keys() - chosen.keys(), controller)
     controller.replicas = {k: w for k, w in controller.replicas.items() if k in chosen}
+    owners = {one.engine.domain for one, _ in chosen.values()}
+    for owner in {owner for owner, task in state.rounds.items() if task.done()} - owners:
+        del state.rounds[owner]
+        state.hands.pop(owner).stop()
+    for owner in sorted(owners):  # root's first
+        if owner not in state.rounds or state.rounds[owner].done():
+            mine = {key: it for key, it in chosen.items() if it[0].engine.domain == owner}
+            if owner not in state.hands:
+                state.hands[owner] = Worker("replicas")
+            state.rounds[owner] = asyncio.create_task(_of_owner(state, owner, mine))
+
+
+async def _of_owner(state: _State, owner: str, chosen: Mapping[Key, tuple[Found, Elastic]]) -> None:
+    """Never raises. Ends at a change: what was read before it tells nothing of other queries."""
+    hand, began_s = state.hands[owner], time.monotonic()
     for key, (one, section) in chosen.items():
-        mine = seen.setdefault(key, _Seen())
+        mine = state.seen.setdefault(key, _Seen())
         if time.monotonic() - mine.since_s < section.pause:
             continue
         try:
-            words = await _one(one, key[1], section, kinds, memory, hand, mine)
+            words = await _one(state, one, key[1], section, hand, mine)
         except UserError as error:
             words = error.message
             mine.changes.clear()
             mine.since_s = time.monotonic()  # not again at once
-        if controller.replicas.get(key) != words:
-            controller.replicas[key] = words
+        except Exception:  # of one query
+            log.exception("replicas")
+            mine.since_s = time.monotonic()
+            continue
+        replicas = state.controller.replicas
+        if replicas.get(key) != words:
+            replicas[key] = words
             log.info("%s %s: replicas: %s", *key, words)
+        if state.changed_s > began_s:
+            return
 
 
 def _forget(seen: dict[Key, _Seen], missing: set[Key], controller: Controller) -> None:
@@ -124,44 +155,51 @@ def section_of(sections: tuple[Elastic, ...], engine: str, query: str) -> Elasti
 
 
 async def _one(
+    state: _State,
     one: Found,
     query: str,
     section: Elastic,
-    kinds: Mapping[str, DriverKind],
-    memory: Memory,
     hand: "Worker[Any]",
     seen: _Seen,
 ) -> str:
     """Look at one query, and do what is to be done. Words for it. Raises UserError."""
     target, engine = one.engine.target, one.engine.name
-    kind = kinds[target.kind]
-    limits = await hand.call(lambda: _limits(target, kind, query))
+    kind = state.kinds[target.kind]
     wanted = parallelism.wanted(one.window, one.assessment)
     cpus = cpus_of(one.window.now.topology.pids)
+    limits: Limits = boundless(wanted, query)
     change = changed(wanted, engine, query, cpus, limits, most=section.replicas)
+    if change.steps:  # only then does its engine have to answer
+        limits = await hand.call(lambda: _limits(target, kind, query))
+        change = changed(wanted, engine, query, cpus, limits, most=section.replicas)
     seen.changes = [*seen.changes, change][-AGREE:]
     sure = agreed(seen.changes)
     if sure is None:
         if not change.steps:
             return change.unchanged
         return f"may need {scaling.in_words(change.replicas)}"
-    before, rate = memory.read(), _taken(one, query)
+    before, rate = state.memory.read(), _taken(one, query)
     why = refusal(sure, cost_s(before, engine, query), section.within)
     why = why or tried(before, sure, rate, section.pause, time.time())
     if why is not None:
         return why
+    if state.changing.locked():
+        return f"needs {scaling.in_words(sure.replicas)}, when no other query is being changed"
     seen.changes.clear()
-    done = await hand.call(
-        lambda: scaling.carried_out(
-            target,
-            kind,
-            sure,
-            memory,
-            patience_s=PATIENCE_S,
-            say=lambda line: log.info("%s %s: %s", engine, query, line),
-        )
-    )
-    seen.since_s = time.monotonic()
+    async with state.changing:
+        try:
+            done = await hand.call(
+                lambda: scaling.carried_out(
+                    target,
+                    kind,
+                    sure,
+                    state.memory,
+                    patience_s=PATIENCE_S,
+                    say=lambda line: log.info("%s %s: %s", engine, query, line),
+                )
+            )
+        finally:
+            seen.since_s = state.changed_s = time.monotonic()
     return _told(sure, done)
 
 

@@ -27,6 +27,7 @@ from sched_ctl.adapt.rescale import (
     Change,
     Done,
     Step,
+    boundless,
     changed,
     cost_s,
     is_worse,
@@ -598,7 +599,7 @@ def test_what_failed_is_not_done_by_itself_again_at_once(
     engine, memory = Restarting({1: 100, 3: 300}), Memory(tmp_path / "rescaled")
     asks = Change("fake:x", "q", (Step(("b",), "b", 1, 3, 1, 1),), 0.4, 1.0, False, 2.0, 1.0)
     monkeypatch.setattr(elastic, "changed", lambda *_, **__: asks)
-    monkeypatch.setattr("sched_ctl.adapt.parallelism.wanted", lambda *_: None)
+    monkeypatch.setattr("sched_ctl.adapt.parallelism.wanted", lambda *_: three())
     monkeypatch.setattr(elastic, "cpus_of", lambda _: 2.0)
     window = SimpleNamespace(
         now=SimpleNamespace(topology=replicated(1, 1, 1)), rate=lambda _: array(100, 100, 100)
@@ -606,14 +607,14 @@ def test_what_failed_is_not_done_by_itself_again_at_once(
     one: Any = SimpleNamespace(engine=engine, window=window, assessment=None)
     kinds = {"fake": DriverKind("fake", list, lambda _: engine, scaler=lambda _: engine)}
     monkeypatch.setattr(Restarting, "name", "fake:x", raising=False)
-    section, seen = Elastic(pause=10), elastic._Seen()
+    section, seen, controller = Elastic(pause=10), elastic._Seen(), Controller(QUICK, {}, None)
     done = msgspec.structs.replace(failed(time.time() - 15, outcome), engine="fake:x")
     memory.note(done)
 
     async def looks(hand: Worker[Any]) -> list[str]:
+        state = elastic._State(controller, kinds, memory)
         return [
-            await elastic._one(one, "q", section, kinds, memory, hand, seen)
-            for _ in range(elastic.AGREE)
+            await elastic._one(state, one, "q", section, hand, seen) for _ in range(elastic.AGREE)
         ]
 
     hand: Worker[Any] = Worker("replicas")
@@ -626,6 +627,92 @@ def test_what_failed_is_not_done_by_itself_again_at_once(
     hand.stop()
 
 
+class Owned:
+    """Engines of which each has a query that needs more replicas, and whose scaler a test makes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        settings = msgspec.structs.replace(QUICK, elastic=(Elastic(),))
+        self.controller = Controller(settings, {}, None)
+        self.scalers: dict[str, Any] = {}
+        self.found: list[Any] = []
+        self.state = elastic._State(self.controller, {}, Memory(folder / "rescaled"))
+        monkeypatch.setattr(elastic, "AGREE", 1)
+        monkeypatch.setattr(elastic, "_taken", lambda *_: 100.0)
+        monkeypatch.setattr(elastic, "cpus_of", lambda _: 8.0)
+        monkeypatch.setattr("sched_ctl.adapt.parallelism.wanted", lambda *_: three())
+
+        async def look(*_: object, **__: object) -> list[Any]:
+            return self.found
+
+        monkeypatch.setattr("sched_ctl.service.bottlenecks.look", look)
+
+    def add(self, name: str, owner: str, scaler: Any, queries: tuple[str, ...] = ("q",)) -> None:
+        topology = SimpleNamespace(queries=queries, pids=())
+        target, kind = Target(name, "x"), DriverKind(name, list, lambda _: scaler)
+        self.state.kinds = {**self.state.kinds, name: replace(kind, scaler=lambda _: scaler)}
+        self.found.append(
+            SimpleNamespace(
+                engine=SimpleNamespace(name=f"{name}:x", domain=owner, target=target),
+                window=SimpleNamespace(now=SimpleNamespace(topology=topology)),
+                assessment=None,
+            )
+        )
+
+
+def test_who_never_answers_keeps_no_other_owner_waiting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owned, forever = Owned(monkeypatch, tmp_path), threading.Event()
+    hung = SimpleNamespace(current=lambda _: forever.wait(600), close=lambda: None)
+    limits = SimpleNamespace(current=lambda _: {("b",): (1, 1)}, close=lambda: None)
+    owned.add("theirs", "1000", hung)
+    owned.add("ours", "", limits)
+
+    async def rounds() -> None:
+        for _ in range(2):
+            await elastic._round(owned.state)
+            await owned.state.rounds[""]
+        assert not owned.state.rounds["1000"].done()
+        forever.set()
+        await owned.state.rounds["1000"]
+
+    asyncio.run(asyncio.wait_for(rounds(), 60))
+    assert owned.controller.replicas["ours:x", "q"] == "as many replicas as it needs"
+
+
+def test_after_a_change_other_queries_are_looked_at_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owned, made = Owned(monkeypatch, tmp_path), []
+    limits = SimpleNamespace(current=lambda _: {("b",): (1, 9)}, close=lambda: None)
+    owned.add("ours", "", limits, ("q", "q2"))
+    named, bounds = changed, boundless
+    monkeypatch.setattr(elastic, "boundless", lambda wanted, _: bounds(wanted, "q"))
+    monkeypatch.setattr(
+        elastic,
+        "changed",
+        lambda wanted, engine, query, *rest, **of: replace(
+            named(wanted, engine, "q", *rest, **of), query=query
+        ),
+    )
+
+    def carried_out(_: object, __: object, change: Change, *___: object, **____: object) -> Done:
+        made.append(change.query)
+        return msgspec.structs.replace(failed(time.time(), "kept"), query=change.query)
+
+    monkeypatch.setattr(scaling, "carried_out", carried_out)
+
+    async def rounds() -> list[list[str]]:
+        told = []
+        for _ in range(3):
+            await elastic._round(owned.state)
+            await owned.state.rounds[""]
+            told.append(list(made))
+        return told
+
+    assert asyncio.run(rounds()) == [["q"], ["q", "q2"], ["q", "q2"]]
+
+
 def test_who_looks_for_ever_leaves_limits_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sched_ctl.service.bottlenecks.PATIENCE_S", 0.0)
 
@@ -633,7 +720,7 @@ def test_who_looks_for_ever_leaves_limits_in_force(monkeypatch: pytest.MonkeyPat
         controller = Controller(QUICK, FakeEngine.kind(FakeEngine("a")), None)
         await controller.start()
         running = asyncio.create_task(controller.run())
-        await elastic._round(controller, {}, None, None, {})  # type: ignore[arg-type]
+        await elastic._round(elastic._State(controller, {}, Memory(Path("none"))))
         now_s = time.monotonic()
         told = [now_s < controller.pace.watched_until_s, now_s < controller._probe_until_s]
         controller.stop("seen")
