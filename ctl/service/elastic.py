@@ -9,7 +9,7 @@ it is judged, nothing else is.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,10 +111,10 @@ async def _round(state: _State) -> None:
 
 async def _of_owner(state: _State, owner: str, chosen: Mapping[Key, tuple[Found, Elastic]]) -> None:
     """Never raises. Ends at a change: what was read before it tells nothing of other queries."""
-    hand, began_s = state.hands[owner], time.monotonic()
+    hand, began_s, before = state.hands[owner], time.monotonic(), state.memory.read()
     for key, (one, section) in chosen.items():
         mine = state.seen.setdefault(key, _Seen())
-        if time.monotonic() - mine.since_s < section.pause:
+        if time.monotonic() - mine.since_s < section.pause or _is_new(before, key, section.pause):
             continue
         try:
             words = await _one(state, one, key[1], section, hand, mine)
@@ -201,6 +201,14 @@ async def _one(
         finally:
             seen.since_s = state.changed_s = time.monotonic()
     return _told(sure, done)
+
+
+def _is_new(before: Sequence[Done], key: Key, pause_s: float) -> bool:
+    """Whether the query was changed within the pause, by hand or before this controller began."""
+    now_s = time.time()
+    return any(
+        (done.engine, done.query) == key and 0 <= now_s - done.at_s < pause_s for done in before
+    )
 
 
 def _taken(one: Found, query: str) -> float:

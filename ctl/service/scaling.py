@@ -5,12 +5,14 @@ What was is written down before anything is asked of the engine, in the run fold
 """
 
 import asyncio
+import fcntl
 import logging
 import math
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -77,10 +79,35 @@ class Memory:
         if kept and (kept[-1].at_s, kept[-1].engine) == (done.at_s, done.engine):
             kept.pop()
         new = self.path.with_suffix(".new")
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._written():
             new.write_bytes(b"".join(msgspec.json.encode(d) + b"\n" for d in (*kept, done)))
             new.replace(self.path)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For one change at a time: of two at once neither could be judged. Raises UserError."""
+        with self._written():
+            fd = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    "a query is being given other replicas just now; nothing was changed",
+                    "try again when that is judged, in a minute or two",
+                ) from None
+            except OSError:  # not every file system can
+                pass
+            yield
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Make the folder, and tell in words what goes wrong. Raises UserError."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield
         except OSError as error:
             raise UserError(
                 f"what was there before cannot be written down: {self.path}: {error.strerror}; "
@@ -174,6 +201,18 @@ def carried_out(
     patience_s: for the query to keep its state, and for output after the restart, on an idle
     machine. Raises UserError, with what is in force then.
     """
+    with memory.alone():
+        return _carried_out(target, kind, change, memory, patience_s, say)
+
+
+def _carried_out(
+    target: Target,
+    kind: DriverKind,
+    change: Change,
+    memory: Memory,
+    patience_s: float,
+    say: Callable[[str], None],
+) -> Done:
     scaler = scaler_of(target, kind)
     output = None
     try:

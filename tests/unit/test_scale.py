@@ -713,6 +713,38 @@ def test_after_a_change_other_queries_are_looked_at_anew(
     assert asyncio.run(rounds()) == [["q"], ["q", "q2"], ["q", "q2"]]
 
 
+def test_what_was_changed_by_hand_is_paused_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owned = Owned(monkeypatch, tmp_path)
+    limits = SimpleNamespace(current=lambda _: {("b",): (1, 1)}, close=lambda: None)
+    owned.add("ours", "", limits, ("q", "older"))
+    for query, ago_s in (("older", 400.0), ("q", 100.0)):
+        changed_s = time.time() - ago_s
+        owned.state.memory.note(
+            msgspec.structs.replace(failed(changed_s, "kept"), engine="ours:x", query=query)
+        )
+
+    async def rounds() -> None:
+        await elastic._round(owned.state)
+        await owned.state.rounds[""]
+
+    asyncio.run(rounds())
+    assert owned.controller.replicas.keys() == {("ours:x", "older")}
+
+
+def test_two_changes_are_not_made_at_once(tmp_path: Path) -> None:
+    engine = Restarting({1: 100, 3: 300})
+    with (
+        Memory(tmp_path / "rescaled").alone(),
+        pytest.raises(UserError, match="just now; nothing was changed"),
+    ):
+        made(engine, 3, tmp_path)
+    assert engine.asked == [-1]
+    with Memory(tmp_path / "rescaled").alone():
+        pass
+
+
 def test_who_looks_for_ever_leaves_limits_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sched_ctl.service.bottlenecks.PATIENCE_S", 0.0)
 
