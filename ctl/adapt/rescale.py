@@ -233,7 +233,7 @@ def tried(
     again_s = last.at_s + pause_s * 2.0**times
     more = any(step.to > step.now for step in change.steps)
     other = last.before and (rate >= OTHER * last.before if more else OTHER * rate <= last.before)
-    if now_s >= again_s or other:
+    if not last.at_s <= now_s < again_s or other:  # a clock that was set back tells nothing
         return None
     then, again = (time.strftime("%Y-%m-%d %H:%M", time.localtime(s)) for s in (last.at_s, again_s))
     return f"tried {then}, {FAILED[last.outcome]}: not again before {again}"
