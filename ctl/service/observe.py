@@ -7,6 +7,7 @@ It may run beside one that schedules, and answers in a folder of its own. What i
 import asyncio
 import functools
 import logging
+import os
 import platform
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -23,6 +24,7 @@ from sched_ctl.kernel.notify import notify
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, endpoint, looking, recording
 from sched_ctl.service import socket as control
+from sched_ctl.service.lock import run_folder
 from sched_ctl.service.session import MIND_S, no_engine
 from sched_ctl.telemetry.records import node_name
 from sched_ctl.telemetry.store import is_recorded
@@ -49,13 +51,9 @@ def run(
     settings = _not_recorded_twice(_only_looking(settings), named)
     run_dir = Path(settings.run_dir)
     folder = RunFolder(run_dir).watched
-    try:
-        ours = (folder,) if run_dir.exists() else (folder, run_dir)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make {folder}: {error.strerror}", "give another --run-dir, or run as root"
-        ) from None
+    ours = (folder,) if os.access(run_dir, os.F_OK) else (folder, run_dir)
+    run_folder(run_dir)
+    run_folder(folder)
     if control.answers(folder):
         raise UserError(
             f"somebody looks already, and answers in {folder}",

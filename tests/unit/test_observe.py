@@ -10,6 +10,7 @@ import pytest
 from fakes import QUICK, FakeEngine
 
 from sched_ctl.controller.loop import Controller
+from sched_ctl.errors import UserError
 from sched_ctl.service import observe
 from sched_ctl.service.socket import answers
 from support import wait_until
@@ -70,3 +71,12 @@ def test_it_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
     (run_dir / "somebody's").unlink()
     looking(run_dir, lambda: None)
     assert run_dir.exists() and not list(run_dir.iterdir())
+
+
+def test_it_looks_in_no_folder_that_others_could_exchange(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    run_dir = tmp_path / "open" / "run"
+    with pytest.raises(UserError, match="not safe"):
+        looking(run_dir, lambda: None)
+    assert not run_dir.exists()
