@@ -274,7 +274,6 @@ EXPORT struct sim *sim_new(const struct sim_config *c)
 	struct sim *s = calloc(1, sizeof *s);
 	s->c = *c;
 	s->ops = table(c->operators, sizeof *s->ops);
-	s->stream_tail = calloc((size_t)c->streams + 1, sizeof *s->stream_tail);
 	s->workers = calloc((size_t)c->cpus, sizeof *s->workers);
 	s->cpus = calloc((size_t)c->cpus, sizeof *s->cpus);
 	s->ready = calloc((size_t)c->operators + 1, sizeof *s->ready);
@@ -338,7 +337,6 @@ EXPORT void sim_free(struct sim *s)
 	free(s->timers);
 	free(s->taken);
 	free(s->edge);
-	free(s->stream_tail);
 	free(s->out);
 	free(s->ops);
 	order_free(s->order);

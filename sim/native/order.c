@@ -269,11 +269,10 @@ bool order_ranks_above(const struct order *o, int64_t op, int64_t other)
 	return o->rank_of[o->op[op].group] < o->rank_of[o->op[other].group];
 }
 
-static int64_t fagin(const struct order *o, double now)
+static int64_t fagin(const struct order *o)
 {
 	// Go down the clusters by pseudo-priority and by age in step, until one is seen in both lists.
 	int64_t n = 0, seen = 0, by_slope[256] = { 0 }, by_age[256];
-	(void)now;
 	for (int64_t g = 0; g < o->groups && n < 256; g++)
 		if (o->size[g])
 			by_slope[n++] = g;
@@ -308,7 +307,7 @@ static int64_t fagin(const struct order *o, double now)
 	return visited;
 }
 
-int64_t order_candidates(const struct order *o, enum sim_candidates what, double now)
+int64_t order_candidates(const struct order *o, enum sim_candidates what)
 {
 	int64_t n = 0;
 	switch (what) {
@@ -317,7 +316,7 @@ int64_t order_candidates(const struct order *o, enum sim_candidates what, double
 	case SIM_COUNT_OPERATORS:
 		return o->waiting;
 	case SIM_COUNT_FAGIN:
-		return fagin(o, now);
+		return fagin(o);
 	case SIM_COUNT_GROUPS:
 		for (int64_t g = 0; g < o->groups; g++)
 			n += o->size[g] > 0;

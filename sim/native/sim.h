@@ -189,7 +189,6 @@ struct sim {
 	struct order *order;
 	double now;
 	int64_t arrived; // arrivals so far
-	uint64_t *stream_tail;
 	struct tuple *out; // scratch: outputs of the tuples that are being processed
 	int64_t out_n, out_space;
 	double memory, memory_changed;
@@ -241,7 +240,7 @@ int64_t order_next(struct order *o, double now); // as order_best, and takes the
 bool order_beats(const struct order *o, int64_t op, int64_t other, double origin, double size,
 		 double now); // does `op`, which is in the order, come before `other`, which is not?
 bool order_ranks_above(const struct order *o, int64_t op, int64_t other);
-int64_t order_candidates(const struct order *o, enum sim_candidates what, double now);
+int64_t order_candidates(const struct order *o, enum sim_candidates what);
 
 // fair.c
 void fair_insert(struct sim *s, int64_t op);

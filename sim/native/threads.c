@@ -493,7 +493,6 @@ static void arrive(struct sim *s)
 	int64_t stream = s->c.order[s->arrived++];
 	struct cpu *c = &s->cpus[0];
 	bool interrupts = s->c.source_s > 0 && s->now >= s->source_until;
-	s->stream_tail[stream]++;
 	if (interrupts) {
 		if (c->op >= 0)
 			renew_age(s, c->op);

@@ -186,7 +186,7 @@ static bool decide(struct sim *s, struct worker *w)
 	int64_t op = order_next(s->order, s->now);
 	if (op < 0)
 		return false;
-	int64_t n = order_candidates(s->order, (enum sim_candidates)s->c.candidates, s->now);
+	int64_t n = order_candidates(s->order, (enum sim_candidates)s->c.candidates);
 	double cost = s->c.decision_s + s->c.candidate_s * (double)n;
 	int64_t waiting = (int64_t)length(&s->ops[op]);
 	order_remove(s->order, op);
@@ -246,7 +246,6 @@ bool user_run(struct sim *s, double until)
 			s->now = arrival;
 			int64_t stream = s->c.order[s->arrived++];
 			interrupt(s, (double)(s->c.feed_start[stream + 1] - s->c.feed_start[stream]));
-			s->stream_tail[stream]++;
 			for (int64_t f = s->c.feed_start[stream]; f < s->c.feed_start[stream + 1]; f++) {
 				int64_t op = s->c.feed[f];
 				feed(s, op);
