@@ -26,10 +26,9 @@ def policy(sharing: str = "pdt", heavy: float = HEAVY) -> Policy:
         raise UserError(f"policy bsd: no sharing {sharing!r}{near_miss(sharing, segments.RULES)}")
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
-        with np.errstate(all="ignore"):
-            weight = 1.0 / frame["ideal_time"] ** 2
-        slope = segments.rate(frame, weight, sharing)
-        return form(len(frame), static=slope * 0.0, per_second=slope)
+        with np.errstate(all="ignore"):  # what costs nothing divides by zero
+            slope = segments.rate(frame, 1.0 / frame["ideal_time"] ** 2, sharing)
+            return form(len(frame), static=slope * 0.0, per_second=slope)
 
     made = Policy(
         name="bsd",

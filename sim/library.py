@@ -30,6 +30,7 @@ RESULTS = (
     "departed",
     "response",
     "response_max",
+    "worked",
     "slowdown",
     "slowdown_max",
     "slowdown_squares",

@@ -27,8 +27,8 @@ class Summary:
     """Of some of the tuples that left: those of a query, of a class, or all.
 
     Response times in s, from the arrival in the system to the egress. Slowdown: response time over
-    the CPU time of the way that the tuple took. l2: root of the sum of squared slowdowns (grows
-    with the number of tuples), rms: root of their mean.
+    the CPU time of the way that the tuple took; a tuple that took none has none. l2: root of the
+    sum of squared slowdowns (grows with the number of tuples), rms: root of their mean.
     """
 
     tuples: int
@@ -95,17 +95,17 @@ class Result:
             return float(self.columns[name][mask].max(initial=0.0))
 
         tuples = total("departed")
-        count = tuples or float("nan")
+        count, worked = tuples or float("nan"), total("worked") or float("nan")
         squares = total("slowdown_squares")
         return Summary(
             int(tuples),
             total("throughput") / (self.setting.duration_s - self.setting.warm_s),
             total("response") / count,
             largest("response_max"),
-            total("slowdown") / count,
+            total("slowdown") / worked,
             largest("slowdown_max"),
             float(np.sqrt(squares)),
-            float(np.sqrt(squares / count)),
+            float(np.sqrt(squares / worked)),
         )
 
     def by_query(self) -> dict[str, Summary]:

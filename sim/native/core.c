@@ -246,17 +246,21 @@ void leave(struct sim *s, int64_t op, struct tuple t, double at)
 		r[SIM_THROUGHPUT]++;
 	if (t.arrival < s->c.warm_s)
 		return;
-	double response = at - t.arrival, slowdown = 1 + (at - t.ideal) / t.work;
+	double response = at - t.arrival;
 	r[SIM_DEPARTED]++;
 	r[SIM_RESPONSE] += response;
-	r[SIM_SLOWDOWN] += slowdown;
-	r[SIM_SLOWDOWN_SQUARES] += slowdown * slowdown;
 	if (response > r[SIM_RESPONSE_MAX])
 		r[SIM_RESPONSE_MAX] = response;
-	if (slowdown > r[SIM_SLOWDOWN_MAX])
-		r[SIM_SLOWDOWN_MAX] = slowdown;
 	count(s->c.response_histogram, response);
-	count(s->c.slowdown_histogram, slowdown);
+	if (t.work > 0) {
+		double slowdown = 1 + (at - t.ideal) / t.work;
+		r[SIM_WORKED]++;
+		r[SIM_SLOWDOWN] += slowdown;
+		r[SIM_SLOWDOWN_SQUARES] += slowdown * slowdown;
+		if (slowdown > r[SIM_SLOWDOWN_MAX])
+			r[SIM_SLOWDOWN_MAX] = slowdown;
+		count(s->c.slowdown_histogram, slowdown);
+	}
 	int64_t row = (int64_t)s->c.totals[SIM_RECORDED];
 	if (row < s->c.record_max) {
 		double *record = s->c.record + 3 * row;

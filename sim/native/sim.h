@@ -47,6 +47,7 @@ enum sim_result {
 	SIM_DEPARTED,	    // tuples that left and had come after warm_s
 	SIM_RESPONSE,	    // sum of their response times
 	SIM_RESPONSE_MAX,
+	SIM_WORKED,	    // those that took CPU time: others have no slowdown
 	SIM_SLOWDOWN,	    // sum of their slowdowns
 	SIM_SLOWDOWN_MAX,
 	SIM_SLOWDOWN_SQUARES,

@@ -105,6 +105,36 @@ def test_example_1_of_aqsios() -> None:
             assert found.slowdown == pytest.approx(slowdown, rel=1e-12)
 
 
+def two_chains(cost_s: float) -> Node:
+    """A query that costs this beside one of 10 ms; a tuple of each each 5 ms."""
+    operators = tuple(PhysicalOperator(q, "o", ("o",)) for q in ("some", "dear"))
+    logical = tuple(LogicalOperator(o.query, o.name) for o in operators)
+    zeros = np.zeros(2)
+    return Node(
+        "two",
+        Topology("sim", operators, (), logical, ()),
+        np.array([cost_s, 10e-3]),
+        np.ones(2),
+        zeros,
+        zeros,
+        zeros,
+        (Feed((0, 1), 1.0, times=np.linspace(0.0, 0.095, 20)),),
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_query_that_costs_nothing_has_no_slowdown_and_spoils_nobodys() -> None:
+    for policy, scheduler in (("bsd", "user"), ("bsd", "scx"), ("hr", "os")):
+        found = run(two_chains(0.0), policy, scheduler=scheduler, warm_s=0.0)
+        free, dear = found.by_query().values()
+        assert free.tuples == dear.tuples == 20
+        assert np.isnan(free.slowdown) and free.slowdown_max == 0 and free.response_s >= 0
+        assert dear.slowdown >= 1
+        both = found.summary()
+        assert (both.slowdown, both.l2, both.rms) == (dear.slowdown, dear.l2, dear.rms)
+        assert found.slowdowns.sum() == 20 and found.responses.sum() == 40
+
+
 MACHINES: list[dict[str, object]] = [
     {},
     {"user": User(level="query")},
@@ -593,7 +623,8 @@ def test_a_run_without_arrivals_has_figures() -> None:
 
 def test_a_seed_in_which_nothing_came_of_a_class_does_not_count_for_it() -> None:
     result = run(replace(chain(1e-3), classes={"q": "high"}), "hr", duration_s=2.0, warm_s=0.0)
-    nothing = {name: np.zeros(2) for name in ("departed", "response", "slowdown", "slowdown_max")}
+    names = ("departed", "response", "worked", "slowdown", "slowdown_max")
+    nothing = {name: np.zeros(2) for name in names}
     silent = replace(result, columns={**result.columns, **nothing})
     whole = result.by_class()["high"]
     for runs in ([result, silent], [silent, result]):
