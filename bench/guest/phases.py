@@ -148,7 +148,8 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
     """One row a figure: the OS's mean, then each policy's ratio to the OS's of the same guest.
 
     A range is of the OS's phases over their own mean, and of the policy's ratios. In between is the
-    geometric mean over its phases in all runs. What the OS has no figure of is told as it is.
+    geometric mean over its phases in all runs; the OS's in one guest is geometric too, or chance
+    alone would look like a gain. What the OS has no figure of is told as it is.
     """
     seen = _compared(runs)
     rows = []
@@ -190,7 +191,7 @@ def _compared(runs: Sequence[Sequence[dict[str, Any]]]) -> _Seen:
         for name in dict.fromkeys(name for _, found in told for name in found):
             by_phase = [(who, found[name]) for who, found in told if name in found]
             known = [value for who, value in by_phase if who == "os"]
-            mean = float(np.mean(known)) if known else np.nan
+            mean = _middle(known)
             seen.means.setdefault(name, []).append(mean)
             for who, value in by_phase:
                 if not known:
@@ -201,6 +202,13 @@ def _compared(runs: Sequence[Sequence[dict[str, Any]]]) -> _Seen:
                 elif mean > 0:
                     seen.spread.setdefault(name, []).append(value / mean)
     return seen
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The geometric mean; the arithmetic one where a value is 0. NaN where one is not known."""
+    if not values:
+        return np.nan
+    return float(np.exp(np.mean(np.log(values))) if min(values) > 0 else np.mean(values))
 
 
 def _own(name: str, values: Sequence[float]) -> Figure:

@@ -1,8 +1,9 @@
 """Ways of scheduling compared on a running engine, in phases that take turns.
 
 A cycle is `OS a b ... OS ... b a`: each phase of ours has one of the system's own before and one
-after it, and is compared with the mean of these two. A slow drift of the machine so hits both
-alike. What differs between engines is how a phase is measured: that is handed in.
+after it, and is compared with the mean of these two, a geometric one: below the arithmetic one
+chance alone would look like a gain. A slow drift of the machine so hits both alike. What differs
+between engines is how a phase is measured: that is handed in.
 """
 
 import math
@@ -112,7 +113,7 @@ def ratios(phases: Sequence[Phase], least_cpus: float = 0.0) -> dict[str, dict[s
         if min(before.cpus, phase.cpus, after.cpus) < least_cpus:
             continue
         for name, value in phase.figures.items():
-            base = (before.figures[name] + after.figures[name]) / 2
+            base = math.sqrt(before.figures[name] * after.figures[name])
             if base > 0 and value == value:
                 kept[name].append(value / base)
     return found

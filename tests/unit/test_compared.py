@@ -1,0 +1,49 @@
+"""How figures are made of runs under the OS and under us, on runs made by hand."""
+
+from typing import Any
+
+import pytest
+
+from bench.guest import phases
+from bench.real import abba
+from bench.results import Figure
+
+
+def phase(who: str, ms: list[float], **more: Any) -> dict[str, Any]:
+    made = {"phase": who, "begin": 0.0, "end": 2.0, "queries": {"q": ms}}
+    return {**made, "roles": {}, "switches": 10.0, "idle": 0.0, **more}
+
+
+def test_chance_alone_is_no_gain() -> None:
+    """Ours is now half, now twice as long as the OS's middle, which swings as much."""
+    run = [phase("os", [20.0]), phase("hr", [20.0]), phase("hr", [80.0]), phase("os", [80.0])]
+    [mean] = [row for row in phases.table("case", [run], "6.18").rows if row.name == "q mean"]
+    own, ours = mean.figures["OS"], mean.figures["hr"]
+    assert isinstance(own, Figure) and own.value == pytest.approx(40.0)
+    assert (own.low, own.high, ours) == (0.5, 2.0, Figure(1.0, 0.5, 2.0))
+    around = [
+        abba.Phase(way, {"mean (ms)": ms}, 1.0)
+        for way, ms in (("OS", 20.0), ("hr", 40.0), ("OS", 80.0))
+    ]
+    assert abba.ratios(around)["hr"]["mean (ms)"] == [pytest.approx(1.0)]
+
+
+def test_phases_are_compared_within_their_guest() -> None:
+    """What is zero in one of the OS's phases is compared, and what it lacks is told as it is."""
+    runs = [
+        [
+            phase("os", [10.0 * n], late={"q": 0.0}),
+            phase("hr", [5.0 * n], late={"q": 0.01}, roles={"ours": (5e8, 0, 1)}),
+            phase("os", [10.0 * n], late={"q": 0.04}),
+        ]
+        for n in (1, 8)
+    ]
+    result = phases.table("case", runs, "6.18")
+    rows = {row.name: row.figures for row in result.rows}
+    assert (result.columns, result.n) == (["OS", "hr"], 2)
+    own = rows["q p99"]["OS"]
+    assert isinstance(own, Figure) and own.value == pytest.approx(45.0)
+    assert rows["q p99"]["hr"] == Figure(0.5, 0.5, 0.5)
+    assert rows["q late, %"] == {"OS": Figure(2.0, 0.0, 2.0, "%"), "hr": Figure(0.5, 0.5, 0.5)}
+    assert rows["CPU: ours"] == {"OS": "-", "hr": Figure(0.25, 1.0, 1.0, "CPUs")}
+    assert rows["q tuples/s"]["OS"] == Figure(0.5, 1.0, 1.0, "/s")
