@@ -448,12 +448,13 @@ def compact(result: dict[str, Any], targets: Sequence[Mapping[str, Any]] = ()) -
     """Without the histograms, and of single queries the means over those of class high.
 
     targets: tables of `Target`; by_query then has each query's share within its target, if it has
-    one, its departures, and latencies.
+    one, and its departures; histograms how many had which latency, by names without their numbers.
     """
     if targets:
         result["by_query"] = [
             of_query(query, [Target(**target) for target in targets]) for query in result["queries"]
         ]
+        result["histograms"] = added_up(result["queries"])
     for part in [result["total"], *result.get("classes", {}).values()]:
         for value in part.values():
             if isinstance(value, dict):
@@ -469,15 +470,21 @@ def compact(result: dict[str, Any], targets: Sequence[Mapping[str, Any]] = ()) -
 
 def of_query(query: Mapping[str, Any], targets: Sequence[Target]) -> dict[str, Any]:
     latency, target = query["latency_s"], target_of(targets, query["name"])
-    found = {
-        "query": query["name"],
-        "departures": query["departures"],
-        **{name: latency[name] for name in ("mean", "p50", "p99")},
-    }
+    found = {"query": query["name"], "departures": query["departures"]}
     if target is not None and query["departures"]:
         met = sum(n for low_s, n in latency["histogram"] if low_s < target.latency_s)
         found |= {"target_s": target.latency_s, "met": met / query["departures"]}
     return found
+
+
+def added_up(queries: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, int]]]:
+    """Of each kind of query: the least latency (s) of each bucket, and how many tuples it has."""
+    kinds: dict[str, Counter[float]] = {}
+    for query in queries:
+        kind = kinds.setdefault(query["name"].rstrip("0123456789"), Counter())
+        for low_s, n in query["latency_s"]["histogram"]:
+            kind[float(f"{low_s:.4g}")] += n
+    return {kind: sorted(counts.items()) for kind, counts in kinds.items()}
 
 
 def main() -> None:

@@ -1,12 +1,14 @@
 """How figures are made of runs under the OS and under us, on runs made by hand."""
 
+import math
 from typing import Any
 
 import pytest
 
-from bench.guest import phases
+from bench.guest import kernel_inside, phases, targets
 from bench.real import abba
 from bench.results import Figure
+from sched_ctl.model.targets import Target
 
 
 def phase(who: str, ms: list[float], **more: Any) -> dict[str, Any]:
@@ -47,3 +49,35 @@ def test_phases_are_compared_within_their_guest() -> None:
     assert rows["q late, %"] == {"OS": Figure(2.0, 0.0, 2.0, "%"), "hr": Figure(0.5, 0.5, 0.5)}
     assert rows["CPU: ours"] == {"OS": "-", "hr": Figure(0.25, 1.0, 1.0, "CPUs")}
     assert rows["q tuples/s"]["OS"] == Figure(0.5, 1.0, 1.0, "/s")
+
+
+def of_query(name: str, *histogram: tuple[float, int]) -> dict[str, Any]:
+    latency = {"histogram": [*histogram]}
+    return {"name": name, "departures": sum(n for _, n in histogram), "latency_s": latency}
+
+
+def test_percentiles_are_those_of_all_tuples() -> None:
+    """And not a mean of each query's: the rare one has all that is late."""
+    queries = [
+        of_query("alarm0", (0.001, 985)),
+        of_query("alarm1", (0.001, 5), (0.1, 10)),
+        of_query("report0", (0.02, 3), (0.05, 1)),
+        of_query("bulk0"),
+    ]
+    asked = [Target(queries=("alarm*",), latency="10ms")]
+    found = targets.figures(
+        {
+            "by_query": [kernel_inside.of_query(query, asked) for query in queries],
+            "histograms": kernel_inside.added_up(queries),
+        }
+    )
+    assert (found["alarm p50"], found["alarm p99"]) == (1.0, 1.0)
+    assert found["alarm met"] == pytest.approx(0.99)
+    assert found["alarm worst"] == 1 / 3
+    assert (found["report p50"], found["report p99"]) == (20.0, 50.0)
+    assert "report met" not in found and math.isnan(found["bulk p99"])
+
+
+def test_who_still_waits_at_the_end_is_served_and_counts() -> None:
+    [job] = targets.jobs("cameo", ["eevdf"], [1], 8.0)
+    assert float(job["arguments"][job["arguments"].index("--drain") + 1]) > 8.0
