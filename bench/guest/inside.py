@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,14 @@ def say(what: object) -> None:
     print(f"{time.monotonic() - began_s:7.1f} s  {what}", flush=True)
 
 
+class Sampled(NamedTuple):
+    """A thread at one moment. so_far: its CPU time and its delay, ns, and how often it ran."""
+
+    comm: str
+    so_far: list[int]
+    at_s: float
+
+
 def threads(pid: int) -> Iterator[tuple[int, str]]:
     for path in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -78,15 +86,28 @@ def go_first() -> None:
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def sample(pids: Mapping[str, int]) -> dict[tuple[str, int], tuple[str, list[int]]]:
-    """Of each thread: its name, and CPU time, delay (ns) and runs so far."""
+def sample(pids: Mapping[str, int]) -> dict[tuple[str, int], Sampled]:
+    """Each thread, by the label of its process and its id."""
     found = {}
     for label, pid in pids.items():
         for tid, comm in threads(pid):
             with contextlib.suppress(OSError, ValueError):
                 text = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
-                found[label, tid] = comm, [int(word) for word in text.split()]
+                so_far = [int(word) for word in text.split()]
+                found[label, tid] = Sampled(comm, so_far, time.monotonic())
     return found
+
+
+def spent(before: Sampled | None, after: Sampled, span_s: float) -> list[int]:
+    """What a thread spent of each in `span_s`, by what it did between its own two samples.
+
+    On a full CPU the last threads are looked at seconds after the first ones. One that was not
+    there before is younger than the phase.
+    """
+    if before is None:
+        return after.so_far
+    part = span_s / (after.at_s - before.at_s)
+    return [round((b - a) * part) for a, b in zip(before.so_far, after.so_far, strict=True)]
 
 
 def processes() -> dict[int, tuple[str, float, float]]:
@@ -362,29 +383,28 @@ def measure(
     Operators' roles begin with "operators".
     """
     with unobtrusive():
-        before, (switches, cpu), all_before = sample(pids), system(), processes()
-    sampled_s = time.monotonic()
+        before, sampled_s = sample(pids), time.monotonic()
+        (switches, cpu), all_before = system(), processes()
     time.sleep(PAUSE_S)
     begin_s = time.monotonic()
     time.sleep(seconds)
     end_s = time.monotonic()
-    span_s = end_s - sampled_s
     with unobtrusive():
-        after, (switches_now, cpu_now), all_after = sample(pids), system(), processes()
+        after, span_s = sample(pids), time.monotonic() - sampled_s
+        (switches_now, cpu_now), all_after = system(), processes()
     seen_s = dict.fromkeys(pids.values(), 0.0)
     roles: dict[str, list[int]] = {}
     operators: dict[str, list[int]] = {}
-    for key, (comm, now) in after.items():
+    for key, now in after.items():
         label, tid = key
-        was = before.get(key, (comm, [0, 0, 0]))[1]
-        spent = [b - a for a, b in zip(was, now, strict=True)]
-        seen_s[pids[label]] += spent[0] / 1e9
-        role = role_of(label, comm)
+        was, mine = before.get(key), spent(before.get(key), now, span_s)
+        seen_s[pids[label]] += (now.so_far[0] - (was.so_far[0] if was else 0)) / 1e9
+        role = role_of(label, now.comm)
         total = roles.setdefault(role, [0, 0, 0])
         for i in range(3):
-            total[i] += spent[i]
-        if role.startswith("operators") and key in before:
-            operators[f"{comm} {tid}"] = spent
+            total[i] += mine[i]
+        if role.startswith("operators") and was:
+            operators[f"{now.comm} {tid}"] = mine
     ticks = [b - a for a, b in zip(cpu, cpu_now, strict=True)]
     found = {
         "phase": name,

@@ -27,7 +27,8 @@ HEAVY = "bulk-"
 
 
 def bulk_ns(pid: int) -> int:
-    return sum(run[0] for comm, run in sample({"tm": pid}).values() if comm.startswith(HEAVY))
+    seen = sample({"tm": pid}).values()
+    return sum(thread.so_far[0] for thread in seen if thread.comm.startswith(HEAVY))
 
 
 def phase(name: str, pid: int, others: Mapping[str, int], wanted: Sequence[str]) -> None:

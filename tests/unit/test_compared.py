@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.guest import kernel_inside, phases, targets
+from bench.guest import inside, kernel_inside, phases, targets
 from bench.real import abba
 from bench.results import Figure
 from sched_ctl.model.targets import Target
@@ -81,3 +81,11 @@ def test_percentiles_are_those_of_all_tuples() -> None:
 def test_who_still_waits_at_the_end_is_served_and_counts() -> None:
     [job] = targets.jobs("cameo", ["eevdf"], [1], 8.0)
     assert float(job["arguments"][job["arguments"].index("--drain") + 1]) > 8.0
+
+
+def test_a_thread_that_is_looked_at_late_has_no_more_than_one_cpu() -> None:
+    """Samples of 10 s around a phase of 12 s: a whole CPU is one, and so are its runs a second."""
+    before = inside.Sampled("executor", [10**9, 5 * 10**8, 100], 100.0)
+    after = inside.Sampled("executor", [31 * 10**9, 65 * 10**8, 700], 130.0)
+    assert inside.spent(before, after, 12.0) == [12 * 10**9, 24 * 10**8, 240]
+    assert inside.spent(None, after, 12.0) == after.so_far
