@@ -233,7 +233,7 @@ def test_two_races_take_turns() -> None:
                 if r.instead.trial is not None and r.instead.trial.trying
             ]
         )
-        return ["one"] in seen and len(seen) > 100
+        return ["one"] in seen and ["two"] in seen and len(seen) > 100
 
     async def script() -> None:
         await until(trying)
