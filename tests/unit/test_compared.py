@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.guest import inside, kernel_inside, phases, targets
+from bench.guest import inside, kernel, kernel_inside, phases, stops, targets
 from bench.real import abba
 from bench.results import Figure
 from sched_ctl.model.targets import Target
@@ -81,6 +81,57 @@ def test_percentiles_are_those_of_all_tuples() -> None:
 def test_who_still_waits_at_the_end_is_served_and_counts() -> None:
     [job] = targets.jobs("cameo", ["eevdf"], [1], 8.0)
     assert float(job["arguments"][job["arguments"].index("--drain") + 1]) > 8.0
+
+
+def test_a_stop_is_compared_with_the_middle_of_the_systems() -> None:
+    """The first phase does not count."""
+
+    def stopped(who: str, *took_s: float) -> dict[str, Any]:
+        return {"phase": who, "stops": {"frozen": [(4.0, s) for s in took_s]}, "bulk": 0.4}
+
+    rows = stops.table(
+        [
+            stopped("os", 99.0),
+            stopped("os", 4.0, 16.0),
+            stopped("hr", 2.0, 4.0),
+            stopped("os", 8.0),
+        ]
+    )
+    caught_up, other = rows
+    assert caught_up.figures["EEVDF"] == Figure(2.0, 0.5, 2.0, "s")
+    assert caught_up.figures["hr"] == Figure(0.375, 0.25, 0.5)
+    assert (other.name, other.figures["EEVDF"]) == (stops.OTHER, Figure(0.4, 1.0, 1.0, "CPUs"))
+
+
+def run(variant: str, seed: int, mean_s: float) -> dict[str, Any]:
+    latency = {"mean": mean_s, "p50": mean_s, "p99": 2 * mean_s}
+    slowdown = {"mean": 2.0, "max": 4.0}
+    total: dict[str, Any] = {"latency_s": latency, "processing_s": latency, "slowdown": slowdown}
+    one = {"throughput": 100.0, "queue_variance": 1.0, "context_switches_per_s": 50.0}
+    total["slowdown_l2"] = 3.0
+    return {"job": f"syn-0.9/{variant}", "seed": seed, "total": total, **one}
+
+
+def test_runs_of_a_kernel_are_compared_seed_by_seed() -> None:
+    """A run that failed, or whose seed has none of the OS's, is left out; so is what no run has."""
+    failed = {"job": "syn-0.9/scx-hr", "seed": 2, "error": "stalled"}
+    found = [
+        *(run("eevdf", 1, 0.1), run("eevdf", 2, 0.4)),
+        *(run("nice-hr", 1, 0.05), run("nice-hr", 2, 0.8), run("nice-hr", 3, 9.0)),
+        *(run("scx-hr", 1, 0.02), failed),
+        {**run("eevdf", 1, 1.0), "job": "other/nice-hr"},
+    ]
+    [(case, result)] = kernel.tables(found, "6.18").items()
+    nice, scx = result.rows
+    assert (case, result.n, result.seeds) == ("syn-0.9", 2, [1, 2])
+    assert "250 ms" in result.title and "high" not in result.columns
+    assert (nice.n, nice.figures["mean"]) == (None, Figure(1.0, 0.5, 2.0))
+    assert (scx.n, scx.figures["p99"]) == (1, Figure(0.2, 0.2, 0.2))
+    together = kernel.together(found, "6.18")
+    assert [(row.name, row.n) for row in together.rows] == [
+        ("syn-0.9, nice-hr", 2),
+        ("syn-0.9, scx-hr", 1),
+    ]
 
 
 def test_a_thread_that_is_looked_at_late_has_no_more_than_one_cpu() -> None:
