@@ -11,6 +11,7 @@ import json
 import math
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ __all__ = [
     "here",
     "load",
     "markdown",
+    "median",
     "over",
     "refreshed",
     "tell",
@@ -158,6 +160,13 @@ def over(values: Iterable[float]) -> Figure | str:
         return "-"
     middle = math.exp(sum(math.log(max(value, 1e-12)) for value in known) / len(known))
     return Figure(round(middle, 4), round(min(known), 4), round(max(known), 4))
+
+
+def median(values: Sequence[float], unit: str = "") -> Figure:
+    """And smallest and largest: of a ratio as they are, with a unit as parts of the median."""
+    middle = statistics.median(values)
+    part = middle if unit else 1.0
+    return Figure(middle, min(values) / part, max(values) / part, unit) if part else Figure(middle)
 
 
 def number(value: float, unit: str = "") -> str:

@@ -27,26 +27,21 @@ OWN = re.compile(r"Collect|^G1|Cleanup|ICBuffer|Deoptimize|Biased|Handshake")
 CPU = {"load": "controller", "tm": "TaskManager", "jm": "JobManager"}
 
 
-def figure(values: Sequence[float], unit: str = "") -> Figure:
-    middle = statistics.median(values)
-    if not (middle and unit):
-        return Figure(middle)
-    return Figure(middle, min(values) / middle, max(values) / middle, unit)
-
-
 def row(of: Sequence[dict[str, Any]]) -> Row:
     """The figures of a stretch in all runs, as bench/guest/contact_inside.py prints it."""
     figures: dict[str, Figure | str] = {}
     for label, who in CPU.items():
         spent_s = [one["cpu_s"][label] for one in of if label in one["cpu_s"]]
-        figures[f"CPU time of the {who}"] = figure(spent_s, "s") if spent_s else "-"
+        figures[f"CPU time of the {who}"] = results.median(spent_s, "s") if spent_s else "-"
     stops = [[stop for mine in one["stops_ms"].values() for stop in mine] for one in of]
     longest = [max(mine, key=lambda stop: stop[1], default=("", 0.0)) for mine in stops]
-    figures["longest stop"] = figure([ms for _, ms in longest], "ms")
+    figures["longest stop"] = results.median([ms for _, ms in longest], "ms")
     figures["why"] = max(longest, key=lambda stop: stop[1])[0]
-    figures["stops"] = figure([len(mine) for mine in stops])
+    figures["stops"] = results.median([len(mine) for mine in stops])
     asked = [[ms for why, ms in mine if not OWN.search(why)] for mine in stops]
-    figures["longest stop for us"] = figure([max(mine, default=0.0) for mine in asked], "ms")
+    figures["longest stop for us"] = results.median(
+        [max(mine, default=0.0) for mine in asked], "ms"
+    )
     return Row(of[0]["stretch"], figures)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import results
 from bench.guest.phases import ROOT, from_guest
-from bench.results import Figure, Result, Row
+from bench.results import Result, Row
 from sched_ctl.plugins import registry
 
 LIMIT_S = 10800.0
@@ -51,12 +51,12 @@ def table(phases: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows = []
     for name, seen in by.items():
         base = statistics.median(seen[OS])
-        figures: dict[str, Figure] = {}
-        for policy, values in seen.items():
-            ratios = [value / base for value in values]
-            figures[policy] = Figure(statistics.median(ratios), min(ratios), max(ratios))
-        own, unit = figures.pop(OS), "CPUs" if name == OTHER else "s"
-        rows.append(Row(name, {EEVDF: Figure(base, own.low, own.high, unit), **figures}))
+        own = results.median(seen.pop(OS), "CPUs" if name == OTHER else "s")
+        ratios = {
+            policy: results.median([value / base for value in values])
+            for policy, values in seen.items()
+        }
+        rows.append(Row(name, {EEVDF: own, **ratios}))
     return rows
 
 

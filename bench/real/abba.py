@@ -9,7 +9,6 @@ between engines is how a phase is measured: that is handed in.
 import math
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,15 +157,11 @@ def _rows(phases: Sequence[Phase], least_cpus: float) -> Iterator[Row]:
 
 
 def _row(name: str, found: Mapping[str, list[float]], units: Mapping[str, str]) -> Row:
-    """Medians; with a unit the range is in parts of them."""
-    cells: dict[str, Figure | str] = {}
-    for figure, values in found.items():
-        if values:
-            middle, unit = statistics.median(values), units.get(figure, "")
-            part = middle if unit else 1.0
-            cells[figure.partition(" (")[0]] = Figure(
-                round(middle, 4), round(min(values) / part, 4), round(max(values) / part, 4), unit
-            )
+    cells: dict[str, Figure | str] = {
+        figure.partition(" (")[0]: results.median(values, units.get(figure, ""))
+        for figure, values in found.items()
+        if values
+    }
     return Row(name, cells, max(map(len, found.values()), default=0))
 
 

@@ -14,10 +14,9 @@ CPUs do: an operator that does not run holds none.
 import argparse
 import os
 import platform
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -95,8 +94,8 @@ def main() -> None:
             time.sleep(WARM_S)
             whole, parts = pairs(pid, count, options.pairs, options.seconds)
         figures: dict[str, Figure | str] = {
-            f"{cpus} CPUs": _figure(whole, "/s"),
-            "one CPU": _figure(parts),
+            f"{cpus} CPUs": results.median(whole, "/s"),
+            "one CPU": results.median(parts),
         }
         rows.append(Row(f"{cost_us:g} us each", figures, len(parts)))
     result = Result(
@@ -111,12 +110,6 @@ def main() -> None:
         **here,
     )
     results.tell(result, options.keep)
-
-
-def _figure(values: Sequence[float], unit: str = "") -> Figure:
-    middle = statistics.median(values)
-    low, high = min(values), max(values)
-    return Figure(middle, low / middle, high / middle, unit) if unit else Figure(middle, low, high)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,7 @@ def main() -> None:
                 switches[kind].append(found["context_switches_per_s"])
     rows = []
     for kind, values in seen.items():
-        middle = statistics.median(values)
-        hop = Figure(round(middle, 3), min(values) / middle, max(values) / middle, "us")
+        hop = results.median(values, "us")
         per_s = Figure(statistics.median(switches[kind]), unit="/s")
         rows.append(Row(kind, {"a hop": hop, "switches": per_s}))
     result = Result(

@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -92,12 +91,9 @@ UNITS = {"CPU of the next 10 s": "%", "memory": "MB", "most memory": "MB"}
 
 
 def row(backend: str, runs: Sequence[dict[str, float]]) -> Row:
-    figures: dict[str, Figure | str] = {}
-    for name in runs[0]:
-        values = [run[name] for run in runs]
-        middle = statistics.median(values)
-        low, high = (end(values) / middle for end in (min, max))
-        figures[name] = Figure(middle, low, high, UNITS.get(name, "s"))
+    figures: dict[str, Figure | str] = {
+        name: results.median([run[name] for run in runs], UNITS.get(name, "s")) for name in runs[0]
+    }
     return Row(f"`load --backend {backend}`", figures)
 
 
