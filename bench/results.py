@@ -85,7 +85,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(name: str) -> Result:
-    return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=Result)
+    """Raises ValueError where two columns have one name: of a row's figures one would be lost."""
+    found = msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=Result)
+    if len({*found.columns}) < len(found.columns):
+        raise ValueError(f"{name}: columns of one name in {found.columns}")
+    return found
 
 
 def write(name: str, result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench import results
@@ -29,6 +30,13 @@ def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     results.write("one", RESULT)
     assert results.load("one") == RESULT
     assert len((tmp_path / "one.json").read_text().splitlines()) == 8 + 2 + len(RESULT.rows) + 2
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    results.write("one", msgspec.structs.replace(RESULT, columns=["mean", "mean"]))
+    with pytest.raises(ValueError, match="one: columns of one name"):
+        results.load("one")
 
 
 def test_a_table_tells_ranges_runs_and_units() -> None:
