@@ -59,18 +59,19 @@ def test_threads_without_a_descriptor_have_their_turns(monkeypatch: pytest.Monke
 def test_a_thread_that_runs_several_operators_has_one_descriptor() -> None:
     """And they are closed, however often the topology changed."""
 
-    def open_here() -> int:
-        return sum(1 for fd in os.scandir("/proc/self/fd") if "schedstat" in link_of(fd))
-
     with sleeping(2) as threads:
+        paths = [f"/{thread.tid}/schedstat" for thread in threads]
+
+        def open_here() -> int:
+            return sum(link_of(fd).endswith(tuple(paths)) for fd in os.scandir("/proc/self/fd"))
+
         times = ThreadTimes()
-        before = open_here()
         for _ in range(3):
             read = times.read(chains("e", {"q": 4}, lambda row: (threads[row % 2],)))
             assert np.isfinite(read["thread_cpu_time"]).all()
-            assert open_here() - before == 2
+            assert open_here() == 2
         times.close()
-        assert open_here() == before
+        assert open_here() == 0
 
 
 def link_of(fd: "os.DirEntry[str]") -> str:
