@@ -103,7 +103,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     was, became: replicas by operator. silent_s: without output; before, after: tuples/s that the
     query took in. outcome: "asked" while it is under way, "refused", "kept", "back" (it was worse),
-    "lost" (no output came in time).
+    "lost" (no output came in time), "other" (it runs with others by now). by_itself: no user asked.
     """
 
     at_s: float
@@ -115,6 +115,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float | None = None
     before: float | None = None
     after: float | None = None
+    by_itself: bool = False
 
 
 def changed(

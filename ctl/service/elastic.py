@@ -3,7 +3,8 @@
 A change is made where `AGREE` looks in a row ask for one in the same direction, as far as all of
 them do, where the price of the restart comes back in time, and not before the pause after the last
 one is over; what failed waits for longer each time. While a change is under way, and for as long as
-it is judged, nothing else is.
+it is judged, nothing else is. One that a controller asked for which ended before it knew what came
+of it is judged first.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ EVERY_S = 15.0
 AGREE = 3  # looks in a row
 PATIENCE_S = 60.0
 LONGEST_PAUSE_S = 86400.0
+LATE_S = 1800.0  # how old a change may be whose outcome is still asked for: loads change
 
 Key = tuple[str, str]  # engine, query
 Limits = Mapping[tuple[str, ...], tuple[int, int]]
@@ -63,11 +66,13 @@ class _State:
     rounds: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     changed_s: float = float("-inf")  # CLOCK_MONOTONIC of the last change of whatever query
+    late: list[Done] = field(default_factory=list)  # changes of an earlier controller, to be judged
 
 
 async def mind(controller: Controller, kinds: Mapping[str, DriverKind]) -> None:
     """Until it is cancelled. What is done, or why not, is in `controller.replicas`."""
-    state = _State(controller, kinds, scaling.memory_of(Path(controller.settings.run_dir)))
+    memory = scaling.memory_of(Path(controller.settings.run_dir))
+    state = _State(controller, kinds, memory, late=unjudged(memory.read(), time.time()))
     try:
         while True:
             await asyncio.sleep(EVERY_S)
@@ -98,6 +103,9 @@ async def _round(state: _State) -> None:
     _forget(seen, seen.keys() - chosen.keys(), controller)
     controller.replicas = {k: w for k, w in controller.replicas.items() if k in chosen}
     owners = {one.engine.domain for one, _ in chosen.values()}
+    state.late = unjudged(state.late, time.time())
+    known = controller.engines
+    owners |= {known[done.engine].domain for done in state.late if done.engine in known}
     for owner in {owner for owner, task in state.rounds.items() if task.done()} - owners:
         del state.rounds[owner]
         state.hands.pop(owner).stop()
@@ -111,7 +119,9 @@ async def _round(state: _State) -> None:
 
 async def _of_owner(state: _State, owner: str, chosen: Mapping[Key, tuple[Found, Elastic]]) -> None:
     """Never raises. Ends at a change: what was read before it tells nothing of other queries."""
-    hand, began_s, before = state.hands[owner], time.monotonic(), state.memory.read()
+    hand, began_s = state.hands[owner], time.monotonic()
+    await _judge_late(state, owner, hand)
+    before = state.memory.read()
     for key, (one, section) in chosen.items():
         mine = state.seen.setdefault(key, _Seen())
         if time.monotonic() - mine.since_s < section.pause or _is_new(before, key, section.pause):
@@ -132,6 +142,34 @@ async def _of_owner(state: _State, owner: str, chosen: Mapping[Key, tuple[Found,
             log.info("%s %s: replicas: %s", *key, words)
         if state.changed_s > began_s:
             return
+
+
+def unjudged(before: Sequence[Done], now_s: float) -> list[Done]:
+    """Changes of no user's that nobody knows the outcome of, and that are not too old."""
+    return [
+        done
+        for done in before
+        if done.by_itself and done.outcome == "asked" and 0 <= now_s - done.at_s < LATE_S
+    ]
+
+
+async def _judge_late(state: _State, owner: str, hand: "Worker[Any]") -> None:
+    engines = state.controller.engines
+    for done in list(state.late):
+        engine = engines.get(done.engine)
+        if engine is None or engine.domain != owner or state.changing.locked():
+            continue
+        state.late.remove(done)
+        kind = state.kinds[engine.target.kind]
+        judged = partial(scaling.judged_late, engine.target, kind, done, state.memory)
+        async with state.changing:
+            try:
+                words = (await hand.call(partial(judged, patience_s=PATIENCE_S))).outcome
+            except UserError as error:
+                words = error.message
+            finally:
+                state.changed_s = time.monotonic()
+        log.info("%s %s: what was asked for before the start: %s", done.engine, done.query, words)
 
 
 def _forget(seen: dict[Key, _Seen], missing: set[Key], controller: Controller) -> None:
@@ -196,6 +234,7 @@ async def _one(
                     state.memory,
                     patience_s=PATIENCE_S,
                     say=lambda line: log.info("%s %s: %s", engine, query, line),
+                    by_itself=True,
                 )
             )
         finally:

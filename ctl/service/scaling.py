@@ -36,7 +36,7 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks
 from sched_ctl.service.bottlenecks import Found
 
-__all__ = ["Memory", "carried_out", "in_words", "looked", "memory_of", "scaler_of"]
+__all__ = ["Memory", "carried_out", "in_words", "judged_late", "looked", "memory_of", "scaler_of"]
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +195,7 @@ def carried_out(
     *,
     patience_s: float,
     say: Callable[[str], None] = log.info,
+    by_itself: bool = False,
 ) -> Done:
     """Make the change, wait for output, compare, and take it back if it is worse.
 
@@ -202,7 +203,30 @@ def carried_out(
     machine. Raises UserError, with what is in force then.
     """
     with memory.alone():
-        return _carried_out(target, kind, change, memory, patience_s, say)
+        return _carried_out(target, kind, change, memory, patience_s, say, by_itself)
+
+
+def judged_late(
+    target: Target, kind: DriverKind, done: Done, memory: Memory, *, patience_s: float
+) -> Done:
+    """What came of a change that was asked for by a controller that ended: as `carried_out`."""
+    with memory.alone():
+        scaler, output = scaler_of(target, kind), None
+        was, became = ({tuple(name): n for name, n in told} for told in (done.was, done.became))
+        try:
+            now = scaler.current(done.query)
+            if any(now.get(logical, (0, 0))[0] != count for logical, count in became.items()):
+                done = msgspec.structs.replace(done, outcome="other")
+                memory.follow(done)
+                return done
+            output = Output(lambda: kind.connect(target), done.query)
+            if output.silence(became, patience_s * slowness()) is None:
+                return _lost(scaler, output, memory, done, was, patience_s)
+            return _judged(scaler, output, memory, done, was, patience_s, log.info)
+        finally:
+            scaler.close()
+            if output is not None:
+                output.close()
 
 
 def _carried_out(
@@ -212,6 +236,7 @@ def _carried_out(
     memory: Memory,
     patience_s: float,
     say: Callable[[str], None],
+    by_itself: bool,
 ) -> Done:
     scaler = scaler_of(target, kind)
     output = None
@@ -229,6 +254,7 @@ def _carried_out(
             was=_plain(was),
             became=_plain(change.replicas),
             before=_known(before),
+            by_itself=by_itself,
         )
         memory.note(done)
         say(f"asking for {in_words(change.replicas)}")

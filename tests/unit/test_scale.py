@@ -714,6 +714,45 @@ def test_after_a_change_other_queries_are_looked_at_anew(
     assert asyncio.run(rounds()) == [["q"], ["q", "q2"], ["q", "q2"]]
 
 
+@pytest.mark.parametrize(
+    ("rate", "now", "outcome", "asked"),
+    [(300, 3, "kept", []), (30, 3, "back", [1]), (0, 3, "lost", [1]), (300, 1, "other", [])],
+)
+def test_what_an_ended_controller_asked_for_is_judged_by_the_next(
+    rate: int,
+    now: int,
+    outcome: str,
+    asked: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(elastic, "PATIENCE_S", 3.0)
+    owned = Owned(monkeypatch, tmp_path)
+    engine: Any = Restarting({1: 100, 3: rate}, replicas=now)
+    owned.state.kinds = {
+        "ours": DriverKind("ours", list, lambda _: engine, scaler=lambda _: engine)
+    }
+    known: Any = SimpleNamespace(domain="", target=Target("ours", "x"))
+    owned.controller.engines["ours:x"] = known
+    done = msgspec.structs.replace(
+        failed(time.time() - 60, "asked"), engine="ours:x", before=100.0, by_itself=True
+    )
+    old = msgspec.structs.replace(done, at_s=time.time() - elastic.LATE_S - 60)
+    by_hand = msgspec.structs.replace(done, by_itself=False)
+    assert elastic.unjudged([old, by_hand, done], time.time()) == [done]
+    owned.state.memory.note(done)
+    owned.state.late = [done]
+
+    async def rounds() -> None:
+        await elastic._round(owned.state)
+        await owned.state.rounds[""]
+
+    asyncio.run(asyncio.wait_for(rounds(), 60))
+    last = owned.state.memory.last("ours:x", "q")
+    assert last is not None
+    assert (last.outcome, engine.asked, owned.state.late) == (outcome, asked, [])
+
+
 def test_what_was_changed_by_hand_is_paused_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
