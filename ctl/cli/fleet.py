@@ -399,7 +399,9 @@ def expire(
     ] = None,
     hours: Annotated[
         str | None,
-        typer.Option(help="How long roll-ups stay, too.", metavar="TIME", show_default=False),
+        typer.Option(
+            help="How long roll-ups stay, and rows at most.", metavar="TIME", show_default=False
+        ),
     ] = None,
     rule: Annotated[
         bool, typer.Option("--rule", help="Let each ingest do so from now on.")
