@@ -30,6 +30,8 @@ ABOUT = {
 OTHER = "its lines"
 HARMLESS = (OTHER, "its files")  # of what is left out no sum is wrong
 NAMED = 5
+CLOCK_MS = 60_000  # between a recorder's first number and the time of its first line
+SAVED_MS = 2 * 3600_000
 
 
 @dataclass(frozen=True)
@@ -97,19 +99,23 @@ def _of_other_days(fleet: Fleet) -> "DataFrame":
 
 
 def _of_two(fleet: Fleet) -> "DataFrame":
-    """Names that two machines have at the same time: boots that overlap, in numbers, too.
+    """Names that two machines have at the same time: boots that overlap.
 
-    Numbers of one machine only grow: where they do not overlap, a boot began with a wrong clock.
+    A recorder numbers its lines from its clock (ms) when it begins, or on from the last number of
+    its folder where that is more: then the clock was wrong, and the number is nearer to the time.
+    A clock that was saved at times, and goes on from there, is behind by less than `SAVED_MS`.
     Each file repeats its topology, so that tells from when to when a boot lasts.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    def reached(last: str, first: str) -> "Column":
+    def over(last: str, first: str) -> "Column":
         before = Window.partitionBy("node").orderBy(first, "boot")
-        return F.max(last).over(before.rowsBetween(Window.unboundedPreceding, -1)) > F.col(first)
+        return F.max(last).over(before.rowsBetween(Window.unboundedPreceding, -1)) - F.col(first)
 
-    two = F.max("numbers")
+    set_later = F.col("first_seq") > F.col("first_t") + CLOCK_MS
+    long = (F.col("times") > SAVED_MS) & ~set_later
+    two = F.max((F.col("times") > 0) & (long | (F.col("numbers") > 0)))
     return (
         fleet.read("topology")
         .where("boot <> ''")
@@ -119,12 +125,13 @@ def _of_two(fleet: Fleet) -> "DataFrame":
             *(F.max(name).alias(f"last_{name}") for name in ("t", "seq")),
             F.count("*").alias("lines"),
         )
-        .withColumn("times", reached("last_t", "first_t"))
-        .withColumn("numbers", reached("last_seq", "first_seq"))
+        .withColumn("begin", F.greatest("first_t", "first_seq"))
+        .withColumn("times", over("last_t", "begin"))
+        .withColumn("numbers", over("last_seq", "first_seq"))
         .groupBy("node")
         .agg(
             F.when(two, "its name").otherwise("its clock").alias("about"),
-            F.sum(F.when(F.col("times"), F.col("lines"))).alias("lines"),
+            F.sum(F.when(F.col("times") > 0, F.col("lines"))).alias("lines"),
             F.when(two, "two machines call themselves so")
             .otherwise("it booted with an earlier time than it had")
             .alias("example"),

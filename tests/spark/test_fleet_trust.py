@@ -33,14 +33,16 @@ def spoil(folder: Path, node: str, change: Callable[[dict[str, Any]], object]) -
 def test_two_machines_of_a_name_are_no_clock_that_was_wrong(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """Boots (first number, time) of a board whose clock is set late, of two machines, and of one
-    that is as it should be."""
-    day_ms, t = 86_400_000, 1_800_000_000_000
+    """Boots (first number, time) as recorders number them: of a board whose clock is set late, of
+    one that saves its clock each hour, of two machines, and of one that is as it should be."""
+    hour_ms, day_ms, t = 3_600_000, 86_400_000, 1_800_000_000_000
     (tmp_path / "in").mkdir()
     for node, boots in {
-        "board": [(1, t), (20, t + day_ms // 2)],
-        "twins": [(1, t), (5, t + day_ms // 2)],
-        "sound": [(1, t), (20, t + 2 * day_ms)],
+        "board": [(t, t), (t + 100, t - hour_ms)],
+        "saved": [(t, t), (t + 4 * day_ms - hour_ms, t + 4 * day_ms - hour_ms)],
+        "twins": [(t, t), (t + hour_ms, t + hour_ms)],
+        "clones": [(1, t), (5, t + day_ms // 2)],  # of numbers that overlap, too
+        "sound": [(t, t), (t + 2 * day_ms, t + 2 * day_ms)],
     }.items():
         for number, (seq, begin) in enumerate(boots):
             lines: list[records.Line] = [
@@ -58,9 +60,11 @@ def test_two_machines_of_a_name_are_no_clock_that_was_wrong(
             (tmp_path / "in" / name).write_bytes(content)
     ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
     told = trust.doubts(Fleet(spark, str(tmp_path / "out")))
-    assert {doubt.node: doubt.about for doubt in told} == {
-        "board": "its clock",
-        "twins": "its name",
+    assert {(doubt.node, doubt.about) for doubt in told} == {
+        ("board", "its clock"),
+        ("saved", "its clock"),
+        ("twins", "its name"),
+        ("clones", "its name"),
     }
 
 
