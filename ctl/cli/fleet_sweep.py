@@ -1,5 +1,6 @@
 """sched-ctl fleet sweep, and rollout."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from sched_ctl.cli.fleet_flags import (
     spark_of,
 )
 from sched_ctl.config.settings import ConfigError
+from sched_ctl.errors import printable
 
 if TYPE_CHECKING:
     from sched_ctl.pipeline.rollout import State
@@ -78,6 +80,8 @@ def sweep(
     if drop_ins:
         outputs.check_in(drop_ins, sweeping.DROP_IN)
     measured, left_out = sweeping.simulated(profiles.read(profile_file))
+    for machine, why in left_out.items():
+        print(f"left out: {printable(f'{machine}: {why}')}", file=sys.stderr)
     per_hop = calibrate.load(costs) if costs else None
     policies, loads = policy or sweeping.POLICIES, load or [0.8, 0.9]
     with spark_of("sweep", master, conf) as spark:
@@ -88,8 +92,6 @@ def sweep(
         show.emit_json([asdict(choice) for choice in choices])
     else:
         _show_choices(choices, written)
-        for machine, why in left_out.items():
-            show.text(f"left out: {machine}: {why}")
 
 
 def _write_priors(folder: Path, choices: "list[Choice]", goal: str) -> list[Path]:
