@@ -174,6 +174,7 @@ def _go(
                     machine.arrays["came_s"][:] = watch.node.told(until).get("arrival_age", 0.0)
                 form = watch.form(policy, until, machine.observe())
                 _enforce(machine, watch, policy, form, setting, None)
+                machine.arrays["slice_s"][:] = _slices_s(watch.node, form, setting)
 
 
 def _repeats(node: Node, policy: Policy, form: UrgencyForm | None, setting: Setting) -> bool:
@@ -331,15 +332,14 @@ def _values(
     user, threads, costs = setting.user, setting.threads, setting.costs
     if not setting.threaded:
         mode = user.level
-        slice_s, tick_s, wake_preempt = 0.0, 0.0, False
+        tick_s, wake_preempt = 0.0, False
     elif setting.scheduler == "os":
         mode = "fair"
-        slice_s = BASE_SLICE_S * (1 + np.log2(min(setting.cpus, 8)))
         tick_s, wake_preempt = 1 / HZ, True
     else:
         mode = "urgency"
         fifo = setting.scheduler == "fifo"
-        slice_s, tick_s, wake_preempt = np.inf if fifo else SCX_SLICE_S, 1 / HZ, fifo
+        tick_s, wake_preempt = 1 / HZ, fifo
     arrival_s = np.concatenate([*streams, np.empty(0)])
     owner = np.repeat(np.arange(len(streams), dtype=np.int32), [len(times) for times in streams])
     by_time = np.argsort(arrival_s, kind="stable")
@@ -371,7 +371,7 @@ def _values(
         "wake_s": costs.wake_s,
         "switch_s": costs.switch_s,
         "source_s": costs.source_s,
-        "slice_s": _slices_s(node, form, setting, slice_s),
+        "slice_s": _slices_s(node, form, setting),
         "tick_s": tick_s if threads.tick_s is None else threads.tick_s,
         "starvation_s": SCX_STARVATION_S if setting.scheduler == "scx" else 0.0,
         "rescue_s": SCX_RESCUE_S,
@@ -402,11 +402,16 @@ def _values(
     return values
 
 
-def _slices_s(node: Node, form: UrgencyForm | None, setting: Setting, usual_s: float) -> Array:
+def _slices_s(node: Node, form: UrgencyForm | None, setting: Setting) -> Array:
     """(n,) how long each operator's thread runs before others are compared."""
+    usual_s = {
+        "os": BASE_SLICE_S * (1 + np.log2(min(setting.cpus, 8))),
+        "fifo": np.inf,
+        "scx": SCX_SLICE_S,
+    }
     if setting.threads.slice_s is not None:
         return np.full(node.n, setting.threads.slice_s)
-    slices_s = np.full(node.n, usual_s)
+    slices_s = np.full(node.n, usual_s.get(setting.scheduler, 0.0))
     if form is not None and setting.scheduler == "scx":
         highest = np.full(int(node.query_of.max()) + 1, -np.inf)
         np.fmax.at(highest, node.query_of, form.rank)

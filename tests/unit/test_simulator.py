@@ -374,14 +374,29 @@ def test_whom_the_rest_of_its_query_goes_before_has_the_slice_of_the_backend() -
     order = form(6, rank=np.array([0.0, 0, -1, -2, -2, -2]))
     usual_s = run_module.SCX_SLICE_S
     assert run_module.SCX_BEHIND == BEHIND
-    found = run_module._slices_s(node, order, Setting(scheduler="scx"), usual_s)
+    found = run_module._slices_s(node, order, Setting(scheduler="scx"))
     assert found.tolist() == [usual_s, usual_s, usual_s * BEHIND, *[usual_s] * 3]
     for setting in (
         Setting(scheduler="os"),
         Setting(scheduler="scx", threads=Threads(slice_s=1.0)),
     ):
-        found = run_module._slices_s(node, order, setting, 1.0)
-        assert found.tolist() == [1.0] * 6
+        found = run_module._slices_s(node, order, setting)
+        assert len(set(found)) == 1
+
+
+def test_slices_follow_the_order_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that is asked once a period may put another operator behind."""
+    asked = []
+    slices_s = run_module._slices_s
+
+    def counted(node: Node, order: Any, setting: Setting) -> NDArray[np.float64]:
+        asked.append(order)
+        return slices_s(node, order, setting)
+
+    monkeypatch.setattr(run_module, "_slices_s", counted)
+    run(of_workload(synthetic.syn(1), 0.9), "qs", scheduler="scx", duration_s=3.0)
+    assert len(asked) > 2
+    assert asked[-1] is not asked[0]
 
 
 def test_whom_its_wake_up_preempted_is_switched_to_again() -> None:
