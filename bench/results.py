@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "markdown",
     "median",
+    "middle",
     "over",
     "refreshed",
     "tell",
@@ -164,6 +165,13 @@ def over(values: Iterable[float]) -> Figure | str:
         return "-"
     middle = math.exp(sum(math.log(max(value, 1e-12)) for value in known) / len(known))
     return Figure(round(middle, 4), round(min(known), 4), round(max(known), 4))
+
+
+def middle(values: Sequence[float]) -> float:
+    """The geometric mean; the arithmetic one where a value is 0. NaN where one is not known."""
+    if not values or math.isnan(sum(values)):
+        return math.nan
+    return statistics.geometric_mean(values) if min(values) > 0 else statistics.fmean(values)
 
 
 def median(values: Sequence[float], unit: str = "") -> Figure:

@@ -191,7 +191,7 @@ def _compared(runs: Sequence[Sequence[dict[str, Any]]]) -> _Seen:
         for name in dict.fromkeys(name for _, found in told for name in found):
             by_phase = [(who, found[name]) for who, found in told if name in found]
             known = [value for who, value in by_phase if who == "os"]
-            mean = _middle(known)
+            mean = results.middle(known)
             seen.means.setdefault(name, []).append(mean)
             for who, value in by_phase:
                 if not known:
@@ -202,13 +202,6 @@ def _compared(runs: Sequence[Sequence[dict[str, Any]]]) -> _Seen:
                 elif mean > 0:
                     seen.spread.setdefault(name, []).append(value / mean)
     return seen
-
-
-def _middle(values: Sequence[float]) -> float:
-    """The geometric mean; the arithmetic one where a value is 0. NaN where one is not known."""
-    if not values:
-        return np.nan
-    return float(np.exp(np.mean(np.log(values))) if min(values) > 0 else np.mean(values))
 
 
 def _own(name: str, values: Sequence[float]) -> Figure:

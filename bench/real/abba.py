@@ -112,7 +112,7 @@ def ratios(phases: Sequence[Phase], least_cpus: float = 0.0) -> dict[str, dict[s
         if min(before.cpus, phase.cpus, after.cpus) < least_cpus:
             continue
         for name, value in phase.figures.items():
-            base = math.sqrt(before.figures[name] * after.figures[name])
+            base = results.middle((before.figures[name], after.figures[name]))
             if base > 0 and value == value:
                 kept[name].append(value / base)
     return found

@@ -28,6 +28,10 @@ def test_chance_alone_is_no_gain() -> None:
         for way, ms in (("OS", 20.0), ("hr", 40.0), ("OS", 80.0))
     ]
     assert abba.ratios(around)["hr"]["mean (ms)"] == [pytest.approx(1.0)]
+    around[0] = abba.Phase(
+        "OS", {"mean (ms)": 0.0}, 1.0
+    )  # which a geometric mean leaves nothing of
+    assert abba.ratios(around)["hr"]["mean (ms)"] == [pytest.approx(1.0)]
 
 
 def test_phases_are_compared_within_their_guest() -> None:
