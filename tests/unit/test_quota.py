@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,14 +21,27 @@ class Folders:
     """In the place of the cgroups: a folder for each thread."""
 
     root: Path
+    gone: ClassVar[set[str]] = set()  # which are made anew
 
     def __init__(self, *_: object) -> None: ...
 
     def apply(self, _: Schedule) -> Applied:
-        return Applied()
+        made = [make(self.root / name) for name in sorted(self.gone)]
+        self.gone.clear()
+        return Applied(writes=len(made))
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         return {"cgroup": str(self.root / str(thread.tid))}
+
+
+def make(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "cpu.max").write_text("max 100000")
+
+
+def remove(folder: Path) -> None:
+    (folder / "cpu.max").unlink()
+    folder.rmdir()
 
 
 @pytest.fixture
@@ -36,8 +50,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quota:
     monkeypatch.setattr(quota, "Cgroup2", Folders)
     Folders.root = tmp_path
     for tid in range(1, 5):
-        (tmp_path / str(tid)).mkdir()
-        (tmp_path / str(tid) / "cpu.max").write_text("max 100000")
+        make(tmp_path / str(tid))
     return Quota(Journal(tmp_path / "run" / "journal"), QuotaOptions(cpus=1.0, period=100))
 
 
@@ -77,3 +90,21 @@ def test_a_group_that_vanished_takes_nobody_along(backend: Quota) -> None:
     assert backend.apply(both).writes == 1
     assert (Folders.root / "2" / "cpu.max").read_text().startswith("75000 100000")
     assert "limit" not in backend.applied(both.threads[0])
+
+
+def test_a_group_that_is_made_anew_gets_its_limit_again(backend: Quota) -> None:
+    one, other = of("one", 1, 3, first=1), of("two", 1, first=3)
+    backend.apply(one)
+    backend.apply(other)
+    first = Folders.root / "1"
+    remove(first)
+    backend.apply(of("one", 1, 1, first=1))  # while it is gone
+    assert "limit" not in backend.applied(one.threads[0])
+    make(first)
+    backend.apply(one)
+    assert (first / "cpu.max").read_text().startswith("25000 100000")
+    remove(first)
+    Folders.gone.add("1")  # and is back before a limit is written
+    backend.apply(one)
+    assert (first / "cpu.max").read_text().startswith("25000 100000")
+    assert (backend.apply(one).writes, backend.apply(other).writes) == (0, 0)

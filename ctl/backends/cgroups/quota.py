@@ -53,6 +53,9 @@ class Quota(Backend):
         done = self._groups.apply(schedule)
         total = sum(group.share for group in schedule.groups.values())
         writes = 0
+        if done.writes:  # a group that is made anew has no limit, whatever was written before
+            for folder in self._used.get(schedule.scope, ()):
+                self._limits.pop(folder, None)
         used = self._used[schedule.scope] = set()
         for group in schedule.groups.values():
             limit_us = self.options.period * 1e3 * self.options.cpus * group.share / total
@@ -84,6 +87,7 @@ class Quota(Backend):
                 cgroup.write(folder / "cpu.cfs_quota_us", str(limit_us))
         except OSError as error:
             if not folder.is_dir():  # somebody removed it: the groups are made anew
+                self._limits.pop(folder, None)
                 return False
             raise BackendFailed(f"{error.filename}: {error.strerror}") from error
         self._limits[folder] = limit_us
