@@ -510,10 +510,10 @@ def _checked(race: Race, after: Figures) -> Race:
     score = _means(list(zip(*beside, strict=True)))
     called = race.before is None  # for by a phase that seemed to do harm
     race = replace(race, checks=(*race.checks, score), before=None, own=None)
-    if called and not score.time > DOUBT:  # in vain: the next one is the rare one again
-        race = replace(race, os=Figures(), check_in=_pause(race.arms[race.kept].ratio))
-    elif score.time > DOUBT or score.lost > 2 * LOST:
+    if score.time > DOUBT or score.lost > 2 * LOST:
         race = replace(race, check_in=SOON)
+    elif called:  # in vain: the next one is the rare one again
+        race = replace(race, os=Figures(), check_in=_pause(race.arms[race.kept].ratio))
     looks = len(race.checks) - FEWEST + 1
     if looks < 1:
         return race

@@ -13,6 +13,9 @@ from sched_ctl.adapt.effect import COUNTED, LITTLE, Effect
 from sched_ctl.adapt.race import (
     ALPHA,
     MOST_ROUNDS,
+    RARE,
+    RAREST,
+    SOON,
     Figures,
     Objective,
     Race,
@@ -364,6 +367,19 @@ def test_a_winner_that_does_harm_is_looked_at_at_once() -> None:
         world.run(20)
         assert world.race.races == 1 and world.race.kept == 0, seed
         assert longest(world) <= 2 and world.turns[-20:].count(1) <= 9
+
+
+def test_a_look_that_was_called_for_and_finds_tuples_lost_is_not_in_vain() -> None:
+    def phase(time_s: float, rate: float) -> Figures:
+        return Figures((effect("q", time_s, rate),))
+
+    for rate, after in ((100.0, RARE), (80.0, SOON)):
+        race = replace(opened(["a"]), mode="kept", drop=False, check_in=RAREST, os=phase(0.1, 100))
+        arm = replace(race.arms[1], ratio=math.log(0.9))
+        race = step(replace(race, arms=(race.arms[0], arm)), phase(0.5, rate))
+        assert race.turn == 0, "called for"
+        race = step(step(race, phase(0.1, 100)), phase(0.1, rate))
+        assert race.check_in == after - 1
 
 
 def test_a_spell_that_compared_something_is_no_broken_one() -> None:
