@@ -4,16 +4,22 @@ import errno
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sched_ctl.backends.scx.backend import Scx, _Scope
 from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
+from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel.libbpf import BpfError
+from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -177,6 +183,32 @@ def test_threads_that_could_not_be_tied_are_told_until_they_are(threads: list[Th
     tied.errors = {}
     assert slots.adopt(slots.untied()) == ((), 0)
     assert slots.untied() == [] and tied.now[first.tid] == (slots.of([first])[0], 0)
+
+
+def test_of_a_reload_only_what_lasts_is_told_from_then_on(
+    threads: list[Thread], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No slot left is told; a thread that was not tied then is tied by the next pass."""
+    first, second, *_ = threads
+    tied: Any = Failing()
+    slots = Slots(tied, full=True)
+    slots._free = deque([1])
+    live = SimpleNamespace(strangers=lambda _: ("a stranger",))
+    journal = Journal(tmp_path / "journal")
+    backend = Scx(journal, ScxOptions(mode="partial"))
+    nothing: Any = None
+    before = replace(schedule([0, 0], ()), threads=(first, second))
+    backend._scopes["s"] = _Scope(before, np.zeros(2, dtype=np.intp), nothing)
+    monkeypatch.setattr(backend, "_load", lambda: nothing)
+    monkeypatch.setattr(backend, "_take", lambda _: SimpleNamespace(slots=slots, live=live))
+    monkeypatch.setattr(backend, "_scope", lambda _, of: _Scope(of, slots.of(of.threads), nothing))
+    for name in ("_hints", "_write", "_attach"):
+        monkeypatch.setattr(backend, name, lambda *_: [])
+    tied.errors = {first.tid: errno.ENOMEM}
+    backend._reload()
+    journal.close()
+    told = backend._scopes["s"].problems
+    assert told == (f"thread {second.tid}: no slot left, it is not scheduled by us", "a stranger")
 
 
 class Memory:

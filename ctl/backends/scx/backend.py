@@ -319,11 +319,13 @@ class Scx(Backend):
         self._close()
         loaded = self._take(scheduler)
         for schedule in scopes:
-            fresh, _, _ = loaded.slots.follow(schedule.scope, (), schedule.threads)
+            fresh, _, problems = loaded.slots.follow(schedule.scope, (), schedule.threads)
             scope = self._scopes[schedule.scope] = self._scope(loaded, schedule)
             scope.parts = self._hints(loaded, scope)
             self._write(loaded)
-            scope.problems, _ = loaded.slots.adopt(fresh)
+            strangers = loaded.live.strangers(schedule.threads) if self.options.live else ()
+            scope.problems = (*problems, *strangers)
+            loaded.slots.adopt(fresh)  # who cannot be tied is tried, and told of, by each pass
         self._attach(loaded)
         return loaded
 
