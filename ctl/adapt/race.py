@@ -24,8 +24,9 @@ seems to be better by then (`HOPE`), within twice as many.
 
 *Harm.* While arms are tried a phase with three times the time in the system of the system's own, in
 the same stretch of time, is ended at once and costs a strike; the next phase is the system's own
-and counts for nothing, as what queued must drain; two strikes are out. Throughput is judged over
-half-rounds alone: of tuples that come in batches one phase may get half as many as another.
+and counts for nothing, as what queued must drain; two strikes are out. A phase that is
+over and took in less than a tenth costs one, too. Smaller losses are judged over half-rounds alone:
+of tuples that come in batches one phase may get a third of another's.
 
 *Calm.* Where nobody waits for a CPU nothing is tried and nothing changed. A half-round that ends so
 goes on when somebody waits again; phases are compared with those of the same stretch alone. When
@@ -80,6 +81,7 @@ ROUNDS = 3  # after so many the best is kept, if it is better than the system's 
 MOST_ROUNDS = 12
 MOST_BROKEN = 24  # stretches in a row that end before an arm could be compared
 HARM = math.log(3.0)  # so much worse in one phase is ended at once
+STOPPED = math.log(10.0)  # so much less taken in over a whole phase counts like harm
 LOST = -math.log(0.98)  # throughput
 MEDIAN = math.log(1.2)  # of the queries' geometric mean
 TAIL = math.log(1.05)
@@ -203,7 +205,7 @@ def step(race: Race, figures: Figures) -> Race:
         race = replace(race, os=figures)
     race = replace(race, seen=(*race.seen, (race.turn, figures)))
     race = _with_arm(race, race.turn, _timed(race.arms[race.turn], figures, race.objective))
-    if race.turn and harms(race, figures):
+    if race.turn and (harms(race, figures) or _stops_intake(race, figures)):
         return _struck(race)
     return _next(race)
 
@@ -213,6 +215,11 @@ def harms(race: Race, figures: Figures) -> bool:
     if race.turn == 0 or not race.os.effects:
         return False
     return compare(figures, race.os, race.objective).time > HARM
+
+
+def _stops_intake(race: Race, figures: Figures) -> bool:
+    """Whether next to nothing was taken in. Of a phase that is over: by less, it may be batches."""
+    return compare(figures, race.os, race.objective).lost > STOPPED
 
 
 def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Score:

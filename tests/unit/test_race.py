@@ -541,7 +541,8 @@ def test_a_phase_that_did_harm_is_in_the_price() -> None:
 
 
 def test_batches_that_come_now_and_then_strike_nobody_out() -> None:
-    """Few in a phase, of many tuples each: half of all phases take in a third less than others."""
+    """Few in a phase, of many tuples each: half of all phases take in a third less than others, and
+    one of fifty next to nothing."""
     for seed in range(6):
         batches = np.random.default_rng(seed).poisson(4, 200)
         world = World(
@@ -553,7 +554,22 @@ def test_batches_that_come_now_and_then_strike_nobody_out() -> None:
         )
         while world.race.mode == "race":
             world.run(1)
-        assert world.race.kept == 1 and not any(arm.strikes for arm in world.race.arms), seed
+        assert world.race.kept == 1 and all("harmful" not in arm.out for arm in world.race.arms), (
+            seed
+        )
+
+
+def test_an_arm_that_stops_the_intake_is_struck_when_its_phase_is_over() -> None:
+    """By time alone it looks well, as little waits."""
+    world = World(always(0.5, 0.8), 0.05, race=opened(["a", "b"]), delivered=(1.0, 0.01, 1.0))
+    while world.race.turn != 1 or not world.race.os.effects:
+        world.run(1)
+    assert not harms(world.race, world.figures(np.random.default_rng(1), 0, 1)), "by no look"
+    world.run(1)
+    assert (world.race.arms[1].strikes, world.race.turn) == (1, 0)
+    world.run(80)
+    assert world.race.kept == 2 and world.race.arms[1].out.startswith("harmful")
+    assert world.turns[1:].count(1) == 2
 
 
 def test_an_arm_that_halves_throughput_is_soon_out_but_by_no_single_look() -> None:
