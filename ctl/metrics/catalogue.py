@@ -9,6 +9,7 @@ Which derivation is used is decided once for each policy and engine, by `resolve
 is applied; `evaluate` then computes the columns each period.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -250,6 +251,11 @@ def _busy(window: Window, _: Values) -> Array:
     return to_logical(window.now.topology, "busy", {"busy": of_replicas})
 
 
+def _at_once(window: Window) -> Array:
+    """(n,) threads of each operator that can run at the same time: no more than there are CPUs."""
+    return np.clip(window.threads, 1.0, os.cpu_count() or 1)
+
+
 def _arrival_age(window: Window, values: Values) -> Array:
     """Nothing comes from an operator that takes nothing in: its queue makes nothing older."""
     if not window.away.any():
@@ -403,10 +409,9 @@ DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
             ),
             Derivation(
                 ("input_rate", "cost"),
-                "input rate times cost, by thread: without the time that work waited",
-                lambda window, v: np.clip(
-                    v["input_rate"] * v["cost"] / np.maximum(window.threads, 1), 0.0, 1.0
-                ),
+                "input rate times cost, by thread, or by CPU where there are more threads: without "
+                "the time that work waited",
+                lambda window, v: np.clip(v["input_rate"] * v["cost"] / _at_once(window), 0.0, 1.0),
                 estimate=True,
             ),
         ),

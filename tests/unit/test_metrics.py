@@ -219,8 +219,11 @@ def test_a_logical_operator_is_as_busy_as_its_replicas_are() -> None:
 
 
 @pytest.mark.parametrize("level", list(Level))
-def test_a_pool_is_busy_when_all_of_its_threads_are(level: Level) -> None:
+def test_a_pool_is_busy_when_all_of_its_threads_are(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight threads, of which each has work for an eighth of its time, are no full thread."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     a, b, c = ONE.operators
     pools = [
         replace(
@@ -240,6 +243,19 @@ def test_a_pool_is_busy_when_all_of_its_threads_are(level: Level) -> None:
     found = evaluate(resolution, Window(now, then, level))["utilisation"]
     b_s = [0.125] * (1 if level is Level.LOGICAL else 2)
     assert_allclose(found, [1, *b_s, 0.25])
+
+
+@pytest.mark.parametrize(("cpus", "utilisation"), [(16, 0.5), (8, 0.5), (4, 1.0), (None, 1.0)])
+def test_a_pool_that_is_wider_than_the_machine_is_busy_when_all_cpus_are(
+    cpus: int | None, utilisation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    a, b, c = ONE.operators
+    pool = replace(b, threads=tuple(Thread(1, 200 + tid, 7) for tid in range(8)))
+    topology = replace(ONE, operators=(a, pool, c))
+    then = snapshot(topology, 10, tuples_in=[0] * 3, thread_cpu_time=[0] * 3)
+    now = snapshot(topology, 12, tuples_in=[8] * 3, thread_cpu_time=[0.2, 8.0, 0.2])
+    assert_allclose(got("utilisation", now, then), [0.1, utilisation, 0.1])
 
 
 def test_joins_are_taken_into_account_where_the_engine_tells_of_windows() -> None:
