@@ -65,7 +65,13 @@ class _Share:
 
     left: float
     at_s: float
-    told: bool = False  # that it is used up
+    told_s: float = float("-inf")  # when the log told that it is used up
+
+
+def _cost(line: records.Line) -> float:
+    """Bytes that a line takes of its owner's share."""
+    data = records.encode(line)
+    return max(len(zlib.compress(data, 1)), len(data) / PACKED)
 
 
 class Recorder:
@@ -173,7 +179,7 @@ class Recorder:
             del self._owners[engine]
         elif owed is not None:
             lines = [owed, line]
-        if all(self._pays(owner, each) for each in lines):
+        if self._pays(owner, *lines):
             return lines
         if gone:
             self._topologies.pop(engine, None)
@@ -182,20 +188,22 @@ class Recorder:
         self._lose(1)
         return []
 
-    def _pays(self, owner: str, line: records.Line) -> bool:
-        """Whether the owner's share suffices for the line; it is smaller then."""
-        data, now_s = records.encode(line), self._clock()
+    def _pays(self, owner: str, *lines: records.Line) -> bool:
+        """Whether the owner's share suffices for all of the lines; only then it is smaller."""
+        now_s = self._clock()
         share = self._shares.setdefault(owner, _Share(self._hourly, now_s))
         hours = max(0.0, now_s - share.at_s) / 3600
         share.left = min(self._hourly, share.left + hours * self._hourly)
         share.at_s = now_s
-        cost = max(len(zlib.compress(data, 1)), len(data) / PACKED)
+        costs = [_cost(line) for line in lines]
+        # Lines that each fit into a share pass together when it is full, if not before
+        cost = min(sum(costs), max(self._hourly, *costs))
         pays = cost <= share.left
         if pays:
             share.left -= cost
-        elif not share.told:
+        elif not 0 <= now_s - share.told_s < 3600:
             log.warning("lines of %s's engines are left out: beyond their share of an hour", owner)
-        share.told = not pays
+            share.told_s = now_s
         return pays
 
     def _flush(self) -> None:

@@ -292,6 +292,39 @@ def test_a_user_pushes_nobody_out_of_the_history(tmp_path: Path) -> None:
     assert topology.epoch == 600
 
 
+def test_who_is_beyond_his_share_is_heard_again_after_a_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What he says costs more than he gets meanwhile, and his topology nearly all of a share."""
+    now = [1000.0]
+    limit = 96 << 10  # 4 KiB an hour
+    writer = Recorder(tmp_path, "n", limit_bytes=limit, rotate_s=1e9, clock=lambda: now[0])
+
+    def put(line: records.Line) -> None:
+        before = writer.written + writer.lost
+        line.engine = "flink:theirs"  # type: ignore[union-attr]
+        writer.put(line, "1000")
+        wait_until(lambda: writer.written + writer.lost > before, SOON_S)
+
+    def told(epoch: int) -> records.Topology:
+        names = [os.urandom(150).hex() for _ in range(20)]
+        return span.described(plan({"q": names}), "n", 0, epoch)
+
+    for epoch in (1, 2):
+        put(told(epoch))
+    assert writer.lost == 1
+    for _ in range(50):
+        now[0] += 300.0
+        put(event(os.urandom(400).hex()))
+    writer.close()
+    lines = read_all(tmp_path)
+    assert {line.epoch for line in lines if isinstance(line, records.Topology)} == {1, 2}
+    heard = [line for line in lines if isinstance(line, records.Event) and line.value]
+    assert len(heard) > 20
+    hours = 50 * 300 / 3600  # the log tells it once in each
+    assert 2 <= len(caplog.messages) <= 1 + hours
+
+
 def test_a_file_is_not_younger_than_nothing(tmp_path: Path) -> None:
     """Opened at .6 ms, it is not closed at the next line as one whose clock was set back."""
     writer = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=10.0, clock=lambda: 1000.0006)
