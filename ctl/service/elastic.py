@@ -145,10 +145,11 @@ async def _of_owner(state: _State, owner: str, chosen: Mapping[Key, tuple[Found,
 
 
 def unjudged(before: Sequence[Done], now_s: float) -> list[Done]:
-    """Changes of no user's that nobody knows the outcome of, and that are not too old."""
+    """Queries' last changes, of no user's, of which nobody knows the outcome, not too old."""
+    newest = {(done.engine, done.query): done for done in before}
     return [
         done
-        for done in before
+        for done in newest.values()
         if done.by_itself and done.outcome == "asked" and 0 <= now_s - done.at_s < LATE_S
     ]
 

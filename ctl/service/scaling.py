@@ -36,7 +36,16 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks
 from sched_ctl.service.bottlenecks import Found
 
-__all__ = ["Memory", "carried_out", "in_words", "judged_late", "looked", "memory_of", "scaler_of"]
+__all__ = [
+    "Busy",
+    "Memory",
+    "carried_out",
+    "in_words",
+    "judged_late",
+    "looked",
+    "memory_of",
+    "scaler_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -71,16 +80,12 @@ class Memory:
         return found
 
     def note(self, done: Done) -> None:
-        """Write one down; in the place of the last line, if that is of the same change.
-
-        Raises UserError.
-        """
-        kept = self.read()[-KEPT:]
-        if kept and (kept[-1].at_s, kept[-1].engine) == (done.at_s, done.engine):
-            kept.pop()
+        """Write one down, in the place of what is known of the same change. Raises UserError."""
+        kept = {(d.at_s, d.engine, d.query): d for d in self.read()}
+        kept[done.at_s, done.engine, done.query] = done
         new = self.path.with_suffix(".new")
         with self._written():
-            new.write_bytes(b"".join(msgspec.json.encode(d) + b"\n" for d in (*kept, done)))
+            new.write_bytes(b"".join(msgspec.json.encode(d) + b"\n" for d in kept.values()))
             new.replace(self.path)
 
     @contextmanager
@@ -209,8 +214,13 @@ def carried_out(
 def judged_late(
     target: Target, kind: DriverKind, done: Done, memory: Memory, *, patience_s: float
 ) -> Done:
-    """What came of a change that was asked for by a controller that ended: as `carried_out`."""
+    """What came of a change that was asked for by a controller that ended: as `carried_out`.
+
+    "other" where it is not the query's last one by now.
+    """
     with memory.alone():
+        if memory.last(done.engine, done.query) != done:
+            return msgspec.structs.replace(done, outcome="other")
         scaler, output = scaler_of(target, kind), None
         was, became = ({tuple(name): n for name, n in told} for told in (done.was, done.became))
         try:

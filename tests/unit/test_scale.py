@@ -241,7 +241,8 @@ def test_what_was_done_is_remembered(tmp_path: Path) -> None:
     memory.note(done(None))
     memory.note(done(2.5))  # the same change
     memory.note(done(1, query="other"))
-    assert [d.silent_s for d in memory.read()] == [1]  # one at a time
+    memory.note(done(3.5))  # once more, after another's
+    assert [d.silent_s for d in memory.read()] == [3.5, 1]
     later = Done(at_s=2, engine="flink:1", query="q", was=[(["b"], 1)], became=[(["b"], 3)])
     memory.note(later)
     memory.path.write_bytes(b"{{{\nnull\n" + memory.path.read_bytes() + b'{"at_s": 1')
@@ -751,6 +752,22 @@ def test_what_an_ended_controller_asked_for_is_judged_by_the_next(
     last = owned.state.memory.last("ours:x", "q")
     assert last is not None
     assert (last.outcome, engine.asked, owned.state.late) == (outcome, asked, [])
+
+
+def test_what_was_changed_since_is_left_alone(tmp_path: Path) -> None:
+    """Even if the later change ended at the same numbers."""
+    engine, memory = Restarting({1: 100, 3: 30}, replicas=3), Memory(tmp_path / "rescaled")
+    kind = DriverKind("fake", list, lambda _: engine, scaler=lambda _: engine)
+    asked = msgspec.structs.replace(
+        failed(time.time() - 60, "asked"), engine="fake:x", before=100.0, by_itself=True
+    )
+    later = msgspec.structs.replace(asked, at_s=asked.at_s + 20, outcome="kept", by_itself=False)
+    for one in (asked, later):
+        memory.note(one)
+    assert elastic.unjudged(memory.read(), time.time()) == []
+    told = scaling.judged_late(engine.target, kind, asked, memory, patience_s=3.0)
+    assert (told.outcome, engine.asked) == ("other", [])
+    assert memory.read() == [asked, later]
 
 
 def test_what_was_changed_by_hand_is_paused_for(
