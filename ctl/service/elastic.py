@@ -29,7 +29,7 @@ from sched_ctl.kernel.cpus import cpus_of
 from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.service import bottlenecks, scaling
 from sched_ctl.service.bottlenecks import Found
-from sched_ctl.service.scaling import Memory
+from sched_ctl.service.scaling import Busy, Memory
 
 __all__ = ["agreed", "mind", "section_of"]
 
@@ -121,6 +121,8 @@ async def _of_owner(state: _State, owner: str, chosen: Mapping[Key, tuple[Found,
     """Never raises. Ends at a change: what was read before it tells nothing of other queries."""
     hand, began_s = state.hands[owner], time.monotonic()
     await _judge_late(state, owner, hand)
+    if state.changed_s > began_s:
+        return
     before = state.memory.read()
     for key, (one, section) in chosen.items():
         mine = state.seen.setdefault(key, _Seen())
@@ -160,16 +162,18 @@ async def _judge_late(state: _State, owner: str, hand: "Worker[Any]") -> None:
         engine = engines.get(done.engine)
         if engine is None or engine.domain != owner or state.changing.locked():
             continue
-        state.late.remove(done)
-        kind = state.kinds[engine.target.kind]
+        kind, key = state.kinds[engine.target.kind], (done.engine, done.query)
         judged = partial(scaling.judged_late, engine.target, kind, done, state.memory)
         async with state.changing:
             try:
                 words = (await hand.call(partial(judged, patience_s=PATIENCE_S))).outcome
-            except UserError as error:
-                words = error.message
-            finally:
-                state.changed_s = time.monotonic()
+            except Exception as error:
+                if state.memory.last(*key) == done:  # nothing came of it: later once more
+                    log.debug("replicas", exc_info=error)
+                    continue
+                words = str(error)
+            state.late = [other for other in state.late if other != done]
+            _over(state, state.seen.setdefault(key, _Seen()))
         log.info("%s %s: what was asked for before the start: %s", done.engine, done.query, words)
 
 
@@ -222,9 +226,9 @@ async def _one(
     why = why or tried(before, sure, rate, section.pause, time.time())
     if why is not None:
         return why
+    waits = f"needs {scaling.in_words(sure.replicas)}, when no other query is being changed"
     if state.changing.locked():
-        return f"needs {scaling.in_words(sure.replicas)}, when no other query is being changed"
-    seen.changes.clear()
+        return waits
     async with state.changing:
         try:
             done = await hand.call(
@@ -238,9 +242,19 @@ async def _one(
                     by_itself=True,
                 )
             )
-        finally:
-            seen.since_s = state.changed_s = time.monotonic()
+        except Busy:  # by another process
+            return waits
+        except Exception:
+            _over(state, seen)
+            raise
+        _over(state, seen)
     return _told(sure, done)
+
+
+def _over(state: _State, seen: _Seen) -> None:
+    """A change of the query was made, or tried."""
+    seen.changes.clear()
+    seen.since_s = state.changed_s = time.monotonic()
 
 
 def _is_new(before: Sequence[Done], key: Key, pause_s: float) -> bool:

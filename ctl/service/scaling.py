@@ -64,6 +64,10 @@ POLL_S = 5.0  # that one answer may take
 NO_QUERY_S = 20.0  # that the first queries may take to be seen
 
 
+class Busy(UserError):
+    """A query is being changed, maybe by another process: nothing was done."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """Changes that were made since the machine was started."""
@@ -90,14 +94,17 @@ class Memory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """For one change at a time: of two at once neither could be judged. Raises UserError."""
+        """For one change at a time: of two at once neither could be judged.
+
+        Raises Busy, or UserError where nothing can be written.
+        """
         with self._written():
             fd = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
+                raise Busy(
                     "a query is being given other replicas just now; nothing was changed",
                     "try again when that is judged, in a minute or two",
                 ) from None

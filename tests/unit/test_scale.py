@@ -754,6 +754,72 @@ def test_what_an_ended_controller_asked_for_is_judged_by_the_next(
     assert (last.outcome, engine.asked, owned.state.late) == (outcome, asked, [])
 
 
+def test_a_late_judgement_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owned, asked = Owned(monkeypatch, tmp_path), []
+    engine: Any = Restarting({1: 100, 3: 300}, replicas=3)
+    owned.add("ours", "", engine)
+    owned.controller.engines["ours:x"] = owned.found[0].engine
+    done = msgspec.structs.replace(
+        failed(time.time() - 1000, "asked"), engine="ours:x", before=100.0, by_itself=True
+    )
+    owned.state.memory.note(done)
+    owned.state.late = [done]
+    current = engine.current
+
+    def first_not(query: str) -> Mapping[tuple[str, ...], tuple[int, int]]:
+        asked.append(query)
+        if len(asked) == 1:
+            raise RuntimeError
+        return current(query)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(engine, "current", first_not)
+    looks: list[str] = []
+
+    async def one(_: object, __: object, query: str, *___: object) -> str:
+        looks.append(query)
+        return "looked at"
+
+    monkeypatch.setattr(elastic, "_one", one)
+
+    async def rounds() -> list[tuple[int, int]]:
+        told = []
+        for _ in range(3):
+            await elastic._round(owned.state)
+            await owned.state.rounds[""]
+            told.append((len(owned.state.late), len(looks)))
+        return told
+
+    # In the round of the judgement nothing else is looked at, and after it the query has its pause
+    assert asyncio.run(asyncio.wait_for(rounds(), 60)) == [(1, 1), (0, 1), (0, 1)]
+    last = owned.state.memory.last("ours:x", "q")
+    assert last is not None and last.outcome == "kept"
+
+
+def test_who_waits_for_another_process_goes_on_right_after_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owned = Owned(monkeypatch, tmp_path)
+    engine: Any = Restarting({1: 100, 3: 300})
+    owned.add("ours", "", engine)
+    asks = Change("ours:x", "q", (Step(("b",), "b", 1, 3, 1, 1),), 0.4, 1.0, False, 2.0, 1.0)
+    monkeypatch.setattr(elastic, "changed", lambda *_, **__: asks)
+
+    async def rounds() -> str:
+        with owned.state.memory.alone():
+            await elastic._round(owned.state)
+            await owned.state.rounds[""]
+        waits = owned.controller.replicas["ours:x", "q"]
+        await elastic._round(owned.state)
+        await owned.state.rounds[""]
+        return waits
+
+    waits = asyncio.run(asyncio.wait_for(rounds(), 60))
+    assert waits.endswith("when no other query is being changed")
+    assert engine.asked == [3]
+
+
 def test_what_was_changed_since_is_left_alone(tmp_path: Path) -> None:
     """Even if the later change ended at the same numbers."""
     engine, memory = Restarting({1: 100, 3: 30}, replicas=3), Memory(tmp_path / "rescaled")
