@@ -16,7 +16,7 @@ def check(path: Path) -> None:
         with path.open("ab"):
             pass
         if is_new:
-            path.unlink()
+            path.resolve().unlink()  # not a link to it
     except OSError as error:
         raise _refused(path, error) from None
 

@@ -55,5 +55,8 @@ def test_a_try_leaves_nothing_behind(tmp_path: Path) -> None:
     outputs.write(tmp_path / "new", "kept")
     outputs.check(tmp_path / "new")
     assert (tmp_path / "new").read_text() == "kept"
+    (tmp_path / "link").symlink_to("elsewhere")
+    outputs.check(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and not (tmp_path / "elsewhere").exists()
     with pytest.raises(UserError, match="Is a directory"):
         outputs.check(tmp_path)
