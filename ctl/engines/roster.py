@@ -83,6 +83,11 @@ class Roster:
             await asyncio.wait(list(self._finding.values()), timeout=patience_s)
             await asyncio.sleep(0)  # the callbacks
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether a search is under way: more engines may be here than are known."""
+        return bool(self._finding)
+
     def is_due(self, now_s: float) -> bool:
         """Whether to look for engines: it is time, one ended, or a new process may be one."""
         timely = self.timer.is_due(now_s)

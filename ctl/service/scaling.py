@@ -35,6 +35,7 @@ from sched_ctl.model.topology import Snapshot, Topology
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks
 from sched_ctl.service.bottlenecks import Found
+from sched_ctl.service.views import suspected
 
 __all__ = [
     "Busy",
@@ -159,7 +160,7 @@ async def looked(
     running = None
     try:
         await controller.start()
-        if not controller.engines:
+        if not (controller.engines or controller.roster.is_looking or suspected(controller.kinds)):
             return []
         running = asyncio.create_task(controller.run())
         end_s = time.monotonic() + NO_QUERY_S

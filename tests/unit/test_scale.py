@@ -488,6 +488,28 @@ def test_nobody_waits_for_queries_where_no_engine_runs(monkeypatch: pytest.Monke
     assert asyncio.run(scaling.looked(Settings(), {"fake": kind}, 1.0)) == []
 
 
+@pytest.mark.parametrize("found_late", [True, False])
+def test_an_engine_that_may_be_here_is_waited_for(
+    found_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose search takes its time, or a process that looks like one."""
+    ran = threading.Event()
+
+    async def run(_: Controller) -> None:
+        ran.set()
+
+    def find() -> list[Target]:
+        ran.wait(600)
+        return []
+
+    monkeypatch.setattr(Controller, "run", run)
+    monkeypatch.setattr(scaling, "NO_QUERY_S", 0.1)
+    kind = DriverKind("fake", find if found_late else list, lambda _: Restarting({}))
+    kind = kind if found_late else replace(kind, mains=lambda: [1])
+    assert asyncio.run(scaling.looked(Settings(), {"fake": kind}, 1.0)) == []
+    assert ran.is_set()
+
+
 def test_rates_are_told_without_exponents() -> None:
     done = msgspec.structs.replace(failed(0), before=12345.6, after=987.654)
     assert "took in 12.35k tuples/s, takes in 987.7;" in cli_scale._outcome(done)
