@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from sched_ctl.kernel import hotspot, procfs
 from sched_ctl.kernel.regular import open_regular
 
-__all__ = ["Functions", "kernel_functions", "of_process", "readable"]
+__all__ = ["Functions", "Room", "kernel_functions", "of_process", "readable"]
 
 KALLSYMS = Path("/proc/kallsyms")
 MOST_SYMBOLS = 1 << 19  # of a file
 NAMES_LIMIT = 32 << 20  # bytes of a file's names
+KEPT_LIMIT = 128 << 20  # bytes of symbols and names, of all files of a look
 MAPS_LIMIT = 4 << 20  # bytes of /proc/PID/maps
 _SYMBOL = np.dtype(
     [
@@ -66,6 +67,19 @@ class Functions:
 NONE = Functions((), (), str)
 
 
+@dataclass(slots=True)
+class Room:
+    """What the files of one look may still keep, in bytes: a user may map any number of them."""
+
+    left: int = KEPT_LIMIT
+
+    def take(self, size: int) -> None:
+        """Raises ValueError."""
+        if size > self.left:
+            raise ValueError("too many names")
+        self.left -= size
+
+
 def kernel_functions(path: Path = KALLSYMS) -> Functions:
     """Without the right to see addresses (kptr_restrict) there are none."""
     found: list[tuple[int, str]] = []
@@ -87,7 +101,7 @@ class _Mapping:
     file: str  # its name only; empty for memory of its own
 
 
-def of_process(pid: int) -> Callable[[int], str]:
+def of_process(pid: int, room: Room) -> Callable[[int], str]:
     """Address -> name, for a process as it is now; tables are read as they are needed."""
     mappings = _mappings(pid)
     starts = [one.start for one in mappings]
@@ -107,7 +121,7 @@ def of_process(pid: int) -> Callable[[int], str]:
         if not found.file:
             return method(address) or "[without a file]"
         if found.file not in files:
-            files[found.file] = _of_file(pid, found)
+            files[found.file] = _of_file(pid, found, room)
         place = address - found.start + found.offset
         return files[found.file](place) or f"{found.file}+{place:#x}"
 
@@ -138,12 +152,12 @@ def _methods(pid: int) -> Functions:
     return NONE
 
 
-def _of_file(pid: int, mapping: _Mapping) -> Callable[[int], str | None]:
+def _of_file(pid: int, mapping: _Mapping, room: Room) -> Callable[[int], str | None]:
     """Offset in a mapped file -> name of the function there."""
     path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     try:
         with open(open_regular(path), "rb") as file:
-            return _of_elf(lambda at, size: os.pread(file.fileno(), size, at))
+            return _of_elf(lambda at, size: os.pread(file.fileno(), size, at), room)
     except (
         OSError,
         ValueError,
@@ -155,7 +169,7 @@ def _of_file(pid: int, mapping: _Mapping) -> Callable[[int], str | None]:
     return lambda _: None
 
 
-def _of_elf(read: Read) -> Callable[[int], str | None]:
+def _of_elf(read: Read, room: Room) -> Callable[[int], str | None]:
     """Of a 64-bit little-endian ELF file. Raises ValueError, struct.error, OSError."""
     head = read(0, 64)
     if head[:6] != b"\x7fELF\x02\x01":
@@ -177,13 +191,16 @@ def _of_elf(read: Read) -> Callable[[int], str | None]:
         if table[1] in _SYMBOL_TABLES and table[6] < len(tables):
             one_of.setdefault(table[1], table)
     found = np.zeros(0, _FOUND)
-    texts = {
-        names[4]: read(names[4], min(names[5], NAMES_LIMIT))
-        for names in (tables[one[6]] for one in one_of.values())
-    }
     for one in one_of.values():
         found = np.concatenate([found, _symbols(read, one, tables[one[6]])])[:MOST_SYMBOLS]
     found = found[np.lexsort((found["name"], found["names"], found["end"], found["start"]))]
+    room.take(2 * found.nbytes)
+    texts: dict[int, bytes] = {}
+    for names in (tables[one[6]] for one in one_of.values()):
+        if names[4] not in texts and names[4] in found["names"]:
+            size = min(names[5], NAMES_LIMIT)
+            room.take(size)
+            texts[names[4]] = read(names[4], size)
 
     def name(i: int) -> str:
         start = int(found["name"][i])

@@ -124,6 +124,7 @@ def _named(sleeps: Iterable[Sleeps], java: Mapping[int, JavaStack], seen: _Seen)
     """One row a thread and place, with all that woke it there."""
     in_kernel = symbols.kernel_functions().at
     by_process: dict[int, Callable[[int], str]] = {}
+    room = symbols.Room()
 
     def in_process(tid: int, addresses: Addresses) -> tuple[str, ...]:
         pid = procfs.process_of(tid)
@@ -131,7 +132,7 @@ def _named(sleeps: Iterable[Sleeps], java: Mapping[int, JavaStack], seen: _Seen)
             return ()
         if pid not in by_process:
             try:
-                by_process[pid] = symbols.of_process(pid)
+                by_process[pid] = symbols.of_process(pid, room)
             except OSError:  # gone, or not ours to look into
                 by_process[pid] = hex
         return tuple(by_process[pid](address) for address in addresses)

@@ -16,6 +16,7 @@ import pytest
 from sched_ctl.cli import flame
 from sched_ctl.cli.stacks import in_words
 from sched_ctl.kernel import procfs, sleeping, symbols
+from sched_ctl.kernel.symbols import Room
 from sched_ctl.probes import holders, stacks
 from sched_ctl.probes.holders import Held
 from sched_ctl.probes.stacks import Place, Waker
@@ -113,7 +114,7 @@ def test_the_holder_of_a_mutex_is_read_of_a_process_that_may_be_read(
 
 
 def test_functions_of_our_own_process_have_their_names() -> None:
-    name = symbols.of_process(os.getpid())
+    name = symbols.of_process(os.getpid(), Room())
     libc = ctypes.CDLL(None)
     for function in ("getpid", "qsort"):
         address = ctypes.cast(getattr(libc, function), ctypes.c_void_p).value
@@ -129,7 +130,7 @@ def test_a_file_that_is_no_elf_is_refused_or_has_no_names(seed: int) -> None:
     data[54:62] = struct.pack("<4H", 56, draw.randrange(40), 64, draw.randrange(40))
     data[32:48] = struct.pack("<QQ", draw.randrange(5000), draw.randrange(5000))
     try:
-        at = symbols._of_elf(reader(data))
+        at = symbols._of_elf(reader(data), Room())
     except (ValueError, struct.error, IndexError, OverflowError):
         return
     at(draw.randrange(1 << 40))
@@ -161,11 +162,11 @@ def test_a_file_that_shrinks_while_it_is_read_has_no_names(
     path.write_bytes(elf([2], 1000))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, 5):
         [mapping] = [one for one in symbols._mappings(os.getpid()) if one.file == path.name]
-        at = symbols._of_file(os.getpid(), mapping)
+        at = symbols._of_file(os.getpid(), mapping, Room())
         assert at(0x1000) == "one"
         os.truncate(path, 0)
         assert at(0x1000) == "one"
-        assert symbols._of_file(os.getpid(), mapping)(0x1000) is None
+        assert symbols._of_file(os.getpid(), mapping, Room())(0x1000) is None
 
 
 def test_of_many_tables_of_symbols_one_of_each_kind_is_read(
@@ -175,7 +176,7 @@ def test_of_many_tables_of_symbols_one_of_each_kind_is_read(
     data = elf([2, 11] * 200, 1000)
     tracemalloc.start()
     try:
-        at = symbols._of_elf(reader(data))
+        at = symbols._of_elf(reader(data), Room())
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -183,8 +184,37 @@ def test_of_many_tables_of_symbols_one_of_each_kind_is_read(
     assert [at(place) for place in (0xFFF, 0x1000, 0x1007, 0x1008)] == [None, "one", "one", None]
     assert at(0x1000 + 16 * 999) == "one" and at(0x1000 + 16 * 1000) is None
     monkeypatch.setattr(symbols, "MOST_SYMBOLS", 10)
-    at = symbols._of_elf(reader(data))
+    at = symbols._of_elf(reader(data), Room())
     assert at(0x1000) == "one" and at(0x1000 + 16 * 10) is None
+
+
+def test_names_are_kept_within_bounds_however_many_files_are_mapped() -> None:
+    """A small file tells of names of any size, in a hole."""
+    asked: list[int] = []
+
+    def read(data: bytes) -> Callable[[int, int], bytes]:
+        def part(at: int, size: int) -> bytes:
+            asked.append(size)
+            return data[at : at + size]
+
+        return part
+
+    def vast(symbols: int) -> bytes:
+        data = bytearray(elf([2], symbols))
+        struct.pack_into("<Q", data, 64 + 56 + 32, 1 << 40)
+        return bytes(data)
+
+    room = Room()
+    assert symbols._of_elf(read(vast(0)), room)(0x1000) is None
+    assert max(asked) < 4096 and room == Room()
+    asked.clear()
+    fit = symbols.KEPT_LIMIT // symbols.NAMES_LIMIT - 1  # beside the symbols
+    for _ in range(fit):
+        assert symbols._of_elf(read(vast(1)), room)(0x1000) == "one"
+    with pytest.raises(ValueError):
+        symbols._of_elf(read(vast(1)), room)
+    assert sum(size > 4096 for size in asked) == fit
+    assert symbols._of_elf(reader(elf([2], 1)), room)(0x1000) == "one"
 
 
 def test_names_of_c_plus_plus_are_readable() -> None:
