@@ -223,7 +223,8 @@ class LiebreDriver:
         epoch_s = time.time()
         pairs = [stream.counts(epoch_s, deadline) for stream in self._streams]
         entered, left = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-        if any(file.behind for file in self._files.values()):
+        ends = (end for stream in self._streams for end in (stream.entered, stream.left))
+        if any(isinstance(end, CountFile) and end.behind for end in ends):
             return np.full_like(entered, np.nan), np.full_like(left, np.nan)
         return entered, left
 

@@ -85,6 +85,8 @@ def test_nothing_is_counted_while_a_file_is_behind(
     driver._streams = (_Stream("a", "b", *driver._files.values()),)
     thread = Thread(1, 1, 1, "b")
     driver._operators = (("b", thread),)
+    driver._files["gone", "IN"] = opened(file)  # of a stream that is there no more
+    driver._files["gone", "IN"].behind = True
     if behind:
         monkeypatch.setattr("sched_ctl.drivers.liebre.counts.PART", 6)
     entered, left = driver._count(0.0 if behind else float("inf"))
