@@ -137,8 +137,7 @@ class FlinkDriver:
         self.target = target
         self._rest = rest
         self._born = procfs.stat(target.pid) if target.pid is not None else None
-        # Whose TaskManagers it may speak of. None: the administrator named a cluster elsewhere,
-        # whose first ones here will tell.
+        # Whose TaskManagers it may speak of. None: the administrator named a cluster elsewhere.
         self._uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self._processes: dict[int, local.Process] = {}
         self._pages: dict[int, Page | None] = {}
@@ -266,9 +265,6 @@ class FlinkDriver:
         here = local.task_managers(self._uid)
         matched, notes = local.match(here, known.taskmanagers, self.target.pid)
         self._matching = tuple(notes)
-        users = {procfs.owner(pid) for pid in matched}
-        if self._uid is None and len(users) == 1:
-            [self._uid] = users
         for pid, one in matched.items():
             process = self._processes.get(pid)
             if process is None or process.known.id != one.id:
