@@ -177,12 +177,13 @@ def test_threads_that_could_not_be_tied_are_told_until_they_are(threads: list[Th
     tied.errors = {first.tid: errno.ENOMEM, second.tid: errno.ENOMEM, third.tid: errno.ESRCH}
     problems, gone = slots.adopt((first, second, third))
     assert len(problems) == 2 and gone == 1
-    assert slots.untied() == [first, second]
+    assert slots.untied((first, second, third)) == [first, second]
+    assert slots.untied((second,)) == [second], "what another scope's threads lack is not its own"
     slots.follow("s", (first, second, third), (first, third))
-    assert slots.untied() == [first]
+    assert slots.untied((first, second, third)) == [first]
     tied.errors = {}
-    assert slots.adopt(slots.untied()) == ((), 0)
-    assert slots.untied() == [] and tied.now[first.tid] == (slots.of([first])[0], 0)
+    assert slots.adopt(slots.untied((first,))) == ((), 0)
+    assert slots.untied((first,)) == [] and tied.now[first.tid] == (slots.of([first])[0], 0)
 
 
 def test_of_a_reload_only_what_lasts_is_told_from_then_on(

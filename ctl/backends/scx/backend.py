@@ -153,7 +153,7 @@ class Scx(Backend):
         scope.parts = self._hints(loaded, scope)
         changed = self._write(loaded)
         writes += changed
-        fresh += loaded.slots.untied()
+        fresh += loaded.slots.untied(schedule.threads)
         more, gone = loaded.slots.adopt(fresh)
         if self.mode == "full" and self.options.align > 0:
             some = loaded.slots.follow_flushers([one.schedule for one in self._scopes.values()])
@@ -162,7 +162,7 @@ class Scx(Backend):
         if not loaded.attached:
             # Only now: a thread that is queued without a slot stays among the others for a while.
             self._attach(loaded)
-        writes += len(fresh) - gone + len(released)
+        writes += len(fresh) - gone - len(loaded.slots.untied(fresh)) + len(released)
         repaired = 0
         if self.mode == "partial":
             ext = np.full(len(schedule.threads), sched.EXT)

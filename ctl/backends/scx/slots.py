@@ -4,7 +4,7 @@ import errno
 import operator
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,9 +85,10 @@ class Slots:
                 released.append(thread)
         return fresh, released, problems
 
-    def untied(self) -> list[Thread]:
-        """Threads that have a slot, but to tie them to it failed."""
-        return [*self._untied]
+    def untied(self, threads: Iterable[Thread]) -> list[Thread]:
+        """Those of these threads that have a slot, but to tie them to it failed."""
+        wanted = set(threads) if self._untied else ()
+        return [thread for thread in self._untied if thread in wanted]
 
     def adopt(self, threads: Sequence[Thread]) -> tuple[tuple[str, ...], int]:
         """Tie threads to their slots, which are filled. Returns problems, and how many are gone."""
