@@ -124,8 +124,7 @@ subprogram int pull(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 		record(TRACE_PICK, 0, now_ns, there->urgency);
 		if (!take(other, cpu, there, true))
 			continue;
-		if ((s64)(there->vtime_ns - groups_now_ns) > 0)
-			groups_now_ns = there->vtime_ns;
+		groups_reach(c, there->vtime_ns);
 		count(pulls);
 		c->next_far_ns = now_ns;	/* there may be more of them */
 		return 1;

@@ -11,7 +11,7 @@
 #include "state.bpf.h"
 #include "queues.bpf.h"
 
-u64 groups_now_ns;			/* virtual time that groups have reached */
+u64 groups_now_ns;			/* virtual time that groups have reached on any CPU */
 #define GROUP_CREDIT (10 * MS)
 #define STANDING (100 * MS)		/* a queue that is not empty for so long is never empty */
 
@@ -280,26 +280,47 @@ static __always_inline bool at_cap(struct group *group, u32 g, s32 cpu)
 	return group->cap && running >= (s32)group->cap;
 }
 
-/* One whose turn it was had got so far. */
-static __always_inline void groups_reach(u64 vtime_ns)
+/* One whose turn it was on this CPU had got so far. */
+static __always_inline void groups_reach(struct cpu *c, u64 vtime_ns)
 {
+	if ((s64)(vtime_ns - c->groups_ns) > 0)
+		c->groups_ns = vtime_ns;
 	if ((s64)(vtime_ns - groups_now_ns) > 0)
 		groups_now_ns = vtime_ns;
 }
 
 /* The same of a group that ran while nobody waited: that needs no choice, so nobody has said so yet. */
-static __always_inline void groups_reach_alone(u16 group)
+static __always_inline void groups_reach_alone(struct cpu *c)
 {
-	u32 g = (group - 1) & (MAX_GROUPS - 1);
+	u32 g = (c->group - 1) & (MAX_GROUPS - 1);
 
-	if (group && control.groups[g].share)
-		groups_reach(groups[g].vtime_ns);
+	if (c->group && control.groups[g].share)
+		groups_reach(c, groups[g].vtime_ns);
+}
+
+/*
+ * Virtual time that groups have reached where a thread may run. One that has another CPU alone may
+ * be far ahead: who were put there would wait until all others on its own CPU have got as far.
+ */
+static __always_inline u64 groups_now_for(struct task_struct *p)
+{
+	u64 now_ns = 0, there_ns;
+	u32 cpu;
+
+	if (p->nr_cpus_allowed >= nr_cpus)
+		return groups_now_ns;
+	for_each_number(cpu, nr_cpus) {
+		there_ns = cpus[cpu & (MAX_CPUS - 1)].groups_ns;
+		if ((s64)(there_ns - now_ns) > 0 && bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			now_ns = there_ns;
+	}
+	return now_ns;
 }
 
 /* A group that slept may lag behind the others by GROUP_CREDIT, no more. */
-static __always_inline void forgive_group(u32 queue)
+static __always_inline void forgive_group(u32 queue, u64 reached_ns)
 {
-	u64 floor_ns = groups_now_ns - GROUP_CREDIT;
+	u64 floor_ns = reached_ns - GROUP_CREDIT;
 	u32 g;
 
 	group_of(queue, &g);

@@ -156,7 +156,10 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	if (control.nr_groups) {
 		if (group_of(slots[slot].queue, &g)->cap)
 			return cpu;		/* the idle CPU asks, and counts who runs */
-		forgive_group(slots[slot].queue);
+		/* Nobody else wants this CPU: who does later is compared with how far this one got. */
+		forgive_group(slots[slot].queue, groups_now_ns);
+		if (control.groups[g].share)
+			groups_reach(&cpus[cpu & (MAX_CPUS - 1)], groups[g].vtime_ns);
 	}
 	now_ns = clock_ns();
 	inherit(slot, now_ns, here());
@@ -257,7 +260,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	if (control.nr_groups && (enq_flags & SCX_ENQ_WAKEUP))
-		forgive_group(queue);
+		forgive_group(queue, groups_now_for(p));
 	slice = slice_ns(slot);
 	if (t->left_ns) {
 		if (!(enq_flags & SCX_ENQ_WAKEUP)) {
@@ -352,11 +355,11 @@ subprogram int run_operator(u32 llc, s32 cpu, u64 now_ns, u32 slot)
 			}
 		}
 		if (goes_on) {
-			groups_reach(c->mine.vtime_ns);
+			groups_reach(c, c->mine.vtime_ns);
 			return RUN_KEEP;
 		}
 		record(TRACE_PICK, 0, now_ns, best->urgency);
-		groups_reach(best->vtime_ns);
+		groups_reach(c, best->vtime_ns);
 		best->queue &= MAX_QUEUES - 1;
 		if (take(llc, cpu, best, slot))
 			return RUN_MOVED;
@@ -442,7 +445,7 @@ subprogram int run_by_right(u64 its, u32 llc, s32 cpu, u64 now_ns, u32 slot)
 	count(by_right);
 	c->by_right = 1;
 	record(TRACE_PICK, 0, now_ns, best->urgency);
-	groups_reach(best->vtime_ns);
+	groups_reach(c, best->vtime_ns);
 	return RUN_MOVED;
 }
 
@@ -569,7 +572,7 @@ void BPF_PROG(sched_ctl_dispatch, s32 cpu, struct task_struct *prev)
 	if (rival) {
 		if (!waiting && !may_look(c, llc, slot, now_ns)) {
 			s->keeps++;
-			groups_reach_alone(c->group);
+			groups_reach_alone(c);
 			keep_operator(c, prev, slot, now_ns);
 			return;
 		}
@@ -743,7 +746,7 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		if (!runnable) {
 			note_burst(&threads[slot]);
 			if (!queues[llc_of(cpu)].waiting)
-				groups_reach_alone(c->group);
+				groups_reach_alone(c);
 			threads[slot].slept_ns = c->since_ns + ran_ns;
 			if (threads[slot].held)
 				c->done = slot;

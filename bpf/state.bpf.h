@@ -129,6 +129,7 @@ struct cpu {
 	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
 	u64 next_look_ns;		/* when to look for others that starve */
 	u64 stopped_ns;			/* when what ran here last stopped */
+	u64 groups_ns;			/* virtual time that groups have reached here */
 	u64 charged_ns;			/* sum_exec_runtime up to which operators were charged */
 	u64 vtime;			/* packed, of the other that runs here, when it began to */
 	u64 armed_ns;			/* since_ns of the run that the timer here is to end */

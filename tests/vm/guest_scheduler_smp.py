@@ -65,6 +65,25 @@ def check_shares_of_groups() -> None:
         assert_divided(pids, [0.25] * 4, 0.05)
 
 
+@enough_on("6.18")  # our arithmetic
+def check_who_has_a_cpu_alone_makes_nobody_wait_on_another() -> None:
+    """Each of two on the other CPU has half, though one of them slept once."""
+    above_all()
+    with busy(3) as pids, loaded(pids, full=False) as scheduler:
+        give_groups(scheduler, [1, 1, 1], [0] * 3)
+        adopt(scheduler, pids)
+        for pid, cpu in zip(pids, (0, 1, 1), strict=True):
+            os.sched_setaffinity(pid, {cpu})
+        scheduler.attach()
+        time.sleep(2)
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(0.1)
+        os.kill(pids[1], signal.SIGCONT)
+        found = shares(pids, 0.5, settle_s=0.0)
+        print([round(share, 3) for share in found])
+        assert min(found[1:]) > 0.4, found
+
+
 @enough_on("6.18")  # our marks
 def check_a_lent_turn_ends_when_its_thread_sleeps() -> None:
     """Who then wakes up on an idle CPU has a turn of its own."""
