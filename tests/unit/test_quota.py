@@ -26,9 +26,10 @@ class Folders:
     def __init__(self, *_: object) -> None: ...
 
     def apply(self, _: Schedule) -> Applied:
-        made = [make(self.root / name) for name in sorted(self.gone)]
-        self.gone.clear()
-        return Applied(writes=len(made))
+        made = len(self.gone)
+        while self.gone:
+            make(self.root / self.gone.pop())
+        return Applied(writes=made)
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
         return {"cgroup": str(self.root / str(thread.tid))}
