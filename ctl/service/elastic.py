@@ -40,6 +40,7 @@ AGREE = 3  # looks in a row
 PATIENCE_S = 60.0
 LONGEST_PAUSE_S = 86400.0
 LATE_S = 1800.0  # how old a change may be whose outcome is still asked for: loads change
+ONCE_MORE_S = 180.0  # from an attempt to judge one that failed to the next: others wait meanwhile
 
 Key = tuple[str, str]  # engine, query
 Limits = Mapping[tuple[str, ...], tuple[int, int]]
@@ -67,6 +68,7 @@ class _State:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     changed_s: float = float("-inf")  # CLOCK_MONOTONIC of the last change of whatever query
     late: list[Done] = field(default_factory=list)  # changes of an earlier controller, to be judged
+    later_s: dict[Key, float] = field(default_factory=dict)  # not before, CLOCK_MONOTONIC
 
 
 async def mind(controller: Controller, kinds: Mapping[str, DriverKind]) -> None:
@@ -159,19 +161,24 @@ def unjudged(before: Sequence[Done], now_s: float) -> list[Done]:
 async def _judge_late(state: _State, owner: str, hand: "Worker[Any]") -> None:
     engines = state.controller.engines
     for done in list(state.late):
-        engine = engines.get(done.engine)
+        engine, key = engines.get(done.engine), (done.engine, done.query)
         if engine is None or engine.domain != owner or state.changing.locked():
             continue
-        kind, key = state.kinds[engine.target.kind], (done.engine, done.query)
+        if time.monotonic() < state.later_s.get(key, 0.0):
+            continue
+        kind = state.kinds[engine.target.kind]
         judged = partial(scaling.judged_late, engine.target, kind, done, state.memory)
         async with state.changing:
             try:
                 words = (await hand.call(partial(judged, patience_s=PATIENCE_S))).outcome
+            except Busy:
+                continue
             except Exception as error:
-                if state.memory.last(*key) == done:  # nothing came of it: later once more
-                    log.debug("replicas", exc_info=error)
-                    continue
                 words = str(error)
+                if state.memory.last(*key) == done:  # nothing came of it: later once more
+                    state.later_s[key] = time.monotonic() + ONCE_MORE_S
+                    log.info("%s %s: what was asked for cannot be judged yet: %s", *key, words)
+                    continue
             state.late = [other for other in state.late if other != done]
             _over(state, state.seen.setdefault(key, _Seen()))
         log.info("%s %s: what was asked for before the start: %s", done.engine, done.query, words)
