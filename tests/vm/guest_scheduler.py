@@ -64,7 +64,7 @@ def check_what_it_takes_to_verify() -> None:
         texts = [path.read_text() for path in files if path.exists()]
     counts = [int(n) for text in texts for n in re.findall(r"verified_insns:\s+(\d+)", text)]
     print(sum(counts), sorted(counts))
-    assert len(counts) > 10 and sum(counts) < 60_000, counts
+    assert len(counts) > 10 and sum(counts) < 62_000, counts
 
 
 # -- shares, order and bounds of threads that always want the CPU ----------------------------------
