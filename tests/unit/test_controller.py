@@ -277,8 +277,9 @@ def test_a_policy_that_fails_stops_no_other() -> None:
 
     async def script() -> None:
         await until(lambda: len([s for s in backend.schedules if s.scope == "hr"]) > 3)
-        said = controller.rules[0].problem
-        assert said is not None and said.startswith(f"ZeroDivisionError: boo ({__file__}:")
+        # On a busy machine a pass may end before the policy has failed: "still deciding"
+        said = f"ZeroDivisionError: boo ({__file__}:"
+        await until(lambda: (controller.rules[0].problem or "").startswith(said))
 
     drive(controller, script)
 
