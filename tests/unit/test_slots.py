@@ -137,13 +137,19 @@ def threads() -> Iterator[list[Thread]]:
         one.join()
 
 
-def test_flushers_follow_the_slots_of_their_operators(threads: list[Thread]) -> None:
-    first, second, flusher, other = threads
-    tied: Any = Tied()
+@pytest.fixture
+def tied_threads(threads: list[Thread]) -> list[Thread]:
+    """Where the kernel ties a thread by a descriptor of its own."""
     try:
-        os.close(os.pidfd_open(flusher.tid, os.O_EXCL))
+        os.close(os.pidfd_open(threads[0].tid, os.O_EXCL))
     except OSError:
         pytest.skip("needs thread pidfds (Linux 6.9)")
+    return threads
+
+
+def test_flushers_follow_the_slots_of_their_operators(tied_threads: list[Thread]) -> None:
+    first, second, flusher, other = tied_threads
+    tied: Any = Tied()
     slots = Slots(tied, full=True)
     slots.follow("s", (), (first, second))
     slots.adopt((first, second))
@@ -165,13 +171,11 @@ def test_flushers_follow_the_slots_of_their_operators(threads: list[Thread]) -> 
     assert tied.now[other.tid] == (slots.of([other])[0], 0)
 
 
-def test_threads_that_could_not_be_tied_are_told_until_they_are(threads: list[Thread]) -> None:
-    first, second, third, _ = threads
+def test_threads_that_could_not_be_tied_are_told_until_they_are(
+    tied_threads: list[Thread],
+) -> None:
+    first, second, third, _ = tied_threads
     tied: Any = Failing()
-    try:
-        os.close(os.pidfd_open(first.tid, os.O_EXCL))
-    except OSError:
-        pytest.skip("needs thread pidfds (Linux 6.9)")
     slots = Slots(tied, full=True)
     slots.follow("s", (), (first, second, third))
     tied.errors = {first.tid: errno.ENOMEM, second.tid: errno.ENOMEM, third.tid: errno.ESRCH}
