@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sched_ctl.config.settings import Settings
-from sched_ctl.show import number
+from sched_ctl.show import number, percent
 
 __all__ = [
     "AUTO",
@@ -237,7 +237,7 @@ def sentences(queries: list[dict[str, Any]]) -> list[str]:
     for payer in sorted((row for row in told if row is not best), key=_loss)[-1:]:
         found.append(
             ("Who pays: " if _loss(payer) > PAID else "Nobody pays; ")
-            + f"{payer['query']}: {number(payer['tuples_per_s']['ratio'], 2)} of the tuples that "
+            + f"{payer['query']}: {percent(payer['tuples_per_s']['ratio'])} of the tuples that "
             "it handles under the OS, and half of them take "
             f"{number(payer['p50_ms']['ratio'])} times as long."
         )

@@ -58,7 +58,7 @@ def test_who_gains_and_that_nobody_pays() -> None:
         "alarms: half of its tuples take 2 ms or less instead of 10; one in a hundred takes more "
         "than 8 ms instead of 40."
     )
-    assert pays.startswith("Nobody pays; archive: 1 of the tuples")
+    assert pays.startswith("Nobody pays; archive: 100% of the tuples")
 
 
 @pytest.mark.parametrize(("heavy", "drain_s"), [(1.5, 1.0), (1.0, 2.5)])
