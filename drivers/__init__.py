@@ -91,6 +91,7 @@ class DriverKind:
     hangs. They need no thread then, which saves a tenth of the CPU time of a pass.
     of_processes: `find` looks at the processes of this machine alone, so that it need not be asked
     again while no process or thread was born.
+    of_several: an engine is one user's processes, and lasts while one of them does.
     mains: processes that look like such an engine, whether they answer or not.
     helpers: what to do with helper threads where the user says nothing, role pattern -> rule (see
     `decide.HELPER_RULES`); roles without one are left alone.
@@ -104,6 +105,7 @@ class DriverKind:
     connect: Callable[[Target], Driver]
     prompt: bool = False
     of_processes: bool = False
+    of_several: bool = False
     mains: Callable[[], Iterable[int]] = tuple
     helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     declared: Callable[[Sequence[Program]], "DriverKind"] | None = None

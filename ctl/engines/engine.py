@@ -30,8 +30,7 @@ from sched_ctl.engines.budget import Allowance, Budget
 from sched_ctl.engines.horizons import Horizons
 from sched_ctl.engines.owners import COMMON, Owners, belonging
 from sched_ctl.engines.worker import Here, Worker
-from sched_ctl.kernel import containers, procfs
-from sched_ctl.kernel.identity import Lifetime
+from sched_ctl.kernel import containers, identity, procfs
 from sched_ctl.metrics.settle import Said
 from sched_ctl.metrics.window import REPORTS, SAMPLES
 from sched_ctl.model.access import Access
@@ -72,7 +71,7 @@ class Engine:
         self.derived: Mapping[str, str] = {}  # metrics that the driver works out, and how
         self.guesses: frozenset[str] = frozenset()  # those that no policy may trust unwatched
         self.waiting = False  # its first metrics are still on their way
-        self._lifetime = None if target.pid is None else Lifetime(target.pid)
+        self._lifetime = None if target.pid is None else identity.Lifetime(target.pid)
         # Whose it is; None: not known (yet).
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self.container: containers.Container | None = None
@@ -219,7 +218,7 @@ class Engine:
         if self.state == "gone":
             return None
         # It may have ended between being found and being made a note of here: then, too.
-        if self._lifetime is not None and not self._lifetime.lasts():
+        if self._lifetime is not None and not self._lifetime.lasts() and not self._goes_on():
             self.state, self.problem = "gone", "its process ended"
             return "its process ended"
         patient_s = timeout_s * slowness
@@ -258,6 +257,20 @@ class Engine:
         self._worker.tell(self._disconnect)
         self._worker.stop()
         runs_in(self.name, ())
+
+    def _goes_on(self) -> bool:
+        """Whether another of its processes is there, by which it is known from now on."""
+        if not self._kind.of_several:
+            return False
+        born = {pid: identity.born(pid) for pid in self.pids if procfs.owner(pid) == self.uid}
+        here = {pid: at for pid, at in born.items() if at is not None}
+        if not here:
+            return False
+        if self._lifetime is not None:
+            self._lifetime.close()
+        eldest = min(here, key=lambda pid: (here[pid], pid))
+        self._lifetime, self.target = identity.Lifetime(eldest), replace(self.target, pid=eldest)
+        return True
 
     def _find_container(self, pid: int) -> None:
         """Once for each process that is its main one."""

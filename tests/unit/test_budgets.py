@@ -35,6 +35,7 @@ from sched_ctl.kernel import procfs
 from sched_ctl.kernel.netns import listeners
 from sched_ctl.lab import file as lab_file
 from sched_ctl.metrics.window import Window
+from sched_ctl.model import topology as model
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot
 
@@ -196,6 +197,42 @@ def test_kinds_of_processes_are_looked_for_when_something_was_born(
             made.close()
 
     asyncio.run(run())
+
+
+def test_an_engine_of_several_processes_lasts_while_one_of_them_does() -> None:
+    """Its others keep their order: the engine is known by the eldest of them from then on."""
+    children = [subprocess.Popen(["sleep", "100"]) for _ in range(3)]
+    threads = [model.Thread(child.pid, child.pid, 0) for child in children]
+    operators = tuple(
+        model.PhysicalOperator("q", str(thread.pid), (str(thread.pid),), threads=(thread,))
+        for thread in threads
+    )
+
+    async def states(kind: DriverKind) -> list[tuple[str, int | None]]:
+        engine = Engine(Target("found", "several", children[0].pid), kind, 1.0)
+        engine._latest = Snapshot(model.Topology("e", operators, (), (), ()), 0.0, {})
+        try:
+            seen = []
+            for child in children:
+                child.kill()
+                child.wait()
+                engine.check(0.0, 1.0, 1.0)
+                seen.append((engine.state, engine.target.pid))
+            return seen
+        finally:
+            engine.close()
+
+    kind = DriverKind("found", list, lambda _: FakeEngine(), of_several=True)
+    try:
+        assert asyncio.run(states(kind)) == [
+            ("new", children[1].pid),
+            ("new", children[2].pid),
+            ("gone", children[2].pid),
+        ]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def test_an_engine_of_several_processes_is_found_again_when_its_eldest_ends(
