@@ -393,6 +393,8 @@ def _named(target: Target) -> int:
         for pid in procfs.pids()
         if (found := procfs.stat(pid)) is not None and found.name == name
     ]
+    if len(pids) > 1:  # root's own goes first: any user can start one of that name
+        pids = [pid for pid in pids if procfs.owner(pid) == 0] or pids
     if len(pids) != 1:
         several = f": {', '.join(map(str, pids[:8]))}" if pids else ""
         raise EngineError(

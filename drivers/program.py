@@ -380,8 +380,9 @@ def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
     name, at, user = target.address.partition("@")
     program = _named(programs, target.address)
     here = processes(program)
-    uid = int(user) if user.isdecimal() else next(iter(here), None)
-    if (at and not user.isdecimal()) or (not at and len(here) > 1):
+    # Root's own goes first, or any user could be in its way by starting one of that name.
+    uid = int(user) if user.isdecimal() else 0 if 0 in here else next(iter(here), None)
+    if (at and not user.isdecimal()) or (not at and uid != 0 and len(here) > 1):
         names = ", ".join(f"program:{name}@{one}" for one in sorted(here))
         raise EngineError("several users run it", f"name one: {names}")
 
@@ -406,6 +407,7 @@ def declared(programs: Sequence[Program]) -> DriverKind:
         lambda: _find(programs),
         lambda target: _connect(known(), target),
         of_processes=True,
+        of_several=True,
         declared=declared,
         check=lambda address: _named(known(), address),
     )

@@ -170,7 +170,9 @@ def test_what_is_no_program_is_refused(address: str) -> None:
         connect(Target("kernel", address))
 
 
-def test_a_name_must_mean_one_process(program: "subprocess.Popen[str]") -> None:
+def test_a_name_must_mean_one_process_of_roots_or_of_all(
+    program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
     del program
     name = "python-twice"
     code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0); time.sleep(60)"
@@ -187,6 +189,11 @@ def test_a_name_must_mean_one_process(program: "subprocess.Popen[str]") -> None:
             return ""
 
         wait_until(lambda: complaint().startswith("2 processes"), 20)
+        with monkeypatch.context() as patched:
+            patched.setattr(procfs, "owner", lambda pid: 0 if pid == children[1].pid else 1001)
+            driver = connect(Target("kernel", name))
+            assert driver.target.pid == children[1].pid
+            driver.close()
         children[0].kill()
         children[0].wait()
         driver = connect(Target("kernel", name))

@@ -473,6 +473,20 @@ def test_a_real_program_is_found_named_followed_and_lost() -> None:
             kind.connect(Target("program", "camera"))
 
 
+def test_another_users_process_is_not_in_the_way_of_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """He can start one of that name whenever he likes; two users' need a name each."""
+    with cameras() as child:
+        here = {1001: [child.pid + 1], 0: [child.pid]}
+        monkeypatch.setattr(program, "processes", lambda _: here)
+        kind = program.declared([declared()])
+        driver = kind.connect(Target("program", "cameras"))
+        assert (driver.target.pid, driver.target.uid) == (child.pid, 0)
+        driver.close()
+        here[1002] = here.pop(0)
+        with pytest.raises(EngineError, match="several users run it"):
+            kind.connect(Target("program", "cameras"))
+
+
 def test_nothing_is_found_that_nobody_declared() -> None:
     assert program.kind.find() == []
 
