@@ -103,14 +103,13 @@ def put_back(run_dir: Path) -> tuple[str, ...]:
 
     No lock is in its way, only a controller that runs, which puts back by itself when it ends.
     """
+    if not os.path.lexists(run_dir):
+        _tell_others()
+        log.warning("there is no folder %s: no controller has left anything there", run_dir)
+        return ()
     try:
         with hold_if_free(run_dir) as killed:
-            for pid in others():
-                log.warning(
-                    "a controller with another run folder is running (pid %d): what it has changed "
-                    "stays until it ends",
-                    pid,
-                )
+            _tell_others()
             journal = journals.Journal(RunFolder(run_dir).journal)
             return (*journals.restore(journal), *_lost(journal, killed))
     except Running as error:
@@ -127,6 +126,15 @@ def put_back(run_dir: Path) -> tuple[str, ...]:
             f"{error.message}, and {'is stopped' if stopped else 'does not answer'}",
             "end it, and put back what it has changed: sched-ctl unload --force",
         ) from None
+
+
+def _tell_others() -> None:
+    for pid in others():
+        log.warning(
+            "a controller with another run folder is running (pid %d): what it has changed "
+            "stays until it ends",
+            pid,
+        )
 
 
 def end(run_dir: Path) -> tuple[str, ...]:

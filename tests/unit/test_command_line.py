@@ -287,6 +287,13 @@ def test_what_is_put_back_is_what_the_configured_folder_has(
     assert (said in done.stderr) == (text == "run_dir = ")
 
 
+def test_a_run_folder_that_is_not_there_is_said_and_not_made(tmp_path: Path) -> None:
+    folder = tmp_path / "mistyped"
+    done = CliRunner().invoke(cli.make_app("restore"), ["restore", "--run-dir", str(folder)])
+    assert (done.exit_code, folder.exists()) == (0, False)
+    assert "there is no folder" in done.stderr.replace("\n", " ")
+
+
 @pytest.mark.parametrize("way", ["file/x", "x" * 300, "/" + "y/" * 60])
 def test_a_run_folder_that_cannot_be_is_no_fault_of_ours(way: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
