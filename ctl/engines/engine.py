@@ -339,17 +339,19 @@ class Engine:
             self.uid = self.uid if uid is None else uid
             self._find_container(target.pid)
             return
-        if target.uid is not None:
-            self.uid = target.uid
-        elif self.uid is not None:
-            return
         # The administrator has named it. Where it runs elsewhere, it may speak of those whose
-        # threads it speaks of first; else of those beside the process that holds its network.
+        # threads it speaks of first, as long as one of these is left; else of those beside the
+        # process that holds its network.
         pids = {t.pid for o in topology.operators for t in o.threads}
         holder = target.address.rpartition("@")[2]
         of_pid = {pid: uid for pid in pids if (uid := procfs.owner(pid)) is not None}
         if target.uid is not None:
+            self.uid = target.uid
             of_pid = {pid: uid for pid, uid in of_pid.items() if uid == target.uid}
+        else:
+            whose = (self.uid, self.namespace)
+            before = {p: u for p, u in of_pid.items() if (u, containers.namespace_of(p)) == whose}
+            of_pid = before or of_pid
         if target.uid is not None and holder.isdecimal():
             self._find_container(int(holder))
         elif of_pid:

@@ -24,7 +24,8 @@ from sched_ctl.drivers.sources import search
 from sched_ctl.engines import owners
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import Owners, belonging
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import containers, procfs
+from sched_ctl.kernel.containers import Container
 from sched_ctl.model.topology import Thread
 from sched_ctl.service import views
 from support import wait_until
@@ -218,6 +219,48 @@ def test_an_engine_counts_for_threads_of_its_own_user_alone() -> None:
     snapshot = asyncio.run(ask()).snapshot
     assert snapshot is not None
     assert not any(o.threads for o in snapshot.topology.operators)
+
+
+def test_an_engine_of_a_named_address_is_theirs_whose_it_is_as_long_as_one_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user's process that was alone for a while does not keep the engine for good."""
+    first, second, third = (10_000_000 + row for row in range(3))
+    whose = {first: BOB, second: ANN, third: BOB}
+    pods = {third: Container(pod="x", namespace="ingest")}
+    mine = sleeping_threads(1)
+    owner = procfs.owner
+    monkeypatch.setattr(procfs, "owner", lambda pid: whose.get(pid) or owner(pid))
+    monkeypatch.setattr(containers, "of", pods.get)
+    monkeypatch.setattr(
+        containers, "namespace_of", lambda pid: pods[pid].namespace if pid in pods else ""
+    )
+    fake = FakeEngine()
+
+    async def ask(engine: Engine, *pids: int) -> tuple[int | None, str, int]:
+        """Whose it is when these processes run its operators, and how many threads it has then."""
+        made = [(Thread(pid, pid, 1),) if pid in whose else mine(0) for pid in pids] or [()]
+        fake.topology = FakeEngine(queries={"q": len(made)}, threads=made.__getitem__).topology
+        await asyncio.wait_for(engine.ask(1e6 * (fake.polls + 1), 1.0) or asyncio.sleep(0), 10)
+        assert engine.snapshot is not None
+        threads = sum(len(o.threads) for o in engine.snapshot.topology.operators)
+        return engine.uid, engine.domain, threads
+
+    async def one_after_the_other() -> None:
+        engine = Engine(fake.target, FakeEngine.kind(fake)["fake"], 1.0)
+        try:
+            assert await ask(engine) == (None, "", 0)
+            assert await ask(engine, first) == (BOB, str(BOB), 1)
+            assert await ask(engine) == (BOB, str(BOB), 0)
+            assert (await ask(engine, first, second))[:2] == (BOB, str(BOB))
+            assert (await ask(engine, second, third))[:2] == (ANN, str(ANN))
+            assert (await ask(engine, third))[:2] == (BOB, "pod:ingest")
+            assert (await ask(engine, first))[:2] == (BOB, str(BOB))
+            assert (await ask(engine, os.getpid()))[::2] == (os.getuid(), 1)
+        finally:
+            engine.close()
+
+    asyncio.run(one_after_the_other())
 
 
 def test_a_job_manager_speaks_of_its_own_users_task_managers() -> None:
