@@ -19,7 +19,7 @@ from sched_ctl.kernel.crowd import slowness
 
 __all__ = ["FlinkScaler", "connect"]
 
-ASK_S = 10.0  # that all answers to one call may take
+ASK_S = 10.0  # that all answers to one call may take, and once more that to a change
 LOOK_S = 0.1
 MOST = 1 << 15  # where Flink tells no maximum: its own largest one
 SAID = 200  # characters of Flink's own words in a message
@@ -121,6 +121,7 @@ class FlinkScaler:
         self._begin()
         job = self._job(query)
         path = f"/jobs/{job.jid}/checkpoints"
+        self._begin()
         status, body = self._send("POST", path, {"checkpointType": "FULL"})
         if status != 202:
             raise EngineError(
@@ -160,6 +161,7 @@ class FlinkScaler:
             # The least stays one: with fewer slots it runs slower, but it runs
             wishes[vertex.id] = _Wish(_Bounds(1, count))
         path = f"/jobs/{job.jid}/resource-requirements"
+        self._begin()
         status, body = self._send("PUT", path, _bounds(wishes))
         if status not in (200, 202):
             raise EngineError(f"{query}: Flink refuses: {_said(status, body)}", _hint(status))
@@ -168,7 +170,10 @@ class FlinkScaler:
         self._rest.close()
 
     def _begin(self) -> None:
-        """A call: however many jobs there are, its answers take no longer together."""
+        """A call: however many jobs there are, its answers take no longer together.
+
+        What changes something has time of its own: who left before the answer knows of nothing.
+        """
         self._end_s = time.monotonic() + ASK_S * slowness()
 
     def _left_s(self) -> float:

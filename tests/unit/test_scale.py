@@ -39,6 +39,7 @@ from sched_ctl.config.files import load
 from sched_ctl.config.settings import Elastic, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.flink import scaling as flink_scaling
 from sched_ctl.drivers.flink.scaling import FlinkScaler
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines.worker import Worker
@@ -363,6 +364,28 @@ def test_jobs_without_end_are_not_waited_for_one_by_one(monkeypatch: pytest.Monk
     with pytest.raises(EngineError, match="in time"):
         scaler.current("q")
     assert len(asked) == 2
+
+
+def test_a_change_has_all_the_time_that_an_answer_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was left after the questions before it was too short for Flink, which did it."""
+    now_s, left_s = [0.0], {}
+    with job_manager() as (_, flink):
+        send = flink._rest.send
+
+        def late(method: str, path: str, body: object, timeout_s: float, *rest: Any) -> Any:
+            left_s[method] = timeout_s
+            now_s[0] += 3.0
+            return send(method, path, body, 60.0, *rest)
+
+        clock = SimpleNamespace(monotonic=lambda: now_s[0])
+        monkeypatch.setattr("sched_ctl.drivers.flink.scaling.time", clock)
+        monkeypatch.setattr("sched_ctl.drivers.flink.scaling.slowness", lambda: 1.0)
+        monkeypatch.setattr(flink._rest, "send", late)
+        flink.secure("q", 60.0)
+        flink.rescale("q", {("q-work",): 3})
+    assert left_s["POST"] == left_s["PUT"] == flink_scaling.ASK_S > left_s["GET"]
 
 
 @pytest.mark.parametrize(
