@@ -102,8 +102,9 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """One change that was made, as it is remembered. at_s: Unix time.
 
     was, became: replicas by operator. silent_s: without output; before, after: tuples/s that the
-    query took in. outcome: "asked" while it is under way, "refused", "kept", "back" (it was worse),
-    "lost" (no output came in time), "other" (it runs with others by now). by_itself: no user asked.
+    query took in. outcome: "asked" (under way, or nobody knows), "refused", "kept", "back" (it was
+    worse), "lost" (no output came in time), "other" (it runs with others by now).
+    by_itself: no user asked.
     """
 
     at_s: float

@@ -3,8 +3,8 @@
 A change is made where `AGREE` looks in a row ask for one in the same direction, as far as all of
 them do, where the price of the restart comes back in time, and not before the pause after the last
 one is over; what failed waits for longer each time. While a change is under way, and for as long as
-it is judged, nothing else is. One that a controller asked for which ended before it knew what came
-of it is judged first.
+it is judged, nothing else is. One of which nobody knows what came of it is judged first: the
+controller that asked for it has ended, or the engine has not answered.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class _State:
     rounds: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     changed_s: float = float("-inf")  # CLOCK_MONOTONIC of the last change of whatever query
-    late: list[Done] = field(default_factory=list)  # changes of an earlier controller, to be judged
+    late: list[Done] = field(default_factory=list)  # changes that are still to be judged
     later_s: dict[Key, float] = field(default_factory=dict)  # not before, CLOCK_MONOTONIC
 
 
@@ -253,6 +253,7 @@ async def _one(
             return waits
         except Exception:
             _over(state, seen)
+            state.late = unjudged(state.memory.read(), time.time())
             raise
         _over(state, seen)
     return _told(sure, done)

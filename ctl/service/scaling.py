@@ -232,8 +232,7 @@ def judged_late(
         scaler, output = scaler_of(target, kind), None
         was, became = ({tuple(name): n for name, n in told} for told in (done.was, done.became))
         try:
-            now = scaler.current(done.query)
-            if any(now.get(logical, (0, 0))[0] != count for logical, count in became.items()):
+            if not _gives(scaler, done.query, became):
                 done = msgspec.structs.replace(done, outcome="other")
                 memory.follow(done)
                 return done
@@ -279,11 +278,8 @@ def _carried_out(
         try:
             scaler.rescale(change.query, change.replicas)
         except EngineError as error:
-            memory.follow(msgspec.structs.replace(done, outcome="refused"))
-            hint = (
-                f"if it did so all the same: sched-ctl scale {quote(change.query)} --back --apply"
-            )
-            raise EngineError(error.message, error.hint or hint) from None
+            _made_all_the_same(scaler, memory, done, change.replicas, error)
+            say(f"{error.message}; it was done all the same")
         silent_s = output.silence(change.replicas, patience_s * slowness())
         if silent_s is None:
             return _lost(scaler, output, memory, done, was, patience_s)
@@ -295,6 +291,27 @@ def _carried_out(
         scaler.close()
         if output is not None:
             output.close()
+
+
+def _gives(scaler: Scaler, query: str, replicas: Replicas) -> bool:
+    """Whether these are the ones that the query has by now, or that the engine was asked for."""
+    now = scaler.current(query)
+    return all(now.get(logical, (0, 0))[0] == count for logical, count in replicas.items())
+
+
+def _made_all_the_same(
+    scaler: Scaler, memory: Memory, done: Done, replicas: Replicas, error: EngineError
+) -> None:
+    """Raises the error, unless the engine did what it was asked for, and only answered too late.
+
+    Of one that does not tell that either nobody knows: it stays asked for, to be judged later.
+    """
+    with suppress(EngineError):
+        if _gives(scaler, done.query, replicas):
+            return
+        memory.follow(msgspec.structs.replace(done, outcome="refused"))
+    hint = f"if it did so all the same: sched-ctl scale {quote(done.query)} --back --apply"
+    raise EngineError(error.message, error.hint or hint) from None
 
 
 def _judged(

@@ -639,6 +639,72 @@ def test_what_cannot_be_taken_back_is_told_and_remembered(
     assert last is not None and last.outcome == outcome
 
 
+class Silent(Restarting):
+    """It does what it is asked for first, or does not, and answers neither that nor what it did."""
+
+    does: bool = True
+    tells: bool = True
+    lost: bool = False
+
+    def rescale(self, query: str, replicas: Mapping[tuple[str, ...], int]) -> None:
+        if self.does or self.lost:
+            super().rescale(query, replicas)
+        if not self.lost:
+            self.lost = True
+            raise EngineError("did not answer")
+
+    def current(self, query: str) -> dict[tuple[str, ...], tuple[int, int]]:
+        if self.lost and not self.tells:
+            self.tells = True
+            raise EngineError("does not tell")
+        return super().current(query)
+
+
+@pytest.mark.parametrize(
+    ("does", "tells", "outcome", "asked"),
+    [
+        (True, True, "back", [3, 1]),
+        (False, True, "refused", []),
+        (True, False, "asked", [3]),
+        (False, False, "asked", []),
+    ],
+)
+def test_a_change_that_is_not_answered_is_no_refusal(
+    does: bool, tells: bool, outcome: str, asked: list[int], tmp_path: Path
+) -> None:
+    engine = Silent({1: 100, 3: 30})
+    engine.does, engine.tells = does, tells
+    if outcome == "back":
+        made(engine, 3, tmp_path)
+    else:
+        with pytest.raises(EngineError, match="did not answer") as raised:
+            made(engine, 3, tmp_path)
+        assert "--back --apply" in (raised.value.hint or "")
+    last = Memory(tmp_path / "rescaled").last("fake:x", "q")
+    assert last is not None and (last.outcome, engine.asked[:-1]) == (outcome, asked)
+
+
+def test_a_change_that_was_not_answered_is_judged_in_the_next_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owned, engine = Owned(monkeypatch, tmp_path), Silent({1: 100, 2: 30})
+    engine.tells = False
+    owned.add("ours", "", engine)
+    owned.controller.engines["ours:x"] = owned.found[0].engine
+
+    async def rounds() -> list[str]:
+        told = []
+        for _ in range(2):
+            await elastic._round(owned.state)
+            await owned.state.rounds[""]
+            last = owned.state.memory.last("ours:x", "q")
+            told.append("" if last is None else last.outcome)
+        return told
+
+    assert asyncio.run(asyncio.wait_for(rounds(), 60)) == ["asked", "back"]
+    assert (engine.asked, owned.state.late) == ([2, 1], [])
+
+
 @pytest.mark.parametrize("outcome", ["back", "lost", "refused"])
 def test_what_failed_is_not_done_by_itself_again_at_once(
     outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
