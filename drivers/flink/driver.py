@@ -223,15 +223,18 @@ class FlinkDriver:
         if born is not None and not identity.runs(born.tid, born.start_time):
             raise EngineError(f"{self.target.engine}: its JobManager has ended")
         dead = [pid for pid, process in self._processes.items() if not process.alive]
-        for pid in dead:
+        self._drop(dead)
+        if dead and not self._processes:
+            raise EngineError(f"{self.target.engine}: its TaskManagers here have ended")
+
+    def _drop(self, pids: Iterable[int]) -> None:
+        """Processes that are none of its TaskManagers any more."""
+        for pid in pids:
             del self._processes[pid]
             self._probes.pop(pid, None)
             if (gone := self._pages.pop(pid, None)) is not None:
                 gone.close()
-        if dead:
             self._stale.by(Event.ENDED)
-            if not self._processes:
-                raise EngineError(f"{self.target.engine}: its TaskManagers here have ended")
 
     def _look_for_jobs(self, deadline: float) -> None:
         jobs: Jobs = self._rest.json("/jobs/overview", time_left(deadline), Jobs)
@@ -263,8 +266,17 @@ class FlinkDriver:
     def _look_for_processes(self, deadline: float) -> None:
         known: TaskManagers = self._rest.json("/taskmanagers", time_left(deadline), TaskManagers)
         here = local.task_managers(self._uid)
-        matched, notes = local.match(here, known.taskmanagers, self.target.pid)
+        matched, notes, disputed = local.match(here, known.taskmanagers, self.target.pid)
         self._matching = tuple(notes)
+        # Who was alone when it was found may be an impostor, or what is left of an old one.
+        others = disputed | {one.id for one in matched.values()}
+        self._drop(
+            [
+                pid
+                for pid, process in self._processes.items()
+                if pid not in matched and process.known.id in others
+            ]
+        )
         for pid, one in matched.items():
             process = self._processes.get(pid)
             if process is None or process.known.id != one.id:

@@ -99,8 +99,9 @@ def _is_metrics_page(endpoint: Endpoint, timeout_s: float) -> bool:
 
 def match(
     pids: Iterable[int], known: Sequence[TaskManager], manager: int | None = None
-) -> tuple[dict[int, TaskManager], list[str]]:
-    """Local TaskManager processes -> what the JobManager calls them, and what could not be told.
+) -> tuple[dict[int, TaskManager], list[str], set[str]]:
+    """Local TaskManager processes -> what the JobManager calls them; what could not be told, in
+    words; and the ids of those that several users' processes may be: they are nobody's.
 
     A process is recognised by the ports it listens on. Another cluster's, in a network namespace of
     its own, may use the same ones, while the one that is listed is dead or elsewhere. So of several
@@ -122,12 +123,14 @@ def match(
                 ranked[one.id][pid] = named, there, count
     found = {}
     notes = []
+    disputed = set()
     for one in known:
         ranks = ranked[one.id]
         first = [pid for pid, rank in ranks.items() if rank == max(ranks.values())]
         users = {uid for pid in ranks if (uid := procfs.owner(pid)) is not None}
         if len(users) > 1:
             # What tells them apart is what each of them chose.
+            disputed.add(one.id)
             notes.append(
                 f"processes of several users ({', '.join(sorted(map(str, users)))}) may be "
                 f"TaskManager {one.id}: it is left alone"
@@ -136,7 +139,7 @@ def match(
             found[first[0]] = one
         elif first:
             notes.append(f"several processes of this machine may be TaskManager {one.id}")
-    return found, notes
+    return found, notes, disputed
 
 
 def _is_at(pid: int, address: str, manager: int | None) -> bool:

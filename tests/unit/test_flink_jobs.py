@@ -157,7 +157,7 @@ class Here(JobManager):
             monkeypatch.setattr(module, "time", clock)
         known = TaskManager("tm", "pekko.tcp://flink@localhost:1/user/x", 2)
         monkeypatch.setattr(local, "task_managers", lambda uid: [os.getpid()])
-        monkeypatch.setattr(local, "match", lambda *_: ({os.getpid(): known}, []))
+        monkeypatch.setattr(local, "match", lambda *_: ({os.getpid(): known}, [], set()))
         monkeypatch.setattr(local, "metrics_endpoint", lambda *_: None)
         monkeypatch.setattr(hotspot, "threads", self.dump)
         monkeypatch.setattr(Reading, "ask", lambda *_: None)  # of metrics
@@ -215,6 +215,26 @@ def test_a_cluster_elsewhere_may_have_task_managers_of_users_that_come_later(
     for _ in range(2):
         flink._look_for_processes(1e9)
     assert asked == [None, None]
+
+
+@pytest.mark.parametrize("sure", [False, True])
+def test_who_was_alone_when_it_was_found_is_let_go_of(
+    sure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once other users' processes may be the TaskManager, too, or another one is for sure."""
+    manager, closed = Here("work", ["work (1/1)#0"]), []
+    flink = manager.driver(monkeypatch)
+    [operator] = flink.poll(1.0).topology.operators
+    assert operator.threads
+    [known] = [process.known for process in flink._processes.values()]
+    flink._pages[os.getpid()] = SimpleNamespace(close=lambda: closed.append("page"))  # type: ignore[assignment]
+    told = ({os.getppid(): known}, [], set()) if sure else ({}, ["left alone"], {"tm"})
+    monkeypatch.setattr(local, "match", lambda *_: told)
+    flink._look_for_processes(1e9)
+    assert (list(flink._processes), closed) == ([os.getppid()] if sure else [], ["page"])
+    topology = flink.poll(1.0).topology
+    assert not any(thread.pid == os.getpid() for o in topology.operators for thread in o.threads)
+    assert ("left alone" in topology.notes) is not sure
 
 
 class Talker(JobManager):

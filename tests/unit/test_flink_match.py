@@ -46,7 +46,8 @@ def matched(
     monkeypatch.setattr(
         local, "same_network", lambda pid, other: (processes[pid].network, other) == ("own", 1)
     )
-    found, notes = local.match(processes, known, MANAGER)
+    found, notes, disputed = local.match(processes, known, MANAGER)
+    assert disputed == {one.id for one in known if f"{one.id}: it is left alone" in str(notes)}
     return {pid: one.id for pid, one in found.items()}, notes
 
 
