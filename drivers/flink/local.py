@@ -126,10 +126,13 @@ def match(
     disputed = set()
     for one in known:
         ranks = ranked[one.id]
+        if len(_users(ranks)) > 1:
+            # Names, and addresses in a network of one's own, are of anybody's choice.
+            meets = {pid: _meets(pid, one) for pid in ranks}
+            ranks = {pid: rank for pid, rank in ranks.items() if meets[pid] == max(meets.values())}
         first = [pid for pid, rank in ranks.items() if rank == max(ranks.values())]
-        users = {uid for pid in ranks if (uid := procfs.owner(pid)) is not None}
+        users = _users(ranks)
         if len(users) > 1:
-            # What tells them apart is what each of them chose.
             disputed.add(one.id)
             notes.append(
                 f"processes of several users ({', '.join(sorted(map(str, users)))}) may be "
@@ -140,6 +143,24 @@ def match(
         elif first:
             notes.append(f"several processes of this machine may be TaskManager {one.id}")
     return found, notes, disputed
+
+
+def _users(pids: Iterable[int]) -> set[int]:
+    return {uid for pid in pids if (uid := procfs.owner(pid)) is not None}
+
+
+def _meets(pid: int, known: TaskManager) -> int:
+    """Whether who connects to the TaskManager's address from our own network meets this process:
+    2 for sure, 1 if it listens at all addresses (or at loopback, which looks the same), else 0.
+
+    Processes of two users cannot both listen there.
+    """
+    with suppress(OSError):
+        if same_network(pid) and _is_at(pid, known.rpc_host, None):
+            found = search.listening(pid)
+            hosts = {listener.host for listener in found if listener.port == known.rpc_port}
+            return 2 if known.rpc_host in hosts else int("127.0.0.1" in hosts)
+    return 0
 
 
 def _is_at(pid: int, address: str, manager: int | None) -> bool:

@@ -16,19 +16,23 @@ DATA, RPC = 40001, 40002
 
 @dataclass(frozen=True)
 class Process:
-    """network: the processes with the same one share a namespace, in which these addresses are."""
+    """network: the processes with the same one share a namespace, in which these addresses are.
+
+    host: where it listens; 127.0.0.1 stands for all addresses, too.
+    """
 
     ports: tuple[int, ...] = (DATA, RPC)
     network: str = "own"
     addresses: tuple[str, ...] = ("127.0.0.1",)
     name: str = ""
     uid: int = 1000
+    host: str = "127.0.0.1"
 
 
 def matched(
     monkeypatch: pytest.MonkeyPatch, processes: dict[int, Process], *known: TaskManager
 ) -> tuple[dict[int, str], list[str]]:
-    """The JobManager's namespace is "own"."""
+    """The JobManager's namespace is "own", the controller's "ours"."""
 
     def text(path: str) -> str:
         return "".join(f"|-- {one}\n" for one in processes[int(path.split("/")[2])].addresses)
@@ -37,14 +41,17 @@ def matched(
         return ["java", "-D", f"taskmanager.resource-id={processes[pid].name}"]
 
     def listening(pid: int) -> list[Listener]:
-        return [Listener(port, "127.0.0.1") for port in processes[pid].ports]
+        return [Listener(port, processes[pid].host) for port in processes[pid].ports]
 
     monkeypatch.setattr(search, "listening", listening)
     monkeypatch.setattr(procfs, "command_line", command_line)
     monkeypatch.setattr(procfs, "text", text)
     monkeypatch.setattr(procfs, "owner", lambda pid: processes[pid].uid)
+    networks = {MANAGER: "own", None: "ours"}
     monkeypatch.setattr(
-        local, "same_network", lambda pid, other: (processes[pid].network, other) == ("own", 1)
+        local,
+        "same_network",
+        lambda pid, other=None: processes[pid].network == networks[other],
     )
     found, notes, disputed = local.match(processes, known, MANAGER)
     assert disputed == {one.id for one in known if f"{one.id}: it is left alone" in str(notes)}
@@ -105,3 +112,36 @@ def test_another_users_process_with_the_right_name_takes_nobodys_place(
     assert not found and "several users (1000, 1001)" in note
     other = Process((RPC,), "another", name="b", uid=1001)
     assert matched(monkeypatch, {5: real, 6: other}, one()) == ({5: "a"}, [])
+
+
+AT = "10.0.0.1"
+HERE = ("127.0.0.1", AT)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", AT])
+@pytest.mark.parametrize(
+    "other",
+    [
+        Process(network="another", addresses=("127.0.0.1", "172.17.0.2"), uid=1001),
+        Process(network="another", addresses=HERE, name="a", uid=1001),
+        Process(network="another", addresses=HERE, name="a", uid=1001, host=AT),
+        Process(network="ours", addresses=HERE, name="a", uid=1001, host="127.0.0.2"),
+    ],
+)
+def test_nobody_takes_an_address_of_ours_from_who_listens_there(
+    monkeypatch: pytest.MonkeyPatch, host: str, other: Process
+) -> None:
+    """Whatever another user's process is called, and has in a network of its own."""
+    real = Process(network="ours", addresses=HERE, uid=120, host=host)
+    assert matched(monkeypatch, {5: other, 6: real}, one(address=AT)) == ({6: "a"}, [])
+
+
+def test_who_listens_at_the_very_address_goes_before_who_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = Process((RPC,), "ours", HERE, uid=120, host=AT)
+    other = Process(network="ours", addresses=HERE, name="a", uid=1001)
+    assert matched(monkeypatch, {5: other, 6: real}, one(address=AT)) == ({6: "a"}, [])
+    # Of one user's the name says more
+    other = Process(network="another", name="a", uid=120)
+    assert matched(monkeypatch, {5: other, 6: real}, one(address=AT)) == ({5: "a"}, [])
