@@ -249,14 +249,14 @@ class Recorder:
             machine=self._machine,
         )
         first = self._waiting[0]
-        mine = "" if isinstance(first, records.Start) else first.engine
-        again = mine if isinstance(first, records.Topology) else None
+        again = first.engine if isinstance(first, records.Topology) else None
+        paid = {line.engine for line in self._waiting if not isinstance(line, records.Start)}
         # What it says holds now: a reader goes by the time of a line, not by that of the first one.
         known = []
         for engine, line in list(self._topologies.items()):
-            owner = self._owners.get(engine, "")
-            if owner and engine != mine and not self._pays(owner, line):
-                self._owed[engine] = self._topologies.pop(engine)
+            owner = "" if engine in paid else self._owners.get(engine, "")
+            if owner and (engine in self._owed or not self._pays(owner, line)):
+                self._owed.setdefault(engine, self._topologies.pop(engine))  # it may run another
             elif engine != again:
                 known.append(structs.replace(line, t=now_ms))
         return [start, *known]

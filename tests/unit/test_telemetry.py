@@ -325,6 +325,73 @@ def test_who_is_beyond_his_share_is_heard_again_after_a_change(
     assert 2 <= len(caplog.messages) <= 1 + hours
 
 
+THEIRS = "flink:theirs"
+
+
+def of_theirs(epoch: int) -> records.Topology:
+    """Some 3 kB, which no compression makes smaller."""
+    names = [os.urandom(150).hex() for _ in range(20)]
+    return span.described(plan({"q": names}, engine=THEIRS), "n", 0, epoch)
+
+
+def said_of_theirs(value: str) -> records.Event:
+    return records.Event(node="n", t=1, what="error", engine=THEIRS, value=value)
+
+
+def test_what_runs_now_is_not_forgotten_where_anothers_line_begins_a_file(tmp_path: Path) -> None:
+    """The share suffices neither for the new topology nor, in the next file, for the old one."""
+    now = [1000.0]
+    limit = 96 << 10  # 4 KiB an hour
+    writer = Recorder(tmp_path, "n", limit_bytes=limit, rotate_s=600.0, clock=lambda: now[0])
+    for epoch in (1, 2):
+        writer.put(of_theirs(epoch), "1000")
+    wait_until(lambda: writer.lost == 1, SOON_S)
+    now[0] += 601.0
+    writer.put(event("root's"))
+    wait_until(lambda: writer.written > 2, SOON_S)
+    now[0] += 7200.0
+    writer.put(said_of_theirs("hours later"), "1000")
+    writer.close()
+    [*_, topology, last] = read_all(tmp_path)
+    assert isinstance(last, records.Event) and last.value == "hours later"
+    assert isinstance(topology, records.Topology) and topology.epoch == 2
+
+
+def test_a_file_explains_all_that_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind another engine's line, though its owner's share has been used up meanwhile."""
+    full = threading.Event()
+    write = os.write
+
+    def limited(fd: int, data: bytes) -> int:
+        if threading.current_thread().name == "recorder" and full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", limited)
+    now = [1000.0]
+    limit = 384 << 10  # 16 KiB an hour
+    writer = Recorder(tmp_path, "n", limit_bytes=limit, rotate_s=600.0, clock=lambda: now[0])
+    writer.put(of_theirs(1), "1000")
+    wait_until(lambda: writer.written == 2, SOON_S)
+    full.set()
+    now[0] += 601.0
+    writer.put(event("root's"))
+    writer.put(said_of_theirs("paid"), "1000")
+    for _ in range(20):  # a file is begun for each
+        writer.put(event("root's"))
+    wait_until(writer._queue.empty, SOON_S)
+    full.clear()
+    writer.put(event("after"))
+    writer.close()
+    last = sorted(tmp_path.glob("*.gz"))[-1]
+    lines = [line[1] for line in reading.read(last) if not isinstance(line, reading.Bad)]
+    topology, said = (line for line in lines if getattr(line, "engine", "") == THEIRS)
+    assert isinstance(topology, records.Topology)
+    assert isinstance(said, records.Event) and said.value == "paid"
+
+
 def test_a_file_is_not_younger_than_nothing(tmp_path: Path) -> None:
     """Opened at .6 ms, it is not closed at the next line as one whose clock was set back."""
     writer = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=10.0, clock=lambda: 1000.0006)
