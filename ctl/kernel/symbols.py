@@ -28,7 +28,7 @@ __all__ = ["Functions", "Room", "kernel_functions", "of_process", "readable"]
 KALLSYMS = Path("/proc/kallsyms")
 MOST_SYMBOLS = 1 << 19  # of a file
 NAMES_LIMIT = 32 << 20  # bytes of a file's names
-KEPT_LIMIT = 128 << 20  # bytes of symbols and names, of all files of a look
+KEPT_LIMIT = 128 << 20  # bytes of symbols and names, of all files of an owner in a look
 MAPS_LIMIT = 4 << 20  # bytes of /proc/PID/maps
 _SYMBOL = np.dtype(
     [
@@ -69,7 +69,7 @@ NONE = Functions((), (), str)
 
 @dataclass(slots=True)
 class Room:
-    """What the files of one look may still keep, in bytes: a user may map any number of them."""
+    """What the files of one owner may still keep, in bytes: he may map any number of them."""
 
     left: int = KEPT_LIMIT
 
@@ -198,9 +198,9 @@ def _of_elf(read: Read, room: Room) -> Callable[[int], str | None]:
     texts: dict[int, bytes] = {}
     for names in (tables[one[6]] for one in one_of.values()):
         if names[4] not in texts and names[4] in found["names"]:
-            size = min(names[5], NAMES_LIMIT)
-            room.take(size)
-            texts[names[4]] = read(names[4], size)
+            text = read(names[4], min(names[5], NAMES_LIMIT, room.left + 1))  # it may claim more
+            room.take(len(text))
+            texts[names[4]] = text
 
     def name(i: int) -> str:
         start = int(found["name"][i])

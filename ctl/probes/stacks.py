@@ -85,7 +85,7 @@ def look(pids: Collection[int], tids: Collection[int] | None, seconds: float) ->
         sleeps = [one for one in stacks.read() if tids is None or one.tid in tids]
         if stacks.blind:
             sleeps = [one if _is_of(one.waker, pids) else _from_outside(one) for one in sleeps]
-    return _named(sleeps, java, seen)
+    return _named(sleeps, java, seen, pids)
 
 
 def _is_of(tid: int, pids: Collection[int]) -> bool:
@@ -120,17 +120,23 @@ class _Seen:
         return self._last[tid, holder], count / self._looks[tid]
 
 
-def _named(sleeps: Iterable[Sleeps], java: Mapping[int, JavaStack], seen: _Seen) -> list[Place]:
+def _named(
+    sleeps: Iterable[Sleeps], java: Mapping[int, JavaStack], seen: _Seen, pids: Iterable[int]
+) -> list[Place]:
     """One row a thread and place, with all that woke it there."""
     in_kernel = symbols.kernel_functions().at
     by_process: dict[int, Callable[[int], str]] = {}
-    room = symbols.Room()
+    # Who wakes others may belong to anybody, and anybody may have thousands of user ids.
+    owners = {0, *map(procfs.owner, pids)}
+    rooms: dict[int | None, symbols.Room] = {}
 
     def in_process(tid: int, addresses: Addresses) -> tuple[str, ...]:
         pid = procfs.process_of(tid)
         if pid is None or not addresses:
             return ()
         if pid not in by_process:
+            owner = procfs.owner(pid)
+            room = rooms.setdefault(owner if owner in owners else None, symbols.Room())
             try:
                 by_process[pid] = symbols.of_process(pid, room)
             except OSError:  # gone, or not ours to look into

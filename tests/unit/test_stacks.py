@@ -16,6 +16,7 @@ import pytest
 from sched_ctl.cli import flame
 from sched_ctl.cli.stacks import in_words
 from sched_ctl.kernel import procfs, sleeping, symbols
+from sched_ctl.kernel.stacks import Sleeps
 from sched_ctl.kernel.symbols import Room
 from sched_ctl.probes import holders, stacks
 from sched_ctl.probes.holders import Held
@@ -195,14 +196,9 @@ def test_names_are_kept_within_bounds_however_many_files_are_mapped() -> None:
     def read(data: bytes) -> Callable[[int, int], bytes]:
         def part(at: int, size: int) -> bytes:
             asked.append(size)
-            return data[at : at + size]
+            return data[at : at + size].ljust(size if size > 4096 else 0, b"\0")
 
         return part
-
-    def vast(symbols: int) -> bytes:
-        data = bytearray(elf([2], symbols))
-        struct.pack_into("<Q", data, 64 + 56 + 32, 1 << 40)
-        return bytes(data)
 
     room = Room()
     assert symbols._of_elf(read(vast(0)), room)(0x1000) is None
@@ -211,10 +207,44 @@ def test_names_are_kept_within_bounds_however_many_files_are_mapped() -> None:
     fit = symbols.KEPT_LIMIT // symbols.NAMES_LIMIT - 1  # beside the symbols
     for _ in range(fit):
         assert symbols._of_elf(read(vast(1)), room)(0x1000) == "one"
+    left = room.left
     with pytest.raises(ValueError):
         symbols._of_elf(read(vast(1)), room)
-    assert sum(size > 4096 for size in asked) == fit
+    many = [size for size in asked if size > 4096]
+    assert len(many) == fit + 1 and many[-1] <= left < symbols.NAMES_LIMIT
     assert symbols._of_elf(reader(elf([2], 1)), room)(0x1000) == "one"
+
+
+def vast(symbols: int) -> bytes:
+    """A file that claims to have 1 TiB of names."""
+    data = bytearray(elf([2], symbols))
+    struct.pack_into("<Q", data, 64 + 56 + 32, 1 << 40)
+    return bytes(data)
+
+
+def test_names_that_a_file_only_claims_to_have_take_no_room() -> None:
+    room, data = Room(), vast(1)
+    for _ in range(100):
+        assert symbols._of_elf(reader(data), room)(0x1000) == "one"
+    assert room.left >= symbols.KEPT_LIMIT - 100 * len(data)
+
+
+def test_each_owner_has_room_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root has, and whose processes are looked at; all others who woke them share one."""
+    owners = {1: 0, 2: 1000, 3: 1001, 4: 2000, 5: 2001, 6: 1000, 7: None}
+    rooms: dict[int, Room] = {}
+
+    def of_process(pid: int, room: Room) -> Callable[[int], str]:
+        rooms[pid] = room
+        return hex
+
+    monkeypatch.setattr(procfs, "process_of", lambda tid: tid)
+    monkeypatch.setattr(procfs, "owner", owners.get)
+    monkeypatch.setattr(symbols, "of_process", of_process)
+    sleeps = [Sleeps(2, 1, 0.1, (), (1,), waker, (), (1,)) for waker in owners]
+    stacks._named(sleeps, {}, stacks._Seen(), [2, 3])
+    shared = [[pid for pid in owners if rooms[pid] is rooms[other]] for other in owners]
+    assert shared == [[1], [2, 6], [3], [4, 5, 7], [4, 5, 7], [2, 6], [4, 5, 7]]
 
 
 def test_names_of_c_plus_plus_are_readable() -> None:
