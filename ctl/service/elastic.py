@@ -129,6 +129,7 @@ async def _of_owner(state: _State, owner: str, chosen: Mapping[Key, tuple[Found,
     for key, (one, section) in chosen.items():
         mine = state.seen.setdefault(key, _Seen())
         if time.monotonic() - mine.since_s < section.pause or _is_new(before, key, section.pause):
+            mine.changes.clear()  # looks before a pause are in no row with those after it
             continue
         try:
             words = await _one(state, one, key[1], section, hand, mine)

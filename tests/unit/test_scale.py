@@ -967,8 +967,10 @@ def test_what_was_changed_by_hand_is_paused_for(
         await elastic._round(owned.state)
         await owned.state.rounds[""]
 
+    owned.state.seen["ours:x", "q"] = elastic._Seen([change_of(1, 3, 0.4, 1.0)])
     asyncio.run(rounds())
     assert owned.controller.replicas.keys() == {("ours:x", "older")}
+    assert not owned.state.seen["ours:x", "q"].changes  # looks after the pause are none in a row
 
 
 def test_two_changes_are_not_made_at_once(tmp_path: Path) -> None:
