@@ -52,9 +52,13 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     main = DEFAULT_FILE if file is None else file
     if file is not None or _is_there(main):
         _merge(merged, _read(main))
+    implied = "policy" not in merged
     merged.setdefault("policy", [{}])  # which drop-ins amend, or go before
     for drop_in in _drop_ins(main):
         _merge(merged, _read(drop_in))
+    *before, last = merged["policy"]
+    if implied and not last and any(map(_selects_all, before)):  # nothing is left for it
+        merged["policy"] = before
     if flags:
         _validate(flags, COMMAND_LINE)
         _override(merged, flags)
@@ -343,6 +347,13 @@ def _merge_sections(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]
 
 def _name(section: Mapping[str, Any]) -> str:
     return str(section.get("name") or section.get("policy") or "auto")
+
+
+def _selects_all(section: Mapping[str, Any]) -> bool:
+    return all(
+        "*" in patterns and not any(pattern.startswith("!") for pattern in patterns)
+        for patterns in (section.get("queries", "*"), section.get("engines", "*"))
+    )
 
 
 def _override(merged: dict[str, Any], flags: Mapping[str, Any]) -> None:

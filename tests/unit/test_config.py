@@ -178,6 +178,26 @@ def test_a_drop_in_leaves_the_other_queries_to_the_usual_rule(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "policies"),
+    [
+        ("policy = 'hr'", ["hr"]),
+        ("policy = 'hr'\nqueries = ['etl', '*']\nengines = ['*']", ["hr"]),
+        ("policy = 'hr'\nqueries = ['*', '!etl']", ["hr", "auto"]),
+        ("policy = 'hr'\nengines = ['flink:*']", ["hr", "auto"]),
+    ],
+)
+def test_there_is_no_usual_rule_where_a_drop_in_leaves_it_nothing(
+    tmp_path: Path, text: str, policies: list[str]
+) -> None:
+    """With two rules `policy set` has to be told which is meant."""
+    path = written(tmp_path, "period = 2.0")
+    written(tmp_path / "sched-ctl.d", f"[[policy]]\n{text}", "10.toml")
+    assert [rule.policy for rule in load(path).policy] == policies
+    path.write_text("[[policy]]\npolicy = 'auto'")  # the file's own stays
+    assert [rule.policy for rule in load(path).policy] == ["hr", "auto"]
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         Settings(),
@@ -261,7 +281,6 @@ def test_bounds_are_finite() -> None:
         ("[[policy]]\nbackend = 'nic'", r"policy\[0\].backend", "did you mean 'nice'"),
         ("backend = 'nic'", "backend", "did you mean 'nice'"),
         ("helpers = {net = 'folow'}", "helpers.net", "did you mean 'follow'"),
-        ("profiles = '/none'", "profiles", "cannot read /none: No such file"),
         ("profiles = '/etc/hostname'", "profiles", "no profile"),
         ("[[prior]]\npolicy = 'os'\n[[prior]]\npolicy = 'qss'", r"prior\[1\].policy", "mean 'qs'"),
         (
