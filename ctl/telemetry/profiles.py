@@ -158,7 +158,8 @@ def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
 
     Queries that nothing came to while they were recorded are left out: they take no time. So are
     those of which too little is known; but what tuples seldom come to (`SELDOM`) costs nothing
-    where it is not known, and passes nothing on.
+    where it is not known, and passes nothing on. A rate that is not known is low where those of all
+    that follows are.
     where: None = on such as this one if it is known, else on the first.
     """
     if where is None:
@@ -194,14 +195,29 @@ def snapshot(profile: Profile, where: str | None = None) -> Snapshot:
 
 def _told(query: Query) -> bool:
     """Whether its costs are known, selectivities, and what comes to it."""
-    fed = {b for _, b, _ in query.edges}
+    fed, busy = {b for _, b, _ in query.edges}, _busy(query)
     if not any(o.cost is not None for o in query.operators):
         return False
     return all(
         (row in fed or o.input_rate is not None)
-        and ((o.input_rate or 0.0) < SELDOM or None not in (o.cost, o.selectivity))
+        and (row not in busy or None not in (o.cost, o.selectivity))
         for row, o in enumerate(query.operators)
     )
+
+
+def _busy(query: Query) -> set[int]:
+    """Rows of what tuples come to; where no rate is known, what follows on it tells."""
+    before: dict[int, list[int]] = {}
+    for a, b, _ in query.edges:
+        before.setdefault(b, []).append(a)
+    left = [row for row, o in enumerate(query.operators) if (o.input_rate or 0.0) >= SELDOM]
+    found = set(left)
+    while left:
+        for row in before.get(left.pop(), ()):
+            if row not in found and query.operators[row].input_rate is None:
+                found.add(row)
+                left.append(row)
+    return found
 
 
 def _name(kinds: Sequence[str]) -> str:

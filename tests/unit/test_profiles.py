@@ -110,6 +110,23 @@ def test_what_tuples_seldom_come_to_takes_no_time() -> None:
         profiles.snapshot(profiles.Profile(queries=[silent, unknown]), HERE)
 
 
+def test_what_nobody_counted_is_not_free_where_what_follows_is_busy() -> None:
+    query = made(HERE, 0.001)
+    query.operators.insert(1, profiles.Operator(name="unknown"))
+    query.edges = [(0, 1, 1.0), (1, 2, 1.0)]
+    with pytest.raises(UserError, match="no costs of what runs"):
+        profiles.snapshot(profiles.Profile(queries=[query]), HERE)
+    for busy in (True, False):
+        query = made(HERE, 0.001)
+        query.operators += [
+            profiles.Operator(name=name, cost=cost, selectivity=cost)
+            for name, cost in (("unknown", None), ("known", 1.0), ("last", 1.0))
+        ]
+        query.operators[-1].input_rate = 50.0 if busy else 0.001
+        query.edges += [(0, 2, 1.0), (2, 3, 1.0), (3, 4, 1.0)]
+        assert profiles._told(query) == (not busy)
+
+
 def test_a_file_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     profiles.write(path, PROFILE)
