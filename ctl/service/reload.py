@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from sched_ctl.config.settings import Settings, resolve
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.loop import Controller, claims_of
@@ -71,7 +73,7 @@ def reload(controller: Controller, settings: Settings) -> list[str]:
             f"{' and '.join(fixed)} cannot change while the controller runs",
             "end it and start it again, or set it back",
         )
-    check_sections(settings)
+    check_sections(replace(settings, profiles=""))  # it is read once, at the start
     kinds = wanted_kinds(settings, controller.all_kinds)
     claims = claims_of(settings, kinds)
     before = {rule.name: rule for rule in controller.rules}

@@ -18,9 +18,10 @@ __all__ = ["check_sections"]
 
 
 def check_sections(settings: Settings) -> None:
-    """Raises SettingError for a policy, a backend, an option, a rule or a file that does not exist.
+    """Raises SettingError for a policy, a backend, an option or a rule that does not exist.
 
-    So that a misspelt word is an error at once, and not when it is needed first.
+    So that a misspelt word is an error at once, and not when it is needed first. A file that cannot
+    be read is a UserError: it may come later, with its mount, and a service is started again.
     """
     for section in resolve_settings(settings):
         for switch in section.switch:  # first: the policy is made with all that they need
@@ -53,7 +54,7 @@ def check_sections(settings: Settings) -> None:
         endpoint.parsed(settings.metrics)
     try:
         profiles.of_file(settings.profiles)
-    except UserError as error:
+    except profiles.NoProfile as error:
         raise SettingError(("profiles",), error.message, error.hint) from error
     _check_backends(settings)
 

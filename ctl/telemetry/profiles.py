@@ -24,6 +24,7 @@ from sched_ctl.model.topology import (
 from sched_ctl.telemetry.recorder import kind_here
 
 __all__ = [
+    "NoProfile",
     "Operator",
     "Profile",
     "Query",
@@ -42,6 +43,10 @@ STARTED = ("cost", "selectivity")  # what is started from
 
 Known = Annotated[float, Meta(ge=0, le=1e15)] | None
 Quantiles = tuple[Known, Known, Known]  # 10%, 50%, 90%
+
+
+class NoProfile(UserError):
+    """A file that can be read, and is none."""
 
 
 class Operator(Struct, kw_only=True):
@@ -93,7 +98,7 @@ def write(path: Path, profile: Profile) -> None:
 
 
 def read(path: Path) -> Profile:
-    """Raises UserError for what is no profile, naming the place."""
+    """Raises UserError for what cannot be read; NoProfile for what is none, naming the place."""
     hint = "sched-ctl fleet profile writes one"
     try:
         with path.open("rb") as file:
@@ -103,13 +108,13 @@ def read(path: Path) -> Profile:
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: no profile: {error}", hint) from None
+        raise NoProfile(f"{path}: no profile: {error}", hint) from None
     if profile.version != VERSION:
-        raise UserError(f"{path}: version {profile.version}; this program reads {VERSION}", hint)
+        raise NoProfile(f"{path}: version {profile.version}; this program reads {VERSION}", hint)
     for query in profile.queries:
         n = len(query.operators)
         if not all(0 <= a < n and 0 <= b < n and share >= 0 for a, b, share in query.edges):
-            raise UserError(f"{path}: query {query.name}: an edge of no operator", hint)
+            raise NoProfile(f"{path}: query {query.name}: an edge of no operator", hint)
     return profile
 
 

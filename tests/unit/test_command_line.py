@@ -240,6 +240,8 @@ def test_what_a_backend_will_set_is_told_before() -> None:
         (["simulate", "x", "--warm-up", "-1"], 2),
         (["simulate", "x", "--batch", "none"], 2),
         (["simulate", "/dev/null/x"], 1),
+        (["config", "--check", "--profiles", "/none"], 1),  # it may come, with its mount
+        (["config", "--check", "--profiles", "/etc/hostname"], 2),
         (["waits", str(2**22 + 1)], 1),
         (["lab", "nosuch"], 2),
         (["lab", "--foo"], 2),

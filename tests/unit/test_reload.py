@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,6 +20,7 @@ from sched_ctl.model.options import BackendOptions, NiceOptions
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.service import views
 from sched_ctl.service.reload import ReadAgain, reload, reloaded
+from sched_ctl.telemetry import profiles
 
 QUICK = Settings(
     policy=(Section(policy="hr"),),
@@ -184,6 +186,19 @@ def test_a_bad_one_changes_nothing(new: Settings, error: type[UserError]) -> Non
 
     case.run(script)
     assert all(schedule.threads for schedule in case.backend.schedules)
+
+
+def test_what_is_read_at_the_start_alone_keeps_no_reload_from_working(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profiles.write(path, profiles.Profile(queries=[]))
+    old = but(QUICK, profiles=str(path))
+    case = Case((FakeEngine(),), settings=old)
+
+    async def script(controller: Controller) -> None:
+        path.unlink()
+        assert reload(controller, but(old, window=0.2)) == ["window"]
+
+    case.run(script)
 
 
 def test_a_file_that_cannot_be_read_changes_nothing() -> None:
