@@ -32,16 +32,25 @@ DEFAULT_RUN_DIR = Path(Settings().run_dir)
 
 
 def _run_dir(context: typer.Context, given: Path) -> Path:
-    """Where it is not given, what is configured. Nothing wrong there keeps from putting back."""
+    """Where it is not given, what is configured, or was when the controller was started. Nothing
+    wrong in the configuration keeps from putting back.
+    """
     source = context.get_parameter_source("run_dir")
     if source is None or source.name != "DEFAULT" or context.resilient_parsing:
         return given
+    from sched_ctl.service.lock import used_instead
+
     try:
-        return Path(load().run_dir)
+        folder, wrong = Path(load().run_dir), None
     except ConfigError as error:
-        told = printable(f"{error.message}; the run folder is taken to be {given}")
+        folder, wrong = given, error.message
+    if used := used_instead(folder):
+        wrong = wrong or f"the controller was started with another run_dir than {folder}"
+    folder = used or folder
+    if wrong is not None:
+        told = printable(f"{wrong}; the run folder is taken to be {folder}")
         print(f"warning: {told}", file=sys.stderr)
-        return given
+    return folder
 
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]

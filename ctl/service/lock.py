@@ -5,7 +5,8 @@ those back. What keeps a second one away, each of which only root can hold:
 
 1. the lock in the run folder, which is for root alone;
 2. the lock in the usual run folder, whichever is in use: all of the host's root shares it, and so
-   do containers that have the host's /run;
+   do containers that have the host's /run. It tells which folder is in use: the configuration may
+   name another by now;
 3. a mark: a memory file (memfd_create(2)) that the controller keeps open, with its id inside. Who
    sees the process finds it in /proc/PID/fd, from any mount namespace, and what another user made
    belongs to that user. A child that inherits it has another id, and does not count.
@@ -38,7 +39,17 @@ from sched_ctl.kernel import procfs
 from sched_ctl.kernel.identity import born
 from sched_ctl.runfolder import RunFolder
 
-__all__ = ["Holder", "Running", "again", "hold", "hold_if_free", "holder", "others", "run_folder"]
+__all__ = [
+    "Holder",
+    "Running",
+    "again",
+    "hold",
+    "hold_if_free",
+    "holder",
+    "others",
+    "run_folder",
+    "used_instead",
+]
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +63,8 @@ FIRST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/proc_ns.h
 class Holder(msgspec.Struct, frozen=True):
     """The controller that holds the lock. since: seconds since the epoch.
 
-    start_time: clock ticks since boot. namespace: the inode of that of its process ids. Both are 0
-    where an earlier version did not write them down.
+    start_time: clock ticks since boot. namespace: the inode of that of its process ids. folder: its
+    run folder. They are 0 or empty where an earlier version did not write them down.
     """
 
     pid: int
@@ -61,6 +72,7 @@ class Holder(msgspec.Struct, frozen=True):
     command: str
     start_time: int = 0
     namespace: int = 0
+    folder: str = ""
 
     def __str__(self) -> str:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -146,7 +158,7 @@ def hold(folder: Path, why: str = "another controller is running") -> Iterator[H
     """
     with ExitStack() as held:
         killed = held.enter_context(_lock(run_folder(folder), why))
-        if os.environ.get("SCHED_CTL_MACHINE_LOCK") != "no":
+        if _of_machine():
             held.enter_context(_marked())
             if found := others():
                 raise Running(
@@ -155,6 +167,10 @@ def hold(folder: Path, why: str = "another controller is running") -> Iterator[H
                 )
             held.enter_context(_machine_lock(folder, why))
         yield killed
+
+
+def _of_machine() -> bool:
+    return os.environ.get("SCHED_CTL_MACHINE_LOCK") != "no"
 
 
 @contextmanager
@@ -232,7 +248,7 @@ def _machine_lock(folder: Path, why: str) -> Iterator[None]:
             except UserError as error:  # /run may be read-only for a service that is shut in
                 log.debug("no lock for the whole machine: %s", error.message)
             else:
-                held.enter_context(_lock(usual, why))
+                held.enter_context(_lock(usual, why, of=folder))
         fd = _hint()
         if fd is not None:
             held.callback(os.close, fd)
@@ -266,8 +282,11 @@ def _shared_namespace() -> str:
 
 
 @contextmanager
-def _lock(folder: Path, why: str) -> Iterator[Holder | None]:
-    """Hold a folder's lock with our name in it. Yields who held it before and was killed."""
+def _lock(folder: Path, why: str, of: Path | None = None) -> Iterator[Holder | None]:
+    """Hold a folder's lock with our name in it. Yields who held it before and was killed.
+
+    of: the run folder in use, if it is another.
+    """
     path = RunFolder(folder).lock
     fd, left = _locked(path, folder, why)
     try:
@@ -278,6 +297,7 @@ def _lock(folder: Path, why: str) -> Iterator[Holder | None]:
             shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             born(os.getpid()) or 0,
             _namespace(),
+            str((of or folder).absolute()),
         )
         os.ftruncate(fd, 0)
         with suppress(OSError):  # a full disk: the lock holds all the same, only without a name
@@ -350,15 +370,29 @@ def _is_at(fd: int, path: Path) -> bool:
 
 def holder(folder: Path) -> Holder | None:
     """Who wrote the lock file last, if that process still runs."""
+    found = _last(folder)
+    return found if found is not None and found.runs else None
+
+
+def used_instead(folder: Path) -> Path | None:
+    """Another run folder, of a controller that runs, or was killed and nothing was put back yet."""
+    last = _last(USUAL) if _of_machine() else None
+    if last is None or last.folder in ("", str(folder.absolute())):
+        return None
+    used = Path(last.folder)
+    return None if _last(used) is None else used  # whoever has put back there leaves no name
+
+
+def _last(folder: Path) -> Holder | None:
+    """Who wrote the lock file last, and did not end in an orderly way."""
     try:
         fd = os.open(RunFolder(folder).lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        found = _read(fd)
+        return _read(fd)
     finally:
         os.close(fd)
-    return found if found is not None and found.runs else None
 
 
 def _read(fd: int) -> Holder | None:

@@ -33,7 +33,16 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import bottlenecks, by_query, elastic, endpoint, looking, recording, views
 from sched_ctl.service import socket as control
 from sched_ctl.service.idle import idle
-from sched_ctl.service.lock import Holder, Running, again, hold, hold_if_free, holder, others
+from sched_ctl.service.lock import (
+    Holder,
+    Running,
+    again,
+    hold,
+    hold_if_free,
+    holder,
+    others,
+    used_instead,
+)
 from sched_ctl.service.reload import ReadAgain, reloaded
 
 __all__ = ["MIND_S", "look", "no_engine", "plan", "put_back", "run"]
@@ -66,6 +75,9 @@ def run(
     read_again: what `reload` and SIGHUP take the settings from; None: they are refused.
     """
     run_dir = Path(settings.run_dir)
+    if (left := used_instead(run_dir)) is not None and holder(left) is None:
+        for problem in put_back(left):
+            log.warning("left in %s by an earlier controller, not put back: %s", left, problem)
     with hold(run_dir) as killed, ExitStack() as held:
         journal = journals.Journal(RunFolder(run_dir).journal)
         for problem in (*journals.restore(journal), *_lost(journal, killed)):

@@ -8,9 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
+from sched_ctl.cli import make_app
+from sched_ctl.config.settings import Settings
 from sched_ctl.errors import UserError
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import lock, session, socket
@@ -79,6 +83,45 @@ def test_the_usual_folder_is_locked_whichever_is_in_use(
         hold(tmp_path / "two"),
     ):
         pass
+
+
+@ROOT
+def test_a_folder_stays_known_when_another_is_configured(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the controller runs, and after SIGKILL until somebody puts back."""
+    (tmp_path / "s.toml").write_text(f"run_dir = '{tmp_path}/new'")
+    monkeypatch.setattr("sched_ctl.config.files.DEFAULT_FILE", tmp_path / "s.toml")
+    for old in (tmp_path / "old", lock.USUAL):
+        with elsewhere(old) as pid:
+            done = CliRunner().invoke(make_app("restore"), ["restore"])
+            assert f"a controller is running: pid {pid}" in str(done.exception)
+        for found in (True, False):
+            done = CliRunner().invoke(make_app("restore"), ["restore"])
+            assert (f"the run folder is taken to be {old}" in done.stderr) == found
+            # As nothing was written down
+            assert (f"a controller was killed (pid {pid}" in str(done.exception)) == found
+    with hold(tmp_path / "new"):
+        assert lock.used_instead(tmp_path / "new") is None
+
+
+@ROOT
+def test_what_was_left_in_another_folder_is_put_back_at_the_next_start(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        elsewhere(tmp_path / "old") as pid,
+        pytest.raises(Running, match=f"pid {pid}, with another run folder"),
+    ):
+        session.run(Settings(run_dir=str(tmp_path / "new")), {})
+
+    def hold_no_more(_: Path) -> NoReturn:
+        raise UserError("that is far enough")
+
+    monkeypatch.setattr(session, "hold", hold_no_more)
+    with pytest.raises(UserError, match="far enough"):
+        session.run(Settings(run_dir=str(tmp_path / "new")), {})
+    assert f"left in {tmp_path}/old by an earlier controller, not put back: a" in caplog.text
 
 
 @ROOT
