@@ -159,12 +159,14 @@ def here() -> dict[str, Any]:
 
 
 def over(values: Iterable[float]) -> Figure | str:
-    """Ratios of runs: geometric mean, smallest and largest."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
+    """Ratios of runs: geometric mean, smallest and largest. A dash where one is not known: the
+    run that got nothing done is none to leave out.
+    """
+    every = [*values]
+    if not every or any(map(math.isnan, every)):
         return "-"
-    middle = math.exp(sum(math.log(max(value, 1e-12)) for value in known) / len(known))
-    return Figure(round(middle, 4), round(min(known), 4), round(max(known), 4))
+    middle = math.exp(sum(math.log(max(value, 1e-12)) for value in every) / len(every))
+    return Figure(round(middle, 4), round(min(every), 4), round(max(every), 4))
 
 
 def middle(values: Sequence[float]) -> float:

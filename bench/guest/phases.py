@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -149,17 +150,19 @@ def table(scenario: str, runs: Sequence[Sequence[dict[str, Any]]], kernel: str) 
 
     A range is of the OS's phases over their own mean, and of the policy's ratios. In between is the
     geometric mean over its phases in all runs; the OS's in one guest is geometric too, or chance
-    alone would look like a gain. What the OS has no figure of is told as it is.
+    alone would look like a gain. A dash: in some phase it is not known, as a mean latency where a
+    query got no tuple through. What the OS has no figure of is told as it is.
     """
     seen = _compared(runs)
     rows = []
     for name, means in seen.means.items():
         around = seen.spread.get(name, [1.0])
-        mean = float(np.nanmean(means)) if np.isfinite(means).any() else np.nan
+        mean = float(np.mean(means)) if means else math.nan
         own_mean = Figure(mean, round(min(around), 3), round(max(around), 3), unit_of(name))
         cells = {policy: results.over(of.get(name, [])) for policy, of in seen.ratios.items()}
         theirs = {policy: _own(name, values) for policy, values in seen.alone.get(name, {}).items()}
-        rows.append(Row(name, {"OS": "-" if theirs else own_mean, **cells, **theirs}))
+        own = "-" if theirs or math.isnan(mean) else own_mean
+        rows.append(Row(name, {"OS": own, **cells, **theirs}))
     return Result(
         title=f"{scenario}: the OS's own figures, and ratios to them",
         columns=["OS", *seen.ratios],
@@ -192,14 +195,14 @@ def _compared(runs: Sequence[Sequence[dict[str, Any]]]) -> _Seen:
             by_phase = [(who, found[name]) for who, found in told if name in found]
             known = [value for who, value in by_phase if who == "os"]
             mean = results.middle(known)
-            seen.means.setdefault(name, []).append(mean)
+            seen.means.setdefault(name, []).extend([mean] if known else [])
             for who, value in by_phase:
                 if not known:
                     seen.alone.setdefault(name, {}).setdefault(who, []).append(value)
-                elif mean > 0 and who != "os":
+                elif mean and who != "os":  # NaN as well
                     ratios = seen.ratios.setdefault(who, {})
                     ratios.setdefault(name, []).append(value / mean)
-                elif mean > 0:
+                elif mean:
                     seen.spread.setdefault(name, []).append(value / mean)
     return seen
 

@@ -55,6 +55,24 @@ def test_phases_are_compared_within_their_guest() -> None:
     assert rows["q tuples/s"]["OS"] == Figure(0.5, 1.0, 1.0, "/s")
 
 
+def test_a_phase_without_a_tuple_is_not_left_out() -> None:
+    """A policy that starves a query, and an OS that does, have no mean latency."""
+
+    def of(who: str, ms: list[float]) -> dict[str, Any]:
+        return phase(who, [], queries={"q": ms, "other": [1.0]})
+
+    fine, starved = of("os", [10.0]), of("os", [])
+    for run in (
+        [fine, of("hr", [5.0]), of("hr", []), fine],
+        [fine, of("hr", [5.0]), of("hr", [5.0]), starved],
+    ):
+        result = phases.table("case", [run, [fine, of("hr", [5.0]), fine]], "6.18")
+        rows = {row.name: row.figures for row in result.rows}
+        assert rows["q mean"]["hr"] == "-" != rows["q tuples/s"]["hr"]
+        assert (rows["q mean"]["OS"] == "-") == (starved in run)
+        assert rows["other mean"]["hr"] == Figure(1.0, 1.0, 1.0)
+
+
 def of_query(name: str, *histogram: tuple[float, int]) -> dict[str, Any]:
     latency = {"histogram": [*histogram]}
     return {"name": name, "departures": sum(n for _, n in histogram), "latency_s": latency}

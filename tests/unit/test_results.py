@@ -66,7 +66,7 @@ def test_a_column_that_is_not_there_is_refused() -> None:
 
 def test_runs_are_told_by_their_geometric_mean() -> None:
     assert results.over([0.5, 2.0]) == Figure(1.0, 0.5, 2.0)
-    assert results.over([float("nan")]) == "-"
+    assert results.over([]) == results.over([0.5, float("nan")]) == "-"
 
 
 def test_a_median_has_its_range_in_parts_where_it_has_a_unit() -> None:
