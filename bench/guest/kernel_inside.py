@@ -224,6 +224,12 @@ def count(told: dict[str, Counter[str]], now: Snapshot, codes: Array) -> None:
         told.setdefault(operator.name, Counter())[verdicts.Verdict(int(code)).word] += 1
 
 
+def in_force(scheduler: Scheduler) -> None:
+    """Raises if the kernel has ended it: the rest was the fair class's work."""
+    if ended := scheduler.exit():
+        raise RuntimeError(f"the kernel ended the scheduler: {ended}")
+
+
 @contextlib.contextmanager
 def enforcer(job: Job) -> Iterator[tuple[Callable[[Schedule], None], Callable[[], Any]]]:
     """How the job's variant is enforced, and what it has to say afterwards."""
@@ -236,13 +242,12 @@ def enforcer(job: Job) -> Iterator[tuple[Callable[[Schedule], None], Callable[[]
         with Scheduler(full=job.get("full", False), tunables=job.get("tunables")) as scheduler:
             scheduler.attach()
             before = scheduler.stats()
-            yield (
-                enforce_scx(scheduler, job),
-                lambda: {
-                    "exit": str(scheduler.exit() or ""),
-                    **{k: v - before[k] for k, v in scheduler.stats().items() if v - before[k]},
-                },
-            )
+
+            def counted() -> Any:
+                in_force(scheduler)
+                return {k: v - before[k] for k, v in scheduler.stats().items() if v - before[k]}
+
+            yield enforce_scx(scheduler, job), counted
     elif kind == "pool":
         pool = Pool()
         yield lambda schedule: problems(pool.apply(schedule).problems), nothing
@@ -255,6 +260,18 @@ def enforcer(job: Job) -> Iterator[tuple[Callable[[Schedule], None], Callable[[]
             "fifo": enforce_fifo,
         }
         yield kinds[kind], nothing
+
+
+@contextlib.contextmanager
+def unless_ended(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """What fails is no failure if the process is about to end."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+            return
+        raise
 
 
 @contextlib.contextmanager
@@ -338,7 +355,7 @@ def run(job: Job) -> dict[str, Any]:
                 while engine.process.poll() is None:
                     deadline += period_s
                     time.sleep(max(0.0, deadline - time.monotonic()))
-                    with contextlib.suppress(Exception):  # it ends meanwhile
+                    with unless_ended(engine.process):
                         since = seen[0] if job.get("measured") else None
                         seen.append(look())
                         then = seen[0] if job.get("only_starved") else None
@@ -413,6 +430,7 @@ def program(job: Job) -> dict[str, Any]:
                 os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(1))
         output, _ = child.communicate("\n", 60)
         if job["kind"] == "scx":
+            in_force(scheduler)
             counted = {name: count for name, count in scheduler.stats().items() if count}
     figures = {name: float(figure) for name, figure in map(str.split, output.splitlines())}
     return {"job": job["name"], "seed": 0, "counted": counted, "figures": figures}
@@ -441,6 +459,8 @@ def calibrated(job: Job) -> dict[str, Any]:
                     os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(1))
 
         costs = calibrate.measure(ready, ["--burn", "nop"])
+        if scheduler is not None:
+            in_force(scheduler)
     return {"job": job["name"], "seed": 0, **asdict(costs)}
 
 

@@ -1,7 +1,9 @@
 """How figures are made of runs under the OS and under us, on runs made by hand."""
 
+import contextlib
 import math
-from typing import Any
+import subprocess
+from typing import Any, cast
 
 import pytest
 
@@ -103,6 +105,49 @@ def test_percentiles_are_those_of_all_tuples() -> None:
 def test_who_still_waits_at_the_end_is_served_and_counts() -> None:
     [job] = targets.jobs("cameo", ["eevdf"], [1], 8.0)
     assert float(job["arguments"][job["arguments"].index("--drain") + 1]) > 8.0
+
+
+def test_a_scheduler_that_the_kernel_has_ended_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came after was the fair class's work."""
+
+    class Loaded(contextlib.nullcontext[None]):
+        ended = ""
+
+        def __init__(self, **options: object) -> None:
+            super().__init__()
+
+        def __enter__(self) -> Any:
+            return self
+
+        def attach(self) -> None:
+            pass
+
+        def stats(self) -> dict[str, int]:
+            return {"runs": 3}
+
+        def exit(self) -> str:
+            return self.ended
+
+    monkeypatch.setattr(kernel_inside, "Scheduler", Loaded)
+    monkeypatch.setattr(kernel_inside, "enforce_scx", lambda *_: None)
+    with kernel_inside.enforcer({"kind": "scx"}) as (_, report):
+        assert report() == {}
+        Loaded.ended = "runnable task stall"
+        with pytest.raises(RuntimeError, match="task stall"):
+            report()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_only_what_fails_because_the_engine_ends_is_no_failure(ends: bool) -> None:
+    class Engine:
+        def wait(self, timeout: float) -> int:
+            if not ends:
+                raise subprocess.TimeoutExpired("labspe", timeout)
+            return 0
+
+    fails = contextlib.nullcontext() if ends else pytest.raises(KeyError)
+    with fails, kernel_inside.unless_ended(cast(Any, Engine())):
+        raise KeyError("verdict")
 
 
 def test_a_stop_is_compared_with_the_middle_of_the_systems() -> None:
