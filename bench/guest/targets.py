@@ -145,10 +145,10 @@ def table(name: str, found: Sequence[Job], kernel_name: str) -> Result:
             values = [run[column] for run in runs]
             mean = sum(values) / len(values)
             unit = "ms" if " p" in column else ""
-            cells[column] = Figure(
-                round(mean, 4), round(min(values), 4), round(max(values), 4), unit
-            )
-        rows.append(Row(variant, cells))
+            part = mean if unit else 1.0
+            low, high = min(values) / part, max(values) / part
+            cells[column] = Figure(round(mean, 4), round(low, 4), round(high, 4), unit)
+        rows.append(Row(variant, cells, None if len(runs) == len(seeds) else len(runs)))
     return Result(
         title=f"{CASES[name].what}, at {CASES[name].utilisation:g} of the CPU: share within the "
         "target (of all, and of the query that is worst), median and p99",

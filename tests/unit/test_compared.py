@@ -107,6 +107,26 @@ def test_who_still_waits_at_the_end_is_served_and_counts() -> None:
     assert float(job["arguments"][job["arguments"].index("--drain") + 1]) > 8.0
 
 
+def test_a_range_of_targets_is_of_their_mean_and_a_failed_seed_counts_for_none() -> None:
+    histograms = {"alarm": [(0.01, 1)], "report": [(0.02, 1)], "bulk": [(0.1, 1)]}
+    query = {"query": "alarm0", "departures": 10}
+    found = [
+        {"job": "cameo/nice-hr", "seed": 1, "histograms": histograms},
+        {"job": "cameo/nice-hr", "seed": 2, "histograms": {**histograms, "alarm": [(0.03, 1)]}},
+        {"job": "cameo/eevdf", "seed": 1, "histograms": histograms},
+    ]
+    runs = [
+        {**of, "by_query": [{**query, "met": met}]}
+        for of, met in zip(found, (0.4, 0.8, 0.5), strict=True)
+    ]
+    runs.append({"job": "cameo/eevdf", "seed": 2, "error": "stalled"})
+    result = targets.table("cameo", runs, "6.18")
+    hr, eevdf = result.rows
+    assert hr.figures["alarm p99"] == Figure(20.0, 0.5, 1.5, "ms")
+    assert hr.figures["alarm met"] == Figure(0.6, 0.4, 0.8)
+    assert (result.n, hr.n, eevdf.n) == (2, None, 1)
+
+
 def test_a_scheduler_that_the_kernel_has_ended_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came after was the fair class's work."""
 
