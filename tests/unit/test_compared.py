@@ -1,13 +1,18 @@
 """How figures are made of runs under the OS and under us, on runs made by hand."""
 
 import contextlib
+import itertools
+import json
 import math
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from bench.guest import inside, kernel, kernel_inside, phases, stops, targets
+from bench.papers import threads
 from bench.real import abba
 from bench.results import Figure
 from sched_ctl.model.targets import Target
@@ -168,6 +173,23 @@ def test_only_what_fails_because_the_engine_ends_is_no_failure(ends: bool) -> No
     fails = contextlib.nullcontext() if ends else pytest.raises(KeyError)
     with fails, kernel_inside.unless_ended(cast(Any, Engine())):
         raise KeyError("verdict")
+
+
+def test_tuples_a_second_are_of_the_time_in_which_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The engine counts an operator's tuples from its start, and seconds from the warm-up's end."""
+
+    def engine(command: Sequence[str], **_: object) -> None:
+        told = dict(itertools.pairwise(command))
+        seconds = float(told["--duration"]) - float(told["--warmup"])
+        took = {"in": 100 * (float(told["--duration"]) + 0.02)}
+        report = {"operators": [took, took], "seconds": seconds, "drain_s": 0.02}
+        Path(told["--results"]).write_text(json.dumps(report))
+
+    monkeypatch.setattr("subprocess.run", engine)
+    found = threads.run(tmp_path / "two.graph", ("--threads", "pool:2"), 4.0, 1)
+    assert found == pytest.approx(200)
 
 
 def test_a_stop_is_compared_with_the_middle_of_the_systems() -> None:
