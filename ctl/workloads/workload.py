@@ -41,6 +41,7 @@ MAX_BYTES = 16 << 20
 MAX_OPERATORS = 100_000
 MAX_NAME = 63
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.:+-]{{0,{MAX_NAME - 1}}}")
+OF_NAMES = f"names are 1 to {MAX_NAME} of A-Z a-z 0-9 _ . : + -, no sign first"
 BLANKS = re.compile(r"[ \t\r\v\f]+")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # no nan, no inf
 KINDS = ("constant", "poisson", "onoff", "trace")
@@ -170,10 +171,7 @@ class _Line:
             raise self.error(f"'{self.kind}' needs {count} name{'s' * (count > 1)}")
         for name in self.names:
             if not NAME.fullmatch(name):
-                raise self.error(
-                    f"{_shown(name)} is not a name",
-                    f"names are 1 to {MAX_NAME} of A-Z a-z 0-9 _ . : + -, no sign first",
-                )
+                raise self.error(f"{_shown(name)} is not a name", OF_NAMES)
         self.values: dict[str, float] = {}
         self.texts: dict[str, str] = {}
         for word in words[count + 1 :]:
@@ -191,6 +189,8 @@ class _Line:
             raise self.error(f"{key} is given twice")
         rule = _FIELDS[self.kind][key]
         if rule is None:
+            if key == "class" and not NAME.fullmatch(text):
+                raise self.error(f"class={_shown(text)[1:-1]} is not a name", OF_NAMES)
             self.texts[key] = text
             return
         if not NUMBER.fullmatch(text):

@@ -65,6 +65,7 @@ def test_reads_every_field() -> None:
         (CHAIN + "op c cost=1\nop d cost=1\nedge c d\nedge d c\nedge b c\n", 9, "cycle"),
         (CHAIN + "op c cost=1\n", 7, "operator c has no input"),
         (CHAIN + "op c cost=1 window_ms=5\nedge b c\n", 7, "window_ms"),
+        ('workload w\nquery q class=a"b\n', 2, "class"),
         (CHAIN + "source a\n", 7, "source already"),
         (CHAIN + "source b\n", 7, "source on b"),
         (CHAIN + "source x\n", 7, "no operator x"),
