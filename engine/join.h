@@ -1,8 +1,9 @@
 /* The state of a symmetric hash join over a time window: the recent tuples of both inputs.
  *
  * A pair is inside the window if its due times are at most the window apart, and is found by the
- * one of the two that is processed later. Inputs come in due order, so a tuple can be dropped when
- * the other input is past its window: which pairs there are does not depend on the scheduler.
+ * one of the two that is processed later. Inputs come in due order, for no workload with a join
+ * downstream of a union or of another join is read. So a tuple can be dropped when the other input
+ * is past its window: which pairs there are does not depend on the scheduler.
  */
 #ifndef LABSPE_JOIN_H
 #define LABSPE_JOIN_H

@@ -11,13 +11,13 @@ busy all the time, so one file serves every load. One statement a line:
                                            # trace (trace=FILE, seconds, one arrival a line)
 
 `op`, `edge` and `source` belong to the last `query`; edges and sources follow their operators.
-A query is a DAG, each of its operators without upstream has one source. The lab engine is handed
-what `workloads.resolved` makes of it.
+A query is a DAG, each of its operators without upstream has one source. No join is downstream of
+another or of a union. The lab engine is handed what `workloads.resolved` makes of it.
 """
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -328,6 +328,7 @@ def _query(block: list[_Line]) -> QuerySpec:
                 f"source on {name}, which has the upstream operator {upstream[name][0]}"
             )
     _no_cycle(head, operators, streams)
+    _joins_in_order(at, operators, upstream)
     return QuerySpec(
         name=head.names[0],
         operators=tuple(operators.values()),
@@ -391,6 +392,26 @@ def _no_cycle(
             raise line.error(
                 f"query {head.names[0]} has a cycle through or above edge {producer} {consumer}"
             )
+
+
+def _joins_in_order(
+    at: Mapping[str, _Line],
+    operators: Mapping[str, OperatorSpec],
+    upstream: Mapping[str, Sequence[str]],
+) -> None:
+    """A join finds the same pairs under every scheduler if each of its inputs has one order."""
+    pairs = ((producer, name) for name, producers in upstream.items() for producer in producers)
+    mixed: dict[str, str] = {}  # operator -> the union or join that it has its tuples through
+    for name in upstream_first(upstream, pairs):
+        through = next((mixed[producer] for producer in upstream[name] if producer in mixed), None)
+        if through and operators[name].window_s:
+            raise at[name].error(
+                f"window_ms: operator {name} is downstream of {through}, which has two inputs or "
+                "more: what it joins would depend on the scheduler",
+                "join first, and let the join's output meet others",
+            )
+        if through or len(upstream[name]) > 1:
+            mixed[name] = through or name
 
 
 def load_trace(path: Path) -> tuple[float, ...]:

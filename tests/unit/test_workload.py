@@ -11,6 +11,9 @@ from sched_ctl.workloads.demand import cpu_demand, rate_scale, tuple_rates
 from sched_ctl.workloads.synthetic import multi, syn
 from sched_ctl.workloads.workload import Arrivals, dump, load, load_trace, parse
 
+UNION = HEAD + "op l cost=1\nop r cost=1\nop j cost=1\nedge l j\nedge r j\nsource l\nsource r\n"
+JOIN = UNION.replace("op j cost=1", "op j cost=1 window_ms=5")
+
 
 def test_reads_every_field() -> None:
     text = HEAD + (
@@ -65,6 +68,12 @@ def test_reads_every_field() -> None:
         (CHAIN + "op c cost=1\nop d cost=1\nedge c d\nedge d c\nedge b c\n", 9, "cycle"),
         (CHAIN + "op c cost=1\n", 7, "operator c has no input"),
         (CHAIN + "op c cost=1 window_ms=5\nedge b c\n", 7, "window_ms"),
+        (UNION + "op k cost=1 window_ms=5\nedge r k\nedge j k\n", 10, "downstream of j"),
+        (
+            JOIN + "op on cost=1\nop k cost=1 window_ms=5\nedge j on\nedge on k\nedge r k\n",
+            11,
+            "downstream of j",
+        ),
         ('workload w\nquery q class=a"b\n', 2, "class"),
         (CHAIN + "source a\n", 7, "source already"),
         (CHAIN + "source b\n", 7, "source on b"),
