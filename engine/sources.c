@@ -60,7 +60,7 @@ static void next_onoff(struct source *s, const struct edge_spec *edge)
 static void next_due(struct source *s)
 {
 	const struct edge_spec *edge = &engine->workload.edges[s->edge];
-	double length, end;
+	double length;
 
 	switch (edge->arrivals) {
 	case CONSTANT:
@@ -75,9 +75,8 @@ static void next_due(struct source *s)
 		break;
 	case TRACE: /* stretched to the rate, and over and over */
 		length = (double)edge->trace_length / s->rate;
-		end = edge->trace[edge->trace_length - 1];
 		s->due_s = length * ((double)(s->count / edge->trace_length) +
-				     edge->trace[s->count % edge->trace_length] / end);
+				     edge->trace[s->count % edge->trace_length]);
 		break;
 	}
 	s->count++;

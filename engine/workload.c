@@ -77,7 +77,7 @@ static void read_edge(const struct reader *r, struct workload *w, struct edge_sp
 	edge->trace_length = count(r, edge->arrivals == TRACE, MAX_TIMES, "length of a trace");
 	edge->trace = allocate(edge->trace_length, sizeof *edge->trace);
 	for (size_t i = 0; i < edge->trace_length; i++)
-		edge->trace[i] = number(r, i ? edge->trace[i - 1] : 0, 1e9, "time of a trace");
+		edge->trace[i] = number(r, i ? edge->trace[i - 1] : 0, 1, "place in a trace");
 }
 
 /* Upstream first, each once: rates are worked out in this order. */

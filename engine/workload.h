@@ -25,7 +25,7 @@ struct edge_spec {
 	double share, rate;
 	enum arrivals arrivals;
 	double on_ms, off_ms, shape;
-	double *trace; /* seconds, not decreasing */
+	double *trace; /* places in a cycle of length 1, not decreasing */
 	size_t trace_length;
 };
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sched_ctl.model.graph import Array
-from sched_ctl.workloads.workload import Arrivals, load_trace
+from sched_ctl.workloads.workload import Arrivals, trace_phases
 
 __all__ = ["arrival_times"]
 
@@ -31,7 +31,7 @@ def arrival_times(
         # A random phase: sources of equal rate do not all fire at once
         return np.asarray((np.arange(np.ceil(duration_s * rate)) + generator.random()) / rate)
     if arrivals.kind == "trace":
-        return _trace(np.array(load_trace(folder / arrivals.trace)), rate, duration_s)
+        return _trace(np.array(trace_phases(folder / arrivals.trace)), rate, duration_s)
     if arrivals.kind == "onoff":
         return _on_off(arrivals, rate, duration_s, generator)
     return _poisson(rate, duration_s, generator)
@@ -42,13 +42,11 @@ def _poisson(rate: float, duration_s: float, generator: Generator) -> Array:
     return np.sort(generator.random(count) * duration_s)
 
 
-def _trace(times: Array, rate: float, duration_s: float) -> Array:
-    # One mean gap after the last arrival, so that the copies join without a pile-up
-    span = float(times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) or 1.0
-    scale = len(times) / span / rate
-    copies = int(np.ceil(duration_s / (span * scale))) + 1
-    shifted = (times - times[0])[None, :] + span * np.arange(copies)[:, None]
-    whole: Array = np.sort(shifted.ravel() * scale)
+def _trace(phases: Array, rate: float, duration_s: float) -> Array:
+    """As the lab engine has them (`engine/sources.c`)."""
+    length_s = len(phases) / rate
+    copies = np.arange(np.ceil(duration_s / length_s))
+    whole: Array = length_s * (copies[:, None] + phases).ravel()
     return whole[whole < duration_s]
 
 

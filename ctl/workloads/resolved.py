@@ -8,7 +8,7 @@ sources are in the order of their targets, and a last row has the operators upst
 from pathlib import Path
 
 from sched_ctl.workloads.demand import upstream_first
-from sched_ctl.workloads.workload import SourceSpec, Workload, load, load_trace
+from sched_ctl.workloads.workload import SourceSpec, Workload, load, trace_phases
 
 __all__ = ["resolved", "resolved_file"]
 
@@ -59,9 +59,9 @@ def resolved(workload: Workload, folder: Path) -> bytes:
 
 def _source(source: SourceSpec, target: int, folder: Path) -> str:
     arrivals = source.arrivals
-    times = load_trace(folder / arrivals.trace) if arrivals.kind == "trace" else ()
+    phases = trace_phases(folder / arrivals.trace) if arrivals.kind == "trace" else ()
     return (
         f"{WORLD} {target} 1.0 {source.rate!r} {KINDS.index(arrivals.kind)} "
         f"{arrivals.on_s * 1e3!r} {arrivals.off_s * 1e3!r} {arrivals.shape!r} "
-        + " ".join([str(len(times)), *map(repr, times)])
+        + " ".join([str(len(phases)), *map(repr, phases)])
     )

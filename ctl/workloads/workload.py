@@ -35,6 +35,7 @@ __all__ = [
     "load",
     "load_trace",
     "parse",
+    "trace_phases",
 ]
 
 MAX_BYTES = 16 << 20
@@ -440,6 +441,16 @@ def load_trace(path: Path) -> tuple[float, ...]:
     if not times or times[-1] <= 0:
         raise UserError(f"{path}: a trace needs an arrival after time 0")
     return tuple(times)
+
+
+def trace_phases(path: Path) -> tuple[float, ...]:
+    """When in a cycle of length 1 each arrival of a trace comes, the first at 0.
+
+    A cycle ends one mean gap after its last arrival, so that the next joins without a pile-up.
+    """
+    times = load_trace(path)
+    span = (times[-1] - times[0]) * len(times) / max(len(times) - 1, 1) or 1.0
+    return tuple((time_s - times[0]) / span for time_s in times)
 
 
 # --- writing --------------------------------------------------------------------------------------

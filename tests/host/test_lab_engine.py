@@ -16,9 +16,10 @@ import pytest
 from labengine import CHAIN, WORKLOADS
 from labs import command, sched_ctl
 
+from sched_ctl.sim.arrivals import arrival_times
 from sched_ctl.workloads.demand import rate_scale, tuple_rates
 from sched_ctl.workloads.resolved import resolved_file
-from sched_ctl.workloads.workload import load
+from sched_ctl.workloads.workload import Arrivals, load
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("cc")]
@@ -31,6 +32,10 @@ MODES = {
     "pool": ("--threads", "pool:2", "--batch", "all"),
     "pool-bounded": ("--threads", "pool:2", "--bounded", 4, "--batch", 8),
 }
+RECORDED = [
+    *((time, "<u8") for time in ("due", "entry", "out")),
+    *(("operator", "<u4"), ("ideal", "<u4")),
+]
 ALL = sorted(WORKLOADS.glob("*.graph"))
 JOIN = """workload join base_cost_us=20
 query q
@@ -165,10 +170,7 @@ def test_utilisation_means_the_same_to_the_simulator(join: Path) -> None:
 def test_histograms_agree_with_the_departures(tmp_path: Path) -> None:
     record = tmp_path / "record"
     results = labengine.run(WORKLOADS / "vs.graph", *BRIEF, "--record", record, *MODES["threads"])
-    rows = np.fromfile(
-        record,
-        [("due", "<u8"), ("entry", "<u8"), ("out", "<u8"), ("operator", "<u4"), ("ideal", "<u4")],
-    )
+    rows = np.fromfile(record, RECORDED)
     latency = (rows["out"] - rows["due"]) * 1e-9
     for name, direct in (
         ("latency_s", latency),
@@ -183,6 +185,24 @@ def test_histograms_agree_with_the_departures(tmp_path: Path) -> None:
             assert told[field] == pytest.approx(exact, rel=0.03, abs=1e-9)
     squares = ((latency / (rows["ideal"] * 1e-9)) ** 2).sum()
     assert results["total"]["slowdown_l2"] == pytest.approx(squares**0.5, rel=1e-6)
+
+
+def test_a_trace_means_the_same_to_the_simulator(tmp_path: Path) -> None:
+    path, record = tmp_path / "trace.graph", tmp_path / "record"
+    (tmp_path / "times").write_text("100\n100.2\n100.2\n101\n")
+    path.write_text(
+        "workload w base_cost_us=10\nquery q\nop o cost=1\nsource o arrivals=trace trace=times\n"
+    )
+    labengine.run(
+        path, *("--duration", 0.195, "--warmup", 0, "--cpus", 1, "--utilisation", 1e-3),
+        *("--record", record),
+    )  # fmt: skip
+    due_s = np.fromfile(record, RECORDED)["due"] * 1e-9
+    found = arrival_times(
+        Arrivals("trace", trace="times"), 100.0, 0.195, np.random.default_rng(1), tmp_path
+    )
+    assert len(found) == 20
+    assert due_s - due_s[0] == pytest.approx(found, abs=1e-6)
 
 
 def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
