@@ -94,6 +94,7 @@ _ARRAYS: Mapping[str, type[np.generic]] = {
     "out_port": np.int64,
     "out_inline": np.int64,
     "out_share": np.float64,
+    "out_begin": np.float64,
     "query": np.int64,
     "feed_start": np.int64,
     "feed": np.int64,

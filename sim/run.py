@@ -431,9 +431,14 @@ def _edges(node: Node, form: UrgencyForm | None) -> dict[str, Any]:
     """Edges by producer. At query level a tuple takes the more urgent branches first.
 
     A branch less urgent than the operator it leaves was left out of its priority-defining tree
-    (`sched_ctl.metrics.sharing`): it waits for its own turn.
+    (`sched_ctl.metrics.sharing`): it waits for its own turn. Where a split's shares lie is as the
+    graph has them: which branch a tuple takes is no matter of urgency.
     """
     graph = node.topology.graph
+    begin, laid = np.zeros(len(graph.source)), np.zeros(node.n)
+    for edge in np.flatnonzero(graph.share < 1):
+        begin[edge] = laid[graph.source[edge]]
+        laid[graph.source[edge]] += graph.share[edge]
     port = np.zeros(len(graph.source), dtype=np.int64)
     for row in np.flatnonzero(node.window_s > 0):
         edges = np.flatnonzero(graph.target == row)
@@ -447,6 +452,7 @@ def _edges(node: Node, form: UrgencyForm | None) -> dict[str, Any]:
         "out_port": port[order],
         "out_inline": inline[order],
         "out_share": graph.share[order],
+        "out_begin": begin[order],
     }
 
 

@@ -210,15 +210,14 @@ int64_t route(struct sim *s, int64_t op, int64_t *taken)
 {
 	const struct operator *o = &s->ops[op];
 	int64_t n = 0;
-	double draw = -1, from = 0;
+	double draw = -1;
 	for (int64_t e = o->first; e < o->first + o->edges; e++) {
 		double share = s->edge[e].share;
 		if (share < 1) {
 			if (draw < 0)
 				draw = uniform(&s->ops[op].draws);
-			double at = draw - from;
+			double at = draw - s->edge[e].begin;
 			at -= floor(at); // the shares lie on a circle of length 1
-			from += share;
 			if (at >= share)
 				continue;
 		}
@@ -285,8 +284,9 @@ EXPORT struct sim *sim_new(const struct sim_config *c)
 	s->taken = calloc((size_t)c->out_start[c->operators] + 1, sizeof *s->taken);
 	s->edge = table(c->out_start[c->operators], sizeof *s->edge);
 	for (int64_t e = 0; e < c->out_start[c->operators]; e++)
-		s->edge[e] = (struct edge){ c->out_share[e], (int32_t)c->out_target[e],
-					    (int16_t)c->out_port[e], c->out_inline[e] != 0 };
+		s->edge[e] = (struct edge){ c->out_share[e], c->out_begin[e],
+					    (int32_t)c->out_target[e], (int16_t)c->out_port[e],
+					    c->out_inline[e] != 0 };
 	s->order = order_new(c->operators);
 	for (int64_t i = 0; i < c->operators; i++) {
 		struct operator *o = &s->ops[i];

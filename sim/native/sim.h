@@ -80,7 +80,7 @@ struct sim_config {
 	const double *cost_s, *selectivity, *block_probability, *block_max_s, *window_s;
 	const double *came_s; // NULL, or how old tuples from outside are when they come; may change
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
-	const double *out_share;
+	const double *out_share, *out_begin;   // where the share begins on a split's circle
 	const int64_t *query;		       // of each operator; only needed with least_s
 	const int64_t *feed_start, *feed;      // operators that each stream feeds
 	const int64_t *stream_start;	       // where each stream begins in `arrival_s`
@@ -115,7 +115,7 @@ struct queue {
 };
 
 struct edge {
-	double share;
+	double share, begin;
 	int32_t target;
 	int16_t port;
 	bool in_line; // at query level a tuple goes on over it

@@ -197,6 +197,21 @@ def test_policies_meet_the_same_arrivals_and_the_same_fates() -> None:
     assert len({run.summary().tuples for run in runs}) == 1
 
 
+@pytest.mark.parametrize("level", ["operator", "query"])
+def test_which_branch_a_tuple_takes_is_no_matter_of_the_policy(level: str) -> None:
+    text = (
+        "workload w base_cost_us=100\nquery q\nop split cost=1\nop dear cost=9\nop cheap cost=1\n"
+        "edge split dear share=0.3\nedge split cheap share=0.6\nsource split\n"
+    )
+    node = of_workload(workload.parse(text), 0.9)
+    took = []
+    for policy in ("fcfs", "hr", "min-cost"):
+        found = run(node, policy, user=User(level=level), duration_s=3.0, record=10_000)
+        took.append(sorted((op, arrival) for op, arrival, _ in found.record.tolist()))
+    assert len(took[0]) > 1000 and {op for op, _ in took[0]} == {1.0, 2.0}
+    assert took[0] == took[1] == took[2]
+
+
 @pytest.mark.parametrize("cpus", [1, 2])
 @pytest.mark.parametrize("batch", [1, 0])
 def test_no_tuple_is_stuck_between_bounded_queues_at_query_level(cpus: int, batch: int) -> None:
