@@ -61,8 +61,8 @@ class Node:
         return len(self.topology.operators)
 
     @cached_property
-    def input_rate(self) -> Array:
-        """(n,) tuples/s that come in, if there is CPU enough.
+    def _rates(self) -> tuple[Array, Array]:
+        """(n,) tuples/s that come in, and that go out, if there is CPU enough.
 
         A join of window V over inputs of l and r tuples/s puts out 2 s l r V (AQSIOS, section 5).
         """
@@ -81,17 +81,15 @@ class Node:
             flow = graph.share[edges] * out[graph.source[edges]]
             np.add.at(rate, graph.target[edges], flow)
             np.multiply.at(product, graph.target[edges], flow)
-        return rate
+        return rate, out
 
-    @cached_property
+    @property
+    def input_rate(self) -> Array:
+        return self._rates[0]
+
+    @property
     def output_rate(self) -> Array:
-        graph = self.topology.graph
-        out = self.selectivity * self.input_rate
-        for row in np.flatnonzero(self.window_s > 0):
-            edges = np.flatnonzero(graph.target == row)
-            inputs = graph.share[edges] * out[graph.source[edges]]
-            out[row] = 2 * self.selectivity[row] * self.window_s[row] * np.prod(inputs)
-        return out
+        return self._rates[1]
 
     @cached_property
     def mean_selectivity(self) -> Array:

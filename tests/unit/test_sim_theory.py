@@ -114,6 +114,26 @@ def test_join_meets_its_rate_and_its_window() -> None:
     assert run(idle, duration_s=60.0).summary().slowdown < 1.05
 
 
+def test_rates_of_joins_are_the_same_in_any_order_of_operators() -> None:
+    ops = (
+        OperatorSpec("last", 1.0, 0.4, window_s=0.25),
+        OperatorSpec("first", 1.0, 0.3, window_s=0.5),
+        *(OperatorSpec(name, 1.0) for name in ("l", "r", "more")),
+    )
+    pairs = (("l", "first"), ("r", "first"), ("first", "last"), ("more", "last"))
+    sources = tuple(
+        SourceSpec(name, rate) for name, rate in (("l", 1.0), ("r", 3.0), ("more", 2.0))
+    )
+    for lines in (ops, ops[::-1]):
+        query = QuerySpec("q", lines, tuple(Stream(*pair) for pair in pairs), sources)
+        node = of_workload(Workload("joins", (query,), 1e-3), 0.5)
+        left, right, more = (stream.rate for stream in node.streams)
+        joined = 2 * 0.3 * 0.5 * left * right
+        expected = {"first": joined, "last": 2 * 0.4 * 0.25 * joined * more}
+        for op, rate in zip(node.topology.operators, node.output_rate, strict=True):
+            assert rate == pytest.approx(expected.get(op.name, rate))
+
+
 @pytest.mark.parametrize("workers", [1, 4, 64])
 @pytest.mark.parametrize("cost_s", [2e-6, 2e-5, 1e-4])
 def test_a_shared_queue_bounds_the_decisions(workers: int, cost_s: float) -> None:
