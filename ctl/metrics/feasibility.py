@@ -148,8 +148,10 @@ def _late_behind(
         # How long others can wait: one that is late itself, but sooner through, for its latency.
         others = [
             other.slack_s if other.slack_s >= 0 else other.latency_s
-            for other in meets.values()
-            if other.weight >= load.weight and (other.slack_s >= 0 or other.work_s < load.work_s)
+            for name, other in meets.items()
+            if name != query
+            and other.weight >= load.weight
+            and (other.slack_s >= 0 or other.work_s < load.work_s)
         ]
         clear_s = load.work_s / free if free > 0 else math.inf if load.work_s else 0.0
         if clear_s > (0.5 if was else 1.0) * min(others, default=math.inf):

@@ -235,6 +235,8 @@ def test_who_is_late_goes_behind_those_that_it_would_make_late() -> None:
     # No need where nobody suffers: nobody else, who can wait, or who weighs less.
     for others in ({}, {"b": replace(other, slack_s=10.0)}, {"b": replace(other, weight=0.5)}):
         assert standings(feasible(asked(a=late, **others), 1.0, {}))["a"] is MEETS
+        # Nor to wait for itself, once its own tuples are in time again.
+        assert standings(feasible(asked(a=nearly, **others), 1.0, before))["a"] is MEETS
 
 
 def test_of_two_that_are_late_the_larger_backlog_waits() -> None:

@@ -103,7 +103,7 @@ def stands(
         if load.slack_s >= (load.latency_s / 2 if was else 0.0):
             continue
         waits = [math.inf]
-        for other in (asked[q] for q in can):
+        for other in (asked[q] for q in can if q != query):
             if other.weight < load.weight:
                 continue
             if other.slack_s >= 0:
