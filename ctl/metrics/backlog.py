@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.errors import UserError
+from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import OperatorFrame, Policy, Query, UrgencyForm
 
 __all__ = [
@@ -128,9 +129,22 @@ def _saturated_and_much(
     saturated = busy >= SATURATED
     if not saturated.any():
         return saturated, saturated
-    used = np.bincount(frame.query, np.nan_to_num(use))
-    much = used > beyond * used.sum() / len(used)
+    used = _used(frame, use)
+    known = used[np.isfinite(used)]
+    much = used > (beyond * known.mean() if len(known) > 1 else np.inf)
     return (np.bincount(frame.query, saturated) > 0)[frame.query], much[frame.query]
+
+
+def _used(frame: OperatorFrame, use: Array) -> Array:
+    """(q,) CPUs that each query uses; NaN where that is not known, as of one that has just come:
+    threads of one of its operators were not read yet. What has none here, for it is on another
+    node, uses none.
+    """
+    told = np.isfinite(use)
+    here = np.array([bool(getattr(o, "threads", ())) for o in frame.operators], dtype=np.bool_)
+    used = np.bincount(frame.query, np.where(told, use, 0.0))
+    some, lacks = (np.bincount(frame.query, rows) > 0 for rows in (told, here & ~told))
+    return np.where(some & ~lacks, used, np.nan)
 
 
 def last(policy: Policy, beyond: float = HEAVY) -> Policy:

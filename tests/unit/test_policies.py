@@ -1,6 +1,7 @@
 """Every policy by its formula, on chains and on DAGs, and the papers' own examples."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.testing import assert_allclose
 
 from plans import array, frame, plan, snapshot
 from sched_ctl.errors import UserError
+from sched_ctl.metrics import backlog
 from sched_ctl.metrics.catalogue import evaluate, resolve
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import OperatorFrame, Spacing, UrgencyForm
@@ -373,6 +375,25 @@ def test_a_heavy_query_goes_last_whatever_its_results_cost(name: str) -> None:
     use = {"cpu_use": array(0.02, 0.02, 0.5, 0.4), "utilisation": array(0, 0, 1, 1)}
     seen = OperatorFrame(of.operators, of.graph, {**of.columns, **use})
     beside = urgency(name, seen)
+def test_who_uses_much_is_told_by_those_whose_use_is_known() -> None:
+    """Of a query that has just come it is not: the others were heavy beside it for a minute."""
+    three = plan({"new": ["a", "b"], "one": ["c"], "other": ["d"]})
+
+    def marked(*cpu_use: float, of: Topology = three) -> list[str]:
+        seen = frame(of, cpu_use=cpu_use, utilisation=(NAN, NAN, 1.0, 0.1))
+        return sorted(query for _, query in backlog.seen(seen, 1.0))
+
+    assert marked(1.2, 1.2, 0.4, 0.35) == []
+    assert marked(NAN, NAN, 0.4, 0.35) == []
+    assert marked(1.2, NAN, 0.4, 0.35) == [], "half of it"
+    assert marked(NAN, NAN, 0.4, 0.1) == ["one"]
+    assert marked(NAN, NAN, 0.4, NAN) == [], "nobody to compare it with"
+    # What runs on another node uses nothing here, and nobody will ever tell of it.
+    away = replace(three.operators[1], threads=())
+    apart = replace(three, operators=(three.operators[0], away, *three.operators[2:]))
+    assert marked(0.1, NAN, 0.4, 0.1, of=apart) == ["one"]
+
+
     assert beside.rank.tolist() == [1, 1, 0, 0]
     assert_allclose(beside.static, apart.static)
     assert_allclose(beside.per_second, apart.per_second)
