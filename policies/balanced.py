@@ -16,7 +16,7 @@ slowdowns .39 and maximum slowdown 1.05, where HR has .37, .66, 3.1 and BSD .49,
 
 import numpy as np
 
-from sched_ctl.errors import UserError, near_miss
+from sched_ctl.errors import UserError
 from sched_ctl.metrics import branches as ways
 from sched_ctl.metrics import sharing as segments
 from sched_ctl.metrics.backlog import HEAVY, last
@@ -38,9 +38,7 @@ def policy(
     they go by their results like all others, see `metrics.backlog`.
     branches: overload at which an operator that falls behind goes last in its query; 0 = never.
     """
-    if sharing not in (*segments.RULES, "none"):
-        near = near_miss(sharing, segments.RULES)
-        raise UserError(f"policy balanced: no sharing {sharing!r}{near}")
+    segments.check("balanced", sharing)
     if not patience > 0:
         raise UserError(f"policy balanced: patience {patience!r} must be above 0")
     if branches and not branches > 1:

@@ -8,7 +8,6 @@ several segments share: see `hnr`; each segment weighs 1 / T^2.
 
 import numpy as np
 
-from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics import sharing as segments
 from sched_ctl.metrics.backlog import HEAVY, last
 from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
@@ -22,8 +21,7 @@ def policy(sharing: str = "pdt", heavy: float = HEAVY) -> Policy:
     heavy: saturated queries go last that use more than so many times the queries' mean CPU use; 0 =
     they go by their results like all others, see `metrics.backlog`.
     """
-    if sharing not in (*segments.RULES, "none"):
-        raise UserError(f"policy bsd: no sharing {sharing!r}{near_miss(sharing, segments.RULES)}")
+    segments.check("bsd", sharing)
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
         with np.errstate(all="ignore"):  # what costs nothing divides by zero

@@ -9,7 +9,6 @@ the priority of a set of them (section 7 there): by default the priority-definin
 
 import numpy as np
 
-from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics import sharing as segments
 from sched_ctl.metrics.backlog import HEAVY, last
 from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
@@ -23,8 +22,7 @@ def policy(sharing: str = "pdt", heavy: float = HEAVY) -> Policy:
     heavy: saturated queries go last that use more than so many times the queries' mean CPU use; 0 =
     they go by their results like all others, see `metrics.backlog`.
     """
-    if sharing not in (*segments.RULES, "none"):
-        raise UserError(f"policy hnr: no sharing {sharing!r}{near_miss(sharing, segments.RULES)}")
+    segments.check("hnr", sharing)
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
         with np.errstate(all="ignore"):

@@ -9,9 +9,8 @@ of them. `sharing` chooses a subset of the branches instead: "max" or "pdt", see
 
 import numpy as np
 
-from sched_ctl.errors import UserError, near_miss
 from sched_ctl.metrics.backlog import HEAVY, last
-from sched_ctl.metrics.sharing import RULES, shared_rate
+from sched_ctl.metrics.sharing import RULES, check, shared_rate
 from sched_ctl.model.policy import OperatorFrame, Policy, Spacing, UrgencyForm, form
 
 __all__ = ["NEEDS", "policy", "urgency"]
@@ -30,8 +29,7 @@ def policy(sharing: str = "sum", heavy: float = HEAVY) -> Policy:
     heavy: saturated queries go last that use more than so many times the queries' mean CPU use; 0 =
     they go by their results like all others, see `metrics.backlog`.
     """
-    if sharing not in RULES:
-        raise UserError(f"policy hr: no sharing {sharing!r}{near_miss(sharing, RULES)}")
+    check("hr", sharing, RULES)
 
     def chosen(frame: OperatorFrame) -> UrgencyForm:
         one = np.ones(len(frame))

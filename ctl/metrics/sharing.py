@@ -21,13 +21,20 @@ A branch that is itself shared further down goes in with the set that was chosen
 
 import numpy as np
 
+from sched_ctl.errors import UserError, near_miss
 from sched_ctl.model.graph import Array, Graph
 from sched_ctl.model.policy import OperatorFrame
 
-__all__ = ["NEEDS", "RULES", "rate", "shared_rate"]
+__all__ = ["NEEDS", "RULES", "check", "rate", "shared_rate"]
 
 RULES = ("max", "sum", "pdt")
 NEEDS = frozenset({"cost", "selectivity", "global_cost", "global_selectivity"})  # of `rate`
+
+
+def check(policy: str, rule: str, rules: tuple[str, ...] = (*RULES, "none")) -> None:
+    """Raises UserError if a policy is given a rule that it has not."""
+    if rule not in rules:
+        raise UserError(f"policy {policy}: no sharing {rule!r}{near_miss(rule, rules)}")
 
 
 def rate(frame: OperatorFrame, weight: Array, rule: str) -> Array:
