@@ -15,6 +15,7 @@ from sched_ctl.model.graph import Array, Graph
 __all__ = [
     "arrival_age",
     "costliest",
+    "distance",
     "global_cost",
     "global_selectivity",
     "ideal_time",
@@ -106,6 +107,15 @@ def costliest(graph: Graph, cost: Array) -> Array:
         np.maximum.at(below, graph.source[edges], total[graph.target[edges]])
         total[operators] = cost[operators] + below[operators]
     return total
+
+
+def distance(graph: Graph) -> Array:
+    """(n,) edges on the longest way to an egress. On a cycle and above it there is none: then the
+    median of the others, so that it is neither first nor last for that.
+    """
+    known = graph.height >= 0
+    middle = float(np.median(graph.height[known])) if known.any() else 0.0
+    return np.where(known, graph.height, middle)
 
 
 def arrival_age(graph: Graph, wait: Array, away: npt.NDArray[np.bool_]) -> Array:

@@ -65,6 +65,16 @@ def test_each_says_its_goal_and_fits_any_frame(name: str) -> None:
     assert not np.isnan(form.rank).any()
 
 
+@pytest.mark.parametrize("name", ["min-cost", "min-latency"])
+def test_who_has_no_distance_is_in_the_middle(name: str) -> None:
+    """On a cycle and above it."""
+    loop = plan({"q": [*"abcdefg"]}, [(0, 1), (1, 2), (2, 1), (2, 3), (3, 4), (4, 5), (5, 6)])
+    ranks = urgency(name, measured(loop, [1.0] * 7, [1.0] * 7)).rank.tolist()
+    assert ranks == [-1.5, -1.5, -1.5, -3, -2, -1, 0]
+    only = plan({"q": ["a", "b"]}, [(0, 1), (1, 0)])
+    assert urgency(name, measured(only, [1.0] * 2, [1.0] * 2)).rank.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "part", "expected"),
     [
@@ -365,16 +375,6 @@ def test_light_first_places_every_operator_of_a_light_query_above_those_of_a_hea
         registry.policy("light-first", {"heavy": 1})
 
 
-@pytest.mark.parametrize("name", ["hr", "hnr", "srpt", "bsd", "balanced"])
-def test_a_heavy_query_goes_last_whatever_its_results_cost(name: str) -> None:
-    both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
-    # The last operator of the heavy query is the cheapest of all.
-    of = measured(both, [1e-3, 2e-3, 4e-3, 1e-6], [1, 1, 1, 1])
-    apart = urgency(name, of)
-    assert apart.rank.tolist() == [0, 0, 0, 0]
-    use = {"cpu_use": array(0.02, 0.02, 0.5, 0.4), "utilisation": array(0, 0, 1, 1)}
-    seen = OperatorFrame(of.operators, of.graph, {**of.columns, **use})
-    beside = urgency(name, seen)
 def test_who_uses_much_is_told_by_those_whose_use_is_known() -> None:
     """Of a query that has just come it is not: the others were heavy beside it for a minute."""
     three = plan({"new": ["a", "b"], "one": ["c"], "other": ["d"]})
@@ -394,6 +394,16 @@ def test_who_uses_much_is_told_by_those_whose_use_is_known() -> None:
     assert marked(0.1, NAN, 0.4, 0.1, of=apart) == ["one"]
 
 
+@pytest.mark.parametrize("name", ["hr", "hnr", "srpt", "bsd", "balanced"])
+def test_a_heavy_query_goes_last_whatever_its_results_cost(name: str) -> None:
+    both = plan({"light": ["a", "b"], "heavy": ["c", "d"]})
+    # The last operator of the heavy query is the cheapest of all.
+    of = measured(both, [1e-3, 2e-3, 4e-3, 1e-6], [1, 1, 1, 1])
+    apart = urgency(name, of)
+    assert apart.rank.tolist() == [0, 0, 0, 0]
+    use = {"cpu_use": array(0.02, 0.02, 0.5, 0.4), "utilisation": array(0, 0, 1, 1)}
+    seen = OperatorFrame(of.operators, of.graph, {**of.columns, **use})
+    beside = urgency(name, seen)
     assert beside.rank.tolist() == [1, 1, 0, 0]
     assert_allclose(beside.static, apart.static)
     assert_allclose(beside.per_second, apart.per_second)
