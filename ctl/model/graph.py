@@ -52,17 +52,19 @@ class Graph:
     @cached_property
     def height(self) -> Index:
         """(n,) edges on the longest path to an egress; -1 for operators on or above a cycle."""
-        height = np.where(self.egress, 0, -1).astype(np.intp)
-        waiting = np.bincount(self.source, minlength=self.n)
-        ready = self.egress
-        level = 0
-        while ready.any():
-            height[ready] = level
-            reached = self.source[ready[self.target]]
-            waiting = waiting - np.bincount(reached, minlength=self.n)
-            ready = (waiting == 0) & (np.bincount(reached, minlength=self.n) > 0)
-            level += 1
-        return height
+        height = np.where(self.egress, 0, -1).tolist()
+        waiting = np.bincount(self.source, minlength=self.n).tolist()
+        by_target = np.argsort(self.target, kind="stable")
+        above = self.source[by_target].tolist()
+        first = np.searchsorted(self.target[by_target], np.arange(self.n + 1)).tolist()
+        ready = np.flatnonzero(self.egress).tolist()
+        for row in ready:  # which grows, by rising height
+            for source in above[first[row] : first[row + 1]]:
+                waiting[source] -= 1
+                if waiting[source] == 0:
+                    height[source] = height[row] + 1
+                    ready.append(source)
+        return np.array(height, dtype=np.intp)
 
     @cached_property
     def levels(self) -> tuple[tuple[Index, Index], ...]:
@@ -70,11 +72,13 @@ class Graph:
 
         Operators on a cycle, and all above them, are in no level.
         """
-        by_edge = self.height[self.source]
-        return tuple(
-            (np.flatnonzero(self.height == level), np.flatnonzero(by_edge == level))
-            for level in range(int(self.height.max(initial=-1)) + 1)
-        )
+        numbers = np.arange(int(self.height.max(initial=-1)) + 2)
+
+        def of_each(height: Index) -> list[Index]:
+            order = np.argsort(height, kind="stable")
+            return np.split(order, np.searchsorted(height[order], numbers))[1:-1]
+
+        return tuple(zip(of_each(self.height), of_each(self.height[self.source]), strict=True))
 
     @cached_property
     def shared(self) -> npt.NDArray[np.bool_]:

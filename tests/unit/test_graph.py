@@ -1,3 +1,8 @@
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -21,6 +26,28 @@ def test_a_diamond_has_three_levels() -> None:
 
 def test_height_is_the_longest_path() -> None:
     assert graph(4, (0, 3), (0, 1), (1, 2), (2, 3)).height.tolist() == [3, 2, 1, 0]
+
+
+def test_a_deep_graph_is_not_walked_over_again_for_each_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine may tell of a chain of 30,000, and that held up the main loop for seconds."""
+    calls: Counter[int] = Counter()
+
+    def count(depth: int, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        calls[depth] += 1
+        return function(*given, **more)
+
+    for depth in (3, 300):
+        deep = graph(depth, *((i, i + 1) for i in range(depth - 1)))
+        with monkeypatch.context() as patched:
+            for name in ("bincount", "flatnonzero"):
+                patched.setattr(np, name, partial(count, depth, getattr(np, name)))
+            assert [rows.tolist() for rows, _ in deep.levels] == [[i] for i in range(depth)][::-1]
+            assert [edges.tolist() for _, edges in deep.levels[1:]] == [
+                [i] for i in range(depth - 1)
+            ][::-1]
+    assert calls[3] == calls[300] > 0
 
 
 def test_a_cycle_is_noticed_and_reaches_no_level() -> None:
