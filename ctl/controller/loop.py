@@ -33,7 +33,7 @@ from sched_ctl.controller.trial import Outcomes
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.boundary import is_ours, words
 from sched_ctl.engines.budget import Allowance, Budget
-from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.engine import CPU_SHARE, Engine
 from sched_ctl.engines.owners import COMMON, Owners
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.engines.roster import Roster, wanted_kinds
@@ -102,7 +102,8 @@ class Controller:
         self._probe_until_s = 0.0
         self._seen: list[object] = []  # at the last step
         self._budgets: dict[tuple[str, str], Budget] = {}  # by rule and domain
-        self._allowances: dict[str, Allowance] = {}  # by domain
+        self._allowances: dict[str, Allowance] = {}  # by domain, for answers
+        self._noting: dict[str, Allowance] = {}  # likewise, for what came of it
         self._theirs_s = (
             0.0  # CPU time of the loop that is no pass's: of users ordered alone, of pages
         )
@@ -276,8 +277,7 @@ class Controller:
             self.waits.follow(pids)
         for engine in concerned:
             if engine.snapshot is not None:
-                latencies = functools.partial(races.latencies, engine, self.rules, self.claims)
-                self.outcomes.note(engine.snapshot, latencies)
+                self._note(engine, engine.snapshot)
         asked_s = time.perf_counter() - began_s
         for rule in rules:
             if self.stopping is not None:
@@ -362,6 +362,19 @@ class Controller:
             engine.allowance = self._allowances.setdefault(engine.domain, Allowance())
             engine.longest_s = self.pace.longest_s
             engine.remarkable_s = self.pace.remarkable_s(self.rules)
+
+    def _note(self, engine: Engine, snapshot: Snapshot) -> None:
+        """What came of it there. A user pays for his own, and is left out while he rests."""
+        allowance = self._noting.setdefault(engine.domain, Allowance())
+        if allowance.rests(time.monotonic()):
+            return
+        began_s = time.thread_time()
+        latencies = functools.partial(races.latencies, engine, self.rules, self.claims)
+        self.outcomes.note(snapshot, latencies)
+        if engine.domain != COMMON:
+            spent_s = time.thread_time() - began_s
+            self._theirs_s += spent_s
+            allowance.spend(spent_s, time.monotonic(), CPU_SHARE)
 
     def _rests(self, rule: Rule, domain: str) -> bool:
         """Whether a user's engines keep the order that they have, for what deciding costs."""

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,6 +20,7 @@ from stress import fuzz
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
+from sched_ctl.controller.trial import Outcomes, Targets
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import local
 from sched_ctl.drivers.sources import search
@@ -384,6 +385,25 @@ def test_a_users_order_is_paid_for_by_that_user(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Controller, "_decide", dear)
     controller = passes_beside(monkeypatch, (ONE, 1))
     assert decided[""] > decided[str(ONE)] > 0
+    assert controller.pace.pass_s < 0.03
+
+
+def test_telling_what_came_of_a_users_engines_is_paid_for_by_that_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their graphs may be of thousands of queries: it is left out while he rests."""
+    note = Outcomes.note
+
+    def dear(self: Outcomes, snapshot: Snapshot, targets: Callable[[], Targets]) -> None:
+        domain = snapshot.topology.engine.removeprefix("fake:").partition("-")[0]
+        noted[domain] += 1
+        burn(0.0 if domain == "small" else 0.05)
+        note(self, snapshot, targets)
+
+    noted: Counter[str] = Counter()
+    monkeypatch.setattr(Outcomes, "note", dear)
+    controller = passes_beside(monkeypatch, (ONE, 3))
+    assert noted["small"] > noted[str(ONE)] > 0
     assert controller.pace.pass_s < 0.03
 
 
