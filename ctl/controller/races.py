@@ -66,9 +66,8 @@ def enter(
         return False
     # What leaves a single query alone is not among them: until somebody waits, it stays so.
     # Nor is anything where "auto" would leave an engine alone, unless the user said what is wanted.
-    word = rule.section.target or rule.section.shares
     reasons = {why_left(one.snapshot.topology, queries) for one in mine if one.snapshot}
-    left = "" if word else max(reasons, default="")
+    left = "" if rule.section.target else max(reasons, default="")
     kept = 1 if names[0] in (first, expected) and not left and expected != OS else 0
     told = 1 if names[0] == expected else 0
     rule.instead.trial = Trial(opened(names, objective, kept, told), first, phase_s, left, whose)
