@@ -8,15 +8,20 @@ import msgspec
 from sched_ctl.adapt.guard import Guard
 from sched_ctl.adapt.race import told
 from sched_ctl.config.settings import Section, Switch
-from sched_ctl.controller.switches import Watch
+from sched_ctl.controller.switches import PRESSURE, Watch
 from sched_ctl.controller.trial import Trial
+from sched_ctl.engines.owners import COMMON
 
 __all__ = ["Instead"]
 
 
 @dataclass
 class Instead:
-    """What there is of these for one rule, and which of them decides now."""
+    """What there is of these for one rule, and which of them decides now.
+
+    whose: the domain by whose engines switches and the guard go. What they find there is for all if
+    it is the common one, else for that domain alone.
+    """
 
     guard: Guard | None = None
     trial: Trial | None = None  # the race that finds the policy, for "auto"
@@ -25,6 +30,7 @@ class Instead:
     resting: bool = False  # nothing is enforced: the guard found that all of it harms
     stepped_back: tuple[str, ...] = ()  # by the guard: what it found, each time
     said: Section | None = None  # the section, before it did so
+    whose: str = COMMON
 
     def acting(self, section: Section) -> Section:
         """The section, with the policy of the switch that is on, or whose turn it is in a race."""
@@ -33,13 +39,28 @@ class Instead:
         switch = self.switched.switch
         return msgspec.structs.replace(section, policy=switch.policy, options=switch.options)
 
+    def turns_to(self, whose: str) -> bool:
+        """Whether what was found so far is void once the engines of this domain are heard.
+
+        What the guard found at the common ones holds, also while none of them is there.
+        """
+        return whose != self.whose and not (self.stepped_back and self.whose == COMMON)
+
+    def counts_in(self, domain: str) -> bool:
+        """Whether what is found is for this domain."""
+        return self.whose in (COMMON, domain)
+
     def decides_in(self, domain: str) -> bool:
-        """Whether a switch decides, or a race, whose orders are for one domain alone."""
-        return self.switched is not None or (self.trial is not None and self.trial.whose == domain)
+        """Whether a switch decides there, or a race, whose orders are for one domain alone."""
+        if self.switched is not None:
+            return self.counts_in(domain) or self.switched.switch.metric == PRESSURE
+        return self.trial is not None and self.trial.whose == domain
 
     def own_in(self, domain: str) -> bool:
         """Whether the system's own scheduling is in force in this domain."""
-        return self.own and (self.resting or self.trial is None or self.trial.whose == domain)
+        if self.trial is None or self.resting:
+            return self.own and self.counts_in(domain)
+        return self.own and self.trial.whose == domain
 
     @property
     def own(self) -> bool:

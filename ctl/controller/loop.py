@@ -132,7 +132,7 @@ class Controller:
         section = msgspec.structs.replace(
             rule.section, policy=name, options=dict(options), switch=()
         )
-        instead = replace(rule.instead, switched=None, trial=None)
+        instead = replace(rule.instead, switched=None, trial=None, said=None)
         trial = replace(rule, section=section, instead=instead)
         trial.enforce_by(rule.backend)
         for engine in self.engines.values():
@@ -418,6 +418,7 @@ class Controller:
             return
         began_s = time.perf_counter()
         before = rule.schedules
+        self._hear(rule)
         self._guard_looks(rule)
         self._switch(rule)
         rule.schedules = {
@@ -444,6 +445,15 @@ class Controller:
         for name in sorted(rule.spared.keys() & self.engines.keys()):
             self.remarks.say(f"spared {rule.name} {name}", f"{name}: {rule.spared[name]}")
 
+    def _hear(self, rule: Rule) -> None:
+        """Let switches and the guard go by the engines whose word counts now."""
+        instead, whose = rule.instead, races.whose(rule, self.engines)
+        if instead.trial is None and whose is not None and instead.turns_to(whose):
+            section = instead.said or rule.section
+            rule.hear(whose, _guard(self.settings, section, rule.timer.period_s))
+            for engine in self.engines.values():
+                engine.refused.pop(rule.name, None)
+
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm at the engines whose word counts."""
         guard = rule.instead.guard
@@ -469,7 +479,9 @@ class Controller:
         if not rule.section.switch or rule.instead.resting:
             return
         resolutions = {name: known[1] for name, known in rule.resolutions.items()}
-        change = rule.look(time.monotonic(), resolutions, self.claims, self.pace.some_share)
+        heard = races.compared(rule, self.engines)
+        pressure = self.pace.some_share
+        change = rule.look(time.monotonic(), heard, resolutions, self.claims, pressure)
         if change is not None:
             log.warning("policy %s: %s", rule.called, change)
             for engine in self.engines.values():

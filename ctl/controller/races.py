@@ -17,7 +17,7 @@ from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.model.targets import target_of
 
-__all__ = ["compared", "enter", "latencies", "look"]
+__all__ = ["compared", "enter", "latencies", "look", "whose"]
 
 
 def enter(
@@ -126,13 +126,20 @@ def latencies(engine: Engine, rules: Sequence[Rule], claims: Claims) -> dict[str
     return found
 
 
+def whose(rule: Rule, engines: Mapping[str, Engine]) -> str | None:
+    """The domain whose word counts for a rule; None: nobody's, as of several users."""
+    return _whose(engines[name].domain for name in rule.windows if name in engines)
+
+
 def compared(rule: Rule, engines: Mapping[str, Engine]) -> Mapping[str, Window]:
     """Engines whose word counts: those that are ordered together with root's. Where there are none,
     those of one user; of several nobody's word moves the others. In a race, those whose it is.
     """
     domains = {name: engines[name].domain for name in rule.windows if name in engines}
     trial = rule.instead.trial
-    whose = _whose(domains.values()) if trial is None else trial.whose
+    whose = rule.instead.whose if trial is None else trial.whose
+    if trial is None and _whose(domains.values()) != whose:
+        return {}
     return {name: rule.windows[name] for name, domain in domains.items() if domain == whose}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from sched_ctl.adapt.guard import Guard
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section
 from sched_ctl.controller.claims import Claims
@@ -204,8 +205,9 @@ class Rule:
         """Why an engine is left as the system has it, in words; "" where it is not: "auto" orders
         nothing where `why_left` says so, unless the user said what is wanted, or a race finds out.
         """
-        word = self.section.target or self.section.shares
-        if self.section.policy != "auto" or word or self.instead.decides_in(domain):
+        section = self._section_in(domain)
+        word = section.target or section.shares
+        if section.policy != "auto" or word or self.instead.decides_in(domain):
             return ""
         why = why_left(topology, self.queries.get(domain, 0))
         return why and SPARED.format(why)
@@ -237,24 +239,42 @@ class Rule:
 
     @property
     def _varies(self) -> bool:
-        """Whether the policy depends on who enforces it, and so on the domain."""
+        """Whether the policy depends on the domain: on who enforces it, or on who was heard."""
         raced = self.section.policy == "auto" and self.instead.trial is not None
-        return self.acting.policy == "auto" or raced
+        return self.acting.policy == "auto" or raced or self.instead.whose != COMMON
 
     def _acting_in(self, domain: str) -> Section:
         """An order that a race tries or has found is for the engines that it compares alone."""
-        return self.acting if self.instead.decides_in(domain) else self.section
+        return self.acting if self.instead.decides_in(domain) else self._section_in(domain)
+
+    def _section_in(self, domain: str) -> Section:
+        """What the user said, or where the guard found harm there what it put in its place."""
+        said = self.instead.said
+        return self.section if said is None or self.instead.counts_in(domain) else said
+
+    def hear(self, whose: str, guard: Guard | None) -> None:
+        """Go by the engines of this domain from now on, see `Instead`: all begins anew."""
+        self.section = self.instead.said or self.section
+        self.instead = Instead(guard, whose=whose)
+        self.enforce_by(self.backend)
+        self.urgent = True
 
     def look(
-        self, now_s: float, resolutions: Mapping[str, Resolution], claims: Claims, pressure: float
+        self,
+        now_s: float,
+        windows: Mapping[str, Window],
+        resolutions: Mapping[str, Resolution],
+        claims: Claims,
+        pressure: float,
     ) -> str | None:
-        """See whether another policy is to take over, by what the engines told in this pass.
+        """See whether another policy is to take over, by what engines told in this pass.
 
-        Returns what changed, in words. pressure: share of time in which threads waited for a CPU.
+        Returns what changed, in words. windows: of those whose word counts. pressure: share of time
+        in which threads waited for a CPU.
         """
         for watch in self.instead.watch(self.section.switch):
             parts = []
-            for engine, window in self.windows.items():
+            for engine, window in windows.items():
                 queries = claims.of(self, engine, window.now.topology)
                 if watch.switch.metric != PRESSURE and engine in resolutions:
                     column = evaluate(resolutions[engine], window)[watch.switch.metric]

@@ -138,6 +138,7 @@ def _continue(rule: Rule, before: Rule) -> None:
     if instead.guard is not None and rule.section == old.said:  # what it found harmful stays out
         rule.section, instead.said = before.section, old.said
         instead.stepped_back, instead.resting = old.stepped_back, old.resting
+        instead.whose = old.whose
         instead.guard = None if old.resting else instead.guard
         rule.enforce_by(rule.backend)
     elif rule.section == before.section and old.trial is not None:

@@ -18,7 +18,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
 from sched_ctl.drivers import DriverKind
 from sched_ctl.engines.engine import Engine
-from sched_ctl.engines.owners import user
+from sched_ctl.engines.owners import COMMON, called, user
 from sched_ctl.errors import UserError, near_miss
 from sched_ctl.kernel import procfs, psi
 from sched_ctl.metrics.catalogue import METRICS, Resolution, evaluate
@@ -145,10 +145,12 @@ def _notes(controller: Controller) -> list[str]:
     for rule in controller.rules:
         slower = controller.pace.note(rule.section.period or 1.0)
         found += [] if slower is None else [f"policy {rule.called}: {slower}"]
-        found += [f"policy {rule.called}: stepped back: {why}" for why in rule.instead.stepped_back]
         instead = rule.instead
+        name = f"policy {rule.called}"
+        whom = "" if instead.whose == COMMON else f" for {called(instead.whose)}"
+        found += [f"{name}: stepped back{whom}: {why}" for why in instead.stepped_back]
         if instead.resting:
-            found.append(f"policy {rule.called}: nothing is enforced, until policy set")
+            found.append(f"{name}: nothing is enforced{whom}, until policy set")
         elif instead.trial is not None:
             found.append(f"policy {rule.called}: {trial.told(instead.trial)['words']}")
         elif instead.guard is not None:

@@ -5,11 +5,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+import pytest
 
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.in_use import Backends
@@ -30,7 +31,19 @@ from sched_ctl.model.topology import (
     Topology,
 )
 
-__all__ = ["QUICK", "FakeBackend", "FakeEngine", "backends", "chains", "drive", "sleeping_threads"]
+__all__ = [
+    "QUICK",
+    "USER",
+    "FakeBackend",
+    "FakeEngine",
+    "backends",
+    "chains",
+    "drive",
+    "of_user",
+    "sleeping_threads",
+]
+
+USER = 4242  # whose engines are ordered alone
 
 # Passes one after the other, whatever else runs on this machine.
 QUICK = Settings(
@@ -127,6 +140,15 @@ class FakeEngine:
                 "fake", lambda: [engine.target for engine in present.values()], connect
             )
         }
+
+
+def of_user(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, uid: int = USER) -> FakeEngine:
+    """The engine, as this user's."""
+    engine.target = replace(engine.target, uid=uid)
+    monkeypatch.setattr(
+        "sched_ctl.engines.engine.belonging", lambda topology, uid, namespace: topology
+    )
+    return engine
 
 
 @dataclass

@@ -57,6 +57,26 @@ def test_a_guard_looks_at_the_system_s_own_and_rests_once_all_harms() -> None:
     assert guarded.own and not guarded.looking and guarded.guard is None
 
 
+def test_what_is_found_at_a_users_engines_is_for_them_alone() -> None:
+    for whose, others in (("", True), ("4242", False)):
+        rests = Instead(whose=whose, resting=True, stepped_back=("harm",))
+        assert (rests.own_in("4242"), rests.own_in("1"), rests.own_in("")) == (True, others, others)
+        assert rests.turns_to("") == rests.turns_to("1") == (not others)
+    assert Instead(whose="1").turns_to("") and not Instead(whose="1").turns_to("1")
+
+
+def test_pressure_is_the_machines_whoever_is_there() -> None:
+    found = Instead(whose="4242")
+    for switch, others in (
+        (SWITCHES[0], True),
+        (Switch(policy="qs", metric="queue_size", above=1.0), False),
+    ):
+        [watch] = found.watch([switch])
+        watch.on = True
+        assert found.turn() and found.decides_in("4242")
+        assert found.decides_in("") == found.decides_in("1") == others
+
+
 def test_the_first_switch_that_is_on_decides_before_a_race() -> None:
     found = racing(2)
     first, second = found.watch(SWITCHES)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fakes import FakeBackend, FakeEngine, backends, drive
+from fakes import USER, FakeBackend, FakeEngine, backends, drive, of_user
 
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Prior, Section, Settings
@@ -240,17 +240,6 @@ def test_two_races_take_turns() -> None:
 
     drive(controller, script)
     assert all(len(names) <= 1 for names in seen)
-
-
-USER = 4242
-
-
-def of_user(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    engine.target = replace(engine.target, uid=USER)
-    monkeypatch.setattr(
-        "sched_ctl.engines.engine.belonging", lambda topology, uid, namespace: topology
-    )
-    return engine
 
 
 def in_turn(controller: Controller, rule: Rule, turn: int) -> dict[str, str]:
