@@ -1,4 +1,5 @@
-"""What `./dev package` refuses before it makes anything; what a package does with the service."""
+"""What `./dev package` refuses before it makes anything; what a package does with the service, and
+with what could not be put back."""
 
 import os
 import platform
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from sched_ctl import __version__
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.records import Adopted
 
 ROOT = Path(__file__).parents[2]
 DEB = ROOT / "packaging" / "deb"
@@ -64,15 +67,22 @@ class Machine:
             (folder / name).mkdir(parents=True)
         programs = {"systemctl": SYSTEMCTL.format(state=self.state_file)}
         for name in ("systemctl", "sched-ctl", "python3"):
-            (folder / "bin" / name).write_text(programs.get(name, "#!/bin/sh\n"))
-            (folder / "bin" / name).chmod(0o755)
+            self.has(name, programs.get(name, "#!/bin/sh\n"))
         self.scripts: Mapping[str, str] = dict(SCRIPT.findall(DEB.read_text()))
+        self.said = ""  # on standard error, by the last script
+
+    def has(self, name: str, program: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(program)
+        path.chmod(0o755)
 
     def runs(self, script: str, *words: str) -> str:
         """The service's state after dpkg has called a script."""
         text = re.sub(r"(?<![\w/])/(run|etc|usr|var)/", rf"{self.folder}/\1/", self.scripts[script])
         env = os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
-        subprocess.run(["sh", "-c", text, script, *words], env=env, check=True)
+        command = ["sh", "-c", text, script, *words]
+        done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=True)
+        self.said = done.stderr
         return self.state_file.read_text().strip()
 
     @property
@@ -125,6 +135,24 @@ def test_a_removed_one_is_not_started_when_it_is_installed_again(tmp_path: Path)
     assert (tmp_path / "run/sched-ctl").exists()
     machine.runs("postrm", "purge")
     assert not (tmp_path / "run/sched-ctl").exists()
+
+
+@pytest.mark.parametrize("record", [None, Adopted(1, 2, 3, nice=0)])
+def test_purging_keeps_the_journal_of_what_could_not_be_put_back(
+    record: Adopted | None, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, "inactive")
+    journal = Journal(tmp_path / "run/sched-ctl/journal")
+    journal.write([] if record is None else [record])
+    journal.close()
+    if record is not None:
+        machine.has("sched-ctl", "#!/bin/sh\necho error: not put back: $* >&2\nexit 3\n")
+    machine.runs("prerm", "remove")
+    assert machine.said == ("" if record is None else "error: not put back: restore\n")
+    machine.runs("postrm", "remove")
+    machine.runs("postrm", "purge")
+    assert journal.path.exists() == (record is not None)
+    assert ("sched-ctl/journal tells of it, and stays" in machine.said) == (record is not None)
 
 
 def test_the_image_has_the_latest_of_the_packages(tmp_path: Path) -> None:
