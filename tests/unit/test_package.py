@@ -1,5 +1,5 @@
-"""What `./dev package` refuses before it makes anything; what a package does with the service, and
-with what could not be put back."""
+"""What `./dev package` refuses before it makes anything; what a package does with the service, with
+a controller, and with what could not be put back."""
 
 import os
 import platform
@@ -153,6 +153,23 @@ def test_purging_keeps_the_journal_of_what_could_not_be_put_back(
     machine.runs("postrm", "purge")
     assert journal.path.exists() == (record is not None)
     assert ("sched-ctl/journal tells of it, and stays" in machine.said) == (record is not None)
+
+
+@pytest.mark.parametrize("words", [("upgrade", "9"), ("remove",)])
+def test_a_controller_that_the_service_did_not_start_is_ended(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its files are replaced, or go."""
+    machine = Machine(tmp_path, "inactive")
+    machine.has("sched-ctl", f"#!/bin/sh\necho $* >>{tmp_path}/asked\n")
+    machine.runs("prerm", *words)
+    assert (tmp_path / "asked").read_text() == "restore\n"
+    assert not machine.said
+    (tmp_path / "run/sched-ctl").mkdir()
+    (tmp_path / "run/sched-ctl/control.sock").touch()
+    machine.runs("prerm", *words)
+    assert (tmp_path / "asked").read_text() == "restore\nunload\nrestore\n"
+    assert "ended a controller that the service did not start" in machine.said
 
 
 def test_the_image_has_the_latest_of_the_packages(tmp_path: Path) -> None:
