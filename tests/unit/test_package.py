@@ -42,6 +42,55 @@ def test_what_it_cannot_make(words: tuple[str, ...], said: str, tmp_path: Path) 
     assert not list(out.iterdir())
 
 
+PYTHON = """#!/bin/sh
+case $* in
+-c*) echo 1.0 ;;
+*" build "*) : >"$4/x.whl" ;;
+*) printf '%s\\n' "$@" >given; exit 1 ;;
+esac
+"""
+
+
+def checkout(folder: Path, script: str) -> Path:
+    """With what the script runs in place of the venv's Python, and the script in it."""
+    for name, text in ((".venv/bin/python", PYTHON), (script, (ROOT / script).read_text())):
+        path = folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return folder / script
+
+
+@pytest.mark.needs("cc")
+def test_a_package_is_made_below_folders_with_spaces(tmp_path: Path) -> None:
+    made, temporary = tmp_path / "a checkout", tmp_path / "a folder"
+    temporary.mkdir()
+    architecture = subprocess.check_output(["dpkg", "--print-architecture"], text=True).strip()
+    words = [tmp_path / "the dist", "13", architecture, tmp_path / "x.whl"]
+    subprocess.run(
+        [checkout(made, "packaging/deb"), *words],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        check=False,
+    )
+    given = (made / "given").read_text().splitlines()
+    target = Path(given[given.index("--target") + 1])
+    assert target.is_relative_to(temporary) and target.match("root/usr/lib/sched-ctl")
+    assert given[-1] == f"{tmp_path}/x.whl[probes]"
+
+
+@pytest.mark.needs("cc")
+def test_a_release_hands_its_wheel_on_below_folders_with_spaces(tmp_path: Path) -> None:
+    made = tmp_path / "a checkout"
+    script = checkout(made, "packaging/release")
+    (script.parent / "deb").write_text("#!/bin/sh\nprintf '%s\\n' $# \"$4\" >>given\n")
+    (script.parent / "deb").chmod(0o755)
+    subprocess.run([script, tmp_path / "the dist"], check=True, capture_output=True)
+    given = (made / "given").read_text().splitlines()
+    assert set(given[::2]) == {"4"}
+    assert [name for name in given[1::2] if name.endswith("/x.whl")]
+    assert (tmp_path / "the dist" / "x.whl").exists()
+
+
 @pytest.mark.needs("cc")
 def test_bpf_objects_are_for_the_machine_that_the_compiler_is_for(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"
