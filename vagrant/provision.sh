@@ -13,8 +13,8 @@ export DEBIAN_FRONTEND=noninteractive
 
 say() { printf '==> %s\n' "$*"; }
 
-# A kernel whose published types (BTF) let no sched_ext scheduler be loaded; see docs/vm.md.
-is_defective() { [[ $1 =~ ^linux-image-7\.2\. ]]; }
+# Kernels of which some publish types (BTF) that let no sched_ext scheduler be loaded; see docs/vm.md.
+is_defective() { [[ $1 =~ ^linux-image-7\.[12]\. ]]; }
 
 # kernels FLAVOUR: the kernels of backports that sched_ext can be used with, newest first, as
 # alternatives for apt: backports lists old ones of which parts are gone.

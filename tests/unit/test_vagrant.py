@@ -33,7 +33,8 @@ def test_the_provisioning_is_valid_and_refuses_other_roles() -> None:
 
 
 def test_the_provisioning_offers_usable_kernels_newest_first(tmp_path: Path) -> None:
-    listed = [f"linux-image-{version}-amd64" for version in ("6.16.3", "7.2.12", "6.9.1", "7.10.1")]
+    versions = ("6.16.3", "7.2.12", "7.1.13", "6.9.1", "7.10.1")
+    listed = [f"linux-image-{version}-amd64" for version in versions]
     search = tmp_path / "apt-cache"
     search.write_text("#!/bin/sh\nprintf '%s - Linux\\n' " + " ".join(listed) + "\n")
     search.chmod(0o755)
