@@ -152,6 +152,12 @@ class Guest:
         lacking = missing(architecture)
         if lacking is not None:
             raise GuestError(f"cannot run a guest: this machine lacks {lacking}")
+        for path in (HERE, self.folder):
+            if re.search(r"\s", str(path)):
+                raise GuestError(
+                    f"cannot run a guest: its kernel takes no path with a space: {path}\n"
+                    f"hint: {'move the checkout' if path is HERE else 'set TMPDIR'}"
+                )
         _write_job(self.folder, command, options, env)
         foreign: list[str] = []
         if architecture != qemu.OWN:

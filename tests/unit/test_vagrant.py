@@ -2,8 +2,10 @@
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
+import guest
 import kernels
 import pytest
 
@@ -95,3 +97,21 @@ def test_an_image_tells_for_which_machine_it_is(tmp_path: Path) -> None:
     assert kernels.architecture(image) == "amd64"
     assert kernels.matrix("6.18-arm64").architecture == "arm64"
     assert kernels.matrix("6.18").architecture == kernels.matrix("7.2.13").architecture == "amd64"
+
+
+def test_a_path_that_no_kernel_takes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, folder = tmp_path / "vmlinuz", tmp_path / "with a space"
+    image.write_bytes(bytes(1024))
+    folder.mkdir()
+    monkeypatch.setattr(guest, "missing", lambda *_: None)
+    monkeypatch.setattr(guest, "_write_job", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(guest.GuestError, match=f"{folder}/.*\nhint: set TMPDIR"):
+        guest.Guest(image, ["true"], guest.Options(), {})
+    assert not list(folder.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(guest, "HERE", folder)
+    with pytest.raises(guest.GuestError, match=f"{folder}\nhint: move the checkout"):
+        guest.Guest(image, ["true"], guest.Options(), {})
