@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.real import flink
 from bench.real.abba import OS, Phase, ratios
 from bench.real.flink import AUTO
+from sched_ctl.service.lock import others
 
 MEAN, TAIL, DONE = "mean of light (ms)", "p99 of light (ms)", "heavy (1/s)"
 FIGURES = (MEAN, TAIL, DONE)
@@ -26,6 +27,9 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=2, help="two phases of ours each (2)")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a phase (8)")
     given = parser.parse_args()
+    if found := others():
+        print(f"error: a controller runs, and would disturb it: pid {found[0]}", file=sys.stderr)
+        sys.exit("hint: end it first: sched-ctl unload")
     print(
         "a real Flink on one CPU: 300 records/s beside a query at full speed; "
         f"{4 * given.cycles + 1} phases of {given.seconds:g} s, and a minute to start",
