@@ -7,6 +7,14 @@ from pathlib import Path
 DEV = Path(__file__).parents[2] / "dev"
 # What it installs into, and from, is the folder that it is run in.
 FUNCTIONS, END, _ = DEV.read_text().partition("\ncommand=${1:-help}\n")
+VENV = """
+/usr/bin/python3() {
+    printf '%s\\n' "$*" >>made
+    mkdir -p .venv/bin
+    printf '#!/bin/sh\\necho pip >>made\\n' >.venv/bin/pip
+    chmod +x .venv/bin/pip
+}
+"""
 # As in a language in which capitals do not go first.
 SORT = """#!/bin/sh
 [ "$LC_ALL" = C ] || set -- -r "$@"
@@ -24,7 +32,7 @@ def call(folder: Path, script: str) -> str:
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "sim" / "Makefile").touch()
     done = subprocess.run(
-        ["bash", "-c", f"{functions}\n{script}"],
+        ["bash", "-c", f"{functions}\n{VENV}\n{script}"],
         env=os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         text=True,
@@ -39,3 +47,12 @@ def test_what_is_installed_is_the_same_in_any_language(tmp_path: Path) -> None:
     (tmp_path / "bin" / "sort").write_text(SORT)
     (tmp_path / "bin" / "sort").chmod(0o755)
     assert call(tmp_path, "sources") == before != ""
+
+
+def test_a_venv_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/usr/bin/python3")
+    for _ in range(2):
+        call(tmp_path, "pip_install ''")
+    assert (tmp_path / "made").read_text() == "-m venv --clear .venv\npip\n"
