@@ -15,29 +15,41 @@ from setuptools.command.build_py import build_py
 from distutils.command.install_data import install_data  # isort: skip  (that of setuptools)
 
 HERE = Path(__file__).parent
-# folder with a Makefile -> the compiler it needs
-PARTS = {"engine": ("cc", "gcc"), "sim": ("cc", "gcc"), "bpf": ("clang-19", "clang")}
+# folder with a Makefile -> the compiler it needs, and a header that comes by itself
+PARTS = {
+    "engine": (("cc", "gcc"), ""),
+    "sim": (("cc", "gcc"), ""),
+    "bpf": (("clang-19", "clang"), "bpf/bpf_core_read.h"),
+}
 
 
 class BuildWithMake(build_py):
     """`make` each part, then collect the Python files and what `make` left in ctl/bin."""
 
     def run(self) -> None:
-        for folder, compilers in PARTS.items():
+        for folder, (compilers, header) in PARTS.items():
             if not (HERE / folder / "Makefile").exists():
                 continue
-            if not any(map(shutil.which, compilers)):
-                # Not fatal: a gateway may need only the other part, and the commands that need
-                # this one say that it was not built.
+            # Not fatal: a gateway may need only the other part, and the commands that need this
+            # one say that it was not built.
+            compiler = next(filter(shutil.which, compilers), None)
+            if compiler is None:
                 self.warn(f"{folder}/ is left out: none of {', '.join(compilers)} was found")
-                continue
-            subprocess.run(["make", "-C", str(HERE / folder)], check=True)
+            elif header and not includes(compiler, header):
+                self.warn(f"{folder}/ is left out: {compiler} does not find <{header}>")
+            else:
+                subprocess.run(["make", "-C", str(HERE / folder)], check=True)
         super().run()
         if not self.editable_mode:  # else they are read where they lie
             workloads = Path(self.build_lib, "sched_ctl", "bin", "workloads")
             workloads.mkdir(parents=True, exist_ok=True)
             for graph in sorted((HERE / "bench" / "workloads").glob("*.graph")):
                 shutil.copy(graph, workloads)
+
+
+def includes(compiler: str, header: str) -> bool:
+    command = [compiler, "-E", "-x", "c", "-include", header, os.devnull]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 class InstallTexts(install_data):

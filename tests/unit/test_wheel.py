@@ -1,5 +1,6 @@
 """What is in the source distribution, and in the wheel that is built from it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -84,3 +85,37 @@ def test_all_parts_are_in(wheel: zipfile.ZipFile) -> None:
     } <= shared
     # The engine must still be a program after pip has unpacked it.
     assert wheel.getinfo("sched_ctl/bin/labspe").external_attr >> 16 & 0o111
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Without the parts that take a C compiler."""
+    path = tmp_path / "sources"
+    shutil.copytree(ROOT, path, ignore=OTHERS)
+    for part in ("engine", "sim"):
+        (path / part / "Makefile").unlink()
+    for compiler in ("clang-19", "clang"):  # no header is there for it
+        (tmp_path / compiler).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / compiler).chmod(0o755)
+    return path
+
+
+def built(sources: Path) -> tuple[set[str], str]:
+    """Modules in the folder that a wheel is made from, and what was said."""
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_py", "--build-lib", "made"],
+        cwd=sources,
+        env=os.environ | {"PATH": f"{sources.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = sources / "made" / "sched_ctl"
+    return {str(path.relative_to(made)) for path in made.rglob("*.py")}, done.stdout + done.stderr
+
+
+def test_clang_without_the_header_of_libbpf_is_no_error(sources: Path) -> None:
+    modules, said = built(sources)
+    assert "__init__.py" in modules
+    assert "bpf/ is left out: clang-19 does not find <bpf/bpf_core_read.h>" in said
