@@ -39,6 +39,8 @@ class BuildWithMake(build_py):
                 self.warn(f"{folder}/ is left out: {compiler} does not find <{header}>")
             else:
                 subprocess.run(["make", "-C", str(HERE / folder)], check=True)
+        if not self.editable_mode:  # plugins are found by their files: none of an earlier build's
+            shutil.rmtree(Path(self.build_lib, "sched_ctl"), ignore_errors=True)
         super().run()
         if not self.editable_mode:  # else they are read where they lie
             workloads = Path(self.build_lib, "sched_ctl", "bin", "workloads")

@@ -119,3 +119,11 @@ def test_clang_without_the_header_of_libbpf_is_no_error(sources: Path) -> None:
     modules, said = built(sources)
     assert "__init__.py" in modules
     assert "bpf/ is left out: clang-19 does not find <bpf/bpf_core_read.h>" in said
+
+
+def test_a_policy_that_has_gone_is_not_built_again(sources: Path) -> None:
+    assert "policies/qs.py" in built(sources)[0]
+    (sources / "policies" / "qs.py").unlink()
+    modules, _ = built(sources)
+    assert "policies/hr.py" in modules
+    assert "policies/qs.py" not in modules
