@@ -18,7 +18,7 @@ from pathlib import Path
 import kept
 import pytest
 
-from changed import changed_files, concerned
+from changed import GitError, changed_files, concerned, unit_tests
 from sched_ctl.kernel.libbpf import BpfError, library
 from support import DISTURBED
 
@@ -81,7 +81,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.parent != ROOT / "tests" / "unit" or not config.option.changed:
         return None
     if CONCERNED not in config.stash:
-        config.stash[CONCERNED] = concerned(ROOT, changed_files(ROOT))
+        try:
+            config.stash[CONCERNED] = concerned(ROOT, changed_files(ROOT))
+        except GitError as error:
+            config.get_terminal_writer().line(f"all unit tests, as git tells no changes: {error}")
+            config.stash[CONCERNED] = unit_tests(ROOT)
     return collection_path not in config.stash[CONCERNED] or None
 
 

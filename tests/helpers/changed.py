@@ -7,9 +7,10 @@ changed, and those that name a changed file. What is further away is for `./dev 
 import ast
 import subprocess
 import tomllib
+from contextlib import suppress
 from pathlib import Path, PurePath
 
-__all__ = ["changed_files", "concerned"]
+__all__ = ["GitError", "changed_files", "concerned", "unit_tests"]
 
 # What is built from these folders is used through one module.
 NATIVE = {
@@ -23,8 +24,12 @@ EVERYTHING = ("tests/conftest.py", "pyproject.toml")
 ALWAYS = ("test_style.py", "test_floors.py", "test_docs.py")  # of all files
 
 
+class GitError(Exception):
+    """Git does not tell what differs; the text says why."""
+
+
 def changed_files(root: Path) -> list[str]:
-    """Files that differ from where this branch left main, new ones included."""
+    """Files that differ from where this branch left main, new ones included. Raises GitError."""
     listed = _git(root, "diff", "--name-only", *_base(root))
     return [*listed, *_git(root, "ls-files", "--others", "--exclude-standard")]
 
@@ -33,23 +38,33 @@ def _base(root: Path) -> list[str]:
     """The commit in which this branch left main; on main itself, what it had at origin."""
     head = _git(root, "rev-parse", "HEAD")
     for main in ("main", "origin/main"):
-        if (base := _git(root, "merge-base", "HEAD", main)) and base != head:
-            return base
+        with suppress(GitError):  # not every clone has both
+            if (base := _git(root, "merge-base", "HEAD", main)) != head:
+                return base
     return head
 
 
 def _git(root: Path, *arguments: str) -> list[str]:
-    done = subprocess.run(
-        ["git", "-C", root, *arguments], capture_output=True, text=True, check=False
-    )
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    try:
+        done = subprocess.run(
+            ["git", "-C", root, *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise GitError(f"cannot run git: {error.strerror}") from error
+    if done.returncode != 0:
+        raise GitError(done.stderr.strip())
+    return done.stdout.splitlines()
+
+
+def unit_tests(root: Path) -> set[Path]:
+    return set((root / "tests" / "unit").glob("test_*.py"))
 
 
 def concerned(root: Path, changed: list[str]) -> set[Path]:
     """Files of unit tests."""
-    tests = sorted((root / "tests" / "unit").glob("test_*.py"))
+    tests = unit_tests(root)
     if any(name in EVERYTHING for name in changed):
-        return set(tests)
+        return tests
     modules = {_module(root, name) for name in changed}
     for helper in sorted((root / "tests" / "helpers").glob("*.py")):
         if modules & _imported(helper):

@@ -1,6 +1,9 @@
 """Which tests `./dev check` runs, on this project's own files."""
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,22 @@ def test_what_differs_from_main(tmp_path: Path) -> None:
     git("update-ref", "refs/remotes/origin/main", "HEAD")
     git("merge", "-q", "work")
     assert sorted(changed_files(tmp_path)) == ["committed", "edited", "new"]
+
+
+def test_where_git_tells_nothing_all_unit_tests_are_run(tmp_path: Path) -> None:
+    unit = tmp_path / "tests" / "unit"
+    unit.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "conftest.py", unit.parent)
+    (unit / "test_any.py").write_text("def test_it():\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit", "--changed"]
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT / "tests" / "helpers"),
+        "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+    assert "all unit tests, as git tells no changes: fatal: not a git repository" in done.stdout
