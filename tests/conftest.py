@@ -7,6 +7,7 @@ A unit test never is, and checks in guests have a rule of their own (`vm.conftes
 shows what was seen at first, and the run fails if more than `FLAKY` tests needed this.
 """
 
+import importlib.util
 import logging
 import os
 import shutil
@@ -51,6 +52,7 @@ CAPABILITIES = {
     "libbpf": has_libbpf(),
     "java": shutil.which("javac") is not None,
     "gstreamer": shutil.which("gst-launch-1.0") is not None,
+    "pyspark": importlib.util.find_spec("pyspark") is not None,
     "maven": shutil.which("mvn") is not None,
     "vagrant": shutil.which("vagrant") is not None,
     "qemu": shutil.which("qemu-system-x86_64") is not None,

@@ -1,13 +1,9 @@
 """One small Spark for all tests here."""
 
-import importlib.util
 import shutil
 from collections.abc import Iterator
 
 import pytest
-
-if importlib.util.find_spec("pyspark") is None:
-    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # A call into the JVM that is broken off takes the connection with it, and all tests that follow.
-pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.needs("pyspark", "java"), pytest.mark.timeout(1200)]
 
 PLAN = generate.Plan(
     nodes=3, seconds=600, file_s=300, queries=2, bad_lines=2, torn=1, repeated=1, skew=2, level=1

@@ -10,6 +10,8 @@ import pytest
 
 from support import wait_until
 
+pytestmark = [pytest.mark.spark, pytest.mark.needs("pyspark", "java")]
+
 START_S = 120
 
 

@@ -14,7 +14,7 @@ from sched_ctl.telemetry.records import FileName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.needs("pyspark", "java"), pytest.mark.timeout(1200)]
 HOUR_S = 3600
 FIRST = ["gw-0000", "gw-0001", "gw-0002"]
 

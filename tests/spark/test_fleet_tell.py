@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # A call into the JVM that is broken off takes the connection with it, and all tests that follow.
-pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.needs("pyspark", "java"), pytest.mark.timeout(1200)]
 
 PLAN = generate.Plan(
     nodes=4,

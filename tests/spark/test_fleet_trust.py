@@ -16,7 +16,7 @@ from sched_ctl.telemetry import records
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.needs("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.needs("pyspark", "java"), pytest.mark.timeout(1200)]
 
 
 def spoil(folder: Path, node: str, change: Callable[[dict[str, Any]], object]) -> None:
