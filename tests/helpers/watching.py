@@ -1,8 +1,10 @@
 """Verdicts as a controller that applies nothing sees them, window after window."""
 
 import asyncio
+import statistics
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from sched_ctl.config.settings import Section, Settings
@@ -11,11 +13,12 @@ from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.engines.engine import Engine
 from sched_ctl.service import bottlenecks
 
-__all__ = ["Seen", "observed", "share"]
+__all__ = ["Seen", "observed", "share", "undisturbed"]
 
 Seen = dict[str, list[dict[str, Any]]]
 SETTLE_S = 3.0
 ANSWERS_S = 60.0  # on a busy machine an engine takes its time
+MOST_WAIT = 0.1  # of a thread's time, or it is not its own doing that holds it
 
 
 def engines(controller: Controller) -> list[Engine]:
@@ -58,6 +61,35 @@ def observed(target: Target, kind: DriverKind, windows: int) -> Seen:
 
     asyncio.run(watch())
     return seen
+
+
+def undisturbed(
+    target: Target, kind: DriverKind, windows: int, operator: str, thread: str
+) -> Seen | None:
+    """The same, None if others took the CPU of this operator, whose thread has this name.
+
+    Whether they did, the kernel says. What is told of the operator has to agree with that.
+    """
+    before_s, began_s = _waited_s(target.pid, thread), time.monotonic()
+    seen = observed(target, kind, windows)
+    wait = (_waited_s(target.pid, thread) - before_s) / (time.monotonic() - began_s)
+    told = statistics.fmean(o["wait"] for o in seen[operator])
+    print(f"{operator} waited for {wait:.3f} of the time, and it is told {told:.3f}")
+    if wait >= MOST_WAIT:
+        return None
+    assert told < 3 * MOST_WAIT  # windows are of the later half of that time
+    return seen
+
+
+def _waited_s(pid: int, name: str) -> float:
+    """Time that threads with this name (its first 15 letters) have waited for a CPU so far."""
+    tasks = [
+        task
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if (task / "comm").read_text().startswith(name)
+    ]
+    assert tasks
+    return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) / 1e9
 
 
 def share(seen: Seen, name: str, *words: str) -> float:
