@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 CONFTEST = "import conftest_of_the_tests as shared\nfrom conftest_of_the_tests import *\n"
@@ -50,8 +52,9 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_second_attempt_counts_and_is_shown(tmp_path: Path) -> None:
-    done = run(tmp_path, SOME.format("host", 3))
+@pytest.mark.parametrize("marker", ["host", "vm"])
+def test_a_second_attempt_counts_and_is_shown(marker: str, tmp_path: Path) -> None:
+    done = run(tmp_path, SOME.format(marker, 3))
     assert done.returncode == 0, done.stdout
     assert "4 passed, 3 rerun" in done.stdout
     assert "test_passes_at_its_second_attempt[0] failed in call at first:" in done.stdout

@@ -2,8 +2,8 @@
 
 Checks that want the same guest share one (`Boot`). Two things make a check fail that is right: an
 emulated guest may die by itself, and in real time a machine that is busy holds a virtual CPU back
-for as long as it likes. So a check that failed is flaky, and tried again in a fresh guest, where it
-has to pass three times in a row (once if its guest had died). What the first attempt said is kept
+for as long as it likes. So a check that failed, or whose guest died, is flaky, and tried again in a
+fresh guest, where it has to pass three times in a row. What the first attempt said is kept
 (`Result.first`).
 
 Guests stand in one line, in the order in which their results are asked for, and start as soon as
@@ -265,13 +265,13 @@ class Boot(Job):
             self.add((Path(end[0]), end[1]), Result(**record))
         self.said = []
 
-    def add(self, check: Check, result: Result, again: int = AGAIN) -> None:
-        """Take a result. A first failure is followed by so many attempts in a fresh guest."""
+    def add(self, check: Check, result: Result) -> None:
+        """Take a result. A first failure is followed by attempts in a fresh guest."""
         if check in self.results:
             return  # it has failed at one of several attempts
         new = result.outcome == "failed" and check not in self.first
         if new and sum(path == check[0] for path, _ in self.first) < SECOND_ATTEMPTS:
-            self.first[check], self.passes[check] = result.text, again
+            self.first[check], self.passes[check] = result.text, AGAIN
             self.close()
             return
         if result.outcome == "passed" and self.passes.get(check, 1) > 1:
@@ -285,8 +285,7 @@ class Boot(Job):
         said = "".join(self.said) + self.rest.decode(errors="replace")
         text = f"{said}\nexit code {returncode}\n{log}"
         if self.left:
-            check = self.left[0]
-            self.add(check, Result("failed", f"the guest died, or was stopped\n{text}"), again=1)
+            self.add(self.left[0], Result("failed", f"the guest died, or was stopped\n{text}"))
 
 
 class Line:
