@@ -104,9 +104,11 @@ def _rows(schedule: Schedule) -> dict[Name, _Row]:
 
 
 def _uses(controller: Controller, rule: Rule, domain: str) -> dict[Name, float]:
-    """CPU use of each query that tells, as multiples of the mean of all (`metrics.backlog`)."""
+    """CPU use of each query as multiples of the mean, of those that are known as
+    `metrics.backlog` has it; none where nobody is there to compare with.
+    """
     used: dict[Name, float] = {}
-    every: set[Name] = set()
+    unread: set[Name] = set()
     for name, window in rule.windows.items():
         engine = controller.engines.get(name)
         if engine is None or engine.domain != domain or name not in rule.resolutions:
@@ -114,13 +116,15 @@ def _uses(controller: Controller, rule: Rule, domain: str) -> dict[Name, float]:
         column = evaluate(rule.resolutions[name][1], window).get("cpu_use")
         if column is None:
             continue
-        for query, use in zip([o.query for o in window.operators], column, strict=True):
-            every.add((name, query))
+        rows = [((name, o.query), getattr(o, "threads", ())) for o in window.operators]
+        for (query, threads), use in zip(rows, column, strict=True):
             if np.isfinite(use):
-                key = (name, query)
-                used[key] = used.get(key, 0.0) + float(use)
-    mean = sum(used.values()) / len(every) if every else 0.0
-    return {query: use / mean for query, use in used.items()} if mean else {}
+                used[query] = used.get(query, 0.0) + float(use)
+            elif threads:
+                unread.add(query)
+    known = {query: use for query, use in used.items() if query not in unread}
+    mean = sum(known.values()) / len(known) if len(known) > 1 else 0.0
+    return {query: use / mean for query, use in known.items()} if mean else {}
 
 
 def _reason(

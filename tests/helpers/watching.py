@@ -81,7 +81,7 @@ def undisturbed(
     return seen
 
 
-def _waited_s(pid: int, name: str) -> float:
+def _waited_s(pid: int | None, name: str) -> float:
     """Time that threads with this name (its first 15 letters) have waited for a CPU so far."""
     tasks = [
         task

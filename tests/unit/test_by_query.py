@@ -46,13 +46,19 @@ class Uneven(FakeEngine):
         return replace(seen, columns={**seen.columns, **columns})
 
 
+def controller_of(
+    engine: FakeEngine, policy: str, shares: dict[str, float] | None = None
+) -> Controller:
+    section = Section(policy=policy, shares=shares)
+    settings = Settings(policy=(section,), period=0.02, calm_period=0, window=0.2, discover=60)
+    return Controller(settings, FakeEngine.kind(engine), backends(FakeBackend()))
+
+
 def status_of(
     engine: FakeEngine, policy: str, ordered: str, shares: dict[str, float] | None = None
 ) -> dict[str, Any]:
     """A controller's status as soon as it says that of some query; what JSON makes of it."""
-    section = Section(policy=policy, shares=shares)
-    settings = Settings(policy=(section,), period=0.02, calm_period=0, window=0.2, discover=60)
-    controller = Controller(settings, FakeEngine.kind(engine), backends(FakeBackend()))
+    controller = controller_of(engine, policy, shares)
     seen: list[dict[str, Any]] = []
 
     async def script() -> None:
@@ -70,21 +76,35 @@ def status_of(
 
 
 class Restarted(Uneven):
-    """Of "light" nothing is known for now, as of a job that just came back."""
+    """Of "light" nothing is known once it is lost, as of a job that just came back."""
+
+    lost = False
 
     def poll(self, timeout_s: float) -> Snapshot:
         seen = super().poll(timeout_s)
         new = np.array([o.query == "light" for o in self.topology.operators])
+        new &= self.lost
         known = {name: np.where(new, np.nan, column) for name, column in seen.columns.items()}
         return replace(seen, columns=known)
 
 
 def test_a_query_that_tells_nothing_makes_no_other_an_ordinary_one() -> None:
-    status = status_of(Restarted(light=2, heavy=3), "light-first", "last")
-    assert [(row["query"], row["why"]) for row in status["queries"]] == [
-        ("light", "light"),
-        ("heavy", "heavy, 2 of the mean CPU"),
-    ]
+    engine = Restarted(light=2, heavy=3)
+    controller = controller_of(engine, "light-first")
+
+    async def until(light: str, heavy: str) -> None:
+        while [(row["query"], row["why"]) for row in views.status(controller)["queries"]] != [
+            ("light", light),
+            ("heavy", heavy),
+        ]:  # `drive` has a deadline
+            await asyncio.sleep(0.005)
+
+    async def script() -> None:
+        await until("light, 0.043 of the mean CPU", "heavy, 2 of the mean CPU")
+        engine.lost = True
+        await until("light", "heavy")
+
+    drive(controller, script)
 
 
 def test_the_heavy_one_goes_last_and_the_words_say_by_how_much() -> None:
@@ -114,12 +134,7 @@ def test_queries_that_go_by_shares_are_not_as_under_the_os() -> None:
 
 
 def test_queries_and_operators_are_told_while_the_os_has_its_phase() -> None:
-    settings = Settings(
-        policy=(Section(policy="qs"),), period=0.02, calm_period=0, window=0.2, discover=60
-    )
-    controller = Controller(
-        settings, FakeEngine.kind(Uneven(light=2, heavy=3)), backends(FakeBackend())
-    )
+    controller = controller_of(Uneven(light=2, heavy=3), "qs")
     [rule] = controller.rules
     rule.instead.guard = Guard(60, 30)
     rule.instead.guard._begin(time.monotonic(), own=True)

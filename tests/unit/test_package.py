@@ -66,7 +66,7 @@ def test_a_package_is_made_below_folders_with_spaces(tmp_path: Path) -> None:
     made, temporary = tmp_path / "a checkout", tmp_path / "a folder"
     temporary.mkdir()
     architecture = subprocess.check_output(["dpkg", "--print-architecture"], text=True).strip()
-    words = [tmp_path / "the dist", "13", architecture, tmp_path / "x.whl"]
+    words: list[str | Path] = [tmp_path / "the dist", "13", architecture, tmp_path / "x.whl"]
     subprocess.run(
         [checkout(made, "packaging/deb"), *words],
         env=os.environ | {"TMPDIR": str(temporary)},
