@@ -76,6 +76,7 @@ class Engine:
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
         self.container: containers.Container | None = None
         self._found_in = 0  # the process whose container that is
+        self._first_whose: tuple[int, str] | None = None  # user and namespace, of one by address
         if target.pid is not None:
             self._find_container(target.pid)
         self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
@@ -259,18 +260,20 @@ class Engine:
         runs_in(self.name, ())
 
     def _goes_on(self) -> bool:
-        """Whether another of its processes is there, by which it is known from now on."""
+        """Whether another of its processes is there, by which it is known from now on.
+
+        It is connected anew: the id of the one that ended may soon be anybody's.
+        """
         if not self._kind.of_several:
             return False
-        born = {pid: identity.born(pid) for pid in self.pids if procfs.owner(pid) == self.uid}
-        here = {pid: at for pid, at in born.items() if at is not None}
-        if not here:
-            return False
-        if self._lifetime is not None:
-            self._lifetime.close()
-        eldest = min(here, key=lambda pid: (here[pid], pid))
-        self._lifetime, self.target = identity.Lifetime(eldest), replace(self.target, pid=eldest)
-        return True
+        for pid in self.pids:
+            if procfs.owner(pid) == self.uid and identity.born(pid) is not None:
+                if self._lifetime is not None:
+                    self._lifetime.close()
+                self._lifetime, self.target = identity.Lifetime(pid), replace(self.target, pid=pid)
+                self._worker.tell(self._disconnect)
+                return True
+        return False
 
     def _find_container(self, pid: int) -> None:
         """Once for each process that is its main one."""
@@ -340,7 +343,7 @@ class Engine:
             self._find_container(target.pid)
             return
         # The administrator has named it. Where it runs elsewhere, it may speak of those whose
-        # threads it speaks of first, as long as one of these is left; else of those beside the
+        # threads it speaks of first, whenever one of these is here; else of those beside the
         # process that holds its network.
         pids = {t.pid for o in topology.operators for t in o.threads}
         holder = target.address.rpartition("@")[2]
@@ -349,15 +352,18 @@ class Engine:
             self.uid = target.uid
             of_pid = {pid: uid for pid, uid in of_pid.items() if uid == target.uid}
         else:
-            whose = (self.uid, self.namespace)
-            before = {p: u for p, u in of_pid.items() if (u, containers.namespace_of(p)) == whose}
-            of_pid = before or of_pid
+            spaces = {pid: (uid, containers.namespace_of(pid)) for pid, uid in of_pid.items()}
+            for whose in (self._first_whose, (self.uid, self.namespace)):
+                if whose in spaces.values():
+                    of_pid = {pid: uid for pid, uid in of_pid.items() if spaces[pid] == whose}
+                    break
         if target.uid is not None and holder.isdecimal():
             self._find_container(int(holder))
         elif of_pid:
             first = min(of_pid, key=lambda pid: (of_pid[pid], pid))
             self.uid = of_pid[first]
             self._find_container(first)
+            self._first_whose = self._first_whose or (self.uid, self.namespace)
 
     def _disconnect(self) -> None:
         driver, self._driver = self._driver, None

@@ -268,13 +268,18 @@ class FlinkDriver:
         here = local.task_managers(self._uid)
         matched, notes, disputed = local.match(here, known.taskmanagers, self.target.pid)
         self._matching = tuple(notes)
-        # Who was alone when it was found may be an impostor, or what is left of an old one.
-        others = disputed | {one.id for one in matched.values()}
+        # Who was alone when it was found may be an impostor, or what is left of an old one; but
+        # not whoever was there before all of its rivals.
+        sure = {one.id for one in matched.values()}
         self._drop(
             [
                 pid
                 for pid, process in self._processes.items()
-                if pid not in matched and process.known.id in others
+                if pid not in matched
+                and (
+                    process.known.id in sure
+                    or not process.before_all(disputed.get(process.known.id, ()))
+                )
             ]
         )
         for pid, one in matched.items():

@@ -99,9 +99,9 @@ def _is_metrics_page(endpoint: Endpoint, timeout_s: float) -> bool:
 
 def match(
     pids: Iterable[int], known: Sequence[TaskManager], manager: int | None = None
-) -> tuple[dict[int, TaskManager], list[str], set[str]]:
+) -> tuple[dict[int, TaskManager], list[str], dict[str, list[int]]]:
     """Local TaskManager processes -> what the JobManager calls them; what could not be told, in
-    words; and the ids of those that several users' processes may be: they are nobody's.
+    words; and which several users' processes may be which id: it is nobody's.
 
     A process is recognised by the ports it listens on. Another cluster's, in a network namespace of
     its own, may use the same ones, while the one that is listed is dead or elsewhere. So of several
@@ -123,7 +123,7 @@ def match(
                 ranked[one.id][pid] = named, there, count
     found = {}
     notes = []
-    disputed = set()
+    disputed = {}
     for one in known:
         ranks = ranked[one.id]
         if len(_users(ranks)) > 1:
@@ -133,10 +133,10 @@ def match(
         first = [pid for pid, rank in ranks.items() if rank == max(ranks.values())]
         users = _users(ranks)
         if len(users) > 1:
-            disputed.add(one.id)
+            disputed[one.id] = first
             notes.append(
                 f"processes of several users ({', '.join(sorted(map(str, users)))}) may be "
-                f"TaskManager {one.id}: it is left alone"
+                f"TaskManager {one.id}: none of them is taken for it"
             )
         elif len(first) == 1:
             found[first[0]] = one
@@ -182,6 +182,13 @@ class Process(JavaProcess):
     known: TaskManager = field(kw_only=True)
     workers: tuple[Worker, ...] = ()
     _next_workers: float = 0.0
+
+    def before_all(self, rivals: Iterable[int]) -> bool:
+        """Whether it is older than each of these processes that is there."""
+        born = [
+            found.start_time for pid in rivals if pid != self.pid and (found := procfs.stat(pid))
+        ]
+        return bool(born) and self.start_time < min(born)
 
     def look_for_workers(self) -> bool:
         """Python processes of its operators; whether they are others now."""

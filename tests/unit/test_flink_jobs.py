@@ -16,6 +16,7 @@ from sched_ctl.drivers.flink.metrics import Reading
 from sched_ctl.drivers.flink.plan import TaskManager
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import hotspot
+from support import running
 
 CACHE_S = 3.0
 PERIOD_S = 1.0
@@ -228,13 +229,26 @@ def test_who_was_alone_when_it_was_found_is_let_go_of(
     assert operator.threads
     [known] = [process.known for process in flink._processes.values()]
     flink._pages[os.getpid()] = SimpleNamespace(close=lambda: closed.append("page"))  # type: ignore[assignment]
-    told = ({os.getppid(): known}, [], set()) if sure else ({}, ["left alone"], {"tm"})
+    older = {"tm": [os.getpid(), os.getppid()]}
+    told = ({os.getppid(): known}, [], {}) if sure else ({}, ["left alone"], older)
     monkeypatch.setattr(local, "match", lambda *_: told)
     flink._look_for_processes(1e9)
     assert (list(flink._processes), closed) == ([os.getppid()] if sure else [], ["page"])
     topology = flink.poll(1.0).topology
     assert not any(thread.pid == os.getpid() for o in topology.operators for thread in o.threads)
     assert ("left alone" in topology.notes) is not sure
+
+
+def test_who_comes_later_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can start a process that looks like a TaskManager which is in use."""
+    flink = Here("work", ["work (1/1)#0"]).driver(monkeypatch)
+    flink.poll(1.0)
+    with running("sh", "-c", "echo; read _") as later:
+        disputed = {"tm": [os.getpid(), later.pid]}
+        monkeypatch.setattr(local, "match", lambda *_: ({}, ["disputed"], disputed))
+        flink._look_for_processes(1e9)
+        [operator] = flink.poll(1.0).topology.operators
+    assert operator.threads
 
 
 class Talker(JobManager):

@@ -54,7 +54,7 @@ def matched(
         lambda pid, other=None: processes[pid].network == networks[other],
     )
     found, notes, disputed = local.match(processes, known, MANAGER)
-    assert disputed == {one.id for one in known if f"{one.id}: it is left alone" in str(notes)}
+    assert disputed.keys() == {one.id for one in known if f"{one.id}: none of them" in str(notes)}
     return {pid: one.id for pid, one in found.items()}, notes
 
 

@@ -224,7 +224,8 @@ def test_an_engine_counts_for_threads_of_its_own_user_alone() -> None:
 def test_an_engine_of_a_named_address_is_theirs_whose_it_is_as_long_as_one_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user's process that was alone for a while does not keep the engine for good."""
+    """A user's process that was alone for a while does not keep the engine for good, and gives
+    it back to who had it first."""
     first, second, third = (10_000_000 + row for row in range(3))
     whose = {first: BOB, second: ANN, third: BOB}
     pods = {third: Container(pod="x", namespace="ingest")}
@@ -254,6 +255,7 @@ def test_an_engine_of_a_named_address_is_theirs_whose_it_is_as_long_as_one_is_le
             assert await ask(engine) == (BOB, str(BOB), 0)
             assert (await ask(engine, first, second))[:2] == (BOB, str(BOB))
             assert (await ask(engine, second, third))[:2] == (ANN, str(ANN))
+            assert (await ask(engine, first, second))[:2] == (BOB, str(BOB))
             assert (await ask(engine, third))[:2] == (BOB, "pod:ingest")
             assert (await ask(engine, first))[:2] == (BOB, str(BOB))
             assert (await ask(engine, os.getpid()))[::2] == (os.getuid(), 1)
