@@ -12,7 +12,7 @@ from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Section
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.instead import Instead
-from sched_ctl.controller.switches import PRESSURE, joined
+from sched_ctl.controller.switches import PRESSURE, Watch, joined
 from sched_ctl.decide.decision import decide
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.engines.boundary import is_ours
@@ -253,9 +253,15 @@ class Rule:
         return self.section if said is None or self.instead.counts_in(domain) else said
 
     def hear(self, whose: str, guard: Guard | None) -> None:
-        """Go by the engines of this domain from now on, see `Instead`: all begins anew."""
+        """Go by the engines of this domain from now on, see `Instead`: all begins anew, except
+        what the machine's pressure has switched."""
+        watches = tuple(
+            watch if watch.switch.metric == PRESSURE else Watch(watch.switch)
+            for watch in self.instead.watches
+        )
+        switched = next((watch for watch in watches if watch is self.instead.switched), None)
         self.section = self.instead.said or self.section
-        self.instead = Instead(guard, whose=whose)
+        self.instead = Instead(guard, watches=watches, switched=switched, whose=whose)
         self.enforce_by(self.backend)
         self.urgent = True
 

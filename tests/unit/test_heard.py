@@ -97,6 +97,24 @@ def test_a_user_moves_the_switch_of_nobody_else(monkeypatch: pytest.MonkeyPatch)
     drive(case.controller, script)
 
 
+def test_what_pressure_has_switched_stays_when_others_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the machine's: an engine that restarts beside a user's makes no difference."""
+    case = Case(monkeypatch, Switch(policy="qs", metric="pressure", above=0.3, lasting=3600.0))
+
+    async def script() -> None:
+        await case.here(ROOT, THEIRS)
+        [watch] = case.rule.instead.watch(case.rule.section.switch)
+        watch.on = True
+        await case.passes()
+        assert case.policies() == {ROOT: "qs", THEIRS: "qs"}
+        await case.here(THEIRS)
+        assert case.policies() == {THEIRS: "qs"}
+
+    drive(case.controller, script)
+
+
 def test_what_the_guard_found_at_a_users_engines_is_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
