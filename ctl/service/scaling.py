@@ -224,7 +224,7 @@ def judged_late(
 ) -> Done:
     """What came of a change that was asked for by a controller that ended: as `carried_out`.
 
-    "other" where it is not the query's last one by now.
+    "other" where it is not the query's last one by now, "refused" where the query has what it had.
     """
     with memory.alone():
         if memory.last(done.engine, done.query) != done:
@@ -233,7 +233,8 @@ def judged_late(
         was, became = ({tuple(name): n for name, n in told} for told in (done.was, done.became))
         try:
             if not _gives(scaler, done.query, became):
-                done = msgspec.structs.replace(done, outcome="other")
+                had = _gives(scaler, done.query, was)
+                done = msgspec.structs.replace(done, outcome="refused" if had else "other")
                 memory.follow(done)
                 return done
             output = Output(lambda: kind.connect(target), done.query)
