@@ -113,14 +113,16 @@ class Mutant:
 def mutants_of(name: str, source: str) -> Iterator[Mutant]:
     """All of a file. name: below the root."""
     tree = ast.parse(source)
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     for function, qualified in _functions(tree, ""):
         first = min([function.lineno, *(node.lineno for node in function.decorator_list)])
+        alone = _alone(function, qualified, imports)
         for node in _inside(function):
             for other in _changed(node):
                 before, kept = ast.unparse(node), dict(vars(node))
                 node.__dict__.update(vars(other))
                 try:
-                    code = compile(tree, str(ROOT / name), "exec", dont_inherit=True)
+                    code = compile(alone, str(ROOT / name), "exec", dont_inherit=True)
                     after = ast.unparse(node)
                 finally:
                     node.__dict__.clear()
@@ -137,6 +139,14 @@ def _functions(tree: ast.AST, inside: str) -> Iterator[tuple[ast.FunctionDef, st
             yield node, inside + node.name
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node, f"{inside}{node.name}.")
+
+
+def _alone(function: ast.FunctionDef, qualified: str, imports: Sequence[ast.stmt]) -> ast.Module:
+    """A module of this function alone, in its classes: a whole one takes long to compile."""
+    inner: ast.stmt = function
+    for name in reversed(qualified.split(".")[:-1]):
+        inner = ast.ClassDef(name, bases=[], keywords=[], body=[inner], decorator_list=[])
+    return ast.fix_missing_locations(ast.Module([*imports, inner], type_ignores=[]))
 
 
 def _inside(function: ast.AST) -> Iterator[Any]:
