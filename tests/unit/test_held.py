@@ -27,6 +27,10 @@ NAMES = ("source", "parse", "split", "heavy", "agg", "light", "enrich", "sink")
 EDGES = ((0, 1), (1, 2), (2, 3), (2, 5), (3, 4), (5, 6), (4, 7), (6, 7))
 COST_S = np.array([2e-5, 4e-5, 2e-5, 2e-4, 2e-5, 4e-5, 4e-5, 2e-5])
 VISITS = np.array([1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 1.0])  # of each arrival
+# What becomes of the queues for each tuple that an operator is done with
+MOVED = -np.eye(len(NAMES))
+for source, target in EDGES:
+    MOVED[source, target] = 0.5 if source == 2 else 1.0  # the split sends each tuple one way
 HOLD_S, STEP_S = 1.0, 0.01
 ROUNDS = 30  # in which what is left of a step goes to those that still have work
 PASSES = 40
@@ -41,9 +45,7 @@ class Node:
         self.random = np.random.default_rng(seed)
         self.rate = load / float(COST_S @ VISITS)
         self.queue = np.zeros(len(NAMES))
-        self.taken = np.zeros(len(NAMES))
-        self.emitted = np.zeros(len(NAMES))
-        self.used_s = np.zeros(len(NAMES))
+        self.done = np.zeros(len(NAMES))
 
     def run(self, weight: Array) -> None:
         for _ in range(round(HOLD_S / STEP_S)):
@@ -51,31 +53,26 @@ class Node:
             self.queue[0] += self.random.poisson(self.rate * STEP_S / 8) * 8
             left_s = STEP_S
             for _ in range(ROUNDS):
-                ready = self.queue > 1e-6
-                if left_s < 0.02 * STEP_S or not ready.any():
+                ready = weight * (self.queue > 1e-6)
+                total = ready.sum()
+                if left_s < 0.02 * STEP_S or not total:
                     break
-                share = np.where(ready, weight, 0.0) / weight[ready].sum()
-                left_s -= self._work(left_s * share)
+                left_s -= self._work(ready * (left_s / total))
 
     def _work(self, cpu_s: Array) -> float:
         done = np.minimum(cpu_s / COST_S, self.queue)
-        self.queue -= done
-        self.used_s += done * COST_S
-        self.taken += done
-        for source, target in EDGES:
-            part = 0.5 if source == 2 else 1.0  # the split sends each tuple one way
-            self.queue[target] += part * done[source]
-        self.emitted += done
-        return float((done * COST_S).sum())
+        self.queue += done @ MOVED
+        self.done += done
+        return float(done @ COST_S)
 
     def read(self, topology: Topology, time_s: float) -> Snapshot:
         return snapshot(
             topology,
             time_s,
             queue_size=np.floor(self.queue).tolist(),
-            tuples_in=self.taken.tolist(),
-            tuples_out=self.emitted.tolist(),
-            cpu_time=self.used_s.tolist(),
+            tuples_in=self.done.tolist(),
+            tuples_out=self.done.tolist(),
+            cpu_time=(self.done * COST_S).tolist(),
         )
 
 
