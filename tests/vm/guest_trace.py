@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from burning import burn, nothing, spin
 
 from sched_ctl.drivers import Target, drafts
 from sched_ctl.drivers.kernel import connect
@@ -25,9 +26,14 @@ from support import wait_until
 
 KERNELS = ("6.16", "7.3")
 CPUS = 1
+ICOUNT = True
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 180
 
 TURNS = 100
+AGES_S = 1e6
+
+nothing(1)  # made ready before the checks are forked: a hog that reads files is woken for them
 
 
 def named(name: str, work: Callable[[], None], ids: dict[str, int]) -> threading.Thread:
@@ -45,10 +51,7 @@ def named(name: str, work: Callable[[], None], ids: dict[str, int]) -> threading
 def hog() -> Iterator[int]:
     pid = os.fork()
     if pid == 0:
-        end = time.monotonic() + 120
-        while time.monotonic() < end:
-            pass
-        os._exit(0)
+        spin()
     try:
         yield pid
     finally:
@@ -69,9 +72,7 @@ def check_waits_agree_with_schedstat() -> None:
     def work() -> None:
         go.wait()
         while not stop.is_set():
-            end = time.thread_time() + 0.005
-            while time.thread_time() < end:
-                pass
+            burn(0.005)
             time.sleep(0.01)
         idle.append("worker")
         leave.wait()
@@ -166,7 +167,7 @@ def check_a_chain_of_threads_is_a_graph() -> None:
     if pid == 0:
         for name, work in (("sink", sink), ("middle", middle), ("source", source)):
             named(name, work, ids)
-        time.sleep(150)
+        time.sleep(AGES_S)
         os._exit(0)
     try:
         driver = connect(Target("kernel", str(pid)))
@@ -206,15 +207,11 @@ def check_a_chain_of_threads_is_a_graph() -> None:
 def check_the_time_awake_stands_in_for_queues() -> None:
     ids: dict[str, int] = {}
 
-    def spin() -> None:
-        while True:
-            pass
-
     pid = os.fork()
     if pid == 0:
         named("spins", spin, ids)
-        named("sleeps", lambda: time.sleep(120), ids)
-        time.sleep(120)
+        named("sleeps", lambda: time.sleep(AGES_S), ids)
+        time.sleep(AGES_S)
         os._exit(0)
     try:
         driver = connect(Target("kernel", str(pid)))
