@@ -53,8 +53,8 @@ def test_each_job_is_held_by_what_holds_it(cluster: Cluster) -> None:
     renice(cluster, -20)  # what it does is its own doing, whatever else this machine does
     try:
         for _ in range(3):
-            thread = "single-work"
-            seen = undisturbed(target, flink.kind, WINDOWS, "single/single-work", thread)
+            who = "single/single-work", cluster.task_managers[0].pid, "single-work"
+            seen = undisturbed(target, flink.kind, WINDOWS, *who)
             if seen is not None:
                 break
         else:

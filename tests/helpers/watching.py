@@ -4,6 +4,7 @@ import asyncio
 import statistics
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,17 @@ def observed(target: Target, kind: DriverKind, windows: int) -> Seen:
 
 
 def undisturbed(
-    target: Target, kind: DriverKind, windows: int, operator: str, thread: str
+    target: Target, kind: DriverKind, windows: int, operator: str, pid: int, thread: str
 ) -> Seen | None:
-    """The same, None if others took the CPU of this operator, whose thread has this name.
+    """The same, None if others took the CPU of this operator, whose thread in process `pid` has
+    this name.
 
     Whether they did, the kernel says. What is told of the operator has to agree with that.
     """
-    before_s, began_s = _waited_s(target.pid, thread), time.monotonic()
+    before_s, began_s = _waited_s(pid, thread), time.monotonic()
     seen = observed(target, kind, windows)
-    wait = (_waited_s(target.pid, thread) - before_s) / (time.monotonic() - began_s)
-    told = statistics.fmean(o["wait"] for o in seen[operator])
+    wait = (_waited_s(pid, thread) - before_s) / (time.monotonic() - began_s)
+    told = statistics.fmean(o["wait"] or 0 for o in seen[operator])
     print(f"{operator} waited for {wait:.3f} of the time, and it is told {told:.3f}")
     if wait >= MOST_WAIT:
         return None
@@ -81,15 +83,15 @@ def undisturbed(
     return seen
 
 
-def _waited_s(pid: int | None, name: str) -> float:
+def _waited_s(pid: int, name: str) -> float:
     """Time that threads with this name (its first 15 letters) have waited for a CPU so far."""
-    tasks = [
-        task
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if (task / "comm").read_text().startswith(name)
-    ]
-    assert tasks
-    return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) / 1e9
+    waited_ns = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # another that has ended meanwhile
+            if (task / "comm").read_text().startswith(name):
+                waited_ns.append(int((task / "schedstat").read_text().split()[1]))
+    assert waited_ns
+    return sum(waited_ns) / 1e9
 
 
 def share(seen: Seen, name: str, *words: str) -> float:

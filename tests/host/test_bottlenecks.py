@@ -22,7 +22,8 @@ WINDOWS = 20
 def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
     for _ in range(3):
         with causes(nice=-20) as target:
-            seen = undisturbed(target, kind, WINDOWS, "heavy/crunch", "crunch")
+            assert target.pid is not None
+            seen = undisturbed(target, kind, WINDOWS, "heavy/crunch", target.pid, "crunch")
         if seen is not None:
             break
     else:
