@@ -194,8 +194,9 @@ def test_purging_keeps_the_journal_of_what_could_not_be_put_back(
     journal = Journal(tmp_path / "run/sched-ctl/journal")
     journal.write([] if record is None else [record])
     journal.close()
-    if record is not None:
-        machine.has("sched-ctl", "#!/bin/sh\necho error: not put back: $* >&2\nexit 3\n")
+    fails = "unload" if record is None else "*"
+    said = "echo error: not put back: $* >&2; exit 3"
+    machine.has("sched-ctl", f"#!/bin/sh\ncase $1 in {fails}) {said} ;; esac\n")
     machine.runs("prerm", "remove")
     assert machine.said == ("" if record is None else "error: not put back: restore\n")
     machine.runs("postrm", "remove")
@@ -210,14 +211,14 @@ def test_a_controller_that_the_service_did_not_start_is_ended(
 ) -> None:
     """Its files are replaced, or go."""
     machine = Machine(tmp_path, "inactive")
-    machine.has("sched-ctl", f"#!/bin/sh\necho $* >>{tmp_path}/asked\n")
+    asked = f"#!/bin/sh\necho $* >>{tmp_path}/asked\n"
+    machine.has("sched-ctl", asked + "[ $1 = restore ] || { echo none answers >&2; exit 1; }\n")
     machine.runs("prerm", *words)
-    assert (tmp_path / "asked").read_text() == "restore\n"
+    assert (tmp_path / "asked").read_text() == "unload\nrestore\n"
     assert not machine.said
-    (tmp_path / "run/sched-ctl").mkdir()
-    (tmp_path / "run/sched-ctl/control.sock").touch()
+    machine.has("sched-ctl", asked)
     machine.runs("prerm", *words)
-    assert (tmp_path / "asked").read_text() == "restore\nunload\nrestore\n"
+    assert (tmp_path / "asked").read_text() == "unload\nrestore\n" * 2
     assert "ended a controller that the service did not start" in machine.said
 
 
