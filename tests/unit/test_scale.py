@@ -828,7 +828,13 @@ def test_after_a_change_other_queries_are_looked_at_anew(
 
 @pytest.mark.parametrize(
     ("rate", "now", "outcome", "asked"),
-    [(300, 3, "kept", []), (30, 3, "back", [1]), (0, 3, "lost", [1]), (300, 1, "other", [])],
+    [
+        (300, 3, "kept", []),
+        (30, 3, "back", [1]),
+        (0, 3, "lost", [1]),
+        (300, 1, "refused", []),  # it has what it had
+        (300, 2, "other", []),
+    ],
 )
 def test_what_an_ended_controller_asked_for_is_judged_by_the_next(
     rate: int,
