@@ -1,10 +1,13 @@
 """Runs in a guest: a camera's pipeline beside a heavy one, in phases under the OS and sched-ctl.
 
-Both are real GStreamer processes, of elements that its core has: a queue is a thread, and a dump of
-a frame's bytes is the work of a stage. The camera has a frame each 33 ms, which must be through by
-the time that the next one comes; the other takes all the CPU it gets. What is measured begins when
-the camera has no lag; how late its frames were while the order was loaded is told beside it. Prints
-each phase as JSON, in lines that begin "@@ ".
+    cameras_inside.py gstreamer|ffmpeg [PATTERN]    PATTERN: of names of ways
+
+Both are real processes. Of GStreamer they are made of elements that its core has: a queue is a
+thread, and a dump of a frame's bytes is the work of a stage. Of FFmpeg (bench/guest/ffmpeg.py) one
+looks at a camera's frames, the other encodes a recording. The camera has a frame each 33 ms, which
+must be through by the time that the next one comes; the other takes all the CPU it gets. What is
+measured begins when the camera has no lag; how late its frames were while the order was loaded is
+told beside it. Prints each phase as JSON, in lines that begin "@@ ".
 """
 
 import os
@@ -20,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.guest.inside import Load, Pulse, go_first, measure, say, show, threads
+from bench.guest import ffmpeg
+from bench.guest.inside import Load, Neighbour, Pulse, go_first, measure, say, show, threads
 from engines.cluster import patiently
 
 FOLDER = Path("/run/cameras")
@@ -123,16 +127,45 @@ class Pipeline:
             say(f"{len(due)} frames, {late[-1] - late.min():.3f} s late, {end_s - left[-1]:.3f} s")
         return (left - due)[(due >= begin_s) & (due < end_s)]
 
+    def done(self) -> int:
+        """Frames that left so far."""
+        return len(self.frames())
+
     def end(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
 
+@dataclass(frozen=True)
+class Program:
+    """scenario: what the heavy process does. expected: threads that are operators."""
+
+    scenario: str
+    declared: str
+    expected: int
+    camera: Pipeline | ffmpeg.Camera
+    archive: Pipeline | ffmpeg.Recording
+
+
+def gstreamer() -> Program:
+    expected = sum(len(stages) + 1 for stages in STAGES.values())
+    return Program("archive", PROGRAMS, expected, Pipeline("camera"), Pipeline("archive"))
+
+
+def of_ffmpeg() -> Program:
+    ffmpeg.prepare(FOLDER)
+    camera = ffmpeg.Camera(FOLDER, FPS)
+    archive = ffmpeg.Recording(FOLDER)
+    return Program("recording", ffmpeg.programs(), 2 * ffmpeg.THREADS, camera, archive)
+
+
 def role_of(label: str, comm: str) -> str:
-    return f"operators of {label}" if ":" in comm else "other"
+    return f"operators of {label}" if ":" in comm else "helpers"
 
 
-def while_loading(camera: Pipeline, pulse: Pulse, begin_s: float) -> dict[str, float]:
+def while_loading(
+    camera: Pipeline | ffmpeg.Camera, pulse: Pulse, begin_s: float
+) -> dict[str, float]:
     """What was lost since then, ms. Returns when the camera has no lag any more."""
     end_s = time.monotonic()
 
@@ -151,58 +184,63 @@ def while_loading(camera: Pipeline, pulse: Pulse, begin_s: float) -> dict[str, f
     return found
 
 
-def phase(way: Way, camera: Pipeline, archive: Pipeline) -> dict[str, Any]:
+def phase(way: Way, program: Program, neighbour: Neighbour) -> dict[str, Any]:
+    camera, archive = program.camera, program.archive
     pids = {"camera": camera.process.pid, "archive": archive.process.pid}
     time.sleep(SETTLE_S + way.race_s)
-    found = measure(way.name, SECONDS, pids, role_of)
+    before, before_s = archive.done(), time.monotonic()
+    found = measure(way.name, SECONDS, pids, role_of, neighbour)
+    passed = (archive.done() - before) / (time.monotonic() - before_s)
     time.sleep(2 * DEADLINE_S)
     begin_s, end_s = found["begin"], found["end"]
     waits = camera.waits_s(begin_s, end_s)
-    large = [inside for left, inside in archive.frames() if begin_s <= left < end_s]
     late = float((waits > DEADLINE_S).mean()) if len(waits) else 1.0
-    found["queries"] = {
-        "camera": [round(float(wait) * 1e3, 3) for wait in waits],
-        "archive": [round(inside * 1e3, 3) for inside in large],
-    }
+    found["queries"] = {"camera": [round(float(wait) * 1e3, 3) for wait in waits]}
+    if isinstance(archive, Pipeline):
+        large = [inside for left, inside in archive.frames() if begin_s <= left < end_s]
+        found["queries"]["archive"] = [round(inside * 1e3, 3) for inside in large]
+    else:
+        found["passed"] = {"archive": passed}
     found["late"] = {"camera": late}
-    found["roles"] = {}
+    found["roles"] = {name: of for name, of in found["roles"].items() if name == "helpers"}
     say(
         f"{way.name}: {len(waits)} frames, median {np.median(waits) * 1e3:.1f} ms, "
         f"{max(waits, default=0.0) * 1e3:.1f} at most, {late:.1%} late; "
-        f"{len(large) / SECONDS:.1f}/s of the other"
+        f"{passed:.1f}/s of the other"
     )
     return found
 
 
-def run(ways: Sequence[Way]) -> None:
-    camera, archive = Pipeline("camera"), Pipeline("archive")
+def run(program: Program, ways: Sequence[Way]) -> None:
+    camera, archive = program.camera, program.archive
+    (FOLDER / "programs.toml").write_text(program.declared)
     say([comm for one in (camera, archive) for _, comm in threads(one.process.pid)])
-    expected = sum(len(stages) + 1 for stages in STAGES.values())
     nothing = Way("os")
-    pulse = Pulse()
+    pulse, neighbour = Pulse(), Neighbour(0.0003)
     try:
         for way in (nothing, *ways, *reversed(ways), nothing):
             load, loading = None, {}
             if way is not nothing:
                 begin_s = time.monotonic()
                 arguments = (*ENGINES, *way.arguments)
-                load = Load(arguments, 0 if way.race_s else expected, {}, HOW, first=False)
+                expected = 0 if way.race_s else program.expected
+                load = Load(arguments, expected, {}, HOW, first=False)
                 loading = while_loading(camera, pulse, begin_s)
-            show({"scenario": "archive", "loading": loading, **phase(way, camera, archive)})
+            found = phase(way, program, neighbour)
+            show({"scenario": program.scenario, "loading": loading, **found})
             if load is not None:
                 load.end()
     finally:
-        pulse.end()
-        camera.end()
-        archive.end()
+        for one in (pulse, neighbour, camera, archive):
+            one.end()
 
 
 def main() -> None:
     go_first()
     FOLDER.mkdir()
-    (FOLDER / "programs.toml").write_text(PROGRAMS)
-    chosen = re.compile(sys.argv[1] if len(sys.argv) > 1 else ".*")
-    run([way for way in WAYS if chosen.fullmatch(way.name)])
+    program = {"gstreamer": gstreamer, "ffmpeg": of_ffmpeg}[sys.argv[1]]()
+    chosen = re.compile(sys.argv[2] if len(sys.argv) > 2 else ".*")
+    run(program, [way for way in WAYS if chosen.fullmatch(way.name)])
 
 
 if __name__ == "__main__":

@@ -117,7 +117,10 @@ def figures(phase: dict[str, Any]) -> dict[str, float]:
         found[f"{query} p95"] = float(np.quantile(ms, 0.95)) if len(ms) else np.nan
         found[f"{query} p99"] = float(np.quantile(ms, 0.99)) if len(ms) else np.nan
         found[f"{query} tuples/s"] = len(ms) / seconds
-    found["all mean"], found["all p99"] = float(np.mean(every)), float(np.quantile(every, 0.99))
+    if len(phase["queries"]) > 1:
+        found["all mean"], found["all p99"] = float(np.mean(every)), float(np.quantile(every, 0.99))
+    for query, rate in phase.get("passed", {}).items():
+        found[f"{query} frames/s"] = rate
     for query, share in phase.get("late", {}).items():
         found[f"{query} late, %"] = 100 * share
     if len(phase["queries"]) > 2:
