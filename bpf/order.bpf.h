@@ -299,34 +299,15 @@ static __always_inline void groups_reach_alone(struct cpu *c)
 }
 
 /*
- * Does no operator run on this CPU, nor wait for it, in a queue or on it, behind a higher class? And
- * has this group run nowhere else since it last ran here?
+ * Virtual time that groups have reached where a thread may run. One that has another CPU alone may
+ * be far ahead: who were put there would wait until all others on its own CPU have got as far.
  */
-static __always_inline bool has_alone(u32 queue, s32 cpu, u32 llc)
-{
-	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
-	u32 g;
-
-	group_of(queue, &g);
-	return !c->slot && !queues[llc].waiting && (s64)(groups[g].vtime_ns - c->groups_ns) <= 0 &&
-	       scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu) <= 0;
-}
-
-/*
- * Virtual time that groups have reached where a woken thread may run. One that has another CPU alone
- * may be far ahead: who were put there would wait until all others on its own CPU have got as far.
- *
- * Who is bound to one CPU, and wakes there while no operator wants it, waits for nobody, as on an idle
- * CPU that select_cpu finds: the kernel does not ask that about it. Left where its CPU had got to by
- * its own short runs, it would go before a group that comes there later for as long as it has slept.
- * But not if its group runs elsewhere, too: there it would wait until others have got as far.
- */
-static __always_inline u64 groups_now_for(struct task_struct *p, u32 queue, s32 at, u32 llc)
+static __always_inline u64 groups_now_for(struct task_struct *p)
 {
 	u64 now_ns = 0, there_ns;
 	u32 cpu;
 
-	if (p->nr_cpus_allowed >= nr_cpus || (p->nr_cpus_allowed == 1 && has_alone(queue, at, llc)))
+	if (p->nr_cpus_allowed >= nr_cpus)
 		return groups_now_ns;
 	for_each_number(cpu, nr_cpus) {
 		there_ns = cpus[cpu & (MAX_CPUS - 1)].groups_ns;

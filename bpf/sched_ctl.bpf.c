@@ -260,7 +260,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	if (control.nr_groups && (enq_flags & SCX_ENQ_WAKEUP))
-		forgive_group(queue, groups_now_for(p, queue, cpu, llc));
+		forgive_group(queue, groups_now_for(p));
 	slice = slice_ns(slot);
 	if (t->left_ns) {
 		if (!(enq_flags & SCX_ENQ_WAKEUP)) {

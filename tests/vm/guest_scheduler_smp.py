@@ -1,12 +1,11 @@
 """The BPF scheduler on two CPUs: shares and caps of groups, and how fast each CPU is to be."""
 
-import mmap
 import os
 import signal
 import time
 from dataclasses import replace
 
-from burning import burn, nothing
+from burning import burn
 from operators import adopt, busy, shares, start
 from vm.inside import enough_on, look_until, only_on
 from vm.machine import above_all, journal, loaded, schedule, standing_still, thread_of
@@ -83,35 +82,6 @@ def check_who_has_a_cpu_alone_makes_nobody_wait_on_another() -> None:
         found = shares(pids, 0.5, settle_s=0.0)
         print([round(share, 3) for share in found])
         assert min(found[1:]) > 0.4, found
-
-
-@enough_on("6.18")  # our arithmetic
-def check_who_sleeps_on_a_cpu_of_its_own_banks_nothing_for_it() -> None:
-    """Bound to it, it works on one day: who comes there then has half. (It had a fiftieth.)"""
-    above_all()
-    works_on = mmap.mmap(-1, mmap.PAGESIZE)
-
-    def naps() -> None:
-        if works_on[0]:
-            nothing()
-        else:
-            time.sleep(0.01)
-            burn(0.001)
-
-    with start(1, naps) as lone, busy(1) as other, loaded(other, full=False) as scheduler:
-        give_groups(scheduler, [1, 1], [0, 0])
-        pids = [*lone, *other]
-        adopt(scheduler, pids)
-        for pid, cpu in zip(pids, (1, 0), strict=True):
-            os.sched_setaffinity(pid, {cpu})
-        scheduler.attach()
-        time.sleep(2)
-        works_on[0] = 1
-        time.sleep(0.1)
-        os.sched_setaffinity(other[0], {1})
-        found = shares(pids, 0.5, settle_s=0.0)
-        print([round(share, 3) for share in found])
-        assert min(found) > 0.4, found
 
 
 @enough_on("6.18")  # our marks
