@@ -64,7 +64,6 @@ def policy(
         name="balanced",
         urgency=urgency,
         needs=segments.NEEDS | {"head_age", "ideal_time"},
-        wants=ways.WANTS,
         goal="mean latency of all results, and nobody starves",
         options={"patience": patience, "sharing": sharing, "heavy": heavy, "branches": branches},
     )

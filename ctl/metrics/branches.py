@@ -6,7 +6,7 @@ order by results or ages lets all branches wait alike: a better mean, and half o
 it. So an operator that would have a backlog goes last in its query. Where one that all results go
 through would have one too, nobody was fast, and nobody is put last.
 
-What operators want is told by their costs and by how many tuples reach them of those that come in,
+What operators want is told by their costs and by how many tuples reach them for one that comes in,
 and not by the CPU that they used, which depends on the order. A little more than a CPU (`OVERLOAD`)
 is handed out evenly, nobody getting more than it wants; who gets less is *dear*.
 
@@ -21,10 +21,9 @@ from sched_ctl.metrics.backlog import SATURATED
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import OperatorFrame
 
-__all__ = ["NEEDS", "OVERLOAD", "WANTS", "dear"]
+__all__ = ["NEEDS", "OVERLOAD", "dear"]
 
 NEEDS = frozenset({"cost", "selectivity"})
-WANTS = frozenset({"input_rate"})  # where several sources feed a query
 OVERLOAD = 1.1  # of what can be done: with 1.3 branches count that would keep up
 
 
@@ -62,13 +61,9 @@ def _level(wants: Array, total: float) -> float:
 
 
 def _reaching(frame: OperatorFrame) -> Array:
-    """(n,) tuples/s that reach each operator, of all that come into its query; where it is not
-    known how many do, or none does, for one at every ingress.
-    """
+    """(n,) tuples that reach each operator for one that comes in at every ingress."""
     graph = frame.graph
-    come = np.where(graph.ingress, frame.columns.get("input_rate", np.nan), 0.0)
-    known = np.bincount(frame.query, come) > 0  # NaN is not
-    rate: Array = np.where(known[frame.query], come, graph.ingress)
+    rate: Array = (np.bincount(graph.target, minlength=graph.n) == 0).astype(np.float64)
     out = np.nan_to_num(frame["selectivity"])
     for _, edges in graph.levels[:0:-1]:
         source = graph.source[edges]
@@ -82,7 +77,7 @@ def _on_every_way(frame: OperatorFrame) -> npt.NDArray[np.bool_]:
     What comes in divides evenly at each branch; who gets all of it is on every way.
     """
     graph = frame.graph
-    flow = graph.ingress.astype(np.float64)
+    flow = (np.bincount(graph.target, minlength=graph.n) == 0).astype(np.float64)
     total, branches = np.bincount(frame.query, flow), np.bincount(graph.source, minlength=graph.n)
     for _, edges in graph.levels[:0:-1]:
         source = graph.source[edges]

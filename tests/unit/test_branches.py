@@ -15,8 +15,6 @@ from sched_ctl.plugins import registry
 from sched_ctl.sim import of_workload
 from sched_ctl.workloads import workload
 
-NAN = float("nan")
-
 #         0 source   1 insert, dear
 #                    2 convert  3 publish
 FORK = plan({"q": ["source", "insert", "convert", "publish"]}, [(0, 1), (0, 2), (2, 3)])
@@ -50,23 +48,6 @@ def test_replicas_are_one_operator() -> None:
     """Both halves of the middle are dear; there is no way but through one of them."""
     chain = plan({"q": ["a", "b", "b", "c"]}, [(0, 1), (0, 2), (1, 3), (2, 3)])
     assert found(chain, [1, 50, 50, 1], [1, 1, 1, 1]) == []
-
-
-def test_sources_count_by_what_comes_out_of_them() -> None:
-    """A control stream of few tuples, each of which takes long, beside a stream of many."""
-    two = plan(
-        {"q": ["data", "read", "control", "parse", "join", "one", "other"]},
-        [(0, 1), (1, 4), (2, 3), (3, 4), (4, 5), (4, 6)],
-    )
-    cost, passed = [1e-5, 8e-5, 1e-5, 2e-2, 5e-6, 1e-6, 5e-6], [1.0] * 7
-    rate = [1e4, NAN, 1.0, NAN, NAN, NAN, NAN]
-    assert found(two, cost, passed, input_rate=rate) == [1]
-    assert found(two, cost, passed, input_rate=[1e4, NAN, 100.0, *[NAN] * 4]) == [3]
-    # As many of each where nobody knows, or nothing comes.
-    assert found(two, cost, passed, input_rate=[1e4, *[NAN] * 6]) == [3]
-    assert found(two, cost, passed, input_rate=[0.0] * 7) == [3]
-    assert found(two, cost, passed) == [3]
-    assert registry.policy("balanced").wants >= {"input_rate"}
 
 
 def test_beside_a_second_query_only_with_a_backlog() -> None:
