@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -26,7 +27,7 @@ from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
-from sched_ctl.kernel import descriptors, sched
+from sched_ctl.kernel import descriptors, procfs, sched
 from sched_ctl.kernel.notify import is_managed, notify, reloading, service_of, watchdog_s
 from sched_ctl.model.options import Options, by_name
 from sched_ctl.runfolder import RunFolder
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 
 TOLD = 10  # queries that the log tells of at the start
 OWN_NICE = -5  # three times the weight of a plain thread
+START_S = 15.0  # that the first order may take at the weight of a plain thread
 MIND_S = 1.0  # how often it is looked whether the journal and the socket are in their place: 3 us
 PROBED_S = 30.0  # that a plan's two readings may take
 FIRST_S = 16.0  # that `look` waits for an engine's first metrics
@@ -82,7 +84,10 @@ def run(
         journal = journals.Journal(RunFolder(run_dir).journal)
         for problem in (*journals.restore(journal), *_lost(journal, killed)):
             log.warning("left by an earlier controller, not put back: %s", problem)
-        _go_first()
+        late = threading.Timer(START_S, _go_first)
+        late.daemon = True
+        late.start()
+        held.callback(late.cancel)
         options = by_name(settings.backends)
         backends = Backends(functools.partial(_choose, journal=journal), options)
         try:
@@ -103,11 +108,13 @@ def run(
 def _go_first() -> None:
     """Be on time on a machine whose CPUs are crowded, which is where we are needed.
 
-    Of this process alone, before it has other threads, which inherit it; `cpu_limit` bounds what
-    it takes. Who may not has to wait like all others.
+    Not before an order is in force: until then we take seconds of a small CPU, which engines would
+    have to go without. `cpu_limit` bounds what we take later. Who may not has to wait like all
+    others.
     """
-    with suppress(OSError):
-        sched.set_nice(0, min(OWN_NICE, sched.get_nice(0)))
+    for tid in procfs.tids(os.getpid()):
+        with suppress(OSError):
+            sched.set_nice(tid, min(OWN_NICE, sched.get_nice(tid)))
 
 
 def put_back(run_dir: Path) -> tuple[str, ...]:
@@ -267,6 +274,7 @@ async def _run(
                     log.warning("%s; looking again every %g s", missing, settings.discover)
                 if controller.stopping is None:
                     await controller.step(controller.rules)
+                    _go_first()
                     notify("READY=1")
                     _tell(controller)
                     if started is not None:

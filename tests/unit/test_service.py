@@ -238,3 +238,46 @@ def test_a_manager_is_told_when_it_listens(tmp_path: Path) -> None:
 )
 def test_how_often_the_watchdog_is_fed(environment: dict[str, str], every_s: float | None) -> None:
     assert watchdog_s(environment) == every_s
+
+
+GOES_FIRST = """
+import os, sys, threading
+import msgspec
+import fakes
+from sched_ctl.config.settings import Section
+from sched_ctl.service import session
+
+nice = lambda tid: os.getpriority(os.PRIO_PROCESS, tid)
+seen = []
+
+
+class Engine(fakes.FakeEngine):
+    def poll(self, timeout_s):
+        seen.append(nice(threading.get_native_id()))
+        return super().poll(timeout_s)
+
+
+def told(controller):
+    print(seen[0], {nice(int(tid)) for tid in os.listdir("/proc/self/task")})
+
+
+changes = {"policy": (Section(policy="qs"),), "run_dir": sys.argv[1], "backend": "nice"}
+settings = msgspec.structs.replace(fakes.QUICK, **changes)
+session.START_S = 3600.0
+session.run(settings, fakes.FakeEngine.kind(Engine("a")), once=True, started=told)
+"""
+
+
+@pytest.mark.needs("root")
+def test_it_goes_before_others_once_an_order_is_in_force(tmp_path: Path) -> None:
+    """Engines would have to go without the CPU that it takes until then. All of its threads do."""
+    done = subprocess.run(
+        [sys.executable, "-c", GOES_FIRST, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert done.stdout == f"{nice} {{{min(nice, -5)}}}\n", done.stderr
