@@ -380,7 +380,15 @@ def used_instead(folder: Path) -> Path | None:
     if last is None or last.folder in ("", str(folder.absolute())):
         return None
     used = Path(last.folder)
-    return None if _last(used) is None else used  # whoever has put back there leaves no name
+    # Whoever has put back there leaves no name; what could not be put back stays in the journal.
+    return None if _last(used) is None and not _changes_left(used) else used
+
+
+def _changes_left(folder: Path) -> bool:
+    """Whether its journal has more than the two lines that it begins with."""
+    with suppress(OSError):
+        return bool(RunFolder(folder).journal.read_bytes().split(b"\n", 2)[2:] > [b""])
+    return False
 
 
 def _last(folder: Path) -> Holder | None:

@@ -13,6 +13,8 @@ from typing import NoReturn
 import pytest
 from typer.testing import CliRunner
 
+from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.records import Adopted
 from sched_ctl.cli import make_app
 from sched_ctl.config.settings import Settings
 from sched_ctl.errors import UserError
@@ -122,6 +124,22 @@ def test_what_was_left_in_another_folder_is_put_back_at_the_next_start(
     with pytest.raises(UserError, match="far enough"):
         session.run(Settings(run_dir=str(tmp_path / "new")), {})
     assert f"left in {tmp_path}/old by an earlier controller, not put back: a" in caplog.text
+
+
+@ROOT
+def test_a_folder_stays_known_while_something_is_left_there(machine: Path, tmp_path: Path) -> None:
+    """A restore that failed in part is to be tried again, where its message says so."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    with elsewhere(old):
+        pass
+    journal = Journal(RunFolder(old).journal)
+    journal.write([Adopted(1, 1, 1, nice=0)])
+    with hold_if_free(old):
+        pass
+    assert lock.used_instead(new) == old
+    journal.clear()
+    journal.close()
+    assert lock.used_instead(new) is None
 
 
 @ROOT
