@@ -188,7 +188,7 @@ class Process(JavaProcess):
         born = [
             found.start_time for pid in rivals if pid != self.pid and (found := procfs.stat(pid))
         ]
-        return bool(born) and self.start_time < min(born)
+        return all(self.start_time < one for one in born)
 
     def look_for_workers(self) -> bool:
         """Python processes of its operators; whether they are others now."""
