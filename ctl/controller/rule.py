@@ -326,8 +326,10 @@ class Rule:
             wants |= {"arrival_age"}
         known = self.resolutions.get(engine.name)
         if known is None or known[0] != (provides, wants):
-            # Unless it is watched; and "auto" keeps the system's order where it must guess.
-            if not (self.instead.compares or self.section.policy == "auto"):
+            # Unless it is watched, which it will be where the guard has given up elsewhere; and
+            # "auto" keeps the system's order where it must guess.
+            elsewhere = self.instead.said and not self.instead.counts_in(engine.domain)
+            if not (self.instead.compares or elsewhere or self.section.policy == "auto"):
                 _refuse_guesses(policy, engine, provides)
             resolution = resolve(
                 policy.needs,

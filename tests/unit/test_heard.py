@@ -97,6 +97,23 @@ def test_a_user_moves_the_switch_of_nobody_else(monkeypatch: pytest.MonkeyPatch)
     drive(case.controller, script)
 
 
+def test_roots_guessing_engine_is_not_refused_for_what_the_guard_found_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had given up on a user's engine, and so nobody seemed to watch."""
+    case = Case(monkeypatch)
+    vars(case.made[ROOT])["guesses"] = frozenset({"tuples_in", "tuples_out"})
+
+    async def script() -> None:
+        await case.here(THEIRS)
+        case.rule.step_back("tuples wait longer")
+        case.rule.step_back("tuples wait longer still")
+        await case.here(ROOT, THEIRS)
+        assert case.policies() == {ROOT: "hr", THEIRS: "hr"}
+
+    drive(case.controller, script)
+
+
 def test_what_pressure_has_switched_stays_when_others_are_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
