@@ -374,7 +374,8 @@ class Controller:
         if engine.domain != COMMON:
             spent_s = time.thread_time() - began_s
             self._theirs_s += spent_s
-            allowance.spend(spent_s, time.monotonic(), CPU_SHARE)
+            share = min(CPU_SHARE, self.settings.cpu_limit or CPU_SHARE)
+            allowance.spend(spent_s, time.monotonic(), share)
 
     def _rests(self, rule: Rule, domain: str) -> bool:
         """Whether a user's engines keep the order that they have, for what deciding costs."""

@@ -266,14 +266,16 @@ class Engine:
         """
         if not self._kind.of_several:
             return False
-        for pid in self.pids:
-            if procfs.owner(pid) == self.uid and identity.born(pid) is not None:
-                if self._lifetime is not None:
-                    self._lifetime.close()
-                self._lifetime, self.target = identity.Lifetime(pid), replace(self.target, pid=pid)
-                self._worker.tell(self._disconnect)
-                return True
-        return False
+        born = {pid: identity.born(pid) for pid in self.pids if procfs.owner(pid) == self.uid}
+        here = sorted((at, pid) for pid, at in born.items() if at is not None)
+        if not here:
+            return False
+        if self._lifetime is not None:
+            self._lifetime.close()
+        _, eldest = here[0]
+        self._lifetime, self.target = identity.Lifetime(eldest), replace(self.target, pid=eldest)
+        self._worker.tell(self._disconnect)
+        return True
 
     def _find_container(self, pid: int) -> None:
         """Once for each process that is its main one."""
