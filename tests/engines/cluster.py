@@ -36,6 +36,7 @@ __all__ = [
     "VERSION",
     "Cluster",
     "download",
+    "has_run",
     "job_jar",
     "launch",
     "patiently",
@@ -166,24 +167,35 @@ def download() -> Path:
     return home / "pyflink"
 
 
+JOBS = [Path(__file__).parent / "jobs" / f"{name}.java" for name in ("Query", "Sql", "Counted")]
+JOB_JAR = CACHE / f"jobs-{VERSION}.jar"
+
+
+def are_compiled() -> bool:
+    newest = max(source.stat().st_mtime for source in JOBS)
+    return JOB_JAR.exists() and JOB_JAR.stat().st_mtime >= newest
+
+
 def job_jar(flink: Path) -> Path:
     """The test jobs, compiled against Flink's jars."""
-    jobs = Path(__file__).parent / "jobs"
-    sources = [jobs / f"{name}.java" for name in ("Query", "Sql", "Counted")]
-    jar = CACHE / f"jobs-{VERSION}.jar"
-    if not jar.exists() or jar.stat().st_mtime < max(s.stat().st_mtime for s in sources):
+    if not are_compiled():
         classes = CACHE / "jobs"
         shutil.rmtree(classes, ignore_errors=True)
         classes.mkdir(parents=True)
         subprocess.run(
-            ["javac", "-nowarn", "-d", classes, "-cp", flink / "lib" / "*", *sources],
+            ["javac", "-nowarn", "-d", classes, "-cp", flink / "lib" / "*", *JOBS],
             check=True,
             timeout=120,
         )
-        with zipfile.ZipFile(jar, "w") as packed:
+        with zipfile.ZipFile(JOB_JAR, "w") as packed:
             for path in classes.iterdir():
                 packed.write(path, path.name)
-    return jar
+    return JOB_JAR
+
+
+def has_run() -> bool:
+    """Whether a cluster was here, which leaves all that one in a guest needs."""
+    return are_compiled() and all(archive(role).exists() for role in ("jm", "tm"))
 
 
 def archive(role: str) -> Path:

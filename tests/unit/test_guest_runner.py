@@ -281,6 +281,30 @@ def test_guests_begin_beside_other_tests(tmp_path: Path) -> None:
     assert "9 passed" in done.stdout
 
 
+KNOWN = """
+import pytest
+
+@pytest.mark.vm
+def test_a_command(vm):
+    words, options = early()
+    done = vm(*words, **options)
+    assert (done.returncode, done.output) == (0, "it ran\\n")
+    assert vm(*words, **options).returncode == 0
+
+def early():
+    begins = ("sh", "-c", "touch known; echo it ran")
+    return ("6.1", *begins), {"cpus": 1, "icount": True}
+"""
+
+
+def test_a_command_that_is_known_early_begins_beside_other_tests(tmp_path: Path) -> None:
+    plain = PLAIN.replace("exact", "known")
+    done = run(tmp_path, guest_exact=EXACT, test_known=KNOWN, test_a_plain=plain)
+    assert done.returncode == 0, done.stdout
+    assert notes(tmp_path)[0] == "start 6.1 1 exact"  # the first in the line
+    assert started(tmp_path).count("6.1 1 exact") == 2  # asked for again it runs again
+
+
 BIG = """
 import time
 from pathlib import Path

@@ -8,8 +8,9 @@ fresh guest, where it has to pass three times in a row. What the first attempt s
 
 Guests stand in one line, in the order in which their results are asked for, and start as soon as
 they fit (`Line.fits`): who asks may find that all has been done. Those with exact time do not mind
-what runs beside them, so they begin while tests without guests run (`Line.turn`). Until a result is
-asked for they give way to everybody (`GIVES_WAY`) and take what CPU time those tests leave.
+what runs beside them, so they begin while tests without guests run (`Line.turn`); those of one
+command do if their file says early what it will ask for (`vm.conftest`). Until a result is asked
+for they give way to everybody (`GIVES_WAY`) and take what CPU time those tests leave.
 """
 
 import ast
@@ -166,6 +167,11 @@ class Command(Job):
         return f"{self.kernel} {' '.join(self.words)}"[:60]
 
     @property
+    def key(self) -> tuple[str, guest.Options, tuple[str, ...]]:
+        """Who asks for the same wants this guest."""
+        return self.kernel, self.options, tuple(self.words)
+
+    @property
     def wanted(self) -> bool:
         return not self.done
 
@@ -307,6 +313,13 @@ class Line:
                 other.machine.give_way(os.getpriority(os.PRIO_PROCESS, 0))
         while not enough():
             self.turn(job)
+
+    def begun(self, command: Command) -> Command:
+        """The same one if it stands in line and nobody has asked for it yet."""
+        for job in self.jobs:
+            if isinstance(job, Command) and job.asked is None and job.key == command.key:
+                return job
+        return command
 
     def turn(self, asked: Job | None = None) -> None:
         """Start what fits, and read what guests say; wait for that if a result was asked for."""

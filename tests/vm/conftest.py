@@ -15,7 +15,9 @@ checks. A file may set, as plain literals:
 A check marked `@only_on("7.3")` (`vm.inside`) runs on these kernels of its file alone: where the
 others can add nothing. With `@enough_on("7.3")` it does so unless `SCHED_CTL_EACH_KERNEL` is set.
 
-For anything else there is the fixture `vm`, which runs one command in one guest.
+For anything else there is the fixture `vm`, which runs one command in one guest. A file of such
+tests may have a function `early`: the arguments of `vm`, or None as long as the guest cannot begin.
+With exact time it then runs beside tests without guests, like the checks.
 
 A check passes at the first look, or is flaky: a bad look was let pass (`vm.inside.look_until`), or
 an attempt failed (`vm.boots`). More flaky checks than `FLAKY` make the whole run fail.
@@ -61,13 +63,18 @@ def vm(request: pytest.FixtureRequest) -> Callable[..., Completed]:
 
     def run(kernel: str, *words: str, **options: Any) -> Completed:
         image_of(kernel)
-        options.setdefault("append", kernels.append(kernel))
-        job = Command(kernel, guest.Options(**options), words)
-        line_of(request.session).wait(job, lambda: job.done)
+        line = line_of(request.session)
+        job = line.begun(command(kernel, *words, **options))
+        line.wait(job, lambda: job.done)
         code = guest.NO_GUEST if job.returncode is None else job.returncode
         return Completed(code, job.output.decode(errors="replace"), job.log)
 
     return run
+
+
+def command(kernel: str, *words: str, **options: Any) -> Command:
+    options.setdefault("append", kernels.append(kernel))
+    return Command(kernel, guest.Options(**options), words)
 
 
 @pytest.fixture(scope="session")
@@ -137,6 +144,20 @@ class Beside:
 
     def __init__(self, session: pytest.Session) -> None:
         self.session = session
+        modules = dict.fromkeys(
+            item.module
+            for item in session.items
+            if isinstance(item, pytest.Function) and item.get_closest_marker("skip") is None
+        )
+        self.early = [module.early for module in modules if hasattr(module, "early")]
+
+    def begin(self, line: Line) -> None:
+        """Put what can begin by now first in the line: those of one command take longest."""
+        for early in self.early[:]:
+            if (asked := early()) is not None:
+                words, options = asked
+                line.jobs.insert(0, command(*words, **options))
+                self.early.remove(early)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
@@ -144,6 +165,7 @@ class Beside:
         if needs_guests or guest.missing() is not None:
             return (yield)
         line = line_of(self.session)
+        self.begin(line)
         line.turn()
         quiet = item.get_closest_marker("quiet") is not None
         if quiet:

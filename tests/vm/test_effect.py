@@ -6,7 +6,6 @@ runs are those of bench/guest/kernel.py. bench/real/lab.py repeats them on the m
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -26,23 +25,34 @@ CASES = {  # variants beside EEVDF, and seconds of a run
 }
 
 
-@pytest.fixture(scope="module")
-def measured(vm: Callable[..., Any]) -> dict[str, Ratios]:
-    """What all cases give, from one guest; others may run beside it."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    todo = [
+Asked = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def todo() -> list[dict[str, Any]]:
+    return [
         job
         for case, (variants, seconds) in CASES.items()
         for job in jobs(case, [BASE, *variants], SEEDS, seconds)
     ]
-    with tempfile.NamedTemporaryFile("w", prefix="effect-", dir=ROOT / "build") as file:
-        file.writelines(json.dumps(job) + "\n" for job in todo)
-        file.flush()
-        command = [sys.executable, str(HERE / "kernel_inside.py"), file.name]
-        options = {"cpus": 1, "icount": True, "icount_shift": 0, "memory": "2G"}
-        done = vm(KERNEL, *command, **options, timeout_s=60 + 120 * len(todo))
+
+
+def early() -> Asked:
+    """All cases in one guest, for `vm`."""
+    file = ROOT / "build" / "effect-jobs"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(job) + "\n" for job in todo()))
+    words = (KERNEL, sys.executable, str(HERE / "kernel_inside.py"), str(file))
+    options = {"cpus": 1, "icount": True, "icount_shift": 0, "memory": "2G"}
+    return words, {**options, "timeout_s": 60 + 120 * len(todo())}
+
+
+@pytest.fixture(scope="module")
+def measured(vm: Callable[..., Any]) -> dict[str, Ratios]:
+    """What all cases give."""
+    words, options = early()
+    done = vm(*words, **options)
     lines = [line for line in done.output.splitlines() if line.startswith(MARK)]
-    assert len(lines) == len(todo), done
+    assert len(lines) == len(todo()), done
     results = [json.loads(line.removeprefix(MARK)) for line in lines]
     return {
         case: ratios(case, variants, [r for r in results if r["job"].startswith(f"{case}/")])
