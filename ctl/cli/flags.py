@@ -99,7 +99,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         file = arguments.pop("config")
-        given = {setting.key: arguments.pop(setting.key) for setting in settings}
+        given = {setting.key: _given(setting, arguments) for setting in settings}
         flags = {
             setting.key: _value(setting, given[setting.key])
             for setting in settings
@@ -149,8 +149,9 @@ def _settings() -> tuple[Setting, ...]:
 @functools.cache
 def _parameters() -> tuple[inspect.Parameter, ...]:
     """Of the settings. All commands have the same: to make them anew takes memory and time."""
-    flags = (_keyword(setting.key, _option(setting)) for setting in _settings())
-    return (_keyword("config", CONFIG), *flags)
+    flags = [_keyword(setting.key, _option(setting)) for setting in _settings()]
+    off = [_keyword(_off(s), _off_option(s)) for s in _settings() if s.type is bool]
+    return (_keyword("config", CONFIG), *flags, *off)
 
 
 def with_sections(command: Callable[..., None]) -> Callable[..., None]:
@@ -200,38 +201,55 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
     )
 
 
+def _off(setting: Setting) -> str:
+    """Name of the flag that turns it off."""
+    return f"no_{setting.key}"
+
+
+def _off_option(setting: Setting) -> Any:
+    """Not in the panel: a column for these takes the room of all descriptions."""
+    flag = f"--{_off(setting).replace('_', '-')}"
+    return Annotated[bool, typer.Option(flag, hidden=True)]
+
+
+def _given(setting: Setting, arguments: dict[str, Any]) -> Any:
+    """What stands on the command line; taken out of `arguments`."""
+    value = arguments.pop(setting.key)
+    if setting.type is not bool:
+        return value
+    if arguments.pop(_off(setting)):
+        return False
+    return value or None
+
+
 def _option(setting: Setting) -> Any:
     many = typing.get_origin(setting.type) in (tuple, dict) or setting.type is BackendOptions
-    kind: Any = list[str] if many else str
-    metavar = setting.metavar
-    if setting.type is float:
-        kind, metavar = float, setting.metavar or "SECONDS"
-    elif setting.type is bool:
-        return Annotated[
-            bool | None,
-            typer.Option(
-                f"{setting.flag}/--no-{setting.key.replace('_', '-')}",
-                help=setting.description[0].upper() + setting.description[1:],
-                show_default=False,
-                rich_help_panel=PANEL,
-            ),
-        ]
-    elif typing.get_origin(setting.type) is Literal:
-        metavar = "|".join(typing.get_args(setting.type))
+    kind: Any = list[str] | None if many else str | None
+    metavar = setting.metavar or setting.key.upper()
     help_text = setting.description[0].upper() + setting.description[1:]
+    if setting.type is float:
+        kind, metavar = float | None, setting.metavar or "SECONDS"
+    elif setting.type is bool:
+        kind, metavar = bool, ""
+        help_text += f"; off: --{_off(setting).replace('_', '-')}"
+    elif typing.get_origin(setting.type) is Literal:
+        help_text += f" ({', '.join(typing.get_args(setting.type))})"
+    short, _, rest = metavar.partition("[,")
+    if rest:  # a long form in its column would leave none for the words
+        metavar, help_text = short, f"{help_text}; then, if wanted, [,{rest}"
     if many:
         help_text += " (repeat the flag for more)"
     if setting.default not in ((), {}) and isinstance(setting.default, (str, float)):
         shown = f"{setting.default:g}" if isinstance(setting.default, float) else setting.default
-        help_text += f" [default: {shown}]"
+        help_text += f" (default: {shown})"  # in brackets it would be a style of rich's
     option = typer.Option(
         setting.flag,
         help=help_text,
-        metavar=metavar or setting.key.upper(),
+        metavar=metavar or None,
         show_default=False,
         rich_help_panel=PANEL,
     )
-    return Annotated[kind | None, option]
+    return Annotated[kind, option]
 
 
 def _value(setting: Setting, given: Any) -> Any:

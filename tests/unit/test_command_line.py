@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,44 @@ def test_help_breaks_lines_where_the_terminal_ends() -> None:
     prose = done.stdout.partition("Three light queries")[2].partition("Examples")[0]
     *whole, _ = prose.rstrip().splitlines()
     assert whole and all(len(line.rstrip()) > 64 for line in whole[1:]), prose
+
+
+def test_no_help_is_cut_off_at_80_columns() -> None:
+    app = cli.make_app()
+    for words in paths(typer.main.get_command(app)):
+        told = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*words, "--help"])
+        assert told.exit_code == 0, words
+        assert "…" not in told.stdout, words
+        widest = max(len(line) for line in told.stdout.splitlines())
+        assert widest == 80, words
+
+
+def paths(command: Any) -> Iterator[tuple[str, ...]]:
+    """The words of each command below this one."""
+    yield ()
+    for name, below in getattr(command, "commands", {}).items():
+        yield from ((name, *rest) for rest in paths(below))
+
+
+def test_help_tells_defaults_and_what_may_be_chosen() -> None:
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(cli.make_app(), ["load", "--help"]).stdout
+    assert "(poll, trigger) (default: poll)" in told
+    assert "off: --no-trace" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "traces"), [((), False), (("--trace",), True), (("--no-trace",), False)]
+)
+def test_a_flag_turns_a_setting_on_or_off(
+    flags: tuple[str, ...], traces: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "sched-ctl.toml"
+    for written in (True, False):
+        file.write_text(f"trace = {str(written).lower()}\n")
+        words = ["config", "--config", str(file), *flags]
+        told = CliRunner().invoke(cli.make_app(), words)
+        expected = traces if flags else written
+        assert f"trace = {str(expected).lower()}" in told.stdout
 
 
 def test_an_engine_that_has_not_answered_yet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
