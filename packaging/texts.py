@@ -25,7 +25,8 @@ COMPLETIONS = {
     "fish": "share/fish/vendor_completions.d/sched-ctl.fish",
 }
 ENDINGS = """.SH EXIT STATUS
-0, or 1 for an error, 2 for a wrong command line, 130 after Ctrl\\-C.
+0, or 1 for an error, 2 for a wrong command line or configuration, 3 where not all was put back.
+After Ctrl\\-C 130, or 0 where that is how it ends.
 .SH FILES
 .TP
 .I /etc/sched-ctl/sched-ctl.toml

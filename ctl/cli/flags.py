@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import itertools
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -254,7 +256,7 @@ def _option(setting: Setting) -> Any:
 
 def _value(setting: Setting, given: Any) -> Any:
     if setting.key == "policy":
-        return [_section(text) for text in given]
+        return _rules(given)
     if setting.key == "target":
         return [_target(text) for text in given]
     if setting.key in ("program", "elastic", "prior"):
@@ -282,6 +284,16 @@ def _target(text: str) -> dict[str, Any]:
         return parsed(text)
     except UserError as error:
         raise ConfigError(f"command line: --target: {error.message}", error.hint) from error
+
+
+def _rules(given: list[str]) -> list[dict[str, Any]]:
+    for before, behind in itertools.pairwise(given):
+        if "=" not in before:
+            raise ConfigError(
+                f"command line: --policy: {behind} rules nothing, as {before} selects all queries",
+                f"put it first: --policy {shlex.quote(behind)} --policy {shlex.quote(before)}",
+            )
+    return [_section(text) for text in given]
 
 
 def _section(text: str) -> dict[str, Any]:

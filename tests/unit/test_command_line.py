@@ -371,6 +371,13 @@ def test_no_help_is_cut_off_at_80_columns() -> None:
         assert widest == 80, words
 
 
+def test_a_rule_that_never_rules_is_refused() -> None:
+    done = CliRunner().invoke(cli.make_app(), ["config", "--policy", "hr", "--policy", "etl*=qs"])
+    assert isinstance(done.exception, UserError)
+    assert "etl*=qs rules nothing, as hr selects all queries" in done.exception.message
+    assert done.exception.hint == "put it first: --policy 'etl*=qs' --policy hr"
+
+
 def paths(command: Any) -> Iterator[tuple[str, ...]]:
     """The words of each command below this one."""
     yield ()
