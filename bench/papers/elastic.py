@@ -5,7 +5,7 @@
 
 A curve says what each level of 1 to 64 threads gives; one period's measurement is that times a
 normal deviate. Simulated: no thread runs, nothing here says what threads cost on a machine. The
-rules are the objects of `ctl/adapt/elastic.py`. All of a cell's runs are from seeds 1, 2, ...
+rules are the objects of `bench/papers/levels.py`. All of a cell's runs are from seeds 1, 2, ...
 
 With --queue-us the curves are of 1 to 176 threads, as many as the paper's machine has CPUs, and the
 simulator gives them: a saturated engine whose threads share one queue, where each decision holds
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from bench import results
+from bench.papers import levels
 from bench.papers.threads import SHAPES
 from bench.results import Figure, Result, Row
-from sched_ctl.adapt import elastic
 from sched_ctl.plugins import registry
 from sched_ctl.sim import Costs, Setting, of_workload, simulate
 from sched_ctl.workloads import workload
@@ -70,9 +70,9 @@ class Way:
 
 def _rules(most: int) -> Mapping[str, Way]:
     return {
-        "paper +1": Way(lambda: elastic.ruled(1, most, single=True), elastic.rule),
-        "paper": Way(lambda: elastic.ruled(1, most), elastic.rule),
-        "ours": Way(lambda: elastic.begun(1, most), elastic.weighed),
+        "paper +1": Way(lambda: levels.ruled(1, most, single=True), levels.rule),
+        "paper": Way(lambda: levels.ruled(1, most), levels.rule),
+        "ours": Way(lambda: levels.begun(1, most), levels.weighed),
     }
 
 

@@ -7,7 +7,7 @@ import labengine
 import numpy as np
 import pytest
 
-from sched_ctl.adapt import elastic
+from bench.papers import levels
 from sched_ctl.backends.pool import Pool, probe
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.lab import driver as lab
@@ -183,11 +183,11 @@ def test_an_elastic_pool_follows_the_rule_and_loses_nothing(two: Path) -> None:
     results = labengine.run(two, *options, "--duration", 3, "--warmup", 0)
     assert results["left"] == 0
     assert len(results["levels"]) > 5
-    state = elastic.ruled(1, 6)
+    state = levels.ruled(1, 6)
     for period in results["levels"]:
         assert period["level"] == state.level
         assert period["seconds"] >= 0.1 and 0 <= period["busy"] <= 1
-        state = elastic.rule(state, period["throughput"], period["busy"])
+        state = levels.rule(state, period["throughput"], period["busy"])
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "undefined", "thread"])

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.papers.elastic import CURVES, MOST, RULES, Run, run, simulated
-from bench.papers.threads import pipelines
-from sched_ctl.adapt.elastic import (
+from bench.papers.levels import (
     MOST_LOOKS,
     PAUSE,
     Elastic,
@@ -25,6 +24,7 @@ from sched_ctl.adapt.elastic import (
     ruled,
     weighed,
 )
+from bench.papers.threads import pipelines
 
 SEEDS = range(1, 7)
 ENGINE = Path(__file__).parents[2] / "engine"
