@@ -240,7 +240,7 @@ def scale(cluster: Storm, folder: Path, *arguments: str) -> Any:
     done = subprocess.run(
         [
             *(str(Path(sys.executable).with_name("sched-ctl")), "scale", "fork", "--json"),
-            *("--observe", "2", "--run-dir", str(folder / "run")),
+            *("--observe", "8", "--run-dir", str(folder / "run")),
             *("--engine", f"storm:{address}", *arguments),
         ],
         capture_output=True,
