@@ -1,8 +1,8 @@
 """Another policy while a metric is beyond a threshold: when it takes over, and when it goes.
 
 A metric has to be beyond the threshold, without a break, for as long as the switch says; and the
-same time on the other side of a second threshold, nearer to what is usual, before the switch goes
-off. While the metric is unknown nothing changes, and the time begins anew.
+same time at a second threshold, nearer to what is usual, or on its other side, before the switch
+goes off. While the metric is unknown nothing changes, and the time begins anew.
 """
 
 import math
@@ -51,9 +51,9 @@ class Watch:
     def _calls_for_change(self, value: float) -> bool:
         switch = self.switch
         if switch.above is not None:
-            return value < back(switch) if self.on else value > switch.above
+            return value <= back(switch) if self.on else value > switch.above
         assert switch.below is not None
-        return value > back(switch) if self.on else value < switch.below
+        return value >= back(switch) if self.on else value < switch.below
 
 
 def back(switch: Switch) -> float:
