@@ -78,8 +78,7 @@ def run(
     """
     run_dir = Path(settings.run_dir)
     if (left := used_instead(run_dir)) is not None and holder(left) is None:
-        for problem in put_back(left):
-            log.warning("left in %s by an earlier controller, not put back: %s", left, problem)
+        _put_back_elsewhere(left)
     with hold(run_dir) as killed, ExitStack() as held:
         journal = journals.Journal(RunFolder(run_dir).journal)
         for problem in (*journals.restore(journal), *_lost(journal, killed)):
@@ -103,6 +102,18 @@ def run(
             if not journal.state:
                 with suppress(journals.JournalError):
                     journal.clear()
+
+
+def _put_back_elsewhere(left: Path) -> None:
+    """What an earlier controller left in another run folder, as far as that can be used from here:
+    a service may not write there, or another version is needed.
+    """
+    try:
+        problems = put_back(left)
+    except UserError as error:
+        problems = (error.message,)
+    for problem in problems:
+        log.warning("left in %s by an earlier controller, not put back: %s", left, problem)
 
 
 def _go_first() -> None:

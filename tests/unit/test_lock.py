@@ -127,6 +127,25 @@ def test_what_was_left_in_another_folder_is_put_back_at_the_next_start(
 
 
 @ROOT
+def test_what_cannot_be_put_back_from_here_keeps_no_controller_from_starting(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service that is started again and again would never order anything."""
+    with elsewhere(tmp_path / "old"):
+        pass
+    RunFolder(tmp_path / "old").journal.touch()
+    RunFolder(tmp_path / "old").journal.chmod(0o666)
+
+    def hold_no_more(_: Path) -> NoReturn:
+        raise UserError("that is far enough")
+
+    monkeypatch.setattr(session, "hold", hold_no_more)
+    with pytest.raises(UserError, match="far enough"):
+        session.run(Settings(run_dir=str(tmp_path / "new")), {})
+    assert "/journal is not a file that only you can write" in caplog.text
+
+
+@ROOT
 def test_a_folder_stays_known_while_something_is_left_there(machine: Path, tmp_path: Path) -> None:
     """A restore that failed in part is to be tried again, where its message says so."""
     old, new = tmp_path / "old", tmp_path / "new"
