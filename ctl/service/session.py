@@ -338,6 +338,9 @@ async def _mind(
             await listening()
         except UserError as error:
             words = error.message
+        except Exception as error:  # the next look may find it as it should be
+            log.debug("journal and socket", exc_info=error)
+            words = f"cannot look after journal and socket: {type(error).__name__}: {error}"
         if words is not None and words != said:
             log.warning("%s", words)
         said = words

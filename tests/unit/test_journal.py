@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -343,6 +344,40 @@ def test_who_holds_it_writes_it_anew_when_it_is_gone_or_changed(path: Path) -> N
     path.unlink()
     journal.write([adopted(3)])  # whichever comes first
     assert told(path) == ({repr(adopted(2)), repr(adopted(3))}, ())
+
+
+def test_who_checks_waits_for_who_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what another thread wrote was taken for somebody else's doing."""
+    journal, at_the_door, found = Journal(path), threading.Event(), list[str | None]()
+
+    class Lock:
+        def __init__(self) -> None:
+            self._lock = threading.RLock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is checking:
+                at_the_door.set()
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    def check() -> None:
+        found.append(journal.check())
+        at_the_door.set()
+
+    def write(*arguments: Any) -> None:
+        real(*arguments)
+        monkeypatch.setattr(journals, "_write", real)
+        checking.start()
+        assert at_the_door.wait(30)
+
+    checking, real = threading.Thread(target=check), journals._write
+    journal._writing = Lock()  # type: ignore[assignment]
+    monkeypatch.setattr(journals, "_write", write)
+    journal.write([adopted(2)])
+    checking.join()
+    assert found == [None]
 
 
 def test_a_journal_of_version_1_is_read_and_written_anew(path: Path) -> None:

@@ -1,6 +1,8 @@
 """The unit file for systemd: valid, and about a program that is where the README puts it."""
 
+import asyncio
 import configparser
+import contextlib
 import os
 import re
 import shlex
@@ -13,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from sched_ctl import cli
+from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
 from sched_ctl.kernel.notify import notify, service_of, watchdog_s
+from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import session
 from support import running
 
@@ -238,6 +242,33 @@ def test_a_manager_is_told_when_it_listens(tmp_path: Path) -> None:
 )
 def test_how_often_the_watchdog_is_fed(environment: dict[str, str], every_s: float | None) -> None:
     assert watchdog_s(environment) == every_s
+
+
+def test_whoever_looks_after_the_journal_bears_any_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended in silence, and nobody noticed any more that the journal or the socket was gone."""
+    RunFolder(tmp_path).lock.touch()
+    answers = iter(list[OSError | str]([OSError(9, "Bad file descriptor"), "written anew"]))
+
+    class Spoilt(Journal):
+        def check(self) -> str | None:
+            answer = next(answers)
+            if isinstance(answer, str):
+                return answer
+            raise answer
+
+    async def minding() -> None:
+        async def listening() -> None:
+            raise asyncio.CancelledError
+
+        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as held:
+            await session._mind(Spoilt(tmp_path / "journal"), tmp_path, listening, held)
+
+    monkeypatch.setattr(session, "MIND_S", 0.0)
+    asyncio.run(minding())
+    assert not [*answers]
+    assert "OSError: [Errno 9] Bad file descriptor" in caplog.text
 
 
 GOES_FIRST = """

@@ -12,7 +12,8 @@ unless the count speaks of it. Journals of version 1 have neither seals nor coun
 and written anew before the next addition.
 
 Who holds it open notices if its file, or the folder, is removed or written to by others (`check`,
-and each `write`), and writes it anew from what is known.
+and each `write`), and writes it anew from what is known. Any thread may write to it:
+where the loop stands still another one puts back.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import logging
 import os
 import re
 import stat
+import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -79,6 +81,7 @@ class Journal:
         self._stale = False  # whether it is to be written anew before anything is added
         self._left: tuple[int, ...] = ()  # what its file is like, as we left it
         self._fd = -1
+        self._writing = threading.RLock()  # held while the file is not as `_left` has it
         with self._explained("cannot open"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._fd = _open(path)
@@ -97,19 +100,20 @@ class Journal:
         records = list(records)
         if not records:
             return
-        if self._stale or not self._counted_at or not self._is_in_place():
-            self._renew(records)
-        else:
-            with self._explained("cannot write"):
-                self._append(records)
-        for record in records:
-            self.state.add(record)
-        if self._size > self._compact_above:
-            try:
-                self._renew()
-            except JournalError as error:  # it is as good as it was, only longer
-                log.debug("%s", error.message)
-                self._compact_above = 2 * self._size
+        with self._writing:
+            if self._stale or not self._counted_at or not self._is_in_place():
+                self._renew(records)
+            else:
+                with self._explained("cannot write"):
+                    self._append(records)
+            for record in records:
+                self.state.add(record)
+            if self._size > self._compact_above:
+                try:
+                    self._renew()
+                except JournalError as error:  # it is as good as it was, only longer
+                    log.debug("%s", error.message)
+                    self._compact_above = 2 * self._size
 
     def done(self, records: Iterable[Record]) -> None:
         """Add records of what was put back; where they find no space, do without.
@@ -118,21 +122,23 @@ class Journal:
         once more, which changes nothing.
         """
         records = list(records)
-        try:
-            self.write(records)
-        except JournalError as error:
-            log.debug("%s", error.message)
-            for record in records:
-                self.state.add(record)
+        with self._writing:
+            try:
+                self.write(records)
+            except JournalError as error:
+                log.debug("%s", error.message)
+                for record in records:
+                    self.state.add(record)
 
     def check(self) -> str | None:
         """Write it anew if somebody has removed or changed it. Returns that, in words.
 
         Raises JournalError if it cannot be written.
         """
-        if self._fd < 0 or self._is_in_place():
-            return None
-        self._renew()
+        with self._writing:
+            if self._fd < 0 or self._is_in_place():
+                return None
+            self._renew()
         return f"the journal {self.path} was removed or changed by somebody: written anew"
 
     def clear(self) -> None:
