@@ -301,6 +301,7 @@ class Rule:
         instead.stepped_back += (why,)
         instead.said = instead.said or self.section
         instead.guard.forget()
+        instead.watches = ()  # nobody looks at them from now on
         self.urgent = True
         if self.policy.name != NO_ORDER and not instead.resting:
             self.section = msgspec.structs.replace(

@@ -132,6 +132,23 @@ def test_what_pressure_has_switched_stays_when_others_are_heard(
     drive(case.controller, script)
 
 
+def test_what_a_switch_saw_before_the_guard_stepped_back_does_not_count_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody looked meanwhile: the first look took all of that time for pressure."""
+    case = Case(monkeypatch, Switch(policy="qs", metric="pressure", above=0.3, lasting=60.0))
+
+    def look(now_s: float) -> str | None:
+        return case.rule.look(now_s, {}, {}, case.controller.claims, 0.9)
+
+    assert look(0.0) is None
+    case.rule.step_back("tuples wait longer")
+    case.rule.hear(THEIRS, None)
+    assert look(3600.0) is None
+    assert "qs instead of hr" in (look(3660.0) or "")
+    case.controller.close()
+
+
 def test_what_the_guard_found_at_a_users_engines_is_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
