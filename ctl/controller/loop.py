@@ -146,8 +146,7 @@ class Controller:
         rule.problem = None
         rule.urgent = True
         rule.instead = Instead(_guard(self.settings, section, rule.timer.period_s))
-        for engine in self.engines.values():
-            engine.refused.pop(rule.name, None)
+        self._admit_anew(rule)
         self._budgets.clear()  # what the one before cost
         if rule.schedules:
             self._pass(rule)
@@ -452,8 +451,7 @@ class Controller:
         if instead.trial is None and whose is not None and instead.turns_to(whose):
             section = instead.said or rule.section
             rule.hear(whose, _guard(self.settings, section, rule.timer.period_s))
-            for engine in self.engines.values():
-                engine.refused.pop(rule.name, None)
+            self._admit_anew(rule)
 
     def _guard_looks(self, rule: Rule) -> None:
         """Step back if the guard finds harm at the engines whose word counts."""
@@ -471,6 +469,7 @@ class Controller:
         others = [other for other in self.rules if other is not rule]
         now_s, pressure = time.monotonic(), self.pace.some_share
         if races.look(rule, others, self.engines, self.claims, now_s, pressure):
+            self._admit_anew(rule)
             assert rule.instead.trial is not None
             if (news := rule.instead.trial.news) is not None:
                 log.info("policy %s: %s", rule.called, news)
@@ -485,8 +484,7 @@ class Controller:
         change = rule.look(time.monotonic(), heard, resolutions, self.claims, pressure)
         if change is not None:
             log.warning("policy %s: %s", rule.called, change)
-            for engine in self.engines.values():
-                engine.refused.pop(rule.name, None)
+            self._admit_anew(rule)
 
     def _guarded(self, rule: Rule, domain: str, schedule: Schedule) -> Schedule:
         """The schedule, or one of nobody while the system's own scheduling is looked at."""
@@ -621,8 +619,7 @@ class Controller:
             counted = rule.count(+queries)  # by which a race goes
             raced = races.enter(rule, self.engines, self.claims, self._phase_s, self._priors_here)
             if counted | raced:
-                for engine in self.engines.values():
-                    engine.refused.pop(rule.name, None)
+                self._admit_anew(rule)
             settled = not (rule.instead.looking or rule.instead.own)
             if rule.queries and rule.chosen is not None and settled:
                 message = f"policy {rule.called}: {rule.policy.name} ({rule.chosen})"
@@ -637,6 +634,14 @@ class Controller:
     def _phase_s(self) -> float:
         """Length of a phase of a race; 0: none is run."""
         return 0.0 if self.backends is None else self.settings.race
+
+    def _admit_anew(self, rule: Rule) -> None:
+        """Another policy is in force, or for others: the next step sees which engines it can rule,
+        also where it is the very object that it was.
+        """
+        for engine in self.engines.values():
+            engine.refused.pop(rule.name, None)
+        self._seen = []
 
     def _admit(self, *, strict: bool) -> None:
         """See that each policy finds its metrics in each engine that it rules."""

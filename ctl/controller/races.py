@@ -107,8 +107,6 @@ def look(
     if turned:
         rule.enforce_by(rule.backend)
         rule.urgent = True
-        for engine in engines.values():
-            engine.refused.pop(rule.name, None)
     return turned
 
 

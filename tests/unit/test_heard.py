@@ -132,6 +132,30 @@ def test_what_pressure_has_switched_stays_when_others_are_heard(
     drive(case.controller, script)
 
 
+def test_an_engine_that_cannot_be_ruled_is_not_met_once_others_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The policy was the same object as before, so nobody looked: no engine had any order."""
+    fine, poor = FakeEngine("a"), FakeEngine("b", provides=frozenset({"tuples_in"}))
+    kinds = FakeEngine.kind(*(of_user(engine, monkeypatch) for engine in (fine, poor)))
+    settings = msgspec.structs.replace(QUICK, policy=(Section(policy="qs"),), poll_timeout=5.0)
+    controller = Controller(settings, kinds, backends(FakeBackend()))
+    [rule] = controller.rules
+
+    async def passes() -> None:
+        try:
+            await controller.start(strict=False)
+            for _ in range(3):
+                await controller.step(controller.rules)
+                assert rule.problem is None
+        finally:
+            controller.close()
+
+    asyncio.run(passes())
+    assert rule.instead.whose == THEIRS and [*rule.windows] == ["fake:a"]
+    assert controller.engines["fake:b"].refused
+
+
 def test_what_a_switch_saw_before_the_guard_stepped_back_does_not_count_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
