@@ -294,8 +294,7 @@ class Controller:
         if self.noted is not None:
             self.noted()
         # Engines pay for their answers themselves, and users for the order of what is theirs.
-        others_s = self._theirs_s + sum(engine.in_loop_s for engine in self.engines.values())
-        self.pace.charge(time.thread_time() - others_s)
+        self.pace.charge(time.thread_time() - self._theirs_s - self.roster.in_loop_s)
 
     def close(self) -> tuple[str, ...]:
         """Put everything back and let go of the engines. Returns what could not be, in words."""

@@ -53,6 +53,7 @@ class Roster:
         self._looked: dict[str, tuple[float, bytes]] = {}  # when, and who was born last
         self._again = True
         self._ended = False  # an engine, which may go on in others of its processes
+        self._left_s = 0.0  # what those that left have cost
 
     def follow(self, settings: Settings, kinds: Mapping[str, DriverKind], owners: Owners) -> None:
         """Other settings from now on: let go of the engines that they do not want any more."""
@@ -61,8 +62,7 @@ class Roster:
         self._looked.clear()
         for engine in [e for e in self.engines.values() if not self._is_wanted(e.target)]:
             log.info("%s: not wanted any more", engine.name)
-            engine.close()
-            del self.engines[engine.name]
+            self._drop(engine)
         for engine in self.engines.values():
             engine.owners, engine.window_s = owners, settings.window
             engine.reach(self._access(engine.name))
@@ -125,11 +125,20 @@ class Roster:
             if engine.state != before and engine.state in ("gone", "released"):
                 yield engine
             if engine.state == "gone":
-                engine.close()
-                del self.engines[engine.name]
+                self._drop(engine)
                 # An address may stand for several processes, of which it had the eldest.
                 self._looked.pop(engine.target.kind, None)
                 self._ended = True
+
+    @property
+    def in_loop_s(self) -> float:
+        """CPU time of the main loop that engines have cost so far, those that left as well."""
+        return self._left_s + sum(engine.in_loop_s for engine in self.engines.values())
+
+    def _drop(self, engine: Engine) -> None:
+        engine.close()
+        del self.engines[engine.name]
+        self._left_s += engine.in_loop_s
 
     def close(self) -> None:
         """Let go of the engines; does not wait for them."""

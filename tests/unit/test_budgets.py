@@ -13,12 +13,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import msgspec
 import pytest
 from fakes import FakeBackend, FakeEngine, backends
 from stress import fuzz
 
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule
 from sched_ctl.controller.trial import Outcomes, Targets
 from sched_ctl.drivers import DriverKind, Target
@@ -405,6 +407,37 @@ def test_telling_what_came_of_a_users_engines_is_paid_for_by_that_user(
     controller = passes_beside(monkeypatch, (ONE, 3))
     assert noted["small"] > noted[str(ONE)] > 0
     assert controller.pace.pass_s < 0.03
+
+
+def test_an_engine_that_leaves_is_no_cost_of_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that it had ever cost was: who ended engines again and again made passes rare."""
+    staying, leaving = FakeEngine("a"), FakeEngine("b")
+    settings = Settings(policy=(Section(policy="qs"),), period=0.02, calm_period=0)
+    kinds = FakeEngine.kind(staying, leaving)
+    controller = Controller(settings, kinds, backends(FakeBackend()))
+    charged: list[float] = []
+    monkeypatch.setattr(Pace, "charge", lambda pace, total_s: charged.append(total_s))
+
+    async def passes() -> None:
+        try:
+            await controller.start()
+            for engine in controller.engines.values():
+                engine.in_loop_s += 3600.0
+            await controller.step(controller.rules)
+            controller.engines["fake:b"].state = "gone"
+            await controller.step(controller.rules)
+            assert [*controller.engines] == ["fake:a"]
+            wanted = msgspec.structs.replace(settings, engine=("none",))
+            controller.use(wanted, kinds, [*controller.rules])
+            assert not controller.engines
+            await controller.step(controller.rules)
+        finally:
+            controller.close()
+
+    asyncio.run(passes())
+    assert max(charged) - min(charged) < 60.0
 
 
 def test_who_is_looked_at_is_asked_though_it_costs_much() -> None:
