@@ -416,7 +416,6 @@ class Controller:
         if not domains or len(problems) == len(domains):
             return
         began_s = time.perf_counter()
-        before = rule.schedules
         self._hear(rule)
         self._guard_looks(rule)
         self._switch(rule)
@@ -424,7 +423,7 @@ class Controller:
             domain: self._guarded(rule, domain, schedule) for domain, schedule in schedules.items()
         }
         if self.enforcement is not None:
-            self.enforcement.apply(rule, before)
+            self.enforcement.apply(rule)
         # What had threads stays for one more pass, so that they are released.
         rule.schedules = {
             domain: schedule

@@ -18,7 +18,6 @@ from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import UserError
 from sched_ctl.model.options import by_name
-from sched_ctl.model.schedule import without
 from sched_ctl.service.sections import check_sections
 
 __all__ = ["ReadAgain", "reload", "reloaded"]
@@ -87,7 +86,9 @@ def reload(controller: Controller, settings: Settings) -> list[str]:
     )
     for name, rule in before.items():
         if not same_claims or name not in made or made[name].backend != rule.backend:
-            _release(controller, rule)
+            if controller.enforcement is not None:
+                controller.enforcement.release(rule)
+            rule.schedules = {}
     if controller.backends is not None and "backends" in changed:
         for problem in controller.backends.use_options(by_name(settings.backends)):
             log.error("not put back: %s", problem)
@@ -113,20 +114,6 @@ def _try(controller: Controller, rule: Rule, claims: Claims) -> None:
         snapshot = engine.snapshot
         if snapshot is not None and claims.of(rule, engine.name, snapshot.topology):
             rule.resolve(engine)
-
-
-def _release(controller: Controller, rule: Rule) -> None:
-    """Its threads are as they were before; what cannot be put back stands in the journal."""
-    backends = controller.backends
-    for domain, schedule in rule.schedules.items():
-        name = rule.backend_of(domain)
-        if backends is None or name not in backends.names:
-            continue
-        try:
-            backends.apply(name, without(schedule, set(schedule.threads)))
-        except Exception as error:  # the others must still have their turn
-            log.error("policy %s: not released by %s: %s", rule.called, name, error)
-    rule.schedules = {}
 
 
 def _continue(rule: Rule, before: Rule) -> None:
