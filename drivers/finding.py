@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 
 from sched_ctl.kernel import procfs
@@ -70,10 +69,9 @@ def _facts(pid: int, given: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 def _files(pid: int) -> Iterator[str]:
     """Paths of files that it has open; the first ones, whatever their number."""
-    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in islice(entries, MOST_FILES):
-            with suppress(OSError):
-                yield os.readlink(entry.path)  # noqa: PTH115  many of them
+    with suppress(OSError):
+        for _, path in procfs.open_files(pid, MOST_FILES):
+            yield path
 
 
 def _cgroup(pid: int, *, last: bool) -> str:

@@ -92,12 +92,7 @@ def listeners(pid: int) -> tuple[Listener, ...]:
     Sockets bound to all addresses are given as loopback. Raises OSError if the process is gone
     or its descriptors may not be read.
     """
-    inodes = set()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with suppress(OSError):  # closed meanwhile
-            target = os.readlink(entry.path)  # noqa: PTH115  many of them
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+    inodes = {path[8:-1] for _, path in procfs.open_files(pid) if path.startswith("socket:[")}
     found = {
         Listener(port, _reachable(address))
         for address, port, _, inode in _listening(f"/proc/{pid}/net")

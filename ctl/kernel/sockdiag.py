@@ -6,7 +6,6 @@ network namespace, at once; where the kernel has no tcp_diag they are read from 
 through pyroute2: what it loads takes 10 MB, a fifth of the controller.)
 """
 
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -100,14 +99,8 @@ class Connection:
 
 def inodes(pid: int) -> set[int]:
     """The sockets that a process holds open. Raises OSError if that may not be read."""
-    found = set()
-    with os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in entries:
-            with suppress(OSError, ValueError):  # closed meanwhile
-                target = os.readlink(entry.path)  # noqa: PTH115  many of them
-                if target.startswith("socket:["):
-                    found.add(int(target[8:-1]))
-    return found
+    held = (path for _, path in procfs.open_files(pid) if path.startswith("socket:["))
+    return {int(path[8:-1]) for path in held}
 
 
 def connections(pid: int) -> list[Connection]:

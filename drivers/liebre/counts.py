@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sched_ctl.drivers.sources.graphite import Series
+from sched_ctl.kernel import procfs
 from sched_ctl.kernel.regular import open_regular
 
 __all__ = ["CountFile", "by_prefix", "open_files", "taken_apart"]
@@ -26,7 +27,6 @@ FILE = re.compile(r"(?P<id>[^/]+)\.(?P<metric>IN|OUT|EXEC|RATE)\.csv")
 SERIES = re.compile(
     r"(?:(?P<prefix>.*)\.)?(?P<id>[^.]+)\.(?P<metric>IN|OUT|EXEC|RATE)(?:\.(?P<of>\w+))?"
 )
-FILES_LIMIT = 10_000
 WHOLE_LIMIT = 64 << 20  # bytes; what is longer is read from its end on
 PART = 1 << 20
 LINE_LIMIT = 64
@@ -37,14 +37,10 @@ LATE_S = 2  # a second's line is there when so many have passed, if it comes at 
 def open_files(pid: int) -> dict[tuple[str, str], int]:
     """(id, metric) -> descriptor of the process, of the metric files that it has open."""
     found: dict[tuple[str, str], int] = {}
-    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in entries:
-            with suppress(OSError):  # closed meanwhile
-                name = os.readlink(entry.path).rpartition("/")[2]  # noqa: PTH115  many of them
-                if match := FILE.fullmatch(name):
-                    found[match["id"], match["metric"]] = int(entry.name)
-            if len(found) >= FILES_LIMIT:
-                break
+    with suppress(OSError):
+        for descriptor, path in procfs.open_files(pid):
+            if match := FILE.fullmatch(path.rpartition("/")[2]):
+                found[match["id"], match["metric"]] = descriptor
     return found
 
 

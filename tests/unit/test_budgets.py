@@ -7,11 +7,12 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from sched_ctl.controller.rule import Rule
 from sched_ctl.controller.trial import Outcomes, Targets
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import local
+from sched_ctl.drivers.liebre import counts
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines import roster
@@ -34,7 +36,7 @@ from sched_ctl.engines.owners import Owners
 from sched_ctl.engines.remarks import Remarks
 from sched_ctl.engines.roster import Roster
 from sched_ctl.errors import EngineError
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import procfs, sockdiag
 from sched_ctl.kernel.netns import listeners
 from sched_ctl.lab import file as lab_file
 from sched_ctl.metrics.window import Window
@@ -507,3 +509,22 @@ def test_engines_of_a_user_are_met_one_by_one(monkeypatch: pytest.MonkeyPatch) -
     assert sorted(engine.uid or 0 for engine in asked) == [0, ONE, OTHER]
     engines[1].polls = 1
     assert len(list(controller._known_or_next(engines))) == 4
+
+
+@pytest.mark.parametrize("read", [listeners, sockdiag.inodes, counts.open_files])
+def test_however_many_files_a_process_has_open_only_some_are_looked_at(
+    read: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may have half a million, and be looked at by each search."""
+    looked = []
+
+    def link(path: str) -> str:
+        looked.append(path)
+        return f"pipe:[{path}]"
+
+    with monkeypatch.context() as patched:
+        entries = [SimpleNamespace(name=str(fd), path=f"{fd}") for fd in range(20_000)]
+        patched.setattr(os, "scandir", lambda _: nullcontext(entries))
+        patched.setattr(os, "readlink", link)
+        assert not read(os.getpid())
+    assert len(looked) == procfs.MOST_FILES < len(entries)
