@@ -288,7 +288,8 @@ class ProgramDriver(KernelDriver):
         self.derived = {name: how for name, how in self.derived.items() if name not in told}
         host, port, path = program.metrics.address
         families = [counter(text)[0] for text in self._counters.values()]
-        endpoint = Endpoint(host, port, self.target.pid, listens=False)
+        # The page may be another process's; but where nobody listens, anybody may.
+        endpoint = Endpoint(host, port, self.target.pid, listens=False, uid=self.target.uid)
         self._page = Page(endpoint, families, path)
 
     def poll(self, timeout_s: float) -> Snapshot:

@@ -101,17 +101,23 @@ def listeners(pid: int) -> tuple[Listener, ...]:
     return tuple(sorted(found))
 
 
-def listening_uid(port: int) -> int | None:
-    """Whose process listens at the port in our own network namespace, or None."""
-    for _, other, uid, _ in _listening("/proc/thread-self/net"):
-        if other == port:
+def listening_uid(port: int, host: str | None = None) -> int | None:
+    """Whose process listens at the port in our own network namespace, or None.
+
+    host: at this address, as a number. Users may share a port: 127.0.0.2 is anybody's, too.
+    """
+    tables = ("tcp6",) if host is not None and ":" in host else ("tcp", "tcp6")
+    for address, other, uid, _ in _listening("/proc/thread-self/net", tables):
+        if other == port and (host is None or _bound(address) in (host, None)):
             return uid
     return None
 
 
-def _listening(folder: str) -> Iterator[tuple[str, int, int, str]]:
+def _listening(
+    folder: str, tables: tuple[str, ...] = ("tcp", "tcp6")
+) -> Iterator[tuple[str, int, int, str]]:
     """Address, port, uid and inode of each listening TCP socket of a namespace."""
-    for table in ("tcp", "tcp6"):
+    for table in tables:
         with suppress(FileNotFoundError):
             for line in procfs.lines(f"{folder}/{table}", TABLE_LIMIT)[1:]:
                 fields = line.split()
@@ -121,11 +127,18 @@ def _listening(folder: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _reachable(address: str) -> str:
-    """The kernel prints an address as 32-bit words, each in the machine's byte order."""
+    return _bound(address) or "127.0.0.1"  # IPv6 wildcards take IPv4 as well, unless v6only
+
+
+def _bound(address: str) -> str | None:
+    """The address of a socket, None for all.
+
+    The kernel prints it as 32-bit words, each in the machine's byte order.
+    """
     words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
     if len(packed) == 16 and packed[:12] == bytes(10) + b"\xff\xff":
         packed = packed[12:]  # an IPv4 address in IPv6's clothes, as Java makes them
     if not any(packed):
-        return "127.0.0.1"  # bound to all; IPv6 wildcards take IPv4 as well, unless v6only
+        return None
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 import httpcore
@@ -19,7 +20,7 @@ from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.sources import tls
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel.descriptors import readable
-from sched_ctl.kernel.netns import entered, listeners
+from sched_ctl.kernel.netns import entered, listeners, listening_uid
 from sched_ctl.model.access import Access
 
 __all__ = ["ANSWER_LIMIT", "PAGE_LIMIT", "PROBE_LIMIT", "Endpoint"]
@@ -110,6 +111,7 @@ class _Network(httpcore.NetworkBackend):
 
     pid: int | None
     listens: bool  # whether it is that process which must listen there
+    uid: int | None  # whose process, or else root's, must listen there if that is loopback
     deadline: float = 0.0
 
     def connect_tcp(
@@ -123,15 +125,26 @@ class _Network(httpcore.NetworkBackend):
         try:
             with entered(self.pid):
                 connection = socket.create_connection((host, port), time_left(self.deadline))
-            if self.pid is not None and self.listens and not _listens(self.pid, port):
-                connection.close()
-                raise httpcore.ConnectError(f"process {self.pid} no longer listens there")
+                if refused := self._refused(connection, port):
+                    connection.close()
+                    raise httpcore.ConnectError(refused)
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(error) from error
         except OSError as error:
             raise httpcore.ConnectError(error) from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return _Stream(connection, self)
+
+    def _refused(self, connection: socket.socket, port: int) -> str:
+        """Why who listens there is not who should, in words, or ""."""
+        if self.pid is not None and self.listens and not _listens(self.pid, port):
+            return f"process {self.pid} no longer listens there"
+        host = connection.getpeername()[0].removeprefix("::ffff:")
+        if self.uid is None or not ip_address(host).is_loopback:
+            return ""
+        uid = listening_uid(port, host)
+        known = uid in (0, self.uid)
+        return "" if known else f"it is not user {self.uid}, nor root, who listens there"
 
 
 def _shown(url: str) -> str:
@@ -156,8 +169,9 @@ class Endpoint:
     """A server that one thread asks: host and port as process `pid` sees them (None: as we do).
 
     With a pid, it is that process that must listen there, at each new connection, unless `listens`
-    is False: then it only holds the network namespace. With an access,
-    TLS is spoken, and what the access names is read here: raises UserError.
+    is False: then it only holds the network namespace. With a uid, a process of this user or of
+    root's must, if the address is loopback. With an access, TLS is spoken, and what the access
+    names is read here: raises UserError.
     """
 
     def __init__(
@@ -168,10 +182,11 @@ class Endpoint:
         access: Access | None = None,
         *,
         listens: bool = True,
+        uid: int | None = None,
     ) -> None:
         self.host = host
         self.port = port
-        self._network = _Network(pid, listens)
+        self._network = _Network(pid, listens, uid)
         self._scheme = "http" if access is None else "https"
         self._headers = []
         self._name = {}

@@ -226,4 +226,4 @@ def listening_user(host: str, port: int) -> int | None:
     """Who listens at this port of our own machine; None where it is another machine's."""
     if host != "localhost" and not host.startswith("127.") and host != "::1":
         return None
-    return listening_uid(port)
+    return listening_uid(port, None if host == "localhost" else host)

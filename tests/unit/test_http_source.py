@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -166,6 +166,27 @@ sys.stdin.read()
         endpoint = Endpoint("127.0.0.1", port, os.getpid())
         assert endpoint.get("/", 5.0) == b"ok"
         endpoint.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    ("uid", "meant", "good"),
+    [(20001, 20001, True), (0, 20001, True), (20001, 0, False), (20001, 20002, False)],
+)
+def test_a_process_of_the_user_that_is_meant_or_of_roots_must_listen_there(
+    uid: int, meant: int, good: bool
+) -> None:
+    with ExitStack() as stack:
+        os.seteuid(uid)
+        try:
+            port, _ = stack.enter_context(server(lambda connection: connection.sendall(OK)))
+        finally:
+            os.seteuid(0)
+        endpoint = Endpoint("127.0.0.1", port, os.getpid(), listens=False, uid=meant)
+        stack.callback(endpoint.close)
+        if not good:
+            stack.enter_context(pytest.raises(EngineError, match=f"not user {meant}, nor root"))
+        assert endpoint.get("/", 5.0) == b"ok"
 
 
 @pytest.mark.parametrize("value", [b"{},", b"[],", b"1,", b'"",'])

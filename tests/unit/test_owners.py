@@ -284,6 +284,22 @@ def test_a_socket_tells_whose_it_is() -> None:
         assert search.listening_user("192.0.2.1", port) is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_of_several_at_one_port_the_address_tells_whose_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        os.seteuid(20001)
+        try:
+            other = socket.create_server(("127.0.0.2", port))
+        finally:
+            os.seteuid(0)
+        with other:
+            asked = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+            assert [search.listening_user(host, port) for host in asked] == [0, 20001, None]
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        assert search.listening_user("127.0.0.3", server.getsockname()[1]) == 0
+
+
 def test_owner_is_the_real_user() -> None:
     assert procfs.owner(os.getpid()) == os.getuid()
     assert procfs.owner(2**22 + 1) is None

@@ -1,7 +1,9 @@
 """Programs by declaration: what is refused, what names say, and a real program with such names."""
 
 import math
+import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -414,6 +416,26 @@ def test_counters_by_operator_and_query(monkeypatch: pytest.MonkeyPatch) -> None
     halves = [value for name, value in values.items() if name.startswith("a/decode")]
     assert halves == [20.0, 20.0]
     assert np.isnan(values["b/decode"]) and np.isnan(values["a/capture"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_nobody_else_tells_what_a_program_counts() -> None:
+    """Any user may listen where its page was, as while it begins anew."""
+    os.seteuid(20001)
+    try:
+        server = socket.create_server(("127.0.0.1", 0))
+    finally:
+        os.seteuid(0)
+    page = f"[program.metrics]\nprometheus = 'http://127.0.0.1:{server.getsockname()[1]}/m'\n"
+    page += "tuples_in = 'in_total{op=\"$operator\"}'\n"
+    one = declared(GOOD.replace("[program.edges]", page + "[program.edges]"))
+    with server, cameras():
+        driver = program.declared([one]).connect(Target("program", "cameras"))
+        try:
+            with pytest.raises(EngineError, match="nor root, who listens there"):
+                driver.poll(1.0)
+        finally:
+            driver.close()
 
 
 def test_replicas_that_come_and_go_share_what_is_counted_meanwhile() -> None:
