@@ -11,6 +11,7 @@ says; replicas of one operator get equal parts of what a counter grows by while 
 
 import math
 import re
+import time
 import tomllib
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from sched_ctl.drivers.kernel import (
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.errors import EngineError, near_miss
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import identity, procfs
 from sched_ctl.model.graph import Array
 from sched_ctl.model.programs import OPERATOR, Program, counter, faults
 from sched_ctl.model.topology import Edge, HelperThread, PhysicalOperator, Snapshot, Thread
@@ -51,6 +52,8 @@ __all__ = [
 FOLDER = Path(__file__).parent / "programs"
 EDGE_LIMIT = 200_000
 ATTACH_S = 5.0  # for a Java virtual machine to tell its threads
+AGAIN_S = 5.0  # processes that came are looked for so often
+SELDOM = 100  # times what that took last, before which they are not: 1% of a CPU at most
 WHOLE_NAME = "process"
 WHOLE = (
     "its operators run on threads without names of their own: only the whole process can be "
@@ -357,6 +360,37 @@ class ProgramDriver(KernelDriver):
             self._page.close()
 
 
+class _Processes:
+    """One user's processes of a program, eldest first.
+
+    Those that came are looked for among all of the machine, of which any user may start thousands.
+    """
+
+    def __init__(self, program: Program, uid: int | None) -> None:
+        self._program, self._uid = program, uid
+        self._born: dict[int, int] = {}  # with their start times
+        self._next_s = 0.0
+
+    def __call__(self) -> list[int]:
+        """Raises EngineError if there is none."""
+        self._born = {pid: at for pid, at in self._born.items() if identity.runs(pid, at)}
+        if not self._born or time.monotonic() >= self._next_s:
+            self._look()
+        if not self._born:
+            given = self._program.find.given.items()
+            told = ", ".join(f"{key} = {text!r}" for key, text in given)
+            raise EngineError(f"no process of {self._program.name} runs here", f"looked for {told}")
+        return [*self._born]
+
+    def _look(self) -> None:
+        began_s = time.thread_time()
+        mine = [] if self._uid is None else processes(self._program).get(self._uid, [])
+        born = {pid: identity.born(pid) for pid in mine}
+        self._born = {pid: at for pid, at in born.items() if at is not None}
+        spent_s = time.thread_time() - began_s
+        self._next_s = time.monotonic() + max(AGAIN_S, SELDOM * spent_s)
+
+
 def _find(programs: Sequence[Program]) -> list[Target]:
     return [
         Target("program", f"{name}@{uid}", pids[0], uid)
@@ -387,13 +421,7 @@ def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
         names = ", ".join(f"program:{name}@{one}" for one in sorted(here))
         raise EngineError("several users run it", f"name one: {names}")
 
-    def pids() -> list[int]:
-        mine = [] if uid is None else processes(program).get(uid, [])
-        if not mine:
-            given = ", ".join(f"{key} = {text!r}" for key, text in program.find.given.items())
-            raise EngineError(f"no process of {name} runs here", f"looked for {given}")
-        return mine
-
+    pids = _Processes(program, uid)
     return ProgramDriver(Target(target.kind, target.address, pids()[0], uid), program, pids)
 
 

@@ -25,7 +25,7 @@ from sched_ctl.drivers.kernel import pattern_of
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.errors import EngineError
-from sched_ctl.kernel import tracing
+from sched_ctl.kernel import procfs, tracing
 from sched_ctl.model.programs import (
     COMM_LENGTH,
     JAVA_LENGTH,
@@ -493,6 +493,32 @@ def test_a_real_program_is_found_named_followed_and_lost() -> None:
             driver.close()
         with pytest.raises(EngineError, match="did you mean 'cameras'"):
             kind.connect(Target("program", "camera"))
+
+
+def test_the_whole_machine_is_looked_through_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at each poll, as any user may start thousands of processes."""
+    monkeypatch.setattr(program, "AGAIN_S", 1e9)
+    looked = []
+    pids = procfs.pids
+
+    def counted() -> list[int]:
+        looked.append(1)
+        return pids()
+
+    monkeypatch.setattr(procfs, "pids", counted)
+    with cameras() as child:
+        driver = program.declared([declared()]).connect(Target("program", "cameras"))
+        before = len(looked)
+        with cameras() as later:
+            assert later.pid not in driver.poll(1.0).topology.pids and len(looked) == before
+            monkeypatch.setattr(program, "AGAIN_S", 0.0)
+            monkeypatch.setattr(program, "SELDOM", 0.0)
+            child.kill()
+            child.wait()
+            assert driver.poll(1.0).topology.pids == {later.pid}
+            with cameras() as third:
+                assert driver.poll(1.0).topology.pids == {later.pid, third.pid}
+        driver.close()
 
 
 def test_another_users_process_is_not_in_the_way_of_roots(monkeypatch: pytest.MonkeyPatch) -> None:
