@@ -132,6 +132,8 @@ class KernelDriver:
     """
 
     guessed = True  # see `Topology.guessed`
+    # Whoever feeds whom, a thread wakes others more or less often than it hands something on.
+    guesses = frozenset({"tuples_out"})
 
     def __init__(
         self,
@@ -252,8 +254,6 @@ class KernelDriver:
         found = [thread for one in tids[:MOST_THREADS] if (thread := thread_of(*one))]
         self._threads = {thread.tid: thread for thread in found}
         sort = self._sort(self._called(found))
-        # What a thread hands on is declared, or a guess.
-        self.guesses = frozenset({"tuples_out"} if sort.edges is None else ())
         operators = sort.operators if sort.edges is not None else self._apart(sort.operators)
         logical = dict.fromkeys((one.query, name) for one in operators for name in one.logical)
         edges = self._seen(operators) if sort.edges is None else sort.edges

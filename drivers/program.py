@@ -284,6 +284,7 @@ class ProgramDriver(KernelDriver):
         if program.metrics is None:
             return
         told = {"tuples_in": program.metrics.tuples_in, "tuples_out": program.metrics.tuples_out}
+        self.guesses = frozenset()
         self._counters = {name: text for name, text in told.items() if text}
         self._shared = {name: _Parts() for name in self._counters}
         # Wake-ups given, over tuples taken in, would be no selectivity.

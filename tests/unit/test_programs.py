@@ -438,6 +438,19 @@ def test_nobody_else_tells_what_a_program_counts() -> None:
             driver.close()
 
 
+@pytest.mark.parametrize("edges", ["", '[program.edges]\ncapture = ["decode"]\n'])
+@pytest.mark.parametrize("counted", [False, True])
+def test_who_counts_what_it_hands_on_is_no_guess(edges: str, counted: bool) -> None:
+    """Of wake-ups it is one, whoever is said to feed whom."""
+    page = "[program.metrics]\nprometheus = 'http://127.0.0.1:9/m'\n"
+    page += "".join(f"tuples_{way} = '{way}{{op=\"$operator\"}}'\n" for way in ("in", "out"))
+    one = declared(GOOD.partition("[program.edges]")[0] + page * counted + edges)
+    with cameras():
+        driver = program.declared([one]).connect(Target("program", "cameras"))
+        assert driver.guesses == (set() if counted else {"tuples_out"})
+        driver.close()
+
+
 def test_replicas_that_come_and_go_share_what_is_counted_meanwhile() -> None:
     """1000 tuples/s, by a pool of two threads, of three, and of two again, after a long time."""
     series = program._Series("n", ("op",), {("decode",): [0, 1, 2]})
