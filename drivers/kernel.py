@@ -164,7 +164,8 @@ class KernelDriver:
         self._woken_s = float("-inf")
         self._wired_s: float | None = None  # since then the edges are as they are; None: told apart
         self._parts: dict[int, int] = {}  # of a thread: the source that its part is named after
-        self._threads: dict[int, Thread] = {}
+        self._tids: set[int] = set()  # of all its threads
+        self._threads: dict[int, Thread] = {}  # of those that are looked at
         self._named_s = time.monotonic()
         self._topology = self._made()
         self._times = ThreadTimes()
@@ -239,7 +240,7 @@ class KernelDriver:
         """Whether threads came, went, or were given another name."""
         now_s = time.monotonic()
         tids = {tid for pid in self._pids for tid in procfs.tids(pid)}
-        if tids != self._threads.keys():
+        if tids != self._tids:
             return True
         if now_s - self._named_s < RENAMED_S:
             return False
@@ -251,6 +252,7 @@ class KernelDriver:
 
     def _made(self) -> Topology:
         tids = [(pid, tid) for pid in self._pids for tid in procfs.tids(pid)]
+        self._tids = {tid for _, tid in tids}
         found = [thread for one in tids[:MOST_THREADS] if (thread := thread_of(*one))]
         self._threads = {thread.tid: thread for thread in found}
         sort = self._sort(self._called(found))

@@ -142,6 +142,19 @@ def test_threads_that_come_and_a_program_that_ends(program: "subprocess.Popen[st
         connect(target(program.pid))
 
 
+def test_threads_beyond_the_limit_are_no_news(
+    program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "MOST_THREADS", 2)
+    driver = connect(target(program.pid))
+    try:
+        before = driver.poll(1.0).topology
+        assert "2 threads beyond 2 are left alone" in before.notes
+        assert driver.poll(1.0).topology is before
+    finally:
+        driver.close()
+
+
 def test_a_late_name_is_seen(
     program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
