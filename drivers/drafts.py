@@ -104,8 +104,8 @@ def pooled(threads: Sequence[Thread]) -> bool:
     """Whether no thread's name tells it from the others: then only the whole can be ordered."""
     if len(threads) < 2:
         return False
-    first = threads[0].name if threads else ""
-    return len({pattern_of(thread.name) for thread in threads} - {pattern_of(first)}) <= 1
+    first = pattern_of(threads[0].name)
+    return len({pattern_of(thread.name) for thread in threads} - {first}) <= 1
 
 
 def _drafted(name: str) -> str:
