@@ -153,8 +153,11 @@ def _meets(pid: int, known: TaskManager) -> int:
     """Whether who connects to the TaskManager's address from our own network meets this process:
     2 for sure, 1 if it listens at all addresses (or at loopback, which looks the same), else 0.
 
-    Processes of two users cannot both listen there.
+    Processes of two users cannot both listen there. A loopback address is the JobManager's own, and
+    nobody has several users to choose from who knows where that is.
     """
+    if _is_loopback(known.rpc_host):
+        return 0
     with suppress(OSError):
         if same_network(pid) and _is_at(pid, known.rpc_host, None):
             found = search.listening(pid)
@@ -169,10 +172,14 @@ def _is_at(pid: int, address: str, manager: int | None) -> bool:
     Loopback is in each: the JobManager means its own.
     """
     with suppress(OSError):
-        if address == "localhost" or address.startswith("127."):
+        if _is_loopback(address):
             return same_network(pid, manager)
         return f"|-- {address}\n" in procfs.text(f"/proc/{pid}/net/fib_trie")
     return False
+
+
+def _is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1") or address.startswith("127.")
 
 
 @dataclass(eq=False)

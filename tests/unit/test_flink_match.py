@@ -145,3 +145,15 @@ def test_who_listens_at_the_very_address_goes_before_who_may(
     # Of one user's the name says more
     other = Process(network="another", name="a", uid=120)
     assert matched(monkeypatch, {5: other, 6: real}, one(address=AT)) == ({5: "a"}, [])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.1.1", "::1"])
+def test_nobody_has_a_place_for_a_loopback_address_of_ours(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """It is another one than that of a JobManager in a container, which was named by its port."""
+    real = Process(network="container", addresses=("127.0.0.1", "172.17.0.2"), uid=120)
+    for host in ("127.0.0.1", "127.0.1.1"):
+        other = Process(network="ours", name="a", uid=1001, host=host)
+        found, [note] = matched(monkeypatch, {5: real, 6: other}, one(address=address))
+        assert not found and "several users (1001, 120)" in note
