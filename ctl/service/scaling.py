@@ -325,12 +325,16 @@ def _judged(
     say: Callable[[str], None],
 ) -> Done:
     before = math.nan if done.before is None else done.before
+    output.broke = False
     output.settle(SETTLE_S)
-    after = output.rate(MEASURE_S)
-    for _ in range(LOOKS - 1):  # one may have met a pause of the load, or a machine that is cold
-        if not is_worse(before, after):
-            break
+    after, taken, over_s = math.nan, 0.0, 0.0
+    for _ in range(LOOKS):  # one may have met a pause of the load, or a machine that is cold
         after = output.rate(MEASURE_S)
+        taken, over_s = taken + output.taken, over_s + output.over_s
+        if output.broke and over_s > 0:  # who fails again and again does well in between
+            after = taken / over_s
+        elif not is_worse(before, after):
+            break
     outcome = "back" if is_worse(before, after) else "kept"
     done = msgspec.structs.replace(done, after=_known(after), outcome=outcome)
     if outcome == "back":
@@ -396,8 +400,10 @@ class Output:
         self._silent_s = 0.0  # longest time between two outputs, up to that look
         # The last look before that at a process that had begun anew and told of no tuple
         self._blank_s: float | None = None
-        # Tuples that the sources sent, and that left, in how many seconds
-        self.taken, self.given, self.over_s = 0.0, 0.0, 0.0
+        # Tuples that the sources sent, and that left, in how many seconds, and up to when
+        self.taken, self.given, self.over_s, self._until_s = 0.0, 0.0, 0.0, math.nan
+        self._told = False  # by the last look
+        self.broke = False  # a look was not answered, or counters began anew; set back by others
         self._gave_rate = 0.0  # when a rate was last taken
 
     def close(self) -> None:
@@ -424,11 +430,21 @@ class Output:
         return statistics.median(known) if known else math.nan
 
     def rate(self, seconds: float) -> float:
-        """Tuples/s that the sources emit over the next seconds; NaN where nobody tells."""
+        """Tuples/s that the sources emit over the next seconds, also those in which there is no
+        answer; NaN where nobody ever told.
+        """
         self.taken = self.given = self.over_s = 0.0
         self.settle(seconds)
+        if not self._told:
+            self._over(time.monotonic())
         self._gave_rate = self.given / self.over_s if self.over_s > 0 else 0.0
         return self.taken / self.over_s if self.over_s > 0 else math.nan
+
+    def _over(self, now_s: float) -> None:
+        """What was seen is over the time up to now."""
+        if math.isfinite(self._until_s):
+            self.over_s += now_s - self._until_s
+            self._until_s = now_s
 
     def settle(self, seconds: float) -> None:
         """Look for so long."""
@@ -471,18 +487,21 @@ class Output:
 
     def look(self) -> Topology | None:
         """One answer; None where there is none, as while the engine restarts the query."""
+        self._told = False
         try:
             snapshot = checked(self._driver.poll(POLL_S), self._driver, self._said)
         except EngineError:
+            self.broke = True
             self._once_more()
             return None
         self._said = snapshot.topology
         now, before = _counts(snapshot, self._query), self._before
         if now is None:
+            self.broke = True
             if self._blank_s is not None and self._anew is None:
                 self._blank_s = time.monotonic()
             return snapshot.topology
-        self._before = now
+        self._before, self._told = now, True
         if before is not None:
             # Between two reports a count is estimated and may fall a little at the next: only one
             # that falls far has begun anew.
@@ -494,10 +513,12 @@ class Output:
                 elif self._anew is None:
                     self._silent_s = max(self._silent_s, apart_s)
                 self._gave_s = now.at_s
-            if now.taken >= before.taken:
-                self.taken += now.taken - before.taken
-                self.given += max(0.0, now.given - before.given)
-                self.over_s += now.at_s - before.at_s
+            takes_anew = now.taken < before.taken / 2
+            self.broke = self.broke or began_anew or takes_anew
+            self.taken += now.taken if takes_anew else max(0.0, now.taken - before.taken)
+            self.given += max(0.0, now.given - before.given)
+            self._over(now.at_s)
+        self._until_s = now.at_s
         return snapshot.topology
 
     def _once_more(self) -> None:

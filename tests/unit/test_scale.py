@@ -437,9 +437,10 @@ class Restarting:
     topology: Topology | None = None
     loses: str = ""
     waited: float = 0.0  # tuples that leave in the first tenth of a second
+    clock: Any = time
 
     def poll(self, timeout_s: float) -> Snapshot:
-        now_s = time.monotonic()
+        now_s = self.clock.monotonic()
         if now_s < self.since_s:
             raise EngineError("it restarts")
         if self.topology is None:
@@ -472,7 +473,7 @@ class Restarting:
         self.replicas = replicas["b",]
         self.asked.append(self.replicas)
         self.topology, self.base, self.waited = None, 0.0, 0.0
-        self.since_s = time.monotonic() + self.pause_s
+        self.since_s = self.clock.monotonic() + self.pause_s
 
     def close(self) -> None: ...
 
@@ -587,6 +588,71 @@ def test_a_change_that_is_worse_is_taken_back(tmp_path: Path) -> None:
     engine = Restarting({1: 100, 3: 30})
     assert made(engine, 3, tmp_path).outcome == "back"
     assert engine.asked == [3, 1, 1]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return 1e9 + self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@dataclass
+class Crashing(Restarting):
+    """With other replicas it runs for a while, fails, and is started again, on and on."""
+
+    up_s: float = 3.0
+    every_s: float = 20.0
+    mute: bool = False  # it only does not answer, and goes on
+
+    def poll(self, timeout_s: float) -> Snapshot:
+        age_s = max(0.0, self.clock.monotonic() - self.since_s)
+        if self.replicas > 1 and age_s % self.every_s > self.up_s:
+            raise EngineError("it failed")
+        if self.replicas > 1 and age_s > self.every_s and not self.mute:
+            self.since_s += self.every_s  # with new counters
+        return super().poll(timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("rate", "up_s", "every_s", "mute", "outcome"),
+    [
+        (300, 3.0, 20.0, False, "back"),
+        (300, 4.0, 16.0, False, "back"),
+        (300, 3.0, 1e6, False, "back"),
+        (300, 8.0, 12.0, False, "kept"),  # 200 a second in the mean
+        (100, 0.9, 1.0, True, "kept"),
+        (100, 5.0, 7.0, True, "kept"),
+        (70, 3.0, 7.0, True, "back"),
+    ],
+)
+def test_a_query_that_fails_again_and_again_is_judged_by_all_of_the_time(
+    rate: float,
+    up_s: float,
+    every_s: float,
+    mute: bool,
+    outcome: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does well while it runs, and was kept for that; nobody told of the time in between."""
+    clock = Clock()
+    monkeypatch.setattr(scaling, "time", clock)
+    for name, value in {"MEASURE_S": 5.0, "SETTLE_S": 5.0, "WHILE_S": 2.0, "LOOK_S": 0.1}.items():
+        monkeypatch.setattr(scaling, name, value)
+    engine = Crashing({1: 100, 3: rate}, clock=clock, since_s=clock.now_s)
+    engine.up_s, engine.every_s, engine.mute = up_s, every_s, mute
+    assert made(engine, 3, tmp_path).outcome == outcome
+    assert engine.asked[:-1] == ([3, 1] if outcome == "back" else [3])
 
 
 def test_what_had_waited_before_a_change_is_no_rate_of_its_query(tmp_path: Path) -> None:
