@@ -498,6 +498,7 @@ def _margin(
     """(n,) the share that decided, over itself and the largest that spoke against it."""
     run, wait, full, blocked, idle = map(np.nan_to_num, (run, wait, full, blocked, idle))
     largest = np.maximum
+    runs = run * STARVED_RATIO / (1 - STARVED_RATIO)  # as much as a wait that would be too short
 
     def over(share: Array, against: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -507,7 +508,7 @@ def _margin(
     for code, share, against in (
         (Verdict.IDLE, np.ones(len(run)), largest(largest(wait, full), blocked)),
         (Verdict.INPUT_BOUND, idle, largest(largest(wait, full), blocked)),
-        (Verdict.CPU_STARVED, wait, largest(largest(full, blocked), idle)),
+        (Verdict.CPU_STARVED, wait, largest(largest(full, blocked), largest(idle, runs))),
         (Verdict.SINGLE_THREAD_BOUND, run, largest(largest(wait, full), largest(blocked, idle))),
         (Verdict.IO_BOUND, blocked, largest(wait, full)),
         (Verdict.MEMORY_BOUND, blocked, largest(wait, full)),

@@ -71,6 +71,24 @@ def test_a_share_of_the_time_decides(row: Shares, word: str) -> None:
     assert judged(REST, row, REST) == ["input-bound", word, "input-bound"]
 
 
+@pytest.mark.parametrize(
+    ("run", "wait", "word", "sure"),
+    [
+        (0.76, 0.24, "single-thread-bound", (0.7, 0.8)),
+        (0.74, 0.26, "cpu-starved", (0.5, 0.55)),
+        (0.40, 0.60, "cpu-starved", (0.8, 0.85)),
+        (0.10, 0.90, "cpu-starved", (0.95, 1.0)),
+    ],
+)
+def test_on_the_edge_of_another_verdict_nobody_is_sure(
+    run: float, wait: float, word: str, sure: tuple[float, float]
+) -> None:
+    """One that waited for a quarter of the time in which it could run was starved for certain."""
+    found = assess(window(REST, (run, wait, 0.0, 0.0, 100.0), REST))
+    assert Verdict(found.verdict[1]).word == word
+    assert sure[0] < found.confidence[1] < sure[1]
+
+
 def test_shares_add_up_to_one() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):

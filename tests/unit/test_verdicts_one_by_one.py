@@ -101,7 +101,7 @@ def margin(code: int, run: float, wait: float, full: float, blocked: float, idle
     share, against = {
         Verdict.IDLE: (1.0, max(wait, full, blocked)),
         Verdict.INPUT_BOUND: (idle, max(wait, full, blocked)),
-        Verdict.CPU_STARVED: (wait, max(full, blocked, idle)),
+        Verdict.CPU_STARVED: (wait, max(full, blocked, idle, run / 3)),
         Verdict.SINGLE_THREAD_BOUND: (run, max(wait, full, blocked, idle)),
         Verdict.IO_BOUND: (blocked, max(wait, full)),
         Verdict.MEMORY_BOUND: (blocked, max(wait, full)),
