@@ -15,7 +15,7 @@ __all__ = ["policy"]
 def urgency(frame: OperatorFrame) -> UrgencyForm:
     with np.errstate(all="ignore"):
         slope = 1.0 / frame["ideal_time"]
-    return form(len(frame), static=slope * 0.0, per_second=slope)
+        return form(len(frame), static=slope * 0.0, per_second=slope)
 
 
 policy = Policy(

@@ -114,6 +114,13 @@ def test_an_unknown_cost_is_an_unknown_urgency() -> None:
         assert np.isnan(urgency(name, of).static).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_takes_no_time_is_unknown_without_a_warning() -> None:
+    none = frame(CHAIN, ideal_time=[0.0, 5e-324, 1.0], head_age=[1.0] * 3)
+    form = registry.policy("lsf").urgency(none)
+    assert np.isnan(form.static).tolist() == [True, True, False]
+
+
 def order_of_queries(name: str, **options: object) -> list[int]:
     """AQSIOS, example 1: two queries of one operator each."""
     example = plan({"Q1": ["o"], "Q2": ["o"]})
