@@ -93,10 +93,12 @@ class TaskStats:
             socket_class = _socket_class()
         except ImportError as error:
             raise Unavailable(f"pyroute2 is not installed ({error})") from None
+        self._socket: Any = None
         try:
             self._socket = socket_class()
             self._socket.bind()
         except Exception as error:  # NetlinkError, OSError, and what pyroute2 makes of them
+            self.close()
             raise Unavailable(f"the kernel has no taskstats: {error}") from None
 
     def __enter__(self) -> "TaskStats":
@@ -124,7 +126,8 @@ class TaskStats:
         return {tid: delays for tid, delays in found if delays is not None}
 
     def close(self) -> None:
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
 
 
 def _delays(answer: Any) -> Delays | None:

@@ -65,9 +65,9 @@ class ThreadDelays:
         An operator with several threads has their sum; unknown while one of them was never read,
         and for processes that are older than the accounting.
         """
+        found = self._aside.take()
         if self._off:
             return {}
-        found = self._aside.take()
         if found is not None:
             self._take(*found)
         if topology is not self._topology:
@@ -124,7 +124,11 @@ class ThreadDelays:
 
     def _ask(self, tids: Iterable[int]) -> Mapping[int, Delays]:
         if self._socket is None:
-            self._socket = taskstats.TaskStats()
+            try:
+                self._socket = taskstats.TaskStats()
+            except taskstats.Unavailable:
+                self._off = True  # which no later try would change
+                raise
         return self._socket.all_of(tids)
 
     def _disconnect(self) -> None:

@@ -154,6 +154,37 @@ def test_a_reading_that_fails_says_why_once_and_is_tried_again() -> None:
     aside.close()
 
 
+def test_a_kernel_without_it_is_asked_once_and_no_socket_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each try left a socket open, once a second for each engine."""
+
+    class Socket:
+        def __init__(self) -> None:
+            self.closed = False
+            made.append(self)
+
+        def bind(self) -> None:
+            raise OSError("no such family")
+
+        def close(self) -> None:
+            self.closed = True
+
+    made: list[Socket] = []
+    monkeypatch.setattr(taskstats, "_socket_class", lambda: Socket)
+    monkeypatch.setattr(taskstats, "accounting", lambda: None)
+    probe, of = ThreadDelays(every_s=0.0), topology("a")
+    try:
+        for _ in range(5):
+            probe.read(of, time.monotonic())
+            if (running := probe._aside._running) is not None:
+                assert isinstance(running.exception(5), taskstats.Unavailable)
+        assert probe._aside.problem == "the kernel has no taskstats: no such family"
+    finally:
+        probe.close()
+    assert [one.closed for one in made] == [True]
+
+
 def test_the_kernel_tells_what_schedstat_tells() -> None:
     if (why := taskstats.obstacle()) is not None:
         pytest.skip(f"needs taskstats: {why}")
