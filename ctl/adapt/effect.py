@@ -19,7 +19,7 @@ concluded across it.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -41,6 +41,7 @@ __all__ = [
     "UNKNOWN",
     "Effect",
     "Span",
+    "all_effects",
     "begin",
     "effects",
     "few",
@@ -202,6 +203,20 @@ def effects(span: Span, targets: Mapping[str, float] = MappingProxyType({})) -> 
             effect = Effect(effect.engine, query, span.seconds, effect.tuples_in, effect.tuples_out)
         found.append(replace(effect, cpu_wait_s=float(delays[q]), cpus=float(use[q])))
     return tuple(found)
+
+
+def all_effects(
+    spans: Mapping[str, Span],
+    wanted: Callable[[Effect], bool],
+    targets: Mapping[str, Mapping[str, float]],
+) -> tuple[Effect, ...]:
+    """Those that are wanted, of several engines. targets: by engine."""
+    return tuple(
+        effect
+        for engine, span in spans.items()
+        for effect in effects(span, targets.get(engine, {}))
+        if wanted(effect)
+    )
 
 
 def queues_of(window: Window) -> Array:

@@ -14,6 +14,7 @@ from sched_ctl.adapt.effect import (
     PATIENCE_S,
     Effect,
     Span,
+    all_effects,
     begin,
     effects,
     few,
@@ -166,15 +167,17 @@ class Trial:
                 self.spans[name] = seen(self.spans.get(name), window.now)
         self.pressure.append(pressure)
         # Where passes, or an engine's counts, are rare a phase is longer.
-        little = len(self.pressure) < FEWEST_SAMPLES or (
-            few(self.spans, windows) and passed_s < PATIENCE_S
-        )
-        over = passed_s >= self.phase_s and not little
-        early = self.own or little or now_s < self.next_s
-        if early and not over:
+        rare = len(self.pressure) < FEWEST_SAMPLES
+        waits = few(self.spans, windows) and passed_s < PATIENCE_S
+        over = passed_s >= self.phase_s and not (rare or waits)
+        if not over and (self.own or rare or now_s < self.next_s):
             return False
         self.next_s = now_s + LOOK * self.phase_s
-        figures = self._figures(wanted, {} if targets is None else targets())
+        spans = self.spans
+        if not over:  # harm at one engine waits for no other to tell
+            spans = {name: span for name, span in spans.items() if not few(spans, (name,))}
+        found = all_effects(spans, wanted, {} if targets is None else targets())
+        figures = self._figures(found)
         if not over and not races.harms(self.race, figures):
             return False
         turn, kept = self.race.turn, self.race.kept
@@ -191,13 +194,7 @@ class Trial:
         self.began_s, self.spans, self.pressure = math.nan, {}, []
         return turn != self.race.turn
 
-    def _figures(self, wanted: Callable[[Effect], bool], targets: Mapping[str, Targets]) -> Figures:
-        found = tuple(
-            effect
-            for engine, span in self.spans.items()
-            for effect in effects(span, targets.get(engine, {}))
-            if wanted(effect)
-        )
+    def _figures(self, found: tuple[Effect, ...]) -> Figures:
         known = [share for share in self.pressure if math.isfinite(share)]
         pressed = statistics.fmean(known) >= PRESSED if known else True
         waited = any(

@@ -9,18 +9,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fakes import USER, FakeBackend, FakeEngine, backends, drive, of_user
+from fakes import USER, FakeBackend, FakeEngine, backends, chains, drive, of_user
 
+from sched_ctl.adapt.race import opened
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Prior, Section, Settings
 from sched_ctl.controller import races
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule
-from sched_ctl.controller.trial import candidates
+from sched_ctl.controller.trial import Trial, candidates
 from sched_ctl.errors import UserError
+from sched_ctl.metrics.window import Window
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.targets import Target
+from sched_ctl.model.topology import Snapshot
 from sched_ctl.probes.pressure import Gauge, Level
 from sched_ctl.service import bottlenecks, views
 from sched_ctl.telemetry.recorder import kind_here
@@ -547,3 +550,27 @@ def test_a_race_over_what_auto_leaves_begins_with_the_systems_own(engine: FakeEn
 
     drive(controller, script)
     assert not any(schedule.threads for schedule in backend.schedules)
+
+
+def test_harm_at_one_engine_does_not_wait_for_another_to_tell() -> None:
+    """One that told nothing new kept a harmful order in force for two minutes each time."""
+    trial = Trial(opened(("qs", "hr")), "qs", 10.0)
+    topologies = {name: chains(name, {"q": 2}, lambda _: ()) for name in ("fast", "slow")}
+    harmful, longest = 0, 0
+    for second in range(1200):
+        waiting = 10.0 if trial.own else 100.0
+        harmful = harmful + 1 if trial.race.begun and not trial.own else 0
+        longest = max(longest, harmful)
+        windows = {}
+        for name, topology in topologies.items():
+            now = second if name == "fast" else 0
+            told = np.full(2, 100.0 * now)
+            columns = {
+                "tuples_in": told,
+                "tuples_out": told,
+                "queue_size": np.array([0.0, waiting]),
+            }
+            windows[name] = Window(Snapshot(topology, float(now), columns))
+        trial.look(float(second), windows, 0.5)
+    assert all(arm.out.startswith("harmful") for arm in trial.race.arms[1:])
+    assert longest < trial.phase_s
