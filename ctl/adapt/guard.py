@@ -11,10 +11,10 @@ long as it runs, and a day of them (`DAY`) errs with 5%.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sched_ctl.adapt.effect import PATIENCE_S, Span, effects, few, seen
+from sched_ctl.adapt.effect import PATIENCE_S, Effect, Span, all_effects, few, seen
 from sched_ctl.adapt.race import ALPHA, MEDIAN, Figures, Objective, compare, is_worse
 from sched_ctl.metrics.window import Window
 
@@ -58,15 +58,33 @@ class Guard:
     _from_s: float = math.nan  # of the piece that is looked at, and until when
     _until_s: float = math.nan
     _first: bool = False  # it is the first one of a phase of ours
+    _alone: bool = True  # nobody else tried anything meanwhile
     _spans: dict[str, Span] = field(default_factory=dict)
     _kept: list[Figures] = field(default_factory=list)  # the last of ours, the system's own
     _looks: int = 0  # phases of the system's own so far
 
-    def look(self, now_s: float, windows: Mapping[str, Window]) -> str | None:
-        """To be called at each pass. Returns in what ours is worse, in words, or None."""
+    @property
+    def trying(self) -> bool:
+        """Whether nobody else may try anything: the system's own is looked at, or what follows."""
+        return self.own or self._first
+
+    def look(
+        self,
+        now_s: float,
+        windows: Mapping[str, Window],
+        wanted: Callable[[Effect], bool] = lambda _: True,
+        targets: Callable[[], Mapping[str, Mapping[str, float]]] | None = None,
+        *,
+        alone: bool = True,
+    ) -> str | None:
+        """To be called at each pass. Returns in what ours is worse, in words, or None.
+
+        wanted: which effects count. targets: by engine. alone: nobody else tries anything. Until
+        then ours stays, as two that try at once would take each other for what they look at.
+        """
         if not windows:
-            if self.own:  # nobody is left to compare it with
-                self.own, self.changes_s, self._kept = False, math.nan, []
+            if self.trying:  # nobody is left to compare it with
+                self.own, self._first, self.changes_s, self._kept = False, False, math.nan, []
             return None
         if math.isnan(self.changes_s):
             self._begin(now_s, own=False)
@@ -74,21 +92,26 @@ class Guard:
         for name, window in windows.items():
             if window.now.time_s >= self._from_s:
                 self._spans[name] = seen(self._spans.get(name), window.now)
+        self._alone = self._alone and alone
         late_s = now_s - self._until_s
         if late_s < 0 or (few(self._spans, windows) and late_s < PATIENCE_S):
             return None
-        spans = [span for name, span in self._spans.items() if name in windows]
-        self._kept.append(Figures(tuple(effect for span in spans for effect in effects(span))))
-        if self._first:
-            found, self._kept = self._compare(), []
+        if not (self.trying or self._alone):
             self._last_piece(now_s)
-            return found
+            return None
+        spans = {name: span for name, span in self._spans.items() if name in windows}
+        found = all_effects(spans, wanted, {} if targets is None else targets())
+        self._kept.append(Figures(found))
+        if self._first:
+            worse_in, self._kept = self._compare(), []
+            self._last_piece(now_s)
+            return worse_in
         self._begin(now_s, own=not self.own)
         return None
 
     def forget(self) -> None:
         """Something else is compared from now on."""
-        self.own, self.changes_s = False, math.nan
+        self.own, self._first, self.changes_s = False, False, math.nan
         self.ratios = {name: [] for name in WHAT}
         self._kept, self._looks = [], 0
 
@@ -125,12 +148,12 @@ class Guard:
         self._looks += own
         self.changes_s = now_s + (self.phase_s if own else self.every_s - self.phase_s)
         self._from_s, self._until_s = now_s + SETTLE * self.phase_s, now_s + self.phase_s
-        self._spans = {}
+        self._spans, self._alone = {}, True
 
     def _last_piece(self, now_s: float) -> None:
         """Look at what is left of this phase, at its end."""
         piece_s = (1 - SETTLE) * self.phase_s
-        self._first, self._spans = False, {}
+        self._first, self._spans, self._alone = False, {}, True
         self._from_s = max(now_s, self.changes_s - piece_s)
         self._until_s = max(self.changes_s, now_s + piece_s)
 
@@ -149,7 +172,9 @@ class Guard:
         if worse([1 / ratio for ratio in self.ratios["throughput"]]):
             return f"throughput is {1 - throughput:.0%} lower than by the system's own scheduling"
         if worse(self.ratios["wait"]):
-            return f"tuples wait {wait:.2f} times as long as by the system's own scheduling"
+            late = any(math.isfinite(effect.within_target) for effect in system.effects)
+            what = "tuples wait, missed targets counted," if late else "tuples wait"
+            return f"{what} {wait:.2f} times as long as by the system's own scheduling"
         if self.objective == "all" and worse(self.ratios["median"], math.expm1(MEDIAN)):
             return f"the median is {median:.2f} times that by the system's own scheduling"
         return None

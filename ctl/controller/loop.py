@@ -455,8 +455,9 @@ class Controller:
         """Step back if the guard finds harm at the engines whose word counts."""
         guard = rule.instead.guard
         if guard is not None and rule.instead.trial is None and self.backends is not None:
-            own = guard.own
-            found = guard.look(time.monotonic(), races.compared(rule, self.engines))
+            own, others = guard.own, [other for other in self.rules if other is not rule]
+            now_s = time.monotonic()
+            found = races.guarded(rule, others, self.engines, self.claims, now_s)
             if found:
                 log.warning("policy %s: %s: %s", rule.called, found, rule.step_back(found))
             elif guard.own != own and guard.phase:

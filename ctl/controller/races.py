@@ -1,7 +1,8 @@
 """Which rules run a race, with whom, and on which engines; see `trial`."""
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sched_ctl.adapt.effect import Effect
@@ -17,7 +18,7 @@ from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.model.targets import target_of
 
-__all__ = ["compared", "enter", "latencies", "look", "whose"]
+__all__ = ["compared", "enter", "guarded", "latencies", "look", "whose"]
 
 
 def enter(
@@ -85,29 +86,58 @@ def look(
 ) -> bool:
     """To be called at each pass of a rule. Whether another order is in force from now on.
 
-    Whoever is trying something is alone with it: two races would take each other for noise.
+    Whoever is trying something is alone with it, see `_tries`.
     """
     trial = rule.instead.trial
     if trial is None or rule.instead.switched is not None or rule.instead.resting:
         return False
-    if any(one.instead.trial is not None and one.instead.trial.trying for one in others):
+    if any(_tries(one) for one in others):
         turned = trial.rest()
     else:
-        turned = trial.look(
-            now_s,
-            compared(rule, engines),
-            pressure,
-            lambda effect: _is_ruled(rule, engines, claims, effect),
-            lambda: {
-                name: latencies(engines[name], [rule], claims)
-                for name in rule.windows
-                if name in engines
-            },
-        )
+        windows = compared(rule, engines)
+        turned = trial.look(now_s, windows, pressure, *_counted(rule, engines, claims))
     if turned:
         rule.enforce_by(rule.backend)
         rule.urgent = True
     return turned
+
+
+def guarded(
+    rule: Rule,
+    others: Iterable[Rule],
+    engines: Mapping[str, Engine],
+    claims: Claims,
+    now_s: float,
+) -> str | None:
+    """To be called at each pass of a rule: what its guard finds, in words, if it has one."""
+    guard = rule.instead.guard
+    if guard is None or rule.instead.trial is not None:
+        return None
+    alone = not any(_tries(one) for one in others)
+    windows = compared(rule, engines)
+    return guard.look(now_s, windows, *_counted(rule, engines, claims), alone=alone)
+
+
+def _tries(rule: Rule) -> bool:
+    """Whether it is looked at what comes of something else: two that try at once would take each
+    other for noise. A guard whose rule makes no passes tries nothing.
+    """
+    trial, guard = rule.instead.trial, rule.instead.guard
+    if trial is not None:
+        return trial.trying
+    return guard is not None and guard.trying and rule.problem is None and bool(rule.windows)
+
+
+def _counted(
+    rule: Rule, engines: Mapping[str, Engine], claims: Claims
+) -> tuple[Callable[[Effect], bool], Callable[[], Mapping[str, Mapping[str, float]]]]:
+    """Which effects tell of a rule, and the targets of its queries, by engine."""
+
+    def targets() -> Mapping[str, Mapping[str, float]]:
+        known = rule.windows.keys() & engines.keys()
+        return {name: latencies(engines[name], [rule], claims) for name in known}
+
+    return functools.partial(_is_ruled, rule, engines, claims), targets
 
 
 def latencies(engine: Engine, rules: Sequence[Rule], claims: Claims) -> dict[str, float]:

@@ -168,7 +168,9 @@ def test_the_guard_looks_at_what_a_policy_does_that_takes_long(
         goes_on.wait(20)
         return form(len(frame), static=1.0)
 
-    def look(guard: Guard, now_s: float, windows: Mapping[str, Window]) -> None:
+    def look(
+        guard: Guard, now_s: float, windows: Mapping[str, Window], *_: object, **__: object
+    ) -> None:
         seen.append(set(windows))
 
     monkeypatch.setattr(Guard, "look", look)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from plans import plan
+from sched_ctl.adapt import effect as effect_module
 from sched_ctl.adapt import guard as module
 from sched_ctl.adapt.effect import COUNTED, Effect, Span
 from sched_ctl.adapt.guard import Guard, worse
@@ -121,6 +122,17 @@ def test_who_is_left_alone_with_the_systems_own_gets_his_order_back() -> None:
     assert run(guard, 140, queue_ours=300, queue_own=100), "and goes on when somebody's does"
 
 
+def test_whose_engines_have_gone_keeps_nobody_else_from_trying() -> None:
+    guard, second = Guard(every_s=20, phase_s=5), 0
+    for own in (True, False):
+        while guard.own != own:
+            guard.look(float(second), {"e": window(snapshot(second, 100 * second, 10))})
+            second += 1
+    assert guard.trying, "what follows the system's own is looked at"
+    guard.look(float(second), {})
+    assert not guard.trying
+
+
 def test_help_and_empty_queues_are_left_alone() -> None:
     assert run(Guard(20, 5), 300, queue_ours=50, queue_own=100) == []
     assert run(Guard(20, 5), 300, queue_ours=0.05, queue_own=0.0) == []
@@ -143,11 +155,11 @@ def test_a_better_mean_is_not_paid_by_half_of_all_tuples(
 ) -> None:
     guard = Guard(every_s=20, phase_s=5, objective=objective)
 
-    def told(_: Span) -> tuple[Effect, ...]:
+    def told(_: Span, targets: object) -> tuple[Effect, ...]:
         time_s, p50_s = (0.1, 0.01) if guard.own else (0.05, 0.06)
         return (Effect("e", "q", 5.0, 100.0, 100.0, time_s, COUNTED, p50_s=p50_s),)
 
-    monkeypatch.setattr(module, "effects", told)
+    monkeypatch.setattr(effect_module, "effects", told)
     said = run(guard, 300, 10, 10)
     assert bool(said) == found
     assert "median 6.0" in guard.words
