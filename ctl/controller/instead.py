@@ -1,15 +1,15 @@
 """Who decides in place of a section's own policy: a switch, a race, or the guard."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from sched_ctl.adapt.guard import Guard
-from sched_ctl.adapt.race import told
+from sched_ctl.adapt.race import Race, told
 from sched_ctl.config.settings import Section, Switch
 from sched_ctl.controller.switches import PRESSURE, Watch
-from sched_ctl.controller.trial import Trial
+from sched_ctl.controller.trial import Terms, Trial
 from sched_ctl.engines.owners import COMMON
 
 __all__ = ["Instead"]
@@ -25,6 +25,8 @@ class Instead:
 
     guard: Guard | None = None
     trial: Trial | None = None  # the race that finds the policy, for "auto"
+    # Where it was when other queries ran, by who took part and those queries; the latest last
+    past: dict[tuple[Terms, frozenset[tuple[str, str]]], Race] = field(default_factory=dict)
     watches: tuple[Watch, ...] = ()  # of the section's switches
     switched: Watch | None = None  # the one whose policy is in force
     resting: bool = False  # nothing is enforced: the guard found that all of it harms

@@ -9,6 +9,7 @@ from sched_ctl.adapt.effect import Effect
 from sched_ctl.adapt.race import OS, opened
 from sched_ctl.config.settings import Prior
 from sched_ctl.controller.claims import Claims
+from sched_ctl.controller.instead import Instead
 from sched_ctl.controller.rule import Rule, automatic, why_left
 from sched_ctl.controller.trial import AUTO, Trial, candidates
 from sched_ctl.engines.engine import Engine
@@ -19,6 +20,8 @@ from sched_ctl.model.patterns import engine_fits, fits, names_of
 from sched_ctl.model.targets import target_of
 
 __all__ = ["compared", "enter", "guarded", "latencies", "look", "whose"]
+
+MOST_PAST = 8  # sets of queries whose races are remembered
 
 
 def enter(
@@ -37,7 +40,7 @@ def enter(
     before = rule.instead.trial
     asked = rule.section.switch or rule.section.shares
     if not phase_s or rule.section.policy != AUTO or asked:
-        rule.instead.trial = None
+        rule.instead.trial, rule.instead.past = None, {}
         if before is not None:
             rule.enforce_by(rule.backend)
         return before is not None
@@ -47,10 +50,24 @@ def enter(
         if engine.snapshot is not None and claims.of(rule, engine.name, engine.snapshot.topology)
     ]
     whose = _whose(engine.domain for engine in ruled) or COMMON
-    queries = rule.queries.get(whose, 0)
-    if not queries:  # nobody's word counts, or an engine starts again and finds its race as it was
-        return False
+    if not rule.queries.get(whose, 0):
+        return False  # nobody's word counts, or an engine starts again and finds its race as it was
     mine = [engine for engine in ruled if engine.domain == whose]
+    made = _made(rule, mine, claims, priors, whose)
+    if made is None:
+        return False
+    made.phase_s = phase_s
+    if not _turns_to(rule.instead, made):
+        return False
+    rule.enforce_by(rule.backend)
+    return True
+
+
+def _made(
+    rule: Rule, mine: Sequence[Engine], claims: Claims, priors: Sequence[Prior], whose: str
+) -> Trial | None:
+    """A race over these engines, of the orders that suit; None where none does."""
+    queries = rule.queries[whose]
     backend = rule.backend_of(whose)
     first = automatic(backend, bool(rule.section.target))[0]
     suited = candidates(first, backend, queries)
@@ -58,21 +75,48 @@ def enter(
     if expected and expected != OS:
         suited = (expected, *(name for name in suited if name != expected))
     names = tuple(name for name in suited if name == first or _can(rule, name, mine, whose))
-    objective = rule.section.objective or "all"
-    same = before is not None and (set(before.names), before.race.objective, before.whose)
-    if before is not None and same == (set(names), objective, whose):
-        before.phase_s = phase_s
-        return False
     if not names:
-        return False
+        return None
     # What leaves a single query alone is not among them: until somebody waits, it stays so.
     # Nor is anything where "auto" would leave an engine alone, unless the user said what is wanted.
     reasons = {why_left(one.snapshot.topology, queries) for one in mine if one.snapshot}
     left = "" if rule.section.target else max(reasons, default="")
     kept = 1 if names[0] in (first, expected) and not left and expected != OS else 0
     told = 1 if names[0] == expected else 0
-    rule.instead.trial = Trial(opened(names, objective, kept, told), first, phase_s, left, whose)
-    rule.enforce_by(rule.backend)
+    race = opened(names, rule.section.objective or "all", kept, told)
+    ruled = frozenset(
+        (one.name, query)
+        for one in mine
+        if one.snapshot is not None
+        for query in claims.of(rule, one.name, one.snapshot.topology)
+    )
+    return Trial(race, first, 1.0, left, whose, ruled)
+
+
+def _turns_to(instead: Instead, made: Trial) -> bool:
+    """Whether another race is run from now on: the one that is made, from where it was when the
+    same queries ran the last time.
+
+    A query that comes and goes, as one that runs for a minute in five, would else begin it from
+    nothing each time, and have each order tried that did harm. Two that are open are one.
+    """
+    before = instead.trial
+    known = instead.past.get((made.terms, made.queries))
+    if before is not None:
+        same, before.phase_s = before.terms == made.terms, made.phase_s
+        if same and before.queries == made.queries:
+            return False
+        instead.past.pop((before.terms, before.queries), None)
+        instead.past[before.terms, before.queries] = before.rested
+        for oldest in list(instead.past)[:-MOST_PAST]:
+            del instead.past[oldest]
+        if same and (known is None or known.mode == before.race.mode == "race"):
+            before.queries = made.queries
+            return False
+    if known is None:  # other queries, of which the same orders were tried
+        alike = [race for (terms, _), race in instead.past.items() if terms == made.terms]
+        known = alike[-1] if alike else made.race
+    made.race, instead.trial = known, made
     return True
 
 

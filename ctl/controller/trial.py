@@ -25,7 +25,7 @@ from sched_ctl.config.settings import Section
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["AUTO", "Outcomes", "Trial", "candidates", "told"]
+__all__ = ["AUTO", "Outcomes", "Terms", "Trial", "candidates", "told"]
 
 AUTO = "auto"
 EVERY_S = 5.0  # that a shown effect is over, at least
@@ -37,6 +37,7 @@ LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
 NONE_LIFTED = " (none lifted)"  # of an order by nice values: no operator above what it had
 
 Targets = Mapping[str, float]  # query -> s
+Terms = tuple[frozenset[str], str, str]  # who takes part, the objective, whose engines
 
 
 def candidates(first: str, backend: str, queries: int) -> tuple[str, ...]:
@@ -83,7 +84,7 @@ class Trial:
 
     whose: the domain whose engines are compared; others have what "auto" is for them, also while
     the system's own is in force there. left: why "auto" orders nothing until the race finds better,
-    see `rule.why_left`.
+    see `rule.why_left`. queries: that it is about, with their engines.
     """
 
     race: Race
@@ -91,6 +92,7 @@ class Trial:
     phase_s: float
     left: str = ""
     whose: str = ""
+    queries: frozenset[tuple[str, str]] = frozenset()
     began_s: float = math.nan
     spans: dict[str, Span] = field(default_factory=dict)
     pressure: list[float] = field(default_factory=list)
@@ -101,6 +103,18 @@ class Trial:
     def names(self) -> tuple[str, ...]:
         """Who takes part beside the system's own."""
         return tuple(arm.name for arm in self.race.arms[1:])
+
+    @property
+    def terms(self) -> Terms:
+        """What makes it another race, beside the queries."""
+        return frozenset(self.names), self.race.objective, self.whose
+
+    @property
+    def rested(self) -> Race:
+        """The race, with its phase broken off."""
+        if math.isnan(self.began_s):
+            return self.race
+        return races.step(self.race, Figures(pressed=False))
 
     @property
     def trying(self) -> bool:
@@ -190,7 +204,7 @@ class Trial:
         if math.isnan(self.began_s):  # it rests already
             return False
         turn = self.race.turn
-        self.race = races.step(self.race, Figures(pressed=False))
+        self.race = self.rested
         self.began_s, self.spans, self.pressure = math.nan, {}, []
         return turn != self.race.turn
 

@@ -129,6 +129,6 @@ def _continue(rule: Rule, before: Rule) -> None:
         instead.guard = None if old.resting else instead.guard
         rule.enforce_by(rule.backend)
     elif rule.section == before.section and old.trial is not None:
-        instead.trial = old.trial
+        instead.trial, instead.past = old.trial, old.past
         rule.enforce_by(rule.backend)
     rule.count(before.queries)

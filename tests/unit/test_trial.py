@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fakes import USER, FakeBackend, FakeEngine, backends, chains, drive, of_user
 
-from sched_ctl.adapt.race import opened
+from sched_ctl.adapt.race import Race, opened
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Prior, Section, Settings
 from sched_ctl.controller import races
@@ -550,6 +550,73 @@ def test_a_race_over_what_auto_leaves_begins_with_the_systems_own(engine: FakeEn
 
     drive(controller, script)
     assert not any(schedule.threads for schedule in backend.schedules)
+
+
+def test_what_was_found_for_some_queries_is_there_when_they_run_again() -> None:
+    """A job that ran for a minute in five began the race anew each time, with the worst of all."""
+    engine = FakeEngine(queries={"a": 2})
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(), race=1000)
+    [rule] = controller.rules
+    sets: dict[str, tuple[str, ...]] = {"one": ("a",), "two": ("a", "b"), "three": ("a", "b", "c")}
+
+    async def turn_to(name: str) -> Race:
+        engine.topology = FakeEngine(queries=dict.fromkeys(sets[name], 2)).topology
+        await until(lambda: rule.queries == {"": len(sets[name])})
+        trial = rule.instead.trial
+        assert trial is not None
+        assert {query for _, query in trial.queries} == set(sets[name])
+        return trial.race
+
+    def found(**changes: Any) -> Race:
+        trial = rule.instead.trial
+        assert trial is not None
+        trial.race = replace(trial.race, **changes)
+        return trial.race
+
+    async def script() -> None:
+        await turn_to("one")
+        one = found(mode="kept", kept=2, turn=2, races=1)
+        await turn_to("two")
+        two = found(mode="kept", kept=3, turn=3, races=1)
+        assert await turn_to("three") == two, "the same orders: it sees by itself what is new"
+        three = found(mode="race", kept=1, turn=1, half=3)
+        for _ in range(3):
+            for name, race in (("two", two), ("one", one), ("three", three), ("one", one)):
+                now = await turn_to(name)
+                assert (now.mode, now.kept, now.half) == (race.mode, race.kept, race.half)
+        await turn_to("one")
+        engine.topology = FakeEngine(queries={"a": 2, "x": 2}).topology
+        await until(lambda: rule.queries == {"": 2})
+        assert rule.instead.trial is not None
+        assert rule.instead.trial.race.races == 1, "of others what was found last"
+        for number in range(20):
+            engine.topology = FakeEngine(queries={"a": 2, f"x{number}": 2}).topology
+            await until(
+                lambda: (
+                    rule.instead.trial is not None
+                    and ("fake:a", f"x{number}") in rule.instead.trial.queries  # noqa: B023
+                )
+            )
+        assert len(rule.instead.past) == races.MOST_PAST
+
+    drive(controller, script)
+
+
+def test_two_sets_of_queries_that_take_turns_have_one_race_until_it_is_over() -> None:
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    several = FakeEngine(queries={"a": 2, "b": 2, "c": 2}).topology
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(), race=1000)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.instead.trial is not None)
+        trial, two = rule.instead.trial, engine.topology
+        for topology, queries in ((several, 3), (two, 2), (several, 3)):
+            engine.topology = topology
+            await until(lambda: rule.queries == {"": queries})  # noqa: B023
+            assert rule.instead.trial is trial
+
+    drive(controller, script)
 
 
 def test_harm_at_one_engine_does_not_wait_for_another_to_tell() -> None:
