@@ -24,8 +24,10 @@
  * share. At slice end a bound would take from those who were kept waiting.
  *
  * Weights and the guarantee can make a wait long: many threads on 5% of a CPU, or one of nice 19
- * beside them. Whoever waits for other_starvation_ms runs next, one each OTHERS_LOOK on each CPU,
- * long before the kernel's watchdog would take it for a stall.
+ * beside them. Whoever waits for other_starvation_ms runs next, the longest wait first: on each CPU
+ * one each OTHERS_LOOK, and once somebody waited twice as long one each HURRIED_LOOK, half of all
+ * turns. So 3,750 that never sleep have each a turn on a CPU before the kernel's watchdog would take
+ * one of them for a stall, whatever their weights.
  *
  * No CPU idles while a thread waits that may run there: whoever queues a thread, for whatever
  * reason, wakes an idle CPU for it. A CPU that goes idle at that very moment has had its last look, and
@@ -53,8 +55,9 @@
 
 #define MOST_SLICES 4			/* that a thread pays for, however long it ran in one */
 #define OTHERS_LOOK (50 * MS)
+#define HURRIED_LOOK (8 * MS)
 
-enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 128, UNPARK_PIECES = 20 };
+enum { ROUSE_DEPTH = 8, OTHERS_DEPTH = 2048, UNPARK_PIECES = 20 };
 
 u64 first_jiffies, first_ns;		/* the same moment by both clocks, at load */
 u64 starvation_jiffies;			/* other_starvation_ms; 0 = not known yet */
@@ -168,43 +171,53 @@ static __always_inline bool run_next_other(u32 llc, struct cpu *c)
 }
 
 /*
- * Who waits beyond the bound is a light thread at the tail or, where all are alike and many, the
- * head. The kernel notes since when a thread waits, in jiffies, whose rate is not told: it is
- * measured in the first second.
+ * other_starvation_ms in jiffies; 0 = not known yet. The kernel notes since when a thread waits in
+ * jiffies, whose rate is not told: it is measured in the first second.
  */
-subprogram int rescue_other_from(u64 dsq, s32 cpu, u64 oldest, u64 iter_flags)
+static __always_inline u64 bound_jiffies(u64 now_ns)
 {
-	struct bpf_iter_scx_dsq it;
-	struct task_struct *p;
-	bool moved = false;
-	u32 i;
-
-	bpf_iter_scx_dsq_new(&it, dsq, iter_flags);
-	for (i = unknown_zero; i < OTHERS_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
-		if ((s64)(p->scx.runnable_at - oldest) >= 0 || !may_run(p, cpu))
-			continue;
-		moved = dsq_move(&it, p, SCX_DSQ_LOCAL);
-		break;
-	}
-	bpf_iter_scx_dsq_destroy(&it);
-	return moved;
+	if (!starvation_jiffies && (s64)(now_ns - first_ns - 1000 * MS) >= 0)
+		starvation_jiffies = (bpf_jiffies64() - first_jiffies) * (other_starvation_ms * MS) /
+				     (now_ns - first_ns) + 1;
+	return starvation_jiffies;
 }
 
+/*
+ * Put the one here that has waited longest, if that is beyond the bound, and say when to look again. It may
+ * be anywhere in the queue: this goes through all of it or, where it is longer than OTHERS_DEPTH, through
+ * what is at the one end and the other by turns.
+ */
 subprogram int rescue_other(u32 llc, s32 cpu, u64 now_ns)
 {
-	u64 oldest, now = bpf_jiffies64();
+	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
+	u64 now = bpf_jiffies64(), bound = bound_jiffies(now_ns);
+	s64 waited, longest = bound;
+	struct task_struct *p, *found = NULL;
+	struct bpf_iter_scx_dsq it;
+	int moved = 0;
+	u32 i;
 
 	llc &= MAX_LLCS - 1;
-	if (!starvation_jiffies) {
-		if (now_ns - first_ns < 1000 * MS)
-			return 0;
-		starvation_jiffies = (now - first_jiffies) * (other_starvation_ms * MS) /
-				     (now_ns - first_ns) + 1;
-	}
-	oldest = now - starvation_jiffies;
-	if (!rescue_other_from(others_dsq(llc), cpu, oldest, SCX_DSQ_ITER_REV) &&
-	    !rescue_other_from(others_dsq(llc), cpu, oldest, 0))
+	c->next_look_ns = now_ns + OTHERS_LOOK;
+	if (!bound)
 		return 0;
+	bpf_iter_scx_dsq_new(&it, others_dsq(llc), c->from_tail ? SCX_DSQ_ITER_REV : 0);
+	for (i = unknown_zero; i < OTHERS_DEPTH && (p = bpf_iter_scx_dsq_next(&it)); i++) {
+		waited = now - p->scx.runnable_at;
+		if (waited <= longest || !may_run(p, cpu))
+			continue;
+		longest = waited;
+		found = p;
+	}
+	if (i >= OTHERS_DEPTH)
+		c->from_tail ^= 1;
+	if (found)
+		moved = dsq_move(&it, found, SCX_DSQ_LOCAL);
+	bpf_iter_scx_dsq_destroy(&it);
+	if (!moved)
+		return 0;
+	if (longest > 2 * bound)
+		c->next_look_ns = now_ns + HURRIED_LOOK;
 	mark_other_taken(llc);
 	return 1;
 }

@@ -471,12 +471,12 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 		repair(llc);
 		rouse(llc);
 	}
-	if (sets[llc].others_waiting && (s64)(now_ns - c->next_look_ns) >= 0) {
-		c->next_look_ns = now_ns + OTHERS_LOOK;
-		if (rescue_other(llc, cpu, now_ns)) {
-			count(other_rescues);
-			return 1;
-		}
+	if (sets[llc].others_waiting && (s64)(now_ns - c->next_look_ns) >= 0 &&
+	    rescue_other(llc, cpu, now_ns)) {
+		count(other_rescues);
+		if (before(c->next_look_ns, c->next_chores_ns))
+			c->next_chores_ns = c->next_look_ns;
+		return 1;
 	}
 	if (queues[llc].waiting && (s64)(now_ns - c->next_rescue_ns) >= 0 && rescue(llc, cpu, now_ns)) {
 		count(rescues);

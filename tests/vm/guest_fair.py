@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from burning import burn
+from burning import burn, nothing
 from operators import adopt, busy, cpu_s, guaranteed, shares, start
 from vm.inside import enough_on, look_until, only_on
 from vm.machine import above_all, journal, schedule, thread_of
@@ -281,6 +281,42 @@ def check_a_neighbour_wakes_up_in_time() -> None:
             f"late by {usual_s * 1e3:.3f} ms under the OS, {mine_s * 1e3:.3f} ms", scheduler.stats()
         )
         assert mine_s <= 1.05 * usual_s + 0.0001
+
+
+def check_who_waits_longest_runs_next() -> None:
+    """Light hogs beside heavy ones, more of them than one turn each 50 ms is enough for.
+
+    By weight alone each of them would have a turn in 4 s.
+    """
+    bound_s, heavy, light = 0.2, 10, 20
+    memory = mmap.mmap(-1, 8 * (heavy + light))
+    longest_s = np.frombuffer(memory, dtype=np.float64)
+
+    def hog(index: int) -> Callable[[], None]:
+        seen = [time.monotonic()]
+
+        def work() -> None:
+            nothing()
+            now = time.monotonic()
+            longest_s[index] = max(longest_s[index], now - seen[0])
+            seen[0] = now
+
+        return work
+
+    tunables = {"other_starvation_ms": round(bound_s * 1e3)}
+    with Scheduler(full=True, tunables=tunables) as scheduler, contextlib.ExitStack() as running:
+        pids = [running.enter_context(start(1, hog(i)))[0] for i in range(heavy + light)]
+        above_all()
+        for pid in pids[heavy:]:
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+        scheduler.attach()
+        time.sleep(2)
+        longest_s[:] = 0
+        time.sleep(5)
+        print(np.round(longest_s, 2).tolist(), scheduler.stats())
+        # The 20 light ones, at one each 50 ms, would wait for a second.
+        assert longest_s.min() > 0 and longest_s.max() < 3.5 * bound_s
+        assert scheduler.exit() is None
 
 
 @only_on("6.18")
