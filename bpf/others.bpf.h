@@ -303,7 +303,7 @@ enum { UNPARK_NONE, UNPARK_LEFT, UNPARK_CUT };
 
 subprogram int unpark_some(u64 now_ns, int everybody)
 {
-	u64 oldest = bpf_jiffies64() - starvation_jiffies;
+	u64 bound = bound_jiffies(now_ns), oldest = bpf_jiffies64() - bound;
 	u64 until_ns = bpf_ktime_get_ns() + UNPARK_FOR, group, last = 0;
 	bool left = false, cut = false, many = many_parked, held = false;
 	struct bpf_iter_scx_dsq it;
@@ -317,7 +317,7 @@ subprogram int unpark_some(u64 now_ns, int everybody)
 		if (group != last)
 			held = charge_limits(group, 0, now_ns);
 		last = group;
-		if (!everybody && held && (!starvation_jiffies || (s64)(p->scx.runnable_at - oldest) >= 0)) {
+		if (!everybody && held && (!bound || (s64)(p->scx.runnable_at - oldest) >= 0)) {
 			left = true;
 			if (many)
 				dsq_move(&it, p, PARKED_DSQ);

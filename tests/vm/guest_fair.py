@@ -258,6 +258,39 @@ def check_a_limited_cgroup_has_its_quota_on_an_idle_cpu() -> None:
         (root / "cgroup.subtree_control").write_text("-cpu")
 
 
+@enough_on("6.18")  # our bound
+def check_who_is_parked_on_an_idle_cpu_has_a_turn() -> None:
+    """A quota that is overdrawn for long holds nobody back until the kernel ends the scheduler."""
+    root = Path("/sys/fs/cgroup")
+    folder = root / "limited"
+    (root / "cgroup.subtree_control").write_text("+cpu")
+    folder.mkdir()
+    (folder / "cpu.max").write_text("1000 1000000")
+    tunables = {"other_starvation_ms": 500}
+    try:
+        with (
+            Scheduler(full=True, cgroups=True, tunables=tunables, timeout_ms=2000) as scheduler,
+            busy(4) as pids,
+        ):
+            above_all()
+            for pid in pids:
+                (folder / "cgroup.procs").write_text(str(pid))
+            scheduler.attach()
+            time.sleep(1)
+            bound = scheduler.program.array(".bss", "starvation_jiffies")
+            used = [cpu_s(pid) for pid in pids]
+            for _ in range(20):
+                bound[...] = 0  # as if nobody had waited for a CPU so far
+                time.sleep(0.2)
+                assert bound > 0  # it is known all the same
+            print(used, scheduler.stats())
+            assert scheduler.exit() is None, scheduler.exit()
+            assert all(cpu_s(pid) > before for pid, before in zip(pids, used, strict=True))
+    finally:
+        folder.rmdir()
+        (root / "cgroup.subtree_control").write_text("-cpu")
+
+
 @only_on("6.18")
 def check_operators_first_by_request() -> None:
     """With precedence for operators others have the guarantee, and no more."""
