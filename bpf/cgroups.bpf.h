@@ -9,7 +9,8 @@
  * its bandwidth on every kernel, for both versions of cgroups, and cpu.weight, cpu.shares and
  * cpu.max are written there whoever schedules. So there are no callbacks, and a change counts at
  * once. A cgroup's state here is found by its id in the cpu controller, small numbers that are
- * used again; cgroups beyond MAX_CGROUPS count as the root. (Autogroups have none either.)
+ * used again; one beyond MAX_CGROUPS has none, and its threads count as the next cgroup's above it
+ * that has. (Autogroups have none either: they count as the root.)
  *
  * WEIGHTS. Each cgroup keeps the sum of the weights of its runnable threads and of its children
  * with runnable threads. A thread's part of the machine is the product, from it to the root, of
@@ -40,7 +41,7 @@
 #include "state.bpf.h"
 #include "queues.bpf.h"
 
-enum { MAX_CGROUPS = 4096, MAX_DEPTH = 12, ROOT = 1 };
+enum { MAX_CGROUPS = 4096, MAX_DEPTH = 12, MOST_LEVELS = 1000, ROOT = 1 };
 
 #define UNPARK_EVERY (10 * MS)
 #define PARKS_GO_ON (100 * MS)		/* the timer goes on for so long when nobody is parked any more */
@@ -92,31 +93,59 @@ static __always_inline struct cgroup_state *state_of(u32 cgroup)
  * Cgroups are handed on as addresses, not as pointers that the verifier follows: so each loop over
  * them is verified once, not once for each place that it is called from.
  */
-static __always_inline u64 group_of_thread(struct task_struct *p)
-{
-	/* Of all types, one that begins with a number: then the verifier sees no pointer. */
-	const struct load_weight *number = bpf_rdonly_cast(
-		&p->sched_task_group, bpf_core_type_id_kernel(struct load_weight));
-
-	return number->weight;
-}
-
 /* To read from: each field is one load, which gives 0 where nothing can be read. */
 static __always_inline struct task_group *group_at(u64 address)
 {
 	return bpf_rdonly_cast((void *)address, bpf_core_type_id_kernel(struct task_group));
 }
 
+/* What a field points to. Of all types, this one begins with a number: then the verifier sees no pointer. */
+static __always_inline u64 address_in(const void *field)
+{
+	const struct load_weight *number =
+		bpf_rdonly_cast(field, bpf_core_type_id_kernel(struct load_weight));
+
+	return number->weight;
+}
+
+static __always_inline bool has_state(int id)
+{
+	return id > 0 && id < MAX_CGROUPS;
+}
+
+subprogram u64 first_with_state(u64 group)
+{
+	u32 level;
+
+	for_each_number(level, MOST_LEVELS) {
+		if (!group || has_state(group_at(group)->css.id))
+			break;
+		group = address_in(&group_at(group)->parent);
+	}
+	return group;
+}
+
+/* The first of this cgroup and those above it that has a state here. */
+static __always_inline u64 with_state(u64 group)
+{
+	return has_state(group_at(group)->css.id) ? group : first_with_state(group);
+}
+
+static __always_inline u64 group_of_thread(struct task_struct *p)
+{
+	return with_state(address_in(&p->sched_task_group));
+}
+
 static __always_inline u64 parent_of(u64 group)
 {
-	return (u64)group_at(group)->parent;
+	return with_state(address_in(&group_at(group)->parent));
 }
 
 static __always_inline u32 cgroup_id(u64 group)
 {
 	int id = group ? group_at(group)->css.id : 0;
 
-	return id > 0 && id < MAX_CGROUPS ? id : ROOT;
+	return has_state(id) ? id : ROOT;
 }
 
 /* 1024 = cpu.weight 100 = cpu.shares 1024. */
@@ -138,7 +167,9 @@ subprogram int enter(u64 group, u64 weight)
 	u32 cgroup, i;
 	u64 own;
 
-	for (i = 0; i < MAX_DEPTH && group; i++) {
+	for_each_number(i, MAX_DEPTH) {
+		if (!group)
+			break;
 		cgroup = cgroup_id(group);
 		s = state_of(cgroup);
 		if (__sync_fetch_and_add(&s->sum, weight) > 0 || cgroup == ROOT)
@@ -194,7 +225,9 @@ subprogram u64 cgroup_charge(u64 group, u64 weight, u64 ran_ns)
 	u32 cgroup = cgroup_id(group), parent, i;
 	u64 part = 1 << 20;
 
-	for (i = 0; i < MAX_DEPTH && group; i++) {
+	for_each_number(i, MAX_DEPTH) {
+		if (!group)
+			break;
 		part = part_in(cgroup, weight, part);
 		if (cgroup == ROOT)
 			break;
@@ -239,16 +272,21 @@ subprogram int charge_limits(u64 group, u64 ran_ns, u64 now_ns)
 {
 	struct task_group *g;
 	int found = 0;
+	u32 cgroup, i;
 	u64 quota;
-	u32 i;
 
-	for (i = 0; i < MAX_DEPTH && group; i++) {
+	for_each_number(i, MAX_DEPTH) {
+		if (!group)
+			break;
+		cgroup = cgroup_id(group);
+		if (cgroup == ROOT)
+			break;			/* it has no limit */
 		g = group_at(group);
 		if (!bpf_core_field_exists(g->cfs_bandwidth))
 			break;			/* CONFIG_CFS_BANDWIDTH */
 		quota = g->cfs_bandwidth.quota;
 		if ((s64)quota > 0)		/* ~0: no limit */
-			found |= charge_limit(cgroup_id(group), quota, g->cfs_bandwidth.period,
+			found |= charge_limit(cgroup, quota, g->cfs_bandwidth.period,
 					      ran_ns, now_ns);
 		group = parent_of(group);
 	}

@@ -36,6 +36,7 @@ TIMEOUT_S = 120
 LEAD_US = 300_000_000  # more than any age here
 WAKES = 1 << 12
 F_SETPIPE_SZ = 1031  # fcntl.h
+TABLE = 4096  # cgroups of which the scheduler keeps accounts
 TUPLE = 128  # bytes, so that 32 of them fill a queue
 
 schedext.kernel_types()  # read once, before the checks are forked
@@ -289,6 +290,43 @@ def check_who_is_parked_on_an_idle_cpu_has_a_turn() -> None:
     finally:
         folder.rmdir()
         (root / "cgroup.subtree_control").write_text("-cpu")
+
+
+def half_is_the_first(found: list[float]) -> bool:
+    """Of what they have together, within 6%."""
+    return abs(found[0] / sum(found) - 0.5) < 0.03
+
+
+@enough_on("6.18")  # our accounts
+def check_cgroups_beyond_the_table_count_as_those_above() -> None:
+    """Thousands of empty cgroups take nobody out of his own, nor have limits one account."""
+    root = Path("/sys/fs/cgroup")
+    mine, other = root / "mine", root / "other"
+    empty = [mine / str(i) for i in range(TABLE)]
+    late = [mine / name for name in ("one", "two")]
+    folders = [mine, other, *empty, *late]
+    (root / "cgroup.subtree_control").write_text("+cpu")
+    with busy(3) as pids, contextlib.ExitStack() as made:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        made.callback((root / "cgroup.subtree_control").write_text, "-cpu")
+        for folder in folders:
+            folder.mkdir()
+            made.callback(folder.rmdir)
+            if folder == mine:
+                (mine / "cgroup.subtree_control").write_text("+cpu")
+        with Scheduler(full=True, cgroups=True) as scheduler:
+            above_all()
+            for pid, folder in zip(pids, [other, *late], strict=True):
+                (folder / "cgroup.procs").write_text(str(pid))
+                made.callback((root / "cgroup.procs").write_text, str(pid))
+                os.kill(pid, signal.SIGCONT)
+            scheduler.attach()
+            for limit in ("max", "1000"):
+                (late[0] / "cpu.max").write_text(f"{limit} 100000")
+                (late[1] / "cpu.max").write_text("90000 100000")
+                look_until(lambda: shares(pids, 2), half_is_the_first)
+            assert scheduler.exit() is None
 
 
 @only_on("6.18")
