@@ -179,22 +179,18 @@ subprogram u32 longest_waiting(u32 llc, s32 cpu, u64 now_ns)
 /* Move the operator in this slot here from whichever queue of the set it waits in: that, or -1. */
 subprogram int move_slot(u32 llc, u32 slot, s32 cpu)
 {
-	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
+	u64 packed;
 	int queue;
 
 	p = bpf_task_from_pid(threads[slot & (MAX_SLOTS - 1)].tid);
 	if (!p)
 		return -1;
 	queue = queue_of(p, llc, slot, cpu);
-	if (queue >= 0) {
-		/* It is not advanced: it says which queue is meant, and what was queued by now. */
-		bpf_iter_scx_dsq_new(&it, dsq_of(llc & (MAX_LLCS - 1), queue), 0);
-		if (!dsq_move(&it, p, SCX_DSQ_LOCAL))
-			queue = -1;
-		bpf_iter_scx_dsq_destroy(&it);
-	}
+	packed = p->scx.dsq_vtime;
 	bpf_task_release(p);
+	if (queue < 0 || !move_exactly(dsq_of(llc & (MAX_LLCS - 1), queue), packed, cpu))
+		return -1;
 	return queue;
 }
 
