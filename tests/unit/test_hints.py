@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plans import LIMITS
-from sched_ctl.backends.scx.hints import TIE_S, Hints, hints, merged
+from sched_ctl.backends.scx.hints import TIE_S, Hints, capped, hints, merged
 from sched_ctl.model.graph import Array
 from sched_ctl.model.policy import Spacing, UrgencyForm, form
 from sched_ctl.model.schedule import Group, Schedule
@@ -45,7 +45,9 @@ def made(
 ) -> Hints:
     one = schedule(shape, sizes, groups, queries)
     told = None if live is None else np.array(live)
-    parts = hints(one, LIMITS, caps=caps or {}, live=told)
+    given, problems = capped(one, caps or {}, LIMITS.groups)
+    assert not problems
+    parts = hints(one, LIMITS, caps=given, live=told)
     return merged([(0, part) for part in parts], len(shape), LIMITS)
 
 
@@ -219,7 +221,7 @@ def test_caps_keep_the_shares_of_groups() -> None:
 def test_schedules_share_though_one_has_caps() -> None:
     one = schedule(form(4, static=np.arange(4.0)), queries=("a", "a", "b", "b"))
     two = schedule(form(2, static=np.arange(2.0)))
-    parts = [(0, part) for part in hints(one, LIMITS, caps={"a": 1})]
+    parts = [(0, part) for part in hints(one, LIMITS, caps={("lab:1", "a"): 1})]
     given = merged([*parts, *((4, part) for part in hints(two, LIMITS))], 6, LIMITS)
     assert given.caps == [1, 0, 0]
     assert given.shares[0] + given.shares[1] == given.shares[2]
@@ -269,6 +271,26 @@ def test_one_part_that_is_not_everybody_in_order_is_put_where_it_belongs() -> No
     part.rows = np.arange(3)
     later = merged([(2, part)], 5, LIMITS)
     assert order(urgency(later, np.zeros(5)))[:2] == [4, 2]
+
+
+def test_a_query_whose_cap_has_no_room_keeps_its_place_in_the_order() -> None:
+    """The first by name have it; of those in two groups each takes the room of two."""
+    n = 70
+    queries = tuple(f"q{i:02}" for i in range(n))
+    shape = form(n, rank=np.arange(float(n)))
+    one = schedule(shape, queries=queries)
+    caps, problems = capped(one, {"*": 2}, LIMITS.groups)
+    assert list(caps) == [("lab:1", query) for query in queries[:63]]
+    assert problems == ("no room for the caps of 7 queries, from lab:1:q63 on",)
+    given = merged([(0, part) for part in hints(one, LIMITS, caps=caps)], n, LIMITS)
+    assert (sorted(given.caps), given.shares) == ([0, *[2] * 63], [0] * 64)
+    assert order(urgency(given, np.zeros(n))) == list(range(n))[::-1]
+    of_two = {"a": Group(1, tuple(range(0, 6, 2))), "b": Group(1, tuple(range(1, 6, 2)))}
+    two = schedule(form(6), groups=of_two, queries=("q", "q", "r", "r", "s", "s"))
+    for room, some in ((8, 3), (7, 2), (6, 2), (5, 1), (3, 0), (1, 0)):
+        caps, problems = capped(two, {"[qrs]": 1}, room)
+        assert [query for _, query in caps] == ["q", "r", "s"][:some]
+        assert len(problems) == (some < 3)
 
 
 def test_one_part_with_a_cap_is_a_group() -> None:
@@ -395,6 +417,8 @@ def test_groups_beyond_those_that_there_can_be_share_the_last_one() -> None:
         assert made_.shares == [4 * share * LIMITS.share_one for share in shares]
         assert made_.queue_group[made_.queue].tolist() == [0, 1, *[2] * (count - 2)]
         assert made_.lead_us[2:].tolist() == [0] * (count - 2)
+    parts = [(nth, part) for nth in range(5) for part in hints(schedule(form(1)), limits)]
+    assert merged(parts, 5, limits).shares == [(16 * LIMITS.share_one) // of for of in (3, 3, 1)]
     small = {"a": Group(1e-9, (0,)), "b": Group(1.0, (1,))}
     assert made(form(2, static=np.arange(2.0)), groups=small).shares[0] == 1
 

@@ -304,7 +304,7 @@ def test_a_cap_takes_queues_from_its_own_query_alone() -> None:
     queries = tuple(("lab", f"q{i}") for i in range(n))
     slopes = form(n, per_second=np.geomspace(1, 1e6, n))
     of = scheduled(slopes, queries=queries)
-    parts = hints(of, replace(LIMITS, queues=40), clusters=12, caps={"q0": 1})
+    parts = hints(of, replace(LIMITS, queues=40), clusters=12, caps={("lab", "q0"): 1})
     assert max(len(part.queue_base) for part in parts) == 12
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from plans import plan, snapshot
 from sched_ctl.backends.scx.hints import Limits, hints
+from sched_ctl.backends.scx.hints import capped as with_caps
 from sched_ctl.config.settings import Section
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.rule import Rule
@@ -99,7 +100,8 @@ def shared(pattern: str) -> set[str]:
 def capped(pattern: str) -> set[str]:
     """By `scx.caps`."""
     limits = Limits(64, 64, 2**20, 2**30, 2**20, 56, 1024)
-    parts = hints(decided(), limits, caps={pattern: 3})
+    caps, _ = with_caps(decided(), {pattern: 3}, limits.groups)
+    parts = hints(decided(), limits, caps=caps)
     return {NOW.topology.operators[row].query for part in parts if part.cap for row in part.rows}
 
 

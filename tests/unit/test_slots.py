@@ -207,7 +207,7 @@ def test_of_a_reload_only_what_lasts_is_told_from_then_on(
     monkeypatch.setattr(backend, "_load", lambda: nothing)
     monkeypatch.setattr(backend, "_take", lambda _: SimpleNamespace(slots=slots, live=live))
     monkeypatch.setattr(backend, "_scope", lambda _, of: _Scope(of, slots.of(of.threads), nothing))
-    for name in ("_hints", "_write", "_attach"):
+    for name in ("_hint", "_write", "_attach"):
         monkeypatch.setattr(backend, name, lambda *_: [])
     tied.errors = {first.tid: errno.ENOMEM}
     backend._reload()

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -99,6 +100,25 @@ def check_shares() -> None:
         for shares in ([4, 2, 1, 1], [1, 1, 2, 4]):
             backend.apply(schedule(threads, 0.0, shares=shares))
             look_until(lambda: progress(threads, 2.0), near(shares))
+        backend.restore()
+
+
+@only_on("7.3")
+def check_caps_of_more_queries_than_there_is_room_for() -> None:
+    """All schedules share it, and a problem says which queries have none."""
+    with native_threads(66) as threads:
+        backend = Scx(journal(), steady(caps={"*": 1}))
+        queries = tuple(("e", f"q{i:02}") for i in range(65))
+        many = replace(schedule(threads[:65]), queries=queries)
+        few = schedule(threads[65:], scope="few")
+        for given, others in ((63, ()), (62, (few,))):
+            for other in others:
+                assert backend.apply(other).problems == ()
+            problem = f"no room for the caps of {65 - given} queries, from e:q{given} on"
+            assert backend.apply(many).problems == (problem,)
+            assert backend.scheduler is not None
+            control = backend.scheduler.control
+            assert int(control["nr_groups"]) == 64 and int(control["groups"]["cap"].sum()) == given
         backend.restore()
 
 

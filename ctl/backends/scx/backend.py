@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from sched_ctl.backends import Applied, Backend
 from sched_ctl.backends.scx import server
-from sched_ctl.backends.scx.hints import Limits, Part, hints, merged
+from sched_ctl.backends.scx.hints import Limits, Part, capped, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.losses import Losses
 from sched_ctl.backends.scx.monitor import Ejected, Monitor, hurried, save_dump
@@ -67,7 +67,8 @@ class _Scope:
     slots: Index
     live: NDArray[np.uint32]
     parts: list[Part] = field(default_factory=list)
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # of its threads, and ...
+    uncapped: tuple[str, ...] = ()  # ... its caps
 
 
 class Loaded:
@@ -150,7 +151,7 @@ class Scx(Backend):
             scope.problems = (*problems, *strangers)
         scope.schedule = schedule
         loaded.live.look()
-        scope.parts = self._hints(loaded, scope)
+        self._hint(loaded, scope)
         changed = self._write(loaded)
         writes += changed
         fresh += loaded.slots.untied(schedule.threads)
@@ -176,7 +177,7 @@ class Scx(Backend):
             unchanged=max(0, len(schedule.threads) - changed - gone),
             repaired=repaired,
             gone=gone,
-            problems=(*scope.problems, *more),
+            problems=(*scope.problems, *scope.uncapped, *more),
         )
 
     def applied(self, thread: Thread) -> Mapping[str, str | float]:
@@ -321,7 +322,7 @@ class Scx(Backend):
         for schedule in scopes:
             fresh, _, problems = loaded.slots.follow(schedule.scope, (), schedule.threads)
             scope = self._scopes[schedule.scope] = self._scope(loaded, schedule)
-            scope.parts = self._hints(loaded, scope)
+            self._hint(loaded, scope)
             self._write(loaded)
             strangers = loaded.live.strangers(schedule.threads) if self.options.live else ()
             scope.problems = (*problems, *strangers)
@@ -365,14 +366,17 @@ class Scx(Backend):
             live = loaded.live.indices(threads)
         return _Scope(schedule, loaded.slots.of(threads), live)
 
-    def _hints(self, loaded: Loaded, scope: _Scope) -> list[Part]:
+    def _hint(self, loaded: Loaded, scope: _Scope) -> None:
         options = self.options
-        return hints(
+        others = sum(len(other.parts) for other in self._scopes.values() if other is not scope)
+        room = loaded.limits.groups - others
+        caps, scope.uncapped = capped(scope.schedule, options.caps, room)
+        scope.parts = hints(
             scope.schedule,
             loaded.limits,
             clusters=options.clusters,
             gap_s=options.gap,
-            caps=options.caps,
+            caps=caps,
             live=loaded.live.counting(scope.live),
         )
 

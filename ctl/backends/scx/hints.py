@@ -19,7 +19,8 @@ group first. So do queries with a concurrency cap, which are compared by urgency
 nothing else is shared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -33,7 +34,7 @@ from sched_ctl.model.policy import UrgencyForm
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.unknown import known
 
-__all__ = ["Hints", "Limits", "Part", "hints", "merged"]
+__all__ = ["Hints", "Limits", "Part", "capped", "hints", "merged"]
 
 U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
@@ -117,32 +118,20 @@ def hints(
     *,
     clusters: int = 12,
     gap_s: float = 1.0,
-    caps: Mapping[str, int] = MappingProxyType({}),
+    caps: Mapping[Query, int] = MappingProxyType({}),
     live: Mask | None = None,
 ) -> list[Part]:
     """The parts of one schedule: one for each of its groups, one for the threads in none.
 
-    caps: query pattern (see `patterns`) -> how many of the query's threads may run at once. A query
-    that has one gets a part of its own.
+    caps: how many of a query's threads may run at once, see `capped`. A query that has one gets a
+    part of its own.
     live: (m,) whether the thread's engine writes its queue's length for the scheduler to read.
     """
-    n = len(schedule.threads)
     if live is None:
-        live = np.zeros(n, dtype=np.bool_)
-    free = np.ones(n, dtype=bool)
-    parts = []
-    for group in schedule.groups.values():
-        rows = np.asarray(group.rows, dtype=np.intp)
-        free[rows] = False
-        if len(rows):
-            parts.append((rows, group.share))
-    rest = np.flatnonzero(free)
-    if len(rest):
-        shares = [share for _, share in parts]
-        parts.append((rest, float(np.mean(shares)) if shares else 0.0))
-    query, cap_of = _capped(schedule.queries, caps)
-    apart = [len({query[i] for i in rows.tolist()} & cap_of.keys()) for rows, _ in parts if cap_of]
-    budget = max(1, limits.queues // max(1, len(parts) + sum(apart)))
+        live = np.zeros(len(schedule.threads), dtype=np.bool_)
+    parts = _wholes(schedule)
+    apart = sum(_parts_of(schedule, caps).values()) if caps else 0
+    budget = max(1, limits.queues // max(1, len(parts) + apart))
     made = []
     for rows, share in parts:
         # The middle of those that it is compared with: inside the group.
@@ -152,23 +141,62 @@ def hints(
         if len(part.queue_base) > budget:
             part = _ordered(_lexicographic(form.rank, form.static), limits, gap_s)
         part.rows, part.share = rows, share
-        made += _apart(part, query, cap_of)
+        made += _apart(part, schedule.queries, caps)
     return made
 
 
-def _capped(
-    queries: Sequence[Query | None], caps: Mapping[str, int]
-) -> tuple[Sequence[Query | None], Mapping[Query | None, int]]:
-    """The query of each thread, and the caps of those that have one."""
-    if not caps:
-        return queries, {}
-    found = {query: first(caps, *names_of(*query)) for query in set(queries) if query is not None}
-    return queries, {query: cap for query, cap in found.items() if cap is not None}
+def _wholes(schedule: Schedule) -> list[tuple[Index, float]]:
+    """The rows of each part, with capped queries still in it, and its share."""
+    free = np.ones(len(schedule.threads), dtype=bool)
+    found = []
+    for group in schedule.groups.values():
+        rows = np.asarray(group.rows, dtype=np.intp)
+        free[rows] = False
+        if len(rows):
+            found.append((rows, group.share))
+    rest = np.flatnonzero(free)
+    if len(rest):
+        shares = [share for _, share in found]
+        found.append((rest, float(np.mean(shares)) if shares else 0.0))
+    return found
 
 
-def _apart(
-    whole: Part, query: Sequence[Query | None], cap_of: Mapping[Query | None, int]
-) -> list[Part]:
+def _parts_of(schedule: Schedule, queries: Container[Query]) -> Counter[Query]:
+    """How many parts each of these queries has threads in."""
+    found: Counter[Query] = Counter()
+    for rows, _ in _wholes(schedule):
+        inside = {schedule.queries[row] for row in rows.tolist()}
+        found.update(query for query in inside if query is not None and query in queries)
+    return found
+
+
+def capped(
+    schedule: Schedule, caps: Mapping[str, int], room: int
+) -> tuple[Mapping[Query, int], tuple[str, ...]]:
+    """The schedule's queries that have a cap, and a problem in words where not all have room.
+
+    caps: query pattern (see `patterns`) -> how many of the query's threads may run at once.
+    room: how many groups there may be of this schedule.
+    """
+    named = {query for query in schedule.queries if query is not None} if caps else ()
+    found = {query: first(caps, *names_of(*query)) for query in sorted(named)}
+    wanted = {query: cap for query, cap in found.items() if cap is not None}
+    if not wanted:
+        return {}, ()
+    parts = _parts_of(schedule, wanted)
+    room -= len(_wholes(schedule))
+    given = {}
+    for query, cap in wanted.items():
+        room -= parts[query]
+        if room >= 0:
+            given[query] = cap
+    without = [":".join(query) for query in wanted if query not in given]
+    if not without:
+        return given, ()
+    return given, (f"no room for the caps of {len(without)} queries, from {without[0]} on",)
+
+
+def _apart(whole: Part, query: Sequence[Query | None], cap_of: Mapping[Query, int]) -> list[Part]:
     """The part, and its capped queries apart, in queues that compare as those of the whole do."""
     if not cap_of:
         return [whole]
@@ -191,7 +219,7 @@ def _apart(
                 slope=whole.slope[at],
                 per_tuple=whole.per_tuple[at],
                 share=whole.share * len(at) / len(whole.rows),
-                cap=cap_of.get(name, 0),
+                cap=0 if name is None else cap_of[name],
             )
         )
     return found
@@ -216,9 +244,8 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
         queue_group=np.zeros(0, dtype=np.intp),
         queue_exact=np.zeros(0, dtype=np.bool_),
     )
-    parts = _fitting(parts, limits)
+    parts, given = _fitting(parts, _shares(parts), limits)
     grouped = len(parts) > 1 or any(part.cap for _, part in parts)
-    given = _shares(parts)
     largest = max(given, default=0.0) or 1.0
     for index, ((offset, part), share) in enumerate(zip(parts, given, strict=True)):
         rows = part.rows + offset
@@ -276,8 +303,10 @@ def _alone(part: Part) -> Hints:
     )
 
 
-def _fitting(parts: Sequence[tuple[int, Part]], limits: Limits) -> list[tuple[int, Part]]:
-    """The parts, with one queue each where all of theirs together would be too many."""
+def _fitting(
+    parts: Sequence[tuple[int, Part]], given: list[float], limits: Limits
+) -> tuple[list[tuple[int, Part]], list[float]]:
+    """The parts, and what each gets, with one queue each where all together would be too many."""
     parts = list(parts)
     most = min(limits.queues, limits.groups)
     if len(parts) > most:
@@ -285,10 +314,11 @@ def _fitting(parts: Sequence[tuple[int, Part]], limits: Limits) -> list[tuple[in
         rest = [(offset, part) for offset, part in parts[most - 1 :]]
         rows = np.concatenate([part.rows + offset for offset, part in rest])
         last = _ordered(np.zeros(len(rows)), limits, 0.0)
-        last.rows, last.share = rows, sum(part.share for _, part in rest)
+        last.rows = rows
         parts = [*parts[: most - 1], (0, last)]
+        given = [*given[: most - 1], sum(given[most - 1 :])]
     if sum(len(part.queue_base) for _, part in parts) <= limits.queues:
-        return parts
+        return parts, given
     for _, part in parts:
         if not part.exact and len(part.queue_base) > 1:
             # Queues in the order that they have at equal age.
@@ -296,7 +326,7 @@ def _fitting(parts: Sequence[tuple[int, Part]], limits: Limits) -> list[tuple[in
             one = _ordered(keys[part.queue], limits, 1.0)
             part.queue, part.lead_us = one.queue, one.lead_us
             part.queue_base, part.queue_slope = one.queue_base, one.queue_slope
-    return parts
+    return parts, given
 
 
 def _part(
