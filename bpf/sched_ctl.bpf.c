@@ -662,6 +662,9 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 			stats[cpu].lost_ns += lost_ns;
 		if (c->hurried && p->scx.slice > HURRIED_SLICE)
 			set_slice(p, HURRIED_SLICE);
+		/* Changed while it runs (nice value, policy, cgroup), it is put back without `enqueue`. */
+		if (!t->weight && find_slot(p) == slot)
+			enter_operator(slot, p);
 		t->vtime = own_vtime(slot);
 		c->tier = TIER_OPERATOR;
 		t->yielded = 0;

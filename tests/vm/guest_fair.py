@@ -106,6 +106,23 @@ def check_a_neighbour_keeps_its_share() -> None:
         assert scheduler.exit() is None
 
 
+def changes_itself() -> None:
+    for policy in (os.SCHED_BATCH, os.SCHED_OTHER):
+        burn(0.001)
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
+@enough_on("6.18")  # our accounts
+def check_who_is_changed_while_it_runs_keeps_its_share() -> None:
+    """The kernel takes it off and puts it back, as if it had slept in between."""
+    with Scheduler(full=True) as scheduler, start(1, changes_itself) as pids, busy(1) as hogs:
+        adopt(scheduler, pids)
+        scheduler.attach()
+        above_all()
+        look_until(lambda: shares([*pids, *hogs], 3), lambda found: abs(found[1] - 0.5) < 0.05)
+        assert scheduler.exit() is None
+
+
 @contextlib.contextmanager
 def pipeline(costs_s: Sequence[float]) -> Iterator[list[Thread]]:
     """A saturated query: a process an operator, with queues of bounded length between them."""
