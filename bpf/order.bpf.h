@@ -105,6 +105,15 @@ static __always_inline u64 outside_origin(u32 slot, u64 now_ns)
 	return now_ns - (age_us > MAX_LEAD_US ? MAX_LEAD_US : age_us) * US;
 }
 
+static __always_inline void note_burst(struct thread *t)
+{
+	u64 burst_ns = t->run_ns - t->woken_run_ns;
+
+	if (burst_ns > 1000 * MS)
+		burst_ns = 1000 * MS;
+	t->burst_ns = t->burst_ns - t->burst_ns / 4 + burst_ns / 4;
+}
+
 /*
  * A woken thread carries the work of the thread that woke it: if that is an operator, its origin
  * is inherited; else the work comes in from outside: now, or from another node, where it was for a
@@ -122,6 +131,7 @@ static __always_inline void inherit(u32 slot, u64 now_ns, u32 cpu)
 
 	stats[cpu].wakeups++;
 	t->wakeups++;
+	note_burst(t);
 	t->woken_run_ns = t->run_ns;
 	t->woken_ns = now_ns;
 	if (waker && s->query && w->query) {

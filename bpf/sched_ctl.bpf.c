@@ -717,15 +717,6 @@ void BPF_PROG(sched_ctl_running, struct task_struct *p)
 	c->by_right = 0;
 }
 
-static __always_inline void note_burst(struct thread *t)
-{
-	u64 burst_ns = t->run_ns - t->woken_run_ns;
-
-	if (burst_ns > 1000 * MS)
-		burst_ns = 1000 * MS;
-	t->burst_ns = t->burst_ns - t->burst_ns / 4 + burst_ns / 4;
-}
-
 SEC("struct_ops/sched_ctl_stopping")
 void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 {
@@ -747,7 +738,6 @@ void BPF_PROG(sched_ctl_stopping, struct task_struct *p, bool runnable)
 		if (!operators_first)
 			threads[slot].vtime += own_charge(p, ran_ns);
 		if (!runnable) {
-			note_burst(&threads[slot]);
 			if (!queues[llc_of(cpu)].waiting)
 				groups_reach_alone(c);
 			threads[slot].slept_ns = c->since_ns + ran_ns;
