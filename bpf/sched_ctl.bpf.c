@@ -228,9 +228,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	if (!slot) {
-		slot = packed_slot(p->scx.dsq_vtime);
-		leave_operator(slot);
-		wait_no_more(p, slot);
+		operator_no_more(p, packed_slot(p->scx.dsq_vtime));
 		enqueue_other(p, enq_flags);
 		return;
 	}
@@ -815,10 +813,7 @@ void BPF_PROG(sched_ctl_enable, struct task_struct *p)
 SEC("struct_ops/sched_ctl_disable")
 void BPF_PROG(sched_ctl_disable, struct task_struct *p)
 {
-	u32 slot = packed_slot(p->scx.dsq_vtime);
-
-	leave_operator(slot);
-	wait_no_more(p, slot);
+	operator_no_more(p, packed_slot(p->scx.dsq_vtime));
 }
 
 SEC("struct_ops/sched_ctl_dump")

@@ -43,6 +43,7 @@
 #include "state.bpf.h"
 #include "queues.bpf.h"
 #include "order.bpf.h"
+#include "fair.bpf.h"
 
 #define LONG_WAIT (5000 * MS)
 #define LONGEST_WAIT (15000 * MS)
@@ -73,11 +74,15 @@ static __always_inline void wait_in(struct thread *t, struct task_struct *p, u32
 		slots_used = slot + 1;	/* if another CPU overwrites this, the next time will do */
 }
 
-/* It is no operator any more, or not for now. */
-static __always_inline void wait_no_more(struct task_struct *p, u32 slot)
+/* It is no operator any more, or not for now. What was its slot may be another's since it slept. */
+static __always_inline void operator_no_more(struct task_struct *p, u32 slot)
 {
-	if (threads[slot & (MAX_SLOTS - 1)].tid == p->pid)
-		threads[slot & (MAX_SLOTS - 1)].queued_ns = 0;
+	struct thread *t = &threads[slot & (MAX_SLOTS - 1)];
+
+	if (t->tid != p->pid)
+		return;
+	leave_operator(slot);
+	t->queued_ns = 0;
 }
 
 /* When it is about to be put on a CPU without a queue: there nobody else can help it. */

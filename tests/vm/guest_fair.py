@@ -22,7 +22,7 @@ from vm.machine import above_all, journal, schedule, thread_of
 
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.kernel import schedext
-from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
 from sched_ctl.model.options import ScxOptions
 from sched_ctl.model.topology import Thread
 from support import wait_until
@@ -120,6 +120,32 @@ def check_who_is_changed_while_it_runs_keeps_its_share() -> None:
         scheduler.attach()
         above_all()
         look_until(lambda: shares([*pids, *hogs], 3), lambda found: abs(found[1] - 0.5) < 0.05)
+        assert scheduler.exit() is None
+
+
+@enough_on("6.18")  # our bookkeeping
+def check_who_had_the_slot_before_takes_nothing_from_who_has_it() -> None:
+    """An operator that is let go of while it sleeps, and then wakes up."""
+    with Scheduler(full=True) as scheduler, busy(3) as (former, owner, _):
+        above_all()
+        row = scheduler.threads[1:2]
+
+        def waits() -> bool:
+            return int(row["tid"][0]) > 0 and int(row["queued_ns"][0]) > 0
+
+        adopt(scheduler, [former])
+        scheduler.attach()
+        wait_until(waits)
+        os.kill(former, signal.SIGSTOP)
+        wait_until(lambda: not row["weight"][0])
+        scheduler.slots[1]["flags"] = 0
+        with open(thread_pidfd(former), "rb", buffering=0) as pidfd:
+            scheduler.disown(pidfd.fileno())
+        row[:] = 0
+        adopt(scheduler, [owner])
+        wait_until(waits)
+        os.kill(former, signal.SIGCONT)
+        assert row["weight"][0] > 0
         assert scheduler.exit() is None
 
 
