@@ -327,15 +327,25 @@ static __always_inline u64 groups_now_for(struct task_struct *p)
 	return now_ns;
 }
 
-/* A group that slept may lag behind the others by GROUP_CREDIT, no more. */
-static __always_inline void forgive_group(u32 queue, u64 reached_ns)
+/* A group that slept, or is new, may lag behind the others by GROUP_CREDIT, no more. */
+static __always_inline void forgive_group(u32 slot, u64 reached_ns)
 {
 	u64 floor_ns = reached_ns - GROUP_CREDIT;
 	u32 g;
 
-	group_of(queue, &g);
+	group_of(slots[slot].queue, &g);
+	threads[slot].group = g + 1;
 	if ((s64)(groups[g].vtime_ns - floor_ns) < 0)
 		groups[g].vtime_ns = floor_ns;
+}
+
+/* Was it in another group, or in none, when it was forgiven last? Then this one may have been made since. */
+static __always_inline bool is_new_to_group(u32 slot)
+{
+	u32 g;
+
+	group_of(slots[slot].queue, &g);
+	return threads[slot].group != g + 1;
 }
 
 /* Look up the head of this queue. Returns its bit if it has none for this CPU, else 0. */

@@ -157,7 +157,7 @@ s32 BPF_PROG(sched_ctl_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 		if (group_of(slots[slot].queue, &g)->cap)
 			return cpu;		/* the idle CPU asks, and counts who runs */
 		/* Nobody else wants this CPU: who does later is compared with how far this one got. */
-		forgive_group(slots[slot].queue, groups_now_ns);
+		forgive_group(slot, groups_now_ns);
 		if (control.groups[g].share)
 			groups_reach(&cpus[cpu & (MAX_CPUS - 1)], groups[g].vtime_ns);
 	}
@@ -257,8 +257,8 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 		kick_idle(p);
 		return;
 	}
-	if (control.nr_groups && (enq_flags & SCX_ENQ_WAKEUP))
-		forgive_group(queue, groups_now_for(p));
+	if (control.nr_groups && ((enq_flags & SCX_ENQ_WAKEUP) || is_new_to_group(slot)))
+		forgive_group(slot, groups_now_for(p));
 	slice = slice_ns(slot);
 	if (t->left_ns) {
 		if (!(enq_flags & SCX_ENQ_WAKEUP)) {

@@ -174,6 +174,7 @@ struct thread {
 	__u8 lent;			/* 1: its turn is a lent one */
 	__u8 held;			/* 1: a flusher of it may be held until it sleeps */
 	__u8 rescued;			/* 1: its turn is one by the starvation bound */
+	__u8 group;			/* whose lag was forgiven for it last, + 1; 0 = nobody's */
 	__u16 query;			/* whose floor counts that it wants a CPU; 0 = nobody's */
 	__u8 yielded;			/* 1: it gave its turn up, and was not put aside yet */
 } LINES;

@@ -123,6 +123,23 @@ def check_who_had_the_cpu_alone_owes_nothing_for_it() -> None:
             assert 0.4 < found[0] < 0.65 and sum(found[1:]) > 0.3, found
 
 
+@enough_on("6.18")  # our arithmetic
+def check_a_new_group_is_owed_nothing_for_the_time_before_it() -> None:
+    """Of three groups each has a third, though one was made 2 s later, of one that never sleeps."""
+    with Scheduler(full=True) as scheduler, busy(3) as pids:
+        give_shares(scheduler, [1, 1])
+        adopt(scheduler, pids[:2])
+        scheduler.attach()
+        above_all()
+        time.sleep(2)
+        give_shares(scheduler, [1, 1, 1])
+        adopt(scheduler, pids[2:], first_slot=3)
+        found = shares(pids, 1, settle_s=0.0)
+        print([round(share, 3) for share in found])
+        assert max(found) - min(found) < 0.1, found
+        assert scheduler.exit() is None
+
+
 def work_and_nap() -> None:
     burn(0.005)
     time.sleep(0.001)
