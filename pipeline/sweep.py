@@ -2,15 +2,18 @@
 
 A task is one machine, policy, load and seed. They are spread over Spark's workers by
 `mapInPandas`, one row each; results go to a folder a portion at a time, and a sweep that is
-started again leaves out what is there. No shuffle but the one that spreads the tasks.
+started again leaves out what is there of the same profile. No shuffle but the one that spreads the
+tasks.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import structs
 
 from sched_ctl.errors import UserError
@@ -30,7 +33,7 @@ __all__ = ["DROP_IN", "GOALS", "POLICIES", "Choice", "best", "priors", "simulate
 TASKS = "machine STRING, policy STRING, load DOUBLE, seed BIGINT, duration DOUBLE"
 SCHEMA = (
     f"{TASKS}, mean DOUBLE, p99 DOUBLE, slowdown DOUBLE, memory DOUBLE, stable BOOLEAN, "
-    "costs STRING"
+    "costs STRING, profile STRING"
 )
 KEY = ("machine", "policy", "load", "seed", "duration")
 # goal -> column that is to be small
@@ -76,6 +79,7 @@ def task(profile: profiles.Profile, of: Task, costs: "Costs | None" = None) -> d
         "memory": result.memory,
         "stable": result.stable,
         "costs": _text(costs),
+        "profile": _print(profile, of[0]),
     }
 
 
@@ -126,6 +130,12 @@ def _text(costs: "Costs | None") -> str:
     return ",".join(f"{getattr(costs, name):.4g}" for name in Costs.__slots__)
 
 
+def _print(profile: profiles.Profile, machine: str) -> str:
+    """By which results over other measurements of a kind of machine are told apart."""
+    mine = [query for query in profile.queries if query.machine == machine]
+    return hashlib.sha256(msgspec.json.encode(mine)).hexdigest()[:16]
+
+
 def cpus_of(machine: str) -> int:
     """As it stands at the end of a kind of machine's name; else 1."""
     words = machine.rsplit(", ", 1)[-1].split()
@@ -142,7 +152,8 @@ def sweep(
     duration_s: float,
     costs: "Costs | None" = None,
 ) -> list[dict[str, Any]]:
-    """All results of these tasks; those that are in `out` already are not run again."""
+    """All results of these tasks; those that are in `out` already, of this profile, are not run
+    again."""
     for name in policies:  # what cannot run raises UserError here, not in a worker
         if name != OS and registry.policy(name).groups is not None:
             raise UserError(
@@ -155,7 +166,7 @@ def sweep(
             profiles.machines(profile), policies, loads, range(1, seeds + 1), (duration_s,)
         )
     )
-    there = _there(spark, out, costs)
+    there = _there(spark, out, profile, costs)
     done = {tuple(row[key] for key in KEY): row for row in there}
     left = [each for each in wanted if each not in done]
     for first in range(0, len(left), PORTION):
@@ -165,7 +176,8 @@ def sweep(
         ran.coalesce(max(1, min(len(portion), spark.sparkContext.defaultParallelism))).write.mode(
             "append"
         ).parquet(out)
-    done = {tuple(row[key] for key in KEY): row for row in _there(spark, out, costs)}
+    there = _there(spark, out, profile, costs)
+    done = {tuple(row[key] for key in KEY): row for row in there}
     return [done[each] for each in wanted if each in done]
 
 
@@ -180,7 +192,9 @@ def _runner(profile: profiles.Profile, costs: "Costs | None") -> Any:
     return run
 
 
-def _there(spark: "SparkSession", out: str, costs: "Costs | None") -> list[dict[str, Any]]:
+def _there(
+    spark: "SparkSession", out: str, profile: profiles.Profile, costs: "Costs | None"
+) -> list[dict[str, Any]]:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -190,10 +204,8 @@ def _there(spark: "SparkSession", out: str, costs: "Costs | None") -> list[dict[
         if "PATH_NOT_FOUND" in str(error):
             return []
         raise
-    # Results of versions that knew no costs have none.
-    mine = frame.withColumn("costs", F.coalesce("costs", F.lit(""))).where(
-        F.col("costs") == _text(costs)
-    )
+    prints = [_print(profile, machine) for machine in profiles.machines(profile)]
+    mine = frame.where((F.col("costs") == _text(costs)) & F.col("profile").isin(prints))
     return [row.asDict() for row in mine.dropDuplicates(list(KEY)).collect()]
 
 

@@ -35,7 +35,8 @@ def sweep(
         Path, typer.Argument(help="What fleet profile wrote.", metavar="PROFILE")
     ],
     out: Annotated[
-        str, typer.Argument(help="Folder for the results; what is there is not run again.")
+        str,
+        typer.Argument(help="Folder for results; what is there of this profile is not run again."),
     ],
     policy: Annotated[
         list[str] | None,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
@@ -207,7 +208,18 @@ def test_a_sweep_is_gone_on_with(
     ran: list[int] = []
     monkeypatch.setattr(sweep, "_runner", lambda *_: ran.append(1))
     assert sweep.sweep(spark, made, out, ["os", "hr"], [0.5], 1, 5.0) == first
+    later = structs.replace(made, made="later")
+    assert sweep.sweep(spark, later, out, ["os", "hr"], [0.5], 1, 5.0) == first
     assert not ran
+    monkeypatch.undo()
+    # What a later profile tells anew is simulated anew.
+    [query] = made.queries
+    operators = [structs.replace(one, cost=(one.cost or 0.0) * 1.5) for one in query.operators]
+    other = structs.replace(later, queries=[structs.replace(query, operators=operators)])
+    for at in range(2):  # the second time of what is there
+        found = sweep.sweep(spark, other, out, ["os", "hr"], [0.5], 1, 5.0)
+        assert [row["policy"] for row in found] == ["os", "hr"], at
+        assert all(new["mean"] > old["mean"] for new, old in zip(found, first, strict=True)), at
     with pytest.raises(UserError, match="nosuch"):
         sweep.sweep(spark, made, out, ["nosuch"], [0.5], 1, 5.0)
 
