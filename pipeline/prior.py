@@ -87,14 +87,18 @@ def _plain(name: str | None, without: frozenset[str] = frozenset()) -> bool:
     return 0 < len(name) <= LONGEST and name.isprintable() and not without & set(name)
 
 
-def write(folder: Path, name: str, priors: Sequence[Prior]) -> list[Path]:
-    """The file, if there is anything to say. Raises UserError."""
-    if not priors:
-        return []
+def write(folder: Path, name: str, priors: Sequence[Prior]) -> str:
+    """The file; none where there is nothing to say, also not an earlier one, which nodes would
+    still go by. Returns what was done, in words. Raises UserError."""
     path = folder / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text(priors), encoding="utf-8")
+        if priors:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text(priors), encoding="utf-8")
+            return f"wrote {path}"
+        path.unlink()
+    except FileNotFoundError:
+        return f"did not write {path}: the data do not tell"
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-    return [path]
+    return f"removed {path}: the data do not tell any more"

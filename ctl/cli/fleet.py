@@ -306,7 +306,7 @@ def compare(
         found = comparing.compare(folder, base)
         suited = prior.measured(comparing.by_query(folder)) if drop_ins else []
         warning = "" if json else trust.warned(folder)
-    written = prior.write(drop_ins, prior.MEASURED, suited) if drop_ins else []
+    said = prior.write(drop_ins, prior.MEASURED, suited) if drop_ins else ""
     if json:
         show.emit_json([asdict(c) | {"tells": c.tells} for c in found])
         return
@@ -327,8 +327,8 @@ def compare(
     )
     show.text("latency, age, queue, throughput: ratios; fairness (Jain's index): difference")
     _warn(warning)
-    for path in written:
-        show.text(f"wrote {path}")
+    if said:
+        show.text(said)
 
 
 @fleet.command()

@@ -88,21 +88,21 @@ def sweep(
     with spark_of("sweep", master, conf) as spark:
         rows = sweeping.sweep(spark, measured, out, policies, loads, seeds, duration, per_hop)
     choices = sweeping.best(rows)
-    written = _write_priors(drop_ins, choices, goal) if drop_ins else []
+    said = _write_priors(drop_ins, choices, goal) if drop_ins else ""
     if json:
         show.emit_json([asdict(choice) for choice in choices])
     else:
-        _show_choices(choices, written)
+        _show_choices(choices, said)
 
 
-def _write_priors(folder: Path, choices: "list[Choice]", goal: str) -> list[Path]:
+def _write_priors(folder: Path, choices: "list[Choice]", goal: str) -> str:
     from sched_ctl.pipeline import prior
     from sched_ctl.pipeline import sweep as sweeping
 
     return prior.write(folder, sweeping.DROP_IN, sweeping.priors(choices, goal))
 
 
-def _show_choices(choices: "list[Choice]", written: list[Path]) -> None:
+def _show_choices(choices: "list[Choice]", said: str) -> None:
     from sched_ctl import show
 
     show.table(
@@ -120,8 +120,8 @@ def _show_choices(choices: "list[Choice]", written: list[Path]) -> None:
             for c in choices
         ),
     )
-    for path in written:
-        show.text(f"wrote {path}")
+    if said:
+        show.text(said)
 
 
 def rollout(

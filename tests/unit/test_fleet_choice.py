@@ -73,7 +73,8 @@ def test_rows_stay_no_longer_than_their_roll_ups() -> None:
 def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
     choices = sweep.best(rows(os=4.0, hr=1.0, qs=2.0))
     folder = tmp_path / "sched-ctl.d"
-    [path] = prior.write(folder, sweep.DROP_IN, sweep.priors(choices, "latency"))
+    path = folder / sweep.DROP_IN
+    assert prior.write(folder, path.name, sweep.priors(choices, "latency")) == f"wrote {path}"
     assert "75% below the system's own" in path.read_text()
     measured = [prior.Prior("os", "m, 2 CPUs", "etl", "Measured."), *sweep.priors(choices, "tail")]
     prior.write(folder, "55-measured.toml", measured[::-1])
@@ -84,7 +85,18 @@ def test_a_drop_in_is_a_configuration(tmp_path: Path) -> None:
     assert [p.policy for p in settings.prior] == ["os", "hr", "hr"]
     assert settings.prior[0] == Prior(policy="os", machine="m, 2 CPUs", queries=("etl",))
     assert settings.prior[1].machine == "fast, 2 CPUs"
-    assert prior.write(folder, "none.toml", []) == []
+
+
+def test_what_the_data_do_not_tell_any_more_is_advised_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "sched-ctl.d" / prior.MEASURED
+    prior.write(path.parent, path.name, [prior.Prior("hr", None, None, "In March.")])
+    assert path.exists()
+    said = prior.write(path.parent, path.name, [])
+    assert not path.exists()
+    assert said.startswith(f"removed {path}")
+    assert prior.write(path.parent, path.name, []).startswith(f"did not write {path}")
+    assert prior.write(tmp_path / "none", path.name, []).startswith("did not write")
+    assert not (tmp_path / "none").exists()
 
 
 def test_machines_that_cannot_be_simulated_are_left_out_and_named() -> None:
