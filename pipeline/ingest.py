@@ -239,7 +239,7 @@ def _take(fleet: Fleet, files: Files, done: Done) -> None:
             batch = entered(fleet, partial(_written, fleet, left, set_aside))
         except Taken:
             left = _still_new(fleet, left)
-            done.known += len(files) - len(left)
+            done.known += before - len(left)
             if not left:
                 return
             continue
@@ -262,6 +262,7 @@ def entered(fleet: Fleet, written: Callable[[], Batch]) -> Batch:
         fleet.commit(batch)
     except Taken:
         fleet.remove(batch.folder)
+            before = len(left)
         fleet.refresh()
         raise
     return batch

@@ -168,6 +168,31 @@ def test_another_commits_and_cleans_up_meanwhile(
 
 
 def test_a_compaction_begins_again_where_another_cleaned_up(
+def test_a_file_that_others_took_is_known_once(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else takes one of three files, and then another one, while a batch is written."""
+    (tmp_path / "in").mkdir()
+    for at in range(3):
+        name = f"gw-{at}-20270115T080000Z-1.jsonl.gz"
+        (tmp_path / "in" / name).write_bytes(recorded(f"gw-{at}", 1, 3, "boot"))
+    out, taken = str(tmp_path / "out"), ingest.entered
+    others = ["*/gw-0-*", "*/gw-1-*"]
+
+    def entered(fleet: Fleet, written: Callable[[], Batch]) -> Batch:
+        if not others:
+            return taken(fleet, written)
+        monkeypatch.setattr(ingest, "entered", taken)
+        ingest.ingest(spark, str(tmp_path / others.pop(0)), out)
+        monkeypatch.setattr(ingest, "entered", entered)
+        fleet.refresh()
+        raise Taken
+
+    monkeypatch.setattr(ingest, "entered", entered)
+    done = ingest.ingest(spark, str(tmp_path / "in"), out)
+    assert (done.files, done.known, done.rows) == (1, 2, 3 * 2)
+
+
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = generate.generate(tmp_path / "in", SMALL)
