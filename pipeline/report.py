@@ -26,7 +26,7 @@ from sched_ctl.pipeline.store import Fleet
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Facts", "Told", "facts_in", "report", "totals", "whole"]
+__all__ = ["Facts", "Known", "Told", "facts_in", "report", "totals", "whole"]
 
 WORST = 20  # nodes
 MOST_NODES = 200  # in the table of nodes
@@ -74,22 +74,61 @@ th,td{padding:.2rem .3rem;white-space:normal;overflow-wrap:normal}}
 )
 
 
+class Known(Struct, frozen=True):
+    """A change as one page told it. lasts: it was not undone."""
+
+    says: str
+    figure: str
+    engine: str
+    labels: list[str]  # those that changed alike, too
+    drifts: bool
+    up: bool
+    lasts: bool
+    begin_ms: int
+    slot_ms: int
+
+
 class Facts(Struct, frozen=True):
     """What one page told, for the next one to tell what is new. When: of the newest record, ms."""
 
     when: int
-    changed: list[str]
+    changed: list[Known]
     held: dict[str, float]  # label -> hours lost
 
 
 def facts_of(told: "Told") -> Facts:
     return Facts(
         told.span[1],
-        [changes.told(change) for change in told.changed[:30]],
+        [_known(change) for change in told.changed[:30]],
         {
             f"{h.engine} {h.query}/{h.operator} {h.verdict.word}": h.lost_s / 3600
             for h in told.held[:30]
         },
+    )
+
+
+def _known(change: changes.Change) -> Known:
+    return Known(
+        changes.told(change),
+        change.figure,
+        change.engine,
+        [change.label, *change.others],
+        change.drifts,
+        change.size > (1 if change.ratio else 0),
+        change.drifts or change.until_ms is None,
+        change.begin_ms,
+        change.slot_ms,
+    )
+
+
+def _same(one: Known, other: Known) -> bool:
+    """Whether both pages told of one thing: they begin at other times, and so do their slots."""
+    near_ms = changes.NEAR * max(one.slot_ms, other.slot_ms)
+    return (
+        (one.figure, one.engine, one.drifts, one.up, one.lasts)
+        == (other.figure, other.engine, other.drifts, other.up, other.lasts)
+        and not set(one.labels).isdisjoint(other.labels)
+        and (one.drifts or abs(one.begin_ms - other.begin_ms) <= near_ms)
     )
 
 
@@ -111,7 +150,8 @@ def _difference(facts: Facts, last: Facts | None) -> str:
     """What is new since the last page, and what is over."""
     if last is None:
         return ""
-    new = [f"new: {one}" for one in facts.changed if one not in last.changed]
+    told = last.changed
+    new = [f"new: {one.says}" for one in facts.changed if not any(_same(one, t) for t in told)]
     new += [f"held no more: {label}" for label in last.held if label not in facts.held]
     for label, hours in facts.held.items():
         before = last.held.get(label)
@@ -120,8 +160,8 @@ def _difference(facts: Facts, last: Facts | None) -> str:
         elif hours > before * 1.1 + 0.01:
             new.append(f"held {hours - before:.2f} h more: {label}")
     items = "".join(f"<li>{escape(one)}</li>" for one in new[:MOST_NEW])
-    told = f"<ul>{items}</ul>" if new else "<p>Nothing is new.</p>"
-    return f"<h2>Since the report up to {page.clock(last.when)}</h2>{told}"
+    text = f"<ul>{items}</ul>" if new else "<p>Nothing is new.</p>"
+    return f"<h2>Since the report up to {page.clock(last.when)}</h2>{text}"
 
 
 def report(fleet: Fleet, last: Facts | None = None) -> str:

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def whole(figures: Any, held: Any, compared: Any, nodes: list[str], operator: st
     )  # fmt: skip
     doubts = [trust.Doubt(n, "its counters", 17, "cpu 1000000000000 in 5000 ms") for n in nodes[:9]]
     told = report.Told(total, (0, 7_200_000), figures, held, [change], compared, "", doubts)
-    last = report.Facts(3_600_000, ["q costs 2.0 times as much"], {"flink q5/gone io-bound": 1.0})
+    last = report.Facts(3_600_000, [], {"flink q5/gone io-bound": 1.0})
     rows = [
         (
             n,
@@ -132,6 +133,49 @@ def test_the_next_page_tells_what_is_new() -> None:
     assert report._difference(facts, None) == ""
     for text in ("", "<p>hello</p>", '<script type="application/json" id="facts">[1]</script>'):
         assert report.facts_in(text) is None
+
+
+def step(begin_ms: int, **other: Any) -> changes.Change:
+    made = changes.Change(
+        "cost", "flink", "q", "o3", False, begin_ms, None, 300_000, 2.0, 1.9, 2.1, 1e-12,
+        ("gw-0",), 1,
+    )  # fmt: skip
+    return replace(made, **other)
+
+
+def told_anew(before: changes.Change, now: changes.Change) -> bool:
+    one, other = (report.Facts(at, [report._known(c)], {}) for at, c in enumerate((before, now)))
+    return "new: " in report._difference(other, one)
+
+
+def test_a_change_is_new_once_however_its_time_and_nodes_are_told() -> None:
+    minute = 60_000
+    first = step(660 * minute)
+    for same in (
+        first,
+        replace(first, begin_ms=667 * minute),  # slots begin with the window, which moves
+        replace(first, begin_ms=680 * minute, slot_ms=10 * minute),
+        replace(first, nodes=("gw-0", "gw-1"), count=2, size=1.96),
+        replace(first, operator="o2", others=("q/o3",)),
+    ):
+        assert not told_anew(first, same), same
+    for other in (
+        replace(first, begin_ms=690 * minute),
+        replace(first, size=0.5),
+        replace(first, figure="wait", size=0.3),
+        replace(first, operator="o4"),
+        replace(first, engine="storm"),
+        replace(first, until_ms=900 * minute),  # it is over
+    ):
+        assert told_anew(first, other), other
+    # A drift lasts as long as the data do.
+    drift = step(0, drifts=True, until_ms=6000 * minute)
+    later = replace(drift, begin_ms=1440 * minute, until_ms=7440 * minute, size=2.5)
+    assert not told_anew(drift, later)
+    assert told_anew(drift, replace(later, size=0.5))
+    less = step(0, figure="wait", size=-0.2)
+    assert not told_anew(less, replace(less, size=-0.3))
+    assert told_anew(less, replace(less, size=0.2))
 
 
 def test_advice_has_nodes_times_and_links() -> None:
