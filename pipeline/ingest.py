@@ -15,7 +15,9 @@ much longer than the others.
 """
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,10 +45,16 @@ PARTITIONS = ("kind", "date")
 OLDER = ("node", "seq", "t")
 KEY = (*OLDER, "boot", "run")
 SPECIAL = re.compile(r"[][{}*?\\]")  # of a path, which Spark takes for a pattern
+ENDING = ".jsonl.gz"
+LOOK_S = 3600.0
 READ = {"recursiveFileLookup": "true"}
 EVER = "36500d"  # of a file's age: a gateway may come back after weeks, or have a clock of 2040
 
 Files = list[tuple[str, Source]]  # with their paths
+
+
+class Missing(UserError):
+    """There is no such folder, or none of such a pattern."""
 
 
 @dataclass
@@ -118,27 +126,43 @@ def follow(
     """A streaming query that takes in files as they come, by the same commit.
 
     once: end when all that is there is in. The checkpoint only saves listing what is known; losing
-    it costs nothing, for the manifest decides. Spark holds the names of all files that it has seen.
+    it costs nothing, for the manifest decides. Spark holds the names of all files that it has seen,
+    and would never see one that was sent again, longer: for these all are listed when it begins,
+    and each hour.
     """
     fleet = Fleet(spark, out)
     fleet.clean()
     done = Done()
+    looked_s = 0.0
 
-    def commit(frame: "DataFrame", _: int) -> None:
+    def take(found: "DataFrame") -> None:
         fleet.refresh()
-        for part in _parts(_new(fleet, _sources(frame)), BATCH_BYTES):
+        for part in _parts(_new(fleet, found), BATCH_BYTES):
             _take(fleet, part, done)
             told(done)
+            fleet.clean()
         expire.by_rule(fleet)
-        fleet.clean()
 
+    def look() -> None:
+        nonlocal looked_s
+        looked_s = time.monotonic()
+        with suppress(Missing):  # of a pattern nothing may be there yet
+            take(listed(spark, source).where(f"endswith(file, '{ENDING}')"))
+
+    def commit(frame: "DataFrame", _: int) -> None:
+        if time.monotonic() - looked_s >= LOOK_S:
+            look()
+        else:
+            take(_sources(frame))
+
+    look()
     stream = (
         spark.readStream.format("binaryFile")
         .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")
         .options(**READ)
         .option("maxFilesPerTrigger", MOST_FILES)
         .option("maxFileAge", EVER)
-        .option("pathGlobFilter", "*.jsonl.gz")
+        .option("pathGlobFilter", f"*{ENDING}")
         .load(source)
         .writeStream.foreachBatch(commit)
         .option("checkpointLocation", checkpoint)
@@ -179,7 +203,7 @@ def listed(spark: "SparkSession", source: str) -> "DataFrame":
         return found
     except AnalysisException as error:
         if "PATH_NOT_FOUND" in str(error):
-            raise UserError(f"there is no {source}") from None
+            raise Missing(f"there is no {source}") from None
         raise
 
 
@@ -238,6 +262,7 @@ def _take(fleet: Fleet, files: Files, done: Done) -> None:
         try:
             batch = entered(fleet, partial(_written, fleet, left, set_aside))
         except Taken:
+            before = len(left)
             left = _still_new(fleet, left)
             done.known += before - len(left)
             if not left:
@@ -262,7 +287,6 @@ def entered(fleet: Fleet, written: Callable[[], Batch]) -> Batch:
         fleet.commit(batch)
     except Taken:
         fleet.remove(batch.folder)
-            before = len(left)
         fleet.refresh()
         raise
     return batch

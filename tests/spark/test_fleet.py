@@ -1,6 +1,7 @@
 """The fleet's pipeline, by telemetry whose truth is known."""
 
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -167,7 +168,6 @@ def test_another_commits_and_cleans_up_meanwhile(
     assert folders == {f"batch={fleet.batches[1].folder}"}
 
 
-def test_a_compaction_begins_again_where_another_cleaned_up(
 def test_a_file_that_others_took_is_known_once(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +193,7 @@ def test_a_file_that_others_took_is_known_once(
     assert (done.files, done.known, done.rows) == (1, 2, 3 * 2)
 
 
+def test_a_compaction_begins_again_where_another_cleaned_up(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = generate.generate(tmp_path / "in", SMALL)
@@ -269,6 +270,36 @@ def test_the_stream_commits_in_the_same_way(spark: "SparkSession", tmp_path: Pat
     assert fleet.clean() == 2
     assert lines_in(fleet)[0] == truth.operator_rows
     assert ingest.ingest(spark, source, out).files == 0
+
+
+@pytest.mark.parametrize("look_s", [0.0, math.inf])
+def test_the_stream_takes_the_rest_of_a_torn_file(
+    look_s: float, spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it begins, and now and then, as Spark knows files by their paths alone."""
+    monkeypatch.setattr(ingest, "LOOK_S", look_s)
+    (tmp_path / "in").mkdir()
+
+    def send(node: str, content: bytes) -> None:
+        (tmp_path / "in" / f"{node}-20270115T080000Z-1.jsonl.gz").write_bytes(content)
+
+    def follow(told: Callable[[ingest.Done], None] = lambda _: None) -> int:
+        places = (str(tmp_path / name) for name in ("in", "out", "state"))
+        return ingest.follow(spark, *places, once=True, told=told).rows
+
+    send("gw-1", recorded("gw-1", 1, 5, "boot")[:-20])
+    assert follow() == 4 * 2
+    send("gw-1", recorded("gw-1", 1, 7, "boot"))
+    assert follow() == 3 * 2
+
+    def meanwhile(done: ingest.Done) -> None:
+        if done.files == 1:
+            send("gw-1", recorded("gw-1", 1, 8, "boot"))
+            send("gw-3", recorded("gw-3", 1, 2, "boot"))
+
+    send("gw-2", recorded("gw-2", 1, 2, "boot"))
+    assert follow(meanwhile) == 2 * 2 + 2 * 2 + (look_s == 0) * 2
+    assert follow() == (look_s > 0) * 2
 
 
 @pytest.mark.parametrize("newest_s", [1_800_000_000, 1_925_000_000])
