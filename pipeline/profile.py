@@ -13,8 +13,9 @@ third of the days on which the fleet was there.
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import rollups
@@ -25,13 +26,14 @@ from sched_ctl.telemetry import profiles, records
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["days", "nodes", "profile", "shapes_of"]
+__all__ = ["Day", "alone", "by_day", "days", "nodes", "profile", "shapes_of", "stretch"]
 
 KEY = ("engine", "machine", "query", "operator")
 RATE = 8.0
 LEAST_TUPLES = 20  # an hour with fewer says nothing of a cost
 SPREAD = [0.1, 0.5, 0.9]
 
+WEEK = 7  # days
 STEEPEST = 50.0  # drift of the logarithm in a day; beyond, a cost is no cost
 
 Key = tuple[str, ...]
@@ -102,17 +104,28 @@ def _found(fleet: Fleet, begin_ms: int, end_ms: int) -> "DataFrame":
     )
 
 
-def days(fleet: Fleet) -> tuple[int, int] | None:
-    """Begin and end (Unix ms) of the days on which the fleet was there; None = never.
+class Day(NamedTuple):
+    """A day (UTC) with records: by how many nodes, to some percent, from when to when (Unix ms)."""
 
-    A few nodes with a wrong clock neither stretch it nor end it: the newest day on which a quarter
-    of the nodes wrote that wrote on the busiest, and those before it without a gap of a week.
-    """
+    date: str
+    nodes: int
+    begin: int = 0
+    end: int = 0
+
+
+def days(fleet: Fleet) -> tuple[int, int] | None:
+    """Begin and end (Unix ms) of the days on which the fleet was there; None = never."""
+    there = stretch(*by_day(fleet))
+    return (there[0].begin, there[-1].end) if there else None
+
+
+def by_day(fleet: Fleet) -> tuple[list[Day], int]:
+    """The days in order, and how many nodes there are in all."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = (
         fleet.rolled("hour")
-        .groupBy("date")
+        .rollup("date")
         .agg(
             F.approx_count_distinct("node").alias("n"),
             F.min("begin").alias("begin"),
@@ -122,19 +135,50 @@ def days(fleet: Fleet) -> tuple[int, int] | None:
         .limit(10_000)
         .collect()
     )
-    if not rows:
-        return None
-    known = sorted(
-        (date.fromisoformat(r["date"]).toordinal(), r["begin"], r["end"])
-        for r in rows
-        if r["n"] * 4 >= rows[0]["n"]
-    )
-    first = last = known[-1]
-    for earlier in reversed(known):
-        if first[0] - earlier[0] > 7:
-            break
-        first = earlier
-    return first[1], last[2]
+    known = [Day(*row) for row in rows if row["date"] is not None]
+    return sorted(known), max((row["n"] for row in rows), default=0)
+
+
+def stretch(known: Sequence[Day], nodes: int) -> list[Day]:
+    """The days of these, in order, on which the fleet was there; nodes: how many there ever were.
+
+    A few with a wrong clock neither stretch it nor end it; a fleet that has become smaller is still
+    there. So a day counts with a quarter of the nodes of the busiest day, or several that are a
+    twentieth; of days without a gap of a week, the newest that rose to a quarter, and to two nodes
+    where the fleet has three.
+    """
+    busiest = max((day.nodes for day in known), default=0)
+    there = [d for d in known if d.nodes * 4 >= busiest or 1 < d.nodes >= busiest / 20]
+    least = max(busiest / 4, _least(known, nodes))
+    sure = [part for part in _stretches(there) if max(day.nodes for day in part) >= least]
+    return sure[-1] if sure else []
+
+
+def alone(known: Sequence[Day], nodes: int) -> list[str]:
+    """Dates of stretches of days with the records of single nodes, where the fleet has three."""
+    least = _least(known, nodes)
+    lonely = [part for part in _stretches(known) if max(day.nodes for day in part) < least]
+    return [day.date for part in lonely for day in part]
+
+
+def _least(known: Sequence[Day], nodes: int) -> int:
+    """Nodes that have to agree on what day it is: two, but of fleets that never had that many."""
+    return min(2 if nodes > 2 else 1, max((day.nodes for day in known), default=0))
+
+
+def _stretches(known: Sequence[Day]) -> list[list[Day]]:
+    """Parted where there was nobody for a week."""
+    found: list[list[Day]] = []
+    for day in known:
+        if found and _number(day) - _number(found[-1][-1]) <= WEEK:
+            found[-1].append(day)
+        else:
+            found.append([day])
+    return found
+
+
+def _number(day: Day) -> int:
+    return date.fromisoformat(day.date).toordinal()
 
 
 def nodes(fleet: Fleet) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ of them, and `--node` leaves them out.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sched_ctl.pipeline.profile import days
+from sched_ctl.pipeline.profile import alone, by_day
 from sched_ctl.pipeline.store import Fleet
 
 if TYPE_CHECKING:
@@ -80,13 +80,12 @@ def _of_bad_lines(fleet: Fleet) -> "DataFrame":
 
 
 def _of_other_days(fleet: Fleet) -> "DataFrame":
-    """Records of days on which the fleet was not there."""
+    """Records of days far from all on which several nodes were there."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    begin, end = days(fleet) or (0, 0)
     return (
         fleet.rolled("hour")
-        .where((F.col("end") <= begin) | (F.col("begin") >= end))
+        .where(F.col("date").isin(alone(*by_day(fleet))))
         .groupBy("node")
         .agg(
             F.lit("its clock").alias("about"),

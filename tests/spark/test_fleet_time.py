@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import changes, compact, expire, generate, ingest, rollups
+from sched_ctl.pipeline import changes, compact, expire, generate, ingest, rollups, trust
 from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.choice import Choice
 from sched_ctl.pipeline.profile import _found, days, profile
@@ -190,6 +190,25 @@ class Rolled(Fleet):
 
     def read(self, kind: str, folders: Sequence[str] | None = None) -> Any:
         raise AssertionError(kind)
+
+
+def test_the_fleet_is_there_when_several_nodes_are(spark: "SparkSession") -> None:
+    """Three nodes, one of which is right but for a day, and then two."""
+    hours: list[dict[str, Any]] = []
+    for day, names in (*((at, "abc") for at in range(3)), (3, "ab"), (5000, "c")):
+        t = BEGIN + day * DAY_MS
+        for node in names:
+            row: dict[str, Any] = dict.fromkeys(ROLLUPS["hour"])
+            row |= {"date": clock_date(t), "hour": t, "begin": t, "end": t + 9, "node": node}
+            hours.append(row | {"n": 7})
+    fleet = Rolled(spark, hours)
+    assert days(fleet) == (BEGIN, BEGIN + 3 * DAY_MS + 9)
+    [told] = trust._of_other_days(fleet).collect()
+    assert (told["node"], told["lines"]) == ("c", 7)
+    early = Rolled(spark, [row for row in hours if row["hour"] < BEGIN + 5000 * DAY_MS])
+    assert days(early) == days(fleet)
+    assert trust._of_other_days(early).collect() == []
+    assert days(Rolled(spark, [])) is None
 
 
 def test_weeks_are_read_from_roll_ups(spark: "SparkSession") -> None:
