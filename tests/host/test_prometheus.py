@@ -140,6 +140,13 @@ def test_alerts_are_of_each_gateway_by_itself(binaries: Path, tmp_path: Path) ->
         }
         for name, told in annotations.items()
     ]
+    promtool_tests(binaries, tmp_path, series, alerts)
+
+
+def promtool_tests(
+    binaries: Path, tmp_path: Path, series: dict[str, str], alerts: list[dict[str, Any]]
+) -> None:
+    """Of our alerts, over series with a sample a minute."""
     values = [{"series": name, "values": text} for name, text in series.items()]
     tests = {
         "rule_files": [str(ALERTS)],
@@ -154,6 +161,28 @@ def test_alerts_are_of_each_gateway_by_itself(binaries: Path, tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_gateway_is_missed_for_as_long_as_it_is_away(binaries: Path, tmp_path: Path) -> None:
+    """Beside one that answers; it had another version before."""
+    at = 'sched_ctl_build_info{{instance="{}:9464",job="nodes",version="{}"}}'
+    series = {
+        at.format("a", "1.1"): "1+0x400",
+        at.format("b", "1.0"): "1+0x10",
+        at.format("b", "1.1"): "_x10 1+0x10 _x400",
+    }
+    told = {
+        "exp_labels": {"instance": "b:9464", "job": "nodes", "severity": "warning"},
+        "exp_annotations": {
+            "summary": "No sched-ctl answers at b:9464",
+            "description": "It ended, or nothing scrapes it. Threads have the system's own order.",
+        },
+    }
+    alerts = [
+        {"eval_time": when, "alertname": "SchedCtlAbsent", "exp_alerts": missed}
+        for when, missed in (("15m", []), ("40m", [told]), ("5h", [told]))
+    ]
+    promtool_tests(binaries, tmp_path, series, alerts)
 
 
 def test_prometheus_reads_a_controller(server: Server, binaries: Path) -> None:
