@@ -66,21 +66,27 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
     if not address:
         yield
         return
-    clients, told = 0, _kept(page)
+    has_asked: dict[asyncio.StreamWriter, bool] = {}  # by client, the oldest first
+    told = _kept(page)
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal clients
-        clients += 1
+        if len(has_asked) >= CLIENTS:  # anybody can come and say nothing, or read nothing
+            idlest = min(has_asked, key=lambda one: has_asked[one])
+            del has_asked[idlest]
+            idlest.transport.abort()
+        has_asked[writer] = False
         try:
-            if clients <= CLIENTS:
-                writer.transport.set_write_buffer_limits(0)  # all of it is to leave in time
-                writer.write(await asyncio.wait_for(_answer(reader, told), REQUEST_S))
+            writer.transport.set_write_buffer_limits(0)  # all of it is to leave in time
+            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_S)
+            if writer in has_asked:
+                has_asked[writer] = True
+                writer.write(_answer(request, told))
                 await asyncio.wait_for(writer.drain(), REQUEST_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             # It went away, said nothing or too much, or does not read: nothing is kept for it
             writer.transport.abort()
         finally:
-            clients -= 1
+            has_asked.pop(writer, None)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -145,8 +151,7 @@ def _clear(place: Path) -> None:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
-async def _answer(reader: asyncio.StreamReader, page: Page) -> bytes:
-    request = await reader.readuntil(b"\r\n\r\n")
+def _answer(request: bytes, page: Page) -> bytes:
     method, _, rest = request.partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]
     if method not in (b"GET", b"HEAD"):

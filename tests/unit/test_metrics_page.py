@@ -103,6 +103,30 @@ def test_a_port_that_is_in_use_is_told_as_such() -> None:
     asyncio.run(both())
 
 
+@pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\n\r\n"])
+def test_who_comes_and_says_or_reads_nothing_keeps_nobody_out(
+    request_: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_S", 60.0)
+    path = tmp_path / "page.sock"
+
+    async def beside_idle_ones() -> str:
+        async with endpoint.serve(str(path), page("x" * (1 << 20))):  # more than the kernel keeps
+            idle = []
+            for _ in range(endpoint.CLIENTS):
+                reader, writer = await asyncio.open_unix_connection(path, limit=1 << 12)
+                writer.write(request_)
+                if request_:
+                    assert await reader.read(4) == b"HTTP"  # it is being answered
+                idle.append(writer)
+            answer = await scraped(path)
+            for writer in idle:
+                writer.close()
+            return answer
+
+    assert " 200 " in asyncio.run(beside_idle_ones())
+
+
 def test_nothing_is_kept_for_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "REQUEST_S", 0.3)
     port, length = free_port(), 64 << 20  # more than the kernel keeps
