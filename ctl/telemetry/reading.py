@@ -15,8 +15,10 @@ from sched_ctl.telemetry import records
 __all__ = ["Bad", "lines", "lines_of", "read"]
 
 GZIP = 31  # zlib's window bits for a gzip member
-CHUNK = 1 << 20  # bytes taken out of a file at a time, and out of the decompressor
+CHUNK = 1 << 20  # bytes taken out of the decompressor at a time
+PIECE = 1 << 16  # bytes given to it at a time: what it leaves of them is copied
 MOST_BYTES = 1 << 31  # decompressed: more is a bomb, or no file of ours
+MOST_MEMBERS = 1000  # of a gzip file: a recorder makes one
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ def lines(data: bytes) -> Iterator[tuple[int, bytes] | Bad]:
     """The lines of a recorded file, with their numbers from 1; what is torn or foreign as `Bad`.
 
     data: one or several gzip members, or plain text. A torn member gives the lines that are whole.
+    A line that is too long is left out, and what follows it is read.
     """
-    number, rest = 0, b""
+    number, rest, is_long = 0, b"", False
     text = _inflated(data) if data[:2] == b"\x1f\x8b" else iter([data])
     for part in text:
         if isinstance(part, Bad):
@@ -42,33 +45,36 @@ def lines(data: bytes) -> Iterator[tuple[int, bytes] | Bad]:
         *whole, rest = (rest + part).split(b"\n")
         for line in whole:
             number += 1
-            if line.strip(b" \r\t\0"):
+            if line.strip(b" \r\t\0") and not is_long:
                 yield number, line
-        if len(rest) > records.MOST_LINE_BYTES:
+            is_long = False
+        if len(rest) > records.MOST_LINE_BYTES and not is_long:
+            is_long = True
             yield Bad(
                 number + 1, f"a line longer than {records.MOST_LINE_BYTES} bytes", _head(rest)
             )
-            return
+        if is_long:
+            rest = b""
     if rest.strip(b" \r\t\0"):
         yield Bad(number + 1, "torn: the line has no end", _head(rest))
 
 
 def _inflated(data: bytes) -> Iterator[bytes | Bad]:
-    view, total = memoryview(data), 0
-    while len(view):
+    view, at, total = memoryview(data), 0, 0
+    for _ in range(MOST_MEMBERS):
         member = zlib.decompressobj(GZIP)
-        left: bytes | memoryview = view
         try:
-            while not member.eof and left:
-                part = member.decompress(left, CHUNK)
-                left = member.unconsumed_tail
-                if not part and not left:
-                    break
+            while not member.eof and at < len(view):
+                piece = view[at : at + PIECE]
+                part = member.decompress(piece, CHUNK)
+                left = member.unused_data if member.eof else member.unconsumed_tail
+                at += len(piece) - len(left)
                 total += len(part)
                 if total > MOST_BYTES:
                     yield Bad(0, f"more than {MOST_BYTES} bytes when decompressed")
                     return
-                yield part
+                if part:
+                    yield part
         except zlib.error as error:
             yield Bad(0, f"not gzip from here on: {error}")
             return
@@ -78,7 +84,9 @@ def _inflated(data: bytes) -> Iterator[bytes | Bad]:
                 yield part
             yield Bad(0, "torn: the compressed data end early")
             return
-        view = memoryview(member.unused_data)
+        if at == len(view):
+            return
+    yield Bad(0, f"more than {MOST_MEMBERS} gzip members")
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, records.Line] | Bad]:

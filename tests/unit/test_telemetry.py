@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,42 @@ def test_noise_never_makes_the_reader_fail() -> None:
     for other in (b"", b"\0" * 100, b"\x1f\x8b", os.urandom(5000), b"PK\3\4"):
         good, _ = values_of(other)
         assert good == []
+
+
+def test_a_line_that_is_too_long_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(reading, "CHUNK", 700)
+    monkeypatch.setattr(reading, "PIECE", 50, raising=False)
+    first, last = (records.encode(event(value)) for value in ("first", "last"))
+    good, bad = values_of(gzip.compress(first + b"x" * 30_000 + b"\n" + last))
+    assert good == ["first", "last"]
+    assert [(one.line, one.why) for one in bad] == [(2, "a line longer than 1000 bytes")]
+
+
+def test_tiny_members_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a file is not copied for each of them."""
+    given: list[int] = []
+    made = zlib.decompressobj
+
+    class Counting:
+        def __init__(self, bits: int) -> None:
+            self._member = made(bits)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            given.append(len(data))
+            return self._member.decompress(data, most)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._member, name)
+
+    monkeypatch.setattr(reading, "PIECE", 100, raising=False)
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    line = gzip.compress(records.encode(event("x")))
+    good, bad = values_of(line * 50)
+    assert good == ["x"] * 50 and not bad
+    assert sum(given) <= 50 * (len(line) + 200)
+    good, bad = values_of(gzip.compress(b"") * 5000 + line)
+    assert not good and [one.why for one in bad] == ["more than 1000 gzip members"]
 
 
 def test_a_line_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
