@@ -110,8 +110,8 @@ class Recording:
                 self._follow(engine)
         for name in self._seen.keys() - controller.engines.keys():
             self._end_span(name)
-            self._tell("engine", name, "", "gone")
-            self._let_go(name)
+            if self._tell("engine", name, "", "gone"):
+                self._let_go(name)
         for rule in controller.rules:
             policy = NOBODY if rule.instead.own else rule.policy.name
             self._tell("policy", "", rule.name, " ".join((policy, rule.backend)))
@@ -129,13 +129,16 @@ class Recording:
 
     def _pass(self, engine: Engine, snapshot: Snapshot) -> None:
         name, topology = engine.name, snapshot.topology
+        if name not in self._topologies and self.recorder.is_behind:
+            return
         line = self._line_of_new(name, topology)
         if line is None:
             self._topologies[name] = topology, self._topologies[name][1]
         else:
             # Until here others ran: what was gathered of them goes by their names and epoch.
             self._end_span(name)
-            self._begin(name, topology, line)
+            if not self._begin(name, topology, line):
+                return
         ruled = self._ruled(engine, topology)
         span = self._spans.get(name)
         if span is None:
@@ -157,12 +160,18 @@ class Recording:
         line = described(topology, self.recorder.node, round(time.time() * 1e3), 0)
         return None if known is not None and same(known[1], line) else line
 
-    def _begin(self, name: str, topology: Topology, line: records.Topology) -> None:
-        """From now on other operators run than before."""
-        line.epoch = self._epochs[name] = self._epochs.get(name, self._left) + 1
+    def _begin(self, name: str, topology: Topology, line: records.Topology) -> bool:
+        """From now on other operators run than before. False: that cannot be told yet, and records
+        without it would mean nothing.
+        """
+        line.epoch = self._epochs.get(name, self._left) + 1
+        if not self._put(line):
+            self._topologies.pop(name, None)
+            return False
+        self._epochs[name] = line.epoch
         self._topologies[name] = topology, line
-        self._put(line)
         self._forget(name, {*topology.queries, ""})
+        return True
 
     def _let_go(self, name: str) -> None:
         """An engine is gone, and that is told."""
@@ -269,24 +278,25 @@ class Recording:
                 policies[query] = (name, "" if name == NOBODY else rule.backend_of(engine.domain))
         return tuple(p for p, _ in policies.values()), tuple(b for _, b in policies.values())
 
-    def _put(self, line: records.Topology | records.Record | records.Event) -> None:
-        self.recorder.put(line, self._owners.get(line.engine, ""))
+    def _put(self, line: records.Topology | records.Record | records.Event) -> bool:
+        return self.recorder.put(line, self._owners.get(line.engine, ""))
 
-    def _tell(self, what: str, engine: str, about: str, value: str) -> None:
-        """An event, if it says something new."""
+    def _tell(self, what: str, engine: str, about: str, value: str) -> bool:
+        """An event, if it says something new. False: it is told once more at the next pass."""
         if self._told.get((what, engine, about), "") == value:
-            return
-        self._told[what, engine, about] = value
-        self._put(
-            records.Event(
-                node=self.recorder.node,
-                t=round(time.time() * 1e3),
-                what=what,  # type: ignore[arg-type]
-                engine=engine,
-                about=about,
-                value=value[:1000],
-            )
+            return True
+        event = records.Event(
+            node=self.recorder.node,
+            t=round(time.time() * 1e3),
+            what=what,  # type: ignore[arg-type]
+            engine=engine,
+            about=about,
+            value=value[:1000],
         )
+        if not self._put(event):
+            return False
+        self._told[what, engine, about] = value
+        return True
 
 
 def _wall_s(time_s: float) -> float:

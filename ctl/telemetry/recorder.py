@@ -114,21 +114,27 @@ class Recorder:
         self._thread.start()
 
     @property
+    def is_behind(self) -> bool:
+        """Whether nothing more is taken now."""
+        return self._queue.qsize() >= MOST_WAITING
+
+    @property
     def problem(self) -> str | None:
         """Why nothing can be written now, in words."""
-        if self._problem is None and self._queue.qsize() >= MOST_WAITING:
+        if self._problem is None and self.is_behind:
             return f"cannot record into {self._store.folder}: the disk does not answer"
         return self._problem
 
-    def put(self, line: records.Line, owner: str = "") -> None:
-        """Have it written, soon. Throws it away if the writer is far behind.
+    def put(self, line: records.Line, owner: str = "") -> bool:
+        """Have it written, soon. Throws it away, and returns False, if the writer is far behind.
 
         owner: who has a share of his own; "": nobody, all that is put is written.
         """
-        if self._queue.qsize() >= MOST_WAITING:
+        if self.is_behind:
             self._missed += 1
-            return
+            return False
         self._queue.put((line, owner))
+        return True
 
     def close(self, patience_s: float = 5.0) -> None:
         """Write what waits and close the file; a disk that hangs is not waited for."""

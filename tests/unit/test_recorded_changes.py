@@ -19,7 +19,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.model.topology import Snapshot, Thread, Topology
 from sched_ctl.service import views
 from sched_ctl.service.recording import Recording
-from sched_ctl.telemetry import records
+from sched_ctl.telemetry import reading, records
 from sched_ctl.telemetry.recorder import MOST_WAITING, Recorder
 from sched_ctl.telemetry.store import Store
 from support import wait_until
@@ -45,9 +45,10 @@ class Recorded:
         self._time_s = 0.0
 
     def only_put(self, monkeypatch: pytest.MonkeyPatch) -> "Recorded":
-        def put(line: records.Line, owner: str = "") -> None:
+        def put(line: records.Line, owner: str = "") -> bool:
             self.put.append(line)
             self.owners.append(owner)
+            return True
 
         monkeypatch.setattr(self.recorder, "put", put)
         return self
@@ -199,6 +200,46 @@ def test_a_disk_that_does_not_answer_shows_as_a_problem(
     assert any("does not answer" in problem for problem in recorded.problems)
     answers.set()
     wait_until(lambda: recorded.recorder.problem is None, SOON_S)
+
+
+def test_what_could_not_be_told_of_an_engine_is_told_as_soon_as_the_disk_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records without their topology line would mean nothing, and one that is gone would stay."""
+    answers = threading.Event()
+    append = Store.append
+
+    def slow(store: Store, *arguments: Any) -> None:
+        answers.wait(SOON_S)
+        append(store, *arguments)
+
+    monkeypatch.setattr(Store, "append", slow)
+    recorded = Recorded(tmp_path)
+    before, after, gone = of("fake:a", {"q": 1}), of("fake:a", {"q": 2}), of("fake:b", {"q": 1})
+    for _ in range(2):
+        recorded.passes(before, gone)
+    for number in range(MOST_WAITING + 2):
+        recorded.recorder.put(records.Event(node="n", t=number, what="error"))
+    for _ in range(3):
+        recorded.passes(after)
+    answers.set()
+    wait_until(lambda: recorded.recorder.problem is None, SOON_S)
+    for _ in range(4):
+        recorded.passes(after)
+    recorded.recording.close()
+    told = [line for path in sorted(tmp_path.glob("*.gz")) for line in reading.read(path)]
+    lines = [line[1] for line in told if not isinstance(line, reading.Bad)]
+    sizes: dict[int, int] = {}
+    heard = []
+    for line in lines:
+        if isinstance(line, records.Topology) and line.engine == "fake:a":
+            sizes[line.epoch] = len(line.ops)
+        elif isinstance(line, records.Record) and line.engine == "fake:a":
+            assert line.q is not None and len(line.q) == sizes[line.epoch]
+            heard.append(len(line.q))
+    assert heard[-3:] == [2, 2, 2]
+    ended = [line.engine for line in lines if getattr(line, "value", "") == "gone"]
+    assert ended == ["fake:b"]
 
 
 # --- what is kept in memory ---

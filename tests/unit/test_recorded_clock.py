@@ -24,7 +24,12 @@ def test_a_clock_that_is_set_counts_from_then_on(
     controller = Controller(QUICK, FakeEngine.kind(FakeEngine()), backends(FakeBackend()))
     recorder = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=3600.0)
     put: list[records.Line] = []
-    monkeypatch.setattr(recorder, "put", lambda line, _: put.append(line))
+
+    def kept(line: records.Line, _: str) -> bool:
+        put.append(line)
+        return True
+
+    monkeypatch.setattr(recorder, "put", kept)
     recording = Recording(controller, recorder, 0.1)
     controller.noted = recording.note
     clock, set_s = time.time, [0.0]
