@@ -185,7 +185,7 @@ class Recorder:
             del self._owners[engine]
         elif owed is not None:
             lines = [owed, line]
-        if self._pays(owner, *lines):
+        if self._paid(owner, *lines) is not None:
             return lines
         if gone:
             self._topologies.pop(engine, None)
@@ -194,8 +194,8 @@ class Recorder:
         self._lose(1)
         return []
 
-    def _pays(self, owner: str, *lines: records.Line) -> bool:
-        """Whether the owner's share suffices for all of the lines; only then it is smaller."""
+    def _paid(self, owner: str, *lines: records.Line) -> float | None:
+        """What the lines took of the owner's share; None if it does not suffice for all of them."""
         now_s = self._clock()
         share = self._shares.setdefault(owner, _Share(self._hourly, now_s))
         hours = max(0.0, now_s - share.at_s) / 3600
@@ -204,20 +204,22 @@ class Recorder:
         costs = [_cost(line) for line in lines]
         # Lines that each fit into a share pass together when it is full, if not before
         cost = min(sum(costs), max(self._hourly, *costs))
-        pays = cost <= share.left
-        if pays:
+        if cost <= share.left:
             share.left -= cost
-        elif not 0 <= now_s - share.told_s < 3600:
+            return cost
+        if not 0 <= now_s - share.told_s < 3600:
             log.warning("lines of %s's engines are left out: beyond their share of an hour", owner)
             share.told_s = now_s
-        return pays
+        return None
 
     def _flush(self) -> None:
         """Write all that waits, or as much as can be."""
+        paid: list[tuple[str, float]] = []  # for lines that are repeated
         try:
             while self._waiting:
                 self._rotate()
-                first = [] if self._store.is_open else self._opened()
+                paid.clear()
+                first = [] if self._store.is_open else self._opened(paid)
                 lines = [*first, *self._told(), self._waiting[0]]
                 for place, line in enumerate(lines):
                     line.seq, line.node = self._seq + place, self.node
@@ -231,6 +233,8 @@ class Recorder:
                 elif isinstance(line, records.Event) and line.value == "gone":
                     self._topologies.pop(line.engine, None)
         except OSError as error:
+            for owner, cost in paid:
+                self._shares[owner].left += cost
             self._say(f"cannot record into {self._store.folder}: {os.strerror(error.errno or 0)}")
         else:
             self._say(None)
@@ -241,8 +245,10 @@ class Recorder:
         if self._store.is_open and (self._store.is_large or not 0 <= age_ms < self._rotate_ms):
             self._store.close()
 
-    def _opened(self) -> list[records.Line]:
-        """Open a file. Returns the lines that it begins with, so that it explains itself."""
+    def _opened(self, paid: list[tuple[str, float]]) -> list[records.Line]:
+        """Open a file. Returns the lines that it begins with, so that it explains itself; who paid
+        how much for them is added to `paid`.
+        """
         now_ms = int(self._clock() * 1e3)  # never later than it is: the file would be closed again
         self._store.open(now_ms, self._seq)
         start = records.Start(
@@ -256,14 +262,18 @@ class Recorder:
         )
         first = self._waiting[0]
         again = first.engine if isinstance(first, records.Topology) else None
-        paid = {line.engine for line in self._waiting if not isinstance(line, records.Start)}
+        waiting = {line.engine for line in self._waiting if not isinstance(line, records.Start)}
         # What it says holds now: a reader goes by the time of a line, not by that of the first one.
         known = []
         for engine, line in list(self._topologies.items()):
-            owner = "" if engine in paid else self._owners.get(engine, "")
-            if owner and (engine in self._owed or not self._pays(owner, line)):
+            owner = "" if engine in waiting else self._owners.get(engine, "")
+            cost = self._paid(owner, line) if owner and engine not in self._owed else None
+            if owner and cost is None:
                 self._owed.setdefault(engine, self._topologies.pop(engine))  # it may run another
-            elif engine != again:
+                continue
+            if cost is not None:
+                paid.append((owner, cost))
+            if engine != again:
                 known.append(structs.replace(line, t=now_ms))
         return [start, *known]
 

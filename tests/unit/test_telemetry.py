@@ -429,6 +429,40 @@ def test_a_file_explains_all_that_waited_for_it(
     assert isinstance(said, records.Event) and said.value == "paid"
 
 
+def test_a_disk_that_is_full_uses_up_nobodys_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is begun for each line, with what all engines run."""
+    full = threading.Event()
+    write = os.write
+
+    def limited(fd: int, data: bytes) -> int:
+        if threading.current_thread().name == "recorder" and full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", limited)
+    limit = 384 << 10  # 16 KiB an hour
+    now = [1000.0]
+    writer = Recorder(tmp_path, "n", limit_bytes=limit, rotate_s=600.0, clock=lambda: now[0])
+    writer.put(of_theirs(1), "1000")
+    wait_until(lambda: writer.written == 2, SOON_S)
+    full.set()
+    now[0] += 601.0
+    for _ in range(20):
+        writer.put(event("root's"))
+    wait_until(writer._queue.empty, SOON_S)
+    full.clear()
+    writer.put(event("after"))
+    wait_until(lambda: writer.problem is None, SOON_S)
+    writer.put(said_of_theirs(os.urandom(3000).hex()), "1000")
+    writer.close()
+    assert writer.lost == 0
+    [*_, last] = (line for path in sorted(tmp_path.glob("*.gz")) for line in reading.read(path))
+    assert not isinstance(last, reading.Bad) and isinstance(last[1], records.Event)
+    assert last[1].engine == THEIRS
+
+
 def test_a_file_is_not_younger_than_nothing(tmp_path: Path) -> None:
     """Opened at .6 ms, it is not closed at the next line as one whose clock was set back."""
     writer = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=10.0, clock=lambda: 1000.0006)
