@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 256  # lines: at 5 s and one engine 20 minutes of a full disk
 SHARE_HOURS = 24  # in which a user's engines alone could fill all that is kept, at the soonest
 PACKED = 16  # times smaller than it is a line counts at most
+LONGEST = records.MOST_LINE_BYTES - 64  # of a line that has no number yet
 LOOK_S = 30.0  # how often the age of the open file is looked at while nothing comes
 
 
@@ -109,6 +110,7 @@ class Recorder:
         self._shares: dict[str, _Share] = {}  # by owner
         self._owners: dict[str, str] = {}  # by engine, of those whose topology is known
         self._owed: dict[str, records.Topology] = {}  # lines that go before the engine's next one
+        self._endless: set[str] = set()  # engines whose topology takes no line that can be read
         self._seq = self._run = 0
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
@@ -165,11 +167,30 @@ class Recorder:
         missed = self._missed
         self._lose(missed - self._counted)
         self._counted = missed
+        if not self._fits(line):
+            self._lose(1)
+            return
         for each in self._affordable(line, owner):
             self._waiting.append(each)
             self._flush()
             if len(self._waiting) > MOST_WAITING:
                 self._drop()
+
+    def _fits(self, line: records.Line) -> bool:
+        """Whether it can be read again, by itself and by the topology line that it goes by."""
+        is_long = len(records.encode(line)) > LONGEST
+        if isinstance(line, records.Topology):
+            self._endless.discard(line.engine)
+            if is_long:
+                self._endless.add(line.engine)
+                self._topologies.pop(line.engine, None)
+                self._owed.pop(line.engine, None)
+                log.warning("%s is not recorded: it runs more than fits into a line", line.engine)
+        elif isinstance(line, records.Event) and line.value == "gone":
+            self._endless.discard(line.engine)
+        elif isinstance(line, records.Record):
+            return not (is_long or line.engine in self._endless)
+        return not is_long
 
     def _affordable(self, line: records.Line, owner: str) -> list[records.Line]:
         """The line, after its topology's if that is owed; nothing beyond the owner's share."""

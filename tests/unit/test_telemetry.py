@@ -463,6 +463,30 @@ def test_a_disk_that_is_full_uses_up_nobodys_share(
     assert last[1].engine == THEIRS
 
 
+def test_what_takes_more_than_a_line_costs_no_others_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    most = len(records.encode(of_theirs(1))) + 100
+    monkeypatch.setattr("sched_ctl.telemetry.recorder.LONGEST", most, raising=False)
+    writer = recorder(tmp_path)
+
+    def of_engine(epoch: int) -> records.Record:
+        return records.Record(node="n", t=1, d=1, engine=THEIRS, epoch=epoch, q=[epoch])
+
+    longer = of_theirs(2)
+    longer.ops = longer.ops * 2
+    for line in (of_theirs(1), of_engine(1), longer, of_engine(2), of_theirs(3), of_engine(3)):
+        writer.put(line, "1000")
+        writer.put(event("root's"))
+    writer.close()
+    of_epochs = (records.Topology, records.Record)
+    kept = [line.epoch for line in read_all(tmp_path) if isinstance(line, of_epochs)]
+    assert kept == [1, 1, 3, 3]
+    assert writer.lost == 2
+    [said] = caplog.messages
+    assert THEIRS in said
+
+
 def test_a_file_is_not_younger_than_nothing(tmp_path: Path) -> None:
     """Opened at .6 ms, it is not closed at the next line as one whose clock was set back."""
     writer = Recorder(tmp_path, "n", limit_bytes=1 << 20, rotate_s=10.0, clock=lambda: 1000.0006)
