@@ -31,7 +31,7 @@ def watch(
     load. It takes no lock, and may run beside a controller, which then is the one that answers: for
     this one add --run-dir RUN_DIR/watch.
 
-    Examples: sched-ctl watch;  sched-ctl watch --metrics 127.0.0.1:9464 --record /var/tmp/seen
+    Examples: sched-ctl watch;  sched-ctl watch --metrics 127.0.0.1:9464 --record /var/log/sched-ctl
     """
     import sys
 

@@ -43,6 +43,7 @@ __all__ = [
     "Holder",
     "Running",
     "again",
+    "check_way",
     "hold",
     "hold_if_free",
     "holder",
@@ -100,7 +101,7 @@ def _namespace() -> int:
 def run_folder(path: Path) -> Path:
     """Make the folder, for us alone. Raises UserError if somebody else could write to it."""
     try:
-        _check_way(path)
+        check_way(path, "--run-dir")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.stat()
     except OSError as error:
@@ -120,8 +121,10 @@ def run_folder(path: Path) -> Path:
     return path
 
 
-def _check_way(path: Path) -> None:
-    """Raises UserError if another user could lead the path elsewhere, by a link or by renaming."""
+def check_way(path: Path, option: str) -> None:
+    """Raises UserError if another user could lead the path elsewhere, by a link or by renaming, or
+    has made what is there. option: names another path.
+    """
     trusted = (0, os.geteuid())
     way = path.absolute()
     for step in (*reversed(way.parents), way, *reversed(Path(os.path.realpath(way)).parents)):
@@ -138,7 +141,7 @@ def _check_way(path: Path) -> None:
                 f"{path} is not safe: {step} {who}, who could put another folder there",
                 "run it outside of this user namespace, as the machine's root"
                 if step == Path("/")
-                else "give another folder with --run-dir",
+                else f"give another folder with {option}",
             )
 
 

@@ -7,6 +7,7 @@ record of that engine; it is logged, and shows in the controller's status.
 import logging
 import math
 import platform
+import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +21,15 @@ from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.engine import Engine
+from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs, psi
 from sched_ctl.metrics import verdicts
 from sched_ctl.model.topology import Snapshot, Topology
+from sched_ctl.service.lock import check_way
 from sched_ctl.telemetry import records
 from sched_ctl.telemetry.recorder import Recorder
 from sched_ctl.telemetry.span import Span, described, same
+from sched_ctl.telemetry.store import prepare
 
 __all__ = ["Recording", "start"]
 
@@ -41,13 +45,34 @@ def start(controller: Controller) -> "Recording | None":
     if not settings.record:
         return None
     recorder = Recorder(
-        Path(settings.record),
+        _made(Path(settings.record)),
         settings.node or platform.node() or "node",
         limit_bytes=round(settings.record_limit * 1e6),
         rotate_s=settings.record_rotate,
         boot=procfs.boot_id(),
     )
     return Recording(controller, recorder, settings.record_period)
+
+
+def _made(folder: Path) -> Path:
+    """Make the folder. Raises UserError if another user could lead what is recorded elsewhere, or
+    put files beside it whose numbers would be taken for ours.
+    """
+    try:
+        check_way(folder, "--record")
+        prepare(folder)
+        check_way(folder, "--record")  # who made it is known only now
+        is_shared = bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError as error:
+        raise UserError(
+            f"cannot record into {folder}: {error.strerror}", "give another folder with --record"
+        ) from error
+    if is_shared:
+        raise UserError(
+            f"{folder} can be written to by everybody",
+            f"give another folder with --record, or: chmod o-w {folder}",
+        )
+    return folder
 
 
 class Recording:

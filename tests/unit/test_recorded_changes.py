@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import QUICK, chains
+from msgspec.structs import replace
 
 from sched_ctl.adapt.hits import Hits
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
+from sched_ctl.errors import UserError
 from sched_ctl.model.topology import Snapshot, Thread, Topology
 from sched_ctl.service import views
-from sched_ctl.service.recording import Recording
+from sched_ctl.service.recording import Recording, start
 from sched_ctl.telemetry import reading, records
 from sched_ctl.telemetry.recorder import MOST_WAITING, Recorder
 from sched_ctl.telemetry.store import Store
@@ -140,6 +143,36 @@ def test_a_fault_at_one_engine_costs_a_record_of_that_one(
 
 
 # --- what cannot be written ---
+
+
+@pytest.mark.needs("root")
+def test_nothing_is_recorded_where_another_user_can_put_files(tmp_path: Path) -> None:
+    """He could remove ours, or add one whose number leaves none for those that follow."""
+    (tmp_path / "theirs" / "below").mkdir(parents=True)
+    (tmp_path / "everybodys").mkdir()
+    os.chown(tmp_path / "theirs", 20001, 20001)
+    (tmp_path / "everybodys").chmod(0o1777)
+    (tmp_path / "file").touch()
+
+    def begun(folder: Path) -> None:
+        controller = Controller(replace(QUICK, record=str(folder)), {}, None)
+        try:
+            recording = start(controller)
+            assert recording is not None
+            recording.close()
+        finally:
+            controller.close()
+
+    for name, why in (
+        ("theirs", "belongs to user 20001"),
+        ("theirs/below", "belongs to user 20001"),
+        ("everybodys", "by everybody"),
+        ("file/below", "cannot record into"),
+    ):
+        with pytest.raises(UserError, match=why):
+            begun(tmp_path / name)
+    begun(tmp_path / "everybodys" / "ours")
+    assert (tmp_path / "everybodys" / "ours").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_is_removed_shows_as_a_problem(tmp_path: Path) -> None:
