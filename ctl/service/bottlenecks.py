@@ -2,11 +2,13 @@
 
 Verdicts need the times of the threads, which no policy may want. So they are read only while
 somebody looks: a request starts the readings, and the first answer waits until there are two.
+They are worked out in the control loop's thread, so of each owner's operators only as many as
+`shown` says.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +19,10 @@ from sched_ctl import show
 from sched_ctl.adapt import parallelism
 from sched_ctl.controller import targets
 from sched_ctl.controller.loop import Controller
+from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.horizons import HORIZONS_S
+from sched_ctl.engines.owners import COMMON
 from sched_ctl.kernel import procfs, psi, sleeping
 from sched_ctl.kernel.cpus import cpus_of
 from sched_ctl.metrics import verdicts
@@ -27,11 +31,13 @@ from sched_ctl.metrics.settle import FIRST_S, Reading, Said, settle
 from sched_ctl.metrics.verdicts import Assessment, Judged, Verdict
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import sleeps, threads
 from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.service import views
 from sched_ctl.service.idle import idle
+from sched_ctl.service.shown import ALL, OTHERS, Most, left_out, shown
 from sched_ctl.telemetry import exposition
 
 __all__ = [
@@ -66,7 +72,8 @@ class Found:
     """The verdicts of one engine, over the operators of `window.now.topology`.
 
     waits: what was traced of all engines' threads, if anything is. longer: the same over more time,
-    as far as anybody looked. late: how late a query's tuples are, as effects are told.
+    as far as anybody looked. late: how late a query's tuples are, as effects are told. only: rows
+    that are looked at; None: all.
     """
 
     engine: Engine
@@ -75,6 +82,14 @@ class Found:
     waits: WaitTimes
     longer: tuple[Assessment, ...] = ()
     late: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    only: Index | None = None
+
+    @property
+    def rows(self) -> Index:
+        """Of the operators that are looked at, in order."""
+        return (
+            np.arange(len(self.window.now.topology.operators)) if self.only is None else self.only
+        )
 
 
 async def look(
@@ -99,13 +114,18 @@ async def look(
         await asyncio.sleep(0.1)
 
 
-def assessed(controller: Controller) -> Iterator[Found]:
-    """Of the readings there are; no wait."""
+def assessed(controller: Controller, common: Most = ALL) -> Iterator[Found]:
+    """Of the readings there are; no wait. The common owners' engines come first.
+
+    common: most that is looked at of these. Engines of which nothing is are left out.
+    """
     controller.waits.look()
-    late = {(told["engine"], told["query"]): told for told in views.effects(controller)}
-    for engine in controller.engines.values():
+    late: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for told in views.effects(controller):
+        late.setdefault(told["engine"], {})[told["query"]] = told
+    for engine, rows in shown(controller.engines.values(), common):
         now = engine.snapshot
-        if now is None:
+        if now is None or (now.topology.operators and not len(rows)):
             continue
         window = Window(now, _then(engine, now))
         windows = [window, *_longer(engine, window)]
@@ -114,8 +134,8 @@ def assessed(controller: Controller) -> Iterator[Found]:
             verdicts.assess(one, _queue(one), pressure, longer=windows[-1], missed=missed)
             for one, pressure in zip(windows, _memory_pressure(engine), strict=False)
         )
-        mine = {query: told for (name, query), told in late.items() if name == engine.name}
-        yield Found(engine, window, first, controller.waits, tuple(longer), mine)
+        mine = late.get(engine.name, {})
+        yield Found(engine, window, first, controller.waits, tuple(longer), mine, rows)
 
 
 def _longer(engine: Engine, window: Window) -> Iterator[Window]:
@@ -148,17 +168,17 @@ def bottlenecks(found: list[Found]) -> list[dict[str, Any]]:
     cpus = {id(one): round(cpus_of(one.window.now.topology.pids), 2) for one in found}
     return [
         query
-        | _parallelism(needs[id(one)], query["query"])
+        | _parallelism(needs[id(one)], rows)
         | {"cpus": cpus[id(one)]}
         | {"operators": [operator(one, row) for row in rows.tolist()]}
         for one, rows, query in _queries(found)
     ]
 
 
-def _parallelism(wanted: parallelism.Wanted, query: str) -> dict[str, Any]:
-    """Of the stages of one query; rates in tuples/s, None = unknown."""
+def _parallelism(wanted: parallelism.Wanted, rows: Index) -> dict[str, Any]:
+    """Of the stages of one query's operators; rates in tuples/s, None = unknown."""
     parts = wanted.stages
-    mine = [stage for stage, name in enumerate(parts.queries) if name == query]
+    mine = np.unique(parts.of[rows]).tolist()
     cpus = float(np.nansum(wanted.cpus[mine]))
     return {
         "needed_cpus": _known(cpus) if cpus > 0 else None,
@@ -178,28 +198,39 @@ def _parallelism(wanted: parallelism.Wanted, query: str) -> dict[str, Any]:
 
 
 def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]]:
-    """Each query, with the rows of its operators and what holds it."""
+    """Each query, with the rows of its operators that are looked at, and what holds it."""
     now_s = time.monotonic()
     for one in found:
         topology = one.window.now.topology
-        number = {query: place for place, query in enumerate(topology.queries)}
-        group = np.array([number[o.query] for o in topology.operators], dtype=np.intp)
-        for gone in one.engine.said.keys() - number.keys():
+        for gone in one.engine.said.keys() - set(topology.queries):
             del one.engine.said[gone]
-        for place, rows in verdicts.rows_by(group, len(number)):
+        for place, rows, looked_at in _rows(one):
             query = topology.queries[place]
             judged = [verdicts.judged(each, rows) for each in (one.assessment, *one.longer)]
-            readings = [_reading(one, each) for each in judged]
+            readings = [_reading(one, each, rows) for each in judged]
             said = settle(one.engine.said.get(query), now_s, readings)
             one.engine.said[query] = said
-            yield one, rows, _query(one, query, said, readings)
+            yield one, looked_at, _query(one, query, said, readings)
 
 
-def _reading(one: Found, judged: Judged) -> Reading:
+def _rows(one: Found) -> Iterator[tuple[int, Index, Index]]:
+    """The queries of which an operator is looked at: place, rows, and those that are."""
+    query = one.window.now.topology.query_rows
+    is_looked_at = np.zeros(len(query), dtype=np.bool_)
+    is_looked_at[one.rows] = True
+    rows = np.flatnonzero(np.isin(query, query[one.rows]))
+    places, group = np.unique(query[rows], return_inverse=True)
+    for number, mine in verdicts.rows_by(group, len(places)):
+        all_rows = rows[mine]
+        yield int(places[number]), all_rows, all_rows[is_looked_at[all_rows]]
+
+
+def _reading(one: Found, judged: Judged, rows: Index) -> Reading:
+    """rows: of the query's operators."""
     label = one.window.now.topology.operators[judged.row].label
     of_io = judged.verdict is Verdict.IO_BOUND
     verdict = judged.verdict
-    if of_io and _at_lock(one, _stage(one, judged.row)):
+    if of_io and _at_lock(one, _stage(one, judged.row, rows)):
         verdict = Verdict.LOCK_BOUND
     return Reading(judged.seconds, verdict, label, judged.confidence)
 
@@ -210,16 +241,15 @@ def _verdict(one: Found, row: int) -> Verdict:
     return Verdict.LOCK_BOUND if at_lock else verdict
 
 
-def _stage(one: Found, row: int) -> Index:
+def _stage(one: Found, row: int, rows: Index) -> Index:
     """The replica's own row and those of its siblings that sleep with work in hand, too.
 
     Of replicas that share a lock one may hold it most of the time: by itself it sleeps elsewhere.
     """
     operators = one.window.now.topology.operators
-    judged = operators[row]
-    asleep = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP)
-    name = (judged.query, judged.logical)
-    mine = [r for r in asleep if (operators[r].query, operators[r].logical) == name]
+    logical = operators[row].logical
+    asleep = rows[one.assessment.blocked[rows] >= LEAST_ASLEEP]
+    mine = [r for r in asleep.tolist() if operators[r].logical == logical]
     return np.array(mine, dtype=np.intp)  # none, where only a longer window saw it sleep
 
 
@@ -254,14 +284,23 @@ def _query(one: Found, name: str, said: Said, readings: list[Reading]) -> dict[s
     }
 
 
-def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
-    """All that `sched-ctl top` draws: one row for each scheduled thread."""
+def screen(
+    controller: Controller,
+    found: list[Found],
+    common: Most = ALL,
+    status: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All that `sched-ctl top` draws: one row for each scheduled thread that is looked at.
+
+    common: as for `assessed`. status: the controller's, if it is known.
+    """
     labels = _labels(found)
     served = _served(found)
     rows = []
     left = dict(labels)
-    for rule, schedule in ((r, s) for r in controller.rules for s in r.schedules.values()):
-        for thread, plan in zip(schedule.threads, views.rows(schedule), strict=True):
+    for rule, schedule, only in _scheduled(controller, found, labels):
+        threads = [schedule.threads[at] for at in only]
+        for thread, plan in zip(threads, views.rows(schedule, only), strict=True):
             place = labels.get(thread)
             left.pop(thread, None)
             verdict = {} if place is None else operator(found[place[0]], place[1])
@@ -282,7 +321,8 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
                 | (_place(found[place[0]], place[1]) if place else {})
             )
     rows += [_unordered(found[place], row, thread) for thread, (place, row) in left.items()]
-    status = views.status(controller)
+    status = status or views.status(controller)
+    missing = [*left_out(controller.engines.values(), common).values()]
     return {
         "only_looks": controller.observes,
         "runs_in": {e["engine"]: e["runs_in"] for e in status["engines"] if e["runs_in"]},
@@ -302,9 +342,35 @@ def screen(controller: Controller, found: list[Found]) -> dict[str, Any]:
         "replicas": views.replicas(controller),
         "pressure": views.stalls(None),
         "queries": [query for _, _, query in _queries(found)],
-        "effects": views.effects(controller),
+        "effects": status["effects"],
         "rows": rows,
+        "left_out": {
+            "queries": sum(most.queries for most in missing),
+            "operators": sum(most.operators for most in missing),
+        },
     }
+
+
+def _scheduled(
+    controller: Controller, found: list[Found], labels: Mapping[Thread, tuple[int, int]]
+) -> Iterator[tuple[Rule, Schedule, Sequence[int]]]:
+    """Each schedule with its rows that are looked at: threads of operators first, then helpers, of
+    other than the common owners as many in all as there may be operators.
+    """
+    helpers = {
+        helper.thread
+        for one in found
+        if one.engine.domain != COMMON
+        for helper in one.window.now.topology.helpers
+    }
+    for rule in controller.rules:
+        for domain, schedule in rule.schedules.items():
+            only: Sequence[int] = range(len(schedule.threads))
+            if domain != COMMON:
+                mine = [at for at in only if schedule.threads[at] in labels]
+                more = [at for at in only if schedule.threads[at] in helpers]
+                only = [*mine, *more][: 2 * OTHERS.operators]
+            yield rule, schedule, only
 
 
 def _unordered(one: Found, row: int, thread: Thread) -> dict[str, Any]:
@@ -324,16 +390,18 @@ def exposed(controller: Controller, *, openly: bool = False) -> str:
     """The page for Prometheus. Verdicts come with the second scrape, locks with the third."""
     began_s = time.thread_time()
     controller.probe(SCRAPED_S)
-    found = list(assessed(controller))
+    most = Most(exposition.MOST_QUERIES, exposition.MOST_OPERATORS)
+    found = list(assessed(controller, most))
     for one in found:
         _looked_for_sleep(one, SCRAPED_S)
     threads: dict[tuple[str, str], list[Thread]] = {}
     for one in found:
-        for operator in one.window.now.topology.operators:
+        for row in one.rows.tolist():
+            operator = one.window.now.topology.operators[row]
             threads.setdefault((one.engine.name, operator.query), []).extend(operator.threads)
     waits = {key: counts.tolist() for key, counts in controller.waits.totals(threads).items()}
-    status, shown = views.status(controller), screen(controller, found)
-    text = exposition.page(status, shown, waits, openly=openly)
+    status = views.status(controller)
+    text = exposition.page(status, screen(controller, found, most, status), waits, openly=openly)
     controller.spent_on_others(time.thread_time() - began_s)
     return text
 
@@ -423,8 +491,8 @@ def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
     return {
         thread: (place, row)
         for place, one in enumerate(found)
-        for row, operator in enumerate(one.window.now.topology.operators)
-        for thread in operator.threads
+        for row in one.rows.tolist()
+        for thread in one.window.now.topology.operators[row].threads
     }
 
 
@@ -463,7 +531,7 @@ def _looked_for_sleep(one: Found, seconds: float = WATCH_S) -> bool:
     gone on for long enough.
     """
     operators = one.window.now.topology.operators
-    rows = np.flatnonzero(one.assessment.blocked >= LEAST_ASLEEP).tolist()
+    rows = one.rows[one.assessment.blocked[one.rows] >= LEAST_ASLEEP].tolist()
     asleep = [thread for row in rows for thread in operators[row].threads if thread.tid]
     one.engine.sleeps.follow(asleep, seconds)
     return not asleep or one.engine.sleeps.looks >= FIRST_LOOKS

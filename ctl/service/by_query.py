@@ -3,7 +3,7 @@
 `plan`, `status` and the log of `load` say the same of it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.rule import Rule
+from sched_ctl.engines.owners import COMMON
 from sched_ctl.metrics.backlog import MEMORY
 from sched_ctl.metrics.catalogue import evaluate
 from sched_ctl.model.normalise import places
 from sched_ctl.model.schedule import Schedule
+from sched_ctl.service.shown import names
 
 __all__ = ["line", "queries", "told"]
 
@@ -34,13 +36,18 @@ class _Row:
 
 
 def queries(controller: Controller, rule: Rule) -> list[dict[str, Any]]:
-    """A row for each query that the rule orders; those that go first come first."""
-    found = list(_unordered(controller, rule))
+    """A row for each query that the rule orders and that is looked at (`shown`); those that go
+    first come first.
+    """
+    only = names(controller.engines.values())
+    found = list(_unordered(controller, rule, only))
     for domain, schedule in rule.schedules.items():
-        uses = _uses(controller, rule, domain)
-        rows = _rows(schedule)
+        uses = _uses(controller, rule, domain, {engine for engine, _ in only})
+        rows = _rows(schedule, None if domain == COMMON else only)
+        heavy = set(schedule.memory.get(MEMORY, {})) & rows.keys()
+        shares = _shares(rule, schedule)
         for (engine, query), row in rows.items():
-            goes, why = _reason(rule, domain, schedule, rows, (engine, query), uses)
+            goes, why = _reason(rule, domain, schedule, rows, (engine, query), uses, heavy, shares)
             found.append(
                 {
                     "engine": engine,
@@ -57,22 +64,26 @@ def queries(controller: Controller, rule: Rule) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (ORDER[row["goes"]], -(row["place"] or 0.0)))
 
 
-def _unordered(controller: Controller, rule: Rule) -> Iterator[dict[str, Any]]:
+def _unordered(controller: Controller, rule: Rule, only: Set[Name]) -> Iterator[dict[str, Any]]:
     """Rows of queries that are left to the OS for a while: nobody is in a schedule meanwhile."""
     for engine, window in rule.windows.items():
         here = controller.engines.get(engine)
         if here is None or not rule.instead.own_in(here.domain):
             continue
         topology = window.now.topology
-        for query in sorted(controller.claims.of(rule, engine, topology)):
-            mine = [operator for operator in topology.operators if operator.query == query]
+        by_query: dict[str, list[int]] = {}
+        for operator in topology.operators:
+            if (engine, operator.query) in only:
+                by_query.setdefault(operator.query, []).append(len(operator.threads))
+        for query in sorted(controller.claims.of(rule, engine, topology) & by_query.keys()):
+            threads = by_query[query]
             yield {
                 "engine": engine,
                 "query": query,
                 "goes": "as under the OS",
                 "why": rule.instead.phase,
-                "operators": len(mine),
-                "threads": sum(len(operator.threads) for operator in mine),
+                "operators": len(threads),
+                "threads": sum(threads),
                 "place": None,
                 "most_urgent": None,
                 "cpu_use_of_mean": None,
@@ -88,10 +99,12 @@ def _goes(goes: str) -> str:
     return goes if goes == "as under the OS" else f"goes {goes}"
 
 
-def _rows(schedule: Schedule) -> dict[Name, _Row]:
+def _rows(schedule: Schedule, only: Set[Name] | None) -> dict[Name, _Row]:
     found: dict[Name, _Row] = {}
     place = places(schedule)
     for at, whose in enumerate(schedule.queries):
+        if only is not None and whose not in only:
+            continue
         label = schedule.operators[at]
         if whose is None or not label.startswith(f"{whose[1]}/"):  # a helper thread
             continue
@@ -103,15 +116,19 @@ def _rows(schedule: Schedule) -> dict[Name, _Row]:
     return found
 
 
-def _uses(controller: Controller, rule: Rule, domain: str) -> dict[Name, float]:
-    """CPU use of each query as multiples of the mean, of those that are known as
+def _uses(controller: Controller, rule: Rule, domain: str, engines: Set[str]) -> dict[Name, float]:
+    """CPU use of each query of these engines as multiples of the mean, of those that are known as
     `metrics.backlog` has it; none where nobody is there to compare with.
     """
     used: dict[Name, float] = {}
     unread: set[Name] = set()
     for name, window in rule.windows.items():
         engine = controller.engines.get(name)
-        if engine is None or engine.domain != domain or name not in rule.resolutions:
+        if (
+            engine is None
+            or engine.domain != domain
+            or name not in engines & rule.resolutions.keys()
+        ):
             continue
         column = evaluate(rule.resolutions[name][1], window).get("cpu_use")
         if column is None:
@@ -134,18 +151,19 @@ def _reason(
     rows: Mapping[Name, _Row],
     query: Name,
     uses: Mapping[Name, float],
+    heavy: Set[Name],
+    shares: Mapping[Name, float],
 ) -> tuple[str, str]:
     """How it goes, one of `ORDER`, and why."""
     policy = rule.policy_of(domain)
     if query in schedule.targets:
         return "in turn", "by its target"
-    heavy = set(schedule.memory.get(MEMORY, {})) & rows.keys()
     if MEMORY in policy.remembers and heavy and len(heavy) < len(rows):
         part = f", {uses[query]:.2g} of the mean CPU" if query in uses else ""
         return ("last", f"heavy{part}") if query in heavy else ("first", f"light{part}")
     row = rows[query]
-    if (share := _share(rule, schedule, query)) is not None:
-        return "in turn", f"by its share, {share:g}"
+    if query in shares:
+        return "in turn", f"by its share, {shares[query]:g}"
     if row.place is None or policy.name in ("light-first", "constant"):
         if policy.name != "light-first":
             return "as under the OS", "all are equal, or nothing is known yet"
@@ -157,12 +175,17 @@ def _reason(
     return "in turn", f"place {row.place:.2f} at most, of {row.operator.rpartition('/')[2]}"
 
 
-def _share(rule: Rule, schedule: Schedule, query: Name) -> float | None:
-    """What the user gave it of the CPU, where not all have the same."""
+def _shares(rule: Rule, schedule: Schedule) -> Mapping[Name, float]:
+    """What the user gave queries of the CPU, where not all have the same."""
     groups = schedule.groups.values() if rule.section.shares else ()
     if len({group.share for group in groups}) < 2:
-        return None
-    return next((g.share for g in groups for row in g.rows if schedule.queries[row] == query), None)
+        return {}
+    found: dict[Name, float] = {}
+    for group in groups:
+        for row in group.rows:
+            if (whose := schedule.queries[row]) is not None:
+                found.setdefault(whose, group.share)
+    return found
 
 
 def told(controller: Controller, rule: Rule, most: int) -> Iterator[str]:

@@ -32,6 +32,7 @@ from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import threads as probes
 from sched_ctl.service import by_query
+from sched_ctl.service.shown import left_out, names
 
 __all__ = [
     "applied",
@@ -142,6 +143,11 @@ def _notes(controller: Controller) -> list[str]:
     found = [f"{name}: {note}" for name, note in notes.items() if note]
     found += controller.targets.notes(controller)
     found += spared(controller)
+    found += [
+        f"{called(whose)}: {most.queries} queries, {most.operators} operators beyond the first are "
+        "in no answer of top and bottlenecks (the setting 'users' would change that)"
+        for whose, most in left_out(controller.engines.values()).items()
+    ]
     for rule in controller.rules:
         slower = controller.pace.note(rule.section.period or 1.0)
         found += [] if slower is None else [f"policy {rule.called}: {slower}"]
@@ -189,11 +195,13 @@ def _rule(rule: Rule, now_s: float) -> dict[str, Any]:
 
 
 def effects(controller: Controller) -> list[dict[str, Any]]:
-    """What came of it lately, of each query; null where nobody tells."""
+    """What came of it lately, of each query that is looked at; null where nobody tells."""
+    only = names(controller.engines.values())
     return [
         {name: _plain(getattr(effect, name)) for name in (*effect.__slots__, "cost_s")}
         for found in controller.outcomes.found.values()
         for effect in found
+        if effect.key in only
     ]
 
 

@@ -14,11 +14,12 @@ from sched_ctl import __version__
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.probes.waits import SLOT_S
 
-__all__ = ["FAMILIES", "MOST_OPERATORS", "OPEN", "TEXT", "page"]
+__all__ = ["FAMILIES", "MOST_OPERATORS", "MOST_QUERIES", "OPEN", "TEXT", "page"]
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-MOST_OPERATORS = 2000  # on one page: each has eighteen series
+# Of the engines that are ordered together, on one page. Of all others as many as are looked at.
+MOST_OPERATORS = 2000  # each has eighteen series
 MOST_QUERIES = 500  # with 23 series each
 PREFIX = "sched_ctl_"
 
@@ -73,7 +74,11 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "query_target_tuples_total": ("counter", "its tuples that were seen to keep it or not"),
         "query_target_met_tuples_total": ("counter", "those of them that kept it"),
         "query_target_possible": ("gauge", "0 if it cannot be met whatever is done"),
-        "operators_left_out": ("gauge", f"operators beyond the first {MOST_OPERATORS}"),
+        "queries_left_out": ("gauge", f"queries beyond root's first {MOST_QUERIES}, or a user's"),
+        "operators_left_out": (
+            "gauge",
+            f"operators beyond root's first {MOST_OPERATORS}, or a user's",
+        ),
     }
 )
 BUCKETS = range(4, 24, 2)  # slots of a traced histogram at which one of Prometheus' ends
@@ -137,7 +142,10 @@ def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[S
             yield "pass_seconds", labels | {"stage": stage}, milliseconds / 1e3
         if rule["race"] is not None:
             yield from _race(labels, rule["race"])
-    for effect in status["effects"][:MOST_QUERIES]:
+    told = {(query["engine"], query["query"]) for query in screen["queries"]}
+    for effect in status["effects"]:
+        if (effect["engine"], effect["query"]) not in told:
+            continue
         labels = {"engine": effect["engine"], "query": effect["query"]}
         yield "query_input_rate", labels, effect["tuples_in"]
         yield "query_output_rate", labels, effect["tuples_out"]
@@ -148,7 +156,9 @@ def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[S
         yield "engine_up", labels, int(engine["state"] == "ok")
         yield "engine_polls_total", labels, engine["polls"]
         yield "engine_poll_seconds", labels, engine["poll_ms"] / 1e3
-    for target in status["targets"][:MOST_QUERIES]:
+    for target in status["targets"]:
+        if (target["engine"], target["query"]) not in told:
+            continue
         labels = {"engine": target["engine"], "query": target["query"]}
         yield "query_target_seconds", labels, target["latency_s"]
         yield "query_target_asked_ratio", labels, target["share"]
@@ -157,8 +167,10 @@ def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[S
         yield "query_target_met_tuples_total", labels, target["met_tuples"]
         if target["standing"] is not None:
             yield "query_target_possible", labels, int(target["standing"] != "over")
+    yield "queries_left_out", {}, screen["left_out"]["queries"]
+    yield "operators_left_out", {}, screen["left_out"]["operators"]
     yield from _operators(screen["rows"])
-    for query in screen["queries"][:MOST_QUERIES]:
+    for query in screen["queries"]:
         labels = {"engine": query["engine"], "query": query["query"]}
         yield from _verdict("query", labels, query["verdict"])
         yield "query_verdict_confidence", labels, query["confidence"]
@@ -175,8 +187,7 @@ def _race(labels: Labels, race: Mapping[str, Any]) -> Iterator[Sample]:
 def _operators(rows: list[dict[str, Any]]) -> Iterator[Sample]:
     """Those that are known as operators; one that has several threads is told once."""
     known = {(row["engine"], row["operator"]): row for row in rows if row["engine"] is not None}
-    yield "operators_left_out", {}, max(0, len(known) - MOST_OPERATORS)
-    for (engine, operator), row in list(known.items())[:MOST_OPERATORS]:
+    for (engine, operator), row in known.items():
         labels = {"engine": engine, "operator": operator}
         yield "operator_queue_tuples", labels, row["queue"]
         yield "operator_head_age_seconds", labels, row["head_age_s"]
@@ -197,7 +208,7 @@ def _verdict(of: str, labels: dict[str, str], word: str) -> Iterator[Sample]:
 
 
 def _waits(waits: Mapping[tuple[str, str], Sequence[int]]) -> Iterator[Sample]:
-    for (engine, query), (*slots, ns) in list(waits.items())[:MOST_QUERIES]:
+    for (engine, query), (*slots, ns) in waits.items():
         name, labels = "query_cpu_wait_seconds", {"engine": engine, "query": query}
         for end in BUCKETS:
             le = {"le": f"{SLOT_S * 2**end:.6g}"}

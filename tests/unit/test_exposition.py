@@ -22,7 +22,8 @@ from sched_ctl.errors import UserError
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.probes.sleeps import SleepPlaces
 from sched_ctl.service import bottlenecks, endpoint
-from sched_ctl.telemetry.exposition import FAMILIES, MOST_OPERATORS, page
+from sched_ctl.service.shown import Most
+from sched_ctl.telemetry.exposition import FAMILIES, page
 
 ALERTS = Path(__file__).parents[2] / "packaging" / "prometheus-alerts.yml"
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana-dashboard.json"
@@ -52,8 +53,8 @@ def test_where_threads_sleep_is_looked_at_from_one_scrape_to_the_next(
     monkeypatch.setattr(SleepPlaces, "follow", lambda _, found, s: followed.append((len(found), s)))
     assessed = bottlenecks.assessed
 
-    def asleep(controller: Controller) -> Iterator[bottlenecks.Found]:
-        for one in assessed(controller):
+    def asleep(controller: Controller, most: Most) -> Iterator[bottlenecks.Found]:
+        for one in assessed(controller, most):
             shares = np.where(np.arange(5) < 3, 0.9, 0.0)
             yield replace(one, assessment=replace(one.assessment, blocked=shares))
 
@@ -67,9 +68,9 @@ def test_what_a_page_costs_makes_no_pass_rarer(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("time.thread_time", lambda: spent_s[0])
     assessed = bottlenecks.assessed
 
-    def dear(controller: Controller) -> Iterator[bottlenecks.Found]:
+    def dear(controller: Controller, most: Most) -> Iterator[bottlenecks.Found]:
         spent_s[0] += 100.0
-        yield from assessed(controller)
+        yield from assessed(controller, most)
 
     monkeypatch.setattr(bottlenecks, "assessed", dear)
 
@@ -165,6 +166,7 @@ def operators(count: int) -> dict[str, Any]:
     return {
         "queries": [],
         "rows": [row | {"engine": "e", "operator": f"q/{i}"} for i in range(count)],
+        "left_out": {"queries": 2, "operators": 5},
     }
 
 
@@ -182,10 +184,11 @@ STATUS: dict[str, Any] = {
 PAGE_WITH_SHARES = page(STATUS, operators(1))
 
 
-def test_a_page_has_an_end_and_no_value_that_is_not_known() -> None:
-    text = page(STATUS, operators(MOST_OPERATORS + 5))
+def test_a_page_has_no_value_that_is_not_known() -> None:
+    text = page(STATUS, operators(3))
     assert "sched_ctl_operators_left_out{} 5.0" in text
-    assert text.count("sched_ctl_operator_queue_tuples{") == MOST_OPERATORS
+    assert "sched_ctl_queries_left_out{} 2.0" in text
+    assert text.count("sched_ctl_operator_queue_tuples{") == 3
     assert " inf" not in text and "operator_place{" not in text
     assert list(text_string_to_metric_families(text))
 
