@@ -288,7 +288,7 @@ def screen(
     controller: Controller,
     found: list[Found],
     common: Most = ALL,
-    status: Mapping[str, Any] | None = None,
+    status: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All that `sched-ctl top` draws: one row for each scheduled thread that is looked at.
 

@@ -271,8 +271,8 @@ def test_what_could_not_be_told_of_an_engine_is_told_as_soon_as_the_disk_answers
             assert line.q is not None and len(line.q) == sizes[line.epoch]
             heard.append(len(line.q))
     assert heard[-3:] == [2, 2, 2]
-    ended = [line.engine for line in lines if getattr(line, "value", "") == "gone"]
-    assert ended == ["fake:b"]
+    events = [line for line in lines if isinstance(line, records.Event)]
+    assert [event.engine for event in events if event.value == "gone"] == ["fake:b"]
 
 
 # --- what is kept in memory ---
