@@ -153,6 +153,8 @@ class Pool(Backend):
         # The bank that is in force is left alone until the other one is complete.
         epoch = file["urgency_epoch"] % (1 << 62) + 1
         bank = file["urgency_offset"] + (epoch & 1) * columns.nbytes
+        if bank + columns.nbytes > file.size:  # the engine's word, who may say anything
+            raise EngineError(f"lab:{file.pid}: the place for urgencies lies outside of its file")
         os.pwrite(pool.fd, columns.tobytes(), bank)
         _set_epoch(pool, epoch, until_ns)
         pool.written = columns
