@@ -30,7 +30,7 @@ __all__ = ["TargetWatch", "rows"]
 log = logging.getLogger(__name__)
 
 SPAN_S = 5.0  # hits are counted over this time, at least
-MOST_GONE = 1000  # queries that left an engine whose hits of the last hour are kept
+MOST_GONE = 1000  # queries that left, an engine or a domain with theirs, whose hits are kept
 NEVER_S = 30.0  # after which it is said that no query has appeared that a target is for
 WAITS = 0.2  # share of its time that a query waits for CPUs, for others to be in its way
 
@@ -51,6 +51,7 @@ class TargetWatch:
         default_factory=dict
     )
     _stood: dict[Query, Standing] = field(default_factory=dict)
+    _domains: dict[str, str] = field(default_factory=dict)  # of engines that have hits
     _now_s: float = math.nan
 
     def note(self, controller: "Controller", now_s: float) -> None:
@@ -101,6 +102,7 @@ class TargetWatch:
             return
         self._spans[engine.name] = effect.begin(snapshot, span.gap_s)
         self._last[engine.name] = span
+        self._domains[engine.name] = engine.domain
         latencies = {query: target.latency_s for query, target in targets.items()}
         stuck = _stuck(span)
         for found in effect.effects(span, latencies):
@@ -167,10 +169,7 @@ class TargetWatch:
         for by_query in (self.effects, self._stood):
             for key in [k for k in by_query if k[0] == engine and k[1] not in queries]:
                 by_query.pop(key)
-        gone = [key for key in self.hits if key[0] == engine and key[1] not in queries]
-        for place, key in enumerate(gone):
-            if place < len(gone) - MOST_GONE or math.isnan(self.hour(key)):
-                del self.hits[key]
+        self._thin([key for key in self.hits if key[0] == engine and key[1] not in queries])
 
     def _forget_all_but(self, engines: Set[str]) -> None:
         """Of those that left only the hits of the last hour stay: some come back."""
@@ -180,9 +179,20 @@ class TargetWatch:
         for by_query in (self.effects, self._stood):
             for query in [query for query in by_query if query[0] not in engines]:
                 by_query.pop(query)
-        for query in [query for query in self.hits if query[0] not in engines]:
-            if math.isnan(self.hour(query)):
-                del self.hits[query]
+        gone: dict[str, list[Query]] = {}
+        for query in self.hits:
+            if query[0] not in engines:
+                gone.setdefault(self._domains[query[0]], []).append(query)
+        for queries in gone.values():
+            self._thin(queries)
+        left = {engine for engine, _ in self.hits}
+        self._domains = {name: one for name, one in self._domains.items() if name in left}
+
+    def _thin(self, gone: Sequence[Query]) -> None:
+        """Of these, the first of which came first, keep those that tell of the last hour."""
+        for place, key in enumerate(gone):
+            if place < len(gone) - MOST_GONE or math.isnan(self.hour(key)):
+                del self.hits[key]
 
     def _say(self, controller: "Controller") -> None:
         """How those stand with their targets that cannot meet them, in the log, when it changes."""

@@ -268,6 +268,31 @@ def test_of_an_engine_that_left_the_hits_of_an_hour_stay() -> None:
     after(4, engine, left, target("bulk", "10ms"))
 
 
+def test_of_engines_that_left_little_stays_for_each_who_is_ordered_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user starts and ends engine after engine, with queries that fit a target of root's."""
+    monkeypatch.setattr(targets, "MOST_GONE", 3)
+
+    def left(controller: Controller) -> None:
+        watch = controller.targets
+        watch._now_s = 100.0
+        here = watch.hits.keys()
+        assert here == {("fake:a", "alarm"), ("fake:a", "bulk")}
+        for number in range(9):
+            for engine, domain in ((f"lab:{number}", "user:1000"), ("flink:b", "")):
+                watch.hits[engine, f"q-{number}"] = counted(Hits(), 90.0, 10, 1.0)
+                watch._domains[engine] = domain
+        watch._forget_all_but({"fake:a"})
+        kept = {key for key in watch.hits if key[0] != "fake:a"}
+        last = (6, 7, 8)
+        assert kept == {(e, f"q-{n}") for n in last for e in (f"lab:{n}", "flink:b")}
+        assert watch._domains.keys() == {engine for engine, _ in watch.hits}
+
+    engine = Counting({"alarm": ALARM, "bulk": BULK})
+    after(4, engine, left, target("*", "100ms"))
+
+
 def test_nobody_in_the_way_of_who_waits_for_itself() -> None:
     engine = Counting({"alarm": ALARM, "bulk": BULK})
     poll = engine.poll
