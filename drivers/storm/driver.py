@@ -44,7 +44,8 @@ HELP = "see Storm in docs/engines.md for the lines of storm.yaml"
 def find() -> list[Target]:
     """Topologies with workers on this machine."""
     return [
-        Target("storm", address, worker.pid) for address, worker in _addresses(workers()).items()
+        Target("storm", address, worker.pid, worker.uid)
+        for address, worker in _addresses(workers()).items()
     ]
 
 
@@ -64,9 +65,12 @@ def _addresses(found: Iterable[Worker]) -> dict[str, Worker]:
 
 
 def connect(target: Target) -> "StormDriver":
-    """Follow the topology with this id, or with this name. Raises EngineError if there is none."""
-    addresses = _addresses(workers())
-    chosen = addresses.get(target.address)
+    """Follow the topology with this id, or with this name. Raises EngineError if there is none.
+
+    One that was found stays its user's, whoever has the plain id meanwhile.
+    """
+    addresses = _addresses(w for w in workers() if target.uid in (None, w.uid))
+    chosen = addresses.get(target.address.removesuffix(f"@{target.uid}"))
     if chosen is None:
         named = [w for w in addresses.values() if query_of(w.topology) == target.address]
         if len(named) != 1:
@@ -279,6 +283,7 @@ kind = DriverKind(
     find,
     connect,
     of_processes=True,
+    of_several=True,
     helpers={"acker": "top"},
     scaler=scaling.connect,
 )

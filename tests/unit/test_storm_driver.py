@@ -429,6 +429,23 @@ def test_nobody_takes_over_anothers_topology() -> None:
     assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 10, "lr-1-5": 13, "etl-1-5@666": 11}
 
 
+def test_a_topology_lasts_while_one_of_its_workers_does() -> None:
+    assert driver.kind.of_several
+
+
+@pytest.mark.parametrize("address", ["etl-1-5", "etl-1-5@100"])
+def test_a_topology_that_was_found_stays_its_users(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The eldest worker has ended, and another user's has the plain id by now."""
+    known = [worker(11, 666, "etl-1-5"), worker(12, 100, "etl-1-5"), worker(13, 100, "etl-1-5")]
+    monkeypatch.setattr(driver, "workers", lambda: known)
+    assert [target.uid for target in driver.find()] == [666, 100]
+    storm = driver.connect(Target("storm", address, 12, 100))
+    assert (storm.target.pid, set(storm._workers)) == (12, {12, 13})
+    assert driver.connect(Target("storm", "etl-1-5")).target.pid == 11  # which somebody named
+
+
 def test_where_no_worker_is_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [worker(os.getpid(), os.getuid(), TOPOLOGY)]
     monkeypatch.setattr(driver, "workers", lambda: known)
