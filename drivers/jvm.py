@@ -1,6 +1,7 @@
 """A Java process that runs operators, and what its threads are called."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sched_ctl.drivers import threadnames
@@ -53,7 +54,10 @@ class JavaProcess:
         """
         tids = set(procfs.tids(self.pid))
         went = self._seen.keys() - tids
-        lost = went and any(thread.tid in went for thread in self.names)
+        known: Iterable[Thread] = self.names
+        if went and not threadnames.tells_operators(self.engine):
+            known = (*self.names, *self.others)
+        lost = went and any(thread.tid in went for thread in known)
         for tid in went:
             del self._seen[tid]
         for tid in tids - self._seen.keys():

@@ -16,7 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["GRAMMARS", "OPERATOR", "Grammar", "ThreadName", "certainly_helper", "read"]
+__all__ = [
+    "GRAMMARS",
+    "OPERATOR",
+    "Grammar",
+    "ThreadName",
+    "certainly_helper",
+    "read",
+    "tells_operators",
+]
 
 OPERATOR = "operator"
 LONGEST = 4096  # characters of a name that are looked at
@@ -180,6 +188,11 @@ def read(engine: str, name: str) -> ThreadName | None:
                 {part: text for part, text in match.groupdict().items() if text is not None},
             )
     return None
+
+
+def tells_operators(engine: str) -> bool:
+    """Whether names tell which threads run operators."""
+    return any(grammar.engine == engine and grammar.role == OPERATOR for grammar in GRAMMARS)
 
 
 # First characters of threads that a virtual machine and an engine start and end all the time.

@@ -64,3 +64,17 @@ def test_who_is_looked_for_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     machine = Machine(monkeypatch)
     machine.look()
     assert machine.look(wanted=True)[2] == 2
+
+
+@pytest.mark.parametrize(("engine", "noticed"), [("liebre", True), ("flink", False)])
+def test_where_no_name_tells_an_operator_any_that_ends_is_noticed(
+    engine: str, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch)
+    machine.process.engine = engine
+    machine.threads[3] = "my map"
+    machine.look()
+    del machine.threads[3]
+    assert machine.look()[0] == noticed
+    assert "my map" not in {thread.name for thread in machine.process.others} or not noticed
+    assert (machine.look()[0], machine.asked) == (False, 1)
