@@ -27,6 +27,7 @@ from sched_ctl.drivers.flink.queues import Doubts
 from sched_ctl.drivers.flink.renewals import Mask, mixed
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Labels, Page
+from sched_ctl.errors import EngineError
 from sched_ctl.model.graph import Array, Graph, Index
 
 __all__ = ["DERIVED", "PROVIDES", "HeadAge", "Reading", "RestAge", "page"]
@@ -173,7 +174,11 @@ class Reading:
         return None
 
     def ask(self, rest: Endpoint, asked: Mask, deadline: float) -> None:
-        """Read these (n,) rows over REST. Raises EngineError."""
+        """Read these (n,) rows over REST. Raises EngineError.
+
+        A cluster that is too large for the time is told what helps: half of its values would be of
+        another time than the others.
+        """
         vertices: dict[tuple[str, str], list[int]] = {}
         for at in np.flatnonzero(asked).tolist():
             row = self.plan.rows[at]
@@ -183,17 +188,25 @@ class Reading:
         job, vertex = min(vertices)
         rest.get(f"/jobs/{job}/vertices/{vertex}/metrics?get=0.numRecordsIn", time_left(deadline))
         time.sleep(SETTLE_S)
-        for (job, vertex), rows in sorted(vertices.items()):
-            places = dict(self._names(job, vertex, rows))
-            for names in _portions(places):
-                answer: list[Value] = rest.json(
-                    f"/jobs/{job}/vertices/{vertex}/metrics?get={names}",
-                    time_left(deadline),
-                    list[Value],
-                )
-                for one in answer:
-                    if (place := places.get(one.id)) is not None:
-                        place[0][place[1]] = _number(one.value)
+        questions = [
+            (f"/jobs/{job}/vertices/{vertex}/metrics?get={names}", places)
+            for (job, vertex), rows in sorted(vertices.items())
+            for places in (dict(self._names(job, vertex, rows)),)
+            for names in _portions(places)
+        ]
+        for number, (path, places) in enumerate(questions):
+            try:
+                answer: list[Value] = rest.json(path, time_left(deadline), list[Value])
+            except EngineError:
+                if not number or time.monotonic() < deadline:
+                    raise
+                raise EngineError(
+                    f"{number} of {len(questions)} questions about its metrics were answered in "
+                    "time: its Prometheus reporter needs one a TaskManager, or raise poll_timeout"
+                ) from None
+            for one in answer:
+                if (place := places.get(one.id)) is not None:
+                    place[0][place[1]] = _number(one.value)
 
     def _names(
         self, job: str, vertex: str, rows: Sequence[int]

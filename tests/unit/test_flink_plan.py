@@ -513,3 +513,32 @@ def test_names_hold_no_format() -> None:
     made = planned(job(odd, ("a", odd, 1, {})))
     assert made.rows[0].task == odd
     assert made.logical[0].query == odd
+
+
+def test_a_cluster_that_is_too_large_to_be_asked_is_told_what_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+
+    class Slow:
+        """Answers each question in 0.3 s, or not in time."""
+
+        def get(self, path: str, timeout_s: float) -> None: ...
+
+        def json(self, path: str, timeout_s: float, kind: object) -> list[object]:
+            nonlocal now_s
+            now_s += min(0.3, timeout_s)
+            if timeout_s < 0.3:
+                raise EngineError(f"{path} did not answer in time")
+            return []
+
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    made = planned(job("q", *((f"v{n}", f"Map {n}", 1, {}) for n in range(8))))
+    asked = np.ones(len(made.rows), dtype=np.bool_)
+    rest = cast(Endpoint, Slow())
+    with pytest.raises(EngineError, match=r"^3 of 8 questions .* Prometheus .* poll_timeout$"):
+        Reading(made).ask(rest, asked, now_s + 1.0)
+    with pytest.raises(EngineError, match="did not answer in time"):  # it is slow, and not large
+        Reading(made).ask(rest, asked, now_s + 0.1)
+    Reading(made).ask(rest, asked, now_s + 9.0)
