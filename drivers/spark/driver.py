@@ -9,7 +9,7 @@ tasks may be on any threads of the pool.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -101,6 +101,7 @@ class SparkDriver:
         self._away = 0
         self._jobs: list[Job] = []
         self._queries: dict[str, tuple[Query, float]] = {}  # run -> when it was first seen
+        self._newest: dict[str, int] = {}  # id of a query -> its newest job
         self._modes = Modes()
         self._paces: Mapping[str, Pace] = {}
         # By name of an operator: rows that it took in since we look, by its part then.
@@ -188,18 +189,30 @@ class SparkDriver:
         path = f"/api/v1/applications/{self._id}/jobs?status=running"
         jobs: list[Job] = self._asked(path, list[Job], deadline)
         now_s = time.monotonic()
-        known = len(self._queries)
-        for job in jobs:
-            if (query := query_of(job)) is not None:
-                self._queries.setdefault(query.run, (query, now_s))
+        known = self._queries.keys()
+        self._note_runs(jobs, now_s)
         before = self._modes.steady, {j.job_id for j in self._jobs if j.group in self._modes.steady}
         self._modes.look([job for job in jobs if job.group in self._queries], now_s)
         self._jobs = jobs
         after = self._modes.steady, {j.job_id for j in jobs if j.group in self._modes.steady}
-        changed = before != after or known != len(self._queries)
+        changed = before != after or known != self._queries.keys()
         if changed:
             self._look_until = now_s + AGAIN_S
         return changed
+
+    def _note_runs(self, jobs: Sequence[Job], now_s: float) -> None:
+        """A query that was started again goes on in its new run: no two share a checkpoint."""
+        for job in sorted(jobs, key=lambda job: job.job_id):
+            query = query_of(job)
+            if query is None or job.job_id < self._newest.get(query.id, 0):
+                continue  # an older run's, of which Spark missed the end
+            self._newest[query.id] = job.job_id
+            if query.run not in self._queries:
+                others = {r: one for r, one in self._queries.items() if one[0].id != query.id}
+                self._queries = {**others, query.run: (query, now_s)}
+        ids = {query.id for query, _ in self._queries.values()}
+        self._newest = {one: number for one, number in self._newest.items() if one in ids}
+        self._modes.keep(self._queries)
 
     def _restless(self, now_s: float) -> bool:
         """Whether tasks may be operators, and so move to other threads with the next batch."""

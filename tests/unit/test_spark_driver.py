@@ -333,3 +333,33 @@ def test_rows_are_counted_for_whoever_runs_meanwhile(monkeypatch: pytest.MonkeyP
         rates.append(float(taken[0]))
     assert rates[0] == pytest.approx(3000)  # not what came since the machine was started
     assert np.diff(rates).tolist() == pytest.approx([3000] * 29 + [2000] * 30 + [1000] * 30)
+
+
+def test_a_query_that_is_started_again_is_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver is not seen: no thread tells that the run before has ended."""
+    again = Query("93ad7a4e-79d5-4dd4-8b4b-07d60e8fd9a1", A.id, A.name)
+    clock = [100.0]
+    monkeypatch.setattr("sched_ctl.drivers.spark.driver.time.monotonic", lambda: clock[0])
+    answers: dict[str, Any] = {
+        "applications": [Application("app-1", "a", [Attempt(completed=False)])],
+        "executors": [],
+        "jobs?status=running": [job(A, 3, 4), job(B, 4, 5)],
+        "": Gauges(),
+    }
+    rest = SimpleNamespace(json=lambda path, *_: answers[path.rpartition("/")[2]])
+    driver = SparkDriver(Target("spark", "elsewhere:4040"), cast("Any", rest))
+
+    def runs() -> list[str]:
+        clock[0] += 10.0
+        driver.poll(1.0)
+        return sorted(driver._queries)
+
+    assert runs() == sorted([A.run, B.run])
+    answers["jobs?status=running"] = [job(again, 9, 12), job(A, 3, 4)]  # whose end was missed
+    assert runs() == sorted([again.run, B.run])
+    answers["jobs?status=running"] = [job(A, 3, 4)]
+    assert runs() == sorted([again.run, B.run])
+    assert driver._modes._last.keys() <= {again.run, B.run}
+    answers["jobs?status=running"] = [job(again, 9, 12)]
+    driver._queries = {B.run: driver._queries[B.run]}  # as threads told
+    assert runs() == sorted([again.run, B.run])
