@@ -101,6 +101,15 @@ class CountFile:
             elif second <= now + EARLY_S:
                 self._early[second] = self._early.get(second, 0) + int(count)
 
+    def follows(self, pid: int, descriptor: int) -> bool:
+        """Whether it is the file behind a process's descriptor, and that goes on where it was."""
+        try:
+            theirs = os.stat(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH116  many of them
+        except OSError:
+            return False
+        same = os.path.samestat(theirs, os.fstat(self.descriptor))
+        return same and theirs.st_size >= self._offset
+
     def close(self) -> None:
         os.close(self.descriptor)
 

@@ -171,19 +171,14 @@ class LiebreDriver:
     def _look(self) -> None:
         """Which operators and streams there are."""
         pid = self._process.pid
-        ids = set()
-        for (name, metric), descriptor in open_files(pid).items():
-            ids.add((name, metric))
-            if metric in ("IN", "OUT") and (name, metric) not in self._files:
-                file = CountFile.of(pid, descriptor)
-                if file is not None:
-                    self._files[name, metric] = file
+        files = open_files(pid)
+        self._follow_files({key: fd for key, fd in files.items() if key[1] in ("IN", "OUT")})
         threads = [*self._process.names, *self._process.others]
         called = Counter(thread.name for thread in threads)
         # Files have names as they are, a reporter sends some without their spaces.
         real = {as_sent(name): name for name in called} | {name: name for name in called}
         series = self._of_ours(real)
-        ids |= series.keys()
+        ids = files.keys() | series.keys()
         mine = {real[name] for name, metric in ids if metric in ("EXEC", "RATE") and name in real}
         counted = {name for name, metric in ids if metric in ("IN", "OUT")}
         ends, self._unclear = taken_apart(counted, real)
@@ -206,6 +201,16 @@ class LiebreDriver:
             self._operators, self._streams = operators, streams
             self._topology = None
             self._shared = False
+
+    def _follow_files(self, found: Mapping[tuple[str, str], int]) -> None:
+        """found: descriptors of the process. A query that starts again begins its files anew."""
+        pid = self._process.pid
+        for key, file in list(self._files.items()):
+            if key not in found or not file.follows(pid, found[key]):
+                self._files.pop(key).close()
+        for key in found.keys() - self._files.keys():
+            if (opened := CountFile.of(pid, found[key])) is not None:
+                self._files[key] = opened
 
     def _of_ours(self, called: Collection[str]) -> Mapping[tuple[str, str], Series]:
         """The series of the prefix whose operators are this process's threads."""

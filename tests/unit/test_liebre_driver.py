@@ -96,6 +96,48 @@ def test_nothing_is_counted_while_a_file_is_behind(
     driver.close()
 
 
+@pytest.mark.parametrize("how", ["another", "cut off", "closed"])
+def test_a_query_that_starts_again_begins_its_files_anew(
+    how: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("100,5\n101,45\n")
+    driver = connect(Target("liebre", str(os.getpid())))
+    key = "a_b", "IN"
+    closed: list[CountFile] = []
+    close = CountFile.close
+
+    def noted(one: CountFile) -> None:
+        closed.append(one)
+        close(one)
+
+    monkeypatch.setattr(CountFile, "close", noted)
+
+    def counted(fd: int) -> int:
+        monkeypatch.setattr("sched_ctl.drivers.liebre.driver.open_files", lambda _: {key: fd})
+        driver._look()
+        return driver._files[key].read(200)
+
+    descriptor = os.open(file, os.O_RDONLY)
+    assert counted(descriptor) == 50
+    first = driver._files[key]
+    assert counted(descriptor) == 50 and not closed
+    if how == "another":
+        os.close(descriptor)
+        file.rename(file.with_suffix(".old"))
+        file.write_text("150,20\n151,50\n")
+        descriptor = os.open(file, os.O_RDONLY)
+    elif how == "cut off":
+        file.write_text("150,70\n")
+    else:
+        monkeypatch.setattr("sched_ctl.drivers.liebre.driver.open_files", lambda _: {})
+        driver._look()
+        assert not driver._files
+    assert counted(descriptor) == (50 if how == "closed" else 70)
+    assert closed == [first]
+    os.close(descriptor)
+    driver.close()
+
+
 def test_a_long_file_is_read_from_its_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sched_ctl.drivers.liebre.counts.WHOLE_LIMIT", 10)
     file.write_text("100,5\n101,7\n")
