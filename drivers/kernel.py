@@ -177,7 +177,9 @@ class KernelDriver:
             if self._tracer is not None:
                 self._tracer.follow(self._pids)
             self._topology = self._made()
-        columns = self._times.read(self._topology)
+        # Turns are counted since the thread was born, wake-ups since we look.
+        afresh = self._tracer is not None and "tuples_in" in self.derived
+        columns = self._times.read(self._topology, afresh=afresh)
         columns["tuples_in"] = self._times.turns
         if self._tracer is not None:
             columns |= self._traced(self._tracer)

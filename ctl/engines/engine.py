@@ -313,7 +313,9 @@ class Engine:
         elif probing:
             if self._probes is None:
                 self._probes = Probes()
-            read = replace(read, columns=self._probes.read(read.topology, read.time_s))
+            afresh = getattr(self._driver, "counts_afresh", False)
+            columns = self._probes.read(read.topology, read.time_s, afresh=afresh)
+            read = replace(read, columns=columns)
         if not probing and self._probes is not None:
             self._probes.close()
             self._probes = None

@@ -235,9 +235,11 @@ def _littles_law(window: Window, values: Values) -> Array:
 
 def _thread_cost(window: Window, _: Values) -> Array:
     """schedstat knows no thread of another node: there it is the busy time that the engine tells,
-    which holds waits for a CPU, and so is too high rather than unknown.
+    which holds waits for a CPU, and so is too high rather than unknown. Nor is a tuple free where
+    its thread has not run since we look.
     """
     cost = window.ratio("thread_cpu_time", "tuples_in")
+    cost = np.where(cost > 0, cost, np.nan)
     if not window.away.any():
         return cost
     return np.where(window.away, window.ratio("busy_time", "tuples_in"), cost)

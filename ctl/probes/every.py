@@ -27,13 +27,14 @@ class Probes:
         self._delays = ThreadDelays()
         self._backlogs = Backlogs()
 
-    def read(self, topology: Topology, time_s: float) -> dict[str, Array]:
+    def read(self, topology: Topology, time_s: float, *, afresh: bool = False) -> dict[str, Array]:
         """Name of the primitive metric -> (n,) over the operators; NaN = unknown.
 
-        time_s: CLOCK_MONOTONIC of the snapshot that they are to join.
+        time_s: CLOCK_MONOTONIC of the snapshot that they are to join. afresh: see
+        `Driver.counts_afresh`.
         """
         return {
-            **self._workers.added(topology, self._times.read(topology)),
+            **self._workers.added(topology, self._times.read(topology, afresh=afresh)),
             **self._stolen.read(topology, time_s),
             **self._pauses.read(topology),
             **self._delays.read(topology, time_s),

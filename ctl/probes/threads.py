@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from sched_ctl.kernel import descriptors
+from sched_ctl.kernel import descriptors, procfs
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Thread, Topology
 
@@ -23,6 +23,7 @@ UNKNOWN = b"-1 -1 -1\n"
 GONE, BY_TURNS = -1, -2  # in place of a descriptor
 SHARE = 1 / 8  # of all descriptors, which one engine may keep open here
 TURNS = 1024  # threads without a descriptor that are read at a time, 10 us each
+KEPT = 10_000  # threads, those of now among them, whose first reading is kept
 
 
 @functools.cache
@@ -43,13 +44,19 @@ class ThreadTimes:
         self._last: dict[Thread, bytes] = {}  # what those had when they were read
         self._threads: list[Thread] = []  # in the order of _order
         self._single = False  # whether each operator has one thread
+        self._since = procfs.boot_ticks()
+        # In the order of _threads: CPU time of each when it was first read, s; NaN: not read yet;
+        # 0 of one that was born since. And the same of those that may come again.
+        self._first: Array = np.empty(0)
+        self._firsts: dict[Thread, float] = {}
         self.turns: Array = np.empty(0)  # (n,) on a CPU, at the last reading; NaN where unknown
         descriptors.raise_limit()
 
-    def read(self, topology: Topology) -> dict[str, Array]:
+    def read(self, topology: Topology, *, afresh: bool = False) -> dict[str, Array]:
         """`thread_cpu_time` and `run_delay`, (n,) s over the operators; NaN where unknown.
 
-        An operator with several threads has their sum; NaN if one of them is gone.
+        An operator with several threads has their sum; NaN if one of them is gone. afresh: see
+        `Driver.counts_afresh`.
         """
         if topology is not self._topology:
             self._follow(topology)
@@ -67,6 +74,9 @@ class ThreadTimes:
         numbers = np.fromstring(b"".join(parts).decode("ascii"), dtype=np.int64, sep=" ")
         times = numbers.reshape(-1, 3) * (1e-9, 1e-9, 1.0)
         times[times < 0] = np.nan
+        self._first = np.where(np.isnan(self._first), times[:, 0], self._first)
+        if afresh:
+            times[:, 0] -= self._first
         if self._single:
             cpu_time, delay, self.turns = times.T.copy()
             return {"thread_cpu_time": cpu_time, "run_delay": delay}
@@ -119,7 +129,13 @@ class ThreadTimes:
             if fd >= 0:
                 os.close(fd)
         self._row = np.array([row for row, _ in wanted], dtype=np.intp)
+        self._firsts.update(zip(self._threads, self._first.tolist(), strict=True))
         self._threads = [thread for _, thread in wanted]
+        unread = (0.0 if thread.start_time >= self._since else np.nan for thread in self._threads)
+        firsts = [self._firsts.get(t, new) for t, new in zip(self._threads, unread, strict=True)]
+        self._first = np.array(firsts, dtype=np.float64)
+        if len(self._firsts) > KEPT:
+            self._firsts.clear()
         self._order = [self._fds[thread] for thread in self._threads]
         self._waiting = deque(t for t, fd in self._fds.items() if fd == BY_TURNS)
         self._last = {t: self._last[t] for t in self._waiting if t in self._last}

@@ -126,6 +126,12 @@ class LiebreDriver:
         self._topology: Topology | None = None
 
     @property
+    def counts_afresh(self) -> bool:
+        """A reporter tells increases, and of a long file we read the end."""
+        ends = (end for stream in self._streams for end in (stream.entered, stream.left))
+        return any(isinstance(end, Series) or (end is not None and not end.whole) for end in ends)
+
+    @property
     def waiting(self) -> bool:
         """Whether its first metrics are still on their way, from a reporter."""
         young = time.monotonic() - self._since_s < FIRST_S

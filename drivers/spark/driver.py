@@ -80,6 +80,7 @@ class SparkDriver:
 
     provides = PROVIDES
     derived = DERIVED
+    counts_afresh = True
 
     def __init__(self, target: Target, rest: Endpoint) -> None:
         self.target = target

@@ -21,7 +21,8 @@ from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.decide import layout
 from sched_ctl.drivers import Target
-from sched_ctl.engines.engine import carry_over
+from sched_ctl.drivers.threads import thread_of
+from sched_ctl.engines.engine import Engine, carry_over
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.backlog import MEMORY
 from sched_ctl.metrics.catalogue import MissingMetric
@@ -35,6 +36,7 @@ from sched_ctl.model.topology import (
     Thread,
     Topology,
 )
+from sched_ctl.probes.threads import ThreadTimes
 from sched_ctl.service import bottlenecks, session, views
 from support import wait_until
 
@@ -511,9 +513,6 @@ def test_probes_agree_with_what_a_thread_did() -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     ready.wait()
-    from sched_ctl.drivers.threads import thread_of
-    from sched_ctl.probes.threads import ThreadTimes
-
     found = thread_of(os.getpid(), ids[0])
     assert found is not None
     topology = FakeEngine(queries={"q": 1}, threads=lambda _: (found,)).topology
@@ -526,6 +525,54 @@ def test_probes_agree_with_what_a_thread_did() -> None:
     end.set()
     thread.join()
     wait_until(lambda: np.isnan(times.read(topology)["thread_cpu_time"][0]))
+    times.close()
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_cpu_time_counts_from_when_the_driver_counts_tuples(afresh: bool) -> None:
+    me = thread_of(os.getpid(), threading.get_native_id())
+    assert me is not None
+    fake = FakeEngine(queries={"q": 1}, threads=lambda _: (me,))
+    fake.counts_afresh = afresh  # type: ignore[attr-defined]
+    engine = Engine(fake.target, FakeEngine.kind(fake)["fake"], 5.0)
+    engine._driver = fake
+    used_s = engine._probed(fake.poll(1.0), probing=True).columns["thread_cpu_time"][0]
+    assert (used_s == 0) == afresh
+    engine.close()
+
+
+def test_what_a_thread_used_before_we_came_is_left_out_once_and_for_all() -> None:
+    """Of one that comes again, too; and nothing of one that was born since."""
+    times, ids = ThreadTimes(), list[int]()
+    born, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        ids.append(threading.get_native_id())
+        burn(0.05)
+        born.set()
+        end.wait()
+
+    def burn(seconds: float) -> None:
+        until_s = time.thread_time() + seconds
+        while time.thread_time() < until_s:
+            pass
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    born.wait()
+    old, young = (thread_of(os.getpid(), tid) for tid in (threading.get_native_id(), ids[0]))
+    assert old is not None and young is not None
+
+    def used(*threads: Thread) -> float:
+        topology = FakeEngine(queries={"q": 1}, threads=lambda _: threads).topology
+        return float(times.read(topology, afresh=True)["thread_cpu_time"][0])
+
+    assert used(old) == 0
+    assert used(young) >= 0.05
+    burn(0.05)
+    assert used(old, young) >= 0.1
+    end.set()
+    thread.join()
     times.close()
 
 

@@ -16,13 +16,14 @@ from sched_ctl.controller.instead import Instead
 from sched_ctl.controller.rule import Rule
 from sched_ctl.drivers import Target, kernel
 from sched_ctl.drivers.kernel import connect, operators_of
+from sched_ctl.drivers.threads import thread_of
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.timers import Timer
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs, tracing
 from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.topology import Thread
+from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.plugins import registry
 from support import running, wait_until
 
@@ -271,6 +272,40 @@ class Wakes:
 
     def close(self) -> None:
         pass
+
+
+def test_a_wake_up_costs_what_was_used_since_we_look(
+    program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wake-ups are counted from then on, and a window may have none: an alarm's, say."""
+
+    def used() -> dict[str, float]:
+        tids = procfs.tids(program.pid)
+        found = {thread_of(program.pid, tid): procfs.times(program.pid, tid) for tid in tids}
+        return {thread.name: times[0] for thread, times in found.items() if thread and times}
+
+    wait_until(lambda: used()["dear"] > 0.3, 60)
+    before = used()["dear"]
+    driver = connect(target(program.pid))
+    wakes = Wakes(program.pid)
+    counts = {tid: {"wakeups": 100, "wakes": 100, "awake_ns": 0} for tid in wakes.tids}
+    monkeypatch.setattr(wakes, "threads", lambda: counts)
+    driver._tracer = cast(Any, wakes)
+
+    def cost(then: Snapshot | None) -> float:
+        steps = resolve(["cost"], driver.provides, policy="p", engine="e")
+        now = driver.poll(1.0)
+        costs = evaluate(steps, Window(now, then))["cost"]
+        return float(costs[[o.name for o in now.topology.operators].index("dear")])
+
+    try:
+        assert np.isnan(cost(None)), "nothing is known yet"
+        then = driver.poll(1.0)
+        wait_until(lambda: used()["dear"] > before + 0.05, 60)
+        found = cost(then)
+        assert 0 < found * 100 <= used()["dear"] - before
+    finally:
+        driver.close()
 
 
 def test_parts_of_a_program_are_queries_once_that_is_sure(

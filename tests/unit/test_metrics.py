@@ -376,6 +376,11 @@ def test_rates_of_what_is_new_are_those_of_the_shorter_window() -> None:
     assert found.tolist()[:2] == [0.5, 2.0] and np.isnan(found[2])
 
 
+def test_who_has_not_run_since_we_look_costs_something() -> None:
+    now = snapshot(ONE, thread_cpu_time=[0, 2, NAN], tuples_in=[100, 100, 100])
+    assert_allclose(got("cost", now), [NAN, 0.02, NAN])
+
+
 def test_by_nothing_there_is_no_ratio() -> None:
     assert np.isnan(divide(array(1, 0, 3, 3), array(0, 0, -1, NAN))).all()
     assert divide(array(3), array(2)).tolist() == [1.5]
