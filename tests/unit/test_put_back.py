@@ -138,6 +138,19 @@ def test_a_fault_with_one_process_costs_that_process_alone(
     journal.close()
 
 
+@pytest.mark.parametrize(("policy", "left"), [(os.SCHED_BATCH, os.SCHED_OTHER), (os.SCHED_RR,) * 2])
+def test_who_made_itself_real_time_is_left_so(adopted: Adopted, policy: int, left: int) -> None:
+    """Nobody is born with a real-time policy of ours: that is reset on fork."""
+    ours = [os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_RR]
+    process = Process(adopted.pid, adopted.start_time, 0, 0, os.SCHED_OTHER, [7], ours)
+    os.sched_setscheduler(adopted.pid, policy, os.sched_param(int(policy == os.SCHED_RR)))
+    for nice in (0, 7):  # the other one is from us
+        os.setpriority(os.PRIO_PROCESS, adopted.pid, nice)
+        undo.passed_on(process, below=False)
+        assert os.sched_getscheduler(adopted.pid) == left
+        assert os.getpriority(os.PRIO_PROCESS, adopted.pid) == 0
+
+
 def test_groups_go_also_where_nice_values_cannot_be_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,7 +201,7 @@ def passed_on(process: Process, held: Collection[int] = (), below: bool = True) 
             if found is None or not is_inherited(process, found):
                 continue
             try:
-                if found.policy in process.set_policies and found.policy != process.policy:
+                if found.policy in _inheritable(process):
                     reset = sched.get_policy(tid)[1]
                     sched.set_policy(tid, process.policy, reset_on_fork=reset)
                 if found.nice in process.set_nice and found.nice != process.nice:
@@ -217,8 +217,15 @@ def is_inherited(process: Process, found: procfs.Stat) -> bool:
     """Whether a thread born in (or below) the process has from us what it has."""
     return found.start_time >= process.since and (
         (found.nice in process.set_nice and found.nice != process.nice)
-        or (found.policy in process.set_policies and found.policy != process.policy)
+        or found.policy in _inheritable(process)
     )
+
+
+def _inheritable(process: Process) -> set[int]:
+    """Policies that are from us where a thread was born with them. Of a thread that we gave a
+    real-time one none is born with it: it is reset on fork.
+    """
+    return {*process.set_policies} - {process.policy, sched.FIFO, sched.RR}
 
 
 def groups(log: Log, paths: Iterable[str]) -> list[str]:
