@@ -196,11 +196,13 @@ class Groups(Places, Backend):
         before = scope.whole
         scope.threads, scope.keys = schedule.threads, wanted.keys
         scope.whole, scope.gone = whole, len(gone) + lost
-        kept = {pid for other in self._scopes.values() for pid in other.whole}
+        of_others = {pid for other in others for pid in other.whole}
+        for pid in whole.keys() - before.keys() - of_others:
+            self._born.pop(pid, None)  # of one that had the id before, and was put back
         for pid, base in whole.items():
             with self._at(base):
                 writes += self._take_along(pid, base, problems)
-        for pid in before.keys() - kept:
+        for pid in before.keys() - whole.keys() - of_others:
             writes += self._let_go(pid, before[pid])
         problems += self._tidy()
         return writes
