@@ -220,6 +220,7 @@ class Groups(Places, Backend):
         fit: dict[Path, BackendFailed | None] = {}
         target: dict[Thread, Path] = {}
         whole: dict[int, Path] = {}
+        folders: dict[Path, dict[Path, None]] = {}  # by base, each once
         for thread, base, key in where:
             if base is None or (key is None and base not in pooled):
                 continue
@@ -228,13 +229,14 @@ class Groups(Places, Backend):
             if fit[base] is not None:
                 continue
             whole[thread.pid] = base
+            inside = folders.setdefault(base, {self._rest(base): None})
             if key is not None:
-                target[thread] = base / ROOT_NAME / self._slug(scope, key)
-        for base in set(whole.values()):
+                folder = target[thread] = base / ROOT_NAME / self._slug(scope, key)
+                inside[folder] = None
+        for base, inside in folders.items():
             with self._at(base):
-                for folder in (self._rest(base), *dict.fromkeys(target.values())):
-                    if _base_of(folder) == base:
-                        self._make(folder)
+                for folder in inside:
+                    self._make(folder)
             fit[base] = self._trouble(base)
         return (
             {t: folder for t, folder in target.items() if fit[_base_of(folder)] is None},
@@ -302,24 +304,25 @@ class Groups(Places, Backend):
     def _balance(self) -> int:
         """Weights of our folders, and of the rest in them. Returns how many were written."""
         writes = 0
-        bases: dict[Path, set[int]] = {}
-        for scope in self._scopes.values():
-            for pid, base in scope.whole.items():
-                bases.setdefault(base, set()).add(pid)
+        default = self._tree.weights[2]
+        along = {one: one._along() for one in self._all}
+        bases = along[self]
+        heaviest: dict[Path, int] = {}  # of the groups in a base
+        for folder in {f for scope in self._scopes.values() for f in scope.place.values()}:
+            base, weight = _base_of(folder), self._weights.get(folder, default)
+            heaviest[base] = max(weight, heaviest.get(base, weight))
         self._demand = {base: d for base, d in self._demand.items() if base in bases}
-        for base, pids in bases.items():
+        for base in bases:
+            mine = {one: found[base] for one, found in along.items() if base in found}
             with self._at(base):
-                writes += self._balance_base(base, pids)
+                writes += self._balance_base(base, heaviest.get(base, default), mine)
         return writes
 
-    def _balance_base(self, base: Path, pids: set[int]) -> int:
+    def _balance_base(self, base: Path, heaviest: int, along: Mapping["Groups", set[int]]) -> int:
+        """heaviest: weight of a group there. along: processes taken from there, by backend."""
         _, high, default = self._tree.weights
         root, rest = base / ROOT_NAME, self._rest(base)
-        of_groups = {f for scope in self._scopes.values() for f in scope.place.values()}
-        inside = [self._weights.get(f, default) for f in of_groups if f.parent == root]
-        heaviest = max(inside, default=default)
-        writes = int(self._write_weight(rest, min(high, heaviest * len(pids))))
-        along = {one: found for one in self._all if (found := one._along(base))}
+        writes = int(self._write_weight(rest, min(high, heaviest * len(along[self]))))
         if self is not min(along, key=id):  # of several one writes it
             self._weights.pop(root, None)
             return writes
@@ -407,10 +410,13 @@ class Groups(Places, Backend):
                 self._prepare(base)
         return self._trouble(base)
 
-    def _along(self, base: Path) -> set[int]:
-        """Processes that we took along from a base."""
-        whole = [item for scope in self._scopes.values() for item in scope.whole.items()]
-        return {pid for pid, where in whole if where == base}
+    def _along(self) -> dict[Path, set[int]]:
+        """Processes that we took along, by the base that they are from."""
+        found: dict[Path, set[int]] = {}
+        for scope in self._scopes.values():
+            for pid, base in scope.whole.items():
+                found.setdefault(base, set()).add(pid)
+        return found
 
     def _taken(self) -> dict[int, str]:
         """Processes that others took along, and which backend did."""
