@@ -33,7 +33,6 @@ __all__ = [
 
 ROOT_NAME = "sched-ctl"  # the cgroup of ours inside an engine's; all others lie in it
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
-REMOVE_WITHIN_S = 2.0  # for the last threads to leave, and for exiting ones to be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +96,12 @@ class Hierarchy:
         """Move a thread: about 80 us. ProcessLookupError if it is gone; OSError."""
         write(folder / self.tasks, str(tid))
 
-    def remove(self, folder: Path, outside: Path) -> None:
+    def remove(self, folder: Path, outside: Path, end_s: float) -> None:
         """Move what is left in a cgroup to `outside` and remove it; done if it is gone already.
 
         A member may fork while we move it, so this repeats until the cgroup is empty. Raises
-        OSError if that takes too long.
+        OSError, EBUSY if it is not by end_s (CLOCK_MONOTONIC); it is tried once in any case.
         """
-        end = time.monotonic() + REMOVE_WITHIN_S
         while True:
             try:
                 for tid in self.members(folder):
@@ -115,7 +113,7 @@ class Hierarchy:
             except FileNotFoundError:
                 return
             except OSError as error:
-                if error.errno != errno.EBUSY or time.monotonic() > end:
+                if error.errno != errno.EBUSY or time.monotonic() >= end_s:
                     raise OSError(error.errno, error.strerror, str(folder)) from None
                 time.sleep(0.005)  # an exiting member is not in the list, but holds the folder
             else:

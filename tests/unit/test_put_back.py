@@ -1,5 +1,6 @@
 """What a thread had is given back, and what somebody else has set since is not touched."""
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -149,6 +150,65 @@ def test_who_made_itself_real_time_is_left_so(adopted: Adopted, policy: int, lef
         undo.passed_on(process, below=False)
         assert os.sched_getscheduler(adopted.pid) == left
         assert os.getpriority(os.PRIO_PROCESS, adopted.pid) == 0
+
+
+class Clock:
+    """Of `time` what waits need: it passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def hanging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Journal, set[str], Clock]]:
+    """Three groups, and which of them cannot go, as a thread in each hangs while it exits."""
+    monkeypatch.setattr(cgroup, "hierarchies", lambda: (cgroup.Hierarchy(2, tmp_path),))
+    monkeypatch.setattr(cgroup.Hierarchy, "members", lambda *_: [])
+    paths = {str(tmp_path / name / cgroup.ROOT_NAME) for name in ("a", "b", "c")}
+    busy = set(paths)
+
+    def rmdir(folder: Path) -> None:
+        raise OSError(errno.EBUSY if str(folder) in busy else errno.ENOENT, "of a test")
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    clock = Clock()
+    for module in (cgroup, undo):
+        monkeypatch.setattr(module, "time", clock, raising=False)
+    journal = Journal(tmp_path / "run" / "journal")
+    journal.write(Group(path) for path in paths)
+    yield journal, busy, clock
+    journal.close()
+
+
+def test_groups_that_cannot_go_are_waited_for_together(
+    hanging: tuple[Journal, set[str], Clock],
+) -> None:
+    journal, busy, clock = hanging
+    busy.discard(min(busy))
+    assert len(undo.groups(journal, list(journal.state.groups))) == 2
+    assert journal.state.groups.keys() == busy
+    assert clock.now_s < 103.0
+
+
+def test_a_pass_waits_for_no_group_and_a_later_one_removes_it(
+    hanging: tuple[Journal, set[str], Clock],
+) -> None:
+    journal, busy, clock = hanging
+    backend = Cgroup2Nice(journal)
+    assert backend._tidy() == [] and backend.rest() == ()
+    assert len(journal.state.groups) == 3
+    busy.clear()
+    backend.rest()
+    assert not journal.state.groups
+    assert clock.now_s == 100.0
 
 
 def test_groups_go_also_where_nice_values_cannot_be_put_back(

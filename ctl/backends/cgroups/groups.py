@@ -81,6 +81,7 @@ class Groups(Places, Backend):
         self._weights: dict[Path, int] = {}  # as we wrote them
         self._demand: dict[Path, neighbours.Demand] = {}  # by base
         self._spoilt: dict[Path, tuple[float, BackendFailed]] = {}  # bases: since when, and why
+        self._left = False  # whether there are groups that could not go yet
         self._looked_at = time.monotonic()
         self._births = Births()
 
@@ -154,8 +155,14 @@ class Groups(Places, Backend):
         try:
             problems += self._nice.restore()
         finally:
-            problems += self._tidy()
+            problems += self._tidy(undo.REMOVE_WITHIN_S)
         return tuple(problems)
+
+    def rest(self) -> tuple[str, ...]:
+        """See `Backend.rest`. A group that could not go at once is tried again."""
+        if self._left:
+            self._tidy()
+        return ()
 
     # What is wanted
 
@@ -435,8 +442,11 @@ class Groups(Places, Backend):
     def _pids(self) -> set[int]:
         return {thread.pid for scope in self._scopes.values() for thread in scope.threads}
 
-    def _tidy(self) -> list[str]:
-        """Remove what no scope needs any more: of ours, of others, and of who was killed."""
+    def _tidy(self, within_s: float = 0.0) -> list[str]:
+        """Remove what no scope needs any more: of ours, of others, and of who was killed.
+
+        within_s: see `undo.groups`. A thread may hang while it exits: no pass waits for it.
+        """
         needed = {folder for one in self._all for folder in one._needed()}
         held = {pid for one in self._all for scope in one._scopes.values() for pid in scope.whole}
         state = self._journal.state
@@ -454,10 +464,11 @@ class Groups(Places, Backend):
             for path in state.groups
             if Path(path) not in needed and Path(path).is_relative_to(mount)
         ]
-        problems += undo.groups(self._journal, needless)
+        problems += undo.groups(self._journal, needless, within_s)
+        self._left = any(path in state.groups for path in needless)
         own = self._needed()
         self._weights = {folder: w for folder, w in self._weights.items() if folder in own}
-        bases = {folder.parent for folder in needed if folder.name == ROOT_NAME}
+        bases = {folder.parent for folder in map(Path, state.groups) if folder.name == ROOT_NAME}
         problems += undo.files(
             self._journal,
             [

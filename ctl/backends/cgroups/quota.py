@@ -100,6 +100,9 @@ class Quota(Backend):
             found["limit"] = round(limit_us / self.options.period / 1e3, 4)
         return found
 
+    def rest(self) -> tuple[str, ...]:
+        return self._groups.rest()
+
     def restore(self) -> tuple[str, ...]:
         self._limits.clear()
         self._used.clear()

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import logging
 import os
+import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -54,6 +55,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+REMOVE_WITHIN_S = 2.0  # for the last members of groups to leave, and for exiting ones to be gone
 
 
 class Log(Protocol):
@@ -228,24 +231,30 @@ def _inheritable(process: Process) -> set[int]:
     return {*process.set_policies} - {process.policy, sched.FIFO, sched.RR}
 
 
-def groups(log: Log, paths: Iterable[str]) -> list[str]:
-    """Empty these groups of ours into the cgroup above, and remove them; innermost first."""
+def groups(log: Log, paths: Iterable[str], within_s: float = REMOVE_WITHIN_S) -> list[str]:
+    """Empty these groups of ours into the cgroup above, and remove them; innermost first.
+
+    within_s: for all of them together. 0: each is tried once, and one that is busy is no problem:
+    it stays in the journal for the next time.
+    """
     problems: list[str] = []
+    end_s = time.monotonic() + within_s
     done: list[Record] = []
     for path in sorted(paths, key=lambda path: -path.count("/")):
         if path not in log.state.groups:
             continue
         try:
-            _remove(log.state.groups[path], log.state.groups)
+            _remove(log.state.groups[path], log.state.groups, end_s)
         except (OSError, ValueError) as error:
-            problems.append(_words(error))
+            if within_s or getattr(error, "errno", 0) != errno.EBUSY:
+                problems.append(_words(error))
         else:
             done.append(GroupRemoved(path=path))
     log.done(done)
     return problems
 
 
-def _remove(group: Group, ours: Collection[str]) -> None:
+def _remove(group: Group, ours: Collection[str], end_s: float) -> None:
     folder = Path(group.path)
     hierarchy = cgroup.hierarchy_of(folder)
     if hierarchy is None or not cgroup.is_ours(folder):
@@ -256,7 +265,7 @@ def _remove(group: Group, ours: Collection[str]) -> None:
     outside = folder.parent
     while str(outside) in ours:
         outside = outside.parent
-    hierarchy.remove(folder, _nearest(outside))
+    hierarchy.remove(folder, _nearest(outside), end_s)
     if folder.name == cgroup.ROOT_NAME:
         _remove_ended(outside)
 
