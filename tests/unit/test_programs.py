@@ -56,6 +56,9 @@ find = { comm = "python*", args = "*CAMERAS*" }
 capture = ["decode"]
 """
 
+MARK = f"CAMERAS-{os.getpid()}-"  # others may run these tests at the same time
+OWN = GOOD.replace("CAMERAS", MARK)
+
 CODE = """
 import ctypes, sys, threading, time
 libc = ctypes.CDLL(None)
@@ -447,6 +450,7 @@ def test_who_counts_what_it_hands_on_is_no_guess(edges: str, counted: bool) -> N
     one = declared(GOOD.partition("[program.edges]")[0] + page * counted + edges)
     with cameras():
         driver = program.declared([one]).connect(Target("program", "cameras"))
+        assert isinstance(driver, program.ProgramDriver)
         assert driver.guesses == (set() if counted else {"tuples_out"})
         driver.close()
 
@@ -474,7 +478,7 @@ def test_replicas_that_come_and_go_share_what_is_counted_meanwhile() -> None:
 
 def cameras() -> AbstractContextManager["subprocess.Popen[str]"]:
     """The program above."""
-    return running(sys.executable, "-S", "-c", CODE, "CAMERAS")
+    return running(sys.executable, "-S", "-c", CODE, MARK)
 
 
 @pytest.fixture(autouse=True)
@@ -486,7 +490,7 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_real_program_is_found_named_followed_and_lost() -> None:
     with cameras() as child:
-        kind = program.declared([declared()])
+        kind = program.declared([declared(OWN)])
         [found] = [target for target in kind.find() if target.pid == child.pid]
         assert found.engine == f"program:cameras@{found.uid}"
         driver = kind.connect(found)
@@ -520,7 +524,7 @@ def test_the_whole_machine_is_looked_through_now_and_then(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(procfs, "pids", counted)
     with cameras() as child:
-        driver = program.declared([declared()]).connect(Target("program", "cameras"))
+        driver = program.declared([declared(OWN)]).connect(Target("program", "cameras"))
         before = len(looked)
         with cameras() as later:
             assert later.pid not in driver.poll(1.0).topology.pids and len(looked) == before
