@@ -1,7 +1,9 @@
 """From a rule's schedules to backends, and along the ladder when one fails or works again."""
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from sched_ctl.backends import Applied
 from sched_ctl.backends.in_use import Backends
@@ -17,7 +19,14 @@ __all__ = ["Enforcement"]
 log = logging.getLogger(__name__)
 
 
+PATIENCE_S = 60.0  # for all who use a backend to have a pass that shows whether it works for them
+
 _Key = tuple[str, str, str]  # names of a rule, a domain and a backend
+
+
+class _Held(NamedTuple):
+    schedule: Schedule
+    at_s: float  # when it was applied last
 
 
 class Enforcement:
@@ -25,36 +34,42 @@ class Enforcement:
 
     def __init__(self, backends: Backends, rules: Sequence[Rule], remarks: Remarks) -> None:
         self._backends, self._rules, self._remarks = backends, rules, remarks
-        self._in_force: dict[_Key, Schedule] = {}  # as applied last; those that have threads
-        self._failing: set[_Key] = set()  # at their last pass, of users who are ordered alone
+        self._in_force: dict[_Key, _Held] = {}  # those that have threads
+        self._failing: dict[_Key, float] = {}  # since when: to apply, or to let go of it
 
     def apply(self, rule: Rule) -> None:
         """Bring a rule's schedules into force, and let go of what is in none of them any more.
 
-        What cannot be let go of is tried again at the next pass.
+        What cannot be let go of is tried again at the next pass; at the second failure, but for a
+        full disk, the backend is given up.
         """
         rule.applied = Applied()
         wanted = dict(self._in_charge(rule))
-        rules = {one.name for one in self._rules}
-        for key in [*self._in_force]:
-            name, domain, backend = key
-            if name not in rules or (name == rule.name and wanted.get(domain) != backend):
+        for key in self._of(rule.name):
+            if key in self._in_force and wanted.get(key[1]) != key[2]:
                 rule.applied += self._let_go(key)
-        self._failing = {k for k in self._failing if k[0] != rule.name or wanted.get(k[1]) == k[2]}
         for domain, backend in wanted.items():
-            if not self._enforce(rule, domain, backend):
+            if backend not in self._backends.names or not self._enforce(rule, domain, backend):
+                rule.urgent = True
                 return
         rule.writes += rule.applied.writes
         rule.repaired += rule.applied.repaired
 
     def release(self, rule: Rule) -> None:
         """Its threads are as they were before; what cannot be put back stands in the journal."""
-        for key in [key for key in self._in_force if key[0] == rule.name]:
-            for problem in self._let_go(key).problems:
-                log.error("policy %s: %s", rule.called, problem)
+        for key in self._of(rule.name):
+            if key in self._in_force:  # and no backend was given up meanwhile
+                for problem in self._let_go(key).problems:
+                    log.error("policy %s: %s", rule.called, problem)
 
     def rest(self) -> None:
-        """Let go of a machine on which nobody is ordered any more."""
+        """Let go of what no rule decides any more, and of a machine on which nobody is ordered."""
+        decided = {(rule.name, domain) for rule in self._rules for domain in rule.schedules}
+        for key in [key for key in self._in_force if key[:2] not in decided]:
+            if key in self._in_force:
+                self._remarks.say(f"release {key}", "; ".join(self._let_go(key).problems))
+        known = {key for key in self._failing if key in self._in_force or key[:2] in decided}
+        self._failing = {key: self._failing[key] for key in known}
         for problem in self._backends.rest():
             log.error("not put back: %s", problem)
 
@@ -63,12 +78,22 @@ class Enforcement:
         better = self._backends.climb()
         if better is None:
             return
+        left = set()
         for rule in self._rules:
             if (rule.section.backend or "auto") != "auto" or rule.backend == better:
                 continue
             log.warning("policy %s: back to %s from %s", rule.called, better, rule.backend)
+            left.add((rule.name, rule.backend))
             rule.enforce_by(better)
-            rule.urgent = True  # its pass lets go of what the other one has
+            rule.urgent = True
+        # All of them before any goes on: two may have threads of one process.
+        for key in [key for key in self._in_force if (key[0], key[2]) in left]:
+            if key in self._in_force:
+                self._let_go(key)  # what fails is tried again at its pass
+
+    def _of(self, rule: str) -> list[_Key]:
+        """What is in force of a rule."""
+        return [key for key in self._in_force if key[0] == rule]
 
     def _in_charge(self, rule: Rule) -> Iterator[tuple[str, str]]:
         """Domains in which the rule has threads, and what enforces it there."""
@@ -101,51 +126,63 @@ class Enforcement:
     def _enforce(self, rule: Rule, domain: str, backend: str) -> bool:
         """Apply the rule's schedule of a domain. Returns whether the backend is still in use."""
         key, schedule = (rule.name, domain, backend), rule.schedules[domain]
+        held = _Held(schedule, time.monotonic())
         try:
             rule.applied += self._backends.apply(backend, schedule)
         except JournalError as error:
             # No backend could do better, and what is in force stays.
-            self._in_force.setdefault(key, schedule)
+            self._in_force.setdefault(key, held)
             self._tell(rule, error)
         except Exception as error:
             log.debug("backend %s", backend, exc_info=error)
-            return self._bear(rule, key, _words(error))
+            first = key not in self._failing
+            if domain == COMMON or self._is_given_up_at(key):
+                self._step_down(backend, _words(error))
+                return False
+            since_s = self._failing[key]
+            self._in_force.setdefault(key, held)  # some of it may be
+            problem = f"{backend} failed for engines of {called(domain)}: {_words(error)}"
+            rule.applied += self._let_go(key) + Applied(problems=(problem,))
+            self._failing[key] = since_s
+            rule.urgent = rule.urgent or first
+            return backend in self._backends.names
         else:
-            self._in_force[key] = schedule
-            self._failing.discard(key)
+            self._in_force[key] = held
+            self._failing.pop(key, None)
         return True
 
-    def _bear(self, rule: Rule, key: _Key, why: str) -> bool:
-        """A backend failed there. Returns whether it is still in use.
-
-        What fails for a user who is ordered alone is his own trouble, unless the backend has nobody
-        else, once all others had their turn.
+    def _is_given_up_at(self, key: _Key) -> bool:
+        """Whether a backend that failed there is to be given up: at the second time in a row, and
+        for a user who is ordered alone only if it has nobody else for whom it works. For others it
+        may, until they had their turn.
         """
-        _, domain, backend = key
-        before = key in self._failing
-        self._failing.add(key)
-        others = (k for k in self._in_force if k[2] == backend and k not in self._failing)
-        if domain == COMMON or (before and not any(others)):
-            self._step_down(backend, why)
-            rule.urgent = True
+        now_s = time.monotonic()
+        if key not in self._failing:
+            self._failing[key] = now_s
             return False
-        rule.urgent = rule.urgent or not before
-        self._in_force[key] = rule.schedules[domain]  # some of it may be
-        problem = f"{backend} failed for engines of {called(domain)}: {why}"
-        rule.applied += self._let_go(key) + Applied(problems=(problem,))
-        return True
+        if key[1] == COMMON:
+            return True
+        since_s = self._failing[key]
+        return not any(
+            held.at_s > since_s or now_s - since_s < PATIENCE_S
+            for other, held in self._in_force.items()
+            if other[2] == key[2] and other not in self._failing
+        )
 
     def _let_go(self, key: _Key) -> Applied:
         """Put back what a backend has of a rule in a domain."""
-        backend, schedule = key[2], self._in_force[key]
+        backend, schedule = key[2], self._in_force[key].schedule
         applied = Applied()
         if backend in self._backends.names:  # else all of it was put back
             try:
                 applied = self._backends.apply(backend, without(schedule, set(schedule.threads)))
             except Exception as error:  # the others must still have their turn
                 log.debug("backend %s", backend, exc_info=error)
+                if not isinstance(error, JournalError) and self._is_given_up_at(key):
+                    self._step_down(backend, _words(error))
                 return Applied(problems=(f"not released by {backend}: {_words(error)}",))
         del self._in_force[key]
+        self._failing.pop(key, None)
         return applied
 
     def _tell(self, rule: Rule, error: UserError) -> None:
@@ -158,7 +195,7 @@ class Enforcement:
         for problem in self._backends.give_up(failed, why):
             log.error("backend %s: not put back: %s", failed, problem)
         self._in_force = {k: held for k, held in self._in_force.items() if k[2] != failed}
-        self._failing = {k for k in self._failing if k[2] != failed}
+        self._failing = {k: since_s for k, since_s in self._failing.items() if k[2] != failed}
         for rule in self._rules:
             if rule.backend != failed:
                 continue

@@ -111,9 +111,9 @@ def _put_back_elsewhere(left: Path) -> None:
     try:
         problems = put_back(left)
     except UserError as error:
-        problems = (error.message,)
+        problems = (f"{error.message}; sched-ctl restore --run-dir {left} tries it again",)
     for problem in problems:
-        log.warning("left in %s by an earlier controller, not put back: %s", left, problem)
+        log.error("left in %s by an earlier controller, not put back: %s", left, problem)
 
 
 def _go_first() -> None:

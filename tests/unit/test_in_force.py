@@ -1,5 +1,6 @@
 """What is in force where a backend, or the journal, fails for some of it."""
 
+import time
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -124,21 +125,56 @@ def test_what_failed_once_is_let_go_of_at_a_later_pass() -> None:
     assert not backend.in_force and not case.rules[0].applied.problems
 
 
-def test_what_a_rule_left_that_is_no_more_is_let_go_of_by_the_others() -> None:
+def test_what_no_rule_decides_any_more_is_let_go_of_without_a_pass() -> None:
+    """An engine that left at once, or a rule: no later pass speaks of them."""
     backend = Choosy()
     case = Case(backends(backend), "a", "b")
-    case.decide(ROOT, rule=0)
-    backend.releasing["a"] = FULL
-    assert case.controller.enforcement is not None
-    case.controller.enforcement.release(case.rules.pop(0))
-    assert backend.in_force == {"a"}
+    case.decide(ROOT, THEIRS, rule=0)
+    case.decide(ROOT, rule=1)
+    enforcement = case.controller.enforcement
+    assert enforcement is not None
+    backend.releasing["a"] = backend.releasing["a@" + THEIRS] = FULL
+    case.rules[0].schedules = {ROOT: case.rules[0].schedules[ROOT]}
+    enforcement.rest()
+    enforcement.release(case.rules.pop(0))
+    enforcement.rest()
+    assert backend.in_force == {"a", "a@" + THEIRS, "b"}
     backend.releasing.clear()
-    case.decide(ROOT)
+    enforcement.rest()
     assert backend.in_force == {"b"}
 
 
-@pytest.mark.parametrize("error", [FULL, OSError("no such file")])
-def test_a_way_back_up_where_something_cannot_be_let_go_of(error: Exception) -> None:
+@pytest.mark.parametrize("domain", [ROOT, THEIRS])
+def test_a_backend_that_cannot_let_go_is_given_up_at_the_second_failure(domain: str) -> None:
+    """As where the kernel has ended a scheduler while nobody was ordered."""
+    backend = Choosy()
+    case = Case(backends(backend), "a")
+    case.decide(domain)
+    backend.releasing[scope("a", domain)] = BackendFailed("the kernel ended it")
+    restored = []
+    for _ in range(2):
+        case.decide(idle=(domain,))
+        restored.append(backend.restored)
+    assert restored == [0, 1]
+
+
+def test_a_rule_that_makes_no_passes_keeps_a_dead_backend_for_a_time_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Choosy()
+    case = Case(backends(backend), "a", "b")
+    case.decide(ROOT, rule=1)
+    now_s = time.monotonic()
+    backend.ordering["a@" + THEIRS] = BackendFailed("it is dead")
+    restored = []
+    for later_s in (0.0, 30.0, 61.0):
+        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now_s + later_s)
+        case.decide(THEIRS, rule=0)
+        restored.append(backend.restored)
+    assert restored == [0, 0, 1]
+
+
+def test_a_way_back_up_where_something_cannot_be_let_go_of() -> None:
     """The loop ended, and with it all order."""
     better, plain = Better(), Choosy()
 
@@ -155,7 +191,7 @@ def test_a_way_back_up_where_something_cannot_be_let_go_of(error: Exception) -> 
     assert plain.in_force == {"a", "a@" + THEIRS}
     better.ordering.clear()
     used._retries["better"].at_s = 0.0  # as later
-    plain.releasing["a"] = error
+    plain.releasing["a"] = FULL
     assert case.controller.enforcement is not None
     case.controller.enforcement.climb()
     case.decide(ROOT, THEIRS)
