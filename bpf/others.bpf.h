@@ -214,12 +214,13 @@ subprogram int rescue_other(u32 llc, s32 cpu, u64 now_ns)
 	if (found)
 		moved = dsq_move(&it, found, SCX_DSQ_LOCAL);
 	bpf_iter_scx_dsq_destroy(&it);
-	if (!moved)
+	if (!found)
 		return 0;
-	if (longest > 2 * bound)
+	if (!moved || longest > 2 * bound)	/* another CPU may have been first */
 		c->next_look_ns = now_ns + HURRIED_LOOK;
-	mark_other_taken(llc);
-	return 1;
+	if (moved)
+		mark_other_taken(llc);
+	return moved;
 }
 
 static __always_inline void others_init(void)

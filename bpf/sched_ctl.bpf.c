@@ -469,13 +469,16 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 		repair(llc);
 		rouse(llc);
 	}
-	if (sets[llc].others_waiting && (s64)(now_ns - c->next_look_ns) >= 0 &&
-	    rescue_other(llc, cpu, now_ns)) {
+	/* Not twice in a row while operators wait: what is done for them below has its turn between. */
+	if (!(c->rescued && queues[llc].waiting) && sets[llc].others_waiting &&
+	    (s64)(now_ns - c->next_look_ns) >= 0 && rescue_other(llc, cpu, now_ns)) {
 		count(other_rescues);
+		c->rescued = 1;
 		if (before(c->next_look_ns, c->next_chores_ns))
 			c->next_chores_ns = c->next_look_ns;
 		return 1;
 	}
+	c->rescued = 0;
 	if (queues[llc].waiting && (s64)(now_ns - c->next_rescue_ns) >= 0 && rescue(llc, cpu, now_ns)) {
 		count(rescues);
 		taken = 1;
@@ -488,6 +491,8 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	}
 	if (queues[llc].waiting && before(c->next_rescue_ns, c->next_chores_ns))
 		c->next_chores_ns = c->next_rescue_ns;
+	if (sets[llc].others_waiting && before(c->next_look_ns, c->next_chores_ns))
+		c->next_chores_ns = c->next_look_ns;
 	return taken;
 }
 

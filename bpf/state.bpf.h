@@ -143,6 +143,7 @@ struct cpu {
 	u8 contended;			/* 1: others of another set could run here */
 	u8 yielded;			/* 1: what runs here gave its turn up */
 	u8 pulled;			/* 1: the other that runs next lagged behind in another set */
+	u8 rescued;			/* 1: its last chores were one of the others that had starved */
 	u8 from_tail;			/* 1: it looks for others that starve from the tail on */
 	u32 done;			/* slot of an operator that went to sleep here, whose flushers wait */
 	u32 floor_hand;			/* the first row in which it looks for who lags */
