@@ -161,7 +161,8 @@ class Roster:
             if kind == name and address and wanted not in [t.engine for t in targets]:
                 targets.append(Target(kind, address))
         for target in targets:
-            if self._is_wanted(target) and target.engine not in self.engines:
+            known = target.engine in self.engines or self._is_followed(target)
+            if self._is_wanted(target) and not known:
                 if (refusal := self._full(target)) is not None:
                     self._remarks.say(f"engines {refusal}", refusal)
                     continue
@@ -171,6 +172,18 @@ class Roster:
                 seen = f"found, pid {target.pid}" if target.pid else "named, and asked from now on"
                 log.info("%s: %s", engine.name, seen)
                 self._arrived(engine)
+
+    def _is_followed(self, target: Target) -> bool:
+        """Whether an engine of several processes, of which that is one, is here by another address:
+        of those with one id the user who was first has it without his number.
+        """
+        stem = target.address.partition("@")[0]
+        return self._kinds[target.kind].of_several and any(
+            engine.target.kind == target.kind
+            and engine.target.address.partition("@")[0] == stem
+            and target.pid in engine.pids
+            for engine in self.engines.values()
+        )
 
     def _full(self, target: Target) -> str | None:
         """Why there is no place for one more engine of its user, in words; None if there is."""

@@ -62,6 +62,25 @@ def found(targets: list[Target]) -> tuple[list[str], Remarks]:
     return asyncio.run(look()), remarks
 
 
+@pytest.mark.parametrize(("stem", "engines"), [("a", 1), ("b", 2)])
+def test_what_an_engine_goes_on_in_is_no_second_one(stem: str, engines: int) -> None:
+    """The first user with an id has it without his number, until his eldest process ends."""
+    mine = os.getpid()
+    targets = [Target("fake", "a", mine, 0), Target("fake", f"{stem}@0", mine, 0)]
+    kind = DriverKind(
+        "fake", lambda: targets, lambda target: FakeEngine(), prompt=True, of_several=True
+    )
+
+    async def look() -> list[str]:
+        arrived: list[Engine] = []
+        found = Roster(Settings(), {"fake": kind}, Owners(), Remarks(), arrived.append)
+        await found.discover(patience_s=10)
+        found.close()
+        return [engine.name for engine in arrived]
+
+    assert len(asyncio.run(look())) == engines
+
+
 def of(uid: int, count: int) -> list[Target]:
     return [Target("fake", f"{uid}-{number}", uid=uid) for number in range(count)]
 
