@@ -52,7 +52,7 @@ __all__ = [
 FOLDER = Path(__file__).parent / "programs"
 EDGE_LIMIT = 200_000
 ATTACH_S = 5.0  # for a Java virtual machine to tell its threads
-AGAIN_S = 5.0  # processes that came are looked for so often
+AGAIN_S, SELDOM_S = 5.0, 60.0  # processes that came are looked for so often
 SELDOM = 100  # times what that took last, before which they are not: 1% of a CPU at most
 WHOLE_NAME = "process"
 WHOLE = (
@@ -389,7 +389,7 @@ class _Processes:
         born = {pid: identity.born(pid) for pid in mine}
         self._born = {pid: at for pid, at in born.items() if at is not None}
         spent_s = time.thread_time() - began_s
-        self._next_s = time.monotonic() + max(AGAIN_S, SELDOM * spent_s)
+        self._next_s = time.monotonic() + min(max(AGAIN_S, SELDOM * spent_s), SELDOM_S)
 
 
 def _find(programs: Sequence[Program]) -> list[Target]:

@@ -145,17 +145,17 @@ def follow(
 
     def look() -> None:
         nonlocal looked_s
+        take(listed(spark, source).where(f"endswith(file, '{ENDING}')"))
         looked_s = time.monotonic()
-        with suppress(Missing):  # of a pattern nothing may be there yet
-            take(listed(spark, source).where(f"endswith(file, '{ENDING}')"))
 
     def commit(frame: "DataFrame", _: int) -> None:
+        take(_sources(frame))
         if time.monotonic() - looked_s >= LOOK_S:
-            look()
-        else:
-            take(_sources(frame))
+            with suppress(Missing):  # it is away at the moment
+                look()
 
-    look()
+    with suppress(Missing):  # of a pattern nothing may be there yet
+        look()
     stream = (
         spark.readStream.format("binaryFile")
         .schema("path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY")

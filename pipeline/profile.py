@@ -155,8 +155,10 @@ def stretch(known: Sequence[Day], nodes: int) -> list[Day]:
 
 
 def alone(known: Sequence[Day], nodes: int) -> list[str]:
-    """Dates of stretches of days with the records of single nodes, where the fleet has three."""
-    least = _least(known, nodes)
+    """Dates of stretches of days with the records of single nodes, where the fleet has three, or of
+    a few of many: those without a clock may have one date.
+    """
+    least = max(_least(known, nodes), max((day.nodes for day in known), default=0) / 20)
     lonely = [part for part in _stretches(known) if max(day.nodes for day in part) < least]
     return [day.date for part in lonely for day in part]
 

@@ -288,7 +288,7 @@ def _target(text: str) -> dict[str, Any]:
 
 def _rules(given: list[str]) -> list[dict[str, Any]]:
     for before, behind in itertools.pairwise(given):
-        if "=" not in before:
+        if "=" not in before and behind != before:
             raise ConfigError(
                 f"command line: --policy: {behind} rules nothing, as {before} selects all queries",
                 f"put it first: --policy {shlex.quote(behind)} --policy {shlex.quote(before)}",

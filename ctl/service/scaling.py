@@ -325,8 +325,8 @@ def _judged(
     say: Callable[[str], None],
 ) -> Done:
     before = math.nan if done.before is None else done.before
-    output.broke = False
     output.settle(SETTLE_S)
+    output.broke = False
     after, taken, over_s = math.nan, 0.0, 0.0
     for _ in range(LOOKS):  # one may have met a pause of the load, or a machine that is cold
         after = output.rate(MEASURE_S)

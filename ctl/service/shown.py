@@ -27,6 +27,7 @@ class Most(NamedTuple):
 
 ALL = Most(1 << 62, 1 << 62)
 OTHERS = Most(200, 1000)  # of each owner who is ordered alone
+MOST_OF_ONE = 100  # threads that one of his operators counts as: none hides all others
 
 
 def shown(engines: Iterable[Engine], common: Most = ALL) -> Iterator[tuple[Engine, Index]]:
@@ -43,7 +44,7 @@ def shown(engines: Iterable[Engine], common: Most = ALL) -> Iterator[tuple[Engin
         rows = np.flatnonzero(topology.query_rows < room.queries)
         counts = np.ones(len(rows), dtype=np.intp)
         if engine.domain != COMMON:
-            counts = np.maximum(topology.thread_counts[rows], 1)
+            counts = np.clip(topology.thread_counts[rows], 1, MOST_OF_ONE)
         rows = rows[np.cumsum(counts) <= room.operators]
         taken = int(counts[: len(rows)].sum())
         rooms[engine.domain] = Most(room.queries - _queries(topology, rows), room.operators - taken)

@@ -180,12 +180,14 @@ class Recorder:
         """Whether it can be read again, by itself and by the topology line that it goes by."""
         is_long = len(records.encode(line)) > LONGEST
         if isinstance(line, records.Topology):
+            known = line.engine in self._endless
             self._endless.discard(line.engine)
             if is_long:
                 self._endless.add(line.engine)
                 self._topologies.pop(line.engine, None)
                 self._owed.pop(line.engine, None)
-                log.warning("%s is not recorded: it runs more than fits into a line", line.engine)
+                if not known:
+                    log.warning("%s is not recorded: it is more than fits into a line", line.engine)
         elif isinstance(line, records.Event) and line.value == "gone":
             self._endless.discard(line.engine)
         elif isinstance(line, records.Record):

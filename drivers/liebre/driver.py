@@ -122,14 +122,20 @@ class LiebreDriver:
         self._operators: tuple[tuple[str, Thread], ...] = ()
         self._unclear: list[str] = []
         self._series: Mapping[tuple[str, str], Series] = {}
+        self._afresh = False
         self._shared = False  # whether shares were taken from counts
         self._topology: Topology | None = None
 
     @property
     def counts_afresh(self) -> bool:
-        """A reporter tells increases, and of a long file we read the end."""
+        """A reporter tells increases, and of a long file we read the end. It stays so: the CPU time
+        of all threads would jump.
+        """
         ends = (end for stream in self._streams for end in (stream.entered, stream.left))
-        return any(isinstance(end, Series) or (end is not None and not end.whole) for end in ends)
+        self._afresh = self._afresh or any(
+            isinstance(end, Series) or (end is not None and not end.whole) for end in ends
+        )
+        return self._afresh
 
     @property
     def waiting(self) -> bool:

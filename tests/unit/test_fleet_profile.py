@@ -82,6 +82,8 @@ FAR = 5000  # days off
         (4, [(0, 30, 4), (FAR, FAR, 1)], (0, 30), 1),
         (4, [(0, 30, 3), (-FAR, -FAR + 30, 1)], (0, 30), 31),
         (100, [(0, 30, 99), (FAR, FAR + 30, 1)], (0, 30), 31),
+        # two without a clock, which agree on 1970
+        (1000, [(0, 30, 998), (-FAR, -FAR + 1, 2)], (0, 30), 2),
         # several that agree neither end it nor are told from a fleet that has become smaller
         (100, [(0, 30, 85), (FAR, FAR + 30, 15)], (0, 30), 0),
         # days ahead, but not far

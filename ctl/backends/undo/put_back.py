@@ -56,6 +56,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+LEAST_S = 0.05  # for each group, whatever those before it took
 REMOVE_WITHIN_S = 2.0  # for the last members of groups to leave, and for exiting ones to be gone
 
 
@@ -244,7 +245,8 @@ def groups(log: Log, paths: Iterable[str], within_s: float = REMOVE_WITHIN_S) ->
         if path not in log.state.groups:
             continue
         try:
-            _remove(log.state.groups[path], log.state.groups, end_s)
+            one_s = time.monotonic() + LEAST_S if within_s else end_s
+            _remove(log.state.groups[path], log.state.groups, max(end_s, one_s))
         except (OSError, ValueError) as error:
             if within_s or getattr(error, "errno", 0) != errno.EBUSY:
                 problems.append(_words(error))
