@@ -80,39 +80,32 @@ class Arrivals:
 
     def __init__(self, file: Path, rates: Sequence[float], turn_s: float) -> None:
         self._file = file
-        self._rates = itertools.cycle(rates)
+        self._rates = rates
         self._turn_s = turn_s if len(rates) > 1 else None
-        self._held = False
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """From the first rate on, so that each phase of a measurement meets the same steps."""
+        self.hold()
+        self._over.clear()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._now = next(self._rates)
-                if not self._held:
-                    self._file.write_text(f"{self._now:.1f}")
-            if self._stop.wait(self._turn_s):
+        for rate in itertools.cycle(self._rates):
+            self._file.write_text(f"{rate:.1f}")
+            if self._over.wait(self._turn_s):
                 break
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nothing comes meanwhile."""
-        with self._lock:
-            self._held = True
-            self._file.write_text("0")
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._held = False
-                self._file.write_text(f"{self._now:.1f}")
-
-    def end(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    def hold(self) -> None:
+        """Nothing comes until the next `begin`."""
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join()
+            self._thread = None
+        self._file.write_text("0")
 
 
 def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> Iterator[Phase]:
@@ -150,7 +143,7 @@ def run(case: Case, folder: Path, cycles: int, seconds: float, end_s: float) -> 
                         figures = {**phase.figures, "delivered": delivered}
                         yield replace(phase, figures=figures, part=load)
                 finally:
-                    arrivals.end()
+                    arrivals.hold()
     finally:
         os.sched_setaffinity(0, own)
 
@@ -189,16 +182,19 @@ def _phases(
         _drain(out, arrivals)
         if arguments[0] == RULE:
             with _rule(Target("storm", case.shape, pid), real_time="--real-time" in arguments):
+                arrivals.begin()
                 yield
         else:
+            arrivals.begin()  # of nothing there is no order
             with following([pid], "storm", out.parent, arguments, 0 if way.learn_s else 1):
-                if way.learn_s:
-                    time.sleep(way.learn_s)
-                    _drain(out, arrivals)
+                time.sleep(way.learn_s)
+                _drain(out, arrivals)
+                arrivals.begin()
                 yield
                 if way.learn_s:
                     said.append(_said(out.parent / "run"))
         _drain(out, arrivals)
+        arrivals.begin()
 
     every = take_turns(
         case.ways, cycles, load, measure, [pid], settle_s=5.0, seconds=seconds, end_s=end_s
@@ -238,8 +234,8 @@ def _capacity(out: Path, rate: Path, start: float) -> float:
 
 def _drain(out: Path, arrivals: Arrivals) -> None:
     """Let what waits leave, inside and outside of the engine."""
-    with arrivals.held():
-        _emptied(out)
+    arrivals.hold()
+    _emptied(out)
     time.sleep(1.0)
 
 
