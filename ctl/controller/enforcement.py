@@ -19,7 +19,8 @@ __all__ = ["Enforcement"]
 log = logging.getLogger(__name__)
 
 
-PATIENCE_S = 60.0  # for all who use a backend to have a pass that shows whether it works for them
+PATIENCE_S = 60.0  # at least, for all who use a backend to have a pass that shows whether it works
+PAUSE_S = 5.0  # between tries to let go of what no rule decides any more
 
 _Key = tuple[str, str, str]  # names of a rule, a domain and a backend
 
@@ -36,6 +37,7 @@ class Enforcement:
         self._backends, self._rules, self._remarks = backends, rules, remarks
         self._in_force: dict[_Key, _Held] = {}  # those that have threads
         self._failing: dict[_Key, float] = {}  # since when: to apply, or to let go of it
+        self._rests_s = 0.0  # when that is tried again
 
     def apply(self, rule: Rule) -> None:
         """Bring a rule's schedules into force, and let go of what is in none of them any more.
@@ -48,6 +50,9 @@ class Enforcement:
         for key in self._of(rule.name):
             if key in self._in_force and wanted.get(key[1]) != key[2]:
                 rule.applied += self._let_go(key)
+        gone = {k for k in self._failing if k[0] == rule.name and wanted.get(k[1]) != k[2]}
+        for key in gone - self._in_force.keys():  # what fails later is no second time in a row
+            del self._failing[key]
         for domain, backend in wanted.items():
             if backend not in self._backends.names or not self._enforce(rule, domain, backend):
                 rule.urgent = True
@@ -65,9 +70,11 @@ class Enforcement:
     def rest(self) -> None:
         """Let go of what no rule decides any more, and of a machine on which nobody is ordered."""
         decided = {(rule.name, domain) for rule in self._rules for domain in rule.schedules}
-        for key in [key for key in self._in_force if key[:2] not in decided]:
-            if key in self._in_force:
-                self._remarks.say(f"release {key}", "; ".join(self._let_go(key).problems))
+        if time.monotonic() >= self._rests_s:
+            for key in [key for key in self._in_force if key[:2] not in decided]:
+                if key in self._in_force and (problems := self._let_go(key).problems):
+                    log.warning("rule %s: %s", key[0], "; ".join(problems))
+                    self._rests_s = time.monotonic() + PAUSE_S
         known = {key for key in self._failing if key in self._in_force or key[:2] in decided}
         self._failing = {key: self._failing[key] for key in known}
         for problem in self._backends.rest():
@@ -88,8 +95,9 @@ class Enforcement:
             rule.urgent = True
         # All of them before any goes on: two may have threads of one process.
         for key in [key for key in self._in_force if (key[0], key[2]) in left]:
-            if key in self._in_force:
-                self._let_go(key)  # what fails is tried again at its pass
+            if key in self._in_force:  # what raises is tried again at its pass
+                for problem in self._let_go(key).problems:
+                    log.error("not put back: %s", problem)
 
     def _of(self, rule: str) -> list[_Key]:
         """What is in force of a rule."""
@@ -142,10 +150,9 @@ class Enforcement:
             since_s = self._failing[key]
             self._in_force.setdefault(key, held)  # some of it may be
             problem = f"{backend} failed for engines of {called(domain)}: {_words(error)}"
-            rule.applied += self._let_go(key) + Applied(problems=(problem,))
+            rule.applied += self._let_go(key, counts=False) + Applied(problems=(problem,))
             self._failing[key] = since_s
             rule.urgent = rule.urgent or first
-            return backend in self._backends.names
         else:
             self._in_force[key] = held
             self._failing.pop(key, None)
@@ -163,14 +170,17 @@ class Enforcement:
         if key[1] == COMMON:
             return True
         since_s = self._failing[key]
+        rarest_s = max((rule.timer.period_s for rule in self._rules), default=0.0)
         return not any(
-            held.at_s > since_s or now_s - since_s < PATIENCE_S
+            now_s - max(held.at_s, since_s) < max(PATIENCE_S, 3 * rarest_s)
             for other, held in self._in_force.items()
             if other[2] == key[2] and other not in self._failing
         )
 
-    def _let_go(self, key: _Key) -> Applied:
-        """Put back what a backend has of a rule in a domain."""
+    def _let_go(self, key: _Key, *, counts: bool = True) -> Applied:
+        """Put back what a backend has of a rule in a domain. counts: a failure does, see
+        `_is_given_up_at`.
+        """
         backend, schedule = key[2], self._in_force[key].schedule
         applied = Applied()
         if backend in self._backends.names:  # else all of it was put back
@@ -178,7 +188,8 @@ class Enforcement:
                 applied = self._backends.apply(backend, without(schedule, set(schedule.threads)))
             except Exception as error:  # the others must still have their turn
                 log.debug("backend %s", backend, exc_info=error)
-                if not isinstance(error, JournalError) and self._is_given_up_at(key):
+                counts = counts and not isinstance(error, JournalError)
+                if counts and self._is_given_up_at(key):
                     self._step_down(backend, _words(error))
                 return Applied(problems=(f"not released by {backend}: {_words(error)}",))
         del self._in_force[key]

@@ -29,8 +29,10 @@ class Choosy(FakeBackend):
         super().__init__()
         self.ordering: dict[str, Exception] = {}
         self.releasing: dict[str, Exception] = {}
+        self.asked = 0
 
     def apply(self, schedule: Schedule) -> Applied:
+        self.asked += 1
         failing = self.ordering if schedule.threads else self.releasing
         if schedule.scope in failing:
             raise failing[schedule.scope]
@@ -125,7 +127,9 @@ def test_what_failed_once_is_let_go_of_at_a_later_pass() -> None:
     assert not backend.in_force and not case.rules[0].applied.problems
 
 
-def test_what_no_rule_decides_any_more_is_let_go_of_without_a_pass() -> None:
+def test_what_no_rule_decides_any_more_is_let_go_of_without_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An engine that left at once, or a rule: no later pass speaks of them."""
     backend = Choosy()
     case = Case(backends(backend), "a", "b")
@@ -137,9 +141,12 @@ def test_what_no_rule_decides_any_more_is_let_go_of_without_a_pass() -> None:
     case.rules[0].schedules = {ROOT: case.rules[0].schedules[ROOT]}
     enforcement.rest()
     enforcement.release(case.rules.pop(0))
+    asked = backend.asked
     enforcement.rest()
-    assert backend.in_force == {"a", "a@" + THEIRS, "b"}
+    assert backend.in_force == {"a", "a@" + THEIRS, "b"} and backend.asked == asked
     backend.releasing.clear()
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 10.0)
     enforcement.rest()
     assert backend.in_force == {"b"}
 
@@ -156,6 +163,20 @@ def test_a_backend_that_cannot_let_go_is_given_up_at_the_second_failure(domain: 
         case.decide(idle=(domain,))
         restored.append(backend.restored)
     assert restored == [0, 1]
+
+
+def test_a_pass_counts_once_and_what_failed_long_ago_does_not() -> None:
+    backend = Choosy()
+    case = Case(backends(backend), "a")
+    backend.ordering["a@" + THEIRS] = backend.releasing["a@" + THEIRS] = UNFIT
+    case.decide(THEIRS)
+    assert not backend.restored
+    backend.ordering.clear()
+    backend.releasing.clear()
+    case.decide(idle=(THEIRS,))
+    backend.ordering["a@" + THEIRS] = UNFIT
+    case.decide(THEIRS)
+    assert not backend.restored
 
 
 def test_a_rule_that_makes_no_passes_keeps_a_dead_backend_for_a_time_alone(
