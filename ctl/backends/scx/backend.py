@@ -153,6 +153,7 @@ class Scx(Backend):
         loaded.live.look()
         self._hint(loaded, scope)
         changed = self._write(loaded)
+        self._forget_empty()
         writes += changed
         fresh += loaded.slots.untied(schedule.threads)
         more, gone = loaded.slots.adopt(fresh)
@@ -379,6 +380,11 @@ class Scx(Backend):
             caps=caps,
             live=loaded.live.counting(scope.live),
         )
+
+    def _forget_empty(self) -> None:
+        """Drop scopes without threads, such as those of engines that ended; one of them may stay."""
+        used = {name: scope for name, scope in self._scopes.items() if scope.schedule.threads}
+        self._scopes = used or dict(list(self._scopes.items())[-1:])
 
     def _write(self, loaded: Loaded) -> int:
         """Write the hints of all scopes; returns how many slots changed."""

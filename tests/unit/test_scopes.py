@@ -1,0 +1,46 @@
+"""What schedules of several rules, and of several users, take from each other in the scheduler."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from scheduler import Memory, unloaded
+from sched_ctl.model.policy import Spacing, form
+from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.topology import Thread
+
+NOBODY = 1 << 22  # ids that no process has begin here
+
+
+def schedule(scope: str, tids: Sequence[int], queries: Sequence[str] = ()) -> Schedule:
+    n = len(tids)
+    return Schedule(
+        scope,
+        "p",
+        Spacing.LINEAR,
+        tuple(Thread(NOBODY + tid, NOBODY + tid, 0) for tid in tids),
+        ("",) * n,
+        form(n, static=np.arange(float(n))),
+        np.full(n, np.nan),
+        np.zeros(n),
+        queries=tuple(("e", query) for query in queries) or (None,) * n,
+    )
+
+
+def test_of_engines_that_ended_nothing_is_left(tmp_path: Path) -> None:
+    with unloaded(tmp_path, Memory()) as backend:
+        for user in range(1000, 1020):
+            backend.apply(schedule(f"a@{user}", [user]))
+            backend.apply(schedule("a", [1, 2]))
+            backend.apply(schedule(f"a@{user}", []))
+        assert list(backend._scopes) == ["a"]
+        backend.apply(schedule("a", []))
+        backend.apply(schedule("b", []))
+        assert len(backend._scopes) == 1
+        assert not any(memory_in_use(backend.scheduler))
+
+
+def memory_in_use(memory: object) -> list[int]:
+    assert isinstance(memory, Memory)
+    return [int(slot) for slot in np.flatnonzero(memory.slots["flags"])]
