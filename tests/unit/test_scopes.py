@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
 from scheduler import Memory, unloaded
+
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -44,3 +44,19 @@ def test_of_engines_that_ended_nothing_is_left(tmp_path: Path) -> None:
 def memory_in_use(memory: object) -> list[int]:
     assert isinstance(memory, Memory)
     return [int(slot) for slot in np.flatnonzero(memory.slots["flags"])]
+
+
+def test_caps_that_lose_their_room_to_a_new_schedule_are_no_longer_in_force(tmp_path: Path) -> None:
+    """In the same pass, and the rest are: nobody shares a group with a capped query."""
+    memory = Memory()
+    many = schedule("a", range(1, 65), ("", *(f"q{nth:02}" for nth in range(63))))
+    with unloaded(tmp_path, memory, caps={"q*": 2}) as backend:
+        assert backend.apply(many).problems == ()
+        assert sum(cap > 0 for _, cap in memory.groups()) == 63
+        assert backend.apply(schedule("b", [100])).problems == ()
+        slots = [int(slot) for slot in backend.loaded.slots.of(many.threads)]  # type: ignore[union-attr]
+        of = memory.control["queues"]["group"][memory.slots["queue"]]
+        assert len(set(of[slots].tolist())) == 63 and of[slots[0]] == of[slots[-1]]
+        assert int(np.count_nonzero(of[memory.slots["flags"] > 0] == of[slots[-1]])) == 2
+        assert sum(cap > 0 for _, cap in memory.groups()) == 62
+        assert backend.apply(many).problems == ("no room for the caps of 1 queries, from e:q62 on",)

@@ -368,6 +368,15 @@ class Scx(Backend):
         return _Scope(schedule, loaded.slots.of(threads), live)
 
     def _hint(self, loaded: Loaded, scope: _Scope) -> None:
+        """Make the hints of a scope; if it takes the room of others' caps, then theirs, too."""
+        self._hint_one(loaded, scope)
+        scopes = self._scopes.values()
+        if sum(len(one.parts) for one in scopes) > loaded.limits.groups:
+            for other in scopes:
+                if other is not scope:
+                    self._hint_one(loaded, other)
+
+    def _hint_one(self, loaded: Loaded, scope: _Scope) -> None:
         options = self.options
         others = sum(len(other.parts) for other in self._scopes.values() if other is not scope)
         room = loaded.limits.groups - others
@@ -382,7 +391,7 @@ class Scx(Backend):
         )
 
     def _forget_empty(self) -> None:
-        """Drop scopes without threads, such as those of engines that ended; one of them may stay."""
+        """Drop scopes without threads, as of engines that ended; one of them may stay."""
         used = {name: scope for name, scope in self._scopes.items() if scope.schedule.threads}
         self._scopes = used or dict(list(self._scopes.items())[-1:])
 
