@@ -28,6 +28,8 @@ __all__ = [
     "limited",
     "of_process",
     "processes",
+    "relative_weight",
+    "weighed",
     "write",
 ]
 
@@ -199,6 +201,33 @@ def in_use() -> bool:
             if "cpu" in _read(found.mount / "cgroup.subtree_control").split():
                 return True
     return False
+
+
+def weighed(pid: int) -> tuple[Path, ...]:
+    """The cgroups with a weight that a process is in, from the root down, without the root."""
+    for found in hierarchies():
+        if not has_cpu(found):
+            continue
+        try:
+            folder = found.folder_of(pid, pid)
+        except (OSError, ValueError):  # whoever owns the process may name its cgroup anyhow
+            return ()
+        if folder is None:
+            return ()
+        inside = [one for one in (folder, *folder.parents) if one.is_relative_to(found.mount)]
+        return tuple(one for one in reversed(inside[:-1]) if (one / found.weight).exists())
+    return ()
+
+
+def relative_weight(folder: Path) -> float:
+    """A cgroup's weight, 1 = that of a thread of nice 0 beside it, and so if it is gone."""
+    found = hierarchy_of(folder)
+    try:
+        weight = int(_read(folder / found.weight)) if found else 0
+    except (OSError, ValueError):
+        return 1.0
+    least, _, usual = found.weights if found else (1, 1, 1)
+    return max(weight, least) / usual  # cpu.idle shows as a weight of 0
 
 
 def limited(folder: Path) -> list[Path]:

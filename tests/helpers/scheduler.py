@@ -8,9 +8,9 @@ from unittest import mock
 
 import numpy as np
 
-from sched_ctl.backends.scx import backend
 from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.kernel import schedext
 from sched_ctl.kernel.libbpf import InnerArray
 from sched_ctl.model.options import ScxOptions
 
@@ -21,8 +21,10 @@ SLOT += [("depth", "u2"), ("slope", "u4"), ("base", "u8"), ("per_tuple", "u4"), 
 THREAD = [("run_ns", "u8"), ("wait_ns", "u8"), ("queued_ns", "u8"), ("weight", "u4")]
 QUEUE = [("base", "u8"), ("slope", "u4"), ("group", "u2"), ("flags", "u2")]
 GROUP = [("share", "u4"), ("cap", "u4")]
-NUMBERS = ("ttl_ms", "slice_us", "starvation_ms", "preempt_times", "floor_us", "least_us")
-NUMBERS += ("hold_us", "weight_part", "nr_queues", "nr_groups")
+NUMBERS = (
+    *("ttl_ms", "slice_us", "starvation_ms", "preempt_times", "floor_us", "least_us"),
+    *("hold_us", "weight_part", "nr_queues", "nr_groups"),
+)
 
 
 class Memory:
@@ -94,7 +96,7 @@ def unloaded(folder: Path, memory: Memory, **options: Any) -> Iterator[Scx]:
     journal = Journal(folder / "journal")
     made = Scx(journal, ScxOptions(**options))
     with (
-        mock.patch.object(backend.schedext, "taken", lambda: None),
+        mock.patch.object(schedext, "taken", lambda: None),
         mock.patch.object(made, "_load", lambda: memory),
         mock.patch.object(made, "_attach", lambda loaded: setattr(loaded, "attached", True)),
     ):

@@ -250,13 +250,23 @@ def test_ten_thousand_threads_fit_the_limits() -> None:
         assert len(given.queue_base) <= LIMITS.queues
 
 
-def test_schedules_of_which_none_has_shares_share_alike() -> None:
+@pytest.mark.parametrize(("weights", "second"), [({}, 16384), ({0: 20.0, 2: 1.0}, 819)])
+def test_schedules_share_by_their_weights(weights: Mapping[int, float], second: int) -> None:
     one, two = schedule(form(2, static=np.arange(2.0))), schedule(form(3, static=np.arange(3.0)))
     parts = [(0, part) for part in hints(one, LIMITS)] + [(2, part) for part in hints(two, LIMITS)]
-    given = merged(parts, 5, LIMITS)
-    assert given.shares == [16 * LIMITS.share_one] * 2
+    given = merged(parts, 5, LIMITS, weights)
+    assert given.shares == [16 * LIMITS.share_one, second]
     assert given.queue_group.tolist() == [0, 1]
     assert given.caps == [0, 0]
+
+
+def test_groups_divide_what_their_schedule_gets() -> None:
+    """However high their shares are, or how many they: the other keeps its part."""
+    groups = {"a": Group(400, (0,)), "b": Group(100, (1,))}
+    one = schedule(form(2, static=np.arange(2.0)), groups=groups)
+    parts = [(0, part) for part in hints(one, LIMITS)]
+    parts += [(2, part) for part in hints(schedule(form(1)), LIMITS)]
+    assert merged(parts, 3, LIMITS, {0: 1.0, 2: 1.0}).shares == [13107, 3277, 16384]
 
 
 def test_one_part_that_is_not_everybody_in_order_is_put_where_it_belongs() -> None:

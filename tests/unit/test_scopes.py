@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from scheduler import Memory, unloaded
 
+from sched_ctl.backends.scx import weight
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
@@ -60,3 +62,17 @@ def test_caps_that_lose_their_room_to_a_new_schedule_are_no_longer_in_force(tmp_
         assert int(np.count_nonzero(of[memory.slots["flags"] > 0] == of[slots[-1]])) == 2
         assert sum(cap > 0 for _, cap in memory.groups()) == 62
         assert backend.apply(many).problems == ("no room for the caps of 1 queries, from e:q62 on",)
+
+
+def test_one_thread_takes_from_twenty_what_it_would_without_an_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LEAST_S", 0.0)
+    memory = Memory()
+    with unloaded(tmp_path, memory) as backend:
+        for _ in range(2):
+            memory.threads["run_ns"] += 1_000_000_000
+            backend.apply(schedule("a", range(20), [f"q{nth}" for nth in range(20)]))
+            backend.apply(schedule("a@1000", [100], ["q"]))
+        (many, _), (one, _) = memory.groups()
+        assert many / one == pytest.approx(20, rel=0.01)

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sched_ctl.backends.scx.weight import LEAST_S, SMOOTH_S, Weight, fair_weight, threads_of
+from sched_ctl.backends.scx.weight import (
+    LEAST_S,
+    SMOOTH_S,
+    Lately,
+    Weight,
+    fair_weight,
+    threads_of,
+)
 
 
 def fair_share(costs: np.ndarray, own: np.ndarray, hog: float = 1.0) -> tuple[np.ndarray, float]:
@@ -227,3 +234,31 @@ def test_operators_never_weigh_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch, [1, 1], fair=True)
     run.go([0.4, 0.2], [0.6, 0.8], 1e6, by_s=SMOOTH_S)
     assert run.told.control["weight_part"] == 1
+
+
+def test_threads_that_come_and_go_hide_nothing_of_those_that_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though they do each second, in which one who stays is looked at as ever."""
+    run = Run(monkeypatch, [1, 1], fair=True)
+    run.told.threads["weight"][1:3] = 3072, 1024
+    for nth in range(40):
+        run.slots, run.queries = np.array([1, 2, 3 + nth % 2]), np.array([1, 1, 2])
+        run.of()
+        run.go([0.6, 0.2], [0.0, 0.0])
+    lately = run.weight._own.tolist()
+    assert lately == [3.0, 1.0, 1.0]
+    assert run.part is not None
+
+
+def test_a_light_query_weighs_whole_while_it_wants_a_cpu_and_beside_others_for_its_time() -> None:
+    """Twenty light ones rarely want it at once; one that never ran weighs as one thread."""
+    own = np.ones(3)
+    one = Lately(np.array([1, 1, 0]), np.array([0.1, 0.05, 0.0]), np.array([0.1, 0.1, 0]), own, 1)
+    assert one.while_wanting(slice(0, 3)) == pytest.approx([1.0, 0.5, 0.0])
+    assert one.while_wanting(slice(2, 3)) is None
+    many = Lately(np.arange(1, 21), np.full(20, 0.01), np.full(20, 0.01), np.ones(20), 1)
+    weighs = many.while_wanting(slice(0, 20))
+    assert weighs is not None and weighs.sum() == pytest.approx(0.2 / (1 - 0.99**20))
+    full = Lately(np.array([1, 2, 2]), np.array([0.9, 0, 0]), np.array([1.0, 1.0, 0.5]), own, 1)
+    assert full.while_wanting(slice(0, 3)) == pytest.approx([1.0, 0.5, 0.5])

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from sched_ctl.backends import Applied, Backend
 from sched_ctl.backends.scx import server
+from sched_ctl.backends.scx.between import Between
 from sched_ctl.backends.scx.hints import Limits, Part, capped, hints, merged
 from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.losses import Losses
@@ -83,6 +84,7 @@ class Loaded:
         self.losses = Losses()
         self.live = LiveRows(scheduler)
         self.weight = Weight(scheduler, fair=fair)
+        self.between = Between()
         self.limits = Limits.of(scheduler.limits)
         self.slots = Slots(scheduler, full=full)
         self.attached = False
@@ -406,7 +408,11 @@ class Scx(Backend):
             for part in scope.parts
         ]
         total = int(offsets[-1])
-        made = merged(parts, total, loaded.limits)
+        of_scope = {name: scope.schedule.threads for name, scope in self._scopes.items()}
+        weights = loaded.between.weights(of_scope)
+        made = merged(
+            parts, total, loaded.limits, dict(zip(offsets.tolist(), weights, strict=False))
+        )
         control, table = scheduler.control, scheduler.slots
         queues = max(1, len(made.queue_base))
         grown = control["queues"][: len(made.queue_base)]
@@ -441,7 +447,9 @@ class Scx(Backend):
             fresh["per_tuple"], fresh["live"] = made.per_tuple, live
         fresh["flags"] = flags
         changed = write(scheduler, slots, fresh)
-        loaded.weight.look()
+        lately = loaded.weight.look()
+        if lately is not None:
+            loaded.between.look(of_scope, lately)
         return changed
 
 

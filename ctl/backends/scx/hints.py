@@ -225,10 +225,16 @@ def _apart(whole: Part, query: Sequence[Query | None], cap_of: Mapping[Query, in
     return found
 
 
-def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hints:
+def merged(
+    parts: Sequence[tuple[int, Part]],
+    total: int,
+    limits: Limits,
+    weights: Mapping[int, float] = MappingProxyType({}),
+) -> Hints:
     """One set of hints from the parts of all schedules.
 
     parts: with the offset of each part's schedule in the columns. A single part needs no groups.
+    weights: of each schedule beside the others, by its offset; without one, 1.
     """
     if len(parts) == 1 and _is_all(parts[0], total) and not parts[0][1].cap:
         return _alone(parts[0][1])
@@ -244,7 +250,7 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
         queue_group=np.zeros(0, dtype=np.intp),
         queue_exact=np.zeros(0, dtype=np.bool_),
     )
-    parts, given = _fitting(parts, _shares(parts), limits)
+    parts, given = _fitting(parts, _shares(parts, weights), limits)
     grouped = len(parts) > 1 or any(part.cap for _, part in parts)
     largest = max(given, default=0.0) or 1.0
     for index, ((offset, part), share) in enumerate(zip(parts, given, strict=True)):
@@ -267,17 +273,26 @@ def merged(parts: Sequence[tuple[int, Part]], total: int, limits: Limits) -> Hin
     return result
 
 
-def _shares(parts: Sequence[tuple[int, Part]]) -> list[float]:
+def _shares(parts: Sequence[tuple[int, Part]], weights: Mapping[int, float]) -> list[float]:
     """What each part gets; all zero if urgency alone decides between them.
 
-    Schedules share the CPU with each other. One without groups counts as one group, and where it
-    has several parts (for caps) they divide that.
+    Schedules share the CPU by their weights. Its groups divide what one gets by their shares; the
+    parts of one without groups (for caps) have as much each.
     """
     schedules = {offset for offset, _ in parts}
     if len(schedules) < 2 and not any(part.share for _, part in parts):
         return [0.0] * len(parts)
     without = [offset for offset, part in parts if not part.share]
-    return [part.share or 1 / without.count(offset) for offset, part in parts]
+    given = [part.share or 1 / without.count(offset) for offset, part in parts]
+    if len(schedules) < 2:
+        return given
+    sums = dict.fromkeys(schedules, 0.0)
+    for (offset, _), share in zip(parts, given, strict=True):
+        sums[offset] += share
+    return [
+        weights.get(offset, 1.0) * share / sums[offset]
+        for (offset, _), share in zip(parts, given, strict=True)
+    ]
 
 
 def _is_all(part: tuple[int, Part], total: int) -> bool:

@@ -18,6 +18,7 @@ its first factor N is what the query weighs while it wants a CPU: by that its fl
 """
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,40 @@ from numpy.typing import NDArray
 from sched_ctl.kernel.scheduler import Scheduler
 from sched_ctl.model.graph import Array, Index
 
-__all__ = ["Weight", "fair_weight", "threads_of"]
+__all__ = ["Lately", "Weight", "fair_weight", "threads_of"]
 
 LEAST_S = 0.5  # from one look to the next
 SMOOTH_S = 2.0
 LEAST_USE = 0.01  # of a CPU: below, it says nothing
+
+
+@dataclass(frozen=True)
+class Lately:
+    """What (n,) threads did since the last look, as `fair_weight` has it.
+
+    smooth: which part of it counts from now on.
+    """
+
+    queries: Index
+    cpu: Array
+    wanted: Array
+    own: Array
+    smooth: float
+
+    def while_wanting(self, rows: slice) -> Array | None:
+        """What each of these weighs in the fair class while any of them wants a CPU; None: they
+        did not run enough to tell. Queries come and go each for itself.
+        """
+        cpu, own = self.cpu[rows], self.own[rows]
+        if cpu.sum() < LEAST_USE:
+            return None
+        query, _, most = _by_query(self.queries[rows], cpu, own)
+        longest = np.zeros(len(most))
+        np.maximum.at(longest, query, np.maximum(self.wanted[rows], np.minimum(cpu, 1.0)))
+        alike = 1 / np.bincount(query)[query]  # where none of the query ran, but one wanted to
+        threads = np.divide(cpu, most[query], out=alike, where=most[query] > 0)
+        some = 1.0 - float(np.prod(1.0 - longest))
+        return longest[query] * threads / some
 
 
 class Weight:
@@ -48,6 +78,8 @@ class Weight:
         self._own: Array = np.zeros(0)
         self._threads: Array = np.zeros(0)
         self._part = 1.0
+        # Of each thread what it ran, and ran or waited; of all, as counted by the scheduler.
+        self._seen: tuple[NDArray[np.int64], NDArray[np.int64], int, int]
         self._remember(time.monotonic())
 
     def of(self, slots: Index, queries: Index, strict: NDArray[np.bool_]) -> None:
@@ -58,9 +90,8 @@ class Weight:
         """
         same = np.array_equal(slots, self._slots)
         if not same:
-            self._slots, self._own = slots.copy(), np.ones(len(slots))
+            self._move(slots)
             self._threads = np.ones(len(slots))
-            self._remember(time.monotonic())
         if not (same and np.array_equal(queries, self._queries)):
             self._threads = np.ones(len(slots))
             self._queries = queries.copy()
@@ -68,6 +99,20 @@ class Weight:
             return
         self._strict = strict.copy()
         self._tell()
+
+    def _move(self, slots: Index) -> None:
+        """What is known of threads that stay is kept, whoever comes and goes."""
+        place = np.full(len(self._scheduler.threads), -1, dtype=np.intp)
+        place[self._slots] = np.arange(len(self._slots))
+        at = place[slots]
+        stays = at >= 0
+        run_ns, wanted_ns, total_ns, weighed_ns = self._seen
+        own, at_s = self._own, self._at_s
+        self._slots, self._own = slots.copy(), np.ones(len(slots))
+        self._own[stays] = own[at[stays]]
+        self._remember(at_s)
+        self._seen[0][stays], self._seen[1][stays] = run_ns[at[stays]], wanted_ns[at[stays]]
+        self._seen = (*self._seen[:2], total_ns, weighed_ns)
 
     def _tell(self) -> None:
         """The floors' weights, as they are known now."""
@@ -78,31 +123,31 @@ class Weight:
         told[0] = 0
         weights[:] = told
 
-    def look(self) -> None:
-        """To be called now and then."""
+    def look(self) -> Lately | None:
+        """To be called now and then. Returns what was seen, if it is time and says something."""
         now_s = time.monotonic()
         elapsed_s = now_s - self._at_s
         if elapsed_s < LEAST_S:
-            return
+            return None
         run_ns, wanted_ns, operator_ns, weighed_ns = self._seen
         self._remember(now_s)
         elapsed_ns = elapsed_s * 1e9
         used_ns, counted_ns = self._seen[2] - operator_ns, self._seen[3] - weighed_ns
         if used_ns < LEAST_USE * elapsed_ns:
-            return
+            return None
         cpu = np.maximum(self._seen[0] - run_ns, 0) / elapsed_ns
+        wanted = np.clip((self._seen[1] - wanted_ns) / elapsed_ns, 0, 1)
         smooth = min(1.0, elapsed_s / SMOOTH_S)
         threads, enough = threads_of(self._queries, cpu, self._own)
         self._threads += np.where(enough, threads - self._threads, 0.0) * smooth
         self._tell()
-        if not self._fair or counted_ns <= 0:
-            return
-        wanted = np.clip((self._seen[1] - wanted_ns) / elapsed_ns, 0, 1)
-        fair = fair_weight(self._queries, cpu, wanted, self._own)
-        part = min(1.0, fair * counted_ns / used_ns)
-        self._part += (part - self._part) * smooth
-        one = self._scheduler.limits["WEIGHT_ONE"]
-        self._scheduler.control["weight_part"] = max(1, round(self._part * one))
+        if self._fair and counted_ns > 0:
+            fair = fair_weight(self._queries, cpu, wanted, self._own)
+            part = min(1.0, fair * counted_ns / used_ns)
+            self._part += (part - self._part) * smooth
+            one = self._scheduler.limits["WEIGHT_ONE"]
+            self._scheduler.control["weight_part"] = max(1, round(self._part * one))
+        return Lately(self._queries, cpu, wanted, self._own, smooth)
 
     def _remember(self, now_s: float) -> None:
         scheduler, slots = self._scheduler, self._slots

@@ -1,0 +1,108 @@
+"""What schedules weigh against each other: what the kernel's fair class would give their threads.
+
+It knows of no schedules. Threads share a CPU by weight, and at each level of cgroups the groups do;
+who sleeps has no share. So a schedule's weight is made of what its threads weigh while it wants a
+CPU (`weight.Lately`), added up by cgroup, and divided from the root down as the kernel would among
+these threads. Until its threads have run it counts as one thread of nice 0.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sched_ctl.backends.scx.weight import Lately
+from sched_ctl.kernel import cgroup
+from sched_ctl.model.graph import Array
+from sched_ctl.model.topology import Thread
+
+__all__ = ["Between", "divided"]
+
+Chain = tuple[Path, ...]  # cgroups that have a weight, from the root down
+
+RECHECK_S = 10.0  # for how long a process is believed to be in a cgroup
+
+
+class Between:
+    """Weights of the schedules of one loaded scheduler, by scope."""
+
+    def __init__(
+        self,
+        chain_of: Callable[[int], Chain] = cgroup.weighed,
+        weight_of: Callable[[Path], float] = cgroup.relative_weight,
+    ) -> None:
+        self._chain_of, self._weight_of = chain_of, weight_of
+        self._wants: dict[str, Mapping[Chain, float]] = {}  # in threads of nice 0
+        self._chains: dict[int, Chain] = {}
+        self._read_s = time.monotonic()
+
+    def weights(self, scopes: Mapping[str, Sequence[Thread]]) -> list[float]:
+        """The part that each has of what all get together."""
+        self._wants = {name: wants for name, wants in self._wants.items() if name in scopes}
+        if len(scopes) < 2:
+            return [1.0] * len(scopes)
+        known = {
+            name: self._wants.get(name) or self._by_chain(threads, np.full(n, 1 / n))
+            for name, threads in scopes.items()
+            if (n := len(threads))
+        }
+        found = divided(known, self._weight_of)
+        return [found[name] for name in scopes]
+
+    def look(self, scopes: Mapping[str, Sequence[Thread]], lately: Lately) -> None:
+        """lately: of the threads of all scopes, one scope after the other."""
+        now_s = time.monotonic()
+        if now_s - self._read_s > RECHECK_S:
+            self._chains, self._read_s = {}, now_s
+        first = 0
+        for name, threads in scopes.items():
+            rows = slice(first, first + len(threads))
+            first += len(threads)
+            if (weighs := lately.while_wanting(rows)) is None:
+                continue
+            now = self._by_chain(threads, weighs)
+            before = self._wants.get(name, now)
+            self._wants[name] = {
+                chain: (1 - lately.smooth) * before.get(chain, 0.0)
+                + lately.smooth * now.get(chain, 0.0)
+                for chain in {**before, **now}
+            }
+
+    def _by_chain(self, threads: Sequence[Thread], weighs: Array) -> Mapping[Chain, float]:
+        pids, at = np.unique([thread.pid for thread in threads], return_inverse=True)
+        found: defaultdict[Chain, float] = defaultdict(float)
+        for pid, weight in zip(pids.tolist(), np.bincount(at.ravel(), weighs), strict=True):
+            if pid not in self._chains:
+                self._chains[pid] = self._chain_of(pid)
+            found[self._chains[pid]] += float(weight)
+        return found
+
+
+def divided(
+    wants: Mapping[str, Mapping[Chain, float]], weight_of: Callable[[Path], float]
+) -> Mapping[str, float]:
+    """The part of the CPU time that each gets, by weights of threads in cgroups.
+
+    wants: what weighs in which cgroup, in threads of nice 0. weight_of: of a cgroup, 1 = as such a
+    thread. One whose threads rarely want a CPU counts as little as they do.
+    """
+    below: defaultdict[Chain, float] = defaultdict(float)
+    sums: defaultdict[Chain, float] = defaultdict(float)
+    for places in wants.values():
+        for chain, weight in places.items():
+            sums[chain] += weight
+            for level in range(1, len(chain) + 1):
+                below[chain[:level]] += weight
+    own = {chain: weight_of(chain[-1]) * min(1.0, weight) for chain, weight in below.items()}
+    for chain, weight in own.items():
+        sums[chain[:-1]] += weight
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, places in wants.items():
+        for chain, weight in places.items():
+            part = weight
+            for level in range(len(chain), 0, -1):
+                part *= own[chain[:level]] / (sums[chain[:level]] or 1.0)
+            found[name] += part / (sums[()] or 1.0)
+    return found
