@@ -200,6 +200,24 @@ def test_memory_of_engines_without_threads_is_taken_back(
         assert int(found.indices(threads[3:])[0]) >> 16 == 3
 
 
+def test_one_user_has_not_all_the_memory_for_rows() -> None:
+    """Of 8 engines one user's may be 2, all users' together 6."""
+    offers = [LiveOffer(1000 + nth, "none", 2, ROW) for nth in range(12)]
+    threads = [Thread(1, nth, 0, "", (offer, 1)) for nth, offer in enumerate(offers)]
+    memories: Any = Memories()
+    memories.limits = {**Memories.limits, "MAX_ENGINES": 9}
+    found = LiveRows(memories)
+    assert np.count_nonzero(found.indices(threads[:4], "1000")) == 2
+    [told] = found.refused(threads[:4], "1000")
+    assert told == "no room for live rows of 2 engines, from process 1002 on"
+    assert found.refused(threads[:2], "1000") == ()
+    others = [bool(found.indices(threads[n : n + 1], f"100{n}")[0]) for n in range(5, 10)]
+    assert others == [True, True, True, True, False]
+    assert np.count_nonzero(found.indices(threads[10:])) == 2
+    found.keep([])
+    assert found.has_room("1009") and found.refused(threads[:4], "1000") == ()
+
+
 def test_descriptors_are_not_leaked(found: LiveRows) -> None:
     counted = []
     for _ in range(3):

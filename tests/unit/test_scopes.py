@@ -76,3 +76,21 @@ def test_one_thread_takes_from_twenty_what_it_would_without_an_order(
             backend.apply(schedule("a@1000", [100], ["q"]))
         (many, _), (one, _) = memory.groups()
         assert many / one == pytest.approx(20, rel=0.01)
+
+
+def test_one_users_threads_leave_slots_to_all_others(tmp_path: Path) -> None:
+    """Of 16 a user's may have 4, and it is told; those that come free are theirs who lack one."""
+    memory = Memory(slots=17)
+    many = schedule("a@1000", range(8))
+    lacking = "no slot left for 4 threads, from thread {} on: they are not scheduled by us"
+    with unloaded(tmp_path, memory) as backend:
+        assert backend.apply(many).problems == (lacking.format(NOBODY + 4),)
+        others = [schedule(f"a@{1001 + nth}", range(10 + 4 * nth, 14 + 4 * nth)) for nth in (0, 1)]
+        assert [backend.apply(one).problems for one in others] == [(), ()]
+        assert backend.apply(schedule("b@1003", [30])).problems
+        assert backend.apply(schedule("a", [40, 41, 42])).problems == ()
+        assert len(memory_in_use(memory)) == 15
+        assert backend.apply(many).problems == (lacking.format(NOBODY + 4),)
+        backend.apply(schedule(others[0].scope, [10, 11, 12]))
+        assert backend.apply(schedule("b@1003", [30])).problems == ()
+        assert len(memory_in_use(memory)) == 15

@@ -4,7 +4,6 @@ import errno
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,16 @@ import numpy as np
 import pytest
 
 from sched_ctl.backends.scx.backend import Scx, _Scope
-from sched_ctl.backends.scx.slots import Slots, behind, heads_ns, numbers, rivals, strict, write
+from sched_ctl.backends.scx.slots import (
+    REST_S,
+    Slots,
+    behind,
+    heads_ns,
+    numbers,
+    rivals,
+    strict,
+    write,
+)
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel.libbpf import BpfError
@@ -197,8 +205,10 @@ def test_of_a_reload_only_what_lasts_is_told_from_then_on(
     first, second, *_ = threads
     tied: Any = Failing()
     slots = Slots(tied, full=True)
-    slots._free = deque([1])
-    live = SimpleNamespace(strangers=lambda _: ("a stranger",))
+    slots._free = [1]
+    live = SimpleNamespace(
+        strangers=lambda _: ("a stranger",), refused=lambda *_: (), keep=lambda _: None
+    )
     journal = Journal(tmp_path / "journal")
     backend = Scx(journal, ScxOptions(mode="partial"))
     nothing: Any = None
@@ -213,7 +223,35 @@ def test_of_a_reload_only_what_lasts_is_told_from_then_on(
     backend._reload()
     journal.close()
     told = backend._scopes["s"].problems
-    assert told == (f"thread {second.tid}: no slot left, it is not scheduled by us", "a stranger")
+    [lacking, stranger] = told
+    assert lacking.startswith(f"no slot left for 1 threads, from thread {second.tid} on")
+    assert stranger == "a stranger"
+
+
+def test_the_lowest_slot_that_has_rested_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the scheduler would look at all that ever were; and nobody waits by an old one."""
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    tied: Any = Tied()
+    slots = Slots(tied, full=True)
+    nobody = [Thread(1 << 22, (1 << 22) + nth, 0) for nth in range(9)]
+    slots.follow("s", (), nobody[:3])
+    assert slots.adopt(nobody[:3]) == ((), 3)
+    slots.follow("s", nobody[:3], nobody[3:5])
+    assert slots.of(nobody[3:5]).tolist() == [4, 5]
+    now_s += REST_S
+    slots.follow("s", nobody[3:5], nobody[3:8])
+    assert slots.of(nobody[3:8]).tolist() == [4, 5, 1, 2, 3]
+
+
+def test_a_slot_that_has_not_rested_is_better_than_none() -> None:
+    tied: Any = Tied()
+    slots = Slots(tied, full=True)
+    nobody = [Thread(1 << 22, (1 << 22) + nth, 0) for nth in range(9)]
+    slots.follow("s", (), nobody[:8])
+    slots.adopt(nobody[:8])
+    slots.follow("s", nobody[:8], nobody[1:])
+    assert slots.of(nobody[8:]).tolist() == [1]
 
 
 class Memory:

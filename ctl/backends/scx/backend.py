@@ -29,6 +29,7 @@ from sched_ctl.backends.scx.live import LiveRows
 from sched_ctl.backends.scx.losses import Losses
 from sched_ctl.backends.scx.monitor import Ejected, Monitor, hurried, save_dump
 from sched_ctl.backends.scx.probe import mode_of
+from sched_ctl.backends.scx.room import domain_of
 from sched_ctl.backends.scx.slots import (
     Slots,
     arrivals_us,
@@ -70,6 +71,7 @@ class _Scope:
     parts: list[Part] = field(default_factory=list)
     problems: tuple[str, ...] = ()  # of its threads, and ...
     uncapped: tuple[str, ...] = ()  # ... its caps
+    rowless: bool = False  # whether an engine of it has no live rows for want of room
 
 
 class Loaded:
@@ -138,19 +140,15 @@ class Scx(Backend):
         else:
             loaded = self._take(self._load())
         scope = self._scopes.get(schedule.scope)
-        problems: list[str] = []
         writes = 0
         released: list[Thread] = []
         fresh: list[Thread] = []
-        if scope is None or scope.schedule.threads != schedule.threads:
-            before = scope.schedule.threads if scope else ()
-            fresh, released, problems = loaded.slots.follow(
-                schedule.scope, before, schedule.threads
-            )
-            scope = self._scopes[schedule.scope] = self._scope(loaded, schedule)
-            loaded.live.keep(one.live for one in self._scopes.values())
-            strangers = loaded.live.strangers(schedule.threads) if self.options.live else ()
-            scope.problems = (*problems, *strangers)
+        if (
+            scope is None
+            or scope.schedule.threads != schedule.threads
+            or self._may_get_more(loaded, scope)
+        ):
+            scope, fresh, released = self._follow(loaded, schedule)
         scope.schedule = schedule
         loaded.live.look()
         self._hint(loaded, scope)
@@ -323,12 +321,9 @@ class Scx(Backend):
         self._close()
         loaded = self._take(scheduler)
         for schedule in scopes:
-            fresh, _, problems = loaded.slots.follow(schedule.scope, (), schedule.threads)
-            scope = self._scopes[schedule.scope] = self._scope(loaded, schedule)
+            scope, fresh, _ = self._follow(loaded, schedule)
             self._hint(loaded, scope)
             self._write(loaded)
-            strangers = loaded.live.strangers(schedule.threads) if self.options.live else ()
-            scope.problems = (*problems, *strangers)
             loaded.slots.adopt(fresh)  # who cannot be tied is tried, and told of, by each pass
         self._attach(loaded)
         return loaded
@@ -362,11 +357,34 @@ class Scx(Backend):
             return self._reload()
         return loaded
 
+    def _follow(
+        self, loaded: Loaded, schedule: Schedule
+    ) -> tuple[_Scope, list[Thread], list[Thread]]:
+        """Slots and live rows for the schedule's threads; which got a slot, and which lost it."""
+        known = self._scopes.get(schedule.scope)
+        before = known.schedule.threads if known else ()
+        fresh, released, problems = loaded.slots.follow(schedule.scope, before, schedule.threads)
+        scope = self._scopes[schedule.scope] = self._scope(loaded, schedule)
+        if self.options.live:
+            refused = loaded.live.refused(schedule.threads, domain_of(schedule.scope))
+            problems += [*loaded.live.strangers(schedule.threads), *refused]
+            scope.rowless = bool(refused)
+        scope.problems = tuple(problems)
+        loaded.live.keep(one.live for one in self._scopes.values())
+        return scope, fresh, released
+
+    def _may_get_more(self, loaded: Loaded, scope: _Scope) -> bool:
+        """Whether it lacks slots or live rows that have come free."""
+        name = scope.schedule.scope
+        if not scope.slots.all() and loaded.slots.has_room(name):
+            return True
+        return scope.rowless and loaded.live.has_room(domain_of(name))
+
     def _scope(self, loaded: Loaded, schedule: Schedule) -> _Scope:
         threads = schedule.threads
         live = np.zeros(len(threads), dtype=np.uint32)
         if self.options.live:
-            live = loaded.live.indices(threads)
+            live = loaded.live.indices(threads, domain_of(schedule.scope))
         return _Scope(schedule, loaded.slots.of(threads), live)
 
     def _hint(self, loaded: Loaded, scope: _Scope) -> None:

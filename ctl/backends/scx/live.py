@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sched_ctl.backends.scx.room import Room
 from sched_ctl.kernel import netns
 from sched_ctl.kernel.libbpf import BpfError, InnerArray
 from sched_ctl.kernel.scheduler import Scheduler
@@ -67,6 +68,7 @@ class _Engine:
     offer: LiveOffer
     index: int
     array: InnerArray
+    domain: str = ""
     connection: socket.socket | None = None
     tried_s: float = field(default_factory=lambda: -RETRY_S)
 
@@ -108,15 +110,33 @@ class LiveRows:
         self._row = scheduler.live_row
         self._engines: dict[LiveOffer, _Engine] = {}
         self._free = deque(range(1, scheduler.limits["MAX_ENGINES"]))
+        self._room = Room(len(self._free))
         self._counts = np.zeros(scheduler.limits["MAX_ENGINES"], dtype=np.bool_)
 
-    def indices(self, threads: Sequence[Thread]) -> NDArray[np.uint32]:
-        """(m,) `slot.live` of each thread; 0 where its engine offers nothing."""
+    def indices(self, threads: Sequence[Thread], domain: str = "") -> NDArray[np.uint32]:
+        """(m,) `slot.live` of each thread; 0 where its engine offers nothing, or there is no room.
+
+        domain: whose threads these are, see `Room`.
+        """
         found = np.zeros(len(threads), dtype=np.uint32)
         for at, thread in enumerate(threads):
-            if thread.live is not None and (engine := self._engine(thread.live[0])) is not None:
+            if thread.live is None:
+                continue
+            if (engine := self._engine(thread.live[0], domain)) is not None:
                 found[at] = self._scheduler.live_index(engine.index, thread.live[1])
         return found
+
+    def refused(self, threads: Sequence[Thread], domain: str) -> tuple[str, ...]:
+        """Engines that offer rows and got no memory because there is no room, in words."""
+        offers = {thread.live[0] for thread in threads if thread.live is not None}
+        pids = sorted(o.pid for o in offers if o.row == self._row and o not in self._engines)
+        if not pids or self.has_room(domain):
+            return ()
+        return (f"no room for live rows of {len(pids)} engines, from process {pids[0]} on",)
+
+    def has_room(self, domain: str) -> bool:
+        """Whether one more engine of the domain could have memory."""
+        return bool(self._free) and self._room.has(domain)
 
     def strangers(self, threads: Sequence[Thread]) -> tuple[str, ...]:
         """Engines whose rows are laid out otherwise than the scheduler reads them, in words."""
@@ -129,9 +149,9 @@ class LiveRows:
             if offer.row != self._row
         )
 
-    def _engine(self, offer: LiveOffer) -> _Engine | None:
+    def _engine(self, offer: LiveOffer, domain: str) -> _Engine | None:
         engine = self._engines.get(offer)
-        if engine is None and offer.row == self._row and self._free:
+        if engine is None and offer.row == self._row and self.has_room(domain):
             index = self._free.popleft()
             try:
                 array = self._scheduler.live_rows(index, offer.rows)
@@ -139,7 +159,8 @@ class LiveRows:
                 log.warning("no memory for live rows of process %d: %s", offer.pid, error)
                 self._free.append(index)
                 return None
-            engine = self._engines[offer] = _Engine(offer, index, array)
+            engine = self._engines[offer] = _Engine(offer, index, array, domain)
+            self._room.take(domain)
         return engine
 
     def look(self) -> None:
@@ -183,6 +204,7 @@ class LiveRows:
         engine.array.close()
         self._counts[engine.index] = False
         self._free.append(engine.index)
+        self._room.give_back(engine.domain)
 
     def close(self) -> None:
         for offer in list(self._engines):

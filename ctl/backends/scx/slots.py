@@ -1,6 +1,7 @@
 """Which thread has which slot of the memory shared with the scheduler, and what stands there."""
 
 import errno
+import heapq
 import operator
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sched_ctl.backends.scx.room import Room, domain_of
 from sched_ctl.kernel import identity, sched
 from sched_ctl.kernel.libbpf import BpfError
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
@@ -24,6 +26,7 @@ __all__ = ["Adopted", "Slots", "behind", "heads_ns", "numbers", "rivals", "stric
 _NUMBERS = 1 << 16  # of queries that a slot can name, and of depths
 _OLDEST_S = 1e6
 _LONGEST_S = 1e3  # on other nodes; the scheduler believes no more
+REST_S = 30.0  # of a slot: nobody waits for longer in the queue that it joined with it (watchdog)
 _OURS_IN_FULL_MODE = (sched.OTHER, sched.BATCH, sched.IDLE, sched.EXT)
 
 
@@ -32,6 +35,7 @@ class Adopted:
     """A thread that has a slot."""
 
     slot: int
+    domain: str = ""
     scopes: set[str] = field(default_factory=set)
     gone: bool = False
 
@@ -43,7 +47,9 @@ class Slots:
         self._scheduler = scheduler
         self._full = full
         self._adopted: dict[Thread, Adopted] = {}
-        self._free = deque(range(1, len(scheduler.slots)))
+        self._free = list(range(1, len(scheduler.slots)))  # a heap
+        self._resting: deque[tuple[float, int]] = deque()  # since when (CLOCK_MONOTONIC)
+        self._room = Room(len(self._free))
         self._untied: dict[Thread, None] = {}
         self._flushers: dict[Thread, int] = {}  # and the slots of their operators
         self._pairs: list[tuple[tuple[Thread, Thread], ...]] = []
@@ -63,17 +69,6 @@ class Slots:
 
         Returns threads that got a slot, threads that lost theirs, and problems in words.
         """
-        fresh: list[Thread] = []
-        problems: list[str] = []
-        for thread in dict.fromkeys(after):
-            adopted = self._adopted.get(thread)
-            if adopted is None:
-                if not self._free:
-                    problems.append(f"thread {thread.tid}: no slot left, it is not scheduled by us")
-                    continue
-                adopted = self._adopted[thread] = Adopted(self._free.popleft())
-                fresh.append(thread)
-            adopted.scopes.add(scope)
         released = []
         for thread in set(before) - set(after):
             adopted = self._adopted.get(thread)
@@ -83,7 +78,35 @@ class Slots:
             if not adopted.scopes:
                 self._release(thread)
                 released.append(thread)
+        fresh: list[Thread] = []
+        without: list[Thread] = []
+        for thread in dict.fromkeys(after):
+            adopted = self._adopted.get(thread)
+            if adopted is None:
+                if not self.has_room(scope):
+                    without.append(thread)
+                    continue
+                adopted = self._adopted[thread] = self._take(domain_of(scope))
+                fresh.append(thread)
+            adopted.scopes.add(scope)
+        problems = []
+        if without:
+            which = f"{len(without)} threads, from thread {without[0].tid} on"
+            problems = [f"no slot left for {which}: they are not scheduled by us"]
         return fresh, released, problems
+
+    def has_room(self, scope: str) -> bool:
+        """Whether there is a slot for one more thread of the scope."""
+        return bool(self._free or self._resting) and self._room.has(domain_of(scope))
+
+    def _take(self, domain: str) -> Adopted:
+        """The lowest that has rested: the scheduler looks at all up to the highest ever used."""
+        rested_s = time.monotonic() - REST_S
+        while self._resting and self._resting[0][0] <= rested_s:
+            heapq.heappush(self._free, self._resting.popleft()[1])
+        slot = heapq.heappop(self._free) if self._free else self._resting.popleft()[1]
+        self._room.take(domain)
+        return Adopted(slot, domain)
 
     def untied(self, threads: Iterable[Thread]) -> list[Thread]:
         """Those of these threads that have a slot, but to tie them to it failed."""
@@ -150,7 +173,8 @@ class Slots:
         adopted = self._adopted.pop(thread)
         self._untied.pop(thread, None)
         self._scheduler.slots[adopted.slot]["flags"] = 0
-        self._free.append(adopted.slot)  # at the far end: it rests before it is used again
+        self._resting.append((time.monotonic(), adopted.slot))
+        self._room.give_back(adopted.domain)
         if not adopted.gone:
             self._disown(thread)
 
