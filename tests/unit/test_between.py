@@ -93,3 +93,23 @@ def test_of_a_process_all_cgroups_that_have_a_weight_are_known(
     assert cgroup.relative_weight(tmp_path / "a") == 2.5
     assert cgroup.relative_weight(tmp_path / "a/b") == 0.01
     assert cgroup.relative_weight(tmp_path / "gone") == 1.0
+
+
+def test_cgroups_are_read_when_something_new_is_known_and_not_in_each_pass() -> None:
+    read: list[Path] = []
+
+    def reading(folder: Path) -> float:
+        read.append(folder)
+        return weight(folder)
+
+    between = Between(lambda _: (SYSTEM,), reading)
+    scopes = {"a": (Thread(1, 1, 0),), "b": (Thread(2, 2, 0),)}
+    for _ in range(3):
+        assert between.weights(scopes) == pytest.approx([1 / 2, 1 / 2])
+    assert read == [SYSTEM]
+    between.look(scopes, Lately(np.array([1, 2]), np.full(2, 0.5), np.ones(2), np.ones(2), 1.0))
+    assert between.weights(scopes) == pytest.approx([1 / 2, 1 / 2])
+    assert read == [SYSTEM] * 2
+    more = {**scopes, "c": (Thread(3, 3, 0), Thread(3, 4, 0))}
+    assert between.weights(more) == pytest.approx([1 / 3] * 3)
+    assert read == [SYSTEM] * 3

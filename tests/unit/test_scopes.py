@@ -78,6 +78,17 @@ def test_one_thread_takes_from_twenty_what_it_would_without_an_order(
         assert many / one == pytest.approx(20, rel=0.01)
 
 
+def test_who_comes_back_has_a_share_again(tmp_path: Path) -> None:
+    memory = Memory()
+    with unloaded(tmp_path, memory) as backend:
+        for tids in ([1], [], [1]):
+            backend.apply(schedule("a", tids))
+            if not tids:
+                backend.apply(schedule("b", [2]))
+        (one, _), (two, _) = memory.groups()
+        assert one == two > 0
+
+
 def test_one_users_threads_leave_slots_to_all_others(tmp_path: Path) -> None:
     """Of 16 a user's may have 4, and it is told; those that come free are theirs who lack one."""
     memory = Memory(slots=17)

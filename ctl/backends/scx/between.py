@@ -15,7 +15,7 @@ import numpy as np
 
 from sched_ctl.backends.scx.weight import Lately
 from sched_ctl.kernel import cgroup
-from sched_ctl.model.graph import Array
+from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.topology import Thread
 
 __all__ = ["Between", "divided"]
@@ -35,21 +35,30 @@ class Between:
     ) -> None:
         self._chain_of, self._weight_of = chain_of, weight_of
         self._wants: dict[str, Mapping[Chain, float]] = {}  # in threads of nice 0
+        self._given: dict[str, float] = {}  # by what they want, as long as nothing new is known
         self._chains: dict[int, Chain] = {}
+        self._rows: dict[str, tuple[Sequence[Thread], list[int], Index]] = {}  # processes
         self._read_s = time.monotonic()
 
     def weights(self, scopes: Mapping[str, Sequence[Thread]]) -> list[float]:
         """The part that each has of what all get together."""
-        self._wants = {name: wants for name, wants in self._wants.items() if name in scopes}
-        if len(scopes) < 2:
+        used = {name: threads for name, threads in scopes.items() if threads}
+        if self._given.keys() != used.keys():
+            self._wants = {name: wants for name, wants in self._wants.items() if name in used}
+            self._rows = {name: rows for name, rows in self._rows.items() if name in used}
+            self._given = {}
+        if len(used) < 2:
             return [1.0] * len(scopes)
-        known = {
-            name: self._wants.get(name) or self._by_chain(threads, np.full(n, 1 / n))
-            for name, threads in scopes.items()
-            if (n := len(threads))
-        }
-        found = divided(known, self._weight_of)
-        return [found[name] for name in scopes]
+        if not self._given:
+            alike = {
+                name: np.full(len(threads), 1 / len(threads)) for name, threads in used.items()
+            }
+            known = {
+                name: self._wants.get(name) or self._by_chain(name, threads, alike[name])
+                for name, threads in used.items()
+            }
+            self._given = dict(divided(known, self._weight_of))
+        return [self._given.get(name, 0.0) for name in scopes]
 
     def look(self, scopes: Mapping[str, Sequence[Thread]], lately: Lately) -> None:
         """lately: of the threads of all scopes, one scope after the other."""
@@ -62,7 +71,8 @@ class Between:
             first += len(threads)
             if (weighs := lately.while_wanting(rows)) is None:
                 continue
-            now = self._by_chain(threads, weighs)
+            self._given = {}
+            now = self._by_chain(name, threads, weighs)
             before = self._wants.get(name, now)
             self._wants[name] = {
                 chain: (1 - lately.smooth) * before.get(chain, 0.0)
@@ -70,13 +80,19 @@ class Between:
                 for chain in {**before, **now}
             }
 
-    def _by_chain(self, threads: Sequence[Thread], weighs: Array) -> Mapping[Chain, float]:
-        pids, at = np.unique([thread.pid for thread in threads], return_inverse=True)
+    def _by_chain(
+        self, name: str, threads: Sequence[Thread], weighs: Array
+    ) -> Mapping[Chain, float]:
+        known = self._rows.get(name)
+        if known is None or known[0] is not threads:
+            pids, at = np.unique([thread.pid for thread in threads], return_inverse=True)
+            known = self._rows[name] = threads, pids.tolist(), at.ravel()
+        _, processes, of = known
         found: defaultdict[Chain, float] = defaultdict(float)
-        for pid, weight in zip(pids.tolist(), np.bincount(at.ravel(), weighs), strict=True):
+        for pid, weight in zip(processes, np.bincount(of, weighs).tolist(), strict=True):
             if pid not in self._chains:
                 self._chains[pid] = self._chain_of(pid)
-            found[self._chains[pid]] += float(weight)
+            found[self._chains[pid]] += weight
         return found
 
 
