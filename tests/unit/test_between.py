@@ -59,8 +59,9 @@ def test_who_sleeps_has_no_weight_and_who_is_new_that_of_one_thread() -> None:
     )
     between.look(scopes, seen)
     assert between.weights(scopes) == pytest.approx([20 / 21, 1 / 21])
-    quiet = np.where(np.arange(1020) < 20, 0.0, seen.cpu)
-    between.look(scopes, replace(seen, cpu=quiet))
+    quiet = np.arange(1020) < 20
+    cpu, wanted = np.where(quiet, 0.0, seen.cpu), np.where(quiet, 0.0, seen.wanted)
+    between.look(scopes, replace(seen, cpu=cpu, wanted=wanted))
     # Of the first nothing new is known.
     assert between.weights(scopes) == pytest.approx([20 / 21, 1 / 21])
     assert between.weights({"a": scopes["a"]}) == [1.0]

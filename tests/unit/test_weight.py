@@ -262,3 +262,13 @@ def test_a_light_query_weighs_whole_while_it_wants_a_cpu_and_beside_others_for_i
     assert weighs is not None and weighs.sum() == pytest.approx(0.2 / (1 - 0.99**20))
     full = Lately(np.array([1, 2, 2]), np.array([0.9, 0, 0]), np.array([1.0, 1.0, 0.5]), own, 1)
     assert full.while_wanting(slice(0, 3)) == pytest.approx([1.0, 0.5, 0.5])
+
+
+def test_who_is_kept_from_running_weighs_what_it_waits_with() -> None:
+    """Else one that is new beside many would have too little to ever show what it weighs."""
+    own = np.array([1.0, 1.0, 3.0])
+    kept = Lately(np.ones(3, dtype=np.intp), np.array([0.005, 0, 0]), np.ones(3), own, 1)
+    assert kept.while_wanting(slice(0, 3)) == pytest.approx([1.0, 1.0, 3.0])
+    light = Lately(np.arange(1, 4), np.full(3, 0.003), np.full(3, 0.004), np.ones(3), 1)
+    assert light.while_wanting(slice(0, 3)) == pytest.approx([1 / 3] * 3, rel=0.01)
+    assert light.while_wanting(slice(0, 2)) is None

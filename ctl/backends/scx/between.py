@@ -3,7 +3,7 @@
 It knows of no schedules. Threads share a CPU by weight, and at each level of cgroups the groups do;
 who sleeps has no share. So a schedule's weight is made of what its threads weigh while it wants a
 CPU (`weight.Lately`), added up by cgroup, and divided from the root down as the kernel would among
-these threads. Until its threads have run it counts as one thread of nice 0.
+these threads. Until they have run, or waited, it counts as one thread of nice 0.
 """
 
 import time

@@ -48,17 +48,20 @@ class Lately:
 
     def while_wanting(self, rows: slice) -> Array | None:
         """What each of these weighs in the fair class while any of them wants a CPU; None: they
-        did not run enough to tell. Queries come and go each for itself.
+        wanted none for long enough to tell. Queries come and go each for itself.
         """
         cpu, own = self.cpu[rows], self.own[rows]
-        if cpu.sum() < LEAST_USE:
+        wants = np.maximum(self.wanted[rows], np.minimum(cpu, 1.0))
+        if wants.sum() < LEAST_USE:
             return None
         query, _, most = _by_query(self.queries[rows], cpu, own)
         longest = np.zeros(len(most))
-        np.maximum.at(longest, query, np.maximum(self.wanted[rows], np.minimum(cpu, 1.0)))
+        np.maximum.at(longest, query, wants)
+        some = 1.0 - float(np.prod(1.0 - longest))
+        if cpu.sum() < LEAST_USE:  # who is kept from running weighs what it waits with
+            return wants * own / some
         alike = 1 / np.bincount(query)[query]  # where none of the query ran, but one wanted to
         threads = np.divide(cpu, most[query], out=alike, where=most[query] > 0)
-        some = 1.0 - float(np.prod(1.0 - longest))
         return longest[query] * threads / some
 
 
