@@ -1,6 +1,7 @@
 """What the cgroup backends keep of bases and processes (backends/cgroups/groups.py)."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from sched_ctl.backends.cgroups.v2 import Cgroup2
 from sched_ctl.backends.cgroups.wanted import Wanted
 from sched_ctl.backends.threads import neighbours
 from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.backends.undo.records import Adopted
 from sched_ctl.kernel import cgroup, procfs
 from sched_ctl.kernel.cgroup import ROOT_NAME
+from sched_ctl.model.normalise import NICE_STEP
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
+from support import wait_until
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_many_bases_cost_one_walk(
     """An engine in a hundred pods has a hundred bases, at each pass."""
     written: dict[Path, str] = {}
     monkeypatch.setattr(cgroup, "write", lambda path, text: written.update({path.parent: text}))
-    monkeypatch.setattr(neighbours.Demand, "look", lambda _, pids: float(len(pids)))
+    monkeypatch.setattr(neighbours.Demand, "look", lambda _, pids, given: float(len(pids)))
     bases = [tmp_path / str(number) for number in range(20)]
     threads = [Thread(100 + number, 100 + number, 1) for number in range(20)]
     place = Walked({t: base / ROOT_NAME / "g" for t, base in zip(threads, bases, strict=True)})
@@ -118,3 +122,24 @@ def test_a_process_with_the_id_of_one_that_was_put_back_is_taken_along(
     backend._born = {pid: me.start_time - 1}  # it ended while we had it, and is no engine now
     backend._place(scope, schedule, wanted, [])
     assert not moved
+
+
+def test_engines_weigh_what_their_nice_values_say() -> None:
+    """A batch engine at nice 19 takes no more from its neighbours in a group than without one."""
+    with subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do :; done"]) as batch:
+        try:
+            wait_until(lambda: os.getpriority(os.PRIO_PROCESS, batch.pid) == 19)
+            stat = wait_until(lambda: (s := procfs.stat(batch.pid)) and s.state == "R" and s)
+            assert neighbours.Demand().look({batch.pid}) == pytest.approx(NICE_STEP**-19)
+            key = batch.pid, stat.start_time
+            given = {key: Adopted(batch.pid, batch.pid, stat.start_time, 0)}
+            assert neighbours.Demand().look({batch.pid}, given) == 1.0
+        finally:
+            batch.kill()
+
+
+def test_many_idle_threads_weigh_as_one_of_them() -> None:
+    assert neighbours._weight({1: 0.0, 2: 0.0}, {1: 5, 2: 5}) == pytest.approx(NICE_STEP**-5)
+    assert neighbours._weight({1: 0.2, 2: 0.2}, {1: 5, 2: 5}) == pytest.approx(NICE_STEP**-5)
+    assert neighbours._weight({1: 1.0, 2: 0.5}, {1: 0, 2: 19}) == pytest.approx(1, abs=0.01)
+    assert neighbours._weight({}, {}) == 1.0

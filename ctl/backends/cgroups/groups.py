@@ -327,7 +327,7 @@ class Groups(Places, Backend):
 
     def _balance_base(self, base: Path, heaviest: int, along: Mapping["Groups", set[int]]) -> int:
         """heaviest: weight of a group there. along: processes taken from there, by backend."""
-        _, high, default = self._tree.weights
+        low, high, default = self._tree.weights
         root, rest = base / ROOT_NAME, self._rest(base)
         writes = int(self._write_weight(rest, min(high, heaviest * len(along[self]))))
         if self is not min(along, key=id):  # of several one writes it
@@ -338,8 +338,9 @@ class Groups(Places, Backend):
             threads, drift = neighbours.sessions_weight(pids), 0.0
         else:
             demand = self._demand.setdefault(base, neighbours.Demand())
-            threads, drift = demand.look(pids), DRIFT
-        return writes + self._write_weight(root, min(high, round(default * threads)), drift)
+            threads, drift = demand.look(pids, self._journal.state.adopted), DRIFT
+        weight = min(high, max(low, round(default * threads)))
+        return writes + self._write_weight(root, weight, drift)
 
     def _write_weight(self, folder: Path, weight: int, drift: float = 0.0) -> bool:
         now = self._weights.get(folder)

@@ -13,11 +13,12 @@ the slice that it shares with all others. `Rivals` finds those that gain by it.
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from sched_ctl.backends.undo.records import Adopted, Key
 from sched_ctl.errors import printable
 from sched_ctl.kernel import cgroup, procfs
 from sched_ctl.kernel.cgroup import ROOT_NAME
@@ -137,35 +138,55 @@ def _named(pid: int) -> str:
 
 
 class Demand:
-    """How many threads of some processes want a CPU, on average over the last seconds.
+    """What the threads of some processes that want a CPU weigh, on average over the last seconds.
 
-    They do while they run and while they wait to: both are counted by the kernel
-    (/proc/PID/task/TID/schedstat). Costs some 8 us a thread and second.
+    They want one while they run and while they wait to: both are counted by the kernel
+    (/proc/PID/task/TID/schedstat). Costs some 10 us a thread and second.
     """
 
     def __init__(self) -> None:
-        self.threads = 1.0
+        self.weight = 1.0
         self._seen: dict[int, int] = {}  # tid -> ns in which it wanted a CPU
         self._at_s = 0.0
 
-    def look(self, pids: Collection[int]) -> float:
-        """The demand in threads, at least 1; looked at anew if that was long ago."""
+    def look(self, pids: Collection[int], given: Mapping[Key, Adopted] | None = None) -> float:
+        """In threads of nice 0, at least one thread of theirs; looked at anew if that was long ago.
+
+        given: threads that have another nice value than their own, which counts.
+        """
         now_s = time.monotonic()
         elapsed_s = now_s - self._at_s
         if self._seen and elapsed_s < EVERY_S:
-            return self.threads
-        seen = {tid: ns for pid in pids for tid in procfs.tids(pid) if (ns := _wanted_ns(pid, tid))}
+            return self.weight
+        tids = [(pid, tid) for pid in pids for tid in procfs.tids(pid)]
+        seen = {tid: ns for pid, tid in tids if (ns := _wanted_ns(pid, tid))}
         if not self._seen:
-            states = (procfs.stat(pid, tid) for pid in pids for tid in procfs.tids(pid))
-            self.threads = float(
-                max(1, sum(found is not None and found.state == "R" for found in states))
-            )
+            states = ((tid, procfs.stat(pid, tid)) for pid, tid in tids)
+            wanted = {tid: 1.0 for tid, found in states if found is not None and found.state == "R"}
         else:
-            gained = sum(ns - self._seen.get(tid, ns) for tid, ns in seen.items())
-            now = max(1.0, gained / 1e9 / elapsed_s)
-            self.threads += (now - self.threads) * min(1.0, elapsed_s / SMOOTH_S)
+            span_ns = elapsed_s * 1e9
+            wanted = {tid: (ns - self._seen.get(tid, ns)) / span_ns for tid, ns in seen.items()}
+        now = _weight(wanted, {tid: one.nice for (tid, _), one in (given or {}).items()})
+        self.weight += (now - self.weight) * (min(1.0, elapsed_s / SMOOTH_S) if self._seen else 1.0)
         self._seen, self._at_s = seen, now_s
-        return self.threads
+        return self.weight
+
+
+def _weight(wanted: Mapping[int, float], given: Mapping[int, int]) -> float:
+    """wanted: tid -> share of time in which it wants a CPU. given: tid -> its own nice value."""
+    own = {tid: given[tid] if tid in given else _nice(tid) for tid in wanted}
+    each = {tid: NICE_STEP**-nice for tid, nice in own.items()}
+    threads = sum(wanted.values())
+    if not threads > 0:
+        return sum(each.values()) / len(each) if each else 1.0
+    return max(1.0, 1.0 / threads) * sum(share * each[tid] for tid, share in wanted.items())
+
+
+def _nice(tid: int) -> int:
+    try:
+        return os.getpriority(os.PRIO_PROCESS, tid)
+    except OSError:
+        return 0
 
 
 class Wanted:
