@@ -17,7 +17,16 @@ from pathlib import Path
 
 from sched_ctl.kernel import procfs
 
-__all__ = ["Listener", "entered", "listeners", "listening_uid", "same_network"]
+__all__ = [
+    "TABLE_LIMIT",
+    "Listener",
+    "entered",
+    "host_of",
+    "listeners",
+    "listening_uid",
+    "packed",
+    "same_network",
+]
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 TCP_LISTEN = "0A"  # net/tcp_states.h, as /proc/net/tcp prints it
@@ -131,14 +140,18 @@ def _reachable(address: str) -> str:
 
 
 def _bound(address: str) -> str | None:
-    """The address of a socket, None for all.
+    """The address of a socket, None for all."""
+    found = packed(address)
+    if found[:-4] == bytes(10) + b"\xff\xff":
+        found = found[-4:]  # an IPv4 address in IPv6's clothes, as Java makes them
+    return host_of(found) if any(found) else None
 
-    The kernel prints it as 32-bit words, each in the machine's byte order.
-    """
-    words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
-    packed = struct.pack(f"={len(words)}I", *words)
-    if len(packed) == 16 and packed[:12] == bytes(10) + b"\xff\xff":
-        packed = packed[12:]  # an IPv4 address in IPv6's clothes, as Java makes them
-    if not any(packed):
-        return None
-    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+
+def packed(digits: str) -> bytes:
+    """An address that the kernel prints as 32-bit words, each in the machine's byte order."""
+    words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
+    return struct.pack(f"={len(words)}I", *words)
+
+
+def host_of(address: bytes) -> str:
+    return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)

@@ -8,18 +8,18 @@ through pyroute2: what it loads takes 10 MB, a fifth of the controller.)
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 from sched_ctl.kernel import netns, procfs
 
-__all__ = ["Connection", "SocketOwners", "connections", "inodes"]
+__all__ = ["Connection", "Crowded", "SocketOwners", "connections", "inodes"]
 
 Address = tuple[str, int]
 # Data can wait to be read in these: net/tcp_states.h
 OPEN = ESTABLISHED, CLOSE_WAIT = 1, 8
-TABLE_LIMIT = 1 << 24  # bytes of /proc/PID/net/tcp that are read
+MOST = 100_000  # connections of a namespace that are looked at: .1 s of CPU time
 
 NETLINK_SOCK_DIAG = 4  # linux/netlink.h
 SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
@@ -39,6 +39,10 @@ SOCKET_ID = 48  # bytes; a dump has none in its question
 ANSWER = struct.Struct("=52xIIIII")
 # The same with family, state and, of the socket id, ports and addresses.
 ENDS = struct.Struct("!BB2xHH16s16s12x")
+
+
+class Crowded(Exception):
+    """There are so many connections, whoever's, that those of one process are not looked for."""
 
 
 class SocketOwners:
@@ -103,16 +107,20 @@ def inodes(pid: int) -> set[int]:
     return {int(path[8:-1]) for path in held}
 
 
-def connections(pid: int) -> list[Connection]:
-    """All in the network namespace of a process. Raises OSError if it is gone or closed to us."""
+def connections(pid: int, own: Collection[int]) -> list[Connection]:
+    """Those of these sockets that are, in the network namespace of a process.
+
+    Raises OSError if it is gone or closed to us, Crowded.
+    """
     with netns.entered(pid):
-        found = list(_asked())
+        found = list(_asked(own))
     # Without the module tcp_diag the kernel's answer is none.
-    return found or list(_tabled(pid))
+    return found or list(_tabled(pid, own))
 
 
-def _asked() -> Iterator[Connection]:
+def _asked(own: Collection[int]) -> Iterator[Connection]:
     """As the kernel answers in the calling thread's namespace; nothing where it does not."""
+    left = MOST
     with (
         suppress(OSError),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as asked,
@@ -125,7 +133,10 @@ def _asked() -> Iterator[Connection]:
             flags = NLM_F_REQUEST | NLM_F_DUMP
             asked.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, flags, family, 0) + question)
             for answer in _parts(asked, family):
-                yield _connection(answer)
+                if (left := left - 1) < 0:
+                    raise Crowded(f"more than {MOST} connections")
+                if ANSWER.unpack_from(answer)[-1] in own:
+                    yield _connection(answer)
 
 
 def _parts(asked: socket.socket, sequence: int) -> Iterator[memoryview]:
@@ -156,16 +167,17 @@ def _connection(answer: memoryview) -> Connection:
     return Connection(inode, here, there, _unread(waiting, state))
 
 
-def _tabled(pid: int) -> Iterator[Connection]:
+def _tabled(pid: int, own: Collection[int]) -> Iterator[Connection]:
     for table in ("tcp", "tcp6"):
         with suppress(FileNotFoundError):
-            for line in procfs.lines(f"/proc/{pid}/net/{table}", TABLE_LIMIT)[1:]:
+            for line in procfs.lines(f"/proc/{pid}/net/{table}", netns.TABLE_LIMIT)[1:]:
                 fields = line.split()
                 if len(fields) <= 9 or (state := int(fields[3], 16)) not in OPEN:
                     continue
-                waiting = int(fields[4].split(":")[1], 16)
-                here, there = (_address(field) for field in fields[1:3])
-                yield Connection(int(fields[9]), here, there, _unread(waiting, state))
+                if (inode := int(fields[9])) in own:
+                    waiting = int(fields[4].split(":")[1], 16)
+                    here, there = (_address(field) for field in fields[1:3])
+                    yield Connection(inode, here, there, _unread(waiting, state))
 
 
 def _unread(waiting: int, state: int) -> int:
@@ -176,11 +188,8 @@ def _unread(waiting: int, state: int) -> int:
 
 
 def _address(text: str) -> Address:
-    """The kernel prints an address as 32-bit words, each in the machine's byte order."""
     digits, port = text.split(":")
-    words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
-    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-    return _plain(socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))), int(port, 16)
+    return _plain(netns.host_of(netns.packed(digits))), int(port, 16)
 
 
 def _plain(host: str) -> str:

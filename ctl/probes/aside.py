@@ -17,13 +17,17 @@ T = TypeVar("T")
 
 
 class Aside(Generic[T]):
-    """One kind of reading. name: of its thread. every_s: from one begin to the next, at least."""
+    """One kind of reading. name: of its thread. every_s: from one begin to the next, at least.
 
-    def __init__(self, name: str, every_s: float) -> None:
-        self._name, self._every_s = name, every_s
+    part: of a CPU that it may take; what costs more comes less often.
+    """
+
+    def __init__(self, name: str, every_s: float, part: float = 1.0) -> None:
+        self._name, self._every_s, self._part = name, every_s, part
         self._executor: ThreadPoolExecutor | None = None
         self._running: Future[T] | None = None
         self._began_s = float("-inf")
+        self._cost_s = 0.0  # CPU time of the last one
         self.problem: str | None = None  # why there is nothing, in words
 
     def take(self) -> T | None:
@@ -43,11 +47,19 @@ class Aside(Generic[T]):
     def begin(self, reading: Callable[[], T]) -> None:
         """Begin a reading, if it is due and none is under way."""
         now_s = time.monotonic()
-        if self._running is None and now_s - self._began_s >= self._every_s:
+        pause_s = max(self._every_s, self._cost_s / self._part)
+        if self._running is None and now_s - self._began_s >= pause_s:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, self._name)
             self._began_s = now_s
-            self._running = self._executor.submit(reading)
+            self._running = self._executor.submit(self._counted, reading)
+
+    def _counted(self, reading: Callable[[], T]) -> T:
+        began_s = time.thread_time()
+        try:
+            return reading()
+        finally:
+            self._cost_s = time.thread_time() - began_s
 
     def close(self, last: Callable[[], None] | None = None) -> None:
         """Let the thread end, when it is done; `last` is called in it."""

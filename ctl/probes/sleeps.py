@@ -137,11 +137,9 @@ class SleepPlaces:
         known, now_s = self._peers.get(pid, {}), time.monotonic()
         if inode not in known and now_s >= self._listed_s.get(pid, 0.0):
             self._listed_s[pid] = now_s + CONNECTIONS_S
-            with suppress(OSError):
-                own = sockdiag.inodes(pid)
-                found = sockdiag.connections(pid)
-                known = {one.inode: _address(one.there) for one in found if one.inode in own}
-                self._peers[pid] = known
+            with suppress(OSError, sockdiag.Crowded):
+                found = sockdiag.connections(pid, sockdiag.inodes(pid))
+                known = self._peers[pid] = {one.inode: _address(one.there) for one in found}
         return known.get(inode)
 
 

@@ -221,9 +221,23 @@ def told_alike() -> tuple[set[sockdiag.Connection], set[sockdiag.Connection]]:
             ours.sendall(bytes(77))
             wait_until(lambda its=its: len(its.recv(100, socket.MSG_PEEK)) == 77)  # type: ignore[misc]
         mine = sockdiag.inodes(os.getpid())
-        ways = (sockdiag._asked(), sockdiag._tabled(os.getpid()))
-        asked, tabled = ({one for one in way if one.inode in mine} for way in ways)
+        asked, tabled = set(sockdiag._asked(mine)), set(sockdiag._tabled(os.getpid(), mine))
     return asked, tabled
+
+
+def test_of_a_crowd_of_connections_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be anybody's, and each costs; only a process's own are kept."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        with ours, server.accept()[0]:
+            inode = os.fstat(ours.fileno()).st_ino
+            (one,) = sockdiag.connections(os.getpid(), {inode})
+            assert one.here == ours.getsockname()
+            if not list(sockdiag._asked({inode})):
+                pytest.skip("needs tcp_diag")
+            monkeypatch.setattr(sockdiag, "MOST", 1)
+            with pytest.raises(sockdiag.Crowded):
+                sockdiag.connections(os.getpid(), {inode})
 
 
 def test_the_kernel_answers_what_its_tables_say() -> None:
@@ -237,7 +251,7 @@ def test_the_kernel_answers_what_its_tables_say() -> None:
 @pytest.fixture(params=["asked", "tables"])
 def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "tables":
-        monkeypatch.setattr(sockdiag, "_asked", lambda: iter(()))
+        monkeypatch.setattr(sockdiag, "_asked", lambda _: iter(()))
     elif not told_alike()[0]:
         pytest.skip("needs tcp_diag")
     return str(request.param)
@@ -313,9 +327,9 @@ def test_an_answer_that_is_no_socket_is_passed_over(monkeypatch: pytest.MonkeyPa
             return parts.pop(0)
 
     monkeypatch.setattr(socket, "socket", Kernel)
-    assert list(sockdiag._asked()) == []
+    assert list(sockdiag._asked({0})) == []
     assert len(parts) == 1  # the first two end the question of a family each
-    assert list(sockdiag._asked()) == []
+    assert list(sockdiag._asked({0})) == []
     assert not parts
 
 
@@ -327,7 +341,7 @@ def test_the_end_of_a_stream_is_no_backlog(source: str) -> None:
 
     def left() -> list[int]:
         inode = os.fstat(its.fileno()).st_ino
-        return [one.waiting for one in sockdiag.connections(os.getpid()) if one.inode == inode]
+        return [one.waiting for one in sockdiag.connections(os.getpid(), {inode})]
 
     with ours, its:
         ours.sendall(bytes(77))
