@@ -1,5 +1,6 @@
 """Limits of several scopes, and of groups that vanish (backends/cgroups/quota.py)."""
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +12,7 @@ from sched_ctl.backends import Applied, BackendFailed, Probe
 from sched_ctl.backends.cgroups import quota
 from sched_ctl.backends.cgroups.quota import Quota
 from sched_ctl.backends.undo.journal import Journal
+from sched_ctl.kernel import cgroup
 from sched_ctl.model.options import QuotaOptions
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
@@ -109,3 +111,23 @@ def test_a_group_that_is_made_anew_gets_its_limit_again(backend: Quota) -> None:
     backend.apply(one)
     assert (first / "cpu.max").read_text().startswith("25000 100000")
     assert (backend.apply(one).writes, backend.apply(other).writes) == (0, 0)
+
+
+def test_a_cgroup_with_a_lower_limit_above_takes_nobodys_quota(
+    backend: Quota, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1 refuses a larger one: tg_cfs_schedulable_down, kernel/sched/core.c."""
+    write = cgroup.write
+
+    def kernel(path: Path, text: str) -> None:
+        if path.parent.name == "1":
+            raise OSError(errno.EINVAL, "Invalid argument", str(path))
+        write(path, text)
+
+    monkeypatch.setattr(cgroup, "write", kernel)
+    both = of("one", 1, 3, first=1)
+    for _ in range(2):
+        (problem,) = backend.apply(both).problems
+        assert "lower limit" in problem
+        assert backend.applied(both.threads[1])["limit"] == 0.75
+        assert "limit" not in backend.applied(both.threads[0])

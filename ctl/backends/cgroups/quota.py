@@ -9,6 +9,7 @@ A query whose threads are found in several cgroups has a group in each, and its 
 among these by its threads there.
 """
 
+import errno
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +29,10 @@ from sched_ctl.model.topology import Thread
 __all__ = ["Quota", "probe"]
 
 LEAST_US = 1000  # the kernel takes no smaller quota
+
+
+class _TooLargeError(Exception):
+    """The group has no limit of its own: what it says is for `Applied.problems`."""
 
 
 class Quota(Backend):
@@ -52,7 +57,7 @@ class Quota(Backend):
             )
         done = self._groups.apply(schedule)
         total = sum(group.share for group in schedule.groups.values())
-        writes = 0
+        writes, problems = 0, list(done.problems)
         if done.writes:  # a group that is made anew has no limit, whatever was written before
             for folder in self._used.get(schedule.scope, ()):
                 self._limits.pop(folder, None)
@@ -64,18 +69,22 @@ class Quota(Backend):
             for folder, count in threads.items():
                 used.add(folder)
                 part_us = limit_us * count / threads.total()
-                writes += self._limit(folder, max(LEAST_US, round(part_us)))
+                try:
+                    writes += self._limit(folder, max(LEAST_US, round(part_us)))
+                except _TooLargeError as error:
+                    problems.append(str(error))
         if not used:
             del self._used[schedule.scope]
         needed = set[Path]().union(*self._used.values())
         self._limits = {folder: us for folder, us in self._limits.items() if folder in needed}
-        return replace(done, writes=done.writes + writes)
+        return replace(done, writes=done.writes + writes, problems=tuple(problems))
 
     def _folder(self, thread: Thread) -> Path | None:
         found = self._groups.applied(thread).get("cgroup")
         return None if found is None else Path(str(found))
 
     def _limit(self, folder: Path, limit_us: int) -> bool:
+        """Whether it was written. Version 1 refuses more than a cgroup above has."""
         if self._limits.get(folder) == limit_us:
             return False
         period_us = round(self.options.period * 1e3)
@@ -89,6 +98,11 @@ class Quota(Backend):
             if not folder.is_dir():  # somebody removed it: the groups are made anew
                 self._limits.pop(folder, None)
                 return False
+            if error.errno == errno.EINVAL:
+                raise _TooLargeError(
+                    f"{folder}: the kernel refuses {limit_us / period_us:.3g} CPUs: a cgroup above "
+                    "has a lower limit, which holds instead"
+                ) from error
             raise BackendFailed(f"{error.filename}: {error.strerror}") from error
         self._limits[folder] = limit_us
         return True
