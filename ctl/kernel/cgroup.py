@@ -62,15 +62,16 @@ class Hierarchy:
         """Smallest, largest and default weight."""
         return (2, 262144, 1024) if self.version == 1 else (1, 10000, 100)
 
-    def folder_of(self, pid: int, tid: int) -> Path | None:
+    def folder_of(self, pid: int, tid: int, *, any_name: bool = False) -> Path | None:
         """The cgroup of a thread as a folder.
 
-        None if it is gone, or in none that we see, or that has a name which is no text: whoever
-        made it may call it anything.
+        None if it is gone, or in none that we see, or that has a name which is no text, unless
+        `any_name`: whoever made it may call it anything.
         """
         try:
             text = procfs.text(f"/proc/{pid}/task/{tid}/cgroup")
-            text.encode()
+            if not any_name:
+                text.encode()
         except (FileNotFoundError, ProcessLookupError, UnicodeEncodeError):
             return None
         for line in text.split("\n"):

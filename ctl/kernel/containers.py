@@ -111,7 +111,7 @@ def _identity(pid: int) -> tuple[str, str]:
     """The pod's uid and the container's id, "" where there is none."""
     for found in cgroup.hierarchies():
         try:
-            folder = found.folder_of(pid, pid)
+            folder = found.folder_of(pid, pid, any_name=True)  # or he would hide his pod
         except (OSError, ValueError):
             continue
         if folder is not None:

@@ -120,6 +120,15 @@ def test_a_process_in_no_container(machine: Machine) -> None:
         assert containers.namespace_of(os.getpid()) == ""
 
 
+@pytest.mark.parametrize("below", ["\udcff", "x\udcff/y", "a (deleted)"])
+def test_nobody_gets_out_of_his_pod_by_a_name(machine: Machine, below: str) -> None:
+    """A cgroup may have a name that is no text, also below a pod's container."""
+    machine.path = f"/kubepods/burstable/{POD}/{ID}/{below}"
+    (machine.groups / f"kubepods/burstable/{POD}/{ID}").mkdir(parents=True)
+    assert machine.found() == Container(ID, UID)
+    assert containers.namespace_of(os.getpid()) == UID
+
+
 def test_what_a_user_calls_his_own_cgroup_is_no_pod(machine: Machine) -> None:
     """Also below a container's own: what is made in there is its root's word."""
     machine.logs(f"ingest_etl_{UID}", "main")
