@@ -172,8 +172,12 @@ class Young:
             for pid in pids:
                 self._settle(pid, thread_count(pid))
         else:
-            new = list(pids - self._known)[: MOST_YOUNG - len(self._young)]
-            self._young |= {pid: _Process(now_s) for pid in new}
+            new = sorted(pids - self._known)
+            few = [pid for pid, process in self._young.items() if process.many_s is None]
+            for pid in few[: max(0, len(self._young) + len(new) - MOST_YOUNG)]:
+                del self._young[pid]  # the eldest: anybody may have many that only sleep
+            pids -= {*new[MOST_YOUNG - len(self._young) :]}  # those have their turn later
+            self._young |= {pid: _Process(now_s) for pid in new if pid in pids}
         self._known = pids
         for pid, most in list(self._old.items()):
             count = thread_count(pid) if pid in pids else 0

@@ -179,6 +179,32 @@ def test_a_new_process_with_several_threads_is_told_of_while_it_starts(
         assert [i * 0.5 for i, due in enumerate(told) if due] == list(births.AGES_S)
 
 
+@pytest.mark.parametrize("threads", [1, 20])
+def test_many_new_processes_hide_none(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """A user's that only sleep, or that have many threads: those are told of and go."""
+    now, ids = [100.0], iter(range(10**6))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(births, "last_id", lambda: str(next(ids)).encode())
+    crowd = range(10**6, 10**6 + births.MOST_YOUNG)
+    counts = dict.fromkeys(crowd, threads)
+    monkeypatch.setattr(births, "thread_count", lambda pid: counts.get(pid, 0))
+    monkeypatch.setattr(procfs, "pids", lambda: list(counts))
+    young = Young(every_s=0.5)
+    counts.clear()
+    young.due()
+    counts |= dict.fromkeys(crowd, threads)
+    now[0] += 1
+    young.due()
+    counts[7] = 60
+    looks = 0
+    while 7 not in young._young:
+        now[0] += 0.5
+        young.due()
+        looks += 1
+        assert looks < 2 * births.AGES_S[-1] + 3
+    assert looks <= (1 if threads == 1 else 2 * births.AGES_S[-1] + 2)
+
+
 def test_an_older_process_that_gets_more_threads_than_ever_is_told_of_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
