@@ -113,14 +113,15 @@ def connections(pid: int, own: Collection[int]) -> list[Connection]:
     Raises OSError if it is gone or closed to us, Crowded.
     """
     with netns.entered(pid):
-        found = list(_asked(own))
-    # Without the module tcp_diag the kernel's answer is none.
-    return found or list(_tabled(pid, own))
+        found = _asked(own)
+    return list(_tabled(pid, own)) if found is None else found
 
 
-def _asked(own: Collection[int]) -> Iterator[Connection]:
-    """As the kernel answers in the calling thread's namespace; nothing where it does not."""
-    left = MOST
+def _asked(own: Collection[int]) -> list[Connection] | None:
+    """As the kernel answers in the calling thread's namespace; None where it does not, as without
+    the module tcp_diag.
+    """
+    found, left = [], MOST
     with (
         suppress(OSError),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as asked,
@@ -136,7 +137,8 @@ def _asked(own: Collection[int]) -> Iterator[Connection]:
                 if (left := left - 1) < 0:
                     raise Crowded(f"more than {MOST} connections")
                 if ANSWER.unpack_from(answer)[-1] in own:
-                    yield _connection(answer)
+                    found.append(_connection(answer))
+    return found if left < MOST else None
 
 
 def _parts(asked: socket.socket, sequence: int) -> Iterator[memoryview]:

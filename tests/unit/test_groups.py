@@ -129,7 +129,9 @@ def test_engines_weigh_what_their_nice_values_say() -> None:
     with subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do :; done"]) as batch:
         try:
             wait_until(lambda: os.getpriority(os.PRIO_PROCESS, batch.pid) == 19)
-            stat = wait_until(lambda: (s := procfs.stat(batch.pid)) and s.state == "R" and s)
+            wait_until(lambda: (stat := procfs.stat(batch.pid)) and stat.state == "R")
+            stat = procfs.stat(batch.pid)
+            assert stat is not None
             assert neighbours.Demand().look({batch.pid}) == pytest.approx(NICE_STEP**-19)
             key = batch.pid, stat.start_time
             given = {key: Adopted(batch.pid, batch.pid, stat.start_time, 0)}
