@@ -25,9 +25,10 @@
  *
  * Weights and the guarantee can make a wait long: many threads on 5% of a CPU, or one of nice 19
  * beside them. Whoever waits for other_starvation_ms runs next, the longest wait first: on each CPU
- * one each OTHERS_LOOK, and once somebody waited twice as long one each HURRIED_LOOK, half of all
- * turns. So 3,750 that never sleep have each a turn on a CPU before the kernel's watchdog would take
- * one of them for a stall, whatever their weights.
+ * one each OTHERS_LOOK, and once somebody waited twice as long one each HURRIED_LOOK or, where operators
+ * wait and turns are long, every second turn. With 4 ms a turn (starve.bpf.h) 3,750 that never sleep have
+ * each one on a CPU before the kernel's watchdog would take one of them for a stall, whatever their
+ * weights; with 3 ms, beside operators, 3,333.
  *
  * No CPU idles while a thread waits that may run there: whoever queues a thread, for whatever
  * reason, wakes an idle CPU for it. A CPU that goes idle at that very moment has had its last look, and

@@ -474,7 +474,9 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	    (s64)(now_ns - c->next_look_ns) >= 0 && rescue_other(llc, cpu, now_ns)) {
 		count(other_rescues);
 		c->rescued = 1;
-		if (before(c->next_look_ns, c->next_chores_ns))
+		if (queues[llc].waiting)
+			c->next_chores_ns = now_ns;
+		else if (before(c->next_look_ns, c->next_chores_ns))
 			c->next_chores_ns = c->next_look_ns;
 		return 1;
 	}

@@ -433,6 +433,19 @@ def check_who_waits_longest_runs_next() -> None:
         assert scheduler.exit() is None
 
 
+@enough_on("6.18")  # our bounds
+def check_who_waited_too_long_has_every_second_turn_beside_operators() -> None:
+    """Others who have waited for twice the bound, where operators wait and have precedence."""
+    tunables = {"operators_first": True, "other_starvation_ms": 100}
+    with Scheduler(full=True, tunables=tunables) as scheduler, busy(2) as pids, busy(30) as others:
+        above_all()
+        adopt(scheduler, pids)
+        scheduler.attach()
+        time.sleep(2)  # jiffies are known after one
+        look_until(lambda: sum(shares(others, 2)), lambda found: found > 0.34)
+        assert scheduler.exit() is None
+
+
 @only_on("6.18")
 def check_an_operator_wakes_up_in_time_beside_a_hog() -> None:
     """One that sleeps most of the time interrupts others as the OS would let it."""
