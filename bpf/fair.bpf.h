@@ -271,7 +271,7 @@ static int ring(void *map, int *key, struct bpf_timer *timer)
 subprogram int interrupt(u32 cpu, u64 had_ns, u64 least_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
-	u64 since_ns = c->since_ns, armed_ns = c->armed_ns;
+	u64 since_ns = c->since_ns, armed_ns = c->armed_ns, due_ns;
 	struct alarm *alarm;
 
 	if ((s64)(had_ns - least_ns) >= 0) {
@@ -279,13 +279,15 @@ subprogram int interrupt(u32 cpu, u64 had_ns, u64 least_ns)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 		return 1;
 	}
-	if (armed_ns == since_ns)
+	due_ns = clock_ns() + least_ns - had_ns;
+	if (armed_ns == since_ns && (s64)(due_ns - c->due_ns) >= 0)
 		return 1;
 	alarm = bpf_map_lookup_elem(&alarms, &cpu);
 	if (!alarm)
 		return 1;		/* there are no such CPUs */
 	if (!__sync_bool_compare_and_swap(&c->armed_ns, armed_ns, since_ns))
 		return 1;		/* it rang, or another CPU set it: that one's time counts */
+	c->due_ns = due_ns;
 	count(alarms);
 	if (control.fault != FAULT_TIMERS &&
 	    !bpf_timer_start(&alarm->timer, least_ns - had_ns, BPF_F_TIMER_CPU_PIN))

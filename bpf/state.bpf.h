@@ -133,6 +133,7 @@ struct cpu {
 	u64 charged_ns;			/* sum_exec_runtime up to which operators were charged */
 	u64 vtime;			/* packed, of the other that runs here, when it began to */
 	u64 armed_ns;			/* since_ns of the run that the timer here is to end */
+	u64 due_ns;			/* when that timer rings */
 	u64 turn_ns;			/* when it was chosen, without times of a higher class since */
 	u32 resting;			/* slot of the operator that a higher class interrupted here */
 	u32 wanted_us;			/* it is to give way when its turn took so long; 0 = it is not */

@@ -511,6 +511,27 @@ def check_who_interrupts_whom() -> None:
             assert (late < 0.001) is soon, (name, late)
 
 
+@only_on("6.18")
+def check_who_asks_for_a_later_end_of_a_turn_does_not_put_off_an_earlier_one() -> None:
+    """One of the others wakes up and lets the turn last for 40 ms, then an operator for 10."""
+    tunables = {"base_slice_us": 40_000}
+    with (
+        Scheduler(full=True, tunables=tunables) as scheduler,
+        napping(work_s=0.05, nap_s=0.001) as (heavy, _),
+        napping(nap_s=0.003),
+        napping(nap_s=0.01) as (light, late_s),
+    ):
+        above_all()
+        as_queries(scheduler, [1, 2], [1, 2])
+        scheduler.control["slice_us"], scheduler.control["least_us"] = 100_000, 10_000
+        adopt(scheduler, [heavy, light])
+        scheduler.attach()
+        late = late_s()
+        print(f"late by {late * 1e3:.2f} ms", scheduler.stats())
+        assert late < 0.003
+        assert scheduler.exit() is None
+
+
 @contextlib.contextmanager
 def saturated() -> Iterator[tuple[list[int], Callable[[], object]]]:
     """A pipe that is always full: who fills it, and who empties it, which takes much longer.
