@@ -487,7 +487,8 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	}
 	if (control.floor_us && queues[llc].waiting && !floor_due(c, now_ns))
 		find_lag(llc, cpu, now_ns);
-	if (!taken && queues[llc].waiting && lend(llc, cpu, now_ns)) {
+	if (!taken && queues[llc].waiting && (s64)(now_ns - c->next_lend_ns) >= 0 &&
+	    lend(llc, cpu, now_ns)) {
 		count(lent);
 		taken = 1;
 	}

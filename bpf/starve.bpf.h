@@ -213,6 +213,7 @@ subprogram int lend(u32 llc, s32 cpu, u64 now_ns)
 	u32 slot;
 	int queue;
 
+	c->next_lend_ns = now_ns + CHORES_NS;
 	bpf_loop(ROWS, look_at_row, &search, 0);
 	c->lending_hand += ROWS;
 	if (c->lending_hand >= slots_used)

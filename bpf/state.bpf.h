@@ -128,6 +128,7 @@ struct cpu {
 	u16 group;			/* group that it was counted to, + 1; 0 = none */
 	u64 interrupted;		/* key of the operator that a higher class preempted here; 0 = none */
 	u64 next_look_ns;		/* when to look for others that starve */
+	u64 next_lend_ns;
 	u64 stopped_ns;			/* when what ran here last stopped */
 	u64 groups_ns;			/* virtual time that groups have reached here */
 	u64 charged_ns;			/* sum_exec_runtime up to which operators were charged */

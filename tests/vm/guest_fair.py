@@ -532,6 +532,25 @@ def check_who_asks_for_a_later_end_of_a_turn_does_not_put_off_an_earlier_one() -
         assert scheduler.exit() is None
 
 
+@enough_on("6.18")  # our arithmetic
+def check_few_turns_are_lent_however_long_the_table_is() -> None:
+    """One each 10 ms, where looks at the table come more often than that."""
+    with Scheduler(full=True) as scheduler, busy(12) as pids:
+        above_all()
+        scheduler.control["starvation_ms"] = 10_000
+        for slot, pid in enumerate(pids):
+            adopt(scheduler, [pid], 1 + slot * 512)
+        scheduler.slots["lead_us"][1] = LEAD_US
+        scheduler.attach()
+        time.sleep(1)
+        before, began = scheduler.stats()["lent"], time.monotonic()
+        time.sleep(2)
+        rate = (scheduler.stats()["lent"] - before) / (time.monotonic() - began)
+        print(f"{rate:.0f} lent turns a second", scheduler.stats())
+        assert 50 < rate < 105
+        assert scheduler.exit() is None
+
+
 @contextlib.contextmanager
 def saturated() -> Iterator[tuple[list[int], Callable[[], object]]]:
     """A pipe that is always full: who fills it, and who empties it, which takes much longer.
