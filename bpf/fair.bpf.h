@@ -320,27 +320,22 @@ static __always_inline void claim(u32 cpu, u64 had_ns, u32 least_us)
 subprogram int outranks(u32 slot, u64 key, u32 rival, u64 now_ns)
 {
 	struct slot *s = &slots[slot & (MAX_SLOTS - 1)], *r = &slots[rival & (MAX_SLOTS - 1)];
-	u32 queue = s->queue & (MAX_QUEUES - 1), g, h;
 	u64 mine, its;
+	u32 g, h;
 
 	slot &= MAX_SLOTS - 1;
 	rival &= MAX_SLOTS - 1;
 	if (!s->query || !r->query || s->query == r->query || goes_first(rival, slot))
 		return 0;
 	if (control.nr_groups) {
-		struct group *group = group_of(queue, &g);
+		struct group *group = group_of(s->queue, &g);
 
 		group_of(r->queue, &h);
 		if (g != h && group->share)
 			return (s64)(groups[g].vtime_ns - groups[h].vtime_ns) < 0;
 	}
-	if (control.queues[queue].flags & QUEUE_EXACT) {
-		mine = exact_urgency(slot, now_ns);
-		its = exact_urgency(rival, now_ns);
-	} else {
-		mine = urgency(queue, key, now_ns);
-		its = urgency(r->queue, key_of(rival, now_ns), now_ns);
-	}
+	mine = urgency_of(slot, key, now_ns);
+	its = urgency_of(rival, key_of(rival, now_ns), now_ns);
 	if (mine <= its)
 		return 0;
 	return mine >> RANK_SHIFT > its >> RANK_SHIFT ||

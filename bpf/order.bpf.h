@@ -82,6 +82,16 @@ static __always_inline u64 exact_urgency(u32 slot, u64 now_ns)
 	return form_urgency(s, origin_ns, tuples, now_ns);
 }
 
+/* Of the operator in this slot, which has this key, by what its queue goes by. */
+static __always_inline u64 urgency_of(u32 slot, u64 key, u64 now_ns)
+{
+	u32 queue = slots[slot].queue & (MAX_QUEUES - 1);
+
+	if (control.queues[queue].flags & QUEUE_EXACT)
+		return exact_urgency(slot, now_ns);
+	return urgency(queue, key, now_ns);
+}
+
 /* No thread is older than the head of its queue, as its driver knows it, where it does. */
 static __always_inline void bound_age(u32 slot, u64 now_ns)
 {

@@ -199,15 +199,16 @@ static __always_inline void enqueue_other(struct task_struct *p, u64 enq_flags)
 }
 
 /* Does the woken thread beat the operator that runs on `cpu` by preempt_times? */
-static __always_inline bool preempts(u32 queue, u64 key, s32 cpu, u64 now_ns)
+subprogram int preempts(u32 slot, u64 key, s32 cpu, u64 now_ns)
 {
 	u32 running = cpus[cpu & (MAX_CPUS - 1)].slot & (MAX_SLOTS - 1);
-	u64 u;
 
-	if (!running)
-		return false;
-	u = urgency(slots[running].queue, key_of(running, now_ns), now_ns);
-	return urgency(queue, key, now_ns) > u * control.preempt_times;
+	slot &= MAX_SLOTS - 1;
+	if (!running || held_by_cap(slot, cpu))
+		return 0;
+	/* Not the other one's times so many: that may be more than a number holds. */
+	return urgency_of(slot, key, now_ns) / control.preempt_times >
+	       urgency_of(running, key_of(running, now_ns), now_ns);
 }
 
 SEC("struct_ops/sched_ctl_enqueue")
@@ -244,7 +245,7 @@ void BPF_PROG(sched_ctl_enqueue, struct task_struct *p, u64 enq_flags)
 	record(TRACE_ENQUEUE, slot, now_ns, key);
 
 	if (control.preempt_times && (enq_flags & SCX_ENQ_WAKEUP) &&
-	    preempts(queue, key, cpu, now_ns)) {
+	    preempts(slot, key, cpu, now_ns)) {
 		count(preempts);
 		wait_for_cpu(t, now_ns);
 		set_vtime(p, key);
@@ -398,10 +399,7 @@ subprogram int note_mine(s32 cpu, u32 slot, u64 key, u64 now_ns)
 	queue = slots[slot].queue & (MAX_QUEUES - 1);
 	mine->vtime_ns = 0;
 	mine->queue = queue;
-	if (control.queues[queue].flags & QUEUE_EXACT)
-		mine->urgency = exact_urgency(slot, now_ns);
-	else
-		mine->urgency = urgency(queue, key, now_ns);
+	mine->urgency = urgency_of(slot, key, now_ns);
 	if (control.nr_groups) {
 		struct group *group = group_of(queue, &g);
 

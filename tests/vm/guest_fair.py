@@ -551,6 +551,29 @@ def check_few_turns_are_lent_however_long_the_table_is() -> None:
         assert scheduler.exit() is None
 
 
+@enough_on("6.18")  # our arithmetic
+def check_a_wake_up_preempts_by_rank_too() -> None:
+    """Nobody of a higher rank, however many times; by the threads' own forms where they count."""
+    rank = 1 << 56  # sched_ctl.h: RANK_SHIFT
+    for exact in (False, True):
+        with Scheduler(full=False) as scheduler, busy(1) as pids, napping() as (pid, late_s):
+            above_all()
+            control, slots = scheduler.control, scheduler.slots
+            control["queues"]["slope"][:2], control["nr_queues"] = (1, 1024), 2
+            if exact:
+                control["queues"]["flags"][0] = 1  # QUEUE_EXACT
+                slots["base"][2], control["preempt_times"] = rank, 2
+            else:
+                control["queues"]["base"][0], control["preempt_times"] = rank, 256
+                slots["queue"][2], slots["lead_us"][2] = 1, 1_000_000
+            adopt(scheduler, [*pids, pid])
+            scheduler.attach()
+            late = late_s()
+            print(f"{exact}: late by {late * 1e3:.2f} ms", scheduler.stats())
+            assert late < 0.001 if exact else late > 0.01
+            assert scheduler.exit() is None
+
+
 @contextlib.contextmanager
 def saturated() -> Iterator[tuple[list[int], Callable[[], object]]]:
     """A pipe that is always full: who fills it, and who empties it, which takes much longer.

@@ -123,6 +123,23 @@ def check_concurrency_cap() -> None:
             )
 
 
+@enough_on("6.18")  # our count
+def check_a_wake_up_keeps_to_the_cap() -> None:
+    """Above who runs beside it by any measure, but of a query that runs on the other CPU."""
+    above_all()
+    with busy(2) as hogs, start(1, burn_a_little) as sleepers:
+        pids = [*hogs, *sleepers]
+        with loaded(pids, full=False) as scheduler:
+            give_groups(scheduler, [1, 1], [1, 0])
+            scheduler.slots[3]["lead_us"] = MOST_LEAD_US
+            scheduler.control["preempt_times"] = 2
+            for pid, cpu in zip(pids, (0, 1, 1), strict=True):
+                os.sched_setaffinity(pid, {cpu})
+            adopt(scheduler, pids)
+            scheduler.attach()
+            look_until(lambda: shares(pids, 2), lambda got: min(got[:2]) > 0.8 and got[2] < 0.1)
+
+
 def check_the_governor_is_asked_for_no_more_than_is_used() -> None:
     """Of a CPU that no operator runs on any more, beside one that is busy, in partial mode."""
     above_all()
@@ -163,6 +180,11 @@ def check_cap_of_a_query_that_sleeps() -> None:
 def burn_and_sleep() -> None:
     burn(0.02)
     time.sleep(0.01)
+
+
+def burn_a_little() -> None:  # less than a slice: a cap is exceeded for no longer
+    burn(0.002)
+    time.sleep(0.003)
 
 
 def more_than_one(found: list[float]) -> bool:
