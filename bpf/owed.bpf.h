@@ -26,7 +26,6 @@ struct laggard {
 	u32 found;			/* its slot; 0 = none yet */
 	u32 hand;
 	u32 only_cpu;
-	u32 clock;
 	u8 set;
 };
 
