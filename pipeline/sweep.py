@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -67,7 +67,7 @@ def task(profile: profiles.Profile, of: Task, costs: "Costs | None" = None) -> d
     """Run one. In a worker, or anywhere. costs: of wake-ups and switches; None = they are free."""
     from sched_ctl.sim import simulate_by_name
 
-    policy = of[1]
+    policy, costs = of[1], _beside(costs)
     node, setting = _made(profile, of, costs)
     result = simulate_by_name(node, None if policy == OS else policy, {}, setting)
     summary = result.summary()
@@ -121,11 +121,18 @@ def simulated(profile: profiles.Profile) -> tuple[profiles.Profile, dict[str, st
     return structs.replace(profile, queries=left), why
 
 
-def _text(costs: "Costs | None") -> str:
+def _beside(costs: "Costs | None") -> "Costs":
+    """Without the engine's own work for a tuple: measured costs of operators have it in them."""
+    from sched_ctl.sim import Costs
+
+    return Costs() if costs is None else replace(costs, hop_s=0.0)
+
+
+def _text(costs: "Costs") -> str:
     """By which results with other costs are told apart."""
     from sched_ctl.sim import Costs
 
-    if costs is None or costs == Costs():
+    if costs == Costs():
         return ""
     return ",".join(f"{getattr(costs, name):.4g}" for name in Costs.__slots__)
 
@@ -205,7 +212,7 @@ def _there(
             return []
         raise
     prints = [_print(profile, machine) for machine in profiles.machines(profile)]
-    mine = frame.where((F.col("costs") == _text(costs)) & F.col("profile").isin(prints))
+    mine = frame.where((F.col("costs") == _text(_beside(costs))) & F.col("profile").isin(prints))
     return [row.asDict() for row in mine.dropDuplicates(list(KEY)).collect()]
 
 

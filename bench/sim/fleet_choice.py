@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,11 +32,12 @@ COSTS = Path(__file__).with_name("guest-costs.json")
 MACHINE = "guest, 1 CPUs"
 
 
-def profile_of(case: str) -> profiles.Profile:
-    """What a fleet would have measured of it."""
+def profile_of(case: str, hop_s: float) -> tuple[profiles.Profile, float]:
+    """What a fleet would have measured of it, and the load. hop_s: of the engine's own work."""
     of = CASES[case]
     with lab.workload_file(of.workload, 1) as path:
         node = of_workload(workload.load(path), of.utilisation, folder=path.parent)
+    node = replace(node, cost_s=node.cost_s + hop_s)
     rates = {row: stream.rate for stream in node.streams for row in stream.rows}
     queries = []
     operators = node.topology.operators
@@ -63,7 +65,7 @@ def profile_of(case: str) -> profiles.Profile:
                 ],
             )
         )
-    return profiles.Profile(queries=queries)
+    return profiles.Profile(queries=queries), node.demand
 
 
 def main() -> None:
@@ -89,11 +91,12 @@ def main() -> None:
             if (case, f"scx-{name}") in real
         }
         best = min(tried, key=lambda name: tried[name])
-        of = (CASES[case].utilisation,), range(1, given.seeds + 1), (given.seconds,)
+        profile, load = profile_of(case, calibrated.hop_s)
+        of = (load,), range(1, given.seeds + 1), (given.seconds,)
         tasks = [*itertools.product((MACHINE,), tried, *of)]
         for word, costs in (("free", None), ("calibrated", calibrated)):
             with ProcessPoolExecutor(2) as pool:
-                swept = [*pool.map(partial(sweep.task, profile_of(case), costs=costs), tasks)]
+                swept = [*pool.map(partial(sweep.task, profile, costs=costs), tasks)]
             choice = next(iter(sweep.best(swept, ["latency"])), None)
             found: dict[str, Figure | str] = {
                 "best": best,

@@ -187,6 +187,8 @@ def test_a_task_runs_in_the_simulator() -> None:
     costly = sweep.task(made, ("m, 2 CPUs", "hr", 0.3, 1, 5.0), Costs(wake_s=1e-4, switch_s=1e-4))
     assert costly["mean"] > light["mean"] + 1e-4
     assert costly["costs"] != light["costs"] == ""
+    # What the engine does for each tuple is in its measured costs.
+    assert sweep.task(made, ("m, 2 CPUs", "hr", 0.3, 1, 5.0), Costs(hop_s=1e-3)) == light
 
 
 def test_a_query_that_was_silent_takes_no_time() -> None:
