@@ -198,7 +198,10 @@ class _Rows:
         for name in SCHEMA.names:
             if name not in columns:
                 columns[name] = pa.nulls(total, SCHEMA.field(name).type)
-        return pa.RecordBatch.from_arrays([columns[n] for n in SCHEMA.names], schema=SCHEMA)
+        made = pa.RecordBatch.from_arrays([columns[n] for n in SCHEMA.names], schema=SCHEMA)
+        # What runs on another node is told by its own.
+        here = np.concatenate([of["here"] for _, _, _, of in found])
+        return made if here.all() else made.filter(pa.array(here))
 
 
 def _judged(found: Sequence[tuple[records.Record, int, str, dict[str, Any]]]) -> pa.Array:
@@ -323,7 +326,7 @@ def _wrong_topology(
 ) -> str | None:
     """topologies: of the file's engines up to here, which are kept for their records."""
     sizes = {len(line.ops), len(line.query_of)}
-    sizes |= {len(column) for column in (line.replica, line.replicas) if column}
+    sizes |= {len(column) for column in (line.replica, line.replicas, line.away) if column}
     if len(sizes) > 1:
         return "arrays of different lengths"
     if not all(0 <= query < len(line.queries) for query in line.query_of):
@@ -363,6 +366,7 @@ def _made(line: records.Topology) -> dict[str, Any]:
         "text": _text(line),
         "names": line.ops,
         "threads": line.threads,
+        "here": np.array(line.away or [0] * len(line.ops)) < 1,
         "topology": judge.topology_of(line),
         "query_of": line.query_of,
         "queries": len(line.queries),

@@ -48,7 +48,7 @@ Version = Annotated[int, Meta(description="version of the schema", ge=0, le=10**
 Node = Annotated[Name, Meta(description="name of the machine")]
 Seq = Annotated[
     Number,
-    Meta(description="number of the line on its node, one more each line and never used again"),
+    Meta(description="number of the line on its node, never used again"),
 ]
 Time = Annotated[Number, Meta(description="Unix time in milliseconds")]
 Engine = Annotated[Name, Meta(description="name of the engine, as `flink:127.0.0.1:8081`")]
@@ -64,16 +64,13 @@ class Start(Struct, tag_field="k", tag="file", kw_only=True, omit_defaults=True)
     run: Annotated[
         Number,
         Meta(
-            description="`seq` of the first line since the controller's start; from there on "
-            "no number is missing"
+            description="`seq` of the first line since the controller's start: none is missing "
+            "from there on"
         ),
     ] = 0
     boot: Annotated[
         Name,
-        Meta(
-            description="the kernel's boot id: tells two machines of one name apart, "
-            "and nodes that number anew"
-        ),
+        Meta(description="the kernel's boot id: tells machines of one name apart"),
     ] = ""
     program: Annotated[Name, Meta(description="version of sched-ctl")] = ""
     cpus: Annotated[Number, Meta(description="CPUs of the machine")] = 0
@@ -98,6 +95,9 @@ class Topology(Struct, tag_field="k", tag="topology", kw_only=True, omit_default
     replica: Annotated[list[Row], Meta(description="(n,) which replica; absent: all 0")] = []
     replicas: Annotated[list[Row], Meta(description="(n,) of how many; absent: all 1")] = []
     threads: Annotated[list[Row], Meta(description="(n,) number of threads; absent: all 1")] = []
+    away: Annotated[
+        list[Row], Meta(description="(n,) 1: it runs on another node; absent: all 0")
+    ] = []
     edges: Annotated[
         list[tuple[Row, Row, float]],
         Meta(description="streams: producer, consumer, and part of the output that takes it"),
@@ -160,7 +160,7 @@ class Record(Struct, tag_field="k", tag="record", kw_only=True, omit_defaults=Tr
     ] = None
     met: Annotated[
         Column,
-        Meta(description="of each query: those of them that kept it", extra={"unit": "tuples"}),
+        Meta(description="of each query: those that kept it", extra={"unit": "tuples"}),
     ] = None
     psi: Annotated[
         list[Number | None],

@@ -178,9 +178,10 @@ def topology_of(line: records.Topology) -> Topology:
     """
     n = len(line.ops)
     replica, replicas = line.replica or [0] * n, line.replicas or [1] * n
-    threads = line.threads or [1] * n
+    threads, away = line.threads or [1] * n, line.away or [0] * n
     logical_of = line.logical_of or [[i] for i in range(n)]
-    if {len(column) for column in (line.query_of, replica, replicas, threads, logical_of)} != {n}:
+    columns = line.query_of, replica, replicas, threads, away, logical_of
+    if {len(column) for column in columns} != {n}:
         raise ValueError("arrays of different lengths")
     logical = line.logical or list(zip(line.query_of, line.ops, strict=True))
     try:
@@ -192,6 +193,7 @@ def topology_of(line: records.Topology) -> Topology:
                 replica[i],
                 replicas[i],
                 tuple(Thread(0, 1000 * i + k + 1, 0, line.ops[i]) for k in range(threads[i])),
+                away[i] > 0,
             )
             for i in range(n)
         )

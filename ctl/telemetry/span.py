@@ -58,6 +58,8 @@ def described(topology: Topology, node: str, t_ms: int, epoch: int) -> records.T
         line.replicas = [o.replicas for o in ops]
     if any(len(o.threads) != 1 for o in ops):
         line.threads = [len(o.threads) for o in ops]
+    if topology.away.any():
+        line.away = topology.away.astype(int).tolist()
     fused = [(o.query, o.name) for o in ops] != [*place] or any(o.logical != (o.name,) for o in ops)
     if fused or topology.edges != topology.logical_edges:
         # One of a query that has no physical operator yet has no index: it is left out.

@@ -86,6 +86,20 @@ def test_replicas_are_told_with_each_row() -> None:
     assert "arrays of different lengths" in {row["why"] for row in rows_of(two)}
 
 
+def test_what_runs_on_another_node_is_told_by_that_one_alone() -> None:
+    record = records.Record(
+        node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1, tuples_in=[1, 2, 3]
+    )
+    other = msgspec.structs.replace(record, seq=3)
+    part = msgspec.structs.replace(TOPOLOGY, threads=[1, 0, 1], away=[0, 1, 0])
+    rows = [row for row in rows_of(part, record, other) if row["kind"] == "operator"]
+    assert [(row["operator"], row["tuples_in"]) for row in rows] == [("a", 1), ("c", 3)] * 2
+    part.away = [1, 1, 1]
+    assert kinds_of(part, record) == ["file", "topology"]
+    part.away = [1]
+    assert "arrays of different lengths" in {row["why"] for row in rows_of(part)}
+
+
 def test_no_topology_has_more_threads_than_can_be() -> None:
     many = msgspec.structs.replace(TOPOLOGY, threads=[1, parse.MOST_THREADS, 1])
     assert kinds_of(many) == ["bad", "file"]

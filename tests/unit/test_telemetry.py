@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -670,6 +671,11 @@ def test_a_topology_comes_back() -> None:
     assert back.logical == TOPOLOGY.logical
     assert span.same(line, span.described(TOPOLOGY, "n", 5, 9))
     assert not span.same(line, span.described(plan({"q": ["a", "b"]}), "n", 1, 1))
+    far = replace(TOPOLOGY.operators[1], threads=(), away=True)
+    part = replace(TOPOLOGY, operators=(TOPOLOGY.operators[0], far, *TOPOLOGY.operators[2:]))
+    told = span.described(part, "n", 1, 1)
+    assert replay.topology_of(told).away.tolist() == [False, True, False]
+    assert not span.same(line, told)
 
 
 def test_replay_orders_as_the_policy_does() -> None:
@@ -701,6 +707,9 @@ def test_a_topology_that_contradicts_itself() -> None:
     line = span.described(TOPOLOGY, "n", 1, 1)
     line.query_of = [0, 0, 7]
     with pytest.raises(ValueError, match="nowhere"):
+        replay.topology_of(line)
+    line.query_of, line.away = [0, 0, 1], [1]
+    with pytest.raises(ValueError, match="length"):
         replay.topology_of(line)
     line.query_of = [0]
     with pytest.raises(ValueError, match="length"):
