@@ -181,7 +181,7 @@ def _series(fleet: Fleet, begin: int, end: int, slot_ms: int) -> "DataFrame":
         .agg(
             F.sum("cpu_us").alias("cpu_us"),
             F.sum("counted_in").alias("counted"),
-            F.try_divide(F.sum("wait_us") * 1e-3, F.sum("d")).alias("wait"),
+            F.try_divide(F.sum("wait_us") * 1e-3, F.sum("waited_ms")).alias("wait"),
             F.try_divide(F.sum("held_ms"), F.sum("judged_ms")).alias("verdicts"),
             F.sum("tuples_in").alias("tuples"),
             (F.sum("ms") / copies).alias("ms"),
@@ -233,7 +233,7 @@ def _by_row(fleet: Fleet) -> "DataFrame":
             real(F.when(counted, F.col("cpu_us"))).alias("cpu_us"),
             real(F.when(counted, F.col("tuples_in"))).alias("counted_in"),
             real(F.col("wait_us")).alias("wait_us"),
-            real(F.col("d")).alias("d"),
+            real(F.when(F.col("wait_us").isNotNull(), F.col("d"))).alias("waited_ms"),
             real(F.when(holds, F.col("d")).when(F.col("verdict") > 0, 0)).alias("held_ms"),
             real(F.when(F.col("verdict") > 0, F.col("d"))).alias("judged_ms"),
             real(F.col("tuples_in")).alias("tuples_in"),

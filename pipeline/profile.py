@@ -88,7 +88,7 @@ def _found(fleet: Fleet, begin_ms: int, end_ms: int) -> "DataFrame":
         F.percentile_approx("cost", 0.5, 10_000).alias("cost"),
         F.percentile_approx("selectivity", 0.5, 10_000).alias("selectivity"),
         F.try_divide(F.sum(F.col("rate") * F.col("ms")), F.sum("rated_ms")).alias("rate"),
-        F.try_divide(F.sum("wait_us") * 1e-3, F.sum("d")).alias("wait"),
+        F.try_divide(F.sum("wait_us") * 1e-3, F.sum("waited_ms")).alias("wait"),
         F.try_divide(F.sum("queues"), F.sum("queues_n")).alias("queue"),
         F.sum(F.col("first").cast("int")).alias("nodes"),
         (F.sum("ms") / HOUR_MS).alias("hours"),

@@ -41,8 +41,8 @@ RATIOS = ("cost_us", "selectivity", "rate", "needed")
 WEIGHTS = {"cost_us": "counted_in", "selectivity": "tuples_in", "rate": "ms"}  # of several entries
 MOST = 8.0  # times the middle entry, of which there are three at least
 ADDED = (
-    *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us", "held_ms"),
-    *("judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
+    *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us", "waited_ms"),
+    *("held_ms", "judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
 )
 
 
@@ -56,6 +56,7 @@ def hours(rows: "DataFrame") -> "DataFrame":
     """Table `hour`: one row for each operator, node and hour; replicas of one name are together.
 
     d: time of all replicas of that name; ms: of one of them, so that which they are matters not.
+    waited_ms: of d that in which waits for a CPU are known.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -85,6 +86,7 @@ def hours(rows: "DataFrame") -> "DataFrame":
             added(F.when(counted, F.col("cpu_us")), "cpu_us"),
             added(F.when(counted, F.col("tuples_in")), "counted_in"),
             added(F.col("wait_us"), "wait_us"),
+            added(F.when(F.col("wait_us").isNotNull(), length), "waited_ms"),
             F.percentile("needed", F.lit(0.5)).alias("needed"),
             added(F.when(holds, length).when(F.col("verdict") > 0, 0.0), "held_ms"),
             added(F.when(F.col("verdict") > 0, length), "judged_ms"),
@@ -241,12 +243,14 @@ def merged(kind: str, frame: "DataFrame") -> "DataFrame":
         added = [name for name in ROLLUPS["turn"] if name not in key]
         made = frame.groupBy(*key).agg(*(F.sum(name).alias(name) for name in added))
         return made.select(*ROLLUPS["turn"])
+    # Of before that was kept, the whole time.
+    waited = F.when(F.col("wait_us").isNotNull(), F.coalesce("waited_ms", "d"))
     return (
         frame.groupBy(*OPERATOR)
         .agg(
             F.min("begin").alias("begin"),
             F.max("end").alias("end"),
-            *(F.sum(name).alias(name) for name in ADDED),
+            *(F.sum(waited if name == "waited_ms" else name).alias(name) for name in ADDED),
             *(_together(name).alias(name) for name in WEIGHTS),
             F.percentile("needed", F.lit(0.5)).alias("needed"),
             F.max("replicas").alias("replicas"),

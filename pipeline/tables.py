@@ -111,7 +111,8 @@ ROLLUPS = MappingProxyType(
         "hour": (
             *("date", "hour", "node", "machine", "engine", "query", "operator", "begin", "end"),
             *("n", "d", "ms", "tuples_in", "tuples_out", "cpu_us", "counted_in", "wait_us"),
-            *("held_ms", "judged_ms", "queues", "queues_n", "psi", "psi_n", "lat_log", "lat_n"),
+            *("waited_ms", "held_ms", "judged_ms", "queues", "queues_n", "psi", "psi_n"),
+            *("lat_log", "lat_n"),
             *("cost_us", "selectivity", "rate", "needed", "replicas"),
         ),
         "span": (

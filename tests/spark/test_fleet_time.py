@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -287,6 +288,26 @@ def test_hours_in_which_nobody_counted_have_no_rate(spark: "SparkSession") -> No
     [found] = _found(Rolled(spark, hours), BEGIN, BEGIN + DAY_MS).collect()
     assert found["rate"] == pytest.approx((15 * 100 + 800) / 16)
     assert found["hours"] == 24
+
+
+def test_waits_are_shares_of_the_time_that_tells_them(spark: "SparkSession") -> None:
+    """Half of each record's, of which every other does not know; roll-ups of before had no time."""
+    rows: list[dict[str, Any]] = []
+    for at in range(720):
+        row: dict[str, Any] = dict.fromkeys(KINDS["operator"])
+        row |= {"date": clock_date(BEGIN), "node": "gw", "engine": "e", "machine": "m"}
+        row |= {"query": "q", "operator": "o", "seq": at, "t": BEGIN + at * 5000, "d": 5000}
+        rows.append(row | {"wait_us": 2_500_000 if at % 2 else None})
+    schema = ddl(KINDS["operator"])
+    [hour] = rollups.hours(spark.createDataFrame(rows, schema)).collect()
+    before = hour.asDict() | {"wait_us": 1.8e9, "waited_ms": None}
+    silent = hour.asDict() | {"wait_us": None, "waited_ms": None}
+    for hours in ([hour.asDict()], [hour.asDict(), silent], [hour.asDict(), before]):
+        [found] = _found(Rolled(spark, hours), BEGIN, BEGIN + DAY_MS).collect()
+        assert found["wait"] == pytest.approx(0.5)
+    fleet: Any = SimpleNamespace(read=lambda _: spark.createDataFrame(rows, schema))
+    slots = changes._series(fleet, BEGIN, BEGIN + 3_600_000, 1_800_000).where("operator = 'o'")
+    assert [row["wait"] for row in slots.collect()] == pytest.approx([0.5, 0.5])
 
 
 def clock_date(t_ms: int) -> str:
