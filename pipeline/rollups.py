@@ -60,10 +60,12 @@ def hours(rows: "DataFrame") -> "DataFrame":
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    counted = F.col("cpu_us").isNotNull() & F.col("tuples_in").isNotNull()
+    fed = F.col("tuples_in").isNotNull()
+    counted, passed = F.col("cpu_us").isNotNull() & fed, F.col("tuples_out").isNotNull() & fed
     holds = F.col("verdict").isin([int(v) for v in HOLDS])
     latency = F.coalesce(F.col("latency_us"), F.col("age_ms") * 1000)
     length = F.col("d").cast("double")
+    copies = F.greatest(F.size(F.collect_set("replica")), F.lit(1))  # of one name
 
     def added(column: Any, name: str) -> "Column":
         return F.sum(column.cast("double")).alias(name)
@@ -79,10 +81,13 @@ def hours(rows: "DataFrame") -> "DataFrame":
             F.min("t").alias("begin"),
             F.max(F.col("t") + F.col("d")).alias("end"),
             added(length, "d"),
-            (F.sum(length) / F.greatest(F.size(F.collect_set("replica")), F.lit(1))).alias("ms"),
+            (F.sum(length) / copies).alias("ms"),
+            (F.sum(F.when(fed, length)) / copies).alias("fed_ms"),
             F.max("replicas").cast("double").alias("replicas"),
             added(F.col("tuples_in"), "tuples_in"),
             added(F.col("tuples_out"), "tuples_out"),
+            added(F.when(passed, F.col("tuples_in")), "passed_in"),
+            added(F.when(passed, F.col("tuples_out")), "passed_out"),
             added(F.when(counted, F.col("cpu_us")), "cpu_us"),
             added(F.when(counted, F.col("tuples_in")), "counted_in"),
             added(F.col("wait_us"), "wait_us"),
@@ -107,7 +112,7 @@ def hours(rows: "DataFrame") -> "DataFrame":
             *(F.sum(name).alias(name) for name in ADDED),
             _middle("cpu_us", "counted_in", LEAST_TUPLES).alias("cost_us"),
             _selectivity().alias("selectivity"),
-            (_middle("tuples_in", "ms", 1.0) * 1e3).alias("rate"),
+            (_middle("tuples_in", "fed_ms", 1.0) * 1e3).alias("rate"),
             (F.percentile("needed", F.lit(0.5)) / 1e3).alias("needed"),
             F.max("replicas").alias("replicas"),
         )
@@ -129,10 +134,10 @@ def _selectivity() -> "Column":
     """The same of outputs by inputs; of all together where most parts emitted nothing."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    emitted, taken = F.sum("tuples_out"), F.sum("tuples_in")
-    some = F.count(F.when(F.col("tuples_out") > 0, 1)) * 2 <= F.lit(PARTS)
+    emitted, taken = F.sum("passed_out"), F.sum("passed_in")
+    some = F.count(F.when(F.col("passed_out") > 0, 1)) * 2 <= F.lit(PARTS)
     seldom = some & (emitted > 0) & (emitted <= taken)
-    middle = _middle("tuples_out", "tuples_in", LEAST_TUPLES)
+    middle = _middle("passed_out", "passed_in", LEAST_TUPLES)
     return F.when(seldom, F.try_divide(emitted, taken)).otherwise(middle)
 
 

@@ -253,6 +253,19 @@ def test_who_emits_once_an_hour_emits_what_it_does(spark: "SparkSession") -> Non
     assert told == {"window": 0.5, "sink": 0.0, "seldom": pytest.approx(10 / 36_000)}
 
 
+def test_records_that_tell_one_side_are_no_part_of_a_ratio(spark: "SparkSession") -> None:
+    """Of four records two know alone what came in, and one what went out."""
+    rows: list[dict[str, Any]] = []
+    for at in range(720):
+        row: dict[str, Any] = dict.fromkeys(KINDS["operator"])
+        row |= {"date": clock_date(BEGIN), "node": "gw", "engine": "e", "query": "q"}
+        row |= {"operator": "o", "seq": at, "t": BEGIN + at * 5000, "d": 5000}
+        row |= {"tuples_in": None if at % 4 == 1 else 50, "tuples_out": 25 if at % 2 else None}
+        rows.append(row)
+    [hour] = rollups.hours(spark.createDataFrame(rows, ddl(KINDS["operator"]))).collect()
+    assert (hour["selectivity"], hour["rate"]) == pytest.approx((0.5, 10.0))
+
+
 def test_entries_of_an_hour_count_for_what_they_are_of(spark: "SparkSession") -> None:
     """Fifty minutes without a tuple, then ten with many; and one entry of several is absurd."""
 
