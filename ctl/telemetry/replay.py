@@ -105,7 +105,10 @@ class Engine:
             self._totals[name] = self._totals[name] + np.nan_to_num(columns[name])
             columns[name] = np.where(np.isnan(columns[name]), np.nan, self._totals[name])
         now_s, history = (record.t + record.d) * 1e-3, self._history
-        if history and now_s < history[-1].time_s:  # the clock was set back
+        # The clock was set back, or nothing was recorded for a time that no counter tells of.
+        if history and (
+            now_s < history[-1].time_s or record.t - history[-1].time_s * 1e3 > record.d / 2
+        ):
             history.clear()
         if not history:  # the counters at the begin of the first record
             history.append(Snapshot(self.topology, record.t * 1e-3, before))

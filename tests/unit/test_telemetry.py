@@ -703,6 +703,15 @@ def test_a_record_of_another_length_is_left_out() -> None:
     assert not list(replay.windows([*recorded()], 5.0))  # no topology
 
 
+def test_no_window_is_over_a_pause_of_the_recorder() -> None:
+    """What flowed meanwhile is in no record."""
+    first, second, *_ = recorded()
+    second.t += 3_600_000
+    lines: list[records.Line] = [span.described(TOPOLOGY, "n", 1, 1), first, second]
+    before, after = (window for _, window in replay.windows(lines, 5.0))
+    assert after.rate("tuples_in").tolist() == pytest.approx(before.rate("tuples_in").tolist())
+
+
 def test_a_topology_that_contradicts_itself() -> None:
     line = span.described(TOPOLOGY, "n", 1, 1)
     line.query_of = [0, 0, 7]
