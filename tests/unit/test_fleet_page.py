@@ -9,7 +9,8 @@ import subprocess
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -133,6 +134,17 @@ def test_the_next_page_tells_what_is_new() -> None:
     assert report._difference(facts, None) == ""
     for text in ("", "<p>hello</p>", '<script type="application/json" id="facts">[1]</script>'):
         assert report.facts_in(text) is None
+
+
+def test_what_is_held_is_held_still_where_the_page_has_no_room_for_it() -> None:
+    many = [held_one(f"o{n}", ["gw"]) for n in range(40)]
+
+    def facts(held: list[Held]) -> report.Facts:
+        return report.facts_of(cast(Any, SimpleNamespace(span=(0, 1), changed=[], held=held)))
+
+    text = report._difference(facts([*many[10:], *many[:10]]), facts(many))
+    assert text.endswith("<p>Nothing is new.</p>")
+    assert "held no more: flink nexmark-q5/o39" in report._difference(facts(many[:39]), facts(many))
 
 
 def step(begin_ms: int, **other: Any) -> changes.Change:
