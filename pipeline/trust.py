@@ -74,6 +74,7 @@ def _of_bad_lines(fleet: Fleet) -> "DataFrame":
         about = F.when(F.col("why").rlike(pattern), F.lit(name)).otherwise(about)
     return (
         fleet.read("bad")
+        .dropDuplicates(["node", "file", "line", "why"])  # of one that was sent again
         .groupBy("node", about.alias("about"))
         .agg(F.count("*").alias("lines"), F.max("why").alias("example"))
     )

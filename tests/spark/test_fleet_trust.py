@@ -1,6 +1,7 @@
 """Nodes not to trust: each kind of doubt on a node of its own, and figures without them."""
 
 import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from sched_ctl.pipeline import generate, ingest, trust
+from sched_ctl.pipeline import generate, ingest, report, trust
 from sched_ctl.pipeline.choice import Choice
 from sched_ctl.pipeline.store import Fleet
 from sched_ctl.telemetry import records
@@ -66,6 +67,24 @@ def test_two_machines_of_a_name_are_no_clock_that_was_wrong(
         ("twins", "its name"),
         ("clones", "its name"),
     }
+
+
+def test_a_file_that_is_sent_again_has_its_lines_once(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    plan = generate.Plan(nodes=1, seconds=60, queries=1, level=1, bad_lines=2)
+    [path, *_] = generate.generate(tmp_path / "in", plan).files
+    source, out = str(tmp_path / "in"), str(tmp_path / "out")
+
+    def told() -> tuple[Any, ...]:
+        fleet = Fleet(spark, out)
+        return report._lines(fleet), trust.doubts(fleet)
+
+    ingest.ingest(spark, source, out)
+    before = told()
+    os.utime(path, (0, 0))
+    assert ingest.ingest(spark, source, out).files == 1
+    assert told() == before
 
 
 def test_each_doubt_is_told_and_can_be_left_out(spark: "SparkSession", tmp_path: Path) -> None:
