@@ -60,10 +60,12 @@ def candidates(first: str, backend: str, queries: int) -> tuple[str, ...]:
 
 @dataclass
 class Outcomes:
-    """What came of it lately, of all engines, for whoever looks."""
+    """What came of it lately, of all engines, for whoever looks. begun_s: of the spans of `found`,
+    by the snapshots' clock."""
 
     spans: dict[str, Span] = field(default_factory=dict)
     found: dict[str, tuple[Effect, ...]] = field(default_factory=dict)
+    begun_s: dict[str, float] = field(default_factory=dict)
 
     def note(self, snapshot: Snapshot, targets: Callable[[], Targets]) -> None:
         """To be called with each answer of an engine."""
@@ -71,11 +73,13 @@ class Outcomes:
         span = self.spans[engine] = seen(self.spans.get(engine), snapshot)
         if span.seconds >= EVERY_S:
             self.found[engine] = effects(span, targets())
+            self.begun_s[engine] = span.first.time_s
             self.spans[engine] = begin(snapshot, span.gap_s)
 
     def forget(self, engine: str) -> None:
         self.spans.pop(engine, None)
         self.found.pop(engine, None)
+        self.begun_s.pop(engine, None)
 
 
 @dataclass

@@ -234,12 +234,13 @@ class Recording:
     def _close_span(self, name: str, ruled: tuple[Sequence[str], ...]) -> None:
         span = self._spans[name]
         span.clocked(_wall_s(span.begin_s))
+        ruled_s = span.ruled_s
         record, found = span.close(
             self.recorder.node, self._epochs[name], ruled, self._memory(name)
         )
         if not record.passes:
             return
-        self._add_effects(name, record)
+        self._add_effects(name, record, ruled_s)
         self._add_targets(name, record)
         self._put(record)
         topology = self._topologies[name][0]
@@ -255,8 +256,11 @@ class Recording:
             self._verdicts[name, query] = value
         self._failed.pop(name, None)
 
-    def _add_effects(self, name: str, record: records.Record) -> None:
-        """How long tuples of each query were in the system lately (`adapt.effect`)."""
+    def _add_effects(self, name: str, record: records.Record, ruled_s: float) -> None:
+        """How long tuples of each query were in the system lately (`adapt.effect`), but not from
+        before its policies were in force."""
+        if self._controller.outcomes.begun_s.get(name, -math.inf) < ruled_s:
+            return
         known = {e.query: e for e in self._controller.outcomes.found.get(name, ())}
         mine = [known.get(query) for query in self._topologies[name][0].queries]
         if any(found is not None and math.isfinite(found.time_s) for found in mine):

@@ -96,6 +96,7 @@ class Span:
         self._first: Snapshot = snapshot
         self._last: Snapshot = snapshot
         self._wall_s, self._ruled, self._passes = wall_s, ruled, 0
+        self._ruled_s = snapshot.time_s
         self._gauged: dict[str, list[Array]] = {}
 
     def seconds(self, snapshot: Snapshot) -> float:
@@ -114,6 +115,11 @@ class Span:
     @property
     def ruled(self) -> tuple[Sequence[str], ...]:
         return self._ruled
+
+    @property
+    def ruled_s(self) -> float:
+        """Since when, by the snapshots' clock."""
+        return self._ruled_s
 
     def add(self, snapshot: Snapshot) -> None:
         """A pass. What it says of queues holds for the record that its time falls into."""
@@ -160,6 +166,8 @@ class Span:
             by=found.limit.tolist() if (found.limit >= 0).any() else None,
         )
         self._wall_s += now.time_s - self._first.time_s
+        if ruled != self._ruled:
+            self._ruled_s = now.time_s
         self._first, self._ruled, self._passes, self._gauged = now, ruled, 0, {}
         return record, found
 

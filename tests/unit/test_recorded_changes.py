@@ -63,6 +63,8 @@ class Recorded:
         for topology in topologies:
             n = len(topology.operators)
             columns = {"tuples_in": np.full(n, 9 * self._time_s), "queue_size": np.ones(n)}
+            snapshot = Snapshot(topology, self._time_s, columns)
+            self.controller.outcomes.note(snapshot, dict)
             self.engines[topology.engine] = SimpleNamespace(
                 name=topology.engine,
                 state="ok",
@@ -70,7 +72,7 @@ class Recorded:
                 refused={},
                 domain=self.domain,
                 target=SimpleNamespace(pid=None),
-                snapshot=Snapshot(topology, self._time_s, columns),
+                snapshot=snapshot,
             )
         self.recording.note()
 
@@ -115,6 +117,26 @@ def test_what_ran_before_is_recorded_as_what_it_was(
         assert isinstance(line, records.Topology) and isinstance(record, records.Record)
         assert record.q is not None and len(record.q) == len(line.ops)
     assert not made.problems
+
+
+def test_no_policy_is_recorded_with_what_came_of_the_one_before(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tuples were in the system for so long over five passes each, whatever was switched."""
+    recorded.only_put(monkeypatch)
+    topology = of("fake:a", {"q": 1})
+    for policy, passes in (("hr", 9), ("os", 8)):
+        ruled = (policy,), ("nice",)
+        monkeypatch.setattr(recorded.recording, "_ruled", lambda *_, ruled=ruled: ruled)
+        for _ in range(passes):
+            recorded.passes(topology)
+    told = [(record.policy[0], record.time is not None) for record in recorded.records_of()]
+    assert told == [
+        *[("hr", False)] * 4,
+        *[("hr", True)] * 5,
+        *[("os", False)] * 5,
+        *[("os", True)] * 2,
+    ]
 
 
 def test_a_fault_at_one_engine_costs_a_record_of_that_one(
