@@ -35,18 +35,25 @@ LONGEST = records.MOST_LINE_BYTES - 64  # of a line that has no number yet
 LOOK_S = 30.0  # how often the age of the open file is looked at while nothing comes
 
 
-def machine() -> str:
+def machine(proc: Path = Path("/proc")) -> str:
     """The kind of this machine, the same on like ones."""
-    model = ""
-    try:
-        for line in Path("/proc/cpuinfo").read_bytes().decode(errors="replace").split("\n"):
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "Hardware"):
-                model = " ".join(value.split())
-                break
-    except OSError:
-        pass
+    told: dict[str, str] = {}
+    for line in _text(proc / "cpuinfo").split("\n"):
+        key, _, value = line.partition(":")
+        told.setdefault(key.strip(), " ".join(value.split()))
+    # arm64 names the board elsewhere, if at all, and processors by numbers.
+    board = " ".join(_text(proc / "device-tree" / "model").replace("\0", " ").split())
+    numbers = (told.get(f"CPU {key}", "") for key in ("implementer", "part"))
+    named = (told[key] for key in told if key in ("model name", "Model", "Hardware"))
+    model = next(filter(None, named), board or " ".join(filter(None, numbers)))
     return " ".join(filter(None, [platform.machine(), model]))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def kind_of_machine(name: str, cpus: int) -> str:

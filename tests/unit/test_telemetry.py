@@ -5,6 +5,7 @@ import functools
 import gzip
 import itertools
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.model.topology import Snapshot
 from sched_ctl.plugins import registry
 from sched_ctl.telemetry import reading, records, replay, schema, span
-from sched_ctl.telemetry.recorder import Recorder
+from sched_ctl.telemetry.recorder import Recorder, machine
 from sched_ctl.telemetry.store import Store, is_recorded
 from support import wait_until
 
@@ -575,6 +576,26 @@ def test_a_crash_costs_the_last_record_at_most(tmp_path: Path) -> None:
     ]
     assert values[: said + 1] == [str(n) for n in range(said + 1)]
     assert len(values) <= said + 2
+
+
+def test_kinds_of_machines_have_names(tmp_path: Path) -> None:
+    """Of x86, of a board whose device tree names it, and of a server that has none."""
+    numbers = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {}\n"
+    told = []
+    for text, board in (
+        ("processor\t: 0\nmodel name\t: Xeon  E5\nmodel name\t: Other\n", ""),
+        (numbers.format("0xd0b"), "Board 5 Rev 1.1\0"),
+        (numbers.format("0xd0c"), ""),
+        ("", ""),
+    ):
+        proc = tmp_path / str(len(told))
+        (proc / "device-tree").mkdir(parents=True)
+        (proc / "cpuinfo").write_text(text)
+        if board:
+            (proc / "device-tree" / "model").write_text(board)
+        told.append(machine(proc))
+    here = platform.machine()
+    assert told == [f"{here} Xeon E5", f"{here} Board 5 Rev 1.1", f"{here} 0x41 0xd0c", here]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
