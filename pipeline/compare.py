@@ -117,12 +117,24 @@ def by_query(fleet: Fleet) -> dict[tuple[str, str], list[Compared]]:
 
 
 def _steps(fleet: Fleet, since: tuple[str, int] | None = None) -> "DataFrame":
-    """One row for each node, query, policy and step of the load: means of the (log) figures."""
+    """One row for each node, query, policy and step of the load: means of the (log) figures.
+
+    Times in the system are those that a query of a node tells most of by one source: two sources
+    cannot be compared.
+    """
+    from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     turns = fleet.rolled("turn")
     if since is not None:
         turns = turns.where((F.col("policy") != since[0]) | (F.col("hour") >= since[1]))
+    query = Window.partitionBy("node", "query")
+    told = F.sum("time_n").over(Window.partitionBy("node", "query", "time_source"))
+    told = F.struct(told, F.coalesce("time_source", F.lit("")))
+    turns = turns.withColumn("told", told)
+    turns = turns.withColumn("most", F.col("told") == F.max("told").over(query))
+    for name in ("time", "time_n"):
+        turns = turns.withColumn(name, F.when(F.col("most"), F.col(name)))
     return (
         turns.groupBy("node", "query", "step", "policy")
         .agg(

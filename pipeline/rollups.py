@@ -37,6 +37,7 @@ FIGURES = {
 }
 
 OPERATOR = ("date", "hour", "node", "machine", "engine", "query", "operator")
+TURN = ("date", "hour", "node", "query", "policy", "step", "bin", "time_source")
 RATIOS = ("cost_us", "selectivity", "rate", "needed")
 WEIGHTS = {"cost_us": "counted_in", "selectivity": "tuples_in", "rate": "ms"}  # of several entries
 MOST = 8.0  # times the middle entry, of which there are three at least
@@ -184,7 +185,8 @@ def joined(found: "DataFrame") -> "DataFrame":
 
 
 def turns(rows: "DataFrame") -> "DataFrame":
-    """Table `turn`: records of a query by policy, step of the node's load, and time taken.
+    """Table `turn`: records of a query by policy, step of the node's load, time taken, and by what
+    it is measured.
 
     Load is the CPU time of all its operators over the CPUs of the node.
     """
@@ -199,6 +201,7 @@ def turns(rows: "DataFrame") -> "DataFrame":
         .groupBy("date", "node", "engine", "t", "seq", "query", "policy")
         .agg(
             (F.max("time_us") / 1e3).alias("time"),
+            F.max(F.when(F.col("time_us").isNotNull(), F.col("time_source"))).alias("time_source"),
             (F.max("latency_us") / 1e3).alias("latency"),
             F.max("age_ms").cast("double").alias("age"),
             F.sum(F.col("queue").cast("double")).alias("queue"),
@@ -226,7 +229,7 @@ def turns(rows: "DataFrame") -> "DataFrame":
         .withColumn("step", F.when(F.col("load").isNotNull(), step))
         .withColumn("bin", F.floor(F.log2(F.when(each > 0, each)) * BINS).cast("int"))
         .withColumn("hour", _hour())
-        .groupBy("date", "hour", "node", "query", "policy", "step", "bin")
+        .groupBy(*TURN)
         .agg(
             F.count("*").alias("n"),
             *(F.sum(figure(name)).alias(name) for name in FIGURES),
@@ -244,9 +247,8 @@ def merged(kind: str, frame: "DataFrame") -> "DataFrame":
         day = F.date_format(F.timestamp_millis("begin"), "yyyy-MM-dd")
         return joined(frame).withColumn("date", day).select(*ROLLUPS["span"])
     if kind == "turn":
-        key = ("date", "hour", "node", "query", "policy", "step", "bin")
-        added = [name for name in ROLLUPS["turn"] if name not in key]
-        made = frame.groupBy(*key).agg(*(F.sum(name).alias(name) for name in added))
+        added = [name for name in ROLLUPS["turn"] if name not in TURN]
+        made = frame.groupBy(*TURN).agg(*(F.sum(name).alias(name) for name in added))
         return made.select(*ROLLUPS["turn"])
     # Of before that was kept, the whole time.
     waited = F.when(F.col("wait_us").isNotNull(), F.coalesce("waited_ms", "d"))

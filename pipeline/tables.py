@@ -100,7 +100,7 @@ _FIGURES = ("time", "latency", "age", "queue", "throughput", "fairness")
 # column of a roll-up -> type, where it is not DOUBLE
 _TYPES = {
     **dict.fromkeys(("date", "node", "machine", "engine", "query", "operator"), "STRING"),
-    **dict.fromkeys(("policy", "held_by"), "STRING"),
+    **dict.fromkeys(("policy", "held_by", "time_source"), "STRING"),
     **dict.fromkeys(("hour", "begin", "end", "last_d", *_COUNTS), "BIGINT"),
     **{f"{name}_n": "BIGINT" for name in _FIGURES},
     **dict.fromkeys(("verdict", "step", "bin"), "INT"),
@@ -120,7 +120,7 @@ ROLLUPS = MappingProxyType(
             *("begin", "end", "held", "last_d"),
         ),
         "turn": (
-            *("date", "hour", "node", "query", "policy", "step", "bin", "n"),
+            *("date", "hour", "node", "query", "policy", "step", "bin", "time_source", "n"),
             *_FIGURES,
             *(f"{name}_n" for name in _FIGURES),
         ),

@@ -153,6 +153,26 @@ def test_loads_that_nobody_knows_are_not_equal(
     assert compare.compare(fleet) == []
 
 
+def test_times_of_two_sources_are_not_compared(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an engine counts is 0.1 s under each policy; by its queues it is half of that."""
+    rows = fleet.read("operator").drop("time_us", "time_source")
+    for of_queues in ("policy = 'hr'", "policy = 'hr' AND seq % 2 = 0"):
+        told = rows.selectExpr(
+            "*",
+            f"CAST(IF({of_queues}, 50000, 100000) AS BIGINT) AS time_us",
+            f"IF({of_queues}, 'little', 'counted') AS time_source",
+        )
+        turns = rollups.merged("turn", rollups.turns(told))
+        monkeypatch.setattr(fleet, "rolled", lambda _, turns=turns: turns)
+        found = {(c.policy, c.figure): c.value for c in compare.compare(fleet)}
+        assert found["fcfs", "time"] == pytest.approx(1.0)
+        assert found.get(("hr", "time"), 1.0) == pytest.approx(1.0)
+        assert (("hr", "time") in found) == ("seq" in of_queues)
+        assert found["hr", "throughput"] == pytest.approx(1.0, rel=0.1)
+
+
 def test_an_hour_shows_no_drift(fleet: Fleet) -> None:
     operators = [one for query in profile(fleet).queries for one in query.operators]
     assert len(operators) == 2 * 10  # on two kinds of machines
