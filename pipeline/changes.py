@@ -52,6 +52,7 @@ MOST = 1000  # changes that come to the driver
 MOST_NAMES = 200  # of nodes of a change
 LEAST_TUPLES = 20  # a slot with fewer says nothing of a cost
 MAYBE = 1e-3  # chance of a step on one node that counts if others have it at the same time
+STOPPED = 100.0  # times less than usual is a rate that has come to nothing
 NEAR = 2  # slots: what begins so near to each other is one change
 
 
@@ -272,6 +273,8 @@ class Search:
             series += 1
             x = np.full(self.n, np.nan)
             x[part["slot"].to_numpy()] = part[name].to_numpy(dtype=float)
+            if name == "rate" and (x > 0).any():
+                x[x == 0] = np.median(x[x > 0]) / STOPPED
             if figure.ratio:
                 x = np.log(np.where(x > 0, x, np.nan))
             most = steps.MOST_CHANCE if figure.loaded else MAYBE

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sched_ctl.pipeline import steps
+from sched_ctl.pipeline import changes, steps
 
 N = 144
 FLOOR, LEAST = 0.01, math.log(1.2)
@@ -32,6 +32,24 @@ def series(kind: str, seed: int) -> steps.Array:
 
 
 KINDS = ("white", "heavy tails", "hours", "turns", "walk", "gaps", "absurd", "remembers")
+
+
+def test_an_input_that_stops_is_a_change() -> None:
+    """Also where it comes back; a slot without tuples now and then is none."""
+    pandas = pytest.importorskip("pandas")
+    slot, noise = np.arange(N), np.random.default_rng(5).lognormal(0, 0.05, N)
+    search = changes.Search(0, N * 300_000, 300_000)
+
+    def told(silent: object) -> list[tuple[int, bool]]:
+        rate = np.where(silent, 0.0, noise)
+        found = search.of_figure(
+            "rate", pandas.DataFrame({"node": "n", "slot": slot, "rate": rate})
+        )
+        return [(at, size < 1) for drifts, at, size, *_ in found if not drifts]
+
+    assert told(slot >= 80) == [(80, True)]
+    assert sorted(told((slot >= 50) & (slot < 90))) == [(50, True), (90, False)]
+    assert told(slot % 29 == 0) == told(slot >= 0) == []
 
 
 def test_where_nothing_changes_nothing_is_told() -> None:
