@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from sched_ctl.pipeline import changes, steps
@@ -40,7 +41,7 @@ def test_an_input_that_stops_is_a_change() -> None:
     slot, noise = np.arange(N), np.random.default_rng(5).lognormal(0, 0.05, N)
     search = changes.Search(0, N * 300_000, 300_000)
 
-    def told(silent: object) -> list[tuple[int, bool]]:
+    def told(silent: npt.NDArray[np.bool_]) -> list[tuple[int, bool]]:
         rate = np.where(silent, 0.0, noise)
         found = search.of_figure(
             "rate", pandas.DataFrame({"node": "n", "slot": slot, "rate": rate})

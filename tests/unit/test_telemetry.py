@@ -581,7 +581,7 @@ def test_a_crash_costs_the_last_record_at_most(tmp_path: Path) -> None:
 def test_kinds_of_machines_have_names(tmp_path: Path) -> None:
     """Of x86, of a board whose device tree names it, and of a server that has none."""
     numbers = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {}\n"
-    told = []
+    told: list[str] = []
     for text, board in (
         ("processor\t: 0\nmodel name\t: Xeon  E5\nmodel name\t: Other\n", ""),
         (numbers.format("0xd0b"), "Board 5 Rev 1.1\0"),
