@@ -228,12 +228,14 @@ def queues_of(window: Window) -> Array:
 def _little(span: Span, taken: Array, rows: Index, n: int) -> Array:
     """(n,) by query: W = Q / rate in each queue, added up along the way, in s.
 
-    A queue that nothing is taken from while tuples wait has kept them for as long as we look. NaN
-    where one that is told now and then was not for more than half of the time.
+    A queue that nothing is taken from while tuples wait has kept them for as long as we look; one
+    of which nobody knows what is taken adds nothing. NaN where one that is told now and then was
+    not for more than half of the time.
     """
     graph, seconds = span.now.topology.graph, span.seconds
     mean = divide(span.waiting, span.known_s)
-    wait = np.where(taken > 0, divide(mean, taken), np.where(mean > 0, seconds, np.nan))
+    stuck = np.where((taken == 0) & (mean > 0), seconds, np.nan)
+    wait = np.where(taken > 0, divide(mean, taken), stuck)
     wait = np.where(mean == 0, 0.0, wait)
     rarely = (span.known_s > 0) & (2 * span.known_s < seconds)
     known = (np.bincount(rows, np.isfinite(wait), n) > 0) & (np.bincount(rows, rarely, n) == 0)

@@ -85,6 +85,14 @@ def test_what_is_taken_from_nowhere_has_waited_all_the_while() -> None:
     assert effect.time_s == 10.0
 
 
+def test_of_a_queue_whose_rate_is_not_told_nothing_is_concluded() -> None:
+    """As long as it is looked at, none of them waits for longer."""
+    topology = plan({"q": "abc"})
+    for seconds in (10, 20):
+        [effect] = effects(steady(topology, [100, NAN, 100], [NAN, 7, 5], seconds))
+        assert effect.source == LITTLE and effect.time_s == pytest.approx(0.05)
+
+
 def test_without_queues_counters_tell_what_is_under_way() -> None:
     topology = plan({"q": "ab"})
     span = begin(snapshot(topology, 0, tuples_in=[0, 0], tuples_out=[0, 0]))
