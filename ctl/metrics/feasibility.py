@@ -215,7 +215,7 @@ def loads(
     if not any(mine.values()):
         return {}
     unknown = np.full(len(frame), np.nan)
-    column = {name: np.nan_to_num(frame.columns.get(name, unknown)) for name in WANTS}
+    column = {name: _known(frame.columns.get(name, unknown)) for name in WANTS}
     at = np.zeros(len(frame), dtype=int) if frame.engine is None else frame.engine
     guess = np.isin(at, [i for i, name in enumerate(engines) if name in guessed])
     for name in ("queue_size", "path_cost"):
@@ -225,13 +225,11 @@ def loads(
     graph = _from_here(frame.graph, away)
     # This node's CPUs are not asked for what others do.
     cost = np.where(away, 0.0, column["cost"])
-    need = cost * _flow(
-        graph,
-        arrivals(graph, column["input_rate"], column["queue_size"], column["head_age"]),
-        column["selectivity"],
-    )
+    come = arrivals(graph, column["input_rate"], column["queue_size"], column["head_age"])
+    with np.errstate(all="ignore"):
+        need = _known(cost * _flow(graph, come, column["selectivity"]))
+        work = np.where(away, 0.0, _known(column["queue_size"] * column["global_cost"]))
     need[guess] = (column["cost"] * column["input_rate"])[guess]
-    work = np.where(away, 0.0, column["queue_size"] * column["global_cost"])
     spent = np.where(column["head_age"] > 0, column["head_age"] + column["path_cost"], 0.0)
     found = {}
     whole = column["arrival_age"] + column["path_cost"]
@@ -285,6 +283,11 @@ def _flow(graph: Graph, outside: Array, selectivity: Array) -> Array:
         source, target = graph.source[edges], graph.target[edges]
         np.add.at(flow, target, graph.share[edges] * selectivity[source] * flow[source])
     return flow
+
+
+def _known(column: Array) -> Array:
+    """With 0 for what is unknown: products along a path may be beyond all floats."""
+    return np.nan_to_num(column, posinf=0.0, neginf=0.0)
 
 
 def _ms(seconds: float) -> str:

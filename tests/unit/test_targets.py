@@ -275,6 +275,26 @@ def test_loads_by_hand() -> None:
     assert_allclose(load.slack_s, 0.05 - 2.003)
 
 
+def test_what_is_beyond_all_floats_is_unknown_and_takes_no_other_query_along() -> None:
+    """`a` makes so much of each tuple that its path has no number, `b` needs more than there is."""
+    queries = plan({"a": ["x", "y", "z"], "b": ["w"]})
+    shown: dict[str, list[float]] = {
+        "cost": [0.0, 1e-3, 0.0, 0.5],
+        "path_cost": [np.inf, np.inf, 0.0, 0.5],
+        "selectivity": [1e200, 1e200, 1, 1],
+        "global_cost": [np.inf, np.inf, 0.0, 0.5],
+        "input_rate": [10, 10, 10, 4],
+        "queue_size": [0, 1e9, 0, 1],
+    }
+    targets = (target("a", "50ms", weight=2), target("b", "5s"))
+    for largest in (1e200, 1e300):
+        shown["selectivity"] = [largest, largest, 1, 1]
+        judged = feasibility.judge(frame(queries, **shown), ["lab:1"], targets, 1.0, {})
+        load = judged["lab:1", "a"].load
+        assert np.isfinite([load.path_s, load.cpus, load.widest, load.work_s, load.slack_s]).all()
+        assert judged["lab:1", "b"].standing is OVER
+
+
 def test_of_guesses_what_is_used_counts_and_no_queue() -> None:
     """The milliseconds since a thread slept are no queue: 4 ms a wake-up, awake for 2 s."""
     queries = plan({"q": ["a", "b"]})
