@@ -148,7 +148,7 @@ def wanted(window: Window, found: Assessment, known: Stages | None = None) -> Wa
     useful = found.run + np.nan_to_num(found.blocked)
     with np.errstate(all="ignore"):
         alone = np.where(useful >= LEAST_USEFUL, window.rate("tuples_in") / useful, np.nan)
-        per_tuple = divide(total(found.run), taken)  # CPU seconds
+        per_tuple = divide(total(found.run * np.maximum(window.threads, 1)), taken)  # CPU seconds
     true_rate = total(alone) / parts.replicas
     selectivity = divide(sent, taken)
     rate, source_held = _rates(parts.graph, *_sources(parts, found, sent), selectivity)

@@ -327,7 +327,8 @@ def _awake(window: Window) -> tuple[Array, Array, Array, Array]:
     each = np.where(threads > 0, threads, np.nan)
     with np.errstate(all="ignore"):
         run = np.clip(window.rate("thread_cpu_time") / each, 0.0, 1.0)
-        run = np.where(np.isnan(run), np.clip(window.rate("cpu_time"), 0.0, 1.0), run)
+        told = np.clip(window.rate("cpu_time") / np.fmax(each, 1.0), 0.0, 1.0)
+        run = np.where(np.isnan(run), told, run)
         wait = np.clip(window.rate("run_delay") / each, 0.0, 1.0 - np.nan_to_num(run))
     stolen = _stolen(window, run, 1.0 - run - np.nan_to_num(wait))
     return each, run + stolen, wait, stolen

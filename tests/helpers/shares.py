@@ -29,15 +29,19 @@ def of(
     run: Sequence[float],
     full: Sequence[float] | None = None,
     wait: Sequence[float] | None = None,
+    cpu: str = "thread_cpu_time",
 ) -> Wanted:
-    """From rates in tuples/s and shares of the time; what is left was without input."""
+    """From rates in tuples/s and shares of the time; what is left was without input.
+
+    cpu: the counter that tells what ran, of all threads of an operator.
+    """
     none = [0.0] * len(taken)
     full, wait = full or none, wait or none
     idle = [1.0 - sum(shares) for shares in zip(run, full, wait, strict=True)]
     rates = {
         "tuples_in": taken,
         "tuples_out": sent,
-        "thread_cpu_time": run,
+        cpu: run,
         "run_delay": wait,
         "backpressured_time": full,
         "idle_time": idle,

@@ -1,5 +1,7 @@
 """How many replicas operators need, from made-up shares of time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from shares import of, replicated
@@ -9,6 +11,7 @@ from sched_ctl.adapt.parallelism import stages
 from sched_ctl.cli.held import replicas
 from sched_ctl.model.topology import (
     Edge,
+    Thread,
     Topology,
 )
 from sched_ctl.service.bottlenecks import needs
@@ -32,6 +35,19 @@ def test_explain_says_what_an_operator_needs() -> None:
     assert needs(many, 5) == "1 for 80 tuples/s, has 8; one can do 200"
     much = of(replicated(1, 1, 1), [1e5] * 3, [1e5] * 3, [0.2, 1.0, 0.1], [0.667, 0, 0])
     assert needs(much, 1) == "3 at first, has 1; one can do 100k of up to 300.3k tuples/s"
+
+
+@pytest.mark.parametrize("cpu", ["thread_cpu_time", "cpu_time"])
+def test_an_operator_of_several_threads_costs_what_all_of_them_use(cpu: str) -> None:
+    """Four threads that run half of the time each, as Spark's executors have them."""
+    chain = replicated(1, 1)
+    four = tuple(Thread(1, 500 + i, 7) for i in range(4))
+    chain = replace(
+        chain, operators=(chain.operators[0], replace(chain.operators[1], threads=four))
+    )
+    found = of(chain, [100, 100], [100, 100], [0.1, 2.0], cpu=cpu)
+    assert found.needed[1] == pytest.approx(0.5)
+    assert found.cpus[1] == pytest.approx(2.0)
 
 
 def test_eight_replicas_that_one_could_do_for_are_too_many() -> None:

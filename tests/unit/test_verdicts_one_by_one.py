@@ -273,7 +273,7 @@ def test_what_threads_ran_waited_and_were_robbed_of(seed: int) -> None:
     for i, count in enumerate(threads):
         cpu, own, delay, steal, busy = (grown[name][i] for name in names)
         ran = min(cpu / count, 1.0) if count else NAN
-        ran = min(own, 1.0) if math.isnan(ran) else ran
+        ran = min(own / max(count, 1), 1.0) if math.isnan(ran) else ran
         waited = min(delay / count, 1.0 - known(ran)) if count else NAN
         lost = 0.0
         if busy > 0 and not math.isnan(steal) and not math.isnan(ran):
