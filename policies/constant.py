@@ -1,6 +1,6 @@
 """CONSTANT: priorities by hand, by name pattern.
 
-A pattern is a shell pattern over "query/operator", or over the query alone ("etl" is "etl/*"). The
+A pattern (see `patterns`) is over "query/operator", or over the query alone ("etl" is "etl/*"). The
 first one that matches counts, in the order given; operators that none matches get the default.
 """
 
@@ -9,12 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from sched_ctl.errors import UserError, near_miss
-from sched_ctl.model.patterns import first
+from sched_ctl.model.patterns import first, names_of
 from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
 
-KEPT = 1 << 16  # names whose priority is remembered: an engine may tell others for ever
+KEPT = 1 << 14  # operators whose priority is remembered: an engine may tell others for ever
 
 
 def policy(
@@ -29,12 +29,14 @@ def policy(
         raise UserError(f"policy constant: no level {level!r}{near_miss(level, levels)}")
 
     @lru_cache(KEPT)
-    def priority(query: str, name: str) -> float:
-        found = first(table, f"{query}/{name}", query)
+    def priority(queries: tuple[str, ...], name: str) -> float:
+        found = first(table, *(f"{query}/{name}" for query in queries), *queries)
         return default if found is None else found
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
-        values = (priority(operator.query, operator.name) for operator in frame.operators)
+        names = [names_of(*query) for query in frame.queries]
+        of = (names[query] for query in frame.query.tolist())
+        values = (priority(next(of), operator.name) for operator in frame.operators)
         return form(len(frame), static=np.fromiter(values, dtype=np.float64, count=len(frame)))
 
     return Policy(

@@ -9,7 +9,7 @@ backend without groups (nice alone) only has HR over all classes.
 
 import numpy as np
 
-from sched_ctl.model.patterns import fits
+from sched_ctl.model.patterns import fits, names_of
 from sched_ctl.model.policy import Policy, Spacing
 from sched_ctl.policies import hr
 
@@ -17,7 +17,7 @@ __all__ = ["policy"]
 
 
 def policy(weights: dict[str, float] | None = None) -> Policy:
-    """weights: query name pattern -> share of that class; the first that matches counts.
+    """weights: pattern of queries (see `patterns`) -> share of that class; the first one counts.
 
     The queries that no pattern matches form a class of their own, of weight 1.
     """
@@ -25,8 +25,9 @@ def policy(weights: dict[str, float] | None = None) -> Policy:
     if not all(np.isfinite(weight) and weight > 0 for weight in table.values()):
         raise ValueError("a weight must be a number above 0")
 
-    def groups(query: str) -> tuple[str, float]:
-        return next((entry for entry in table.items() if fits(entry[:1], query)), ("other", 1.0))
+    def groups(engine: str, query: str) -> tuple[str, float]:
+        names = names_of(engine, query)
+        return next((entry for entry in table.items() if fits(entry[:1], *names)), ("other", 1.0))
 
     return Policy(
         name="cqc",

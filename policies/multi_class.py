@@ -4,7 +4,7 @@ Urgent classes first, whatever the load of the others (Haren, Palyvos-Giannas et
 7.4: HIGH uses FCFS, LOW uses HR). With `strict` they may take all; without, no query that has work
 gets less than its share would be without an order, where the backend can hold that floor. A
 priority is the vector <class, in-class priority>, compared lexicographically; a class whose policy
-has ranks itself keeps them inside the class. Classes are query name patterns, the most important
+has ranks itself keeps them inside the class. Classes are patterns of queries, the most important
 first. The spacing is logarithmic as soon as that of one class is: min-max on the logarithms keeps
 the order of the others.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from sched_ctl.model.frames import subframe
 from sched_ctl.model.graph import Index
-from sched_ctl.model.patterns import fits
+from sched_ctl.model.patterns import fits, names_of
 from sched_ctl.model.policy import (
     Level,
     OperatorFrame,
@@ -30,7 +30,7 @@ from sched_ctl.plugins import registry
 
 __all__ = ["policy"]
 
-KEPT = 1 << 16  # names whose class is remembered: an engine may tell others for ever
+KEPT = 1 << 14  # queries whose class is remembered: an engine may tell others for ever
 DEFAULT = {"[Hh][Ii][Gg][Hh]*": "fcfs", "*": "hr"}
 
 
@@ -39,7 +39,7 @@ def policy(
     options: dict[str, dict[str, object]] | None = None,
     strict: bool = False,
 ) -> Policy:
-    """classes: query name pattern -> policy, most important first.
+    """classes: pattern of queries (see `patterns`) -> policy, most important first.
 
     options: pattern -> options of that class's policy. Queries that no pattern matches form a
     last class without order. strict: an urgent class may take all, as in Haren, also what others
@@ -56,11 +56,12 @@ def policy(
         raise ValueError("the policies of classes must be on physical operators")
 
     @lru_cache(KEPT)
-    def class_of(query: str) -> int:
-        return next((i for i, p in enumerate(parts) if fits((p,), query)), len(parts))
+    def class_of(names: tuple[str, ...]) -> int:
+        return next((i for i, p in enumerate(parts) if fits((p,), *names)), len(parts))
 
     def members(frame: OperatorFrame) -> Index:
-        return np.array([class_of(operator.query) for operator in frame.operators], dtype=np.intp)
+        found = [class_of(names_of(*query)) for query in frame.queries]
+        return np.array(found, dtype=np.intp)[frame.query]
 
     def remember(name: str, frame: OperatorFrame, now_s: float) -> Mapping[Query, float]:
         found: dict[Query, float] = {}

@@ -25,5 +25,5 @@ policy = Policy(
     needs=frozenset({"global_selectivity", "global_cost"}),
     goal="baseline: equal shares for the queries",
     spacing=Spacing.LOGARITHMIC,
-    groups=lambda query: (query, 1.0),
+    groups=lambda _, query: (query, 1.0),
 )

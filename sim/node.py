@@ -145,7 +145,9 @@ class Node:
             wants=policy.wants - SEEN_BY,
         )
         columns = metrics.evaluate(resolution, metrics.Window(snapshot))
-        return OperatorFrame(self.topology.operators, self.topology.graph, columns)
+        return OperatorFrame(
+            self.topology.operators, self.topology.graph, columns, engines=(self.topology.engine,)
+        )
 
     @cached_property
     def query_of(self) -> Index:

@@ -283,7 +283,8 @@ def _groups(node: Node, policy: Policy | None) -> tuple[forms.Whole, Array] | No
     """The policy's groups of queries: (n,) group of each operator, and the groups' shares."""
     if policy is None or policy.groups is None:
         return None
-    by_query = [policy.groups(query) for query in node.topology.queries]
+    engine = node.topology.engine
+    by_query = [policy.groups(engine, query) for query in node.topology.queries]
     names = {name: i for i, name in enumerate(dict.fromkeys(name for name, _ in by_query))}
     shares = np.zeros(len(names))
     for name, share in by_query:

@@ -31,7 +31,7 @@ def policy(name: str, node: Node, options: dict[str, object] | None = None) -> P
         node.topology.operators[row].query: 1 / cost[row]
         for row in np.flatnonzero(node.topology.graph.ingress)
     }
-    return replace(rr, groups=lambda query: (query, share[query]))
+    return replace(rr, groups=lambda _, query: (query, share[query]))
 
 
 def under(

@@ -257,8 +257,7 @@ def _grouping(policy: Policy, shares: Mapping[str, float]) -> Grouping | None:
             return query, first(shares, *names_of(engine, query)) or 1.0
 
         return by_query
-    asked = policy.groups
-    return None if asked is None else lambda engine, query: asked(query)
+    return policy.groups
 
 
 def _groups(layout: Layout, place: Index, grouping: Grouping | None) -> Mapping[str, Group]:

@@ -165,9 +165,9 @@ class Policy:
     wants: metrics that it reads where there are any: their columns may be absent, or unknown.
     goal: what it is best at, in a few words, for `sched-ctl policies`.
     options: what the user set, for `config` and `explain`.
-    groups: query name -> (group, share), for a policy that divides the CPU among groups of queries
-    and orders operators only inside them (round robin); its urgencies then need not be comparable
-    between groups. Shares that the user sets go before. None: no groups.
+    groups: engine and query -> (group, share), for a policy that divides the CPU among groups of
+    queries and orders operators only inside them (round robin); its urgencies then need not be
+    comparable between groups. Shares that the user sets go before. None: no groups.
     remembers: what it wants to know of queries from frame to frame: by name, a function of a frame,
     whose `memory` has what was remembered before, and of the time. `urgency` gets the frame with
     what it returns. Each rule has a memory of its own; what is of queries that there are no more is
@@ -188,7 +188,7 @@ class Policy:
     spacing: Spacing = Spacing.LINEAR
     level: Level = Level.PHYSICAL
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    groups: Callable[[str], tuple[str, float]] | None = None
+    groups: Callable[[str, str], tuple[str, float]] | None = None
     wants: frozenset[str] = frozenset()
     remembers: Mapping[str, Remember] = field(default_factory=lambda: MappingProxyType({}))
     steady: bool = True

@@ -133,8 +133,8 @@ def test_patterns_of_policies_have_the_same_rules() -> None:
     by_hand = registry.policy("constant", {"priorities": {"!etl": 2.0, "etl/a": 3.0}})
     assert decided_by(by_hand) == {"etl": 3.0, "lr": 2.0}
     classes = registry.policy("cqc", {"weights": {"!etl": 2.0}}).groups
-    assert classes is not None and classes("lr") == ("!etl", 2.0)
-    assert classes("etl") == ("other", 1.0)
+    assert classes is not None and classes("lab:1", "lr") == ("!etl", 2.0)
+    assert classes("lab:1", "etl") == ("other", 1.0)
 
 
 def decided_by(policy: Policy) -> dict[str, float]:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from plans import array, frame, plan, snapshot
+from plans import array, frame, graph, plan, snapshot
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import backlog
 from sched_ctl.metrics.catalogue import evaluate, resolve
 from sched_ctl.metrics.window import Window
+from sched_ctl.model.patterns import runs_in
 from sched_ctl.model.policy import OperatorFrame, Spacing, UrgencyForm
 from sched_ctl.model.topology import Topology
 from sched_ctl.plugins import registry
@@ -183,11 +184,11 @@ def test_min_memory_on_a_fork_counts_every_copy() -> None:
 def test_round_robin_asks_for_equal_groups_and_cqc_for_classes() -> None:
     groups = registry.policy("rr").groups
     assert groups is not None
-    assert groups("etl") == ("etl", 1.0)
+    assert groups("lab:1", "etl") == ("etl", 1.0)
     classes = registry.policy("cqc", {"weights": {"high*": 4, "low*": 1}}).groups
     assert classes is not None
-    assert classes("high-1") == classes("high-2") == ("high*", 4.0)
-    assert classes("x") == ("other", 1.0)
+    assert classes("lab:1", "high-1") == classes("lab:1", "high-2") == ("high*", 4.0)
+    assert classes("lab:1", "x") == ("other", 1.0)
 
 
 def test_rb_makes_queries_alike() -> None:
@@ -229,6 +230,48 @@ def test_constant_takes_the_first_pattern_that_fits() -> None:
     table = {"etl/s*": 5, "etl": 2, "*/parse": 1}
     assert urgency("constant", of, priorities=table).static.tolist() == [2, 5, 1]
     assert urgency("constant", of, priorities={"x": 1}, default=9.0).static.tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("etl", [1, 0, 1, 0]),
+        ("flink:e*", [1, 0, 0, 0]),
+        ("flink:127.0.0.1:8081:etl", [1, 0, 0, 0]),
+        ("storm:n:8080/etl", [0, 0, 1, 0]),
+        ("pod:ingest/*", [0, 0, 1, 1]),
+    ],
+)
+def test_a_pattern_means_the_same_to_all_policies(pattern: str, meant: list[int]) -> None:
+    """Two engines that run queries of the same names; the second moves into a pod and out again."""
+    engines = "flink:127.0.0.1:8081", "storm:n:8080"
+    names = plan({"1": ["a", "b"], "2": ["a", "b"]}).operators
+    operators = tuple(replace(o, query="etl" if o.name == "a" else "x") for o in names)
+    policies = [
+        registry.policy("constant", {"priorities": {pattern: 1}}),
+        registry.policy("multi-class", {"classes": {pattern: "rr", "*": "hr"}}),
+    ]
+    needs = frozenset().union(*(policy.needs for policy in policies))
+    of = OperatorFrame(
+        operators,
+        graph(4),
+        {metric: np.ones(4) for metric in needs},
+        np.array([0, 0, 1, 1], dtype=np.intp),
+        engines,
+    )
+    groups = registry.policy("cqc", {"weights": {pattern: 4}}).groups
+    assert groups is not None
+    for place in ("pod:ingest/one", None, "pod:ingest/two"):
+        runs_in(engines[1], () if place is None else (place,))
+        expected = meant if place or not pattern.startswith("pod:") else [0] * 4
+        try:
+            constant, classes = (policy.urgency(of) for policy in policies)
+            shares = [groups(*query)[1] for query in of.queries]
+        finally:
+            runs_in(engines[1], ())
+        assert constant.static.tolist() == expected
+        assert (classes.rank + 1).tolist() == expected
+        assert shares == [4.0 if fits else 1.0 for fits in expected]
 
 
 def test_multi_class_puts_classes_first_and_keeps_their_policies() -> None:
