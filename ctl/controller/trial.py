@@ -32,7 +32,7 @@ EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
 PRESSED = 0.05  # of the time some thread waited for a CPU: below, an order changes nothing
-LEAST_S = 1e-3  # nor where no tuple is in the system for as long as this
+LEAST_S = 1e-3  # nor where the system's own has no tuple in the system for as long as this
 
 NONE_LIFTED = " (none lifted)"  # of an order by nice values: no operator above what it had
 
@@ -215,7 +215,8 @@ class Trial:
     def _figures(self, found: tuple[Effect, ...]) -> Figures:
         known = [share for share in self.pressure if math.isfinite(share)]
         pressed = statistics.fmean(known) >= PRESSED if known else True
-        waited = any(
+        # Whether tuples wait without an order: one by which none does is what is looked for.
+        waited = not self.own or any(
             not effect.time_s < LEAST_S
             for effect in found
             if math.isfinite(effect.time_s) or math.isfinite(effect.tuples_in)
