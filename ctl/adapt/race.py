@@ -25,8 +25,9 @@ seems to be better by then (`HOPE`), within twice as many.
 *Harm.* While arms are tried a phase with three times the time in the system of the system's own, in
 the same stretch of time, is ended at once and costs a strike; the next phase is the system's own
 and counts for nothing, as what queued must drain; two strikes are out. A phase that is
-over and took in less than a tenth costs one, too. Smaller losses are judged over half-rounds alone:
-of tuples that come in batches one phase may get a third of another's.
+over and took in less than a tenth, of all or of a query that it stopped, costs one, too. Smaller
+losses are judged over half-rounds alone: of tuples that come in batches one phase may get a third
+of another's.
 
 *Calm.* Where nobody waits for a CPU nothing is tried and nothing changed. A half-round that ends so
 goes on when somebody waits again; phases are compared with those of the same stretch alone. When
@@ -214,16 +215,23 @@ def harms(race: Race, figures: Figures) -> bool:
     """Whether what is seen so far of this phase is so bad that it should end now."""
     if race.turn == 0 or not race.os.effects:
         return False
-    return compare(figures, race.os, race.objective).time > HARM
+    return compare(figures, race.os, race.objective, over=False).time > HARM
 
 
 def _stops_intake(race: Race, figures: Figures) -> bool:
-    """Whether next to nothing was taken in. Of a phase that is over: by less, it may be batches."""
-    return compare(figures, race.os, race.objective).lost > STOPPED
+    """Whether next to nothing was taken in, of all or of a query that counts for as much as harm.
+    Of a phase that is over: by less, it may be batches."""
+    score = compare(figures, race.os, race.objective)
+    return score.lost > STOPPED or score.time > HARM
 
 
-def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Score:
-    """Ours beside theirs, query by query; of queries that both tell of, from the same source.
+def compare(
+    ours: Figures, theirs: Figures, objective: Objective = "all", *, over: bool = True
+) -> Score:
+    """Ours beside theirs, query by query; of queries that both tell of, times from the same source.
+
+    A query that stops in one of them has no time from that source there, and one without bound.
+    over: both are of whole phases, so that it can be told whether one stops.
 
     The objective says what is made of the queries' ratios: of the mean times in the system ("all"
     too), of p50 or p99 where they are told (their mean, so the ratio of geometric means), or the
@@ -231,14 +239,14 @@ def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Sco
     Queries with a target count by the share of tuples that missed it, too.
     """
     known = {effect.key: effect for effect in theirs.effects}
-    pairs = [
-        (mine, known[mine.key])
-        for mine in ours.effects
-        if mine.key in known and mine.source == known[mine.key].source
-    ]
+    both = [(mine, known[mine.key]) for mine in ours.effects if mine.key in known]
+    pairs = [(mine, other) for mine, other in both if mine.source == other.source]
     ratios = _known(
         _ratio(_level(mine, objective), _level(other, objective), LEAST_S) for mine, other in pairs
     )
+    if over:
+        ratios += [WIDEST for mine, other in both if _stops(mine, other)]
+        ratios += [-WIDEST for mine, other in both if _stops(other, mine)]
     time = math.nan
     if ratios:
         time = max(ratios) if objective == "worst" else statistics.fmean(ratios)
@@ -249,7 +257,7 @@ def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Sco
         time = statistics.fmean(missed) + (0.0 if math.isnan(time) else time)
     flows = [
         (mine.tuples_in, other.tuples_in)
-        for mine, other in pairs
+        for mine, other in both
         if math.isfinite(mine.tuples_in + other.tuples_in)
     ]
     mine_in, other_in = (sum(column) for column in zip(*flows, strict=True)) if flows else (0, 0)
@@ -570,6 +578,15 @@ WORDS = {"tuples_in": "the rate", "cost_s": "the cost", "time_s": "the time in t
 
 
 # --- numbers ---
+
+
+def _stops(mine: Effect, other: Effect) -> bool:
+    """Whether a query that the other took in stops here, so that no more is told of it as there.
+
+    Where what is told instead says that nothing waits, it is the load that has ended.
+    """
+    little = mine.tuples_in * math.exp(STOPPED) < other.tuples_in
+    return little and mine.source != other.source and not mine.time_s < LEAST_S
 
 
 def _level(effect: Effect, objective: Objective) -> float:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sched_ctl.adapt.effect import COUNTED, LITTLE, Effect
+from sched_ctl.adapt.effect import COUNTED, LITTLE, UNKNOWN, Effect
 from sched_ctl.adapt.race import (
     ALPHA,
     MOST_ROUNDS,
     RARE,
     RAREST,
     SOON,
+    WIDEST,
     Figures,
     Objective,
     Race,
@@ -570,6 +571,38 @@ def test_an_arm_that_stops_the_intake_is_struck_when_its_phase_is_over() -> None
     world.run(80)
     assert world.race.kept == 2 and world.race.arms[1].out.startswith("harmful")
     assert world.turns[1:].count(1) == 2
+
+
+@pytest.mark.parametrize("lone", [False, True])
+@pytest.mark.parametrize("told", [{"time_s": 7.0, "source": LITTLE}, {"source": UNKNOWN}])
+def test_an_arm_that_stops_a_query_is_struck_though_nobody_tells_its_time_any_more(
+    told: dict[str, Any], lone: bool
+) -> None:
+    """What gives no output has no latency that the engine could count."""
+    stopped = replace(effect("b", math.nan, 0.0), **told)
+    race, phases = opened(["a"]), 0
+    while race.mode == "race" and phases < 40:
+        quick = () if lone else (effect("a", 0.05 if race.turn else 0.1),)
+        now = figures(*quick, stopped if race.turn else effect("b", 0.1))
+        assert not harms(race, now), "by no look: it may be batches"
+        race, phases = step(race, now), phases + 1
+    assert race.kept == 0 and race.arms[1].out.startswith("harmful")
+    assert race.arms[1].phases == 3, "one before the race, and two strikes"
+
+
+def test_a_query_that_one_of_both_stops_is_beyond_comparison() -> None:
+    fine = figures(effect("a", 0.1), effect("b", 0.1))
+    stuck = figures(effect("a", 0.1), effect("b", 7.0, 5.0, source=LITTLE))
+    assert compare(stuck, fine).time == -compare(fine, stuck).time == pytest.approx(WIDEST / 2)
+    assert compare(stuck, fine, over=False).time == 0
+    assert compare(stuck, fine).lost == pytest.approx(math.log(200 / 105))
+    for other in (
+        effect("b", 7.0, 50.0, source=LITTLE),  # it is slower, as far as is known
+        effect("b", 0.0, 0.0, source=LITTLE),  # the load has ended, and nothing waits
+        effect("b", math.nan, math.nan, source=UNKNOWN),
+    ):
+        score = compare(figures(effect("a", 0.1), other), fine)
+        assert score.time == compare(fine, figures(effect("a", 0.1), other)).time == 0
 
 
 def test_an_arm_that_halves_throughput_is_soon_out_but_by_no_single_look() -> None:
