@@ -3,16 +3,15 @@
 Every backend, and the simulator, asks here, so that an operator of which the policy knows nothing
 has the same place under all of them. What "the middle" is, exactly:
 
-* An operator is unknown if any part of its form (static, per_second, per_tuple) is NaN. It gets, as
-  a whole, the median of each part over the known operators of its rank, and keeps its own age and
-  queue: under a policy of ages it gains by waiting as the middle one does, so it cannot starve.
-* A rank that is NaN becomes the median of the ranks. That may be between two ranks, where nothing
-  else is.
+* An operator is unknown if any part of its form (static, per_second, per_tuple) is NaN or infinite,
+  as what is divided by a cost of 0. It gets, as a whole, the median of each part over the known
+  operators of its rank, and keeps its own age and queue: under a policy of ages it gains by waiting
+  as the middle one does, so it cannot starve.
+* A rank that is not finite becomes the median of the ranks. That may be between two ranks, where
+  nothing else is.
 * Where no operator of the rank is known, all are alike: each part is 0, and the oldest is first.
 * A head age or queue size that is NaN is the median of those that are known in its rank, 0 if
   none is; it matters only where its weight is not 0.
-* An infinite part is as far beyond the largest (or below the smallest) finite one of its rank as
-  these are from each other, and 1 at least; all infinite ones of a sign are alike.
 
 The median, since unlike the mean or the middle of the range it is between the same two operators
 whether priorities are spaced linearly or by factors.
@@ -52,15 +51,10 @@ def known_form(form: UrgencyForm) -> UrgencyForm:
     parts = (form.static, form.per_second, form.per_tuple)
     if np.isfinite((form.rank, *parts)).all():
         return form
-    rank = _finite(_filled(form.rank, np.zeros(len(form))))
-    unknown = np.isnan(parts).any(axis=0)
-    settled = tuple(part.copy() for part in parts)
-    for value in set(rank.tolist()):
-        inside = rank == value
-        for part in settled:
-            part[inside & unknown] = np.nan
-            part[inside] = _filled(_finite(part[inside]), np.zeros(int(inside.sum())))
-    return UrgencyForm(rank, *settled)
+    ranks = np.where(np.isfinite(form.rank), form.rank, np.nan)
+    rank = _filled(ranks, np.zeros(len(form)))
+    sure = np.isfinite(parts).all(axis=0)
+    return UrgencyForm(rank, *(_filled(np.where(sure, part, np.nan), rank) for part in parts))
 
 
 def _filled(values: Array, rank: Array) -> Array:
@@ -74,16 +68,3 @@ def _filled(values: Array, rank: Array) -> Array:
         if (others := inside & ~unknown).any():
             filled[inside & unknown] = np.median(values[others])
     return filled
-
-
-def _finite(values: Array) -> Array:
-    """Infinities as far beyond the finite values as these are apart; NaN stays."""
-    infinite = np.isinf(values)
-    if not infinite.any():
-        return values
-    finite = values[np.isfinite(values)]
-    low, high = float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf))
-    if not len(finite):
-        low = high = 0.0
-    beyond = max(1.0, high - low)
-    return np.where(infinite, np.clip(values, low - beyond, high + beyond), values)

@@ -190,8 +190,18 @@ TABLE = (
         (Op("b", 1, rank=1), Op("u", 5, rank=NAN), Op("a", 9, rank=0)),
     ),
     Case("all unknown: the oldest", tuple(Op(f"{age}", NAN, age=age) for age in (0.5, 0.3, 0.1))),
-    Case("infinite: beyond the others", (Op("d", INF), Op("c", 9), Op("b", 5), Op("a", -INF))),
-    Case("infinite, with ages", (Op("b", per_second=INF, age=1), Op("a", per_second=2, age=1))),
+    *(
+        Case(f"{value}: in the middle", (Op("b", 9), Op("u", value), Op("a", 5)))
+        for value in (INF, -INF)
+    ),
+    Case(
+        "infinite, with ages",
+        (
+            Op("b", per_second=4, age=1),
+            Op("u", per_second=INF, age=1),
+            Op("a", per_second=2, age=1),
+        ),
+    ),
     Case(
         "of unknown queue: in the middle",
         (
