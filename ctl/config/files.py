@@ -118,11 +118,14 @@ def _find(table: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
 def _drop_ins(main: Path) -> list[Path]:
     folder = main.with_suffix(".d")
     try:
-        return sorted(path for path in folder.iterdir() if path.name.endswith(".toml"))
+        names = [path.name for path in folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise _unreadable(folder, error) from None
+    # Hidden ones are an editor's: its lock (a link to nowhere), or its copy
+    chosen = [name for name in names if name.endswith(".toml") and not name.startswith(".")]
+    return [folder / name for name in sorted(chosen)]
 
 
 def _is_there(path: Path) -> bool:

@@ -132,6 +132,15 @@ def test_an_error_in_a_drop_in_names_the_drop_in(tmp_path: Path) -> None:
         load(path)
 
 
+def test_what_an_editor_hides_beside_a_drop_in_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "period = 1.0")
+    drop_in = written(tmp_path / "sched-ctl.d", "period = 2.0", "10.toml")
+    (drop_in.parent / ".#10.toml").symlink_to("root@here.4711:1")
+    written(drop_in.parent, "window = 'half a l", ".10.toml")
+    assert load(path).period == 2.0
+    assert origin(path, {}, ("period",)) == f"{drop_in}: period"
+
+
 def test_precedence(tmp_path: Path) -> None:
     path = written(
         tmp_path,
