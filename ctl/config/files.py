@@ -388,6 +388,8 @@ def parse_pairs(texts: Sequence[str], flag: str, form: str = "KEY=VALUE") -> dic
             pairs[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             pairs[key] = value
-        if isinstance(pairs[key], float) and not math.isfinite(pairs[key]):
+        except (ValueError, RecursionError) as error:  # as in `_read`
+            raise ConfigError(f"{flag}: {key}: {error}") from None
+        if any(isinstance(v, float) and not math.isfinite(v) for _, v in _values(pairs[key], "")):
             raise ConfigError(f"{flag}: {text}: {value} is no finite number")
     return pairs

@@ -273,6 +273,12 @@ def test_pairs() -> None:
         parse_pairs(["nothing"], "--x")
     with pytest.raises(UserError, match=r"--x: expected A\.B=C, got 'nothing'"):
         parse_pairs(["nothing"], "--x", "A.B=C")
+    for beyond in ("9" * 5000, "[" * 10_000):  # Python's limits
+        with pytest.raises(ConfigError, match="^--x: a: "):
+            parse_pairs([f"a={beyond}"], "--x")
+    for endless in ("inf", "[1, nan]", "{b = -inf}"):
+        with pytest.raises(ConfigError, match="no finite number"):
+            parse_pairs([f"a={endless}"], "--x")
 
 
 def test_bounds_are_finite() -> None:
