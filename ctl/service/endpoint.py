@@ -106,7 +106,8 @@ async def serve(address: str, page: Page) -> AsyncIterator[None]:
                 f"metrics: somebody listens at {address} already",
                 "a controller that runs, as a rule, which has that page; or give another --metrics",
             ) from error
-        raise UserError(f"metrics: cannot listen at {address}: {error.strerror}", HINT) from error
+        why = error.strerror or error  # of a path that is too long, it has words alone
+        raise UserError(f"metrics: cannot listen at {address}: {why}", HINT) from error
     finally:
         os.umask(mask)
     try:
@@ -136,8 +137,12 @@ def _kept(page: Page) -> Page:
 
 
 def _clear(place: Path) -> None:
-    """Remove the socket of a controller that was killed. Raises OSError if somebody answers."""
+    """Remove the socket of a controller that was killed. Raises OSError if somebody answers, or
+    something else lies there, of which bind(2) says the same.
+    """
     if not place.is_socket():
+        if os.path.lexists(place):
+            raise OSError(errno.EEXIST, "what lies there is no socket")
         return
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(SOON_S)

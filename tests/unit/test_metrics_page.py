@@ -1,11 +1,13 @@
 """The page for Prometheus: one server an address, and nothing kept for who does not read."""
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from sched_ctl.errors import UserError
 from sched_ctl.service import endpoint
 
 
@@ -85,6 +87,27 @@ def test_what_lies_there_by_now_stays(tmp_path: Path) -> None:
 
     asyncio.run(one())
     assert path.read_text() == "somebody else's"
+
+
+def refused(path: Path) -> str:
+    async def one() -> None:
+        async with endpoint.serve(str(path), page("none")):
+            pass
+
+    with pytest.raises(UserError) as error:
+        asyncio.run(one())
+    assert not isinstance(error.value, endpoint.Taken)
+    return error.value.message
+
+
+def test_why_there_can_be_no_socket_is_said(tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("somebody else's")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("page", "link"):
+        assert refused(tmp_path / name).endswith("what lies there is no socket")
+        assert os.path.lexists(tmp_path / name)
+    assert refused(tmp_path / ("x" * 200)).endswith("path too long")
+    assert refused(tmp_path / "no folder" / "page").endswith("No such file or directory")
 
 
 def free_port() -> int:
