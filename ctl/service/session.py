@@ -425,11 +425,18 @@ def _rule(controller: Controller, name: object) -> Any:
     names = [rule.name for rule in controller.rules]
     if name is None and len(names) == 1:
         return controller.rules[0]
-    for rule in controller.rules:
-        if name in (rule.name, rule.called):
-            return rule
     if name is None:
         raise UserError("there are several policies: say which", f"one of: {', '.join(names)}")
+    if name in names:  # also where another one is called so by now
+        return controller.rules[names.index(name)]
+    found = [rule for rule in controller.rules if rule.called == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(
+            f"{len(found)} rules are called {name!r} by now",
+            f"say which by its first name: {', '.join(rule.name for rule in found)}",
+        )
     raise UserError(f"there is no rule {name!r}", f"rules: {', '.join(names)}")
 
 

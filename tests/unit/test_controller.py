@@ -421,6 +421,23 @@ def test_set_policy_changes_all_or_nothing() -> None:
     drive(controller, script)
 
 
+def test_a_rule_is_meant_by_its_own_name_before_another_that_is_called_so_by_now() -> None:
+    names = ("qs", "hr", "fcfs")
+    sections = [Section(name=name, policy=name, queries=(name,)) for name in names]
+    kinds = FakeEngine.kind(FakeEngine())
+    controller = Controller(settings(*sections), kinds, backends(FakeBackend()))
+    qs, hr, fcfs = controller.rules
+    controller.set_policy(qs, "hr", {})
+    assert session._rule(controller, "hr") is hr and session._rule(controller, "qs") is qs
+    controller.set_policy(hr, "random", {})
+    assert session._rule(controller, "random") is hr
+    controller.set_policy(fcfs, "random", {})
+    with pytest.raises(UserError, match="2 rules are called 'random'") as error:
+        session._rule(controller, "random")
+    assert str(error.value.hint).endswith(": hr, fcfs")
+    controller.close()
+
+
 def test_explain_names_metrics_and_what_is_in_force() -> None:
     engine, backend = FakeEngine(), FakeBackend()
     controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
