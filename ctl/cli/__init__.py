@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -109,8 +110,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where an error still becomes an exit code
     except UserError as error:
-        if "--debug" in sys.argv:
-            raise
+        _trace()
         print(f"error: {printable(error.message)}", file=sys.stderr)
         if error.hint:
             print(f"hint: {printable(error.hint)}", file=sys.stderr)
@@ -122,8 +122,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if "--debug" in sys.argv:
-            raise
+        _trace()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _discard_output()
             print(f"error: {error.strerror}", file=sys.stderr)
@@ -131,6 +130,12 @@ def main() -> None:
         print(f"error: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         print("hint: this is a fault of sched-ctl; --debug shows where", file=sys.stderr)
         sys.exit(1)
+
+
+def _trace() -> None:
+    """With --debug, where the error that is being told came from."""
+    if "--debug" in sys.argv:
+        traceback.print_exc()
 
 
 def _discard_output() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sched_ctl.errors import printable
 
-__all__ = ["formatter", "set_up"]
+__all__ = ["formatter", "only_errors", "set_up"]
 
 # sd-daemon(3): under systemd a line may begin with its priority
 JOURNAL = {logging.ERROR: "<3>", logging.WARNING: "<4>", logging.INFO: "<6>", logging.DEBUG: "<7>"}
@@ -55,3 +55,10 @@ def set_up(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("httpx", "httpcore", "asyncio", "matplotlib"):
         logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
+
+
+def only_errors() -> None:
+    """From now on, of a command that shows what is to be known; with --debug all of it stays."""
+    root = logging.getLogger()
+    if root.level != logging.DEBUG:
+        root.setLevel(logging.ERROR)

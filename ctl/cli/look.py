@@ -1,6 +1,5 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir, with_settings
+from sched_ctl.cli.log import only_errors
 from sched_ctl.config.settings import Settings
 from sched_ctl.errors import UserError
 
@@ -78,7 +78,7 @@ def engines(
     from sched_ctl.plugins import drivers
     from sched_ctl.service.session import look, no_engine
 
-    logging.getLogger().setLevel(logging.ERROR)
+    only_errors()
     found = asyncio.run(look(settings, drivers.drivers()))
     if json:
         show.emit_json(found)
@@ -201,7 +201,7 @@ def _engine_of(settings: Settings, pid: int) -> str | None:
     from sched_ctl.plugins import drivers
     from sched_ctl.service.session import look
 
-    logging.getLogger().setLevel(logging.ERROR)
+    only_errors()
     for engine in asyncio.run(look(settings, drivers.drivers())):
         if pid == engine["pid"] or pid in engine["processes"]:
             return str(engine["engine"])
@@ -335,7 +335,7 @@ def plan(
     from sched_ctl.service.sections import check_sections
 
     check_sections(settings)
-    logging.getLogger().setLevel(logging.ERROR)  # what is to be known is told below
+    only_errors()  # what is to be known is told below
     controller = loading.plan(settings, drivers.drivers(), observe)
     if save is not None:
         _save(save, controller)

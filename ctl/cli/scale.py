@@ -1,6 +1,5 @@
 """The command that gives a query other numbers of replicas: scale."""
 
-import logging
 import math
 from pathlib import Path
 from shlex import quote
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sched_ctl.cli.flags import Json, with_settings
+from sched_ctl.cli.log import only_errors
 from sched_ctl.config.settings import ConfigError, Settings
 from sched_ctl.errors import UserError, near_miss
 
@@ -81,7 +81,7 @@ def scale(
 
     if query is None and (to or back or apply):
         raise ConfigError("of which query?", "name it: sched-ctl scale QUERY --apply")
-    logging.getLogger().setLevel(logging.ERROR)
+    only_errors()
     kinds = drivers.drivers()
     memory = scaling.memory_of(Path(settings.run_dir))
     found = asyncio.run(scaling.looked(settings, kinds, observe))

@@ -59,6 +59,40 @@ finally: print(*sorted({{name.rpartition(".")[2] for name in sys.modules}} & {se
     assert done.stdout.splitlines()[-1] == "look"
 
 
+LOGS = f"""
+import logging
+from sched_ctl.service import session
+
+async def look(*_):
+    logging.debug("looked")
+    return []
+
+session.look = look
+{RUN}"""
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_debug_shows_more_and_changes_no_exit_code(debug: list[str], tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "none")
+    for code, arguments in (
+        (1, ["status", "--run-dir", nowhere]),
+        (2, ["config", "--config", nowhere]),
+    ):
+        done = subprocess.run(
+            command(*debug, *arguments), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code and "\nhint: " in done.stderr
+        assert ("Traceback" in done.stderr) == bool(debug)
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS, *debug, "engines", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+    assert ("looked" in done.stderr) == bool(debug)
+
+
 @pytest.mark.parametrize("arguments", [["policies"], ["policies", "--json"], ["config"]])
 def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
     reader, writer = os.pipe()
