@@ -6,7 +6,7 @@ import itertools
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -102,22 +102,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     def run(**arguments: Any) -> None:
         file = arguments.pop("config")
         given = {setting.key: _given(setting, arguments) for setting in settings}
-        flags = {
-            setting.key: _value(setting, given[setting.key])
-            for setting in settings
-            if setting.key != "options" and given[setting.key] not in (None, [])
-        }
-        options = parse_pairs(given["options"] or [], "--policy-option")
-        if options:
-            if "policy" not in flags:
-                raise ConfigError(
-                    "command line: --policy-option: which policy?", "give --policy as well"
-                )
-            for section in flags["policy"]:
-                section["options"] = options
 
         def read(use: Callable[[Settings], T]) -> T:
             """What comes of the settings as they are now. A wrong one is told with its place."""
+            flags = _flags(given)
             settings = load(file, flags)
             try:
                 return use(settings)
@@ -128,7 +116,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         if "read_again" in own.parameters:
             arguments["read_again"] = read
         if "named" in own.parameters:
-            arguments["named"] = frozenset(flags)
+            arguments["named"] = frozenset(_flags(given))
         read(lambda settings: command(settings=settings, **arguments))
 
     own = inspect.signature(command)
@@ -141,6 +129,24 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     del run.__wrapped__  # its signature would be taken instead
     return run
+
+
+def _flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the command line sets, keyed like `Settings`; files that it names are read."""
+    flags = {
+        setting.key: _value(setting, given[setting.key])
+        for setting in declared(Settings)
+        if given[setting.key] not in (None, [])
+    }
+    options = parse_pairs(given["options"] or [], "--policy-option")
+    if options:
+        if "policy" not in flags:
+            raise ConfigError(
+                "command line: --policy-option: which policy?", "give --policy as well"
+            )
+        for section in flags["policy"]:
+            section["options"] = options
+    return flags
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from sched_ctl import cli
 from sched_ctl.backends import Probe, ladder
+from sched_ctl.cli.flags import with_settings
 from sched_ctl.config.settings import Settings
 from sched_ctl.drivers.flink.driver import kind as flink
 from sched_ctl.drivers.threads import threads_of
@@ -27,6 +28,7 @@ from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Group, Schedule
 from sched_ctl.pipeline.generate import Plan, generate
 from sched_ctl.service.lock import run_folder
+from sched_ctl.service.reload import ReadAgain
 from sched_ctl.service.session import no_engine
 from sched_ctl.service.socket import request
 from support import wait_until
@@ -465,3 +467,23 @@ def test_an_engine_that_has_not_answered_yet_says_so(monkeypatch: pytest.MonkeyP
     finally:
         child.kill()
         child.wait()
+
+
+def test_what_a_flags_file_says_is_read_again_too(tmp_path: Path) -> None:
+    file = tmp_path / "priors.toml"
+    began: list[str] = []
+    file.write_text("[[prior]]\npolicy = 'qs'\n")
+
+    @with_settings
+    def command(settings: Settings, read_again: ReadAgain) -> None:
+        file.write_text("[[prior]]\npolicy = 'hr'\n")
+        began.extend(prior.policy for prior in settings.prior)
+        read_again(lambda now: began.extend(prior.policy for prior in now.prior))
+
+    app = typer.Typer()
+    app.command()(command)
+    written = tmp_path / "none.toml"
+    written.touch()
+    words = ["--config", str(written), "--prior", str(file)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and began == ["qs", "hr"]
