@@ -380,14 +380,14 @@ def _show_changes(plans: Sequence[dict[str, Any]], told: dict[str, Any], run_dir
 
 
 def _in_force(run_dir: Path) -> dict[str, Any] | None:
-    """What a controller that runs tells of itself."""
+    """What a controller that runs tells of itself; one that only looks has nothing in force."""
     from sched_ctl.service.socket import request
 
     try:
         found: dict[str, Any] = request(run_dir, "status", timeout_s=5.0)
     except UserError:
         return None
-    return found
+    return None if found["only_looks"] else found
 
 
 def _save(path: Path, controller: "Controller") -> None:

@@ -18,7 +18,7 @@ from sched_ctl.adapt.guard import Guard
 from sched_ctl.backends import ladder
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.records import Adopted, Set
-from sched_ctl.cli import planned, screen, standing
+from sched_ctl.cli import look, planned, screen, standing
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers.threads import threads_of
@@ -248,6 +248,16 @@ def test_what_load_would_change_is_told() -> None:
     assert planned.changes([same], status).endswith("Nothing would change.")
     moved = plan | {"policy": "qs", "threads": rows[1:] * 2}  # to keep an engine's weight
     assert "order would be the same, 3 nice levels" in planned.changes([moved], status)
+
+
+def test_one_that_only_looks_has_nothing_in_force(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status = {"pid": 7, "only_looks": True, "policies": []}
+    monkeypatch.setattr("sched_ctl.service.socket.request", lambda *_, **__: status)
+    assert look._in_force(tmp_path) is None
+    status["only_looks"] = False
+    assert look._in_force(tmp_path) == status
 
 
 def test_a_plan_tells_queries_of_one_name_apart(capsys: pytest.CaptureFixture[str]) -> None:
