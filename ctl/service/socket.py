@@ -198,12 +198,13 @@ def request(
 ) -> Any:
     """Ask the running controller. Raises UserError if there is none, or with what it refused.
 
-    Where none runs, one that only looks is asked what it can tell.
+    Where none runs, one that only looks is asked what it can tell; not instead of one that is
+    stopped, or hangs, whose order stays in force.
     patience_s: wait so long for one that is about to start. One that is stopped, or hangs, is not
     waited for.
     """
     watched = RunFolder(run_dir).watched
-    if verb in LOOKS and answers(watched) and not answers(run_dir):
+    if verb in LOOKS and holder(run_dir) is None and not answers(run_dir) and answers(watched):
         run_dir = watched
     path = RunFolder(run_dir).socket
     end_s = time.monotonic() + patience_s

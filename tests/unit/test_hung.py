@@ -12,6 +12,7 @@ import pytest
 
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs, sched
+from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import session, socket
 from support import running, wait_until
 
@@ -46,6 +47,24 @@ with lock.hold(folder):
     journal.write([Adopted(victim.tid, *key, victim.nice), Set([(*key, 7)])])
     sched.set_nice(victim.tid, 7)
     asyncio.run(main())
+"""
+
+
+# It answers as one that only looks.
+WATCH = """
+import asyncio, sys
+from pathlib import Path
+from sched_ctl.service import socket
+
+async def status(_):
+    return "looks only"
+
+async def main():
+    async with socket.serve(Path(sys.argv[1]), {"status": status}):
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
 """
 
 
@@ -88,6 +107,23 @@ def test_a_stopped_one_is_said_to_be_stopped_and_ended_by_force(
         assert session.end(tmp_path) == ()
         assert controller.wait() == -signal.SIGKILL
         assert sched.get_nice(victim) == os.nice(0)
+
+
+@pytest.mark.needs("root")
+def test_one_that_looks_does_not_answer_for_one_that_is_stopped(tmp_path: Path) -> None:
+    watched = RunFolder(tmp_path).watched
+    watched.mkdir()
+    with (
+        controlled(tmp_path) as (controller, _),
+        running(sys.executable, "-c", WATCH, str(watched)),
+    ):
+        controller.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_in(controller.pid, "T"))
+        with pytest.raises(UserError, match=f"is stopped.*pid {controller.pid}"):
+            socket.request(tmp_path, "status", timeout_s=600)
+        controller.kill()
+        controller.wait()
+        assert socket.request(tmp_path, "status", timeout_s=600) == "looks only"
 
 
 @pytest.mark.needs("root")
