@@ -81,6 +81,8 @@ def scale(
 
     if query is None and (to or back or apply):
         raise ConfigError("of which query?", "name it: sched-ctl scale QUERY --apply")
+    if to and back:
+        raise ConfigError("--to says how many, and --back as many as before", "leave out one")
     only_errors()
     kinds = drivers.drivers()
     memory = scaling.memory_of(Path(settings.run_dir))
@@ -101,17 +103,34 @@ def scale(
             ]
         )
         return
+    flags = [word for text in to or [] for word in ("--to", text)] + ["--back"] * back
     for row in rows:
         if not json:
-            _show(row, before, apply=apply)
+            _show(row, before, None if apply else _typed(found, row, *flags, "--apply"))
     if apply:
         [row] = rows
-        _apply(row, kinds, memory, patience, json)
+        _apply(row, kinds, memory, patience, json, _typed(found, row, "--back", "--apply"))
+
+
+def _typed(found: "list[Found]", row: "Row", *flags: str) -> str:
+    """The command for this query, called by its name alone where that means no other one."""
+    from sched_ctl.model.patterns import names_of
+
+    one, name, *_ = row
+    meant = [it for it, other in _every(found) if name in names_of(it.engine.name, other)]
+    query = name if len(meant) == 1 else f"{one.engine.name}/{name}"
+    return " ".join(["sched-ctl scale", *map(quote, (query, *flags))])
 
 
 def _apply(
-    row: "Row", kinds: "Mapping[str, Any]", memory: "Memory", patience_s: float, json: bool
+    row: "Row",
+    kinds: "Mapping[str, Any]",
+    memory: "Memory",
+    patience_s: float,
+    json: bool,
+    back: str,
 ) -> None:
+    """back: the command that takes it back."""
     from sched_ctl import show
     from sched_ctl.service import scaling
 
@@ -136,7 +155,6 @@ def _apply(
         if memory.last(*_of(change)) == before:
             show.text("nothing was asked for yet, so nothing was changed")
         else:
-            back = f"sched-ctl scale {quote(query)} --back --apply"
             show.text(f"what was asked for stays; take it back: {back}")
         raise
     if json:
@@ -147,11 +165,15 @@ def _apply(
         raise UserError(f"{query} took in less than before, so it is as it was")
 
 
+def _every(found: "list[Found]") -> "list[tuple[Found, str]]":
+    return [(one, name) for one in found for name in one.window.now.topology.queries]
+
+
 def _chosen(found: "list[Found]", query: str | None) -> "list[tuple[Found, str]]":
     """The queries that are meant; by their names, or with the engine before it."""
     from sched_ctl.model.patterns import names_of
 
-    every = [(one, name) for one in found for name in one.window.now.topology.queries]
+    every = _every(found)
     if query is None:
         return every
     chosen = [(one, name) for one, name in every if query in names_of(one.engine.name, name)]
@@ -279,7 +301,8 @@ def _known(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
-def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
+def _show(row: "Row", before: "list[Done]", typed: str | None) -> None:
+    """typed: the command that makes it so, unless this is the one."""
     from sched_ctl import show
     from sched_ctl.adapt.rescale import cost_s
 
@@ -323,8 +346,8 @@ def _show(row: "Row", before: "list[Done]", *, apply: bool) -> None:
         return
     if loses:
         show.text(f"  it restarts its workers: {loses}")
-    if not apply:
-        show.text(f"  make it so: sched-ctl scale {quote(name)} --apply")
+    if typed is not None:
+        show.text(f"  make it so: {typed}")
 
 
 def _brings(change: "Change") -> str:

@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 from fakes import QUICK, FakeEngine
 from shares import of, replicated
+from typer.testing import CliRunner
 
 from plans import array
+from sched_ctl import cli
 from sched_ctl.adapt.parallelism import Wanted
 from sched_ctl.adapt.rescale import (
     Change,
@@ -36,7 +38,7 @@ from sched_ctl.adapt.rescale import (
 )
 from sched_ctl.cli import scale as cli_scale
 from sched_ctl.config.files import load
-from sched_ctl.config.settings import Elastic, Settings
+from sched_ctl.config.settings import ConfigError, Elastic, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import scaling as flink_scaling
@@ -539,15 +541,57 @@ def test_rates_are_told_without_exponents() -> None:
     assert "took in 12.35k tuples/s, takes in 987.7;" in cli_scale._outcome(done)
 
 
-def test_what_is_to_be_typed_is_one_word_whatever_a_query_is_called(
-    capsys: pytest.CaptureFixture[str],
+def running_on(engine: str, *queries: str) -> Any:
+    topology = SimpleNamespace(queries=queries, pids=())
+    window = SimpleNamespace(now=SimpleNamespace(topology=topology))
+    return SimpleNamespace(engine=SimpleNamespace(name=engine), window=window)
+
+
+QUOTED = "Bob's; touch /tmp/x #"
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        ([], [["fake:x/both"], [QUOTED], ["fake:y/both"]]),
+        ([QUOTED, "--to", "b=2", "--to", "c=3"], [[QUOTED, "--to", "b=2", "--to", "c=3"]]),
+        (["fake:y/both", "--back"], [["fake:y/both", "--back"]]),
+    ],
+)
+def test_what_is_to_be_typed_makes_so_what_was_shown(
+    words: list[str],
+    typed: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    name = "Bob's; touch /tmp/x #"
-    change = Change("fake:x", name, (Step(("b",), "b", 1, 2, 1, 1),), 0.5, 1.0, False, 2.0, 1.0)
-    one = SimpleNamespace(engine=SimpleNamespace(name="fake:x"))
-    cli_scale._show((one, name, change, None, ""), [], apply=False)  # type: ignore[arg-type]
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "make it so" in line]
-    assert shlex.split(line)[-3:] == ["scale", name, "--apply"]
+    """Of a query that two engines run, with the engine; whatever one is called, it is a word."""
+    found = [running_on("fake:x", "both", QUOTED), running_on("fake:y", "both")]
+
+    async def looked(*_: object) -> list[Any]:
+        return found
+
+    def planned(one: Any, name: str, *_: object) -> tuple[object, ...]:
+        steps = (Step(("b",), "b", 1, 2, 1, 1),)
+        change = Change(one.engine.name, name, steps, 0.5, 1.0, False, 2.0, 1.0)
+        return one, name, change, None, ""
+
+    monkeypatch.setattr(scaling, "looked", looked)
+    monkeypatch.setattr(cli_scale, "_plan", planned)
+    monkeypatch.setattr(cli_scale, "_was", lambda *_: {})
+    (tmp_path / "none.toml").touch()
+    told = CliRunner().invoke(
+        cli.make_app("scale"),
+        ["scale", *words, "--config", str(tmp_path / "none.toml"), "--run-dir", str(tmp_path)],
+        catch_exceptions=False,
+    )
+    lines = [line for line in told.stdout.splitlines() if "make it so" in line]
+    assert [shlex.split(line)[5:] for line in lines] == [[*some, "--apply"] for some in typed]
+
+
+def test_how_many_is_said_in_one_way() -> None:
+    words = ["scale", "q", "--to", "2", "--back"]
+    told = CliRunner().invoke(cli.make_app("scale"), words)
+    assert isinstance(told.exception, ConfigError) and "--back" in told.exception.message
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -568,8 +612,8 @@ def test_an_interrupt_says_whether_anything_was_asked_for(
     target = SimpleNamespace(kind="fake")
     one = SimpleNamespace(engine=SimpleNamespace(name="fake:x", target=target))
     with pytest.raises(KeyboardInterrupt):
-        cli_scale._apply((one, "q", change, None, ""), {"fake": None}, memory, 1.0, False)  # type: ignore[arg-type]
-    assert ("--back --apply" in capsys.readouterr().out) is asked
+        cli_scale._apply((one, "q", change, None, ""), {"fake": None}, memory, 1.0, False, "it")  # type: ignore[arg-type]
+    assert ("take it back: it" in capsys.readouterr().out) is asked
 
 
 def test_a_change_that_is_better_stays(tmp_path: Path) -> None:
