@@ -28,7 +28,11 @@ class Timer:
         return now_s >= self.due_s - 1e-4
 
     def done(self, now_s: float) -> None:
-        """The pass that was due has run; the next deadline is the first that lies ahead."""
+        """A pass has run. If it was due, the next deadline is the first that lies ahead; one that
+        came before its time leaves the deadline where it is.
+        """
+        if not self.is_due(now_s):
+            return
         following = max(self._next + 1, int((now_s - self.start_s) // self.period_s) + 1)
         self.missed += following - self._next - 1
         self._next = following

@@ -40,6 +40,16 @@ def test_a_timer_that_fires_a_little_early_counts_as_due_and_goes_on() -> None:
     assert not timer.is_due(1.5)
 
 
+def test_passes_before_their_time_leave_the_deadline_where_it_is() -> None:
+    """Engines that came one after the other put off all passes by a period each."""
+    timer = Timer(period_s=1.0, start_s=0.0)
+    for now_s in (0.0, 0.2, 0.4, 0.6):
+        timer.done(now_s)
+        assert (timer.due_s, timer.missed) == (1.0, 0)
+    timer.done(1.1)
+    assert (timer.due_s, timer.missed) == (2.0, 0)
+
+
 def test_earliest_of_several() -> None:
     timers = [Timer(1.0, 10.0), Timer(0.3, 10.2)]
     assert earliest(timers, 9.0) == 1.0
