@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 from sched_ctl.backends import Applied
 from sched_ctl.backends.in_use import Backends
@@ -25,17 +24,23 @@ PAUSE_S = 5.0  # between tries to let go of what no rule decides any more
 _Key = tuple[str, str, str]  # names of a rule, a domain and a backend
 
 
-class _Held(NamedTuple):
-    schedule: Schedule
-    at_s: float  # when it was applied last
-
-
 class Enforcement:
-    """Applies the schedules of rules by the backends in use."""
+    """Applies the schedules of rules by the backends in use.
 
-    def __init__(self, backends: Backends, rules: Sequence[Rule], remarks: Remarks) -> None:
+    rarest_s: tells how far apart passes of a rule may be.
+    """
+
+    def __init__(
+        self,
+        backends: Backends,
+        rules: Sequence[Rule],
+        remarks: Remarks,
+        rarest_s: Callable[[], float],
+    ) -> None:
         self._backends, self._rules, self._remarks = backends, rules, remarks
-        self._in_force: dict[_Key, _Held] = {}  # those that have threads
+        self._rarest_s = rarest_s
+        self._in_force: dict[_Key, Schedule] = {}  # those that have threads
+        self._works: dict[_Key, float] = {}  # when it last did, of those that did not fail since
         self._failing: dict[_Key, float] = {}  # since when: to apply, or to let go of it
         self._rests_s = 0.0  # when that is tried again
 
@@ -77,6 +82,10 @@ class Enforcement:
                     self._rests_s = time.monotonic() + PAUSE_S
         known = {key for key in self._failing if key in self._in_force or key[:2] in decided}
         self._failing = {key: self._failing[key] for key in known}
+        used = {
+            (r.name, domain, r.backend_of(domain)) for r in self._rules for domain in r.schedules
+        }
+        self._works = {key: at_s for key, at_s in self._works.items() if key in used}
         for problem in self._backends.rest():
             log.error("not put back: %s", problem)
 
@@ -134,12 +143,11 @@ class Enforcement:
     def _enforce(self, rule: Rule, domain: str, backend: str) -> bool:
         """Apply the rule's schedule of a domain. Returns whether the backend is still in use."""
         key, schedule = (rule.name, domain, backend), rule.schedules[domain]
-        held = _Held(schedule, time.monotonic())
         try:
             rule.applied += self._backends.apply(backend, schedule)
         except JournalError as error:
             # No backend could do better, and what is in force stays.
-            self._in_force.setdefault(key, held)
+            self._in_force.setdefault(key, schedule)
             self._tell(rule, error)
         except Exception as error:
             log.debug("backend %s", backend, exc_info=error)
@@ -148,40 +156,43 @@ class Enforcement:
                 self._step_down(backend, _words(error))
                 return False
             since_s = self._failing[key]
-            self._in_force.setdefault(key, held)  # some of it may be
+            self._in_force.setdefault(key, schedule)  # some of it may be
             problem = f"{backend} failed for engines of {called(domain)}: {_words(error)}"
             rule.applied += self._let_go(key, counts=False) + Applied(problems=(problem,))
             self._failing[key] = since_s
             rule.urgent = rule.urgent or first
         else:
-            self._in_force[key] = held
+            self._in_force[key] = schedule
+            self._works[key] = time.monotonic()
             self._failing.pop(key, None)
         return True
 
     def _is_given_up_at(self, key: _Key) -> bool:
         """Whether a backend that failed there is to be given up: at the second time in a row, and
-        for a user who is ordered alone only if it has nobody else for whom it works. For others it
-        may, until they had their turn.
+        for a user who is ordered alone only if it has nobody else for whom it works. For others in
+        whose schedules are threads it may, until they had their turn; and for those who have none
+        now, as in a phase of the guard: until they have some again.
         """
         now_s = time.monotonic()
+        self._works.pop(key, None)
         if key not in self._failing:
             self._failing[key] = now_s
             return False
         if key[1] == COMMON:
             return True
         since_s = self._failing[key]
-        rarest_s = max((rule.timer.period_s for rule in self._rules), default=0.0)
+        patience_s = max(PATIENCE_S, 3 * self._rarest_s())
         return not any(
-            now_s - max(held.at_s, since_s) < max(PATIENCE_S, 3 * rarest_s)
-            for other, held in self._in_force.items()
-            if other[2] == key[2] and other not in self._failing
+            other not in self._in_force or now_s - max(at_s, since_s) < patience_s
+            for other, at_s in self._works.items()
+            if other[2] == key[2]
         )
 
     def _let_go(self, key: _Key, *, counts: bool = True) -> Applied:
         """Put back what a backend has of a rule in a domain. counts: a failure does, see
         `_is_given_up_at`.
         """
-        backend, schedule = key[2], self._in_force[key].schedule
+        backend, schedule = key[2], self._in_force[key]
         applied = Applied()
         if backend in self._backends.names:  # else all of it was put back
             try:
@@ -206,6 +217,7 @@ class Enforcement:
         for problem in self._backends.give_up(failed, why):
             log.error("backend %s: not put back: %s", failed, problem)
         self._in_force = {k: held for k, held in self._in_force.items() if k[2] != failed}
+        self._works = {k: at_s for k, at_s in self._works.items() if k[2] != failed}
         self._failing = {k: since_s for k, since_s in self._failing.items() if k[2] != failed}
         for rule in self._rules:
             if rule.backend != failed:

@@ -86,7 +86,11 @@ class Controller:
         self.engines = self.roster.engines
         self.rules: list[Rule] = []
         self.enforcement = (
-            None if backends is None else Enforcement(backends, self.rules, self.remarks)
+            None
+            if backends is None
+            else Enforcement(
+                backends, self.rules, self.remarks, lambda: self.pace.rarest_s(self.rules)
+            )
         )
         self._priors = profiles.of_file(settings.profiles)
         self.noted: Callable[[], None] | None = None  # called when the passes of a step are done

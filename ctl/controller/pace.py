@@ -126,6 +126,10 @@ class Pace:
         """Passes are not closer than this, for what they cost."""
         return min(self.pass_s / self._limit, self.longest_s) if self._limit else 0.0
 
+    def rarest_s(self, rules: Sequence[Rule]) -> float:
+        """Passes of these are at most so far apart."""
+        return max(self._calm_s, self.longest_s, *(rule.section.period or 1.0 for rule in rules))
+
     def remarkable_s(self, rules: Sequence[Rule]) -> float:
         """So long a rest of an engine is worth a remark."""
         return REMARKABLE * min((rule.section.period or 1.0 for rule in rules), default=1.0)

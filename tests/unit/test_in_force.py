@@ -51,9 +51,9 @@ class Better(Choosy):
 class Case:
     """Rules whose passes decide what a test says."""
 
-    def __init__(self, used: Backends, *names: str) -> None:
+    def __init__(self, used: Backends, *names: str, **more: float) -> None:
         sections = tuple(Section(name=name, policy="hr") for name in names)
-        settings = msgspec.structs.replace(QUICK, policy=sections)
+        settings = msgspec.structs.replace(QUICK, policy=sections, **more)
         self.controller = Controller(settings, {}, used)
         self.rules = self.controller.rules
 
@@ -189,6 +189,64 @@ def test_a_rule_that_makes_no_passes_keeps_a_dead_backend_for_a_time_alone(
     backend.ordering["a@" + THEIRS] = BackendFailed("it is dead")
     restored = []
     for later_s in (0.0, 30.0, 61.0):
+        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now_s + later_s)
+        case.decide(THEIRS, rule=0)
+        restored.append(backend.restored)
+    assert restored == [0, 0, 1]
+
+
+def test_who_orders_nobody_for_a_phase_keeps_the_backend_until_its_next_pass() -> None:
+    """The guard looked at the system's own order, and meanwhile a user's engine failed."""
+    backend = Choosy()
+    case = Case(backends(backend), "a", "b")
+    enforcement = case.controller.enforcement
+    assert enforcement is not None
+    case.decide(ROOT, rule=1)
+    case.decide(idle=(ROOT,), rule=1)
+    dead = BackendFailed("it is dead")
+    backend.ordering.update({"a@" + THEIRS: dead, "b": dead})
+    for _ in range(3):
+        case.decide(THEIRS, rule=0)
+        enforcement.rest()
+        assert not backend.restored
+    case.decide(ROOT, rule=1)
+    assert backend.restored == 1
+
+
+def test_who_has_no_engine_any_more_keeps_no_dead_backend() -> None:
+    backend = Choosy()
+    case = Case(backends(backend), "a", "b")
+    enforcement = case.controller.enforcement
+    assert enforcement is not None
+    case.decide(ROOT, rule=1)
+    backend.ordering["a@" + THEIRS] = BackendFailed("it is dead")
+    restored = []
+    for domains in ((ROOT,), (), ()):
+        case.decide(THEIRS, rule=0)
+        restored.append(backend.restored)
+        case.decide(idle=domains, rule=1)
+        enforcement.rest()
+    assert restored == [0, 0, 1]
+
+
+def test_what_cannot_be_let_go_of_for_a_user_in_a_phase_counts_for_that_user_alone() -> None:
+    backend = Choosy()
+    case = Case(backends(backend), "a")
+    case.decide(ROOT, THEIRS)
+    backend.releasing["a@" + THEIRS] = UNFIT
+    for _ in range(3):
+        case.decide(idle=(ROOT, THEIRS))
+        assert backend.in_force == {"a@" + THEIRS} and not backend.restored
+
+
+def test_a_rule_that_rests_for_long_has_its_turn_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Choosy()
+    case = Case(backends(backend), "a", "b", calm_period=100.0, stale_after=400.0)
+    case.decide(ROOT, rule=1)
+    now_s = time.monotonic()
+    backend.ordering["a@" + THEIRS] = BackendFailed("it is dead")
+    restored = []
+    for later_s in (0.0, 590.0, 610.0):
         monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now_s + later_s)
         case.decide(THEIRS, rule=0)
         restored.append(backend.restored)
