@@ -179,6 +179,16 @@ def test_a_pass_counts_once_and_what_failed_long_ago_does_not() -> None:
     assert not backend.restored
 
 
+def test_what_failed_to_order_and_was_let_go_of_is_forgotten() -> None:
+    backend = Choosy()
+    case = Case(backends(backend), "a")
+    for _ in range(2):
+        backend.ordering["a@" + THEIRS] = UNFIT
+        case.decide(THEIRS)
+        case.decide(idle=(THEIRS,))
+    assert not backend.restored
+
+
 def test_a_rule_that_makes_no_passes_keeps_a_dead_backend_for_a_time_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
