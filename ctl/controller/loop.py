@@ -139,9 +139,7 @@ class Controller:
         instead = replace(rule.instead, switched=None, trial=None, said=None)
         trial = replace(rule, section=section, instead=instead)
         trial.enforce_by(rule.backend)
-        for engine in self.engines.values():
-            if engine.snapshot is not None and self.claims.covers(section, engine.name):
-                trial.resolve(engine)
+        self.try_out(trial, self.claims)
         if rule.called == rule.section.policy:
             rule.set_to = name
         rule.section, rule.resolutions = section, trial.resolutions
@@ -151,10 +149,20 @@ class Controller:
         rule.urgent = True
         rule.instead = Instead(_guard(self.settings, section, rule.timer.period_s))
         self._admit_anew(rule)
+        self._admit(strict=False)
         self._budgets.clear()  # what the one before cost
         if rule.schedules:
             self._pass(rule)
         self._wake.set()
+
+    def try_out(self, rule: Rule, claims: Claims) -> None:
+        """Raises MissingMetric if an engine that is here has not what a new rule needs, but for
+        those that are left out alone: users' own, and what the rule of that name leaves out now.
+        """
+        for engine in self.engines.values():
+            known = engine.domain != COMMON or rule.name in engine.refused
+            if not known and _is_ruled(engine, rule, claims):
+                rule.resolve(engine)
 
     def watch(self, seconds: float) -> None:
         """Somebody looks: for so long read the times of all threads, and leave no pass out."""
@@ -202,8 +210,8 @@ class Controller:
     async def start(self, *, strict: bool = True) -> None:
         """Find the engines, connect, and make sure that the policies can work with them.
 
-        Raises UserError if a policy misses a metric of an engine that is here; without `strict`
-        that engine alone is left out, as if it had come later.
+        Raises UserError if a policy misses a metric of an engine that is here; a user's own is left
+        out alone, and without `strict` each, as if it had come later.
         """
         await self.roster.discover(patience_s=max(2.0, self.settings.poll_timeout))
         await self._ask(list(self.engines.values()), max(3.0, self.settings.poll_timeout))
@@ -649,23 +657,28 @@ class Controller:
     def _admit(self, *, strict: bool) -> None:
         """See that each policy finds its metrics in each engine that it rules."""
         for engine in self.engines.values():
-            snapshot = engine.snapshot
-            if snapshot is None:
+            if engine.snapshot is None:
                 continue
             for rule in self.rules:
-                if rule.name in engine.refused or rule.spares(snapshot.topology, engine.domain):
-                    continue
-                if not self.claims.of(rule, engine.name, snapshot.topology):
+                if rule.name in engine.refused or not _is_ruled(engine, rule, self.claims):
                     continue
                 try:
                     rule.resolve(engine)
                 except MissingMetric as error:
-                    if strict:
+                    if strict and engine.domain == COMMON:
                         raise
                     engine.refused[rule.name] = error.message
                     log.error("%s", error.message)
             watched = time.monotonic() < self._probe_until_s
             engine.probing = watched or any(rule.uses_probes(engine) for rule in self.rules)
+
+
+def _is_ruled(engine: Engine, rule: Rule, claims: Claims) -> bool:
+    """Whether the rule has queries in the engine, and does not leave it as the system has it."""
+    if engine.snapshot is None:
+        return False
+    topology = engine.snapshot.topology
+    return bool(claims.of(rule, engine.name, topology)) and not rule.spares(topology, engine.domain)
 
 
 def _windows_of(engines: Sequence[Engine], seen: Mapping[str, Window]) -> dict[str, Window]:

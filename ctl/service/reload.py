@@ -5,6 +5,7 @@ rules that are no more, or that rule something else now, are put back to what th
 all others keep what they have until the next pass, which follows at once.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -12,7 +13,6 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from sched_ctl.config.settings import Settings, resolve
-from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.loop import Controller, claims_of
 from sched_ctl.controller.rule import Rule
 from sched_ctl.engines.roster import wanted_kinds
@@ -77,8 +77,9 @@ def reload(controller: Controller, settings: Settings) -> list[str]:
     claims = claims_of(settings, kinds)
     before = {rule.name: rule for rule in controller.rules}
     made = {section.name: controller.rule(section, settings) for section in resolve(settings)}
-    for rule in made.values():
-        _try(controller, rule, claims)
+    for name, rule in made.items():
+        queries = before[name].queries if name in before else {}
+        controller.try_out(dataclasses.replace(rule, queries=queries), claims)
 
     # From here on nothing is refused.
     same_claims = not {"exclude", "helpers", "users"} & set(changed) and _claimed(old) == _claimed(
@@ -106,14 +107,6 @@ def _differs(old: Settings, new: Settings, name: str) -> bool:
 def _claimed(settings: Settings) -> list[tuple[object, ...]]:
     """What decides which rule has which query."""
     return [(s.name, s.queries, s.engines) for s in resolve(settings)]
-
-
-def _try(controller: Controller, rule: Rule, claims: Claims) -> None:
-    """Raises MissingMetric if an engine that is here has not what the rule needs."""
-    for engine in controller.engines.values():
-        snapshot = engine.snapshot
-        if snapshot is not None and claims.of(rule, engine.name, snapshot.topology):
-            rule.resolve(engine)
 
 
 def _continue(rule: Rule, before: Rule) -> None:

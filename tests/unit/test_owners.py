@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ from sched_ctl.kernel import containers, procfs
 from sched_ctl.kernel.containers import Container
 from sched_ctl.model.topology import Thread
 from sched_ctl.service import views
+from sched_ctl.service.reload import reload
 from support import wait_until
 
 ANN, BOB = 20001, 20002
@@ -118,6 +120,50 @@ def test_what_spoils_one_users_pass_spoils_no_other(monkeypatch: pytest.MonkeyPa
 
     drive(controller, script)
     assert {s.scope for s in backend.schedules} == {"hr"}
+
+
+@pytest.mark.parametrize("first", ["hr", "constant"])
+def test_what_a_users_engine_does_not_tell_refuses_nobody_a_configuration(first: str) -> None:
+    """Neither at the start nor later; no more does an engine in which the rule has no query."""
+    root, ann, other = of("root", 0), of("ann", ANN), of("other", 0, {"x": 1})
+    ann.provides = other.provides = frozenset({"tuples_out"})
+    section = Section(name="one", policy=first, queries=("q*",))
+    settings = msgspec.structs.replace(QUICK, policy=(section,))
+    backend = FakeBackend()
+    controller = Controller(settings, FakeEngine.kind(root, ann, other), backends(backend))
+
+    async def script() -> None:
+        while not backend.threads("one"):
+            await asyncio.sleep(0.01)
+        controller.set_policy(controller.rules[0], "qs", {})
+        assert controller.rules[0].problem is None
+        assert "queue_size" in controller.engines["fake:ann"].refused["one"]
+        new = msgspec.structs.replace(section, policy="qs")
+        reload(controller, msgspec.structs.replace(settings, policy=(new,)))
+        passes = controller.rules[0].passes
+        while controller.rules[0].passes == passes:
+            await asyncio.sleep(0.01)
+        assert controller.rules[0].problem is None
+        assert controller.engines["fake:ann"].refused
+
+    drive(controller, script)
+    assert backend.threads("one") and not backend.threads(f"one@{ANN}")
+
+
+def test_what_is_left_out_already_keeps_no_reload_from_working() -> None:
+    root, late = of("root", 0), of("late", 0)
+    late.provides = frozenset({"tuples_out"})
+    kinds, present = FakeEngine.kind(root, late), [root.target]
+    kinds = {"fake": replace(kinds["fake"], find=lambda: list(present))}
+    controller = Controller(QUICK, kinds, backends(FakeBackend()))
+
+    async def script() -> None:
+        present.append(late.target)
+        while not (known := controller.engines.get("fake:late")) or not known.refused:
+            await asyncio.sleep(0.01)
+        reload(controller, msgspec.structs.replace(QUICK, window=0.2))
+
+    drive(controller, script)
 
 
 def test_one_users_queries_do_not_choose_another_users_policy() -> None:
