@@ -375,12 +375,13 @@ class Controller:
 
     def _note(self, engine: Engine, snapshot: Snapshot) -> None:
         """What came of it there. A user pays for his own, and is left out while he rests."""
-        allowance = self._noting.setdefault(engine.domain, Allowance())
-        if allowance.rests(time.monotonic()):
+        allowance, now_s = self._noting.setdefault(engine.domain, Allowance()), time.monotonic()
+        if allowance.rests(now_s):
             return
         began_s = time.thread_time()
         latencies = functools.partial(races.latencies, engine, self.rules, self.claims)
         self.outcomes.note(snapshot, latencies)
+        self.targets.count(self, engine, snapshot, now_s)
         if engine.domain != COMMON:
             spent_s = time.thread_time() - began_s
             self._theirs_s += spent_s

@@ -16,11 +16,12 @@ from sched_ctl.adapt import effect
 from sched_ctl.adapt.effect import Effect, Span
 from sched_ctl.adapt.hits import Hits, counted, share, silent
 from sched_ctl.engines.engine import Engine
+from sched_ctl.engines.owners import COMMON
 from sched_ctl.metrics.feasibility import Judgement, Standing
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.patterns import fits, names_of
 from sched_ctl.model.targets import Target
-from sched_ctl.model.topology import Topology
+from sched_ctl.model.topology import Snapshot, Topology
 
 if TYPE_CHECKING:
     from sched_ctl.controller.loop import Controller
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SPAN_S = 5.0  # hits are counted over this time, at least
 MOST_GONE = 1000  # queries that left, an engine or a domain with theirs, whose hits are kept
+MOST_THEIRS = 2000  # queries of a user who is ordered alone, with those: each is of an hour
 NEVER_S = 30.0  # after which it is said that no query has appeared that a target is for
 WAITS = 0.2  # share of its time that a query waits for CPUs, for others to be in its way
 
@@ -39,7 +41,7 @@ Query = tuple[str, str]  # engine, query
 
 @dataclass
 class TargetWatch:
-    """Follows a controller: call `note` after each of its passes."""
+    """Follows a controller: call `count` with each answer of an engine, and `note` after passes."""
 
     hits: dict[Query, Hits] = field(default_factory=dict)
     effects: dict[Query, Effect] = field(default_factory=dict)
@@ -66,11 +68,17 @@ class TargetWatch:
         for engine in controller.engines.values():
             if engine.snapshot is None:
                 self._spans.pop(engine.name, None)
-                continue
-            targets, _ = self.of(controller, engine, engine.snapshot.topology)
-            if targets:
-                self._count(engine, targets, now_s)
         self._say(controller)
+
+    def count(
+        self, controller: "Controller", engine: Engine, snapshot: Snapshot, now_s: float
+    ) -> None:
+        """What came of the targets there, by what it has told at now_s (CLOCK_MONOTONIC)."""
+        if any(_stated(controller)):
+            self._now_s = now_s
+            targets, _ = self.of(controller, engine, snapshot.topology)
+            if targets:
+                self._count(engine, snapshot, targets, now_s)
 
     def of(
         self, controller: "Controller", engine: Engine, topology: Topology
@@ -93,9 +101,9 @@ class TargetWatch:
             self._forget_but(engine.name, found.keys())
         return known[2], known[3]
 
-    def _count(self, engine: Engine, targets: Mapping[str, Target], now_s: float) -> None:
-        snapshot = engine.snapshot
-        assert snapshot is not None
+    def _count(
+        self, engine: Engine, snapshot: Snapshot, targets: Mapping[str, Target], now_s: float
+    ) -> None:
         before = self._spans.get(engine.name)
         span = self._spans[engine.name] = effect.seen(before, snapshot)
         if span.seconds < SPAN_S:
@@ -104,10 +112,11 @@ class TargetWatch:
         self._last[engine.name] = span
         self._domains[engine.name] = engine.domain
         latencies = {query: target.latency_s for query, target in targets.items()}
-        stuck = _stuck(span)
+        stuck, kept = _stuck(span), self._kept(engine, targets.keys())
         for found in effect.effects(span, latencies):
             if found.query in targets:
                 self.effects[found.key] = found
+            if found.query in kept:
                 hits = self.hits.get(found.key, Hits())
                 tuples = found.tuples_out * found.seconds
                 if not tuples > 0:  # or nobody tells how many
@@ -120,6 +129,14 @@ class TargetWatch:
                         stuck=found.query in stuck,
                     )
                 self.hits[found.key] = counted(hits, now_s, tuples, found.within_target)
+
+    def _kept(self, engine: Engine, queries: Set[str]) -> Set[str]:
+        """Of its queries those whose hits are kept: all, but of a user's own only so many."""
+        if engine.domain == COMMON:
+            return queries
+        held = sum(self._domains[name] == engine.domain for name, _ in self.hits)
+        new = [query for query in queries if (engine.name, query) not in self.hits]
+        return queries - set(new[max(0, MOST_THEIRS - held) :])
 
     def hour(self, query: Query) -> float:
         """Share of the last hour's tuples that kept the target; NaN = unknown."""

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule
+from sched_ctl.controller.targets import TargetWatch
 from sched_ctl.controller.trial import Outcomes, Targets
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.flink import local
@@ -42,6 +44,7 @@ from sched_ctl.lab import file as lab_file
 from sched_ctl.metrics.window import Window
 from sched_ctl.model import topology as model
 from sched_ctl.model.schedule import Schedule
+from sched_ctl.model.targets import Target as Wanted
 from sched_ctl.model.topology import Snapshot
 
 ONE, OTHER = 20001, 20002
@@ -330,7 +333,9 @@ def burn(cpu_s: float) -> None:
         pass
 
 
-def passes_beside(monkeypatch: pytest.MonkeyPatch, *hogs: tuple[int, int]) -> Controller:
+def passes_beside(
+    monkeypatch: pytest.MonkeyPatch, *hogs: tuple[int, int], target: tuple[Wanted, ...] = ()
+) -> Controller:
     """A small engine of root's was asked 20 times, beside engines (uid, how many) of long answers.
 
     They are long in CPU time alone, so that a crowded machine changes little.
@@ -356,7 +361,12 @@ def passes_beside(monkeypatch: pytest.MonkeyPatch, *hogs: tuple[int, int]) -> Co
         "sched_ctl.engines.engine.belonging", lambda topology, uid, namespace: topology
     )
     settings = Settings(
-        policy=(Section(policy="qs"),), period=0.02, calm_period=0, cpu_limit=0.1, discover=5
+        policy=(Section(policy="qs"),),
+        target=target,
+        period=0.02,
+        calm_period=0,
+        cpu_limit=0.1,
+        discover=5,
     )
     controller = Controller(settings, {"fake": kind}, backends(FakeBackend()))
 
@@ -427,6 +437,23 @@ def test_telling_what_came_of_a_users_engines_is_paid_for_by_that_user(
     monkeypatch.setattr(Outcomes, "note", dear)
     controller = passes_beside(monkeypatch, (ONE, 3))
     assert noted["small"] > noted[str(ONE)] > 0
+    assert controller.pace.pass_s < 0.03
+
+
+def test_counting_what_kept_its_target_is_paid_for_by_the_user_whose_queries_these_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def dear(watch: TargetWatch, engine: Engine, *rest: Any) -> None:
+        counted[engine.domain] += 1
+        burn(0.05 if engine.domain else 0.0)
+        count(watch, engine, *rest)
+
+    counted: Counter[str] = Counter()
+    count = TargetWatch._count
+    monkeypatch.setattr(TargetWatch, "_count", dear)
+    stated = (Wanted(queries=("*",), latency="1s"),)
+    controller = passes_beside(monkeypatch, (ONE, 3), target=stated)
+    assert counted[""] > counted[str(ONE)] > 0
     assert controller.pace.pass_s < 0.03
 
 

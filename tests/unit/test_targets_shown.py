@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeEngine
+from fakes import FakeEngine, of_user
 from numpy.testing import assert_allclose
 
 from sched_ctl import show
@@ -291,6 +291,18 @@ def test_of_engines_that_left_little_stays_for_each_who_is_ordered_alone(
 
     engine = Counting({"alarm": ALARM, "bulk": BULK})
     after(4, engine, left, target("*", "100ms"))
+
+
+def test_of_queries_of_a_user_so_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "MOST_THEIRS", 3)
+    theirs = of_user(Counting({f"q-{number}": ALARM for number in range(5)}), monkeypatch)
+
+    def counted_ones(controller: Controller) -> tuple[list[float], int]:
+        return [h.tuples for h in controller.targets.hits.values()], len(targets.rows(controller))
+
+    tuples, shown = after(6, theirs, counted_ones, target("*", "100ms"))
+    assert len(tuples) == 3 and shown == 5
+    assert min(tuples) == max(tuples) > 100, "the same ones each time"
 
 
 def test_nobody_in_the_way_of_who_waits_for_itself() -> None:
