@@ -43,6 +43,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.metrics.window import Window
+from sched_ctl.model.policy import Policy
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Snapshot
 from sched_ctl.probes.waits import WaitTimes
@@ -101,7 +102,8 @@ class Controller:
         self.not_recorded: str | None = None  # why what is to be recorded is not, or not all of it
         self.restored: tuple[str, ...] | None = None  # what could not be, once all is put back
         self._thinkers: dict[str, Worker[Schedule]] = {}  # policies of others, by rule
-        self._deciding: dict[tuple[str, str], asyncio.Future[Schedule]] = {}
+        # By rule and domain, with the policy that decides
+        self._deciding: dict[tuple[str, str], tuple[Policy, asyncio.Future[Schedule]]] = {}
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
         self._seen: list[object] = []  # at the last step
@@ -516,8 +518,8 @@ class Controller:
         )
         if is_ours(policy):
             return prepare()()
-        deciding = self._deciding.pop((rule.name, domain), None)
-        if deciding is None:
+        begun, deciding = self._deciding.pop((rule.name, domain), (None, None))
+        if deciding is None or begun is not policy:
             thinker = self._thinkers.get(rule.name)
             if thinker is None:
                 thinker = self._thinkers[rule.name] = Worker(f"policy {rule.name}")
@@ -527,7 +529,7 @@ class Controller:
             rule.windows = {**rule.windows, **_windows_of(engines, seen)}
         if deciding.done():
             return deciding.result()
-        self._deciding[rule.name, domain] = deciding  # taken when it is ready
+        self._deciding[rule.name, domain] = policy, deciding  # taken when it is ready
         raise UserError(
             f"{policy.name} is still deciding: what it decided before stays in force",
             f"it takes more than {POLICY_S * 1e3:g} ms, and so decides beside the main loop",

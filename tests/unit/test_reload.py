@@ -262,6 +262,31 @@ def test_what_is_being_decided_by_the_old_rules_is_dropped() -> None:
     case.run(script)
 
 
+def test_what_another_policy_is_deciding_is_dropped() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(frame: OperatorFrame) -> UrgencyForm:
+        asked.set()
+        answer.wait(10)
+        return form(len(frame), static=1.0)
+
+    def quick(frame: OperatorFrame) -> UrgencyForm:
+        return form(len(frame), static=2.0)
+
+    case = Case((FakeEngine(),))
+
+    async def script(controller: Controller) -> None:
+        controller.rules[0].policy = Policy("slow", slow, frozenset(), "nothing")
+        await case.until(asked.is_set)
+        controller.rules[0].policy = Policy("quick", quick, frozenset(), "nothing")
+        at = len(case.backend.schedules)
+        answer.set()
+        await case.until(lambda: len(case.backend.schedules) > at + 3)
+        assert {s.policy for s in case.backend.schedules[at:]} == {"quick"}
+
+    case.run(script)
+
+
 class OtherOptions(FakeBackend):
     name: ClassVar[str] = "nice"
 
