@@ -121,7 +121,8 @@ def _continue(rule: Rule, before: Rule) -> None:
         instead.whose = old.whose
         instead.guard = None if old.resting else instead.guard
         rule.enforce_by(rule.backend)
-    elif rule.section == before.section and old.trial is not None:
+    elif rule.section == before.section:
         instead.trial, instead.past = old.trial, old.past
+        instead.watches, instead.switched, instead.whose = old.watches, old.switched, old.whose
         rule.enforce_by(rule.backend)
     rule.count(before.queries)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 from fakes import FakeBackend, FakeEngine, backends
 
-from sched_ctl.config.settings import Section, SettingError, Settings
+from sched_ctl.config.settings import Section, SettingError, Settings, Switch
 from sched_ctl.controller.loop import Controller
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
@@ -135,6 +136,27 @@ def test_what_the_guard_found_harmful_stays_out_of_force() -> None:
             reload(controller, new)
             [rule] = controller.rules
             assert rule.policy.name == new.policy[0].policy and not rule.instead.resting
+
+    case.run(script)
+
+
+def test_a_switch_that_is_on_stays_on() -> None:
+    engine = FakeEngine(queries={"q": 1})
+    engine.queue = np.array([150.0])
+    switch = Switch(policy="qs", metric="queue_size", above=100, back=50, lasting=0.1)
+    section = Section(policy="hr", switch=(switch,))
+    case = Case((engine,), settings=but(QUICK, policy=(section,)))
+
+    async def script(controller: Controller) -> None:
+        await case.until(lambda: case.backend.schedules and case.last()["hr"][0] == "qs")
+        engine.queue = np.array([60.0])  # between the two thresholds
+        reload(controller, but(case.settings, window=0.2))
+        at, passes = len(case.backend.schedules), controller.rules[0].passes
+        await case.until(lambda: controller.rules[0].passes > passes + 2)
+        assert {s.policy for s in case.backend.schedules[at:]} == {"qs"}
+        other = msgspec.structs.replace(section, switch=())
+        reload(controller, but(case.settings, policy=(other,)))
+        assert controller.rules[0].policy.name == "hr"
 
     case.run(script)
 
