@@ -456,7 +456,7 @@ class Controller:
                 own=(rule.instead.phase or "") if rule.instead.own else "",
             )
         for name in sorted(rule.spared.keys() & self.engines.keys()):
-            self.remarks.say(f"spared {rule.name} {name}", f"{name}: {rule.spared[name]}")
+            self.remarks.say(f"spared {name} {rule.name}", f"{name}: {rule.spared[name]}")
 
     def _hear(self, rule: Rule) -> None:
         """Let switches and the guard go by the engines whose word counts now."""
@@ -609,6 +609,7 @@ class Controller:
         for rule in self.rules:
             rule.resolutions.pop(engine, None)
             rule.averages.pop(engine, None)
+            rule.spared.pop(engine, None)
 
     def _is_as_before(self) -> bool:
         """Whether engines, what they run and what they tell are those of the last step."""

@@ -30,6 +30,8 @@ class Remarks:
     def forget(self, engine: str) -> None:
         """It is gone, and will not come back under this name."""
         self._said.pop(f"notes {engine}", None)
+        for about in [about for about in self._said if about.startswith(f"spared {engine} ")]:
+            del self._said[about]
 
     def tell(
         self,

@@ -321,6 +321,10 @@ def test_what_is_left_alone_of_a_users_is_so_there_alone(monkeypatch: pytest.Mon
         assert rule.instead.trial is not None and rule.instead.trial.race.kept == 1
         assert rule.threads == len(backend.threads("auto")) == 4
         assert list(rule.spared) == ["fake:theirs"]
+        assert any("fake:theirs" in about for about in controller.remarks._said)
+        controller._forget("fake:theirs")
+        assert not rule.spared
+        assert not any("fake:theirs" in about for about in controller.remarks._said)
 
     drive(controller, script)
 
