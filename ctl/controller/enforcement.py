@@ -42,7 +42,7 @@ class Enforcement:
         self._in_force: dict[_Key, Schedule] = {}  # those that have threads
         self._works: dict[_Key, float] = {}  # when it last did, of those that did not fail since
         self._failing: dict[_Key, float] = {}  # since when: to apply, or to let go of it
-        self._rests_s = 0.0  # when that is tried again
+        self._again_s: dict[_Key, float] = {}  # when to try anew what no rule decides any more
 
     def apply(self, rule: Rule) -> None:
         """Bring a rule's schedules into force, and let go of what is in none of them any more.
@@ -75,11 +75,13 @@ class Enforcement:
     def rest(self) -> None:
         """Let go of what no rule decides any more, and of a machine on which nobody is ordered."""
         decided = {(rule.name, domain) for rule in self._rules for domain in rule.schedules}
-        if time.monotonic() >= self._rests_s:
-            for key in [key for key in self._in_force if key[:2] not in decided]:
-                if key in self._in_force and (problems := self._let_go(key).problems):
-                    log.warning("rule %s: %s", key[0], "; ".join(problems))
-                    self._rests_s = time.monotonic() + PAUSE_S
+        for key in [key for key in self._in_force if key[:2] not in decided]:
+            if key in self._in_force and time.monotonic() >= self._again_s.get(key, 0.0):
+                problems = self._let_go(key).problems
+                self._again_s[key] = time.monotonic() + PAUSE_S
+                message = f"rule {key[0]}: {'; '.join(problems)}" if problems else ""
+                self._remarks.say(f"rest {key}", message)
+        self._again_s = {k: at_s for k, at_s in self._again_s.items() if k in self._in_force}
         known = {key for key in self._failing if key in self._in_force or key[:2] in decided}
         self._failing = {key: self._failing[key] for key in known}
         used = {

@@ -141,6 +141,7 @@ def test_what_no_rule_decides_any_more_is_let_go_of_without_a_pass(
     case.rules[0].schedules = {ROOT: case.rules[0].schedules[ROOT]}
     enforcement.rest()
     enforcement.release(case.rules.pop(0))
+    enforcement.rest()
     asked = backend.asked
     enforcement.rest()
     assert backend.in_force == {"a", "a@" + THEIRS, "b"} and backend.asked == asked
@@ -149,6 +150,28 @@ def test_what_no_rule_decides_any_more_is_let_go_of_without_a_pass(
     monkeypatch.setattr(time, "monotonic", lambda: now_s + 10.0)
     enforcement.rest()
     assert backend.in_force == {"b"}
+
+
+def test_what_cannot_be_let_go_of_is_said_once_and_keeps_nothing_else_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Choosy()
+    case = Case(backends(backend), "a")
+    case.decide(ROOT, THEIRS)
+    enforcement = case.controller.enforcement
+    assert enforcement is not None
+    backend.releasing["a@" + THEIRS] = FULL
+    case.rules[0].schedules = {ROOT: case.rules[0].schedules[ROOT]}
+    now_s = time.monotonic()
+    for later_s in (0.0, 10.0, 20.0):
+        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now_s + later_s)
+        asked = backend.asked
+        enforcement.rest()
+        assert backend.asked == asked + 1
+    assert len([r for r in caplog.records if FULL.message in r.message]) == 1
+    case.rules[0].schedules = {}
+    enforcement.rest()
+    assert backend.in_force == {"a@" + THEIRS}
 
 
 @pytest.mark.parametrize("domain", [ROOT, THEIRS])
