@@ -274,7 +274,7 @@ def test_pairs() -> None:
     with pytest.raises(UserError, match=r"--x: expected A\.B=C, got 'nothing'"):
         parse_pairs(["nothing"], "--x", "A.B=C")
     for beyond in ("9" * 5000, "[" * 10_000):  # Python's limits
-        with pytest.raises(ConfigError, match="^--x: a: "):
+        with pytest.raises(ConfigError, match=r"^--x: a: "):
             parse_pairs([f"a={beyond}"], "--x")
     for endless in ("inf", "[1, nan]", "{b = -inf}"):
         with pytest.raises(ConfigError, match="no finite number"):
