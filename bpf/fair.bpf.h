@@ -271,7 +271,7 @@ static int ring(void *map, int *key, struct bpf_timer *timer)
 subprogram int interrupt(u32 cpu, u64 had_ns, u64 least_ns)
 {
 	struct cpu *c = &cpus[cpu & (MAX_CPUS - 1)];
-	u64 since_ns = c->since_ns, armed_ns = c->armed_ns, due_ns;
+	u64 since_ns = c->since_ns, old_ns = c->due_ns, armed_ns = c->armed_ns, due_ns;
 	struct alarm *alarm;
 
 	if ((s64)(had_ns - least_ns) >= 0) {
@@ -280,20 +280,23 @@ subprogram int interrupt(u32 cpu, u64 had_ns, u64 least_ns)
 		return 1;
 	}
 	due_ns = clock_ns() + least_ns - had_ns;
-	if (armed_ns == since_ns && (s64)(due_ns - c->due_ns) >= 0)
+	if (armed_ns == since_ns && (s64)(due_ns - old_ns) >= 0)
 		return 1;
 	alarm = bpf_map_lookup_elem(&alarms, &cpu);
 	if (!alarm)
 		return 1;		/* there are no such CPUs */
-	if (!__sync_bool_compare_and_swap(&c->armed_ns, armed_ns, since_ns))
+	if (!__sync_bool_compare_and_swap(&c->armed_ns, armed_ns, since_ns) ||
+	    !__sync_bool_compare_and_swap(&c->due_ns, old_ns, due_ns))
 		return 1;		/* it rang, or another CPU set it: that one's time counts */
-	c->due_ns = due_ns;
 	count(alarms);
 	if (control.fault != FAULT_TIMERS &&
 	    !bpf_timer_start(&alarm->timer, least_ns - had_ns, BPF_F_TIMER_CPU_PIN))
 		return 1;
 	count(no_timers);
-	__sync_bool_compare_and_swap(&c->armed_ns, since_ns, 0);
+	if (armed_ns == since_ns)
+		c->due_ns = old_ns;	/* the one before it still rings */
+	else
+		__sync_bool_compare_and_swap(&c->armed_ns, since_ns, 0);
 	return 0;
 }
 

@@ -213,7 +213,6 @@ subprogram int lend(u32 llc, s32 cpu, u64 now_ns)
 	u32 slot;
 	int queue;
 
-	c->next_lend_ns = now_ns + CHORES_NS;
 	bpf_loop(ROWS, look_at_row, &search, 0);
 	c->lending_hand += ROWS;
 	if (c->lending_hand >= slots_used)
@@ -225,6 +224,7 @@ subprogram int lend(u32 llc, s32 cpu, u64 now_ns)
 	if (queue < 0)
 		return 0;
 	threads[slot].lent = 1;
+	c->next_lend_ns = now_ns + CHORES_NS;
 	record(TRACE_LEND, slot, now_ns, 0);
 	mark_taken(llc & (MAX_LLCS - 1), queue & (MAX_QUEUES - 1));
 	return 1;
