@@ -1,5 +1,6 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from sched_ctl.controller.loop import Controller
 
 __all__ = ["add_to"]
+
+log = logging.getLogger(__name__)
 
 WOKEN_S = 1.5  # that it is looked who wakes whom, for a draft's edges
 
@@ -442,9 +445,13 @@ def explain(
     """Tell why a thread has the priority that it has: from its metrics to what is in force."""
     from sched_ctl import show
     from sched_ctl.cli import planned, targets
-    from sched_ctl.service.socket import request
+    from sched_ctl.service.socket import MOST_EXPLAINED, request
 
     answer = request(run_dir, "explain", {"what": what})
+    if len(answer) >= MOST_EXPLAINED:
+        ordered = request(run_dir, "threads", {"what": what})["ordered"]
+        if ordered > len(answer):
+            log.warning("%d of %d threads are told of: name fewer", len(answer), ordered)
     if json:
         show.emit_json(answer)
         return

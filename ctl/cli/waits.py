@@ -102,8 +102,8 @@ def _meant(what: str, run_dir: Path) -> tuple[list[int], set[int] | None]:
     from sched_ctl.service.socket import request
 
     if not what.isdecimal():
-        threads = request(run_dir, "explain", {"what": what})
-        return sorted({t["pid"] for t in threads}), {t["tid"] for t in threads if t["tid"]}
+        threads = request(run_dir, "threads", {"what": what})
+        return threads["pids"], set(threads["tids"])
     if len(what) > DIGITS or procfs.stat(int(what)) is None:
         raise UserError(f"there is no process {what}", "sched-ctl engines shows those of engines")
     return [int(what)], None

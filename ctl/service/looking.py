@@ -31,6 +31,9 @@ def handlers(controller: Controller) -> dict[str, Handler]:
             thread["replicas"] = bottlenecks.replicas(found, thread["tid"])
         return told
 
+    async def threads(arguments: Mapping[str, Any]) -> object:
+        return views.threads(controller, text(arguments, "what"))
+
     async def held(_: Mapping[str, Any]) -> object:
         return bottlenecks.bottlenecks(await bottlenecks.look(controller))
 
@@ -43,6 +46,7 @@ def handlers(controller: Controller) -> dict[str, Handler]:
         "status": status,
         "dispatch": dispatched,
         "explain": explain,
+        "threads": threads,
         "bottlenecks": held,
         "top": top,
     }

@@ -30,18 +30,19 @@ from sched_ctl.kernel.crowd import slowness
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service.lock import Holder, holder, others
 
-__all__ = ["Handler", "answers", "is_stopped", "request", "serve"]
+__all__ = ["MOST_EXPLAINED", "Handler", "answers", "is_stopped", "request", "serve"]
 
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES = 1 << 16
 ANSWER_BYTES = 1 << 26
+MOST_EXPLAINED = 100  # threads of a rule that one answer to `explain` tells of
 REQUEST_S = 5.0  # to send the request, and to take the answer
 CLIENTS = 16
 RETRY_S = 0.1
 SOON_S = 2.0  # without a sign of life: then it is said
 LOOK_S = 0.5
-LOOKS = frozenset({"status", "dispatch", "explain", "bottlenecks", "top"})
+LOOKS = frozenset({"status", "dispatch", "explain", "threads", "bottlenecks", "top"})
 # What to do instead, where none runs.
 ABSENT = {"unload": "nothing is left to end; what one that was killed has left: sched-ctl restore"}
 PING = "ping"  # answered by one of an earlier version, too: that it knows no such verb

@@ -29,10 +29,11 @@ from sched_ctl.model.options import Options, by_name
 from sched_ctl.model.patterns import fits
 from sched_ctl.model.policy import Level
 from sched_ctl.model.schedule import Schedule
-from sched_ctl.model.topology import Snapshot, Thread
+from sched_ctl.model.topology import PhysicalOperator, Snapshot, Thread
 from sched_ctl.probes import threads as probes
 from sched_ctl.service import by_query
 from sched_ctl.service.shown import left_out, names
+from sched_ctl.service.socket import MOST_EXPLAINED
 
 __all__ = [
     "applied",
@@ -47,6 +48,7 @@ __all__ = [
     "stalls",
     "status",
     "suspected",
+    "threads",
 ]
 
 MOST_SUSPECTED = 5
@@ -345,29 +347,74 @@ def explain(controller: Controller, what: str) -> list[dict[str, Any]]:
     """
     found = []
     for rule in controller.rules:
-        matching = [
-            (domain, row)
-            for domain, schedule in rule.schedules.items()
-            for row, thread in enumerate(schedule.threads)
-            if what == str(thread.tid) or fits((what,), *_names(thread, schedule, row))
-        ]
-        if matching:
+        if matching := _scheduled(rule, what):
             metrics = {
                 name: (window, evaluate(rule.resolutions[name][1], window))
                 for name, window in rule.windows.items()
                 if name in rule.resolutions
             }
             found += [
-                _thread(controller, rule, domain, row, metrics) for domain, row in matching[:100]
+                _thread(controller, rule, domain, row, metrics)
+                for domain, row in matching[:MOST_EXPLAINED]
             ]
     if not found:
         if (why := _why_not(controller, what)) is not None:
             raise UserError(f"{what!r} is not ordered now", why)
-        raise UserError(
-            f"no scheduled thread or operator is called {what!r}{_near(controller, what)}",
-            "sched-ctl status shows engines and queries, sched-ctl plan their operators",
-        )
+        raise _unknown(controller, what)
     return found
+
+
+def threads(controller: Controller, what: str) -> dict[str, Any]:
+    """All threads that `what` names, as for `explain`: processes, ids, and how many are ordered.
+
+    Also those that the OS orders. Raises UserError if an engine runs none of them.
+    """
+    ordered = {
+        rule.schedules[domain].threads[row]
+        for rule in controller.rules
+        for domain, row in _scheduled(rule, what)
+    }
+    found = ordered.union(*(some for _, _, some in _running(controller, what)))
+    if not found:
+        raise _unknown(controller, what)
+    return {
+        "pids": sorted({thread.pid for thread in found}),
+        "tids": sorted({thread.tid for thread in found if thread.tid}),
+        "ordered": len(ordered),
+    }
+
+
+def _scheduled(rule: Rule, what: str) -> list[tuple[str, int]]:
+    """Domains, and rows of the rule's schedules for them."""
+    return [
+        (domain, row)
+        for domain, schedule in rule.schedules.items()
+        for row, thread in enumerate(schedule.threads)
+        if what == str(thread.tid) or fits((what,), *_names(thread, schedule, row))
+    ]
+
+
+def _running(
+    controller: Controller, what: str
+) -> Iterator[tuple[str, PhysicalOperator, list[Thread]]]:
+    """Operators of the engines, ordered or not, with those of their threads that are meant."""
+    for snapshot in _snapshots(controller):
+        for operator in snapshot.topology.operators:
+            called = fits((what,), *_called(operator.label, operator.query), operator.query)
+            meant = [
+                thread
+                for thread in operator.threads
+                if called or what == str(thread.tid) or fits((what,), thread.name)
+            ]
+            if called or meant:
+                yield snapshot.topology.engine, operator, meant
+
+
+def _unknown(controller: Controller, what: str) -> UserError:
+    return UserError(
+        f"no scheduled thread or operator is called {what!r}{_near(controller, what)}",
+        "sched-ctl status shows engines and queries, sched-ctl plan their operators",
+    )
 
 
 def _names(thread: Thread, schedule: Schedule, row: int) -> tuple[str, ...]:
@@ -554,21 +601,19 @@ def _near(controller: Controller, what: str) -> str:
 
 
 def _why_not(controller: Controller, what: str) -> str | None:
-    """Why an operator is in no schedule; None if no engine has one that is called so."""
-    for snapshot in _snapshots(controller):
-        for operator in snapshot.topology.operators:
-            if fits((what,), *_called(operator.label, operator.query), operator.query):
-                if not operator.threads:
-                    return "the engine has it, but its thread is not known: see notes in status"
-                engine = controller.engines[snapshot.topology.engine]
-                left = [rule for rule in controller.rules if engine.name in rule.spared]
-                if left:
-                    return f"it is {left[0].spared[engine.name]}"
-                insteads = [rule.instead for rule in controller.rules]
-                own = [one.phase for one in insteads if one.own_in(engine.domain)]
-                if own:
-                    return f"it has the OS's own order now ({own[0]}): see sched-ctl bottlenecks"
-                return "the engine has it, but no policy selects it, or it is excluded"
+    """Why what an engine runs is in no schedule; None if none runs what is called so."""
+    for name, operator, _ in _running(controller, what):
+        if not operator.threads:
+            return "the engine has it, but its thread is not known: see notes in status"
+        engine = controller.engines[name]
+        left = [rule for rule in controller.rules if name in rule.spared]
+        if left:
+            return f"it is {left[0].spared[name]}"
+        insteads = [rule.instead for rule in controller.rules]
+        own = [one.phase for one in insteads if one.own_in(engine.domain)]
+        if own:
+            return f"it has the OS's own order now ({own[0]}): see sched-ctl bottlenecks"
+        return "the engine has it, but no policy selects it, or it is excluded"
     return None
 
 

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from fakes import FakeBackend, FakeEngine, backends, chains, drive, sleeping_thr
 
 from sched_ctl.backends import Applied
 from sched_ctl.backends.undo.journal import JournalError
+from sched_ctl.cli import look, waits
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.decide import layout
@@ -37,7 +39,7 @@ from sched_ctl.model.topology import (
     Topology,
 )
 from sched_ctl.probes.threads import ThreadTimes
-from sched_ctl.service import bottlenecks, session, views
+from sched_ctl.service import bottlenecks, looking, session, socket, views
 from support import wait_until
 
 QUICK = Settings(
@@ -455,6 +457,30 @@ def test_explain_names_metrics_and_what_is_in_force() -> None:
         with pytest.raises(UserError, match="did you mean 'q/op1'"):
             views.explain(controller, "q/opp1")
         msgspec.json.encode([views.status(controller), views.plans(controller), shown])
+
+    drive(controller, script)
+
+
+def test_all_threads_of_a_query_are_told_and_explain_says_how_many_it_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    engine, backend = FakeEngine(queries={"q": 130, "r": 2}), FakeBackend()
+    controller = Controller(settings(), FakeEngine.kind(engine), backends(backend))
+
+    async def script() -> None:
+        await until(lambda: backend.schedules)
+        handlers = looking.handlers(controller)
+        mine = [t for o in engine.topology.operators if o.query == "q" for t in o.threads]
+        told: Any = await handlers["threads"]({"what": "q"})
+        assert told["tids"] == [thread.tid for thread in mine]
+        assert told == {"pids": [mine[0].pid], "tids": told["tids"], "ordered": 130}
+        answers = {"threads": told, "explain": [views.explain(controller, "q")[0]] * 100}
+        monkeypatch.setattr(socket, "request", lambda _, verb, __: answers[verb])
+        assert waits._meant("q", tmp_path) == (told["pids"], set(told["tids"]))
+        look.explain("q", tmp_path, json=True)
+        assert "100 of 130 threads are told of" in caplog.text
+        with pytest.raises(UserError, match="no scheduled thread"):
+            views.threads(controller, "qq")
 
     drive(controller, script)
 

@@ -547,10 +547,15 @@ def test_a_race_over_what_auto_leaves_begins_with_the_systems_own(engine: FakeEn
         assert rule.instead.trial is not None and rule.instead.trial.race.kept == 0
         [told] = views.status(controller)["policies"]
         assert told["phase"].startswith("until a race finds better: auto ")
-        with pytest.raises(UserError) as said:
-            views.explain(controller, "a/op0")
-        assert "is not ordered now" in said.value.message
-        assert "it has the OS's own order now (until a race finds" in (said.value.hint or "")
+        [thread] = engine.topology.operators[0].threads
+        for what in ("a/op0", thread.name, str(thread.tid)):
+            with pytest.raises(UserError) as said:
+                views.explain(controller, what)
+            assert "is not ordered now" in said.value.message
+            assert "it has the OS's own order now (until a race finds" in (said.value.hint or "")
+        for what in ("a/op0", str(thread.tid)):
+            told = {"pids": [thread.pid], "tids": [thread.tid], "ordered": 0}
+            assert views.threads(controller, what) == told
 
     drive(controller, script)
     assert not any(schedule.threads for schedule in backend.schedules)
