@@ -34,10 +34,10 @@ __all__ = [
 
 # What a topology may hold before we call the engine hostile.
 ROW_LIMIT = 20_000
-EDGE_LIMIT = 2_000_000
+EDGE_LIMIT = 200_000
 CELL_LIMIT = 200_000  # operators of chains, each in each of its subtasks
 UNASSIGNED = "(unassigned)"  # where REST names a TaskManager: no slot has been found yet
-SHOWN = 200  # characters of a name in a note
+SHOWN = 200  # characters of a name that are shown, also of each subtask's
 NAME_LIMIT = 4096  # characters of a job's or a vertex's name
 # Ship strategies after which every consumer of a vertex gets the same number of tuples, so that
 # its own queue follows from the producers' counts.
@@ -144,7 +144,7 @@ class Row:
     job: str
     vertex: str
     task: str  # name of the vertex
-    label: str  # the same, made unique in its query
+    label: str  # the same as it is shown, made unique in its query
     index: int
     parallelism: int
     attempt: int
@@ -294,10 +294,10 @@ class _Placed:
     leaves: tuple[int, ...]
 
 
-def _numbered(name: str, used: Counter[str], shown: str) -> str:
-    """A name as it is shown, with a number from its second use on."""
+def _numbered(name: str, used: Counter[str]) -> str:
+    """A name with a number from its second use on."""
     used[name] += 1
-    return shown if used[name] == 1 else f"{shown} [{used[name]}]"
+    return name if used[name] == 1 else f"{name} [{used[name]}]"
 
 
 class _Builder:
@@ -332,7 +332,7 @@ class _Builder:
             if detail is None:
                 raise EngineError(f"Flink does not say how job {job.jid[:40]} runs")
             names = self._add_chain(job, query, vertex, used, placed)
-            label = _numbered(vertex.name, labels, vertex.name[:NAME_LIMIT])
+            label = _numbered(vertex.name[:SHOWN], labels)
             self._add_rows(job, query, vertex, detail, label, names)
             sources, count = inputs.get(vertex.id, []), vertex.parallelism
             self.source += [not sources] * count
@@ -361,7 +361,7 @@ class _Builder:
         self.cells += len(names) * max(1, vertex.parallelism)
         if self.cells > CELL_LIMIT:
             raise EngineError(f"Flink reports more than {CELL_LIMIT} operators in all subtasks")
-        unique = tuple(_numbered(name, used, name) for name in names)
+        unique = tuple(_numbered(name, used) for name in names)
         base = len(self.logical)
         self.logical += [LogicalOperator(query, name) for name in unique]
         self.chains[job.jid, vertex.id] = tuple(

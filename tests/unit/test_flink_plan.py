@@ -101,8 +101,11 @@ def test_answers_that_contradict_themselves_are_refused() -> None:
 
 def test_very_long_names_are_cut_and_noted() -> None:
     found = planned(job("j" * 9000, ("a", "A -> " * 2000, 1, {})))
-    assert len(found.rows[0].query) == 4096 and len(found.rows[0].name) == 4096
+    assert len(found.rows[0].query) == 4096 and len(found.rows[0].name) == 200
     assert "10000 characters" in found.notes[0]
+    pair = planned(job("q", ("a", "A" * 300, 2, {}), ("b", "A" * 300 + "B", 2, {})))
+    assert len({row.name for row in pair.rows}) == 4, "what was cut off told them apart"
+    assert [row.task[300:] for row in pair.rows] == ["", "", "B", "B"]
 
 
 def test_replicas_and_streams() -> None:
@@ -160,6 +163,14 @@ def test_a_forking_chain_with_several_ends_is_noted() -> None:
         (2, 3, 0.5),
     ]
     assert "does not tell which operator" in made.notes[0]
+
+
+def test_a_job_takes_megabytes_at_most() -> None:
+    """Any user's Flink may answer so, and the whole controller has 512 MB."""
+    many = planned(job("q", ("a", "\N{ROCKET}" * 4096, 20_000, {})))
+    assert sum(len(row.name) for row in many.rows) < 5_000_000
+    with pytest.raises(EngineError, match="streams"):
+        planned(job("q", ("a", "a", 500, {}), ("b", "b", 500, {"a": "HASH"})))
 
 
 def test_too_much_is_refused() -> None:
