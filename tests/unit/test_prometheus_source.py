@@ -72,6 +72,16 @@ def test_labels_cost_more_than_their_characters(monkeypatch: pytest.MonkeyPatch)
         tracemalloc.stop()
 
 
+def test_a_page_of_short_lines_takes_no_more_than_its_size() -> None:
+    reader, text = page("m"), "ab\n" * 100_000
+    tracemalloc.start()
+    try:
+        assert list(reader.samples(text)) == []
+        assert tracemalloc.get_traced_memory()[1] < len(text)
+    finally:
+        tracemalloc.stop()
+
+
 def test_endless_lines_are_left_out() -> None:
     reader = page("m")
     text = f'm{{a="{"x" * 5000}"}} 1\nm{{a="1"}} 2\nother{{b="{"x" * 5000}"}} 1'
