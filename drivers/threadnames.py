@@ -132,14 +132,14 @@ GRAMMARS: tuple[Grammar, ...] = (
         # The pool's threads are renamed for every task.
         (
             OPERATOR,
-            r"Executor task launch worker for task (?P<partition>\d+)\.(?P<attempt>\d+) "
-            r"in stage (?P<stage>\d+)\.\d+ \(TID (?P<task>\d+)\)",
+            r"Executor task launch worker for task (?P<partition>\d{1,10})\.(?P<attempt>\d{1,10}) "
+            r"in stage (?P<stage>\d{1,10})\.\d{1,10} \(TID (?P<task>\d{1,19})\)",
         ),
         ("idle", r"Executor task (?:idle worker#|launch worker-)\d+"),
         ("stream", rf"stream execution thread for {SPARK_QUERY}"),
         ("checkpoint", rf"epoch update thread for {SPARK_QUERY}"),
         # Continuous mode: reads for a task, and hands what it read over in a queue.
-        ("fetcher", rf"continuous-reader--(?P<partition>\d+)--(?P<run>{UUID})--.*"),
+        ("fetcher", rf"continuous-reader--(?P<partition>\d{{1,10}})--(?P<run>{UUID})--.*"),
         ("checkpoint", rf"epoch-poll--(?P<run>{UUID})--.*"),
         ("network", r"(?:shuffle|rpc|files)-(?:server|client|exchange|boss)-\d+-\d+"),
         ("network", r"streaming-shuffle-.*"),
@@ -154,7 +154,7 @@ GRAMMARS: tuple[Grammar, ...] = (
     *_rows(
         "spark",
         "2.2 to 3.0, source of Executor",
-        (OPERATOR, r"Executor task launch worker for task (?P<task>\d+)"),
+        (OPERATOR, r"Executor task launch worker for task (?P<task>\d{1,19})"),
     ),
     *_rows(
         "jvm",

@@ -119,6 +119,21 @@ def test_long_names_say_nothing() -> None:
     assert read("flink", "x" * 5000 + " (1/1)#0") is None
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Executor task launch worker for task {}",
+        "Executor task launch worker for task {}.0 in stage 2.0 (TID 5)",
+        "Executor task launch worker for task 1.0 in stage {}.0 (TID 5)",
+        f"continuous-reader--{{}}--{RUN}--{ID}",
+    ],
+)
+def test_numbers_of_any_length_say_nothing(name: str) -> None:
+    """What is written out of so many tasks has each of the digits in each task's name."""
+    assert read("spark", name.format("9" * 10)) is not None
+    assert read("spark", name.format("9" * 3000)) is None
+
+
 def test_every_row_is_exercised() -> None:
     """A grammar that no example reaches is dead, or hidden behind an earlier one."""
     used = set()
