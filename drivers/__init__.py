@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from sched_ctl.drivers.believed import Believed
 from sched_ctl.errors import EngineError
 from sched_ctl.model.access import Access
 from sched_ctl.model.programs import Program
@@ -96,7 +97,7 @@ class DriverKind:
     mains: processes that look like such an engine, whether they answer or not.
     helpers: what to do with helper threads where the user says nothing, role pattern -> rule (see
     `decide.HELPER_RULES`); roles without one are left alone.
-    declared: the kind with the programs that the configuration declares.
+    declared: the kind with what the configuration says: programs, and which users are believed.
     check: raises EngineError for an address that can mean no engine, however long one waits.
     scaler: connects to what changes the replicas of its operators; None: it cannot be done.
     """
@@ -109,6 +110,6 @@ class DriverKind:
     of_several: bool = False
     mains: Callable[[], Iterable[int]] = tuple
     helpers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    declared: Callable[[Sequence[Program]], "DriverKind"] | None = None
+    declared: Callable[[Sequence[Program], Believed], "DriverKind"] | None = None
     check: Callable[[str], object] = str
     scaler: Callable[[Target], Scaler] | None = None

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.believed import Believed, nobody, rank
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import cgroup, procfs, tracing
@@ -335,12 +336,12 @@ def find() -> list[Target]:
     return []
 
 
-def connect(target: Target) -> KernelDriver:
+def connect(target: Target, believed: Believed = nobody) -> KernelDriver:
     """`target.address` is a process id, the name of exactly one process, or a cgroup's path."""
     if target.address.startswith("/"):
         folder = _cgroup(target.address)
         return KernelDriver(target, lambda: _members(folder), _all_of(folder.name))
-    pid = int(target.address) if target.address.isdecimal() else _named(target)
+    pid = int(target.address) if target.address.isdecimal() else _named(target, believed)
     if pid <= 1 or pid == os.getpid() or not procfs.command_line(pid):
         raise EngineError("it is no program that could be scheduled")
     first = procfs.stat(pid)
@@ -390,15 +391,15 @@ def _members(folder: Path) -> list[int]:
     return [pid for pid in pids if pid > 1 and pid != os.getpid() and procfs.command_line(pid)]
 
 
-def _named(target: Target) -> int:
+def _named(target: Target, believed: Believed) -> int:
     name = target.address[:15]  # TASK_COMM_LEN
     pids = [
         pid
         for pid in procfs.pids()
         if (found := procfs.stat(pid)) is not None and found.name == name
     ]
-    if len(pids) > 1:  # root's own goes first: any user can start one of that name
-        pids = [pid for pid in pids if procfs.owner(pid) == 0] or pids
+    ranks = {pid: rank(uid, believed) for pid in pids if (uid := procfs.owner(pid)) is not None}
+    pids = [pid for pid, its in ranks.items() if its == min(ranks.values())]
     if len(pids) != 1:
         several = f": {', '.join(map(str, pids[:8]))}" if pids else ""
         raise EngineError(
@@ -408,4 +409,13 @@ def _named(target: Target) -> int:
     return pids[0]
 
 
-kind = DriverKind("kernel", find, connect)
+def _kind(believed: Believed) -> DriverKind:
+    return DriverKind(
+        "kernel",
+        find,
+        lambda target: connect(target, believed),
+        declared=lambda _, believed: _kind(believed),
+    )
+
+
+kind = _kind(nobody)

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target, threadnames
+from sched_ctl.drivers.believed import Believed, nobody, whose
 from sched_ctl.drivers.finding import found, processes
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.kernel import (
@@ -411,14 +412,13 @@ def _named(programs: Mapping[str, Program], address: str) -> Program:
     return programs[name]
 
 
-def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
+def _connect(programs: Mapping[str, Program], target: Target, believed: Believed) -> ProgramDriver:
     """`target.address` is NAME or NAME@UID."""
     name, at, user = target.address.partition("@")
     program = _named(programs, target.address)
     here = processes(program)
-    # Root's own goes first, or any user could be in its way by starting one of that name.
-    uid = int(user) if user.isdecimal() else 0 if 0 in here else next(iter(here), None)
-    if (at and not user.isdecimal()) or (not at and uid != 0 and len(here) > 1):
+    uid = int(user) if user.isdecimal() else whose(here, believed)
+    if (at and not user.isdecimal()) or (uid is None and here):
         names = ", ".join(f"program:{name}@{one}" for one in sorted(here))
         raise EngineError("several users run it", f"name one: {names}")
 
@@ -426,7 +426,7 @@ def _connect(programs: Mapping[str, Program], target: Target) -> ProgramDriver:
     return ProgramDriver(Target(target.kind, target.address, pids()[0], uid), program, pids)
 
 
-def declared(programs: Sequence[Program]) -> DriverKind:
+def declared(programs: Sequence[Program], believed: Believed = nobody) -> DriverKind:
     """The kind that knows these programs, and those of our folder, which are found by no search."""
 
     def known() -> dict[str, Program]:
@@ -435,7 +435,7 @@ def declared(programs: Sequence[Program]) -> DriverKind:
     return DriverKind(
         "program",
         lambda: _find(programs),
-        lambda target: _connect(known(), target),
+        lambda target: _connect(known(), target, believed),
         of_processes=True,
         of_several=True,
         declared=declared,

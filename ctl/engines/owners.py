@@ -48,6 +48,10 @@ class Owners:
             return COMMON
         return str(uid)
 
+    def believed(self, uid: int) -> bool:
+        """Whether the administrator answers for this user."""
+        return self.domain(uid) == COMMON
+
     def why(self, uid: int | None, container: Container | None = None) -> str:
         """What the engines of this user, or pod, are ordered with, and why, in words."""
         if container is not None and container.pod:

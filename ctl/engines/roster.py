@@ -219,8 +219,9 @@ def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[st
             f"there is no driver for engines of kind {kind!r}{near_miss(kind, kinds)}",
             f"kinds: {', '.join(sorted(kinds)) or 'none'}",
         )
+    believed = Owners(settings.users).believed
     found = {
-        name: kind if kind.declared is None else kind.declared(settings.program)
+        name: kind if kind.declared is None else kind.declared(settings.program, believed)
         for name, kind in ((name, kinds[name]) for name in sorted(wanted or kinds))
     }
     for name, _, address in (text.partition(":") for text in settings.engine):

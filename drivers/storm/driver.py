@@ -15,13 +15,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.believed import Believed, nobody
 from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series
 from sched_ctl.drivers.storm import scaling
 from sched_ctl.drivers.storm.plan import Executor, Plan, executors, plan, same
 from sched_ctl.drivers.storm.reading import PROVIDES, Reading
 from sched_ctl.drivers.storm.series import Measure, take_apart
-from sched_ctl.drivers.storm.workers import Worker, query_of, workers
+from sched_ctl.drivers.storm.workers import Worker, addresses, chosen, query_of, workers
 from sched_ctl.drivers.threadnames import OPERATOR
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel.crowd import slowness
@@ -41,45 +42,21 @@ RAREST = 200  # what looks like a sample of fewer is the first few counts
 HELP = "see Storm in docs/engines.md for the lines of storm.yaml"
 
 
-def find() -> list[Target]:
+def find(believed: Believed = nobody) -> list[Target]:
     """Topologies with workers on this machine."""
     return [
         Target("storm", address, worker.pid, worker.uid)
-        for address, worker in _addresses(workers()).items()
+        for address, worker in addresses(workers(), believed).items()
     ]
 
 
-def _addresses(found: Iterable[Worker]) -> dict[str, Worker]:
-    """Address -> the oldest worker of that topology and user.
-
-    The address is the topology's id. Nimbus makes these, and anybody may start a process that
-    looks like a worker: where several users run one id, the one who did first has the address,
-    and the others' is `ID@UID`.
-    """
-    addresses: dict[str, Worker] = {}
-    for worker in sorted(found, key=lambda worker: worker.start_time):
-        first = addresses.setdefault(worker.topology, worker)
-        if first.uid != worker.uid:
-            addresses.setdefault(f"{worker.topology}@{worker.uid}", worker)
-    return addresses
-
-
-def connect(target: Target) -> "StormDriver":
+def connect(target: Target, believed: Believed = nobody) -> "StormDriver":
     """Follow the topology with this id, or with this name. Raises EngineError if there is none.
 
     One that was found stays its user's, whoever has the plain id meanwhile.
     """
-    addresses = _addresses(w for w in workers() if target.uid in (None, w.uid))
-    chosen = addresses.get(target.address.removesuffix(f"@{target.uid}"))
-    if chosen is None:
-        named = [w for w in addresses.values() if query_of(w.topology) == target.address]
-        if len(named) != 1:
-            raise EngineError(
-                f"{target.engine}: {len(named) or 'no'} topologies of this name have workers here",
-                "give its id: sched-ctl engines lists them" if named else "is it running?",
-            )
-        chosen = named[0]
-    return StormDriver(replace(target, pid=chosen.pid), chosen.topology, chosen.uid)
+    worker = chosen(target, workers(), believed)
+    return StormDriver(replace(target, pid=worker.pid), worker.topology, worker.uid)
 
 
 class StormDriver:
@@ -278,12 +255,17 @@ def _once(found: Iterable[Executor]) -> tuple[Executor, ...]:
 # and none is over before the acker says so: it must never wait for those that it serves. All else
 # is left as it is, at nice 0, where no operator is above it; a worker that misses its heartbeats is
 # killed by its supervisor.
-kind = DriverKind(
-    "storm",
-    find,
-    connect,
-    of_processes=True,
-    of_several=True,
-    helpers={"acker": "top"},
-    scaler=scaling.connect,
-)
+def _kind(believed: Believed) -> DriverKind:
+    return DriverKind(
+        "storm",
+        lambda: find(believed),
+        lambda target: connect(target, believed),
+        of_processes=True,
+        of_several=True,
+        helpers={"acker": "top"},
+        declared=lambda _, believed: _kind(believed),
+        scaler=lambda target: scaling.connect(target, believed),
+    )
+
+
+kind = _kind(nobody)

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sched_ctl.drivers import EngineError, Target
+from sched_ctl.drivers.believed import Believed, nobody
 from sched_ctl.drivers.sources import search, thrift
-from sched_ctl.drivers.storm.workers import query_of, workers
+from sched_ctl.drivers.storm.workers import chosen, query_of, workers
 from sched_ctl.kernel import hotspot, procfs
 
 __all__ = ["StormScaler", "connect", "hosts", "sizes"]
@@ -32,15 +33,13 @@ DRAIN_S = 5  # that spouts are held, so that what is under way leaves
 Sizes = Mapping[tuple[str, ...], tuple[int, int]]
 
 
-def connect(target: Target) -> "StormScaler":
+def connect(target: Target, believed: Believed = nobody) -> "StormScaler":
     """Raises EngineError if no Nimbus of this machine knows the topology."""
-    mine = [w for w in workers() if target.pid in (None, w.pid)]
-    known = [w for w in mine if target.address.partition("@")[0] in (w.topology, _name(w.topology))]
-    if not known:
-        raise EngineError(f"{target.engine}: its workers here have ended")
-    topology = known[0].topology
+    mine = (worker for worker in workers() if target.pid in (None, worker.pid))
+    worker = chosen(target, mine, believed)
+    topology, name = worker.topology, query_of(worker.topology)
     refused = "none runs on this machine"
-    for pid in _nimbuses({0, known[0].uid}):
+    for pid in _nimbuses({0, worker.uid}):
         for port in _ports(pid):
             scaler = StormScaler(target, topology, pid, port)
             try:
@@ -50,13 +49,9 @@ def connect(target: Target) -> "StormScaler":
                 continue
             return scaler
     raise EngineError(
-        f"{_name(topology)}: Nimbus, which changes its executors, cannot be asked: {refused}",
-        f"where Nimbus runs: storm rebalance {_name(topology)} -e COMPONENT=EXECUTORS",
+        f"{name}: Nimbus, which changes its executors, cannot be asked: {refused}",
+        f"where Nimbus runs: storm rebalance {name} -e COMPONENT=EXECUTORS",
     )
-
-
-def _name(topology: str) -> str:
-    return query_of(topology)
 
 
 def _nimbuses(uids: set[int]) -> Iterator[int]:

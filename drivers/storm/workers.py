@@ -1,13 +1,15 @@
 """Storm's workers on this machine, by their command lines."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from sched_ctl.drivers import EngineError, Target
+from sched_ctl.drivers.believed import Believed, rank, whose
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.kernel import hotspot, procfs
 
-__all__ = ["Worker", "query_of", "workers"]
+__all__ = ["Worker", "addresses", "chosen", "query_of", "workers"]
 
 MAIN = "org.apache.storm.daemon.worker.Worker"
 # Starts the worker and copies its output: its command line holds the worker's as a whole.
@@ -36,6 +38,50 @@ def workers() -> Iterator[Worker]:
         born, uid = procfs.stat(pid), procfs.effective_uid(pid)
         if born is not None and uid is not None:
             yield Worker(pid, born.start_time, "storm", topology=rest[0], uid=uid)
+
+
+def addresses(found: Iterable[Worker], believed: Believed) -> dict[str, Worker]:
+    """Address -> the oldest worker of that topology and user.
+
+    The address is the topology's id. Nimbus makes these, and anybody may start a process that
+    looks like a worker: where several users run one id, who goes first, or did first, has the
+    address, and the others' is `ID@UID`.
+    """
+    known: dict[str, Worker] = {}
+    for worker in sorted(found, key=lambda one: (rank(one.uid, believed), one.start_time)):
+        first = known.setdefault(worker.topology, worker)
+        if first.uid != worker.uid:
+            known.setdefault(f"{worker.topology}@{worker.uid}", worker)
+    return known
+
+
+def chosen(target: Target, found: Iterable[Worker], believed: Believed) -> Worker:
+    """The oldest worker of the topology with this id or, if there is none, with this name.
+
+    Where several users' are called so, it is the one's who goes first, or `ID@UID` or `NAME@UID`
+    says whose. Raises EngineError if that leaves none or several.
+    """
+    oldest: dict[tuple[str, int], Worker] = {}
+    for worker in sorted(found, key=lambda one: one.start_time):
+        if target.uid in (None, worker.uid):
+            oldest.setdefault((worker.topology, worker.uid), worker)
+    # No user can have the forms with another's number.
+    forms: tuple[Callable[[Worker], str], ...] = (
+        lambda one: f"{one.topology}@{one.uid}",
+        lambda one: one.topology,
+        lambda one: f"{query_of(one.topology)}@{one.uid}",
+        lambda one: query_of(one.topology),
+    )
+    called = ([one for one in oldest.values() if form(one) == target.address] for form in forms)
+    meant = next(filter(None, called), [])
+    first = whose([worker.uid for worker in meant], believed)
+    mine = [worker for worker in meant if worker.uid == first]
+    if len(mine) != 1:
+        raise EngineError(
+            f"{target.engine}: {len(meant) or 'no'} topologies of this name have workers here",
+            "give its id: sched-ctl engines lists them" if meant else "is it running?",
+        )
+    return mine[0]
 
 
 def query_of(topology: str) -> str:

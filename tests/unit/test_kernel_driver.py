@@ -204,10 +204,12 @@ def test_a_name_must_mean_one_process_of_roots_or_of_all(
 
         wait_until(lambda: complaint().startswith("2 processes"), 20)
         with monkeypatch.context() as patched:
-            patched.setattr(procfs, "owner", lambda pid: 0 if pid == children[1].pid else 1001)
-            driver = connect(Target("kernel", name))
-            assert driver.target.pid == children[1].pid
-            driver.close()
+            for uid in (0, 900):
+                theirs = {children[1].pid: uid}
+                patched.setattr(procfs, "owner", lambda pid, of=theirs: of.get(pid, 1001))
+                driver = connect(Target("kernel", name), lambda uid: uid == 900)
+                assert driver.target.pid == children[1].pid
+                driver.close()
         children[0].kill()
         children[0].wait()
         driver = connect(Target("kernel", name))

@@ -16,15 +16,17 @@ from fakes import QUICK, FakeBackend, FakeEngine, backends, drive, sleeping_thre
 
 from sched_ctl.backends import Backend, Probe
 from sched_ctl.backends.in_use import Backends
-from sched_ctl.config.settings import Section, SettingError
+from sched_ctl.config.settings import Section, SettingError, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.decide import decision
-from sched_ctl.drivers import Target
+from sched_ctl.drivers import DriverKind, Target
+from sched_ctl.drivers.believed import Believed
 from sched_ctl.drivers.flink import local
 from sched_ctl.drivers.sources import search
 from sched_ctl.engines import owners
 from sched_ctl.engines.engine import Engine
-from sched_ctl.engines.owners import Owners, belonging
+from sched_ctl.engines.owners import Owners, belonging, first_user
+from sched_ctl.engines.roster import wanted_kinds
 from sched_ctl.kernel import containers, procfs
 from sched_ctl.kernel.containers import Container
 from sched_ctl.model.topology import Thread
@@ -360,3 +362,16 @@ def test_users_have_names_and_numbers(tmp_path: Path) -> None:
     defs.write_text("# UID_MIN 5\nUID_MIN\t\t  500\nSYS_UID_MIN 101\n")
     assert owners.first_user(defs) == 500
     assert owners.first_user(tmp_path / "none") == 1000
+
+
+def test_a_kind_is_told_whom_the_administrator_believes() -> None:
+    told: list[Believed] = []
+
+    def declared(_: object, believed: Believed) -> DriverKind:
+        told.append(believed)
+        return kind
+
+    kind = DriverKind("fake", list, lambda _: pytest.fail("asked"), declared=declared)
+    first = first_user()
+    wanted_kinds(Settings(users=(str(first + 1),)), {"fake": kind})
+    assert [told[0](uid) for uid in (0, first - 1, first, first + 1)] == [True, True, False, True]

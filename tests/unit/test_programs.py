@@ -550,6 +550,10 @@ def test_another_users_process_is_not_in_the_way_of_roots(monkeypatch: pytest.Mo
         here[1002] = here.pop(0)
         with pytest.raises(EngineError, match="several users run it"):
             kind.connect(Target("program", "cameras"))
+        kind = program.declared([declared()], lambda uid: uid == 1002)
+        driver = kind.connect(Target("program", "cameras"))
+        assert (driver.target.pid, driver.target.uid) == (child.pid, 1002)
+        driver.close()
 
 
 def test_nothing_is_found_that_nobody_declared() -> None:

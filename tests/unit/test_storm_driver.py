@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from sched_ctl.drivers import Target, threadnames
+from sched_ctl.drivers.believed import Believed, nobody
 from sched_ctl.drivers.sources.graphite import Series
-from sched_ctl.drivers.storm import driver, workers
-from sched_ctl.drivers.storm.driver import _addresses, _once
+from sched_ctl.drivers.storm import driver, scaling, workers
+from sched_ctl.drivers.storm.driver import _once
 from sched_ctl.drivers.storm.plan import Executor, executors, plan, same
 from sched_ctl.drivers.storm.reading import Reading
 from sched_ctl.drivers.storm.series import Measure, Sampled, take_apart
-from sched_ctl.drivers.storm.workers import Worker, query_of
+from sched_ctl.drivers.storm.workers import Worker, addresses, query_of
+from sched_ctl.errors import EngineError
 from sched_ctl.kernel import hotspot, procfs
 from sched_ctl.model.topology import Thread
 
@@ -425,8 +427,10 @@ def worker(pid: int, uid: int, topology: str) -> Worker:
 
 def test_nobody_takes_over_anothers_topology() -> None:
     theirs = [worker(10, 100, "etl-1-5"), worker(12, 100, "etl-1-5"), worker(13, 7, "lr-1-5")]
-    found = _addresses([worker(11, 666, "etl-1-5"), *theirs])
+    found = addresses([worker(11, 666, "etl-1-5"), *theirs], nobody)
     assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 10, "lr-1-5": 13, "etl-1-5@666": 11}
+    found = addresses([worker(9, 1001, "etl-1-5"), *theirs], lambda uid: uid < 1000)
+    assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 10, "lr-1-5": 13, "etl-1-5@1001": 9}
 
 
 def test_a_topology_lasts_while_one_of_its_workers_does() -> None:
@@ -443,7 +447,45 @@ def test_a_topology_that_was_found_stays_its_users(
     assert [target.uid for target in driver.find()] == [666, 100]
     storm = driver.connect(Target("storm", address, 12, 100))
     assert (storm.target.pid, set(storm._workers)) == (12, {12, 13})
-    assert driver.connect(Target("storm", "etl-1-5")).target.pid == 11  # which somebody named
+
+
+@pytest.mark.parametrize("address", ["etl-1-5", "etl"])
+@pytest.mark.parametrize("uid", [0, 100])
+def test_a_stranger_is_not_in_the_way_of_a_topology_that_was_named(
+    address: str, uid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """His looks like a worker of it, came first, and stands first among processes."""
+    known = [worker(11, 1001, "etl-1-5"), worker(12, uid, "etl-1-5"), worker(13, 1001, "etl-2-6")]
+    for module in (driver, scaling):
+        monkeypatch.setattr(module, "workers", lambda: known)
+    asked: list[set[int]] = []
+
+    def nimbuses(uids: set[int]) -> list[int]:
+        asked.append(uids)
+        return []
+
+    monkeypatch.setattr(scaling, "_nimbuses", nimbuses)
+
+    def pid(address: str, believed: Believed) -> int | None:
+        target = Target("storm", address)
+        with pytest.raises(EngineError, match="Nimbus"):
+            scaling.connect(target, believed)
+        return driver.connect(target, believed).target.pid
+
+    assert pid(address, lambda uid: uid < 1000) == 12 and asked == [{0, uid}]
+    assert pid(f"{address}@{uid}", nobody) == 12
+    known.append(worker(14, 1002, "etl-1-5"))
+    del known[1]
+    with pytest.raises(EngineError, match=r"[23] topologies"):
+        driver.connect(Target("storm", address))
+
+
+def test_a_topology_with_an_at_in_its_name_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "workers", lambda: [worker(11, 1001, "a@b-1-5")])
+    monkeypatch.setattr(scaling, "_nimbuses", lambda _: ())
+    for address in ("a@b-1-5", "a@b-1-5@1001", "a@b"):
+        with pytest.raises(EngineError, match=r"^a@b: Nimbus"):
+            scaling.connect(Target("storm", address, 11, 1001))
 
 
 def test_where_no_worker_is_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
