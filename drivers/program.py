@@ -23,6 +23,7 @@ import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target, threadnames
 from sched_ctl.drivers.believed import Believed, nobody, whose
+from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.finding import found, processes
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.kernel import (
@@ -277,6 +278,7 @@ class ProgramDriver(KernelDriver):
         self._program = program
         self.guessed = program.metrics is None
         self._java: dict[int, JavaProcess] = {}
+        self._deadline = time.monotonic() + ATTACH_S
         self._comms: dict[int, str] = {}  # names in the kernel when the machine was asked last
         super().__init__(target, pids, self._told)
         self._counters: dict[str, str] = {}
@@ -299,13 +301,15 @@ class ProgramDriver(KernelDriver):
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read it once. Raises EngineError if it has ended, or its page does not answer."""
+        self._deadline = time.monotonic() + timeout_s
         snapshot = super().poll(timeout_s)
         if self._page is None:
             return snapshot
         columns = {
             n: v for n, v in snapshot.columns.items() if n not in ("tuples_in", "tuples_out")
         }
-        return replace(snapshot, columns=columns | self._counted(self._page, snapshot, timeout_s))
+        counted = self._counted(self._page, snapshot, time_left(self._deadline))
+        return replace(snapshot, columns=columns | counted)
 
     def _told(self, threads: Sequence[Thread]) -> Sorted:
         sort = sorted_threads(self._program, threads)
@@ -332,8 +336,9 @@ class ProgramDriver(KernelDriver):
             and not threadnames.certainly_helper("jvm", thread.name)
         }
         for pid, process in self._java.items():
-            if process.changed(wanted=pid in renamed):
-                process.look(ATTACH_S)
+            # Who is not asked in time is still to be asked at the next poll.
+            if process.changed(wanted=pid in renamed) and time.monotonic() < self._deadline:
+                process.look(min(ATTACH_S, time_left(self._deadline)))
         full = {
             thread: thread for one in self._java.values() for thread in (*one.names, *one.others)
         }

@@ -21,6 +21,7 @@ from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load, sections_of
 from sched_ctl.config.settings import ConfigError, SettingError, Settings
 from sched_ctl.drivers import Target, drafts, kernel, program
+from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.kernel import pattern_of
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.engines.roster import wanted_kinds
@@ -510,6 +511,38 @@ def test_a_real_program_is_found_named_followed_and_lost() -> None:
             driver.close()
         with pytest.raises(EngineError, match="did you mean 'cameras'"):
             kind.connect(Target("program", "camera"))
+
+
+def test_machines_that_hang_take_no_more_than_one_poll_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each took five seconds, one after the other; who was not asked is asked the next time."""
+    now_s, hangs = 100.0, True
+    asked: list[tuple[int, float]] = []
+
+    class Machine(JavaProcess):
+        def changed(self, *, wanted: bool) -> bool:
+            return wanted or self.pid not in dict(asked)
+
+        def look(self, timeout_s: float) -> None:
+            nonlocal now_s
+            asked.append((self.pid, timeout_s))
+            now_s += timeout_s if hangs else 0.0
+
+    monkeypatch.setattr(program, "JavaProcess", Machine)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    with cameras() as first, cameras() as second, cameras() as third:
+        pids = [child.pid for child in (first, second, third)]
+        target = Target("program", "x", pids[0], os.getuid())
+        java = msgspec.structs.replace(declared(OWN), names="java")
+        driver = program.ProgramDriver(target, java, lambda: pids)
+        assert asked == [(pids[0], program.ATTACH_S)]
+        driver.poll(2.0)
+        assert asked[1:] == [(pids[1], 2.0)]
+        hangs = False
+        driver.poll(2.0)
+        assert asked[2:] == [(pids[2], 2.0)]
+        driver.close()
 
 
 def test_the_whole_machine_is_looked_through_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
