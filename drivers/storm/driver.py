@@ -193,7 +193,14 @@ class StormDriver:
     def _build(self, made: Plan) -> None:
         """The topology anew; the old object stays if it says the same."""
         notes = tuple(self._notes(made))
-        if self._topology is not None and self._topology.notes == notes:
+        helpers = tuple(
+            HelperThread(thread, said.role)
+            for worker in self._workers.values()
+            for thread, said in worker.names.items()
+            if said.role != OPERATOR
+        )
+        before = self._topology
+        if before is not None and (before.notes, before.helpers) == (notes, helpers):
             return
         self._topology = Topology(
             engine=self.target.engine,
@@ -201,12 +208,7 @@ class StormDriver:
             edges=made.edges,
             logical=made.logical,
             logical_edges=made.logical_edges,
-            helpers=tuple(
-                HelperThread(thread, said.role)
-                for worker in self._workers.values()
-                for thread, said in worker.names.items()
-                if said.role != OPERATOR
-            ),
+            helpers=helpers,
             notes=notes,
             idle_spins=True,  # WaitStrategyProgressive: a thousand looks before it sleeps
         )

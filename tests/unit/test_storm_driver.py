@@ -409,6 +409,13 @@ def test_a_worker_is_asked_for_its_threads_when_one_is_missing(
         storm.poll(1)
         now_s += 11.0
     assert looks == 1
+    before = storm.poll(1).topology
+    acker = Thread(1, 99, 0, "Thread-99-__acker-executor[50, 50]")
+    names[acker] = threadnames.read("storm", acker.name)
+    after = storm.poll(1).topology
+    assert [helper.role for helper in after.helpers if helper.thread == acker] == ["acker"]
+    assert after.operators == before.operators and storm.poll(1).topology is after
+    now_s += 11.0
     series |= reported("late.99.6700-receive-queue-population 0")
     storm._measures = take_apart(TOPOLOGY, series)
     series[f"storm.worker.{TOPOLOGY}.localhost.late.99.6700-receive-queue-population"].take(
