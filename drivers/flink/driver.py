@@ -60,8 +60,6 @@ from sched_ctl.model.topology import (
 __all__ = ["FlinkDriver", "connect", "find", "kind"]
 
 ATTACH_S = 5.0
-# Jobs that have, or will soon have, threads. Others are not queries (yet, or any more).
-LIVE = {"RUNNING", "RESTARTING", "FAILING"}
 FETCH_SETTING = "metrics.fetcher.update-interval"
 FETCH_DEFAULT = "10 s"
 CACHE_MOST_MS = 60_000
@@ -238,7 +236,7 @@ class FlinkDriver:
 
     def _look_for_jobs(self, deadline: float) -> None:
         jobs: Jobs = self._rest.json("/jobs/overview", time_left(deadline), Jobs)
-        listed = tuple(sorted((j for j in jobs.jobs if j.state in LIVE), key=lambda j: j.jid))
+        listed = tuple(sorted(jobs.live, key=lambda j: j.jid))
         if len(listed) > MOST_JOBS:
             raise EngineError(f"Flink runs {len(listed)} jobs; at most {MOST_JOBS} are handled")
         self._stale.done(Part.LIST)

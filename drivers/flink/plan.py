@@ -65,6 +65,11 @@ class JobOverview(msgspec.Struct, frozen=True, rename="kebab"):
 class Jobs(msgspec.Struct, frozen=True):
     jobs: list[JobOverview]
 
+    @property
+    def live(self) -> list[JobOverview]:
+        """Those that have threads, or will soon. Others are no queries (yet, or any more)."""
+        return [job for job in self.jobs if job.state in ("RUNNING", "RESTARTING", "FAILING")]
+
 
 class Vertex(msgspec.Struct, frozen=True):
     id: str

@@ -187,7 +187,7 @@ class FlinkScaler:
 
     def _live(self) -> list[str]:
         jobs: Jobs = self._json("/jobs/overview", Jobs)
-        return [j.jid for j in jobs.jobs if j.state in ("RUNNING", "RESTARTING", "FAILING")]
+        return [job.jid for job in jobs.live]
 
     def _job(self, query: str) -> Job:
         live: list[Job] = [self._json(f"/jobs/{j}", Job) for j in self._live()]
