@@ -18,7 +18,7 @@ from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.deadlines import time_left
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.liebre.counts import CountFile, by_prefix, open_files, taken_apart
-from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series, as_sent
+from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, SILENT_S, Inbox, Series, as_sent
 from sched_ctl.errors import EngineError, UserError
 from sched_ctl.kernel import hotspot, procfs
 from sched_ctl.model.graph import Array
@@ -121,6 +121,7 @@ class LiebreDriver:
         self._streams: tuple[_Stream, ...] = ()
         self._operators: tuple[tuple[str, Thread], ...] = ()
         self._unclear: list[str] = []
+        self._mixed = False  # whether a prefix has operators of ours, and others
         self._series: Mapping[tuple[str, str], Series] = {}
         self._afresh = False
         self._shared = False  # whether shares were taken from counts
@@ -189,7 +190,10 @@ class LiebreDriver:
         called = Counter(thread.name for thread in threads)
         # Files have names as they are, a reporter sends some without their spaces.
         real = {as_sent(name): name for name in called} | {name: name for name in called}
+        mixed = self._mixed
         series = self._of_ours(real)
+        if self._mixed != mixed:
+            self._topology = None  # its notes
         ids = files.keys() | series.keys()
         mine = {real[name] for name, metric in ids if metric in ("EXEC", "RATE") and name in real}
         counted = {name for name, metric in ids if metric in ("IN", "OUT")}
@@ -228,11 +232,17 @@ class LiebreDriver:
         """The series of the prefix whose operators are this process's threads."""
         if self._inbox is None:
             return {}
+        now_s = time.monotonic()
         fitting = []
+        mixed = False
         for series in by_prefix(self._inbox.series()).values():
-            names = {name for name, metric in series if metric in ("EXEC", "RATE")}
+            # What was sent before is of operators that have gone.
+            sent = {k: one for k, one in series.items() if now_s - one.received_s <= SILENT_S}
+            names = {name for name, metric in sent if metric in ("EXEC", "RATE")}
             if names and names.issubset(called):
-                fitting.append(series)
+                fitting.append(sent)
+            mixed |= not names.isdisjoint(called)
+        self._mixed = mixed and not fitting
         return fitting[0] if len(fitting) == 1 else {}
 
     def _count(self, deadline: float) -> tuple[Array, Array]:
@@ -284,7 +294,9 @@ class LiebreDriver:
         notes = []
         if self._process.trouble:
             notes.append(self._process.trouble)
-        if not self._streams:
+        if self._mixed and not self._streams:
+            notes.append("several programs send under one prefix: give each its own")
+        elif not self._streams:
             notes.append(
                 "no metrics of this process are known: its program must ask for file metrics, or "
                 "for Dropwizard's with a Graphite reporter; see Liebre in docs/engines.md"

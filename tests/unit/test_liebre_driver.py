@@ -1,6 +1,8 @@
 """Liebre's formats, written by hand as its classes write them."""
 
 import os
+import time
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,14 +188,37 @@ def test_names_of_series() -> None:
     }
 
 
+def inbox_of(names: Iterable[str], received_s: float | None = None) -> "Inbox":
+    series = {name: Series() for name in names}
+    for one in series.values():
+        one.take(1.0, time.monotonic() if received_s is None else received_s)
+    return cast("Inbox", SimpleNamespace(series=lambda: series, close=lambda: None))
+
+
+def test_programs_that_share_a_prefix_are_told_so() -> None:
+    """And what was sent for an operator that has gone since is nobody's."""
+    driver = connect(Target("liebre", str(os.getpid())))
+    driver._process.others = tuple(Thread(1, i, 1, name) for i, name in enumerate("ab"))
+    ours = ("a.EXEC.mean", "b.EXEC.mean", "a_b.IN.count", "a_b.OUT.count")
+    for received_s in (None, -1000.0):
+        now, then = inbox_of(ours), inbox_of(["other.EXEC.mean"], received_s)
+        series = {**now.series(), **then.series()}
+        driver._inbox = cast("Inbox", SimpleNamespace(series=series.copy, close=lambda: None))
+        driver._look()
+        driver._build(np.array([1.0] * len(driver._streams)))
+        assert driver._topology is not None
+        told = [note for note in driver._topology.notes if "prefix" in note]
+        assert (len(driver._streams), len(told)) == ((0, 1) if received_s is None else (1, 0))
+    driver.close()
+
+
 def test_operators_with_spaces_have_metrics() -> None:
     """A reporter sends hyphens for them."""
     driver = connect(Target("liebre", str(os.getpid())))
     called = ("my source", "map", "other")
     driver._process.others = tuple(Thread(1, i, 1, name) for i, name in enumerate(called))
     names = ("my-source.EXEC.mean", "map.RATE", "my-source_map.IN.count", "my-source_map.OUT.count")
-    inbox = SimpleNamespace(series=lambda: {name: Series() for name in names}, close=lambda: None)
-    driver._inbox = cast("Inbox", inbox)
+    driver._inbox = inbox_of(names)
     driver._look()
     assert [name for name, _ in driver._operators] == ["map", "my source"]
     [stream] = driver._streams
