@@ -23,7 +23,7 @@ import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target, threadnames
 from sched_ctl.drivers.believed import Believed, nobody, whose
-from sched_ctl.drivers.deadlines import time_left
+from sched_ctl.drivers.deadlines import rest_s, time_left
 from sched_ctl.drivers.finding import found, processes
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.kernel import (
@@ -54,8 +54,7 @@ __all__ = [
 FOLDER = Path(__file__).parent / "programs"
 EDGE_LIMIT = 200_000
 ATTACH_S = 5.0  # for a Java virtual machine to tell its threads
-AGAIN_S, SELDOM_S = 5.0, 60.0  # processes that came are looked for so often
-SELDOM = 100  # times what that took last, before which they are not: 1% of a CPU at most
+AGAIN_S = 5.0  # how often processes that came are looked for
 WHOLE_NAME = "process"
 WHOLE = (
     "its operators run on threads without names of their own: only the whole process can be "
@@ -395,7 +394,7 @@ class _Processes:
         born = {pid: identity.born(pid) for pid in mine}
         self._born = {pid: at for pid, at in born.items() if at is not None}
         spent_s = time.thread_time() - began_s
-        self._next_s = time.monotonic() + min(max(AGAIN_S, SELDOM * spent_s), SELDOM_S)
+        self._next_s = time.monotonic() + rest_s(spent_s, AGAIN_S)
 
 
 def _find(programs: Sequence[Program]) -> list[Target]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target
-from sched_ctl.drivers.deadlines import time_left
+from sched_ctl.drivers.deadlines import rest_s, time_left
 from sched_ctl.drivers.sources import search
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.spark import local
@@ -121,8 +121,10 @@ class SparkDriver:
         self._check_alive()
         changed = False
         if now_s >= self._next_executors:
+            began_s = time.thread_time()
             changed = self._look_for_executors(deadline)
-            self._next_executors = time.monotonic() + EXECUTORS_EVERY_S
+            spent_s = time.thread_time() - began_s
+            self._next_executors = time.monotonic() + rest_s(spent_s, EXECUTORS_EVERY_S)
         if now_s >= self._next_jobs:
             changed |= self._look_at_jobs(deadline)
             self._next_jobs = now_s + (JOBS_EVERY_S if self._restless(now_s) else RARELY_S)

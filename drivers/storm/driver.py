@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.believed import Believed, nobody
-from sched_ctl.drivers.deadlines import time_left
+from sched_ctl.drivers.deadlines import rest_s, time_left
 from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series
 from sched_ctl.drivers.storm import scaling
 from sched_ctl.drivers.storm.plan import Executor, Plan, executors, plan, same
@@ -136,8 +136,11 @@ class StormDriver:
             raise EngineError(f"{self.target.engine}: its workers here have ended")
 
     def _look_for_workers(self) -> None:
-        self._next_workers = time.monotonic() + WORKERS_EVERY_S
-        for worker in workers():
+        began_s = time.thread_time()
+        found = list(workers())
+        spent_s = time.thread_time() - began_s
+        self._next_workers = time.monotonic() + rest_s(spent_s, WORKERS_EVERY_S)
+        for worker in found:
             if (worker.topology, worker.uid) == (self._id, self._uid):
                 known = self._workers.get(worker.pid)
                 if known is None or known.start_time != worker.start_time:

@@ -20,7 +20,7 @@ from sched_ctl.cli import make_app
 from sched_ctl.config.dump import dump
 from sched_ctl.config.files import load, sections_of
 from sched_ctl.config.settings import ConfigError, SettingError, Settings
-from sched_ctl.drivers import Target, drafts, kernel, program
+from sched_ctl.drivers import Target, deadlines, drafts, kernel, program
 from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.kernel import pattern_of
 from sched_ctl.drivers.sources.http import Endpoint
@@ -562,7 +562,7 @@ def test_the_whole_machine_is_looked_through_now_and_then(monkeypatch: pytest.Mo
         with cameras() as later:
             assert later.pid not in driver.poll(1.0).topology.pids and len(looked) == before
             monkeypatch.setattr(program, "AGAIN_S", 0.0)
-            monkeypatch.setattr(program, "SELDOM", 0.0)
+            monkeypatch.setattr(deadlines, "SELDOM", 0.0)
             child.kill()
             child.wait()
             assert driver.poll(1.0).topology.pids == {later.pid}

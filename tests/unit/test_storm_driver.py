@@ -515,6 +515,26 @@ def test_where_no_worker_is_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> N
     assert not storm._inboxes and made[0].closed == [True]
 
 
+@pytest.mark.parametrize(("took_s", "rests_s"), [(0.001, 5.0), (0.2, 20.0), (9.0, 60.0)])
+def test_a_machine_of_many_processes_is_looked_through_less_often(
+    took_s: float, rests_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All command lines are read for each topology, whoever started the processes."""
+    spent_s = 0.0
+
+    def slow() -> list[Worker]:
+        nonlocal spent_s
+        spent_s += took_s
+        return []
+
+    monkeypatch.setattr(driver, "workers", slow)
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("time.thread_time", lambda: spent_s)
+    storm = driver.StormDriver(Target("storm", TOPOLOGY), TOPOLOGY, 0)
+    assert storm._next_workers == pytest.approx(100.0 + rests_s)
+    storm.close()
+
+
 def test_a_task_in_two_workers_is_nobodys() -> None:
     def executor(first: int, last: int, pid: int) -> Executor:
         return Executor("c", first, last, Thread(pid, first, 0, "n"))
