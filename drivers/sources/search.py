@@ -136,11 +136,14 @@ def targets(
     """Engines of this machine, in whatever network namespace.
 
     mains: processes that they may be. known: those that were found, by process and its start
-    time; only others are asked, by `endpoints_of`. It is brought up to date.
+    time; only others are asked, by `endpoints_of`, and who no longer listens where it was found.
+    It is brought up to date.
     """
     born = {pid: stat.start_time for pid in mains if (stat := procfs.stat(pid))}
-    for gone in known.keys() - born.items():
-        del known[gone]
+    for (pid, start_time), target in list(known.items()):
+        match = ADDRESS.fullmatch(target.address)
+        if born.get(pid) != start_time or not (match and _listens_at(pid, int(match["port"]))):
+            del known[pid, start_time]
     new = [pid for pid, start_time in born.items() if (pid, start_time) not in known]
     for pid, endpoint in endpoints_of(new).items():
         with suppress(OSError):

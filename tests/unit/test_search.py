@@ -1,6 +1,7 @@
 """Engines that may be seen and not be asked."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,6 +133,30 @@ def test_an_address_may_name_the_holder_of_a_namespace(pod: tuple[int, int]) -> 
         assert (procfs.owner(pid) if pid else target.uid) == 20001
         assert rest.get("/", 10.0)
         rest.close()
+
+
+def test_an_engine_that_listens_elsewhere_by_now_is_asked_anew() -> None:
+    """A program of Spark's may stop its context, and start another at another port."""
+    known: dict[tuple[int, int], Target] = {}
+    asked: list[list[int]] = []
+    mine = os.getpid()
+
+    def found(server: socket.socket) -> list[str]:
+        port = server.getsockname()[1]
+
+        def endpoints(pids: list[int]) -> dict[int, Endpoint]:
+            asked.append(pids)
+            return {pid: Endpoint("127.0.0.1", port, pid) for pid in pids}
+
+        targets = search.targets("spark", [mine], endpoints, known)
+        assert [target.address for target in targets] == [f"127.0.0.1:{port}"]
+        return [target.address for target in targets]
+
+    with socket.create_server(("127.0.0.1", 0)) as second:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            before = found(first)
+            assert found(first) == before and asked == [[mine], []]
+        assert found(second) != before and asked[2:] == [[mine]]
 
 
 def test_files_named_after_no_process_are_not_even_sorted(
