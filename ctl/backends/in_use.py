@@ -166,7 +166,9 @@ class Backends:
             return self._made[name]
         asked = f"{BELOW}{name}"
         if asked not in self._asked:
-            backend, _ = self._choose("auto", self._options, (name, *self._barred()))
+            barred = [name, *self._barred()]
+            while (backend := self._choose("auto", self._options, barred)[0]).lifts:
+                barred.append(backend.name)
             self._keep(backend)
             self._asked[asked] = backend.name
         return self._made[self._asked[asked]]

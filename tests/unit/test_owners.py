@@ -42,6 +42,15 @@ class Lifting(FakeBackend):
     lifts: ClassVar[bool] = True
 
 
+def ladder(lifting: Backend, fair: Backend) -> Backends:
+    def choose(
+        name: str, options: Mapping[str, object], failed: Collection[str] = ()
+    ) -> tuple[Backend, list[tuple[str, Probe]]]:
+        return (fair if lifting.name in failed else lifting), []
+
+    return Backends(choose, {})
+
+
 def of(name: str, uid: int, queries: dict[str, int] | None = None) -> FakeEngine:
     first = 10_000_000 + 100 * uid
     threads = lambda row: (Thread(first, first + row, 1, f"op{row}"),)  # noqa: E731
@@ -172,7 +181,7 @@ def test_one_users_queries_do_not_choose_another_users_policy() -> None:
     backend = Lifting()
     settings = msgspec.structs.replace(QUICK, policy=(Section(policy="auto"),))
     engines = FakeEngine.kind(of("root", 0), of("ann", ANN, {"a": 2, "b": 2}))
-    controller = Controller(settings, engines, backends(backend))
+    controller = Controller(settings, engines, ladder(backend, FakeBackend()))
 
     async def script() -> None:
         while len(backend.schedules) < 5:
@@ -188,13 +197,8 @@ def test_one_users_queries_do_not_choose_another_users_policy() -> None:
 def test_a_backend_that_puts_threads_first_does_so_for_the_common_ones_alone() -> None:
     lifting, fair = Lifting(), FakeBackend()
 
-    def choose(
-        name: str, options: Mapping[str, object], failed: Collection[str] = ()
-    ) -> tuple[Backend, list[tuple[str, Probe]]]:
-        return (fair if "scx" in failed else lifting), []
-
     engines = FakeEngine.kind(of("root", 0), of("ann", ANN))
-    controller = Controller(QUICK, engines, Backends(choose, {}))
+    controller = Controller(QUICK, engines, ladder(lifting, fair))
 
     async def script() -> None:
         while not (lifting.schedules and fair.schedules):

@@ -1,12 +1,15 @@
 """Who may not have a real-time priority."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import FakeBackend
 
-from sched_ctl.backends import Applied
+from sched_ctl.backends import Applied, Backend, Probe
+from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.threads import realtime
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup
@@ -29,6 +32,29 @@ def schedule() -> Schedule:
         np.zeros(3),
         queries=(("storm:x", "q"), None, ("lab:1", "r")),
     )
+
+
+class Lifting(FakeBackend):
+    name = "scx"
+    lifts = True
+
+
+def test_a_users_engines_get_none_nor_another_backend_that_lifts_them(tmp_path: Path) -> None:
+    fair = FakeBackend()
+
+    def choose(
+        name: str, options: Mapping[str, object], failed: Collection[str] = ()
+    ) -> tuple[Backend, list[tuple[str, Probe]]]:
+        if name == "realtime":
+            return realtime.RealTime(journal), []
+        return (fair if "scx" in failed else Lifting()), []
+
+    journal = Journal(tmp_path / "journal")
+    backends = Backends(choose, {})
+    assert backends.get("realtime").name == "realtime"
+    assert backends.fair("realtime") is fair
+    assert backends.names == ("realtime", fair.name)
+    journal.close()
 
 
 def test_engines_whose_idle_threads_spin_are_refused_with_the_reason() -> None:

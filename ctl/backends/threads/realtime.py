@@ -41,6 +41,7 @@ class RealTime(Backend):
     """The backend; see `backends.Backend`."""
 
     name: ClassVar[str] = "realtime"
+    lifts: ClassVar[bool] = True
 
     def __init__(self, journal: Journal, options: RealTimeOptions | None = None) -> None:
         self.options = options or RealTimeOptions()
