@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
@@ -132,10 +133,29 @@ def test_a_fault_with_one_process_costs_that_process_alone(
     journal = Journal(tmp_path / "journal")
     journal.write(Process(pid, 1, 0, 0, 0, [], []) for pid in (7, 8, 9))
     monkeypatch.setattr(
-        undo, "passed_on", lambda of, held: too_deep() if of.pid == 8 else list(held)
+        undo, "passed_on", lambda of, held, _: too_deep() if of.pid == 8 else list(held)
     )
     assert undo.processes(journal, [7, 8, 9]) == ["process 8: too deep"]
     assert [*journal.state.processes] == [8]  # it is tried again
+    journal.close()
+
+
+def test_many_processes_take_one_look_at_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    looks, pids = [], procfs.pids
+    monkeypatch.setattr(procfs, "pids", lambda: looks.append(1) or pids())
+    with ExitStack() as stack:
+        began = [stack.enter_context(running("sh", "-c", "echo; read line")) for _ in range(3)]
+        for pid in [child.pid for child in began]:
+            found = procfs.stat(pid)
+            assert found is not None
+            journal.write([Process(pid, found.start_time, 0, 0, 0, [7], [])])
+            os.setpriority(os.PRIO_PROCESS, pid, 7)
+        assert undo.processes(journal, list(journal.state.processes)) == []
+        assert [os.getpriority(os.PRIO_PROCESS, child.pid) for child in began] == [0, 0, 0]
+    assert len(looks) == 1 and not journal.state.processes
     journal.close()
 
 
@@ -147,7 +167,7 @@ def test_who_made_itself_real_time_is_left_so(adopted: Adopted, policy: int, lef
     os.sched_setscheduler(adopted.pid, policy, os.sched_param(int(policy == os.SCHED_RR)))
     for nice in (0, 7):  # the other one is from us
         os.setpriority(os.PRIO_PROCESS, adopted.pid, nice)
-        undo.passed_on(process, below=False)
+        undo.inherited(process, adopted.pid, [adopted.pid])
         assert os.sched_getscheduler(adopted.pid) == left
         assert os.getpriority(os.PRIO_PROCESS, adopted.pid) == 0
 

@@ -442,8 +442,9 @@ class Parameters:
             return
         held = {one.tid for one in self._held()}
         for pid in found:
-            if process := self._journal.state.processes.get(pid):
-                undo.passed_on(process, held, below=False)
+            process = self._journal.state.processes.get(pid)
+            if process and identity.same(process):
+                undo.inherited(process, pid, set(procfs.tids(pid)) - held)
 
 
 def at_first(target: Target, own: Index) -> Index:

@@ -18,10 +18,11 @@ not be tidied up by its runtime, which tries once: so that cgroup goes, too.
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +48,7 @@ __all__ = [
     "everything",
     "files",
     "groups",
+    "inherited",
     "moved",
     "parameters",
     "passed_on",
@@ -167,18 +169,25 @@ def _nearest(folder: Path) -> Path:
     return folder
 
 
-def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list[str]:
-    """Sweep these processes and forget them.
+def processes(
+    log: Log,
+    pids: Iterable[int],
+    held: Collection[int] = (),
+    children: Callable[[], procfs.Families] | None = None,
+) -> list[str]:
+    """Sweep these processes and those below them, and forget them.
 
     held: threads that are still ours, or were put back just now: what those have is their own,
-    even if they were born in the clock tick in which we came.
+    even if they were born in the clock tick in which we came. children: of all processes, for a
+    caller who asks several times.
     """
     problems, done = [], []
+    children = children or functools.cache(procfs.families)
     for pid in pids:
         if (record := log.state.processes.get(pid)) is None:
             continue
         try:
-            failed = passed_on(record, held)
+            failed = passed_on(record, held, children)
         except Exception as error:  # whatever it is, what follows is put back all the same
             logger.debug("process %d", pid, exc_info=error)
             failed = [f"process {pid}: {_words(error)}"]
@@ -189,31 +198,35 @@ def processes(log: Log, pids: Iterable[int], held: Collection[int] = ()) -> list
     return problems
 
 
-def passed_on(process: Process, held: Collection[int] = (), below: bool = True) -> list[str]:
-    """Put back what threads born in the process have inherited from us.
-
-    below: also in its child processes, which takes a look at all processes of the machine.
-    """
+def passed_on(
+    process: Process, held: Collection[int], children: Callable[[], procfs.Families]
+) -> list[str]:
+    """Put back what threads born in the process, or below it, have inherited from us."""
     if identity.same(process) is None:
         return []
     problems = []
-    for pid in (process.pid, *(procfs.descendants(process.pid) if below else ())):
-        for tid in procfs.tids(pid):
-            if tid in held:
-                continue
-            found = procfs.stat(pid, tid)
-            if found is None or not is_inherited(process, found):
-                continue
-            try:
-                if found.policy in _inheritable(process):
-                    reset = sched.get_policy(tid)[1]
-                    sched.set_policy(tid, process.policy, reset_on_fork=reset)
-                if found.nice in process.set_nice and found.nice != process.nice:
-                    sched.set_nice(tid, process.nice)
-            except ProcessLookupError:
-                continue
-            except OSError as error:
-                problems.append(_words(error))
+    for pid in (process.pid, *procfs.below(process.pid, children())):
+        problems += inherited(process, pid, (tid for tid in procfs.tids(pid) if tid not in held))
+    return problems
+
+
+def inherited(process: Process, pid: int, tids: Iterable[int]) -> list[str]:
+    """Put back what these threads of a process (it, or one below it) have inherited from us."""
+    problems = []
+    for tid in tids:
+        found = procfs.stat(pid, tid)
+        if found is None or not is_inherited(process, found):
+            continue
+        try:
+            if found.policy in _inheritable(process):
+                reset = sched.get_policy(tid)[1]
+                sched.set_policy(tid, process.policy, reset_on_fork=reset)
+            if found.nice in process.set_nice and found.nice != process.nice:
+                sched.set_nice(tid, process.nice)
+        except ProcessLookupError:
+            continue
+        except OSError as error:
+            problems.append(_words(error))
     return problems
 
 
