@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from victims import Victim, plan, state
 
+from sched_ctl.backends.threads import sweep
 from sched_ctl.backends.threads.nice import Nice
 from sched_ctl.backends.undo import journal as journals
+from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal, JournalError
-from sched_ctl.backends.undo.records import Set
+from sched_ctl.backends.undo.records import Process, Set
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import procfs, sched
 from sched_ctl.model.options import NiceOptions
@@ -285,6 +287,71 @@ def test_strangers_that_inherited_are_put_back_meanwhile(
 
     wait_until(put_back)
     assert nices(threads) == [10, 0]
+    backend.restore()
+
+
+def test_a_look_at_all_processes_that_takes_long_is_put_off(
+    victim: Victim, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may start thousands, and have his threads come and go."""
+    now_s, looks, pids = [1000.0], [], procfs.pids
+
+    def slow() -> list[int]:
+        looks.append(now_s[0])
+        now_s[0] += 1
+        return pids()
+
+    monkeypatch.setattr(procfs, "pids", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    threads, backend = victim.threads(2), Nice(journal, BELOW)
+
+    def let_go() -> tuple[int, int]:
+        """Looks that it takes, and the nice value of a process that inherited one of ours."""
+        backend.apply(plan(threads, [1, 2]))
+        child = int(victim.ask("child 0"))
+        assert sched.get_nice(child) == 10
+        looks.clear()
+        backend.apply(plan((), []))
+        return len(looks), sched.get_nice(child)
+
+    assert let_go() == (1, 0)
+    assert let_go() == (0, 10) and victim.pid in journal.state.processes
+    now_s[0] += 100
+    backend.apply(plan((), []))
+    assert len(looks) == 1 and victim.pid not in journal.state.processes
+    assert let_go() == (0, 10)
+    assert backend.restore() == ()  # at once
+
+
+def test_idle_threads_are_looked_at_once_and_few_in_a_pass(
+    victim: Victim, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, idle = victim.threads(2), victim.threads(30)
+    schedule, backend = plan(threads, [1, 2]), Nice(journal, NiceOptions(best=0, recheck=3600))
+    looked: list[int] = []
+    passes: list[int] = []
+    is_inherited = undo.is_inherited
+
+    def watched(process: Process, found: procfs.Stat) -> bool:
+        looked.append(found.tid)
+        return is_inherited(process, found)
+
+    monkeypatch.setattr(undo, "is_inherited", watched)
+    monkeypatch.setattr(sweep, "MOST", 7)
+
+    def after(tids: set[int]) -> bool:
+        before = len(looked)
+        backend.apply(schedule)
+        passes.append(len(looked) - before)
+        return tids <= set(looked)
+
+    wait_until(lambda: after({thread.tid for thread in idle}))
+    assert max(passes) == 7 and len(looked) == len(set(looked))
+    wait_until(lambda: after(set()) and passes[-1] == 0)
+    looked.clear()
+    born = int(victim.ask("from 0"))
+    wait_until(lambda: after({born}))
+    assert looked == [born] and sched.get_nice(born) == 0
     backend.restore()
 
 

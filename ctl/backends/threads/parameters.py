@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 
 from sched_ctl.backends import Applied
+from sched_ctl.backends.threads.sweep import Sweep
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal, JournalError
 from sched_ctl.backends.undo.records import Adopted, Process, Set
 from sched_ctl.kernel import identity, procfs, sched
-from sched_ctl.kernel.births import Births
 from sched_ctl.kernel.identity import UNPINNED
 from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.normalise import with_weight_kept
@@ -166,8 +166,7 @@ class Parameters:
         self._policies: list[int] = []
         self._used: Counter[Thread] = Counter()  # how many scopes have it
         self._free: list[int] = []
-        self._swept_at = time.monotonic()
-        self._births = Births()
+        self._sweep = Sweep(journal, recheck_s, self._pids_held, self._held)
         self._changes = 0  # of what is in force
         self._all = _by_journal.setdefault(journal, WeakSet())  # us and those of other backends
         self._all.add(self)
@@ -182,8 +181,9 @@ class Parameters:
         repaired = self._reread(scope)
         settled = scope.settled
         if settled is not None and settled[0] is target and settled[1] == self._changes:
-            self._sweep()
-            return replace(settled[2], writes=repaired, repaired=repaired)
+            late = self._sweep.look()
+            problems = [*settled[2].problems, *late]
+            return replace(settled[2], writes=repaired, repaired=repaired, problems=tuple(problems))
         scope.settled = None
         now = self._value[scope.cells]
         values = target.values
@@ -193,7 +193,7 @@ class Parameters:
         rows = np.flatnonzero((now != wanted) & (now != GONE))
         written, failed = self._write(scope.cells[rows], wanted[rows])
         gone = int((self._value[scope.cells] == GONE).sum())
-        self._sweep()
+        failed += self._sweep.look()
         unchanged = len(target.threads) - len(rows) - int((now == GONE).sum())
         if not len(rows) and not problems:
             done = Applied(unchanged=unchanged, gone=gone, problems=scope.problems)
@@ -220,6 +220,7 @@ class Parameters:
         self._scopes.clear()
         self._used.clear()
         self._release(threads, problems)
+        problems += self._sweep.below()
         return tuple(problems)
 
     # Threads come and go
@@ -302,7 +303,7 @@ class Parameters:
         return {pid: lines[pid] for pid in pids if pid in lines and identity.same(lines[pid])}
 
     def _release(self, threads: Sequence[Thread], problems: list[str]) -> int:
-        """Put the threads back and forget them; sweep processes in which nobody has any left."""
+        """Put the threads back and forget them."""
         cells = [(thread, self._cell.pop(thread)) for thread in threads if thread in self._cell]
         alone = []
         for thread, cell in cells:
@@ -318,10 +319,7 @@ class Parameters:
             self._value[cell] = GONE
             self._free.append(cell)
         self._changes += 1
-        left = {one.pid for one in self._held()}
-        empty = {thread.pid for thread, _ in cells} - left
-        held = {thread.tid for thread, _ in cells} | {one.tid for one in self._held()}
-        problems += undo.processes(self._journal, empty, held)
+        self._sweep.let_go(thread for thread, _ in cells)
         return len(cells)
 
     def _leave(self, cell: int, others: Sequence["Parameters"]) -> list[str]:
@@ -343,6 +341,9 @@ class Parameters:
         except OSError as error:
             return [str(error)]
         return []
+
+    def _pids_held(self) -> set[int]:
+        return {thread.pid for thread in self._cell}
 
     def _held(self) -> Iterator[Thread | Adopted]:
         """Threads that we have, and those of other backends: one line of a process is for all."""
@@ -430,21 +431,6 @@ class Parameters:
         except (OSError, JournalError):
             return False  # comes again in the next round; the write of a difference reports it
         return True
-
-    def _sweep(self) -> None:
-        """Put back what new threads inherited from ours; now and then look at all."""
-        now = time.monotonic()
-        found = self._births.changed(lambda: {thread.pid for thread in self._cell})
-        if now - self._swept_at >= self._recheck_s:
-            self._swept_at = now
-            found = {thread.pid for thread in self._cell}
-        if not found:
-            return
-        held = {one.tid for one in self._held()}
-        for pid in found:
-            process = self._journal.state.processes.get(pid)
-            if process and identity.same(process):
-                undo.inherited(process, pid, set(procfs.tids(pid)) - held)
 
 
 def at_first(target: Target, own: Index) -> Index:
