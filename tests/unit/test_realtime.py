@@ -11,6 +11,7 @@ from fakes import FakeBackend
 from sched_ctl.backends import Applied, Backend, Probe
 from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.threads import realtime
+from sched_ctl.backends.threads.parameters import Target
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.kernel import cgroup
 from sched_ctl.model.policy import Spacing, form
@@ -85,6 +86,31 @@ def test_threads_that_are_there_no_more_are_forgotten(
     assert backend._greedy == {THREADS[0]}
     backend.apply(without(schedule(), set(THREADS)))
     assert backend._used.keys() == {other.threads[0]} and not backend._greedy
+    journal.close()
+
+
+def test_a_thread_of_two_sections_is_bounded_in_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second asks as good as at the moment of the first: no use can be told from that."""
+    journal = Journal(tmp_path / "journal")
+    backend = realtime.RealTime(journal)
+    now_s, written = [0.0], []
+
+    def apply(target: Target) -> Applied:
+        written.append((target.scope, bool(target.values[0] > 0)))
+        now_s[0] += 1e-4
+        return Applied(writes=0)
+
+    monkeypatch.setattr(backend._parameters, "apply", apply)
+    monkeypatch.setattr(realtime.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(realtime, "_cpu_seconds", lambda thread: float(int(now_s[0])))
+    for _ in range(3):
+        for scope in "st":
+            backend.apply(replace(schedule(), scope=scope))
+        now_s[0] += 1
+    both = [[("s", urgent), ("t", urgent)] for urgent in (True, False, False)]
+    assert written == [*both[0], *both[1], *both[2]]
     journal.close()
 
 

@@ -34,6 +34,7 @@ from sched_ctl.model.topology import Thread
 __all__ = ["RealTime", "probe"]
 
 THROTTLE = Path("/proc/sys/kernel/sched_rt_runtime_us")
+LEAST_S = 0.1  # from one look at what a thread used to the next
 POLICIES = {"rr": sched.RR, "fifo": sched.FIFO}
 
 
@@ -77,13 +78,14 @@ class RealTime(Backend):
         now_s = time.monotonic()
         for thread in threads:
             cpu_s = _cpu_seconds(thread)
-            at_s, before_s = self._used.get(thread, (now_s, cpu_s))
-            if now_s > at_s:
-                use = (cpu_s - before_s) / (now_s - at_s)
-                if use > self.options.bound:
-                    self._greedy.add(thread)
-                elif use < self.options.bound / 2:
-                    self._greedy.discard(thread)
+            at_s, before_s = self._used.setdefault(thread, (now_s, cpu_s))
+            if now_s - at_s < LEAST_S:
+                continue  # another scope that has it asked just now
+            use = (cpu_s - before_s) / (now_s - at_s)
+            if use > self.options.bound:
+                self._greedy.add(thread)
+            elif use < self.options.bound / 2:
+                self._greedy.discard(thread)
             self._used[thread] = now_s, cpu_s
         return np.array([thread in self._greedy for thread in threads], dtype=np.bool_)
 
