@@ -13,7 +13,7 @@ from sched_ctl.backends.in_use import Backends
 from sched_ctl.backends.threads import realtime
 from sched_ctl.backends.threads.parameters import Target
 from sched_ctl.backends.undo.journal import Journal
-from sched_ctl.kernel import cgroup
+from sched_ctl.kernel import cgroup, procfs
 from sched_ctl.model.policy import Spacing, form
 from sched_ctl.model.schedule import Schedule, without
 from sched_ctl.model.topology import Thread
@@ -73,7 +73,7 @@ def test_threads_that_are_there_no_more_are_forgotten(
     backend = realtime.RealTime(journal)
     calls = iter(range(1000))
     monkeypatch.setattr(backend._parameters, "apply", lambda target: Applied(writes=0))
-    monkeypatch.setattr(realtime, "_cpu_seconds", lambda thread: 9.0 * next(calls))
+    monkeypatch.setattr(procfs, "times", lambda pid, tid: (9.0 * next(calls), 0.0))
     monkeypatch.setattr(
         "sched_ctl.backends.threads.realtime.time.monotonic", lambda: float(next(calls))
     )
@@ -104,7 +104,7 @@ def test_a_thread_of_two_sections_is_bounded_in_both(
 
     monkeypatch.setattr(backend._parameters, "apply", apply)
     monkeypatch.setattr(realtime.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(realtime, "_cpu_seconds", lambda thread: float(int(now_s[0])))
+    monkeypatch.setattr(procfs, "times", lambda pid, tid: (float(int(now_s[0])), 0.0))
     for _ in range(3):
         for scope in "st":
             backend.apply(replace(schedule(), scope=scope))
@@ -112,6 +112,20 @@ def test_a_thread_of_two_sections_is_bounded_in_both(
     both = [[("s", urgent), ("t", urgent)] for urgent in (True, False, False)]
     assert written == [*both[0], *both[1], *both[2]]
     journal.close()
+
+
+@pytest.mark.parametrize("counted", [None, (0.0, 0.0)])  # no schedstat, or one of zeros
+def test_it_is_refused_where_nobody_counts_what_a_thread_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counted: tuple[float, float] | None
+) -> None:
+    (throttle := tmp_path / "sched_rt_runtime_us").write_text("950000\n")
+    monkeypatch.setattr(realtime, "THROTTLE", throttle)
+    monkeypatch.setattr(realtime, "may_lower", lambda: True)
+    monkeypatch.setattr(realtime, "_without_runtime", lambda pid: None)
+    assert realtime.probe().can
+    monkeypatch.setattr(procfs, "times", lambda pid, tid: counted)
+    found = realtime.probe()
+    assert not found.can and "schedstat" in found.because
 
 
 def test_a_cgroup_without_real_time_runtime_is_refused_with_the_reason(

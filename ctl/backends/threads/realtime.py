@@ -77,7 +77,9 @@ class RealTime(Backend):
         """(m,) whether each thread has used too much since it was last looked at."""
         now_s = time.monotonic()
         for thread in threads:
-            cpu_s = _cpu_seconds(thread)
+            if (times := procfs.times(thread.pid, thread.tid)) is None:
+                continue  # it is gone
+            cpu_s = times[0]
             at_s, before_s = self._used.setdefault(thread, (now_s, cpu_s))
             if now_s - at_s < LEAST_S:
                 continue  # another scope that has it asked just now
@@ -149,6 +151,12 @@ def probe() -> Probe:
             "real-time threads are not throttled: one that spins would take its CPU for good",
             "sysctl kernel.sched_rt_runtime_us=950000",
         )
+    if not any(procfs.times(os.getpid(), os.getpid()) or ()):
+        return Probe(
+            False,
+            "this kernel does not count what a thread uses (schedstat), so nothing of ours would "
+            "bound one",
+        )
     if not may_lower():
         return Probe(False, "not permitted to raise priorities", "run as root")
     if (folder := _without_runtime(os.getpid())) is not None:
@@ -158,11 +166,3 @@ def probe() -> Probe:
             f"give it some, and each engine's cgroup: {folder}/cpu.rt_runtime_us",
         )
     return Probe(True, f"real-time threads are throttled to {runtime_us / 1e4:.0f}% by the kernel")
-
-
-def _cpu_seconds(thread: Thread) -> float:
-    try:
-        text = procfs.text(f"/proc/{thread.pid}/task/{thread.tid}/schedstat")
-    except OSError:
-        return 0.0
-    return int(text.split()[0]) / 1e9
