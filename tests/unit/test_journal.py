@@ -1,5 +1,6 @@
 """The journal survives what happens to files: cut lines, garbage, other boots, growth."""
 
+import errno
 import importlib
 import os
 import shutil
@@ -165,6 +166,23 @@ def test_undoing_needs_no_space(small: Path) -> None:
     assert not again.state and small.stat().st_size < 256  # two lines that say so
     again.write([adopted(1)])
     assert not Journal(small).problems
+
+
+def test_what_was_put_back_without_space_is_not_put_back_to_that_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(path)
+    journal.write([adopted(1, nice=3)])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "_write", full)
+        journal.done([Released(threads=[(1, 7)])])
+    journal.write([adopted(1, nice=5)])  # its owner has changed it meanwhile
+    assert Journal(path).state == journal.state
+    assert journal.state.adopted[1, 7].nice == 5
 
 
 @pytest.mark.needs("root")

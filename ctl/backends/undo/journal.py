@@ -127,6 +127,7 @@ class Journal:
                 self.write(records)
             except JournalError as error:
                 log.debug("%s", error.message)
+                self._stale = True  # an old original, which counts, would stand before a new one
                 for record in records:
                     self.state.add(record)
 
