@@ -44,7 +44,7 @@ __all__ = [
     "slices",
 ]
 
-LOWEST = 19  # the nicest
+HIGHEST, LOWEST = -20, 19  # the nicest is the lowest
 GONE = -128  # in place of a value
 ADOPTABLE = (sched.OTHER, sched.BATCH, sched.EXT)
 _by_journal: WeakKeyDictionary[Journal, WeakSet["Parameters"]] = WeakKeyDictionary()
@@ -124,7 +124,7 @@ class Target:
 
     A value need not be whole: it is rounded, and written where it is further than dead_band from
     what is in force. best, worst: the range of nice values, for a thread that had 0 of its own.
-    One that its owner has lowered gets a range as much lower, so that nobody gains by us.
+    One that had another gets a range that begins as far from it, so that nobody gains by us.
     demand: (m,) of nice values that are to keep the threads' weight, see `with_weight_kept`: then
     values are levels below the most urgent, and the range is around what each thread had.
     """
@@ -188,7 +188,7 @@ class Parameters:
         now = self._value[scope.cells]
         values = target.values
         if self._kind is NICE:
-            values = _lowered(target, self._own[scope.cells])
+            values = _from_own(target, self._own[scope.cells])
         wanted = _settled(values, now, target.dead_band)
         rows = np.flatnonzero((now != wanted) & (now != GONE))
         written, failed = self._write(scope.cells[rows], wanted[rows])
@@ -435,22 +435,20 @@ class Parameters:
 
 def at_first(target: Target, own: Index) -> Index:
     """(m,) nice values that threads get at first which have these of their own."""
-    return _settled(_lowered(target, own), own, target.dead_band)
+    return _settled(_from_own(target, own), own, target.dead_band)
 
 
-def _lowered(target: Target, own: Index) -> Array | Index:
+def _from_own(target: Target, own: Index) -> Array | Index:
     """(m,) nice values of the target for threads that had these of their own."""
     if target.demand is not None:
         below = np.asarray(target.values, dtype=np.float64)
         return with_weight_kept(below, own, target.demand, target.best, target.worst)
-    lower = np.maximum(own, 0)
-    if not lower.any():
+    if not own.any():
         return target.values
-    best = np.minimum(target.best + lower, LOWEST)
-    worst = np.minimum(target.worst + lower, LOWEST)
+    best = np.clip(target.best + own, HIGHEST, LOWEST)
+    worst = np.clip(target.worst + own, HIGHEST, LOWEST)
     place = (target.values - target.best) / max(1, target.worst - target.best)
-    levels: Array = best + place * (worst - best)
-    return levels
+    return np.asarray(best + place * (worst - best), dtype=np.float64)
 
 
 def _settled(wanted: Array | Index, now: Index, dead_band: float) -> Index:
