@@ -144,8 +144,8 @@ def test_many_processes_take_one_look_at_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "journal")
-    looks, pids = [], procfs.pids
-    monkeypatch.setattr(procfs, "pids", lambda: looks.append(1) or pids())
+    looks, pids = iter(range(100)), procfs.pids
+    monkeypatch.setattr(procfs, "pids", lambda: pids() if next(looks) >= 0 else [])
     with ExitStack() as stack:
         began = [stack.enter_context(running("sh", "-c", "echo; read line")) for _ in range(3)]
         for pid in [child.pid for child in began]:
@@ -155,7 +155,7 @@ def test_many_processes_take_one_look_at_the_machine(
             os.setpriority(os.PRIO_PROCESS, pid, 7)
         assert undo.processes(journal, list(journal.state.processes)) == []
         assert [os.getpriority(os.PRIO_PROCESS, child.pid) for child in began] == [0, 0, 0]
-    assert len(looks) == 1 and not journal.state.processes
+    assert next(looks) == 1 and not journal.state.processes
     journal.close()
 
 

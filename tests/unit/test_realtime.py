@@ -103,7 +103,7 @@ def test_a_thread_of_two_sections_is_bounded_in_both(
         return Applied(writes=0)
 
     monkeypatch.setattr(backend._parameters, "apply", apply)
-    monkeypatch.setattr(realtime.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("sched_ctl.backends.threads.realtime.time.monotonic", lambda: now_s[0])
     monkeypatch.setattr(procfs, "times", lambda pid, tid: (float(int(now_s[0])), 0.0))
     for _ in range(3):
         for scope in "st":
