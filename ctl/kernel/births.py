@@ -136,6 +136,7 @@ class Young:
         self._last_id: bytes | None = None
         self._known: set[int] | None = None
         self._young: dict[int, _Process] = {}
+        self._left = False  # whether some found no place
         self._old: dict[int, int] = {}  # process with several threads -> the most it had
 
     def due(self) -> bool:
@@ -145,7 +146,7 @@ class Young:
             return False
         self._next_s = now_s + self._every_s
         last = last_id()
-        if last != self._last_id or not last:
+        if last != self._last_id or not last or self._left:
             self._born(now_s)
             self._last_id = last
         due = False
@@ -174,9 +175,12 @@ class Young:
         else:
             new = sorted(pids - self._known)
             few = [pid for pid, process in self._young.items() if process.many_s is None]
-            for pid in few[: max(0, len(self._young) + len(new) - MOST_YOUNG)]:
-                del self._young[pid]  # the eldest: anybody may have many that only sleep
-            pids -= {*new[MOST_YOUNG - len(self._young) :]}  # those have their turn later
+            eldest = few[: max(0, len(self._young) + len(new) - MOST_YOUNG)]
+            for pid in eldest:  # anybody may have many that only sleep
+                del self._young[pid]
+            # Those, and who finds no place, have their turn later.
+            pids -= {*eldest, *new[MOST_YOUNG - len(self._young) :]}
+            self._left = len(self._young) + len(new) > MOST_YOUNG or bool(eldest)
             self._young |= {pid: _Process(now_s) for pid in new if pid in pids}
         self._known = pids
         for pid, most in list(self._old.items()):

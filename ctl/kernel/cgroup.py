@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 ROOT_NAME = "sched-ctl"  # the cgroup of ours inside an engine's; all others lie in it
+MOST_LEVELS = 16  # of cgroups that are told of
+UNSEEN = (Path("unseen"),)  # in the place of cgroups that nobody can read: of the usual weight
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 
 
@@ -205,18 +207,22 @@ def in_use() -> bool:
 
 
 def weighed(pid: int) -> tuple[Path, ...]:
-    """The cgroups with a weight that a process is in, from the root down, without the root."""
+    """The cgroups with a weight that a process is in, from the root down, without the root; of
+    these the upper `MOST_LEVELS`. `UNSEEN` where they cannot be read: whoever owns the process may
+    nest and call its cgroups anyhow.
+    """
     for found in hierarchies():
         if not has_cpu(found):
             continue
         try:
-            folder = found.folder_of(pid, pid)
-        except (OSError, ValueError):  # whoever owns the process may name its cgroup anyhow
-            return ()
-        if folder is None:
-            return ()
-        inside = [one for one in (folder, *folder.parents) if one.is_relative_to(found.mount)]
-        return tuple(one for one in reversed(inside[:-1]) if (one / found.weight).exists())
+            folder = found.folder_of(pid, pid, any_name=True)
+            if folder is None:
+                return UNSEEN
+            inside = [one for one in (folder, *folder.parents) if one.is_relative_to(found.mount)]
+            upper = inside[::-1][1 : MOST_LEVELS + 1]
+            return tuple(one for one in upper if (one / found.weight).exists())
+        except (OSError, ValueError):
+            return UNSEEN
     return ()
 
 

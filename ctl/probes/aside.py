@@ -30,6 +30,11 @@ class Aside(Generic[T]):
         self._cost_s = 0.0  # CPU time of the last one
         self.problem: str | None = None  # why there is nothing, in words
 
+    @property
+    def pause_s(self) -> float:
+        """From one begin to the next, at least."""
+        return max(self._every_s, self._cost_s / self._part)
+
     def take(self) -> T | None:
         """What the last reading found, once; None while there is nothing new."""
         if self._running is None or not self._running.done():
@@ -47,8 +52,7 @@ class Aside(Generic[T]):
     def begin(self, reading: Callable[[], T]) -> None:
         """Begin a reading, if it is due and none is under way."""
         now_s = time.monotonic()
-        pause_s = max(self._every_s, self._cost_s / self._part)
-        if self._running is None and now_s - self._began_s >= pause_s:
+        if self._running is None and now_s - self._began_s >= self.pause_s:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, self._name)
             self._began_s = now_s

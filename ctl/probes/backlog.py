@@ -79,7 +79,7 @@ class Backlogs:
         if pids := topology.pids:
             self._aside.begin(lambda: (time.monotonic(), self._read(pids)))
         column = np.full(len(topology.operators), np.nan)
-        if time_s - self._known_s <= 3 * EVERY_S:
+        if time_s - self._known_s <= max(3 * EVERY_S, 2 * self._aside.pause_s):
             for pid, row in self._rows.items():
                 column[row] = self._known.get(pid, np.nan)
         return {"backlog": column}

@@ -9,7 +9,7 @@ import pytest
 
 from sched_ctl.backends.scx.between import Between, divided
 from sched_ctl.backends.scx.weight import Lately
-from sched_ctl.kernel import cgroup
+from sched_ctl.kernel import cgroup, procfs
 from sched_ctl.model.topology import Thread
 
 SYSTEM, USER, INNER = (Path(name) for name in ("/system", "/user", "/user/inner"))
@@ -88,12 +88,39 @@ def test_of_a_process_all_cgroups_that_have_a_weight_are_known(
     (tmp_path / "a/b/cpu.weight").write_text("0\n")
     monkeypatch.setattr(cgroup, "hierarchies", lambda: (tree,))
     where = {1: tmp_path / "a/b/c", 2: tmp_path, 3: None}
-    monkeypatch.setattr(cgroup.Hierarchy, "folder_of", lambda _, pid, tid: where[pid])
+    monkeypatch.setattr(cgroup.Hierarchy, "folder_of", lambda _, pid, tid, any_name: where[pid])
     assert cgroup.weighed(1) == (tmp_path / "a", tmp_path / "a/b")
-    assert cgroup.weighed(2) == cgroup.weighed(3) == ()
+    assert cgroup.weighed(2) == ()
+    assert cgroup.weighed(3) == cgroup.UNSEEN and cgroup.relative_weight(*cgroup.UNSEEN) == 1.0
     assert cgroup.relative_weight(tmp_path / "a") == 2.5
     assert cgroup.relative_weight(tmp_path / "a/b") == 0.01
     assert cgroup.relative_weight(tmp_path / "gone") == 1.0
+
+
+def test_nobody_leaves_his_cgroups_weight_by_how_he_nests_or_calls_what_is_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = cgroup.Hierarchy(2, tmp_path)
+    (tmp_path / "user").mkdir()
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    (tmp_path / "user/cpu.weight").write_text("100\n")
+    monkeypatch.setattr(cgroup, "hierarchies", lambda: (tree,))
+    below = ""
+    monkeypatch.setattr(procfs, "text", lambda _: f"0::/user/{below}\n")
+    for below in ("\udcff", "x/" * 1000, "x/\udcff", "x" * 200 + "/y"):
+        assert cgroup.weighed(1) == (tmp_path / "user",), below
+    below = "/".join(["x" * 250] * 30)
+    monkeypatch.setattr(cgroup, "MOST_LEVELS", 99)  # beyond the longest path that may be asked for
+    assert cgroup.weighed(1) == cgroup.UNSEEN
+
+
+def test_a_nice_value_inside_a_cgroup_is_no_rest() -> None:
+    """The kernel gives a busy cgroup its whole weight, whatever its threads weigh."""
+    between = Between({1: (SYSTEM,), 2: (USER,)}.__getitem__, weight)
+    scopes = {"a": (Thread(1, 1, 0),), "b": (Thread(2, 2, 0),)}
+    own = np.array([15 / 1024, 1.0])
+    between.look(scopes, Lately(np.arange(1, 3), np.array([0.5, 0.5]), np.ones(2), own, 1.0))
+    assert between.weights(scopes) == pytest.approx([1 / 2, 1 / 2])
 
 
 def test_cgroups_are_read_when_something_new_is_known_and_not_in_each_pass() -> None:

@@ -393,7 +393,7 @@ class Scx(Backend):
         scopes = self._scopes.values()
         if sum(len(one.parts) for one in scopes) > loaded.limits.groups:
             for other in scopes:
-                if other is not scope:
+                if other is not scope and any(part.cap for part in other.parts):
                     self._hint_one(loaded, other)
 
     def _hint_one(self, loaded: Loaded, scope: _Scope) -> None:

@@ -35,6 +35,7 @@ class Between:
     ) -> None:
         self._chain_of, self._weight_of = chain_of, weight_of
         self._wants: dict[str, Mapping[Chain, float]] = {}  # in threads of nice 0
+        self._there: dict[str, Mapping[Chain, float]] = {}  # the same whatever their nice values
         self._given: dict[str, float] = {}  # by what they want, as long as nothing new is known
         self._chains: dict[int, Chain] = {}
         self._rows: dict[str, tuple[Sequence[Thread], list[int], Index]] = {}  # processes
@@ -45,6 +46,7 @@ class Between:
         used = {name: threads for name, threads in scopes.items() if threads}
         if self._given.keys() != used.keys():
             self._wants = {name: wants for name, wants in self._wants.items() if name in used}
+            self._there = {name: there for name, there in self._there.items() if name in used}
             self._rows = {name: rows for name, rows in self._rows.items() if name in used}
             self._given = {}
         if len(used) < 2:
@@ -57,7 +59,8 @@ class Between:
                 name: self._wants.get(name) or self._by_chain(name, threads, alike[name])
                 for name, threads in used.items()
             }
-            self._given = dict(divided(known, self._weight_of))
+            there = {name: self._there.get(name, known[name]) for name in used}
+            self._given = dict(divided(known, self._weight_of, there))
         return [self._given.get(name, 0.0) for name in scopes]
 
     def look(self, scopes: Mapping[str, Sequence[Thread]], lately: Lately) -> None:
@@ -72,13 +75,12 @@ class Between:
             if (weighs := lately.while_wanting(rows)) is None:
                 continue
             self._given = {}
-            now = self._by_chain(name, threads, weighs)
-            before = self._wants.get(name, now)
-            self._wants[name] = {
-                chain: (1 - lately.smooth) * before.get(chain, 0.0)
-                + lately.smooth * now.get(chain, 0.0)
-                for chain in {**before, **now}
-            }
+            for kept, each in (
+                (self._wants, weighs),
+                (self._there, weighs / lately.own[rows]),
+            ):
+                now = self._by_chain(name, threads, each)
+                kept[name] = _smoothed(kept.get(name, now), now, lately.smooth)
 
     def _by_chain(
         self, name: str, threads: Sequence[Thread], weighs: Array
@@ -96,22 +98,35 @@ class Between:
         return found
 
 
+def _smoothed(
+    before: Mapping[Chain, float], now: Mapping[Chain, float], part: float
+) -> Mapping[Chain, float]:
+    return {
+        chain: (1 - part) * before.get(chain, 0.0) + part * now.get(chain, 0.0)
+        for chain in {**before, **now}
+    }
+
+
 def divided(
-    wants: Mapping[str, Mapping[Chain, float]], weight_of: Callable[[Path], float]
+    wants: Mapping[str, Mapping[Chain, float]],
+    weight_of: Callable[[Path], float],
+    there: Mapping[str, Mapping[Chain, float]] | None = None,
 ) -> Mapping[str, float]:
     """The part of the CPU time that each gets, by weights of threads in cgroups.
 
     wants: what weighs in which cgroup, in threads of nice 0. weight_of: of a cgroup, 1 = as such a
-    thread. One whose threads rarely want a CPU counts as little as they do.
+    thread. there: how many threads want a CPU at a time; a cgroup of less than one counts as little.
     """
     below: defaultdict[Chain, float] = defaultdict(float)
     sums: defaultdict[Chain, float] = defaultdict(float)
     for places in wants.values():
         for chain, weight in places.items():
             sums[chain] += weight
+    for places in (there or wants).values():
+        for chain, threads in places.items():
             for level in range(1, len(chain) + 1):
-                below[chain[:level]] += weight
-    own = {chain: weight_of(chain[-1]) * min(1.0, weight) for chain, weight in below.items()}
+                below[chain[:level]] += threads
+    own = {chain: weight_of(chain[-1]) * min(1.0, n) for chain, n in below.items()}
     for chain, weight in own.items():
         sums[chain[:-1]] += weight
     found: defaultdict[str, float] = defaultdict(float)

@@ -165,7 +165,9 @@ class Demand:
             wanted = {tid: 1.0 for tid, found in states if found is not None and found.state == "R"}
         else:
             span_ns = elapsed_s * 1e9
-            wanted = {tid: (ns - self._seen.get(tid, ns)) / span_ns for tid, ns in seen.items()}
+            wanted = {
+                tid: max(0, ns - self._seen.get(tid, ns)) / span_ns for tid, ns in seen.items()
+            }
         now = _weight(wanted, {tid: one.nice for (tid, _), one in (given or {}).items()})
         self.weight += (now - self.weight) * (min(1.0, elapsed_s / SMOOTH_S) if self._seen else 1.0)
         self._seen, self._at_s = seen, now_s
