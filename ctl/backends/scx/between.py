@@ -115,7 +115,7 @@ def divided(
     """The part of the CPU time that each gets, by weights of threads in cgroups.
 
     wants: what weighs in which cgroup, in threads of nice 0. weight_of: of a cgroup, 1 = as such a
-    thread. there: how many threads want a CPU at a time; a cgroup of less than one counts as little.
+    thread. there: how many threads want a CPU at a time; below one it counts as little.
     """
     below: defaultdict[Chain, float] = defaultdict(float)
     sums: defaultdict[Chain, float] = defaultdict(float)
