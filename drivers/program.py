@@ -300,14 +300,16 @@ class ProgramDriver(KernelDriver):
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read it once. Raises EngineError if it has ended, or its page does not answer."""
-        self._deadline = time.monotonic() + timeout_s
+        end_s = time.monotonic() + timeout_s
+        # Machines that do not answer leave the page its time.
+        self._deadline = end_s if self._page is None else end_s - timeout_s / 2
         snapshot = super().poll(timeout_s)
         if self._page is None:
             return snapshot
         columns = {
             n: v for n, v in snapshot.columns.items() if n not in ("tuples_in", "tuples_out")
         }
-        counted = self._counted(self._page, snapshot, time_left(self._deadline))
+        counted = self._counted(self._page, snapshot, time_left(end_s))
         return replace(snapshot, columns=columns | counted)
 
     def _told(self, threads: Sequence[Thread]) -> Sorted:

@@ -119,8 +119,8 @@ def by_query(fleet: Fleet) -> dict[tuple[str, str], list[Compared]]:
 def _steps(fleet: Fleet, since: tuple[str, int] | None = None) -> "DataFrame":
     """One row for each node, query, policy and step of the load: means of the (log) figures.
 
-    Times in the system are those that a query of a node tells most of by one source: two sources
-    cannot be compared.
+    Times in the system are by one source, as two cannot be compared: by which a query of a node
+    tells under most policies, and of these most often.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
@@ -129,8 +129,10 @@ def _steps(fleet: Fleet, since: tuple[str, int] | None = None) -> "DataFrame":
     if since is not None:
         turns = turns.where((F.col("policy") != since[0]) | (F.col("hour") >= since[1]))
     query = Window.partitionBy("node", "query")
-    told = F.sum("time_n").over(Window.partitionBy("node", "query", "time_source"))
-    told = F.struct(told, F.coalesce("time_source", F.lit("")))
+    source = Window.partitionBy("node", "query", "time_source")
+    policies = F.size(F.collect_set(F.when(F.col("time_n") > 0, F.col("policy"))).over(source))
+    often = F.sum("time_n").over(source)
+    told = F.struct(policies, often, F.coalesce("time_source", F.lit("")))
     turns = turns.withColumn("told", told)
     turns = turns.withColumn("most", F.col("told") == F.max("told").over(query))
     for name in ("time", "time_n"):

@@ -14,7 +14,7 @@ from sched_ctl.model.policy import Level, OperatorFrame, Policy, UrgencyForm, fo
 
 __all__ = ["policy"]
 
-KEPT = 1 << 14  # operators whose priority is remembered: an engine may tell others for ever
+KEPT = 1 << 16  # operators whose priority is remembered: an engine may tell others for ever
 
 
 def policy(

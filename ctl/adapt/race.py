@@ -258,7 +258,8 @@ def compare(
     flows = [
         (mine.tuples_in, other.tuples_in)
         for mine, other in both
-        if math.isfinite(mine.tuples_in + other.tuples_in)
+        if (mine.source == other.source or _stops(mine, other) or _stops(other, mine))
+        and math.isfinite(mine.tuples_in + other.tuples_in)
     ]
     mine_in, other_in = (sum(column) for column in zip(*flows, strict=True)) if flows else (0, 0)
     return Score(

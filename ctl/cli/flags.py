@@ -103,9 +103,12 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         file = arguments.pop("config")
         given = {setting.key: _given(setting, arguments) for setting in settings}
 
+        first = _flags(given)
+        lasting = all(path.is_file() for path in _files(given))  # and no pipe, which is read once
+
         def read(use: Callable[[Settings], T]) -> T:
             """What comes of the settings as they are now. A wrong one is told with its place."""
-            flags = _flags(given)
+            flags = _flags(given) if lasting else first
             settings = load(file, flags)
             try:
                 return use(settings)
@@ -116,7 +119,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         if "read_again" in own.parameters:
             arguments["read_again"] = read
         if "named" in own.parameters:
-            arguments["named"] = frozenset(_flags(given))
+            arguments["named"] = frozenset(first)
         read(lambda settings: command(settings=settings, **arguments))
 
     own = inspect.signature(command)
@@ -129,6 +132,13 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     del run.__wrapped__  # its signature would be taken instead
     return run
+
+
+FILES = "program", "elastic", "prior"  # whose values name files
+
+
+def _files(given: Mapping[str, Any]) -> list[Path]:
+    return [Path(name) for key in FILES for name in given[key] or []]
 
 
 def _flags(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +275,7 @@ def _value(setting: Setting, given: Any) -> Any:
         return _rules(given)
     if setting.key == "target":
         return [_target(text) for text in given]
-    if setting.key in ("program", "elastic", "prior"):
+    if setting.key in FILES:
         return [section for name in given for section in sections_of(Path(name), setting.key)]
     if setting.key in ("backends", "access"):
         tables: dict[str, dict[str, Any]] = {}

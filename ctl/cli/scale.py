@@ -75,6 +75,7 @@ def scale(
 
     from sched_ctl import show
     from sched_ctl.adapt.rescale import cost_s
+    from sched_ctl.engines.roster import wanted_kinds
     from sched_ctl.plugins import drivers
     from sched_ctl.service import scaling
     from sched_ctl.service.session import no_engine
@@ -84,7 +85,7 @@ def scale(
     if to and back:
         raise ConfigError("--to says how many, and --back as many as before", "leave out one")
     only_errors()
-    kinds = drivers.drivers()
+    kinds = wanted_kinds(settings, drivers.drivers())
     memory = scaling.memory_of(Path(settings.run_dir))
     found = asyncio.run(scaling.looked(settings, kinds, observe))
     if not found:

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 
 PATIENCE_S = 60.0  # at least, for all who use a backend to have a pass that shows whether it works
+IDLE_S = 3 * 3600.0  # the same of those who have nothing in force: a phase of a guard lasts less
 PAUSE_S = 5.0  # between tries to let go of what no rule decides any more
 
 _Key = tuple[str, str, str]  # names of a rule, a domain and a backend
@@ -173,7 +174,7 @@ class Enforcement:
         """Whether a backend that failed there is to be given up: at the second time in a row, and
         for a user who is ordered alone only if it has nobody else for whom it works. For others in
         whose schedules are threads it may, until they had their turn; and for those who have none
-        now, as in a phase of the guard: until they have some again.
+        now, as in a phase of the guard, for longer.
         """
         now_s = time.monotonic()
         self._works.pop(key, None)
@@ -185,7 +186,7 @@ class Enforcement:
         since_s = self._failing[key]
         patience_s = max(PATIENCE_S, 3 * self._rarest_s())
         return not any(
-            other not in self._in_force or now_s - max(at_s, since_s) < patience_s
+            now_s - max(at_s, since_s) < (patience_s if other in self._in_force else IDLE_S)
             for other, at_s in self._works.items()
             if other[2] == key[2]
         )

@@ -215,8 +215,9 @@ class Trial:
     def _figures(self, found: tuple[Effect, ...]) -> Figures:
         known = [share for share in self.pressure if math.isfinite(share)]
         pressed = statistics.fmean(known) >= PRESSED if known else True
-        # Whether tuples wait without an order: one by which none does is what is looked for.
-        waited = not self.own or any(
+        # Whether tuples wait without an order: one by which none does is what a race looks for.
+        tried = not self.own and self.race.begun and self.race.mode == "race"
+        waited = tried or any(
             not effect.time_s < LEAST_S
             for effect in found
             if math.isfinite(effect.time_s) or math.isfinite(effect.tuples_in)

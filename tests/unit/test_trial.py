@@ -652,14 +652,20 @@ def test_harm_at_one_engine_does_not_wait_for_another_to_tell() -> None:
     assert longest < trial.phase_s
 
 
-@pytest.mark.parametrize(("own_s", "kept"), [(3e-3, "hr"), (0.5e-3, "os")])
+@pytest.mark.parametrize(("own_s", "kept"), [(3e-3, "hr"), (0.5e-3, "qs")])
 def test_an_order_by_which_tuples_hardly_wait_can_win(own_s: float, kept: str) -> None:
-    """Below a millisecond nobody waits: of the system's own that ends a race, of others never."""
+    """Below a millisecond nobody waits: under an order that is tried that counts for it, and at
+    rest nothing is tried.
+    """
     trial = Trial(opened(("qs", "hr")), "qs", 10.0)
     topology = chains("lab:1", {"q": 2}, lambda _: ())
     second = 0
-    while not trial.race.races and second < 20_000:
-        waits_s = {"os": own_s, "qs": own_s, "hr": 0.8e-3}[trial.race.arms[trial.race.turn].name]
+    turns = set()
+    while not trial.race.races and second < 5_000:
+        turns.add(trial.race.turn)
+        waits_s = {"os": own_s, "qs": own_s, "hr": min(own_s, 0.8e-3)}[
+            trial.race.arms[trial.race.turn].name
+        ]
         told = np.full(2, 1000.0 * second)
         queue = np.array([0.0, 1000.0 * waits_s])
         columns = {"tuples_in": told, "tuples_out": told, "queue_size": queue}
@@ -667,6 +673,6 @@ def test_an_order_by_which_tuples_hardly_wait_can_win(own_s: float, kept: str) -
             float(second), {"lab:1": Window(Snapshot(topology, float(second), columns))}, 0.5
         )
         second += 1
-    assert trial.race.races == 1 and trial.race.arms[trial.race.kept].name == kept
-    if kept == "os":
-        assert not any(arm.scores for arm in trial.race.arms)
+    assert trial.race.arms[trial.race.kept].name == kept
+    if kept == "qs":
+        assert not any(arm.scores for arm in trial.race.arms) and turns == {trial.race.kept}

@@ -162,7 +162,7 @@ class Groups(Places, Backend):
         """See `Backend.rest`. A group that could not go at once is tried again."""
         if self._left:
             self._tidy()
-        return ()
+        return self._nice.rest()
 
     # What is wanted
 

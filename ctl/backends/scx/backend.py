@@ -225,7 +225,7 @@ class Scx(Backend):
         """Who pays for a scheduler that orders nobody are all others."""
         if self.loaded is None or any(scope.schedule.threads for scope in self._scopes.values()):
             self._resting_s = math.inf
-            return ()
+            return self._parameters.rest()
         now_s = time.monotonic()
         self._resting_s = min(self._resting_s, now_s)
         if now_s - self._resting_s < REST_S:

@@ -92,6 +92,9 @@ class Nice(Backend):
     def restore(self) -> tuple[str, ...]:
         return self._parameters.restore()
 
+    def rest(self) -> tuple[str, ...]:
+        return self._parameters.rest()
+
 
 def probe() -> Probe:
     """Whether nice values can be put back to what they were, which takes a privilege."""

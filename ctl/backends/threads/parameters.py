@@ -223,6 +223,10 @@ class Parameters:
         problems += self._sweep.below()
         return tuple(problems)
 
+    def rest(self) -> tuple[str, ...]:
+        """See `Backend.rest`: what was let go is looked at once more, when that is due."""
+        return tuple(self._sweep.rest())
+
     # Threads come and go
 
     def _follow(self, scope: _Scope, target: Target, problems: list[str]) -> int:

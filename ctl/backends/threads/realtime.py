@@ -105,6 +105,9 @@ class RealTime(Backend):
         self._threads.clear()
         return self._parameters.restore()
 
+    def rest(self) -> tuple[str, ...]:
+        return self._parameters.rest()
+
 
 def _permitted(schedule: Schedule) -> tuple[Schedule, tuple[str, ...]]:
     """The schedule of those that may be real-time ones, and why others may not, in words."""

@@ -52,6 +52,9 @@ class Slices(Backend):
     def restore(self) -> tuple[str, ...]:
         return self._parameters.restore()
 
+    def rest(self) -> tuple[str, ...]:
+        return self._parameters.rest()
+
 
 def probe() -> Probe:
     """Try it on ourselves; nothing is left changed."""
