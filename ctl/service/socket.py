@@ -206,7 +206,7 @@ def request(
     """
     watched = RunFolder(run_dir).watched
     path = RunFolder(run_dir).socket
-    none = not path.exists() or (holder(run_dir) is None and not answers(run_dir))
+    none = (holder(run_dir) is None and not answers(run_dir)) or not path.exists()
     if verb in LOOKS and none and answers(watched):
         run_dir, path = watched, RunFolder(watched).socket
     end_s = time.monotonic() + patience_s
