@@ -17,6 +17,7 @@ from sched_ctl.errors import EngineError
 from sched_ctl.model.topology import Edge, LogicalOperator
 
 __all__ = [
+    "SHOWN",
     "Config",
     "Job",
     "JobOverview",

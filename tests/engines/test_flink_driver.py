@@ -14,6 +14,7 @@ from sched_ctl.drivers import Target
 from sched_ctl.drivers.flink import driver as flink
 from sched_ctl.drivers.flink import local as flink_local
 from sched_ctl.drivers.flink.driver import FlinkDriver
+from sched_ctl.drivers.flink.plan import SHOWN
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
 from sched_ctl.model.topology import PYTHON, PhysicalOperator, Snapshot
@@ -144,7 +145,7 @@ def test_topology_fusion_and_threads(cluster: Cluster) -> None:
     )
     # What REST says, read directly.
     told = {
-        vertex["name"]
+        vertex["name"][:SHOWN]
         for job in cluster.call("GET", "/jobs")["jobs"]
         if job["status"] == "RUNNING"
         for vertex in cluster.call("GET", f"/jobs/{job['id']}")["vertices"]
