@@ -13,7 +13,7 @@ import pytest
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs, sched
 from sched_ctl.runfolder import RunFolder
-from sched_ctl.service import session, socket
+from sched_ctl.service import lock, session, socket
 from support import running, wait_until
 
 # It changes a thread that it journals, as a controller would, and answers as one.
@@ -124,6 +124,10 @@ def test_one_that_looks_does_not_answer_for_one_that_is_stopped(tmp_path: Path) 
         controller.kill()
         controller.wait()
         assert socket.request(tmp_path, "status", timeout_s=600) == "looks only"
+        with lock.hold_if_free(tmp_path):  # as one that only starts has it
+            assert lock.holder(tmp_path)
+            RunFolder(tmp_path).socket.unlink(missing_ok=True)
+            assert socket.request(tmp_path, "status", timeout_s=600) == "looks only"
 
 
 @pytest.mark.needs("root")
