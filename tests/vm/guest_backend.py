@@ -103,6 +103,22 @@ def check_shares() -> None:
         backend.restore()
 
 
+@enough_on("6.16")  # our arithmetic
+def check_schedules_share_as_their_threads_would() -> None:
+    """Four busy threads beside one of another schedule have four fifths, as in the fair class."""
+    with spinning(5) as threads:
+        backend = Scx(journal(), steady(ttl=TTL_S))
+
+        def look() -> list[float]:
+            backend.apply(schedule(threads[:4], 0.0, scope="many"))
+            backend.apply(schedule(threads[4:], 0.0, scope="one"))
+            return progress(threads, 2.0)
+
+        look()  # nothing is known before that
+        look_until(look, near([1] * 5))
+        backend.restore()
+
+
 @only_on("7.3")
 def check_caps_of_more_queries_than_there_is_room_for() -> None:
     """All schedules share it, and a problem says which queries have none."""
