@@ -119,6 +119,34 @@ def check_schedules_share_as_their_threads_would() -> None:
         backend.restore()
 
 
+@enough_on("6.16")  # our arithmetic
+def check_schedules_of_two_cgroups_share_as_these_would() -> None:
+    """The same with a cgroup each, of weights 100 and 200: a third for all four."""
+    root = Path("/sys/fs/cgroup")
+    (root / "cgroup.subtree_control").write_text("+cpu")
+    many, one = root / "many", root / "one"
+    with spinning(5) as threads:
+        for folder, weight, members in ((many, 100, threads[:4]), (one, 200, threads[4:])):
+            folder.mkdir()
+            (folder / "cpu.weight").write_text(str(weight))
+            for thread in members:
+                (folder / "cgroup.procs").write_text(str(thread.pid))
+        backend = Scx(journal(), steady(ttl=TTL_S))
+
+        def look() -> list[float]:
+            backend.apply(schedule(threads[:4], 0.0, scope="many"))
+            backend.apply(schedule(threads[4:], 0.0, scope="one"))
+            return progress(threads, 2.0)
+
+        look()
+        look_until(look, near([1, 1, 1, 1, 8]))
+        backend.restore()
+    wait_until(lambda: not any(text_of(f / "cgroup.procs") for f in (many, one)))
+    many.rmdir()
+    one.rmdir()
+    (root / "cgroup.subtree_control").write_text("-cpu")
+
+
 @only_on("7.3")
 def check_caps_of_more_queries_than_there_is_room_for() -> None:
     """All schedules share it, and a problem says which queries have none."""
