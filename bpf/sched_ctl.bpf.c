@@ -492,9 +492,6 @@ subprogram int do_chores(struct cpu *c, u32 llc, s32 cpu, u64 now_ns)
 	}
 	if (queues[llc].waiting && before(c->next_rescue_ns, c->next_chores_ns))
 		c->next_chores_ns = c->next_rescue_ns;
-	if (queues[llc].waiting && (s64)(c->next_lend_ns - now_ns) > 0 &&
-	    before(c->next_lend_ns, c->next_chores_ns))
-		c->next_chores_ns = c->next_lend_ns;
 	if (sets[llc].others_waiting && before(c->next_look_ns, c->next_chores_ns))
 		c->next_chores_ns = c->next_look_ns;
 	return taken;
