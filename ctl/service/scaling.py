@@ -57,6 +57,7 @@ LONGEST = 1 << 20  # bytes of them that are read
 MEASURE_S = 5.0  # that a rate is taken over
 FIRST_S = 5.0  # until an engine has told of its tuples
 SETTLE_S = 5.0  # from the first output to the first look at what came of it
+PART_S = 1.0  # of that, by which it is told how sure a rate is
 LOOK_S = 0.1
 LOOKS = 4  # before a change is taken for a worse one
 FIRST_LOOKS = 3  # before a change, of half that time; the middle one counts
@@ -327,15 +328,16 @@ def _judged(
     before = math.nan if done.before is None else done.before
     output.settle(SETTLE_S)
     output.broke = False
-    after, taken, over_s = math.nan, 0.0, 0.0
+    after, error, taken, over_s = math.nan, 0.0, 0.0, 0.0
     for _ in range(LOOKS):  # one may have met a pause of the load, or a machine that is cold
         after = output.rate(MEASURE_S)
         taken, over_s = taken + output.taken, over_s + output.over_s
         if output.broke and over_s > 0:  # who fails again and again does well in between
             after = taken / over_s
-        elif not is_worse(before, after):
+        error = 0.0 if output.broke else math.hypot(output.error, output.first_error)
+        if not output.broke and not is_worse(before, after, error):
             break
-    outcome = "back" if is_worse(before, after) else "kept"
+    outcome = "back" if is_worse(before, after, error) else "kept"
     done = msgspec.structs.replace(done, after=_known(after), outcome=outcome)
     if outcome == "back":
         now, then = (show.number(rate, 4) for rate in (after, before))
@@ -402,6 +404,8 @@ class Output:
         self._blank_s: float | None = None
         # Tuples that the sources sent, and that left, in how many seconds, and up to when
         self.taken, self.given, self.over_s, self._until_s = 0.0, 0.0, 0.0, math.nan
+        self.parts: list[float] = []  # rates, of which the last one is the mean
+        self.first_error = 0.0  # of the first rate, tuples/s
         self._told = False  # by the last look
         self.broke = False  # a look was not answered, or counters began anew; set back by others
         self._gave_rate = 0.0  # when a rate was last taken
@@ -425,7 +429,12 @@ class Output:
                 f"of a change; nothing was changed{notes and ': '}{notes[:300]}",
                 "a controller that runs may hold the engine's reports: [[elastic]] lets it do this",
             )
-        looks = [self.rate(MEASURE_S / 2) for _ in range(FIRST_LOOKS)]
+        looks: list[float] = []
+        parts: list[float] = []
+        for _ in range(FIRST_LOOKS):
+            looks.append(self.rate(MEASURE_S / 2))
+            parts += self.parts
+        self.first_error = _error(parts)
         known = [rate for rate in looks if math.isfinite(rate)]
         return statistics.median(known) if known else math.nan
 
@@ -434,11 +443,22 @@ class Output:
         answer; NaN where nobody ever told.
         """
         self.taken = self.given = self.over_s = 0.0
-        self.settle(seconds)
+        self.parts = []
+        count = max(1, round(seconds / PART_S))
+        for _ in range(count):
+            taken, over_s = self.taken, self.over_s
+            self.settle(seconds / count)
+            if self.over_s > over_s:
+                self.parts.append((self.taken - taken) / (self.over_s - over_s))
         if not self._told:
             self._over(time.monotonic())
         self._gave_rate = self.given / self.over_s if self.over_s > 0 else 0.0
         return self.taken / self.over_s if self.over_s > 0 else math.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of the rate that was taken last, tuples/s."""
+        return _error(self.parts)
 
     def _over(self, now_s: float) -> None:
         """What was seen is over the time up to now."""
@@ -515,8 +535,9 @@ class Output:
                 self._gave_s = now.at_s
             takes_anew = now.taken < before.taken / 2
             self.broke = self.broke or began_anew or takes_anew
-            self.taken += now.taken if takes_anew else max(0.0, now.taken - before.taken)
-            self.given += max(0.0, now.given - before.given)
+            # What an estimate had too much is taken off again.
+            self.taken += now.taken - (0.0 if takes_anew else before.taken)
+            self.given += now.given - before.given if now.given >= before.given / 2 else 0.0
             self._over(now.at_s)
         self._until_s = now.at_s
         return snapshot.topology
@@ -577,6 +598,11 @@ def in_words(replicas: Replicas) -> str:
 
 def _plain(replicas: Replicas) -> list[tuple[list[str], int]]:
     return [(list(logical), count) for logical, count in replicas.items()]
+
+
+def _error(parts: Sequence[float]) -> float:
+    """Standard error of their mean; 0 of fewer than three, which tell nothing of it."""
+    return statistics.stdev(parts) / math.sqrt(len(parts)) if len(parts) > 2 else 0.0
 
 
 def _known(value: float) -> float | None:

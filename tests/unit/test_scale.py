@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import json
 import math
 import shlex
@@ -192,6 +193,7 @@ def test_nothing_is_done_that_does_not_pay() -> None:
     assert "held" in (refusal(change_of(8, 2, 1.0, 0.8), 1.0, 600) or "")
     assert refusal(change_of(1, 3, 0.9, 1.0), math.nan, 600) is None  # a minute, 9 minutes
     assert [is_worse(100, x) for x in (0, 89, 91, 200, math.nan)] == [True, True, *[False] * 3]
+    assert [is_worse(100, x, 10) for x in (0, 69, 71, 89)] == [True, True, False, False]
 
 
 def failed(at_s: float, outcome: str = "back", to: int = 3, was: int = 1) -> Done:
@@ -1172,6 +1174,26 @@ def test_an_estimate_that_falls_a_little_is_no_restart(monkeypatch: pytest.Monke
         output.look()
     assert output._anew == scaling._Counts(69, 160, 160)
     assert output._silent_s == pytest.approx(9.0)
+
+
+def test_what_an_estimate_had_too_much_is_no_intake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 tuples/s that are estimated 2 too many at each other look, 20/s were told."""
+    clock, output = itertools.count(), scaling.Output(lambda: Restarting({1: 200}), "q")
+
+    def told(*_: object) -> scaling._Counts:
+        at_s = next(clock)
+        count = 1000.0 + 10 * at_s + 20 * (at_s % 2)
+        return scaling._Counts(float(at_s), count, count)
+
+    monkeypatch.setattr(scaling, "_counts", told)
+    for _ in range(101):
+        output.look()
+    assert output.taken == output.given == 1000.0
+
+
+def test_how_sure_a_rate_is_shows_in_its_parts() -> None:
+    assert scaling._error([150.0, 250.0, 150.0, 250.0]) == pytest.approx(28.9, abs=0.1)
+    assert scaling._error([200.0] * 5) == scaling._error([1.0, 2.0]) == 0.0
 
 
 def test_a_query_whose_tuples_nobody_counts_is_left_alone(
