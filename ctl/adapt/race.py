@@ -241,15 +241,8 @@ def compare(
     known = {effect.key: effect for effect in theirs.effects}
     both = [(mine, known[mine.key]) for mine in ours.effects if mine.key in known]
     pairs = [(mine, other) for mine, other in both if mine.source == other.source]
-    ratios = _known(
-        _ratio(_level(mine, objective), _level(other, objective), LEAST_S) for mine, other in pairs
-    )
-    if over:
-        ratios += [WIDEST for mine, other in both if _stops(mine, other)]
-        ratios += [-WIDEST for mine, other in both if _stops(other, mine)]
-    time = math.nan
-    if ratios:
-        time = max(ratios) if objective == "worst" else statistics.fmean(ratios)
+    stopped = [(mine, other) for mine, other in both if _stops(mine, other) or _stops(other, mine)]
+    time = _time(pairs, stopped if over else [], objective)
     missed = _known(
         _ratio(1 - mine.within_target, 1 - other.within_target, MISSED) for mine, other in pairs
     )
@@ -257,9 +250,8 @@ def compare(
         time = statistics.fmean(missed) + (0.0 if math.isnan(time) else time)
     flows = [
         (mine.tuples_in, other.tuples_in)
-        for mine, other in both
-        if (mine.source == other.source or _stops(mine, other) or _stops(other, mine))
-        and math.isfinite(mine.tuples_in + other.tuples_in)
+        for mine, other in (*pairs, *stopped)
+        if math.isfinite(mine.tuples_in + other.tuples_in)
     ]
     mine_in, other_in = (sum(column) for column in zip(*flows, strict=True)) if flows else (0, 0)
     return Score(
@@ -268,6 +260,21 @@ def compare(
         _mean(_ratio(mine.p50_s, other.p50_s, LEAST_S) for mine, other in pairs),
         _mean(_ratio(mine.p99_s, other.p99_s, LEAST_S) for mine, other in pairs),
     )
+
+
+def _time(
+    pairs: Sequence[tuple[Effect, Effect]],
+    stopped: Sequence[tuple[Effect, Effect]],
+    objective: Objective,
+) -> float:
+    """The log of the ratio of times in the system, ours to theirs; NaN where none is known."""
+    ratios = _known(
+        _ratio(_level(mine, objective), _level(other, objective), LEAST_S) for mine, other in pairs
+    )
+    ratios += [WIDEST if _stops(mine, other) else -WIDEST for mine, other in stopped]
+    if not ratios:
+        return math.nan
+    return max(ratios) if objective == "worst" else statistics.fmean(ratios)
 
 
 def is_worse(values: Sequence[float], margin: float, level: float) -> bool:

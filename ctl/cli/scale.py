@@ -1,6 +1,7 @@
 """The command that gives a query other numbers of replicas: scale."""
 
 import math
+from collections import Counter
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,6 +77,7 @@ def scale(
     from sched_ctl import show
     from sched_ctl.adapt.rescale import cost_s
     from sched_ctl.engines.roster import wanted_kinds
+    from sched_ctl.model.patterns import names_of
     from sched_ctl.plugins import drivers
     from sched_ctl.service import scaling
     from sched_ctl.service.session import no_engine
@@ -105,21 +107,22 @@ def scale(
         )
         return
     flags = [word for text in to or [] for word in ("--to", text)] + ["--back"] * back
+    meant = Counter(n for one, name in _every(found) for n in {*names_of(one.engine.name, name)})
     for row in rows:
         if not json:
-            _show(row, before, None if apply else _typed(found, row, *flags, "--apply"))
+            _show(row, before, None if apply else _typed(meant, row, *flags, "--apply"))
     if apply:
         [row] = rows
-        _apply(row, kinds, memory, patience, json, _typed(found, row, "--back", "--apply"))
+        _apply(row, kinds, memory, patience, json, _typed(meant, row, "--back", "--apply"))
 
 
-def _typed(found: "list[Found]", row: "Row", *flags: str) -> str:
-    """The command for this query, called by its name alone where that means no other one."""
-    from sched_ctl.model.patterns import names_of
+def _typed(meant: "Mapping[str, int]", row: "Row", *flags: str) -> str:
+    """The command for this query, called by its name alone where that means no other one.
 
+    meant: name -> how many queries it means.
+    """
     one, name, *_ = row
-    meant = [it for it, other in _every(found) if name in names_of(it.engine.name, other)]
-    query = name if len(meant) == 1 else f"{one.engine.name}/{name}"
+    query = name if meant.get(name) == 1 else f"{one.engine.name}/{name}"
     return " ".join(["sched-ctl scale", *map(quote, (query, *flags))])
 
 

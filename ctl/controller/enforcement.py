@@ -79,7 +79,6 @@ class Enforcement:
         for key in [key for key in self._in_force if key[:2] not in decided]:
             if key in self._in_force and time.monotonic() >= self._again_s.get(key, 0.0):
                 problems = self._let_go(key).problems
-                self._again_s[key] = time.monotonic() + PAUSE_S
                 message = f"rule {key[0]}: {'; '.join(problems)}" if problems else ""
                 self._remarks.say(f"rest {key}", message)
         self._again_s = {k: at_s for k, at_s in self._again_s.items() if k in self._in_force}
@@ -202,6 +201,7 @@ class Enforcement:
                 applied = self._backends.apply(backend, without(schedule, set(schedule.threads)))
             except Exception as error:  # the others must still have their turn
                 log.debug("backend %s", backend, exc_info=error)
+                self._again_s[key] = time.monotonic() + PAUSE_S
                 counts = counts and not isinstance(error, JournalError)
                 if counts and self._is_given_up_at(key):
                     self._step_down(backend, _words(error))

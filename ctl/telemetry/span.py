@@ -41,7 +41,6 @@ SET_S = 1.0  # by which clocks must differ to count as set: so far apart are rea
 def described(topology: Topology, node: str, t_ms: int, epoch: int) -> records.Topology:
     """A topology as its line."""
     query = {name: place for place, name in enumerate(topology.queries)}
-    place = {(o.query, o.name): i for i, o in enumerate(topology.logical)}
     ops = topology.operators
     line = records.Topology(
         node=node,
@@ -60,20 +59,29 @@ def described(topology: Topology, node: str, t_ms: int, epoch: int) -> records.T
         line.threads = [len(o.threads) for o in ops]
     if topology.away.any():
         line.away = topology.away.astype(int).tolist()
-    fused = [(o.query, o.name) for o in ops] != [*place] or any(o.logical != (o.name,) for o in ops)
+    logical = [*dict.fromkeys((o.query, o.name) for o in topology.logical)]
+    fused = [(o.query, o.name) for o in ops] != logical or any(o.logical != (o.name,) for o in ops)
     if fused or topology.edges != topology.logical_edges:
-        # One of a query that has no physical operator yet has no index: it is left out.
-        known = [o for o in topology.logical if o.query in query]
-        at = {(o.query, o.name): i for i, o in enumerate(known)}
-        line.logical = [(query[o.query], o.name) for o in known]
-        line.logical_of = [[at[o.query, n] for n in o.logical if (o.query, n) in at] for o in ops]
-        rows = [at.get((o.query, o.name), -1) for o in topology.logical]
-        line.logical_edges = [
-            (rows[e.source], rows[e.target], round(e.share, 6))
-            for e in topology.logical_edges
-            if rows[e.source] >= 0 and rows[e.target] >= 0
-        ]
+        _add_logical(line, topology)
     return line
+
+
+def _add_logical(line: records.Topology, topology: Topology) -> None:
+    """What the engine calls its operators, where these are more or others than what runs."""
+    query = {name: place for place, name in enumerate(topology.queries)}
+    # One of a query that has no physical operator yet has no index: it is left out.
+    known = [o for o in topology.logical if o.query in query]
+    at = {(o.query, o.name): i for i, o in enumerate(known)}
+    line.logical = [(query[o.query], o.name) for o in known]
+    line.logical_of = [
+        [at[o.query, n] for n in o.logical if (o.query, n) in at] for o in topology.operators
+    ]
+    rows = [at.get((o.query, o.name), -1) for o in topology.logical]
+    line.logical_edges = [
+        (rows[e.source], rows[e.target], round(e.share, 6))
+        for e in topology.logical_edges
+        if rows[e.source] >= 0 and rows[e.target] >= 0
+    ]
 
 
 def _edges(edges: Sequence[Edge]) -> list[tuple[int, int, float]]:
