@@ -4,7 +4,7 @@ Any user may start what looks like another's engine. So those go first whom the 
 answers for: or anybody could be in the way of an engine that the configuration names.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 
 __all__ = ["Believed", "nobody", "rank", "whose"]
 
@@ -16,13 +16,19 @@ def nobody(_: int) -> bool:
     return False
 
 
-def rank(uid: int, believed: Believed) -> int:
-    """Root goes first, then those who are believed, then all others."""
+def rank(uid: int, believed: Believed, pod: str = "") -> int:
+    """Root goes first, then those who are believed, then all others.
+
+    pod: of the process, "" for none: what is root in a pod is nobody's administrator.
+    """
+    if pod:
+        return 2
     return 0 if uid == 0 else 1 if believed(uid) else 2
 
 
-def whose(uids: Collection[int], believed: Believed) -> int | None:
-    """The user who goes first; None where several do, or there is none."""
-    first = min((rank(uid, believed) for uid in uids), default=None)
-    found = {uid for uid in uids if rank(uid, believed) == first}
+def whose(ranks: Iterable[tuple[int, int]]) -> int | None:
+    """The user who goes first; None where several do, or there is none. ranks: (user, rank)."""
+    known = set(ranks)
+    first = min((its for _, its in known), default=None)
+    found = {uid for uid, its in known if its == first}
     return found.pop() if len(found) == 1 else None

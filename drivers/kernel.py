@@ -27,7 +27,7 @@ from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.drivers.believed import Believed, nobody, rank
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.errors import EngineError
-from sched_ctl.kernel import cgroup, procfs, tracing
+from sched_ctl.kernel import cgroup, containers, procfs, tracing
 from sched_ctl.model.graph import Array
 from sched_ctl.model.topology import (
     Edge,
@@ -398,7 +398,11 @@ def _named(target: Target, believed: Believed) -> int:
         for pid in procfs.pids()
         if (found := procfs.stat(pid)) is not None and found.name == name
     ]
-    ranks = {pid: rank(uid, believed) for pid in pids if (uid := procfs.owner(pid)) is not None}
+    ranks = {
+        pid: rank(uid, believed, containers.namespace_of(pid))
+        for pid in pids
+        if (uid := procfs.owner(pid)) is not None
+    }
     pids = [pid for pid, its in ranks.items() if its == min(ranks.values())]
     if len(pids) != 1:
         several = f": {', '.join(map(str, pids[:8]))}" if pids else ""

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from sched_ctl.drivers import DriverKind, Target, threadnames
-from sched_ctl.drivers.believed import Believed, nobody, whose
+from sched_ctl.drivers.believed import Believed, nobody, rank, whose
 from sched_ctl.drivers.deadlines import rest_s, time_left
 from sched_ctl.drivers.finding import found, processes
 from sched_ctl.drivers.jvm import JavaProcess
@@ -36,7 +36,7 @@ from sched_ctl.drivers.kernel import (
 from sched_ctl.drivers.sources.http import Endpoint
 from sched_ctl.drivers.sources.prometheus import Page
 from sched_ctl.errors import EngineError, near_miss
-from sched_ctl.kernel import identity, procfs
+from sched_ctl.kernel import containers, identity, procfs
 from sched_ctl.model.graph import Array
 from sched_ctl.model.programs import OPERATOR, Program, counter, faults
 from sched_ctl.model.topology import Edge, HelperThread, PhysicalOperator, Snapshot, Thread
@@ -423,7 +423,12 @@ def _connect(programs: Mapping[str, Program], target: Target, believed: Believed
     name, at, user = target.address.partition("@")
     program = _named(programs, target.address)
     here = processes(program)
-    uid = int(user) if user.isdecimal() else whose(here, believed)
+    ranks = (
+        (uid, rank(uid, believed, containers.namespace_of(pid)))
+        for uid, pids in here.items()
+        for pid in pids
+    )
+    uid = int(user) if user.isdecimal() else whose(ranks)
     if (at and not user.isdecimal()) or (uid is None and here):
         names = ", ".join(f"program:{name}@{one}" for one in sorted(here))
         raise EngineError("several users run it", f"name one: {names}")

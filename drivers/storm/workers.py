@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sched_ctl.drivers import EngineError, Target
-from sched_ctl.drivers.believed import Believed, rank, whose
+from sched_ctl.drivers.believed import Believed, rank
 from sched_ctl.drivers.jvm import JavaProcess
-from sched_ctl.kernel import hotspot, procfs
+from sched_ctl.kernel import containers, hotspot, procfs
 
 __all__ = ["Worker", "addresses", "chosen", "query_of", "workers"]
 
@@ -20,10 +20,11 @@ TOPOLOGY_ID = re.compile(r"(?P<name>[^./:\\\s]{1,200})-\d{1,10}-\d{1,12}")
 
 @dataclass(eq=False)
 class Worker(JavaProcess):
-    """A worker of this machine. topology: its id. uid: the user it runs as."""
+    """A worker of this machine. topology: its id. uid: the user it runs as. pod: "" for none."""
 
     topology: str = ""
     uid: int = -1
+    pod: str = ""
 
 
 def workers() -> Iterator[Worker]:
@@ -37,7 +38,8 @@ def workers() -> Iterator[Worker]:
             continue
         born, uid = procfs.stat(pid), procfs.effective_uid(pid)
         if born is not None and uid is not None:
-            yield Worker(pid, born.start_time, "storm", topology=rest[0], uid=uid)
+            pod = containers.namespace_of(pid)
+            yield Worker(pid, born.start_time, "storm", topology=rest[0], uid=uid, pod=pod)
 
 
 def addresses(found: Iterable[Worker], believed: Believed) -> dict[str, Worker]:
@@ -48,7 +50,7 @@ def addresses(found: Iterable[Worker], believed: Believed) -> dict[str, Worker]:
     address, and the others' is `ID@UID`.
     """
     known: dict[str, Worker] = {}
-    for worker in sorted(found, key=lambda one: (rank(one.uid, believed), one.start_time)):
+    for worker in sorted(found, key=lambda one: (rank(one.uid, believed, one.pod), one.start_time)):
         first = known.setdefault(worker.topology, worker)
         if first.uid != worker.uid:
             known.setdefault(f"{worker.topology}@{worker.uid}", worker)
@@ -61,10 +63,10 @@ def chosen(target: Target, found: Iterable[Worker], believed: Believed) -> Worke
     Where several users' are called so, it is the one's who goes first, or `ID@UID` or `NAME@UID`
     says whose. Raises EngineError if that leaves none or several.
     """
-    oldest: dict[tuple[str, int], Worker] = {}
+    oldest: dict[tuple[str, int, str], Worker] = {}
     for worker in sorted(found, key=lambda one: one.start_time):
         if target.uid in (None, worker.uid):
-            oldest.setdefault((worker.topology, worker.uid), worker)
+            oldest.setdefault((worker.topology, worker.uid, worker.pod), worker)
     # No user can have the forms with another's number.
     forms: tuple[Callable[[Worker], str], ...] = (
         lambda one: f"{one.topology}@{one.uid}",
@@ -74,8 +76,8 @@ def chosen(target: Target, found: Iterable[Worker], believed: Believed) -> Worke
     )
     called = ([one for one in oldest.values() if form(one) == target.address] for form in forms)
     meant = next(filter(None, called), [])
-    first = whose([worker.uid for worker in meant], believed)
-    mine = [worker for worker in meant if worker.uid == first]
+    ranks = [rank(worker.uid, believed, worker.pod) for worker in meant]
+    mine = [one for one, its in zip(meant, ranks, strict=True) if its == min(ranks)]
     if len(mine) != 1:
         raise EngineError(
             f"{target.engine}: {len(meant) or 'no'} topologies of this name have workers here",

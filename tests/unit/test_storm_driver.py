@@ -15,7 +15,7 @@ from sched_ctl.drivers.storm.driver import _once
 from sched_ctl.drivers.storm.plan import Executor, executors, plan, same
 from sched_ctl.drivers.storm.reading import Reading
 from sched_ctl.drivers.storm.series import Measure, Sampled, take_apart
-from sched_ctl.drivers.storm.workers import Worker, addresses, query_of
+from sched_ctl.drivers.storm.workers import Worker, addresses, chosen, query_of
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import hotspot, procfs
 from sched_ctl.model.topology import Thread
@@ -428,8 +428,8 @@ def test_a_worker_is_asked_for_its_threads_when_one_is_missing(
     storm.close()
 
 
-def worker(pid: int, uid: int, topology: str) -> Worker:
-    return Worker(pid, pid, "storm", topology=topology, uid=uid)
+def worker(pid: int, uid: int, topology: str, pod: str = "") -> Worker:
+    return Worker(pid, pid, "storm", topology=topology, uid=uid, pod=pod)
 
 
 def test_nobody_takes_over_anothers_topology() -> None:
@@ -438,6 +438,22 @@ def test_nobody_takes_over_anothers_topology() -> None:
     assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 10, "lr-1-5": 13, "etl-1-5@666": 11}
     found = addresses([worker(9, 1001, "etl-1-5"), *theirs], lambda uid: uid < 1000)
     assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 10, "lr-1-5": 13, "etl-1-5@1001": 9}
+
+
+@pytest.mark.parametrize("uid", [0, 100])
+def test_root_of_a_pod_takes_over_nobodys_topology(uid: int) -> None:
+    """What is root there is nobody's administrator here."""
+    theirs, his = worker(12, 998, "etl-1-5"), worker(11, uid, "etl-1-5", pod="tenant")
+
+    def system(uid: int) -> bool:
+        return uid < 1000
+
+    found = addresses([his, theirs], system)
+    assert {a: w.pid for a, w in found.items()} == {"etl-1-5": 12, f"etl-1-5@{uid}": 11}
+    for address in ("etl-1-5", "etl"):
+        assert chosen(Target("storm", address), [his, theirs], system) is theirs
+    assert chosen(Target("storm", f"etl-1-5@{uid}"), [his, theirs], system) is his
+    assert chosen(Target("storm", "etl-1-5"), [his], system) is his
 
 
 def test_a_topology_lasts_while_one_of_its_workers_does() -> None:
