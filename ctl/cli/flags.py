@@ -257,7 +257,7 @@ def _option(setting: Setting) -> Any:
         metavar, help_text = short, f"{help_text}; then, if wanted, [,{rest}"
     if many:
         help_text += " (repeat the flag for more)"
-    if setting.default not in ((), {}) and isinstance(setting.default, (str, float)):
+    if setting.default not in ((), {}, "") and isinstance(setting.default, (str, float)):
         shown = f"{setting.default:g}" if isinstance(setting.default, float) else setting.default
         help_text += f" (default: {shown})"  # in brackets it would be a style of rich's
     option = typer.Option(

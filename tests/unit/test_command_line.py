@@ -425,6 +425,7 @@ def test_help_tells_defaults_and_what_may_be_chosen() -> None:
     told = CliRunner(env={"COLUMNS": "200"}).invoke(cli.make_app(), ["load", "--help"]).stdout
     assert "(poll, trigger) (default: poll)" in told
     assert "off: --no-trace" in told
+    assert "(default: )" not in told
 
 
 @pytest.mark.parametrize(
