@@ -19,6 +19,7 @@ from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.access import Access
 from sched_ctl.model.options import BackendOptions, NiceOptions
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
+from sched_ctl.model.schedule import Schedule
 from sched_ctl.service import views
 from sched_ctl.service.reload import ReadAgain, reload, reloaded
 from sched_ctl.telemetry import profiles
@@ -260,8 +261,10 @@ def test_engines_come_and_go_with_the_setting() -> None:
     case.run(script)
 
 
-def test_what_is_being_decided_by_the_old_rules_is_dropped() -> None:
-    """A policy of somebody else decides beside the loop: its late answer has excluded threads."""
+async def decided_late(
+    case: Case, controller: Controller, meanwhile: Callable[[Policy], object]
+) -> list[Schedule]:
+    """What is ordered since this was done, while this policy of somebody else was deciding."""
     asked, answer = threading.Event(), threading.Event()
 
     def slow(frame: OperatorFrame) -> UrgencyForm:
@@ -269,42 +272,41 @@ def test_what_is_being_decided_by_the_old_rules_is_dropped() -> None:
         answer.wait(10)
         return form(len(frame), static=1.0)
 
+    policy = Policy("slow", slow, frozenset(), "nothing")
+    controller.rules[0].policy = policy
+    await case.until(asked.is_set)
+    meanwhile(policy)
+    at = len(case.backend.schedules)
+    answer.set()
+    await case.until(lambda: len(case.backend.schedules) > at + 3)
+    return case.backend.schedules[at:]
+
+
+def test_what_is_being_decided_by_the_old_rules_is_dropped() -> None:
+    """It has threads that are excluded by now."""
     case = Case((FakeEngine(queries={"etl": 1, "secret": 1}),))
+    without = but(QUICK, exclude=("secret",))
 
     async def script(controller: Controller) -> None:
-        controller.rules[0].policy = Policy("slow", slow, frozenset(), "nothing")
-        await case.until(asked.is_set)
-        reload(controller, but(QUICK, exclude=("secret",)))
-        at = len(case.backend.schedules)
-        answer.set()
-        await case.until(lambda: len(case.backend.schedules) > at + 3)
-        later = [set(s.operators) for s in case.backend.schedules[at:]]
+        def again(policy: Policy) -> None:
+            reload(controller, without)
+            controller.rules[0].policy = policy
+
+        later = [set(s.operators) for s in await decided_late(case, controller, again)]
         assert {"etl/op0"} in later and {"etl/op0", "secret/op0"} not in later
 
     case.run(script)
 
 
 def test_what_another_policy_is_deciding_is_dropped() -> None:
-    asked, answer = threading.Event(), threading.Event()
-
-    def slow(frame: OperatorFrame) -> UrgencyForm:
-        asked.set()
-        answer.wait(10)
-        return form(len(frame), static=1.0)
-
-    def quick(frame: OperatorFrame) -> UrgencyForm:
-        return form(len(frame), static=2.0)
-
     case = Case((FakeEngine(),))
+    quick = Policy("quick", lambda frame: form(len(frame), static=2.0), frozenset(), "nothing")
 
     async def script(controller: Controller) -> None:
-        controller.rules[0].policy = Policy("slow", slow, frozenset(), "nothing")
-        await case.until(asked.is_set)
-        controller.rules[0].policy = Policy("quick", quick, frozenset(), "nothing")
-        at = len(case.backend.schedules)
-        answer.set()
-        await case.until(lambda: len(case.backend.schedules) > at + 3)
-        assert {s.policy for s in case.backend.schedules[at:]} == {"quick"}
+        def another(_: Policy) -> None:
+            controller.rules[0].policy = quick
+
+        assert {s.policy for s in await decided_late(case, controller, another)} == {"quick"}
 
     case.run(script)
 
