@@ -212,16 +212,21 @@ def test_what_failed_to_order_and_was_let_go_of_is_forgotten() -> None:
     assert not backend.restored
 
 
+@pytest.mark.parametrize(
+    ("settings", "waits_s"),
+    [({}, (30.0, 61.0)), ({"calm_period": 100.0, "stale_after": 400.0}, (590.0, 610.0))],
+)
 def test_a_rule_that_makes_no_passes_keeps_a_dead_backend_for_a_time_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, float], waits_s: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Longer where it may rest for longer: then it has its turn first."""
     backend = Choosy()
-    case = Case(backends(backend), "a", "b")
+    case = Case(backends(backend), "a", "b", **settings)
     case.decide(ROOT, rule=1)
     now_s = time.monotonic()
     backend.ordering["a@" + THEIRS] = BackendFailed("it is dead")
     restored = []
-    for later_s in (0.0, 30.0, 61.0):
+    for later_s in (0.0, *waits_s):
         monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now_s + later_s)
         case.decide(THEIRS, rule=0)
         restored.append(backend.restored)
@@ -270,20 +275,6 @@ def test_what_cannot_be_let_go_of_for_a_user_in_a_phase_counts_for_that_user_alo
     for _ in range(3):
         case.decide(idle=(ROOT, THEIRS))
         assert backend.in_force == {"a@" + THEIRS} and not backend.restored
-
-
-def test_a_rule_that_rests_for_long_has_its_turn_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Choosy()
-    case = Case(backends(backend), "a", "b", calm_period=100.0, stale_after=400.0)
-    case.decide(ROOT, rule=1)
-    now_s = time.monotonic()
-    backend.ordering["a@" + THEIRS] = BackendFailed("it is dead")
-    restored = []
-    for later_s in (0.0, 590.0, 610.0):
-        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now_s + later_s)
-        case.decide(THEIRS, rule=0)
-        restored.append(backend.restored)
-    assert restored == [0, 0, 1]
 
 
 def test_a_way_back_up_where_something_cannot_be_let_go_of() -> None:
