@@ -5,6 +5,7 @@ changed, and those that name a changed file. What is further away is for `./dev 
 """
 
 import ast
+import functools
 import subprocess
 import tomllib
 from contextlib import suppress
@@ -97,6 +98,7 @@ def _module(root: Path, name: str) -> str:
     return ".".join(filter(None, (package, *rest))).removesuffix(".__init__")
 
 
+@functools.cache
 def _imported(file: Path) -> set[str]:
     """Modules, and what is taken from them, which may be modules too."""
     found = set()
