@@ -34,7 +34,7 @@ from sched_ctl.workloads import workload
 KERNELS = ("6.18", "7.3")
 CPUS = 1
 ICOUNT = True
-ICOUNT_SHIFT = 1
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 150
 
 SLICE_S = 0.003
@@ -459,7 +459,7 @@ def traced_run(name: str) -> tuple[int, int]:
 @only_on("7.3")
 def check_inherited_age_is_the_head_age() -> None:
     """The age of a waiting thread against the due time of its engine's oldest tuple."""
-    look_until(median_error_ms, lambda error_ms: abs(error_ms) < 2, times=3)
+    look_until(median_error_ms, lambda error_ms: abs(error_ms) < 0.5, times=3)
 
 
 def median_error_ms() -> float:
@@ -470,19 +470,23 @@ def median_error_ms() -> float:
             rule(scheduler, view, path, 0.8, registry.policy("bsd"))
             offset_ns = scheduler.program.array(".bss", "monotonic_offset_ns")
             while running.process.poll() is None and len(late_ms) < 1000:
-                # One CPU, and we have it: nothing changes between the two looks.
+                # One CPU, and we have it: nothing changes between the two looks. The age is that of
+                # the poll's time, so what looking takes is no part of the difference.
                 threads = scheduler.threads[1 : len(scheduler.threads)]
                 queued = np.flatnonzero(threads["queued_ns"][:200])
+                if not late_ms and not len(queued):
+                    time.sleep(0.2)  # before the first tuple, for a minute
+                    continue
                 try:
-                    age = view.poll(1.0).columns["head_age"]
+                    snapshot = view.poll(1.0)
                 except EngineError:
                     break  # it is done
-                now_ns = time.monotonic_ns()
+                now_ns = round(snapshot.time_s * 1e9)
                 origin = threads["origin_ns"][queued].astype(np.int64) + int(
                     offset_ns.astype(np.int64)
                 )
                 mine = (now_ns - origin) * 1e-6
-                real = age[queued] * 1e3
+                real = snapshot.columns["head_age"][queued] * 1e3
                 late_ms += list((mine - real)[real > 0])
                 time.sleep(0.005)
     difference = np.array(late_ms)
@@ -527,11 +531,12 @@ def fork_and_wait() -> None:
 def check_latency_beside_hogs_in_full_mode() -> None:
     """Neither hogs nor a storm of forks cost operators 5%; hogs get what is left, at least 5%."""
     cases = ((0, False), (1, True), (3, True))
-    looks = [[syn_beside(*case, full=True) for case in cases] for _ in range(3)]
-    alone_s, *beside_s = np.median([[mean_s for mean_s, _ in look] for look in looks], axis=0)
-    print(f"alone {alone_s * 1e3:.2f} ms, beside others", beside_s / alone_s)
-    assert max(beside_s) <= 1.05 * alone_s
-    assert all(sum(used) > 0.05 for look in looks for _, used in look[1:])
+
+    def look() -> tuple[list[float], list[list[float]]]:
+        (alone_s, _), *beside = [syn_beside(*case, full=True) for case in cases]
+        return [mean_s / alone_s for mean_s, _ in beside], [used for _, used in beside]
+
+    look_until(look, lambda got: max(got[0]) <= 1.05 and all(sum(used) > 0.05 for used in got[1]))
 
 
 @only_on("6.18")
