@@ -19,7 +19,7 @@ all of them, and goes with the last. A process is in the groups of one backend.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,18 +185,9 @@ class Groups(Places, Backend):
         others = [other for other in self._scopes.values() if other is not scope]
         if unfit and not whole and not any(other.whole for other in others):
             raise unfit[0]
-        only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
-        scope.unfit = (
-            *(f"{error.message}: {only}" for error in unfit),
-            *(
-                f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
-                for pid in sorted(hidden)
-            ),
-            *(
-                f"process {pid} is in groups of the backend {taken[pid]}, and has no room in "
-                f"those of another: {only}"
-                for pid in sorted(taken.keys() & {thread.pid for thread in schedule.threads})
-            ),
+        shared = taken.keys() & {thread.pid for thread in schedule.threads}
+        scope.unfit = self._unfit_in_words(
+            unfit, hidden, {pid: taken[pid] for pid in sorted(shared)}
         )
         scope.tried_s = time.monotonic()
         writes, lost = self._put(scope, target, problems)
@@ -213,6 +204,27 @@ class Groups(Places, Backend):
             writes += self._let_go(pid, before[pid])
         problems += self._tidy()
         return writes
+
+    def _unfit_in_words(
+        self, unfit: Sequence[BackendFailed], hidden: Set[int], taken: Mapping[int, str]
+    ) -> tuple[str, ...]:
+        """Why threads are in no group, and what they have instead.
+
+        hidden: processes whose cgroups are not seen. taken: those in groups of another backend.
+        """
+        only = "its threads have nice values alone" if self.with_nice else "its threads are as ever"
+        return (
+            *(f"{error.message}: {only}" for error in unfit),
+            *(
+                f"the cgroup of process {pid} is not seen here, or its name is no text: {only}"
+                for pid in sorted(hidden)
+            ),
+            *(
+                f"process {pid} is in groups of the backend {backend}, and has no room in "
+                f"those of another: {only}"
+                for pid, backend in taken.items()
+            ),
+        )
 
     def _made(
         self, where: Sequence[tuple[Thread, Path | None, str | None]], scope: str
