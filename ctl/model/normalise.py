@@ -257,10 +257,12 @@ def with_weight_kept(
     shift = 0.0
     for _ in range(4):  # more than once only where something is beyond the range
         shift += math.log(total(place + shift) / before) / math.log(NICE_STEP)
-    nearest = min(
-        (shift + part for part in sorted(np.linspace(-0.5, 0.5, 21).tolist(), key=abs)),
-        key=lambda by: round(abs(math.log(total(np.rint(place + by)) / before)), 9),
-    )
+
+    def off(by: float) -> float:
+        return round(abs(math.log(total(np.rint(place + by)) / before)), 9)
+
+    parts: list[float] = sorted(np.linspace(-0.5, 0.5, 21).tolist(), key=abs)
+    nearest = min((shift + part for part in parts), key=off)
     levels = mine.copy()
     levels[said] = np.clip(place + nearest, low, high)
     return levels
