@@ -9,7 +9,7 @@ from pathlib import Path
 from contenders import SHARES, engine, used
 from victims import plan
 from vm.inside import look_until, only_on, text_of
-from vm.machine import journal, progress, schedule, spinning
+from vm.machine import above_all, journal, progress, schedule, spinning
 
 from sched_ctl.backends import Backend, ladder
 from sched_ctl.backends.cgroups.v2 import Cgroup2Nice
@@ -93,6 +93,7 @@ def check_neighbours_lose_nothing() -> None:
             engine(1) as others,
             placed(threads, where),
         ):
+            above_all()  # what is read of one after the other is of one moment then
             for groups in (None, SHARES):
                 print(where, kind.__name__, "order" if groups is None else "shares")
                 look_until(

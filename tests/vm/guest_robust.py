@@ -121,7 +121,7 @@ def check_controller_stopped() -> None:
         return got[0] > 0.7
 
     with spinning(4) as threads:
-        pid = controller(threads, [4.0, 3.0, 2.0, 1.0], steady(gap=30.0, ttl=2.0))
+        pid = controller(threads, [4.0, 3.0, 2.0, 1.0], steady(gap=30.0, ttl=5.0))
         look_until(look, in_order)
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: min(look()) > 0.2, what="all are equal")
