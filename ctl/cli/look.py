@@ -382,14 +382,18 @@ def _show_changes(plans: Sequence[dict[str, Any]], told: dict[str, Any], run_dir
         show.text(planned.changes(plans, _in_force(run_dir)))
 
 
-def _in_force(run_dir: Path) -> dict[str, Any] | None:
-    """What a controller that runs tells of itself; one that only looks has nothing in force."""
-    from sched_ctl.service.socket import request
+def _in_force(run_dir: Path) -> dict[str, Any] | str | None:
+    """What a controller that runs tells of itself, or why it does not, in words; one that only
+    looks has nothing in force.
+    """
+    from sched_ctl.service.socket import NoController, request
 
     try:
         found: dict[str, Any] = request(run_dir, "status", timeout_s=5.0)
-    except UserError:
+    except NoController:
         return None
+    except UserError as error:
+        return error.message
     return None if found["only_looks"] else found
 
 

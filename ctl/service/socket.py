@@ -30,7 +30,7 @@ from sched_ctl.kernel.crowd import slowness
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service.lock import Holder, holder, others
 
-__all__ = ["MOST_EXPLAINED", "Handler", "answers", "is_stopped", "request", "serve"]
+__all__ = ["MOST_EXPLAINED", "Handler", "NoController", "answers", "is_stopped", "request", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,10 @@ ABSENT = {"unload": "nothing is left to end; what one that was killed has left: 
 PING = "ping"  # answered by one of an earlier version, too: that it knows no such verb
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
+
+
+class NoController(UserError):
+    """None runs on this machine."""
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
@@ -197,7 +201,8 @@ def request(
     timeout_s: float = 30.0,
     patience_s: float = 0.0,
 ) -> Any:
-    """Ask the running controller. Raises UserError if there is none, or with what it refused.
+    """Ask the running controller. Raises NoController if there is none, else UserError with why it
+    does not answer, or what it refused.
 
     Where none runs, one that only looks is asked what it can tell; not instead of one that is
     stopped, or hangs, whose order stays in force.
@@ -228,7 +233,7 @@ def request(
                 f"{found[0]}",
                 "name the folder that load was given: --run-dir",
             ) from None
-        raise UserError(
+        raise NoController(
             f"no controller runs on this machine: none answers at {path}",
             ABSENT.get(verb, "start one with: sched-ctl load; or only look: sched-ctl watch"),
         ) from None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sched_ctl.cli import look, planned
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs, sched
 from sched_ctl.runfolder import RunFolder
@@ -107,6 +108,16 @@ def test_a_stopped_one_is_said_to_be_stopped_and_ended_by_force(
         assert session.end(tmp_path) == ()
         assert controller.wait() == -signal.SIGKILL
         assert sched.get_nice(victim) == os.nice(0)
+
+
+@pytest.mark.needs("root")
+def test_a_plan_takes_nothing_for_in_force_only_where_no_controller_runs(tmp_path: Path) -> None:
+    assert look._in_force(tmp_path) is None
+    with controlled(tmp_path) as (controller, _):
+        controller.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_in(controller.pid, "T"))
+        told = planned.changes([], look._in_force(tmp_path))
+        assert "not known" in told and "is stopped" in told
 
 
 @pytest.mark.needs("root")
