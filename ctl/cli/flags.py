@@ -94,7 +94,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each setting; it is called with the `settings` in force.
 
     One with a parameter `read_again` gets what reads them anew, see `service.reload.ReadAgain`; one
-    with `named` those that stand on the command line.
+    with `named` those that stand on the command line, and with `flags` these as they are typed.
     """
     settings = _settings()
 
@@ -120,10 +120,12 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             arguments["read_again"] = read
         if "named" in own.parameters:
             arguments["named"] = frozenset(first)
+        if "flags" in own.parameters:
+            arguments["flags"] = _typed(file, given)
         read(lambda settings: command(settings=settings, **arguments))
 
     own = inspect.signature(command)
-    ours = ("settings", "read_again", "named")
+    ours = ("settings", "read_again", "named", "flags")
     parameters = [p for p in own.parameters.values() if p.name not in ours]
     parameters += _parameters()
     run.__signature__ = own.replace(  # type: ignore[attr-defined]
@@ -226,8 +228,11 @@ def _off(setting: Setting) -> str:
 
 def _off_option(setting: Setting) -> Any:
     """Not in the panel: a column for these takes the room of all descriptions."""
-    flag = f"--{_off(setting).replace('_', '-')}"
-    return Annotated[bool, typer.Option(flag, hidden=True)]
+    return Annotated[bool, typer.Option(_off_flag(setting), hidden=True)]
+
+
+def _off_flag(setting: Setting) -> str:
+    return f"--{_off(setting).replace('_', '-')}"
 
 
 def _given(setting: Setting, arguments: dict[str, Any]) -> Any:
@@ -240,6 +245,19 @@ def _given(setting: Setting, arguments: dict[str, Any]) -> Any:
     return value or None
 
 
+def _typed(file: Path | None, given: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that has these settings."""
+    words = [] if file is None else ["--config", str(file)]
+    for setting in _settings():
+        value = given[setting.key]
+        if isinstance(value, bool):
+            words.append(setting.flag if value else _off_flag(setting))
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is None else [setting.flag, str(one)]
+    return words
+
+
 def _option(setting: Setting) -> Any:
     many = typing.get_origin(setting.type) in (tuple, dict) or setting.type is BackendOptions
     kind: Any = list[str] | None if many else str | None
@@ -249,7 +267,7 @@ def _option(setting: Setting) -> Any:
         kind, metavar = float | None, setting.metavar or "SECONDS"
     elif setting.type is bool:
         kind, metavar = bool, ""
-        help_text += f"; off: --{_off(setting).replace('_', '-')}"
+        help_text += f"; off: {_off_flag(setting)}"
     elif typing.get_origin(setting.type) is Literal:
         help_text += f" ({', '.join(typing.get_args(setting.type))})"
     short, _, rest = metavar.partition("[,")

@@ -33,6 +33,7 @@ def add_to(app: typer.Typer) -> None:
 @with_settings
 def scale(
     settings: Settings,
+    flags: list[str],
     query: Annotated[
         str | None, typer.Argument(help="Which query; without, all.", show_default=False)
     ] = None,
@@ -106,14 +107,15 @@ def scale(
             ]
         )
         return
-    flags = [word for text in to or [] for word in ("--to", text)] + ["--back"] * back
+    asked = [word for text in to or [] for word in ("--to", text)] + ["--back"] * back
     meant = Counter(n for one, name in _every(found) for n in {*names_of(one.engine.name, name)})
     for row in rows:
         if not json:
-            _show(row, before, None if apply else _typed(meant, row, *flags, "--apply"))
+            _show(row, before, None if apply else _typed(meant, row, *flags, *asked, "--apply"))
     if apply:
         [row] = rows
-        _apply(row, kinds, memory, patience, json, _typed(meant, row, "--back", "--apply"))
+        undo = _typed(meant, row, *flags, "--back", "--apply")
+        _apply(row, kinds, memory, patience, json, undo)
 
 
 def _typed(meant: "Mapping[str, int]", row: "Row", *flags: str) -> str:

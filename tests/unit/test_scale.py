@@ -566,7 +566,9 @@ def test_what_is_to_be_typed_makes_so_what_was_shown(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Of a query that two engines run, with the engine; whatever one is called, it is a word."""
+    """Of a query that two engines run, with the engine; whatever one is called, it is a word. With
+    the same settings: the file, and the folder in which changes are remembered, are others else.
+    """
     found = [running_on("fake:x", "both", QUOTED), running_on("fake:y", "both")]
 
     async def looked(*_: object) -> list[Any]:
@@ -581,13 +583,15 @@ def test_what_is_to_be_typed_makes_so_what_was_shown(
     monkeypatch.setattr(cli_scale, "_plan", planned)
     monkeypatch.setattr(cli_scale, "_was", lambda *_: {})
     (tmp_path / "none.toml").touch()
+    flags = ["--config", str(tmp_path / "none.toml"), "--exclude", "x y", "--exclude", "z"]
+    flags += ["--window", "4.0", "--no-trace", "--run-dir", str(tmp_path)]
     told = CliRunner().invoke(
-        cli.make_app("scale"),
-        ["scale", *words, "--config", str(tmp_path / "none.toml"), "--run-dir", str(tmp_path)],
-        catch_exceptions=False,
+        cli.make_app("scale"), ["scale", *words, *flags], catch_exceptions=False
     )
     lines = [line for line in told.stdout.splitlines() if "make it so" in line]
-    assert [shlex.split(line)[5:] for line in lines] == [[*some, "--apply"] for some in typed]
+    assert [shlex.split(line)[5:] for line in lines] == [
+        [query, *flags, *asked, "--apply"] for query, *asked in typed
+    ]
 
 
 def test_how_many_is_said_in_one_way() -> None:
