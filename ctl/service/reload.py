@@ -64,7 +64,9 @@ def reloaded(controller: Controller, read_again: ReadAgain | None) -> list[str]:
 
 
 def reload(controller: Controller, settings: Settings) -> list[str]:
-    """Use other settings; names of those that differ. Raises UserError, and nothing has changed."""
+    """Use other settings; names of those that differ from what is in force. Raises UserError, and
+    nothing has changed.
+    """
     old = controller.settings
     changed = [name for name in settings.__struct_fields__ if _differs(old, settings, name)]
     if fixed := [name for name in FIXED if name in changed]:
@@ -76,6 +78,8 @@ def reload(controller: Controller, settings: Settings) -> list[str]:
     kinds = wanted_kinds(settings, controller.all_kinds)
     claims = claims_of(settings, kinds)
     before = {rule.name: rule for rule in controller.rules}
+    if "policy" not in changed and _was_set(controller):
+        changed.append("policy")
     made = {section.name: controller.rule(section, settings) for section in resolve(settings)}
     for name, rule in made.items():
         queries = before[name].queries if name in before else {}
@@ -98,6 +102,13 @@ def reload(controller: Controller, settings: Settings) -> list[str]:
             _continue(rule, before[name])
     controller.use(settings, kinds, tuple(made.values()))
     return changed
+
+
+def _was_set(controller: Controller) -> bool:
+    """Whether a policy was set while it ran, which ends now."""
+    configured = {section.name: section for section in resolve(controller.settings)}
+    said = ((rule.name, rule.instead.said or rule.section) for rule in controller.rules)
+    return any(section != configured[name] for name, section in said)
 
 
 def _differs(old: Settings, new: Settings, name: str) -> bool:

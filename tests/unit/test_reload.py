@@ -141,6 +141,18 @@ def test_what_the_guard_found_harmful_stays_out_of_force() -> None:
     case.run(script)
 
 
+def test_a_policy_that_was_set_gives_way_to_the_configured_one_and_that_is_said() -> None:
+    case = Case((FakeEngine(),))
+
+    async def script(controller: Controller) -> None:
+        controller.set_policy(controller.rules[0], "qs", {})
+        assert reload(controller, QUICK) == ["policy"]
+        assert controller.rules[0].policy.name == "hr"
+        assert reload(controller, QUICK) == []
+
+    case.run(script)
+
+
 def test_a_switch_that_is_on_stays_on() -> None:
     engine = FakeEngine(queries={"q": 1})
     engine.queue = np.array([150.0])
