@@ -12,11 +12,14 @@ import pytest
 
 from sched_ctl.backends.cgroups.v2 import Cgroup2Nice
 from sched_ctl.backends.threads.nice import Nice
+from sched_ctl.backends.threads.sweep import Sweep
+from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.put_back import put_back
 from sched_ctl.backends.undo.records import Adopted, FileChanged, Group, Process, State
 from sched_ctl.kernel import cgroup, procfs
+from sched_ctl.model.topology import Thread
 from support import running
 
 pytestmark = pytest.mark.needs("root")
@@ -156,6 +159,25 @@ def test_many_processes_take_one_look_at_the_machine(
         assert undo.processes(journal, list(journal.state.processes)) == []
         assert [os.getpriority(os.PRIO_PROCESS, child.pid) for child in began] == [0, 0, 0]
     assert next(looks) == 1 and not journal.state.processes
+    journal.close()
+
+
+def test_a_full_disk_is_tried_once_for_all_processes_that_are_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids, tries = [7, 8, 9], []
+    journal = Journal(tmp_path / "journal")
+    journal.write(Process(pid, 1, 0, 0, 0, [], []) for pid in pids)
+    sweep = Sweep(journal, 10.0, set, tuple)
+
+    def full(*_: object) -> NoReturn:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(journals, "_write", full)
+    sweep.let_go(Thread(pid, pid, 1) for pid in pids)
+    assert sweep.below() == []
+    assert len(tries) == 1 and not journal.state.processes
     journal.close()
 
 

@@ -10,7 +10,7 @@ process stands in the journal.
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.journal import Journal
@@ -103,17 +103,21 @@ class Sweep:
             del self._left[pid]
         if not self._left:
             return []
-        began_s, held = time.monotonic(), self._tids()
+        began_s, known = time.monotonic(), self._tids()
         children = functools.cache(procfs.families)
-        problems: list[str] = []
         children()  # as dear as all the rest where there are many processes: shared by all of them
-        looks_s = time.monotonic()
-        while self._left:
-            pid = next(iter(self._left))
-            known = held | self._left.pop(pid)
-            problems += undo.processes(self._journal, [pid], known, children)
-            if time.monotonic() - looks_s > within_s:
-                break
+        end_s = time.monotonic() + within_s
+
+        def late() -> Iterator[int]:
+            while self._left:
+                pid = next(iter(self._left))
+                known.update(self._left.pop(pid))
+                yield pid
+                if time.monotonic() > end_s:
+                    return
+
+        # All at once: where the journal has no space each addition is an attempt to write it anew.
+        problems = undo.processes(self._journal, late(), known, children)
         took_s = time.monotonic() - began_s
         if took_s > BELOW_S:
             self._below_at_s = began_s + SELDOM * took_s
