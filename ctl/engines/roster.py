@@ -20,6 +20,7 @@ from sched_ctl.kernel.births import Births, Young, last_id
 from sched_ctl.kernel.crowd import slowness
 from sched_ctl.model.access import Access
 from sched_ctl.model.patterns import first
+from sched_ctl.model.topology import Thread
 
 __all__ = ["Roster", "wanted_kinds"]
 
@@ -51,6 +52,8 @@ class Roster:
         self._finding: dict[str, asyncio.Future[Sequence[Target]]] = {}
         self._finders: dict[str, Worker[Sequence[Target]]] = {}
         self._looked: dict[str, tuple[float, bytes]] = {}  # when, and who was born last
+        self._named: set[str] = set()  # engines that were not found, but named
+        self._twice: dict[str, str] = {}  # those of them that are others, by another address
         self._again = True
         self._ended = False  # an engine, which may go on in others of its processes
         self._left_s = 0.0  # what those that left have cost
@@ -60,6 +63,7 @@ class Roster:
         self.timer = Timer(settings.discover, time.monotonic())
         self._settings, self._kinds, self._owners = settings, kinds, owners
         self._looked.clear()
+        self._twice.clear()
         for engine in [e for e in self.engines.values() if not self._is_wanted(e.target)]:
             log.info("%s: not wanted any more", engine.name)
             self._drop(engine)
@@ -122,6 +126,11 @@ class Roster:
             change = engine.check(now_s, *patience, crowd)
             if change:
                 log.warning("%s: %s", engine.name, change)
+            other = self._other_name(engine)
+            if other is not None:
+                message = f"{engine.name} is {other}, whose threads it has: left out"
+                self._remarks.say(f"engines {engine.name}", message)
+                self._twice[engine.name], engine.state = other, "gone"
             if engine.state != before and engine.state in ("gone", "released"):
                 yield engine
             if engine.state == "gone":
@@ -160,8 +169,10 @@ class Roster:
             kind, _, address = wanted.partition(":")
             if kind == name and address and wanted not in [t.engine for t in targets]:
                 targets.append(Target(kind, address))
+                self._named.add(wanted)
         for target in targets:
-            known = target.engine in self.engines or self._is_followed(target)
+            here = target.engine, self._twice.get(target.engine)
+            known = not self.engines.keys().isdisjoint(here) or self._is_followed(target)
             if self._is_wanted(target) and not known:
                 if (refusal := self._full(target)) is not None:
                     self._remarks.say(f"engines {refusal}", refusal)
@@ -184,6 +195,21 @@ class Roster:
             and target.pid in engine.pids
             for engine in self.engines.values()
         )
+
+    def _other_name(self, engine: Engine) -> str | None:
+        """What an engine that was named is here as already, by its threads; None if it is not.
+
+        A name may mean what is found as something longer, or by another address.
+        """
+        if engine.name not in self._named:
+            return None
+        others = [other for name, other in self.engines.items() if name not in self._named]
+        named = [other for name, other in self.engines.items() if name in self._named]
+        for other in (*others, *named[: named.index(engine)]):
+            alike = other.target.kind == engine.target.kind and engine.pids & other.pids
+            if alike and _threads(engine) & _threads(other):
+                return other.name
+        return None
 
     def _full(self, target: Target) -> str | None:
         """Why there is no place for one more engine of its user, in words; None if there is."""
@@ -208,6 +234,13 @@ class Roster:
     def _is_wanted(self, target: Target) -> bool:
         wanted = self._settings.engine
         return not wanted or target.kind in wanted or target.engine in wanted
+
+
+def _threads(engine: Engine) -> set[Thread]:
+    """Of its operators."""
+    if engine.snapshot is None:
+        return set()
+    return {thread for o in engine.snapshot.topology.operators for thread in o.threads}
 
 
 def wanted_kinds(settings: Settings, kinds: Mapping[str, DriverKind]) -> dict[str, DriverKind]:

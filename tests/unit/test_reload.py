@@ -1,19 +1,21 @@
 """Another configuration for a controller that runs: all of it, or none."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
-from fakes import FakeBackend, FakeEngine, backends
+from fakes import FakeBackend, FakeEngine, backends, drive, sleeping_threads
 
 from sched_ctl.config.settings import Section, SettingError, Settings, Switch
 from sched_ctl.controller.loop import Controller
+from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.catalogue import MissingMetric
 from sched_ctl.model.access import Access
@@ -356,3 +358,26 @@ def test_an_engine_is_reached_in_another_way() -> None:
     case.run(script)
     assert one.reached == [None, Access()]
     assert other.reached == [Access(name="b")]
+
+
+def test_an_engine_that_is_named_and_found_under_another_name_is_one() -> None:
+    """Its threads would have two orders at a time."""
+    threads = sleeping_threads(3)
+    found, named = FakeEngine("a-1", threads=threads), FakeEngine("a", threads=threads)
+    found.target = replace(found.target, pid=os.getpid())
+    present = {engine.target.engine: engine for engine in (found, named)}
+    kind = DriverKind("fake", lambda: [found.target], lambda target: present[target.engine])
+    settings = but(QUICK, engine=("fake", "fake:a"))
+    controller = Controller(settings, {"fake": kind}, backends(FakeBackend()))
+
+    async def script() -> None:
+        async with asyncio.timeout(10):
+            while not (named.closed and found.polls > 3):
+                await asyncio.sleep(0.005)
+        await controller.roster.discover(patience_s=10)
+        assert list(controller.engines) == ["fake:a-1"]
+        reload(controller, but(settings, engine=("fake:a",)))
+        await controller.roster.discover(patience_s=10)
+        assert list(controller.engines) == ["fake:a"]
+
+    drive(controller, script)
