@@ -326,6 +326,9 @@ def _locked(path: Path, folder: Path, why: str) -> tuple[int, Holder | None]:
             raise UserError(
                 f"cannot open {path}: {error.strerror}", "look what it is, and remove it"
             ) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise UserError(f"{path} is no file", "look what it is, and remove it")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(fd, path):

@@ -68,7 +68,12 @@ async def serve(
     Yields what listens anew if somebody has removed the socket; raises UserError if it cannot.
     """
     path = RunFolder(run_dir).socket
-    path.unlink(missing_ok=True)  # of a controller that was killed: we hold the lock
+    try:
+        path.unlink(missing_ok=True)  # of a controller that was killed: we hold the lock
+    except OSError as error:
+        raise UserError(
+            f"cannot make {path}: {error.strerror}", "look what it is, and remove it"
+        ) from error
     clients = 0
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +118,8 @@ async def serve(
             async with asyncio.timeout(REQUEST_S):
                 while clients:
                     await asyncio.sleep(0.005)
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has put something else in its place
+            path.unlink()
 
 
 def _is_us(writer: asyncio.StreamWriter) -> bool:

@@ -97,6 +97,17 @@ def test_requests_and_refusals(tmp_path: Path) -> None:
         control.request(tmp_path, "echo")
 
 
+def test_what_cannot_be_removed_from_its_place_is_named_and_left_at_the_end(tmp_path: Path) -> None:
+    async def serve() -> None:
+        async with control.serve(tmp_path, {}):
+            RunFolder(tmp_path).socket.unlink()
+            RunFolder(tmp_path).socket.mkdir()
+
+    asyncio.run(serve())
+    with pytest.raises(UserError, match=r"cannot make .*: Is a directory"):
+        asyncio.run(serve())
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

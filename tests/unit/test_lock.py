@@ -358,6 +358,14 @@ def test_no_way_leads_through_what_another_user_can_change(tmp_path: Path) -> No
     assert run_folder(everybodys / "run").is_dir()
 
 
+def test_what_is_no_file_is_no_lock_and_keeps_nobody_from_putting_back(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock", 0o600)
+    with pytest.raises(UserError, match="is no file"), hold(tmp_path):
+        pass
+    with hold_if_free(tmp_path) as killed:
+        assert killed is None
+
+
 def test_the_lock_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="cannot open"), hold(tmp_path):
