@@ -1,5 +1,6 @@
 """The cgroup v1 backends on real threads."""
 
+import errno
 import logging
 import os
 import signal
@@ -195,6 +196,50 @@ def test_what_others_change_is_repaired(victim: Victim, journal: Journal) -> Non
         )
 
     wait_until(right)
+    assert backend.restore() == ()
+
+
+def test_a_thread_that_cannot_be_moved_is_told_of_until_it_can(
+    victim: Victim, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in a pass; and nobody else is said to have changed it."""
+    threads = victim.threads(4)
+    base, move = place(threads[0]), cgroup.Hierarchy.move
+    held = {threads[0].tid, threads[3].tid}  # the last one is of no group
+
+    def refused(tree: cgroup.Hierarchy, tid: int, folder: Path) -> None:
+        if tid in held:
+            raise OSError(errno.EINVAL, "no", f"{folder} <- {tid}")
+        move(tree, tid, folder)
+
+    monkeypatch.setattr(cgroup.Hierarchy, "move", refused)
+    backend = Cgroup1Nice(journal, GroupOptions(best=0, recheck=0.1))
+    schedule = plan(threads[:3], [1, 2, 3], {"a": (1.0, (0,)), "b": (4.0, (1, 2))})
+    noted = set()
+    for _ in range(50):
+        done = backend.apply(schedule)
+        told = {tid: sum(f"<- {tid}:" in line for line in done.problems) for tid in held}
+        assert all(told.values()) and done.repaired == 0
+        noted.add(journal.path.stat().st_size)
+        monkeypatch.setattr(backend, "_looked_at", 0.0)
+    assert told[threads[3].tid] == 1 and len(noted) == 1
+    held.clear()
+    monkeypatch.setattr(backend, "_looked_at", 0.0)
+    backend.apply(schedule)
+    assert base not in (place(threads[0]), place(threads[3]))
+    assert backend.apply(schedule).problems == ()
+    assert backend.restore() == ()
+
+
+def test_real_time_threads_stay_where_they_are(victim: Victim, journal: Journal) -> None:
+    one, two, other = victim.threads(3)
+    base = place(one)
+    sched.set_policy(other.tid, sched.RR, reset_on_fork=True, priority=1)
+    backend = Cgroup1Nice(journal, BELOW)
+    schedule = plan([one, two], [1, 2], {"a": (1.0, (0,)), "b": (4.0, (1,))})
+    assert backend.apply(schedule).problems == ()
+    assert place(other) == base != place(one)
+    sched.set_policy(other.tid, sched.OTHER, reset_on_fork=False)
     assert backend.restore() == ()
 
 

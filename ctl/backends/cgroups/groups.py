@@ -59,6 +59,8 @@ class _Scope:
     whole: dict[int, Path] = field(default_factory=dict)
     gone: int = 0
     unfit: tuple[str, ...] = ()  # bases that cannot have groups, in words
+    # Threads that could not be moved when that was tried last, in words
+    refused: list[str] = field(default_factory=list)
     tried_s: float = 0.0  # when it was last seen that they cannot
 
 
@@ -122,7 +124,7 @@ class Groups(Places, Backend):
             unchanged=max(0, len(schedule.threads) - writes - scope.gone),
             repaired=repaired,
             gone=scope.gone,
-            problems=(*scope.unfit, *problems),
+            problems=(*scope.unfit, *scope.refused, *problems),
         )
         if not self.with_nice:
             return placed
@@ -190,7 +192,8 @@ class Groups(Places, Backend):
             unfit, hidden, {pid: taken[pid] for pid in sorted(shared)}
         )
         scope.tried_s = time.monotonic()
-        writes, lost = self._put(scope, target, problems)
+        scope.refused = []
+        writes, lost = self._put(scope, target, scope.refused)
         before = scope.whole
         scope.threads, scope.keys = schedule.threads, wanted.keys
         scope.whole, scope.gone = whole, len(gone) + lost
@@ -199,7 +202,7 @@ class Groups(Places, Backend):
             self._born.pop(pid, None)  # of one that had the id before, and was put back
         for pid, base in whole.items():
             with self._at(base):
-                writes += self._take_along(pid, base, problems)
+                writes += self._take_along(pid, base, scope.refused)
         for pid in before.keys() - whole.keys() - of_others:
             writes += self._let_go(pid, before[pid])
         problems += self._tidy()
@@ -374,12 +377,13 @@ class Groups(Places, Backend):
                 if (folder / self._tree.weight).read_text().strip() != str(weight):
                     cgroup.write(folder / self._tree.weight, str(weight))
                     repaired += 1
-        place = {t: folder for scope in self._scopes.values() for t, folder in scope.place.items()}
-        for thread, folder in place.items():
-            if thread.tid in inside.get(folder, ()):
-                inside[folder].discard(thread.tid)
-            elif self._move(thread, folder, []):
-                repaired += 1
+        for scope in self._scopes.values():
+            scope.refused = []
+            for thread, folder in scope.place.items():
+                if thread.tid in inside.get(folder, ()):
+                    inside[folder].discard(thread.tid)
+                else:
+                    repaired += self._moves(thread, folder, scope.refused)
         rests = {
             self._rest(base) for scope in self._scopes.values() for base in scope.whole.values()
         }
@@ -394,7 +398,7 @@ class Groups(Places, Backend):
         for scope in self._scopes.values():
             for pid, base in scope.whole.items():
                 with self._at(base):
-                    repaired += self._take_along(pid, base, [])
+                    repaired += self._take_along(pid, base, scope.refused)
         return repaired
 
     @contextmanager

@@ -12,13 +12,14 @@ from typing import ClassVar
 from sched_ctl.backends import BackendFailed, Probe
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.backends.undo.records import FileChanged, Group, Moved
-from sched_ctl.kernel import cgroup, identity, procfs
+from sched_ctl.kernel import cgroup, identity, procfs, sched
 from sched_ctl.kernel.cgroup import ROOT_NAME, Hierarchy
 from sched_ctl.kernel.identity import Identified
 from sched_ctl.model.topology import Thread
 
 __all__ = ["Places", "probe_mount"]
 
+REAL_TIME = {sched.FIFO, sched.RR, sched.DEADLINE}
 REST = "rest"  # the group of all threads that are in no other
 
 
@@ -79,7 +80,13 @@ class Places:
         self._journal.write([FileChanged(path=str(path), undo=undone)])
         cgroup.write(path, text)
 
+    def _moves(self, thread: Identified, folder: Path, problems: list[str]) -> bool:
+        """Move it; whether it is there now."""
+        before = len(problems)
+        return self._move(thread, folder, problems) and len(problems) == before
+
     def _move(self, thread: Identified, folder: Path, problems: list[str]) -> bool:
+        """Move it; whether it is not gone. What the kernel says against it is a problem."""
         pinned = identity.pin(thread)
         if pinned is None:
             return False
@@ -96,23 +103,29 @@ class Places:
     def _take_along(self, pid: int, base: Path, problems: list[str]) -> int:
         """All threads of a process that are still in its base go to the rest's group.
 
-        Those that are born of them meanwhile, too: so look until there is none.
+        Those that are born of them meanwhile, too: so look until there is none. Real-time ones
+        stay: they have no weight, and a group of version 1 may have no runtime for them.
         """
         leader = procfs.stat(pid)
         if leader is None or self._born.setdefault(pid, leader.start_time) != leader.start_time:
             return 0  # ended, and maybe another process has the id
-        writes = 0
+        writes, stuck = 0, set[int]()
         for _ in range(5):
-            tids = set(procfs.tids(pid)) & set(self._tree.members(base))
+            tids = set(procfs.tids(pid)) & set(self._tree.members(base)) - stuck
             outside = [
                 Moved(pid, tid, found.start_time, str(base))
                 for tid in tids
-                if (found := procfs.stat(pid, tid))
+                if (found := procfs.stat(pid, tid)) and found.policy not in REAL_TIME
             ]
             if not outside:
                 break
-            self._journal.write(outside)
-            writes += sum(self._move(record, self._rest(base), problems) for record in outside)
+            known = self._journal.state.moved
+            self._journal.write(record for record in outside if record.key not in known)
+            for record in outside:
+                if self._moves(record, self._rest(base), problems):
+                    writes += 1
+                else:
+                    stuck.add(record.tid)
         return writes
 
     def _let_go(self, pid: int, base: Path) -> int:
