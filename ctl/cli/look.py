@@ -1,7 +1,7 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -342,7 +342,8 @@ def plan(
     controller = loading.plan(settings, drivers.drivers(), observe)
     if save is not None:
         _save(save, controller)
-    plans = views.plans(controller, journals.had(RunFolder(Path(settings.run_dir)).journal))
+    had = journals.had(RunFolder(Path(settings.run_dir)).journal)
+    plans = views.plans(controller, had)
     wanting = bottlenecks.wanting(bottlenecks.assessed(controller))
     for rule in plans:
         rule["replicas"] = [row for row in wanting if row["engine"] in rule["engines"]]
@@ -359,7 +360,8 @@ def plan(
         planned.show_replicas(wanting)
         for problem in problems:
             show.text(show.short(problem, 240))
-        _show_changes(plans, views.status(controller), Path(settings.run_dir))
+        in_force = _in_force(Path(settings.run_dir), had)
+        _show_changes(plans, views.status(controller), in_force)
     for rule in plans:
         if rule["problem"]:
             raise UserError(f"policy {rule['name']}: {rule['problem']}")
@@ -370,7 +372,9 @@ def plan(
         )
 
 
-def _show_changes(plans: Sequence[dict[str, Any]], told: dict[str, Any], run_dir: Path) -> None:
+def _show_changes(
+    plans: Sequence[dict[str, Any]], told: dict[str, Any], in_force: dict[str, Any] | str | None
+) -> None:
     """What is in force now, and what load would change of it."""
     from sched_ctl import show
     from sched_ctl.cli import planned
@@ -379,22 +383,25 @@ def _show_changes(plans: Sequence[dict[str, Any]], told: dict[str, Any], run_dir
     if told["queries"]:
         if (why := idle(told)) is not None:
             show.text(why)
-        show.text(planned.changes(plans, _in_force(run_dir)))
+        show.text(planned.changes(plans, in_force))
 
 
-def _in_force(run_dir: Path) -> dict[str, Any] | str | None:
+def _in_force(run_dir: Path, left: Collection[object] = ()) -> dict[str, Any] | str | None:
     """What a controller that runs tells of itself, or why it does not, in words; one that only
-    looks has nothing in force.
+    looks has nothing in force. left: threads that are not put back yet.
     """
+    killed = "a controller was killed, and what it set stays: load would put it back first"
     from sched_ctl.service.socket import NoController, request
 
     try:
         found: dict[str, Any] = request(run_dir, "status", timeout_s=5.0)
     except NoController:
-        return None
+        return killed if left else None
     except UserError as error:
-        return error.message
-    return None if found["only_looks"] else found
+        return f"what is in force is not known: {error.message}"
+    if found["only_looks"]:
+        return killed if left else None
+    return found
 
 
 def _save(path: Path, controller: "Controller") -> None:

@@ -83,13 +83,13 @@ def _by(rule: Row) -> str:
 
 
 def changes(plans: Sequence[Row], running: Row | str | None) -> str:
-    """What `load` would change of what is in force now. running: a controller's status, or why it
-    cannot be told.
+    """What `load` would change of what is in force now. running: a controller's status, or what is
+    so without one, in words.
     """
     if running is None:
         return "nothing is in force: sched-ctl load would apply it"
     if isinstance(running, str):
-        return f"what is in force is not known: {running}"
+        return running
     before = {rule["name"]: rule for rule in running["policies"]}
     told = "; ".join(f"{rule['name']}: {_by(rule)}" for rule in running["policies"])
     head = f"in force, by the controller with pid {running['pid']}: {told}. "

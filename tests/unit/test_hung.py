@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sched_ctl.backends.undo.journal import had
 from sched_ctl.cli import look, planned
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs, sched
@@ -121,6 +122,12 @@ def test_a_plan_takes_nothing_for_in_force_only_where_no_controller_runs(
         wait_until(lambda: is_in(controller.pid, "T"))
         told = planned.changes([], look._in_force(tmp_path))
         assert "not known" in told and "is stopped" in told
+        controller.kill()
+        controller.wait()
+        left = had(RunFolder(tmp_path).journal)
+        assert "was killed" in planned.changes([], look._in_force(tmp_path, left))
+        assert session.put_back(tmp_path) == ()
+        assert look._in_force(tmp_path, had(RunFolder(tmp_path).journal)) is None
 
 
 @pytest.mark.needs("root")
