@@ -171,8 +171,9 @@ class Roster:
                 targets.append(Target(kind, address))
                 self._named.add(wanted)
         for target in targets:
-            here = target.engine, self._twice.get(target.engine)
-            known = not self.engines.keys().isdisjoint(here) or self._is_followed(target)
+            other = self.engines.get(self._twice.get(target.engine, ""))
+            twice = other is not None and other.snapshot is not None
+            known = target.engine in self.engines or twice or self._is_followed(target)
             if self._is_wanted(target) and not known:
                 if (refusal := self._full(target)) is not None:
                     self._remarks.say(f"engines {refusal}", refusal)
