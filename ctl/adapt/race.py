@@ -115,10 +115,13 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """What one phase gave. pressed: threads waited for a CPU."""
+    """What one phase gave. pressed: threads waited for a CPU. over: it was a whole phase; what one
+    that ended early took in tells nothing.
+    """
 
     effects: tuple[Effect, ...] = ()
     pressed: bool = True
+    over: bool = True
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ def harms(race: Race, figures: Figures) -> bool:
     """Whether what is seen so far of this phase is so bad that it should end now."""
     if race.turn == 0 or not race.os.effects:
         return False
-    return compare(figures, race.os, race.objective, over=False).time > HARM
+    return compare(replace(figures, over=False), race.os, race.objective).time > HARM
 
 
 def _stops_intake(race: Race, figures: Figures) -> bool:
@@ -225,13 +228,11 @@ def _stops_intake(race: Race, figures: Figures) -> bool:
     return score.lost > STOPPED or score.time > HARM
 
 
-def compare(
-    ours: Figures, theirs: Figures, objective: Objective = "all", *, over: bool = True
-) -> Score:
+def compare(ours: Figures, theirs: Figures, objective: Objective = "all") -> Score:
     """Ours beside theirs, query by query; of queries that both tell of, times from the same source.
 
     A query that stops in one of them has no time from that source there, and one without bound.
-    over: both are of whole phases, so that it can be told whether one stops.
+    Whether one stops, and what is taken in, is told of whole phases alone.
 
     The objective says what is made of the queries' ratios: of the mean times in the system ("all"
     too), of p50 or p99 where they are told (their mean, so the ratio of geometric means), or the
@@ -242,6 +243,7 @@ def compare(
     both = [(mine, known[mine.key]) for mine in ours.effects if mine.key in known]
     pairs = [(mine, other) for mine, other in both if mine.source == other.source]
     stopped = [(mine, other) for mine, other in both if _stops(mine, other) or _stops(other, mine)]
+    over = ours.over and theirs.over
     time = _time(pairs, stopped if over else [], objective)
     missed = _known(
         _ratio(1 - mine.within_target, 1 - other.within_target, MISSED) for mine, other in pairs
@@ -256,7 +258,7 @@ def compare(
     mine_in, other_in = (sum(column) for column in zip(*flows, strict=True)) if flows else (0, 0)
     return Score(
         time,
-        math.nan if other_in <= 0 else _ratio(other_in, mine_in, other_in * 1e-3),
+        _ratio(other_in, mine_in, other_in * 1e-3) if over and other_in > 0 else math.nan,
         _mean(_ratio(mine.p50_s, other.p50_s, LEAST_S) for mine, other in pairs),
         _mean(_ratio(mine.p99_s, other.p99_s, LEAST_S) for mine, other in pairs),
     )

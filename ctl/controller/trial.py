@@ -195,7 +195,7 @@ class Trial:
         if not over:  # harm at one engine waits for no other to tell
             spans = {name: span for name, span in spans.items() if not few(spans, (name,))}
         found = all_effects(spans, wanted, {} if targets is None else targets())
-        figures = self._figures(found)
+        figures = self._figures(found, over=over)
         if not over and not races.harms(self.race, figures):
             return False
         turn, kept = self.race.turn, self.race.kept
@@ -212,7 +212,7 @@ class Trial:
         self.began_s, self.spans, self.pressure = math.nan, {}, []
         return turn != self.race.turn
 
-    def _figures(self, found: tuple[Effect, ...]) -> Figures:
+    def _figures(self, found: tuple[Effect, ...], *, over: bool) -> Figures:
         known = [share for share in self.pressure if math.isfinite(share)]
         pressed = statistics.fmean(known) >= PRESSED if known else True
         # Whether tuples wait without an order: one by which none does is what a race looks for.
@@ -222,7 +222,7 @@ class Trial:
             for effect in found
             if math.isfinite(effect.time_s) or math.isfinite(effect.tuples_in)
         )
-        return Figures(found, pressed and waited)
+        return Figures(found, pressed and waited, over)
 
 
 def told(trial: Trial) -> dict[str, Any]:

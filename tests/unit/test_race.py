@@ -590,11 +590,25 @@ def test_an_arm_that_stops_a_query_is_struck_though_nobody_tells_its_time_any_mo
     assert race.arms[1].phases == 3, "one before the race, and two strikes"
 
 
+def test_a_phase_that_ended_early_is_judged_by_its_times_alone() -> None:
+    """In the second until it ended the batches of `b` had not come yet: one strike, and no more."""
+    waits = Effect("e", "b", 1.0, 0.0, 0.0, 7.0, LITTLE)
+    bad = Figures((effect("a", 0.4), waits), over=False)
+    race, scores = opened(["a"]), []
+    while race.half < 1:
+        early = race.turn == 1 and race.os.effects and not race.arms[1].strikes
+        race = step(race, bad if early else figures(effect("a", 0.1), effect("b", 0.1)))
+        scores = [*race.arms[1].scores.values()]
+    assert race.arms[1].strikes == 1 and not race.arms[1].out
+    assert scores[0].time == pytest.approx(math.log(4)) and math.isnan(scores[0].lost)
+
+
 def test_a_query_that_one_of_both_stops_is_beyond_comparison() -> None:
     fine = figures(effect("a", 0.1), effect("b", 0.1))
     stuck = figures(effect("a", 0.1), effect("b", 7.0, 5.0, source=LITTLE))
     assert compare(stuck, fine).time == -compare(fine, stuck).time == pytest.approx(WIDEST / 2)
-    assert compare(stuck, fine, over=False).time == 0
+    early = compare(replace(stuck, over=False), fine)
+    assert early.time == 0 and math.isnan(early.lost), "not of a phase that ended early"
     assert compare(stuck, fine).lost == pytest.approx(math.log(200 / 105))
     for other in (
         effect("b", 7.0, 50.0, source=LITTLE),  # it is slower, as far as is known

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -650,6 +651,8 @@ def test_harm_at_one_engine_does_not_wait_for_another_to_tell() -> None:
         trial.look(float(second), windows, 0.5)
     assert all(arm.out.startswith("harmful") for arm in trial.race.arms[1:])
     assert longest < trial.phase_s
+    scores = [score for arm in trial.race.arms[1:] for score in arm.scores.values()]
+    assert scores and all(math.isnan(score.lost) for score in scores), "they ended early"
 
 
 @pytest.mark.parametrize(("own_s", "kept"), [(3e-3, "hr"), (0.5e-3, "qs")])
