@@ -46,7 +46,9 @@ def policy(targets: tuple[Target, ...] = (), others: str = "balanced") -> Policy
     rest = registry.policy(others)
     if rest.level is not Level.PHYSICAL:
         raise UserError(f"policy deadline: {others} is not on physical operators")
-    rest = replace(rest, spacing=Spacing.RANKED)  # it has ranks of its own, and so have targets
+    # It may have ranks of its own, and targets have some
+    factors = rest.spacing is Spacing.LOGARITHMIC
+    rest = replace(rest, spacing=Spacing.RANKED_LOGARITHMIC if factors else Spacing.RANKED)
 
     def urgency(frame: OperatorFrame) -> UrgencyForm:
         below = rest.urgency(frame)

@@ -13,7 +13,7 @@ Two things are not in order and are told apart:
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,8 @@ BEST, WORST = -20, 19  # nice values that there are
 LEAST_DEMAND = 0.01  # of a CPU: who hardly ran may begin to
 
 GAP = 0.5  # between two ranks, of the width of a rank: 4 nice levels in 0..19 for two ranks
-# For `Spacing.RANKED`:
+BY_FACTORS = (Spacing.LOGARITHMIC, Spacing.RANKED_LOGARITHMIC)
+CLOSELY = (Spacing.RANKED, Spacing.RANKED_LOGARITHMIC)
 CLOSE = 0.25  # width of a rank: of two ranks 5 nice levels in 0..19 each, and 9 between them
 LEAST_SLACK_S = 1e-3  # what has less, or is late, is as urgent
 
@@ -164,13 +165,19 @@ def positions(
     """
     sure = known(form, head_age_s, queue_size)
     form, urgency = sure.form, sure.urgency()
-    spread = logarithmic if spacing is Spacing.LOGARITHMIC else linear
+    spread = logarithmic if spacing in BY_FACTORS else linear
     if grain is not None and spacing is Spacing.LINEAR:
         spread = functools.partial(from_one_up, grain=grain, span=span)
+    slack = (form.static < 0) & (form.per_second == 1) & (spacing in CLOSELY)
+
+    def inside(rows: npt.NDArray[np.bool_] | slice) -> Array:
+        return (_by_slack if slack[rows].any() else spread)(urgency[rows])
+
     ranks = _ranks(form)
-    if spacing is Spacing.RANKED:
-        return _by_slack(urgency) if len(ranks) <= 1 else _bands(form, urgency, _by_slack, ranks)
-    return spread(urgency) if len(ranks) <= 1 else _bands(form, urgency, spread, ranks)
+    if len(ranks) <= 1:
+        return inside(slice(None))
+    bands = {rank: inside(form.rank == rank) for rank in ranks}
+    return _bands(form, bands, CLOSE if spacing in CLOSELY else 1.0)
 
 
 def _ranks(form: UrgencyForm) -> list[float]:
@@ -191,16 +198,13 @@ def _by_slack(urgency: Array) -> Array:
     return linear(-np.log(np.maximum(-urgency, LEAST_SLACK_S)))
 
 
-def _bands(
-    form: UrgencyForm, urgency: Array, spread: Callable[[Array], Array], ranks: Sequence[float]
-) -> Array:
-    inside = [spread(urgency[form.rank == rank]) for rank in ranks]
-    most = CLOSE if spread is _by_slack else 1.0
-    widths = [0.0 if np.isnan(place).all() else most for place in inside]
-    total = sum(widths) + GAP * (len(ranks) - 1)
+def _bands(form: UrgencyForm, inside: Mapping[float, Array], most: float) -> Array:
+    """(n,) positions. inside: by rank, lowest first, those in it. most: width of a rank."""
+    widths = [0.0 if np.isnan(place).all() else most for place in inside.values()]
+    total = sum(widths) + GAP * (len(inside) - 1)
     result = np.full(len(form), 0.5)
     start = 0.0
-    for rank, place, width in zip(ranks, inside, widths, strict=True):
+    for (rank, place), width in zip(inside.items(), widths, strict=True):
         result[form.rank == rank] = (start + width * np.where(np.isnan(place), 0.0, place)) / total
         start += width + GAP
     return np.asarray(np.clip(result, 0.0, 1.0), dtype=np.float64)

@@ -50,7 +50,9 @@ class Spacing(Enum):
 
     LINEAR = "linear"
     LOGARITHMIC = "logarithmic"
-    RANKED = "ranked"  # logarithmic in slack, and what is in one rank belongs close together
+    # Ranks of slack are logarithmic in it, others as named; what is in one rank is close together
+    RANKED = "ranked"
+    RANKED_LOGARITHMIC = "ranked-logarithmic"
 
 
 class Level(Enum):

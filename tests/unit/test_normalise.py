@@ -176,11 +176,12 @@ def test_bands_of_ranks_by_hand() -> None:
 
 def test_ranks_are_worth_more_than_slack_and_slack_counts_by_its_logarithm() -> None:
     f = form(6, rank=array(0, 0, 1, 1, 1, 1), static=array(1, 2, -0.1, -1, -0.01, 7))
+    f.per_second[2:] = 1.0
     place = positions(f, np.zeros(6), np.zeros(6), Spacing.RANKED)
     # Two bands of width 1/4 and a gap of 1/2; who is late is as urgent as with 1 ms left.
     expected = np.array([0, 0.25, *(0.75 + 0.25 * np.array([1 / 3, 0, 2 / 3, 1]))])
     assert_allclose(place, expected)
-    once = form(3, rank=1.0, static=array(-0.1, -1, -0.01))
+    once = form(3, rank=1.0, per_second=1.0, static=array(-0.1, -1, -0.01))
     assert_allclose(positions(once, np.zeros(3), np.zeros(3), Spacing.RANKED), [0.5, 0, 1])
 
 

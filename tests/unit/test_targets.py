@@ -20,6 +20,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.feasibility import Judgement, Load, Standing, feasible
 from sched_ctl.model.graph import Array
+from sched_ctl.model.normalise import positions
 from sched_ctl.model.policy import OperatorFrame
 from sched_ctl.model.targets import Target, duration, parsed, target_of
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Topology
@@ -358,6 +359,37 @@ def test_others_share_what_is_left_by_their_own_policy() -> None:
     assert rank[0] == rank[1] > rank[2] == rank[3] == rank[4]
     balanced = registry.policy("balanced").urgency(of).at(np.array(age), np.ones(5))
     assert_allclose(urgency[2:], balanced[2:])
+
+
+@pytest.mark.parametrize("others", ["min-memory", "hr", "chain"])
+def test_by_nice_others_keep_the_order_of_their_policy(others: str) -> None:
+    """Six operators a factor of ten apart, one of which frees no memory, below one of a target."""
+    queries = plan({"alarm": ["a"], **{f"q{i}": [f"o{i}"] for i in range(6)}})
+    cost = [1e-3, *(10.0**-i for i in range(6))]
+    selectivity = [1.0, *[0.5] * 5, 1.5]
+    of = frame(
+        queries,
+        cost=cost,
+        selectivity=selectivity,
+        global_selectivity=selectivity,
+        global_cost=cost,
+        ideal_time=cost,
+        path_cost=cost,
+        tuple_size=[1.0] * 7,
+        input_rate=[1.0] * 7,
+        queue_size=[1.0] * 7,
+        head_age=[0.0] * 7,
+    )
+    none = np.zeros(7)
+    named = registry.policy(others)
+    alone = positions(named.urgency(of), none, none, named.spacing)[1:]
+    options = {"targets": (target("alarm", "50ms"),), "others": others}
+    policy = registry.policy("deadline", options)
+    place = positions(policy.urgency(of), none, none, policy.spacing)
+    assert place[0] == 1, "what has a target is above all"
+    scale = np.ptp(place[1:]) / np.ptp(alone)
+    assert_allclose(place[1:] - place[1:].min(), scale * (alone - alone.min()))
+    assert scale > 0.3
 
 
 def test_who_is_late_is_between_by_weight() -> None:
