@@ -13,7 +13,7 @@ import logging
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import msgspec
@@ -101,8 +101,8 @@ class Controller:
         self.not_reloaded: str | None = None  # why a new configuration is not in force
         self.not_recorded: str | None = None  # why what is to be recorded is not, or not all of it
         self.restored: tuple[str, ...] | None = None  # what could not be, once all is put back
-        self._thinkers: dict[str, Worker[Schedule]] = {}  # policies of others, by rule
-        # By rule and domain, with the policy that decides
+        # Policies of others, by rule and domain; and what each decides, with the policy
+        self._thinkers: dict[tuple[str, str], Worker[Schedule]] = {}
         self._deciding: dict[tuple[str, str], tuple[Policy, asyncio.Future[Schedule]]] = {}
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
@@ -145,7 +145,7 @@ class Controller:
         if rule.called == rule.section.policy:
             rule.set_to = name
         rule.section, rule.resolutions = section, trial.resolutions
-        rule.policy, rule.variants = trial.policy, trial.variants
+        rule.policy, rule.variants, rule.made = trial.policy, trial.variants, trial.made
         rule.since_s = trial.since_s
         rule.problem = None
         rule.urgent = True
@@ -409,6 +409,7 @@ class Controller:
         domains: dict[str, list[Engine]] = {domain: [] for domain in rule.schedules}
         for engine in self.engines.values():
             domains.setdefault(engine.domain, []).append(engine)
+        self._stop_thinking(rule, domains.keys())
         seen, rule.windows = rule.windows, {}
         problems = []
         schedules = dict(rule.schedules)
@@ -518,22 +519,30 @@ class Controller:
         )
         if is_ours(policy):
             return prepare()()
-        begun, deciding = self._deciding.pop((rule.name, domain), (None, None))
+        key = rule.name, domain
+        begun, deciding = self._deciding.pop(key, (None, None))
         if deciding is None or begun is not policy:
-            thinker = self._thinkers.get(rule.name)
+            thinker = self._thinkers.get(key)
             if thinker is None:
-                thinker = self._thinkers[rule.name] = Worker(f"policy {rule.name}")
+                thinker = self._thinkers[key] = Worker(f"policy {rule.name}")
             deciding = thinker.call(prepare(), POLICY_S)
             deciding.add_done_callback(functools.partial(self._decided, rule))
         else:
             rule.windows = {**rule.windows, **_windows_of(engines, seen)}
         if deciding.done():
             return deciding.result()
-        self._deciding[rule.name, domain] = policy, deciding  # taken when it is ready
+        self._deciding[key] = policy, deciding  # taken when it is ready
         raise UserError(
             f"{policy.name} is still deciding: what it decided before stays in force",
             f"it takes more than {POLICY_S * 1e3:g} ms, and so decides beside the main loop",
         )
+
+    def _stop_thinking(self, rule: Rule, domains: Set[str]) -> None:
+        """Of whom is not in one of these."""
+        for key in list(self._thinkers):
+            if key[0] == rule.name and key[1] not in domains:
+                self._thinkers.pop(key).stop()
+                self._deciding.pop(key, None)
 
     def _is_fair(self, rule: Rule, domain: str) -> bool:
         """Whether what enforces the rule there is fair to threads that are not in its schedule."""
@@ -577,11 +586,13 @@ class Controller:
         asked = section.backend or "auto"
         backend = self._assumed(asked) if self.backends is None else self.backends.get(asked).name
         period_s = section.period or 1.0
+        policy = make_policy(section, backend)
         return Rule(
             section,
-            make_policy(section, backend),
+            policy,
             backend,
             Timer(tick_s(period_s, settings.pressed_period), time.monotonic()),
+            made=[(section, backend, policy)],
             instead=Instead(_guard(settings, section, period_s)),
         )
 

@@ -113,6 +113,7 @@ class Rule:
     fair: dict[str, str] = field(default_factory=dict)  # backend -> that in its place for users
     queries: dict[str, int] = field(default_factory=dict)  # ruled, with threads here, by domain
     variants: dict[str, Policy] = field(default_factory=dict)  # what "auto" is, by domain
+    made: list[tuple[Section, str, Policy]] = field(default_factory=list)  # of those
     # By engine, with what it provides and what is wanted of it
     resolutions: dict[str, tuple[tuple[frozenset[str], ...], Resolution]] = field(
         default_factory=dict
@@ -225,17 +226,27 @@ class Rule:
     def enforce_by(self, backend: str) -> None:
         """Another backend from now on, and the policy that suits it."""
         before = self.backend, self.policy.name
+        known, self.made = self.made, []
         self.backend = backend
         self.variants = {}
-        self.policy = make_policy(self.acting, backend)
+        self.policy = self._make(self.acting, backend, known)
         if before != (backend, self.policy.name):
             self.since_s = time.monotonic()
         if self._varies:
             self.variants = {
-                domain: make_policy(self._acting_in(domain), self.backend_of(domain))
+                domain: self._make(self._acting_in(domain), self.backend_of(domain), known)
                 for domain in self.queries
             }
         self.resolutions = {}
+
+    def _make(
+        self, section: Section, backend: str, known: Sequence[tuple[Section, str, Policy]]
+    ) -> Policy:
+        """The very policy that it was, if no other is asked for: one that takes long goes on."""
+        same = (p for s, by, p in (*known, *self.made) if (s, by) == (section, backend))
+        policy = next(same, None) or make_policy(section, backend)
+        self.made.append((section, backend, policy))
+        return policy
 
     @property
     def _varies(self) -> bool:

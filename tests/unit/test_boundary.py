@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fakes import QUICK, FakeBackend, FakeEngine, backends, drive
+from fakes import QUICK, USER, FakeBackend, FakeEngine, backends, drive, of_user
 
 from sched_ctl.adapt.guard import Guard
 from sched_ctl.config.settings import Section
@@ -21,6 +21,7 @@ from sched_ctl.engines.engine import Engine
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.model.topology import Snapshot
+from sched_ctl.plugins import registry
 from sched_ctl.service import views
 
 
@@ -153,6 +154,87 @@ def test_a_policy_that_takes_long_delays_itself_alone() -> None:
         goes_on.set()
         while not any(s.scope == "slow" for s in backend.schedules):
             await asyncio.sleep(0.01)
+
+    drive(controller, script)
+
+
+def of_others(monkeypatch: pytest.MonkeyPatch, urgency: Callable[[OperatorFrame], Any]) -> None:
+    """`fcfs` is a policy that is not ours, made anew whenever somebody asks for it."""
+    named = registry.policy
+
+    def made(name: str, options: Mapping[str, object]) -> Policy:
+        policy = named(name, options)
+        return replace(policy, urgency=urgency) if name == "fcfs" else policy
+
+    monkeypatch.setattr(registry, "policy", made)
+
+
+def test_one_that_takes_long_goes_on_while_a_users_queries_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It began anew each time, behind all that it had begun before, and never came to an end."""
+    goes_on = threading.Event()
+
+    def slow(frame: OperatorFrame) -> UrgencyForm:
+        if len(frame):
+            goes_on.wait(20)
+        return form(len(frame), static=1.0)
+
+    of_others(monkeypatch, slow)
+    one = of_user(FakeEngine("one", queries={"a": 2}), monkeypatch)
+    other = of_user(FakeEngine("other", queries={"b": 2}), monkeypatch, USER + 1)
+    section = Section(policy="fcfs", queries=("a",))
+    settings = msgspec.structs.replace(QUICK, policy=(section,))
+    backend = FakeBackend()
+    controller = Controller(settings, FakeEngine.kind(one, other), backends(backend))
+    [rule] = controller.rules
+    rule.instead.whose = str(USER)  # as by a switch
+
+    async def script() -> None:
+        while (rule.name, str(USER)) not in controller._deciding:
+            await asyncio.sleep(0.005)
+        deciding = controller._deciding[rule.name, str(USER)][1]
+        for number in range(4):
+            rule.count({str(USER): 1} if number % 2 else {str(USER): 1, str(USER + 1): 1})
+            passes = rule.passes
+            while rule.passes < passes + 2:
+                await asyncio.sleep(0.005)
+            assert controller._deciding[rule.name, str(USER)][1] is deciding
+        goes_on.set()
+        while not backend.schedules:
+            await asyncio.sleep(0.005)
+
+    drive(controller, script)
+
+
+def test_a_policy_that_takes_long_for_a_user_keeps_nobody_else_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on, waited = threading.Event(), list[bool]()
+
+    def slow(frame: OperatorFrame) -> UrgencyForm:
+        if frame.operators[0].query == "theirs":
+            waited.append(goes_on.wait(20))
+        return form(len(frame), static=1.0)
+
+    of_others(monkeypatch, slow)
+    ours = FakeEngine("ours", queries={"ours": 2})
+    theirs = of_user(FakeEngine("theirs", queries={"theirs": 2}), monkeypatch)
+    settings = msgspec.structs.replace(QUICK, policy=(Section(policy="fcfs"),))
+    backend = FakeBackend()
+    controller = Controller(settings, FakeEngine.kind(theirs, ours), backends(backend))
+
+    async def script() -> None:
+        while (controller.rules[0].name, str(USER)) not in controller._deciding:
+            await asyncio.sleep(0.005)
+        before = len(backend.schedules)
+        while len(backend.schedules) < before + 3:
+            await asyncio.sleep(0.005)
+        assert not waited, "the user's has come to an end"
+        goes_on.set()
+        controller.engines.pop("fake:theirs").close()
+        while (controller.rules[0].name, str(USER)) in controller._thinkers:
+            await asyncio.sleep(0.005)
 
     drive(controller, script)
 
