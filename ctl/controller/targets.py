@@ -45,7 +45,7 @@ class TargetWatch:
 
     hits: dict[Query, Hits] = field(default_factory=dict)
     effects: dict[Query, Effect] = field(default_factory=dict)
-    began_s: float = math.nan
+    since_s: dict[Target, float] = field(default_factory=dict)  # that each is stated
     appeared: set[Target] = field(default_factory=set)
     _spans: dict[str, Span] = field(default_factory=dict)
     _last: dict[str, Span] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class TargetWatch:
         """A pass has ended, at now_s (CLOCK_MONOTONIC)."""
         if not any(_stated(controller)):
             return
-        if math.isnan(self.began_s):
-            self.began_s = now_s
+        stated = dict.fromkeys(_stated(controller))
+        self.since_s = {target: self.since_s.get(target, now_s) for target in stated}
         self._now_s = now_s
         if self._known.keys() - controller.engines.keys():
             self._forget_all_but(controller.engines.keys())
@@ -167,10 +167,11 @@ class TargetWatch:
         """What a user should know of the targets themselves."""
         found = []
         for target in dict.fromkeys(_stated(controller)):
-            if target not in self.appeared and self._now_s - self.began_s > NEVER_S:
+            passed_s = self._now_s - self.since_s.get(target, self._now_s)
+            if target not in self.appeared and passed_s > NEVER_S:
                 found.append(
                     f"target of {' '.join(target.queries)}: no query of that name that a policy "
-                    f"rules has appeared in {self._now_s - self.began_s:.0f} s"
+                    f"rules has appeared in {passed_s:.0f} s"
                 )
         for engine in controller.engines.values():
             if engine.snapshot is not None:

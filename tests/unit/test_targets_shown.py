@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from fakes import FakeEngine, of_user
@@ -344,6 +345,19 @@ def test_targets_of_nobody_and_two_of_one_are_said(monkeypatch: pytest.MonkeyPat
     assert never.startswith("target of allarm: no query of that name")
     assert double in late
     assert row["latency_s"] == 1
+
+
+def test_a_target_that_is_stated_later_has_its_time_to_appear() -> None:
+    def restated(controller: Controller) -> list[str]:
+        now_s, [rule] = time.monotonic(), controller.rules
+        later = (*(rule.section.target or ()), target("rare", "1s"))
+        rule.section = msgspec.structs.replace(rule.section, target=later)
+        for passed_s in (1000.0, 1000.0 + targets.NEVER_S):
+            controller.targets.note(controller, now_s + passed_s)
+        return controller.targets.notes(controller)
+
+    [note] = after(2, Counting({"alarm": ALARM}), restated, target("allarm", "1s"))
+    assert note.startswith("target of allarm: no query")
 
 
 def test_it_is_in_status_top_explain_and_prometheus() -> None:
