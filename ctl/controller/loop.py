@@ -420,6 +420,8 @@ class Controller:
             deciding_s = time.thread_time()
             try:
                 schedules[domain] = self._decide(rule, engines, domain, seen)
+                if rule.section.target:
+                    self.targets.say(self.engines.keys(), schedules[domain].targets)
             except Exception as error:
                 log.debug("policy %s", rule.name, exc_info=error)
                 problems.append(words(error))

@@ -4,6 +4,7 @@ Every few seconds the effects of the queries that have one (`adapt.effect`) are 
 policy is in force. Where no query has any, nothing is looked at.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 SPAN_S = 5.0  # hits are counted over this time, at least
 MOST_GONE = 1000  # queries that left, an engine or a domain with theirs, whose hits are kept
 MOST_THEIRS = 2000  # queries of a user who is ordered alone, with those: each is of an hour
+MOST_SAID = 20  # of changes at a time, in the log
 NEVER_S = 30.0  # after which it is said that no query has appeared that a target is for
 WAITS = 0.2  # share of its time that a query waits for CPUs, for others to be in its way
 
@@ -68,7 +70,6 @@ class TargetWatch:
         for engine in controller.engines.values():
             if engine.snapshot is None:
                 self._spans.pop(engine.name, None)
-        self._say(controller)
 
     def count(
         self, controller: "Controller", engine: Engine, snapshot: Snapshot, now_s: float
@@ -131,12 +132,24 @@ class TargetWatch:
                 self.hits[found.key] = counted(hits, now_s, tuples, found.within_target)
 
     def _kept(self, engine: Engine, queries: Set[str]) -> Set[str]:
-        """Of its queries those whose hits are kept: all, but of a user's own only so many."""
+        """Of its queries those whose hits are kept: all, but of a user's own only so many, for
+        which those of queries that have gone make room, the first of them first.
+        """
         if engine.domain == COMMON:
             return queries
-        held = sum(self._domains[name] == engine.domain for name, _ in self.hits)
+        held = [key for key in self.hits if self._domains[key[0]] == engine.domain]
         new = [query for query in queries if (engine.name, query) not in self.hits]
-        return queries - set(new[max(0, MOST_THEIRS - held) :])
+        room = MOST_THEIRS - len(held)
+        gone = (key for key in held if not self._runs(key))
+        for key in itertools.islice(gone, max(0, len(new) - room)):
+            del self.hits[key]
+            room += 1
+        return queries - set(new[max(0, room) :])
+
+    def _runs(self, query: Query) -> bool:
+        """Whether it has a target, in an engine that is here."""
+        known = self._known.get(query[0])
+        return known is not None and query[1] in known[2]
 
     def hour(self, query: Query) -> float:
         """Share of the last hour's tuples that kept the target; NaN = unknown."""
@@ -212,17 +225,22 @@ class TargetWatch:
             if place < len(gone) - MOST_GONE or math.isnan(self.hour(key)):
                 del self.hits[key]
 
-    def _say(self, controller: "Controller") -> None:
-        """How those stand with their targets that cannot meet them, in the log, when it changes."""
-        for rule in controller.rules:
-            for schedule in rule.schedules.values():
-                for query, judgement in schedule.targets.items():
-                    if query[0] not in controller.engines:
-                        continue
-                    before = self._stood.get(query, Standing.MEETS)
-                    self._stood[query] = judgement.standing
-                    if before is not judgement.standing:
-                        log.warning("%s: target of %s: %s", *query, words(judgement))
+    def say(self, engines: Set[str], judged: Mapping[Query, Judgement]) -> None:
+        """How those stand with their targets that cannot meet them, in the log, when it changes.
+
+        judged: of one domain, who pays for it.
+        """
+        changed = []
+        for query, judgement in judged.items():
+            if query[0] in engines:
+                before = self._stood.get(query, Standing.MEETS)
+                self._stood[query] = judgement.standing
+                if before is not judgement.standing:
+                    changed.append((query, judgement))
+        for query, judgement in changed[:MOST_SAID]:
+            log.warning("%s: target of %s: %s", *query, words(judgement))
+        if len(changed) > MOST_SAID:
+            log.warning("targets of %d more stand otherwise: see status", len(changed) - MOST_SAID)
 
 
 def words(judgement: Judgement) -> str:

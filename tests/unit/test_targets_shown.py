@@ -306,6 +306,48 @@ def test_of_queries_of_a_user_so_many_are_counted(monkeypatch: pytest.MonkeyPatc
     assert min(tuples) == max(tuples) > 100, "the same ones each time"
 
 
+def test_hits_of_a_users_queries_that_have_gone_make_room_for_those_that_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "MOST_THEIRS", 3)
+    theirs = of_user(Counting({f"q-{number}": ALARM for number in range(5)}), monkeypatch)
+
+    def kept(controller: Controller) -> set[tuple[str, str]]:
+        watch, [engine] = controller.targets, controller.engines.values()
+        hit = counted(Hits(), watch._now_s, 10, 1.0)
+        first = next(iter(watch.hits))
+        watch.hits = {("lab:1", "x"): hit, ("fake:a", "y"): hit, first: hit}
+        watch._domains["lab:1"] = engine.domain
+        assert engine.snapshot is not None
+        names, _ = watch.of(controller, engine, engine.snapshot.topology)
+        assert len(watch._kept(engine, names.keys())) == 3
+        return set(watch.hits) - {first}
+
+    assert not after(6, theirs, kept, target("*", "100ms"))
+
+
+def test_what_is_said_of_a_users_targets_is_little_and_his_to_pay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dear_s = 0.05
+
+    def dear(judgement: Judgement) -> str:
+        until_s = time.thread_time() + dear_s
+        while time.thread_time() < until_s:
+            pass
+        return words_of(judgement)
+
+    words_of = targets.words
+    monkeypatch.setattr(targets, "MOST_SAID", 2)
+    monkeypatch.setattr(targets, "words", dear)
+    theirs = of_user(Counting({f"q-{number}": ALARM for number in range(5)}), monkeypatch)
+    paid_s = after(6, theirs, lambda controller: controller._theirs_s, target("*", "1us"))
+    said = [record.getMessage() for record in caplog.records if "target" in record.getMessage()]
+    assert sum("cannot be met" in message for message in said) == 2
+    assert said[-1] == "targets of 3 more stand otherwise: see status"
+    assert paid_s >= 2 * dear_s
+
+
 def test_nobody_in_the_way_of_who_waits_for_itself() -> None:
     engine = Counting({"alarm": ALARM, "bulk": BULK})
     poll = engine.poll
