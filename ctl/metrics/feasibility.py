@@ -114,8 +114,8 @@ def feasible(
         wanted = taken + load.cpus
         if load.path_s >= bound(query) * load.latency_s:
             why = (
-                f"its path alone takes {_ms(load.path_s)} of CPU time: it would take a target "
-                f"above {_ms(load.path_s / AGAIN)}, or cheaper operators"
+                f"its path alone takes {_time(load.path_s)} of CPU time: it would take a target "
+                f"above {_time(load.path_s / AGAIN)}, or cheaper operators"
             )
         elif load.widest > bound(query):
             why = (
@@ -156,8 +156,8 @@ def _late_behind(
         clear_s = load.work_s / free if free > 0 else math.inf if load.work_s else 0.0
         if clear_s > (0.5 if was else 1.0) * min(others, default=math.inf):
             why = (
-                f"its backlog of {_ms(load.work_s)} of CPU time would make others late: it catches "
-                "up behind those that are in time"
+                f"its backlog of {_time(load.work_s)} of CPU time would make others late: it "
+                "catches up behind those that are in time"
             )
             judged[query] = Judgement(Standing.LATE, load, why)
     return judged
@@ -290,5 +290,7 @@ def _known(column: Array) -> Array:
     return np.nan_to_num(column, posinf=0.0, neginf=0.0)
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def _time(seconds: float) -> str:
+    """Short, and without an exponent however long it is."""
+    value, unit = (seconds, "s") if seconds >= 1.0 else (seconds * 1e3, "ms")
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

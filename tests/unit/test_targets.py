@@ -240,6 +240,15 @@ def test_who_is_late_goes_behind_those_that_it_would_make_late() -> None:
         assert standings(feasible(asked(a=nearly, **others), 1.0, before))["a"] is MEETS
 
 
+@pytest.mark.parametrize(
+    ("work_s", "told"), [(0.6, "600 ms"), (9.28, "9.28 s"), (12345.0, "12345 s")]
+)
+def test_a_backlog_is_told_without_an_exponent(work_s: float, told: str) -> None:
+    late = Load(0.05, cpus=0.3, work_s=work_s, slack_s=-0.5)
+    judged = feasible(asked(a=late, b=Load(0.05, cpus=0.3, slack_s=0.04)), 1.0, {})
+    assert judged["e", "a"].why.startswith(f"its backlog of {told} of CPU time")
+
+
 def test_of_two_that_are_late_the_larger_backlog_waits() -> None:
     some = asked(
         a=Load(0.05, cpus=0.3, work_s=0.6, slack_s=-0.5),
