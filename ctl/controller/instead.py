@@ -111,9 +111,11 @@ class Instead:
         """Why the policy in force is, by a switch, or by a race where the section says "auto"."""
         if self.switched is not None:
             return self.switched.why
-        if auto and self.trial is not None and self.trial.race.races:
+        if not auto or self.trial is None:
+            return None
+        if self.trial.race.races:
             return told(self.trial.race)
-        return None
+        return self.phase if self.looking and not self.own else None
 
     def watch(self, switches: Sequence[Switch]) -> tuple[Watch, ...]:
         """A watch for each switch; what the ones there are have seen stays if all are the same."""

@@ -36,6 +36,8 @@ def test_a_race_has_each_its_turn_and_then_nothing_is_calm() -> None:
     assert first.acting(SECTION) is SECTION and other.acting(SECTION).policy == "hr"
     assert os.looking and other.looking and other.compares and not other.calm
     assert os.phase == other.phase == "a phase of a race" and Instead().phase is None
+    assert other.why(auto=True) == other.phase, "it is not what auto would take"
+    assert os.why(auto=True) is None, "no policy is in force"
     assert os.trial is not None
     os.trial.race = replace(os.trial.race, begun=False, kept=0)
     assert os.own and os.phase == "until a race finds better"
