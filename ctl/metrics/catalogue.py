@@ -89,6 +89,7 @@ METRICS = MappingProxyType(
     | dict(
         _table(
             Metric("arrival_age", "s", "age of tuples that come to it from another node, else 0"),
+            Metric("arrival_rate", "tuples/s", "input tuples that come a second"),
             Metric("input_rate", "tuples/s", "input tuples processed a second"),
             Metric("output_rate", "tuples/s", "output tuples emitted a second"),
             Metric("cost", "s", "mean CPU time to process one input tuple (c)"),
@@ -119,6 +120,7 @@ PRESENT = frozenset(
         "head_age_estimate",
         "wait_estimate",
         "arrival_age",
+        "arrival_rate",
         "latency",
         "verdict",
     }
@@ -268,6 +270,10 @@ def _arrival_age(window: Window, values: Values) -> Array:
     return formulas.arrival_age(window.graph, wait, window.away)
 
 
+def _arrival_rate(window: Window, _: Values) -> Array:
+    return np.maximum(window.rate("tuples_in") + window.change("queue_size"), 0.0)
+
+
 def _through(window: Window, values: Values) -> Array:
     return formulas.join_through(
         window.graph, values["selectivity"], values["window"], values["output_rate"]
@@ -277,6 +283,11 @@ def _through(window: Window, values: Values) -> Array:
 # metric -> how it can be had, best first. What the engine itself provides goes before all.
 DERIVATIONS: Mapping[str, tuple[Derivation, ...]] = MappingProxyType(
     {
+        "arrival_rate": (
+            Derivation(
+                ("tuples_in", "queue_size"), "growth of tuples_in and of its queue", _arrival_rate
+            ),
+        ),
         "input_rate": (Derivation(("tuples_in",), "growth of tuples_in", _rate("tuples_in")),),
         "output_rate": (Derivation(("tuples_out",), "growth of tuples_out", _rate("tuples_out")),),
         "cost": (

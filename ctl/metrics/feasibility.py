@@ -50,7 +50,7 @@ LATENCY, STANDING, WEIGHT = "target_latency", "target_standing", "target_weight"
 WANTS = frozenset(
     {
         *("path_cost", "cost", "selectivity", "input_rate", "global_cost", "queue_size"),
-        *("head_age", "arrival_age"),
+        *("head_age", "arrival_age", "arrival_rate"),
     }
 )
 AGAIN = 0.9  # of a bound, below which what was beyond it is good again
@@ -225,7 +225,8 @@ def loads(
     graph = _from_here(frame.graph, away)
     # This node's CPUs are not asked for what others do.
     cost = np.where(away, 0.0, column["cost"])
-    come = arrivals(graph, column["input_rate"], column["queue_size"], column["head_age"])
+    told = frame.columns.get("arrival_rate", unknown)
+    come = arrivals(graph, told, column["input_rate"], column["queue_size"], column["head_age"])
     with np.errstate(all="ignore"):
         need = _known(cost * _flow(graph, come, column["selectivity"]))
         work = np.where(away, 0.0, _known(column["queue_size"] * column["global_cost"]))
@@ -257,15 +258,17 @@ def _names(frame: OperatorFrame, engines: Sequence[str]) -> list[Query]:
     return [(engines[at[row]], frame.operators[row].query) for row in first]
 
 
-def arrivals(graph: Graph, taken: Array, queue: Array, age_s: Array) -> Array:
-    """(n,) tuples/s that come from outside, 0 for all but ingresses.
+def arrivals(graph: Graph, told: Array, taken: Array, queue: Array, age_s: Array) -> Array:
+    """(n,) tuples/s that come from outside, 0 for all but ingresses. told: NaN where unknown.
 
-    What is taken from a queue is less than what comes where the CPU is short. What waits there has
-    come since the oldest of it came: Q tuples in W seconds.
+    What is taken from a queue is less than what comes where the CPU is short, and more while a
+    backlog is caught up with. Where nobody tells by how much the queue grew: what waits there has
+    come since the oldest of it came, Q tuples in W seconds.
     """
     with np.errstate(all="ignore"):
         waiting = np.where(age_s >= STEADY_S, queue / age_s, 0.0)
-    return np.where(graph.ingress, np.maximum(taken, waiting), 0.0)
+    come = np.where(np.isfinite(told), told, np.maximum(taken, waiting))
+    return np.where(graph.ingress, come, 0.0)
 
 
 def _from_here(graph: Graph, away: npt.NDArray[np.bool_]) -> Graph:

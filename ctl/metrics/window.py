@@ -149,6 +149,13 @@ class Window:
         lately = Window(self.now, self.recent, self.level).rate(counter)
         return np.where(np.isnan(rate), lately, rate)
 
+    def change(self, metric: str) -> Array:
+        """(n,) what the engine says now less what it said, by the second; NaN where unknown."""
+        if self.base is None:
+            return np.full(len(self.operators), np.nan)
+        more = self._column(self.now, metric) - self._column(self.base, metric)
+        return np.asarray(more / (self.seconds if self.lengths is None else self.lengths))
+
     def ratio(self, numerator: str, denominator: str) -> Array:
         """(n,) growth of one counter by growth of another; NaN where nothing was ever counted.
 

@@ -88,6 +88,15 @@ def test_rates_are_differences_over_the_window() -> None:
     assert np.isnan(got("input_rate", now)).all()
 
 
+def test_what_comes_is_what_was_taken_and_what_the_queue_has_more() -> None:
+    then = snapshot(ONE, 10, tuples_in=[100, 100, 100], queue_size=[50, 0, NAN])
+    now = snapshot(ONE, 12, tuples_in=[140, 104, 300], queue_size=[20, 6, 3])
+    assert_allclose(got("arrival_rate", now, then), [5, 5, NAN])
+    assert np.isnan(got("arrival_rate", now)).all()
+    fell = snapshot(ONE, 12, tuples_in=[110, 100, 100], queue_size=[20, 0, 0])
+    assert got("arrival_rate", fell, then)[0] == 0, "some were dropped"
+
+
 def test_a_cost_is_taken_over_the_window_while_tuples_flow() -> None:
     then = snapshot(ONE, 10, tuples_in=[100, 100, 100], cpu_time=[100, 100, 100])
     now = snapshot(ONE, 11, tuples_in=[110, 100, 100], cpu_time=[102, 100, 103])

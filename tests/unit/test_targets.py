@@ -285,6 +285,28 @@ def test_loads_by_hand() -> None:
     assert_allclose(load.slack_s, 0.05 - 2.003)
 
 
+def test_who_catches_up_needs_no_more_than_what_comes() -> None:
+    """It took 1000 tuples a second, of which 100 came: it was told that it needs ten times that."""
+    queries = plan({"q": ["a", "b"]})
+    shown: dict[str, list[float]] = {
+        "cost": [1e-3, 1e-3],
+        "path_cost": [2e-3, 1e-3],
+        "selectivity": [1, 1],
+        "global_cost": [2e-3, 1e-3],
+        "input_rate": [1000, 1000],
+        "queue_size": [500, 0],
+        "head_age": [5.0, 0.0],
+    }
+    asked = [frame(queries, **shown, **more) for more in ({}, {"arrival_rate": [100, 1000]})]
+    judged = [
+        feasibility.judge(of, ["lab:1"], (target("q", "50ms"),), 1.0, {})["lab:1", "q"]
+        for of in asked
+    ]
+    assert [one.standing for one in judged] == [OVER, MEETS]
+    assert_allclose(judged[1].load.cpus, 0.2)
+    assert "arrival_rate" in registry.policy("deadline", {"targets": TARGETS}).wants
+
+
 def test_what_is_beyond_all_floats_is_unknown_and_takes_no_other_query_along() -> None:
     """`a` makes so much of each tuple that its path has no number, `b` needs more than there is."""
     queries = plan({"a": ["x", "y", "z"], "b": ["w"]})
@@ -585,9 +607,13 @@ def test_loads_of_several_threads_and_of_queues_without_an_age() -> None:
 def test_arrivals_are_what_was_taken_or_what_has_come_since_the_oldest() -> None:
     chain = plan({"q": ["a", "b"], "r": ["c"]}).graph
     taken, queue = np.array([0.5, 9.0, 3.0]), np.array([8.0, 99.0, 8.0])
+    nobody = np.full(3, NAN)
     for age, first in ((0.0, 0.5), (0.99, 0.5), (1.0, 8.0), (4.0, 2.0), (80.0, 0.5)):
-        came = feasibility.arrivals(chain, taken, queue, np.array([age, age, 4.0]))
+        came = feasibility.arrivals(chain, nobody, taken, queue, np.array([age, age, 4.0]))
         assert came.tolist() == [first, 0.0, 3.0]
+    told = np.array([0.25, 7.0, NAN])
+    came = feasibility.arrivals(chain, told, taken, queue, np.array([1.0, 1.0, 1.0]))
+    assert came.tolist() == [0.25, 0.0, 8.0]
 
 
 def test_columns_of_a_target_are_those_of_its_query() -> None:
