@@ -67,7 +67,8 @@ def after(passes: int, engine: FakeEngine, look: Any, *stated: Target, policy: s
     """What `look` finds in a controller after some passes."""
 
     async def run() -> Any:
-        settings = Settings(policy=(Section(policy=policy),), target=stated, period=0.05)
+        # Half a period is how long it waits for an answer, also on a busy machine
+        settings = Settings(policy=(Section(policy=policy),), target=stated, period=2.0)
         controller = Controller(settings, FakeEngine.kind(engine), None)
         try:
             await controller.start()
