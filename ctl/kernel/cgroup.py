@@ -30,6 +30,7 @@ __all__ = [
     "processes",
     "relative_weight",
     "weighed",
+    "with_cpu",
     "write",
 ]
 
@@ -206,6 +207,25 @@ def in_use() -> bool:
     return False
 
 
+def with_cpu(pid: int) -> tuple[Path, ...]:
+    """The cgroups of the cpu controller that a process is in, from its own one up to the mounted
+    one, which in a container may be the container's; none where they cannot be read.
+    """
+    for found in hierarchies():
+        if has_cpu(found):
+            try:
+                folder = found.folder_of(pid, pid)
+            except (OSError, ValueError):  # whoever owns the process may name its cgroup anyhow
+                return ()
+            return () if folder is None else _inside(found, folder)
+    return ()
+
+
+def _inside(hierarchy: Hierarchy, folder: Path) -> tuple[Path, ...]:
+    """A cgroup and those around it, up to the mounted one."""
+    return tuple(one for one in (folder, *folder.parents) if one.is_relative_to(hierarchy.mount))
+
+
 def weighed(pid: int) -> tuple[Path, ...]:
     """The cgroups with a weight that a process is in, from the root down, without the root; of
     these the upper `MOST_LEVELS`. `UNSEEN` where they cannot be read: whoever owns the process may
@@ -218,8 +238,7 @@ def weighed(pid: int) -> tuple[Path, ...]:
             folder = found.folder_of(pid, pid, any_name=True)
             if folder is None:
                 return UNSEEN
-            inside = [one for one in (folder, *folder.parents) if one.is_relative_to(found.mount)]
-            upper = inside[::-1][1 : MOST_LEVELS + 1]
+            upper = _inside(found, folder)[::-1][1 : MOST_LEVELS + 1]
             return tuple(one for one in upper if (one / found.weight).exists())
         except (OSError, ValueError):
             return UNSEEN

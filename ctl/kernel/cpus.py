@@ -13,7 +13,7 @@ DEVICES = Path("/sys/devices")
 
 def cpus_of(pids: Iterable[int]) -> float:
     """CPUs that these processes may use together: those that any of them may run on, and no more
-    than their cgroups' limits (cpu.max) let through, each of which is for all that is below it.
+    than their cgroups' limits let through, each of which is for all that is below it.
     Without any process all CPUs of the machine.
     """
     allowed: set[int] = set()
@@ -25,11 +25,11 @@ def cpus_of(pids: Iterable[int]) -> float:
         except OSError:  # it has ended
             continue
         allowed |= mine
-        group = cgroup.of_process(pid)
-        if group is None:
-            free += len(mine)
+        groups = cgroup.with_cpu(pid)
+        if groups:
+            wanted[groups[0]] = wanted.get(groups[0], 0.0) + len(mine)
         else:
-            wanted[group] = wanted.get(group, 0.0) + len(mine)
+            free += len(mine)
     if not allowed:
         return float(os.cpu_count() or 1)
     return min(float(len(allowed)), free + _let_through(wanted))
@@ -52,11 +52,17 @@ def _let_through(wanted: dict[Path, float]) -> float:
 def limit(group: Path) -> float:
     """CPUs that a cgroup lets its processes have together, infinite where it does not limit them.
 
-    Source: Documentation/admin-guide/cgroup-v2.rst, cpu.max: "$MAX $PERIOD", "max" for no limit.
+    Sources: Documentation/admin-guide/cgroup-v2.rst, cpu.max: "$MAX $PERIOD", "max" for no limit;
+    Documentation/scheduler/sched-bwc.rst for version 1, where -1 is no limit.
     """
     try:
-        most, _, period = (group / "cpu.max").read_text().partition(" ")
-        return float("inf") if most == "max" else int(most) / int(period)
+        if (group / "cpu.max").exists():
+            most, _, period = (group / "cpu.max").read_text().partition(" ")
+        else:
+            most, period = (
+                (group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
+        return float("inf") if most.strip() in ("max", "-1") else int(most) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return float("inf")  # the root has none, and neither has a group without the controller
 

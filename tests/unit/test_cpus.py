@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sched_ctl.backends import Probe, ladder
-from sched_ctl.kernel import cgroup, cpus
+from sched_ctl.kernel import cgroup, cpus, procfs
 
 SLEEPS = "import time; print(1, flush=True); time.sleep(60)"
 
@@ -43,7 +43,9 @@ def test_the_least_limit_on_the_way_up_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits(tmp_path, {"outer": "150000 100000", "outer/inner": "max 100000"})
-    monkeypatch.setattr(cgroup, "of_process", lambda _: tmp_path / "outer/inner")
+    monkeypatch.setattr(
+        cgroup, "with_cpu", lambda _: (tmp_path / "outer/inner", tmp_path / "outer")
+    )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert cpus.cpus_of([1]) == 1.5
     limits(tmp_path, {"outer/inner": "50000 100000"})
@@ -51,7 +53,36 @@ def test_the_least_limit_on_the_way_up_counts(
     for strange in ("", "much", "1 0"):
         limits(tmp_path, {"outer/inner": strange})
         assert cpus.cpus_of([1]) == 1.5
-    monkeypatch.setattr(cgroup, "of_process", lambda _: None)
+    monkeypatch.setattr(cgroup, "with_cpu", lambda _: ())
+    assert cpus.cpus_of([1]) == 8
+
+
+def mounted(monkeypatch: pytest.MonkeyPatch, tree: cgroup.Hierarchy, of: str) -> None:
+    """This tree alone, with this line of /proc/PID/cgroup for every process."""
+    monkeypatch.setattr(cgroup, "hierarchies", lambda: (tree,))
+    monkeypatch.setattr(procfs, "text", lambda _: of)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+def test_a_container_that_is_the_root_of_all_it_sees_has_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits(tmp_path, {".": "150000 100000", "inner": "max 100000"})
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    for path in ("/", "/inner"):
+        mounted(monkeypatch, cgroup.Hierarchy(2, tmp_path), f"0::{path}\n")
+        assert cpus.cpus_of([1]) == 1.5
+
+
+def test_a_quota_of_version_1_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, quota in ((".", "-1"), ("outer", "250000"), ("outer/inner", "-1")):
+        limits(tmp_path, {name: ""})
+        (tmp_path / name / "cpu.max").unlink()
+        (tmp_path / name / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (tmp_path / name / "cpu.cfs_period_us").write_text("100000\n")
+    mounted(monkeypatch, cgroup.Hierarchy(1, tmp_path), "4:cpu,cpuacct:/outer/inner\n")
+    assert cpus.cpus_of([1]) == 2.5
+    mounted(monkeypatch, cgroup.Hierarchy(1, tmp_path), "4:cpu,cpuacct:/\n")
     assert cpus.cpus_of([1]) == 8
 
 
@@ -72,7 +103,7 @@ def test_a_limit_is_for_all_processes_below_it_together(
     where = {1: "storm.service", 2: "storm.service", 3: "all.slice/a", 4: "all.slice/b/inner"}
     where |= {5: "all.slice/a", 6: "free", 7: "free"}
     monkeypatch.setattr(
-        cgroup, "of_process", lambda pid: tmp_path / where[pid] if pid in where else None
+        cgroup, "with_cpu", lambda pid: (tmp_path / where[pid],) if pid in where else ()
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert cpus.cpus_of([1]) == cpus.cpus_of([1, 2]) == 2
