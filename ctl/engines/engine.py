@@ -39,6 +39,7 @@ from sched_ctl.model.patterns import runs_in
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
 from sched_ctl.probes.answering import AnsweringTime
 from sched_ctl.probes.every import Probes
+from sched_ctl.probes.limits import Limits
 from sched_ctl.probes.sleeps import SleepPlaces
 
 __all__ = ["Engine", "carry_over"]
@@ -80,8 +81,7 @@ class Engine:
         if target.pid is not None:
             self._find_container(target.pid)
         self.priors: Callable[[Topology], Mapping[str, Array]] | None = None
-        # Whether some policy needs what our own probes read. At first, as nobody can tell yet: what
-        # counts rates needs two readings.
+        # Whether some policy needs our probes. At first nobody can tell, and rates need two looks.
         self.probing = True
         self.polls = 0
         self.failures = 0  # since it answered last
@@ -108,6 +108,7 @@ class Engine:
         self._probes: Probes | None = None  # likewise
         self._read: Snapshot | None = None  # what they read last, likewise
         self.sleeps = SleepPlaces()  # looks while somebody wants to know
+        self.limits = Limits()  # likewise
         self.horizons = Horizons()  # filled while somebody wants to know
         self.said: dict[str, Said] = {}  # of its queries
         self._spent_s = 0.0  # CPU time of the last answer

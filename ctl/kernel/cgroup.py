@@ -209,7 +209,8 @@ def in_use() -> bool:
 
 def with_cpu(pid: int) -> tuple[Path, ...]:
     """The cgroups of the cpu controller that a process is in, from its own one up to the mounted
-    one, which in a container may be the container's; none where they cannot be read.
+    one, which in a container may be the container's; the upper `MOST_LEVELS` and that one. None
+    where they cannot be read.
     """
     for found in hierarchies():
         if has_cpu(found):
@@ -217,7 +218,7 @@ def with_cpu(pid: int) -> tuple[Path, ...]:
                 folder = found.folder_of(pid, pid)
             except (OSError, ValueError):  # whoever owns the process may name its cgroup anyhow
                 return ()
-            return () if folder is None else _inside(found, folder)
+            return () if folder is None else _inside(found, folder)[-MOST_LEVELS - 1 :]
     return ()
 
 

@@ -9,7 +9,7 @@ They are worked out in the control loop's thread, so of each owner's operators o
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import sleeps, threads
+from sched_ctl.probes.limits import Limit
 from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.service import views
 from sched_ctl.service.idle import idle
@@ -127,6 +128,7 @@ def assessed(controller: Controller, common: Most = ALL) -> Iterator[Found]:
         now = engine.snapshot
         if now is None or (now.topology.operators and not len(rows)):
             continue
+        engine.limits.look(sorted(now.topology.pids))
         window = Window(now, _then(engine, now))
         windows = [window, *_longer(engine, window)]
         missed = _missed(controller, engine)
@@ -210,7 +212,7 @@ def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]
             readings = [_reading(one, each, rows) for each in judged]
             said = settle(one.engine.said.get(query), now_s, readings)
             one.engine.said[query] = said
-            yield one, looked_at, _query(one, query, said, readings)
+            yield one, looked_at, _query(one, query, said, readings, _limit(one, rows))
 
 
 def _rows(one: Found) -> Iterator[tuple[int, Index, Index]]:
@@ -265,8 +267,17 @@ def _at_lock(one: Found, rows: Index) -> bool:
     return bool(sum(p["share"] for p in places if p["where"] == sleeping.LOCK) >= MOSTLY)
 
 
-def _query(one: Found, name: str, said: Said, readings: list[Reading]) -> dict[str, Any]:
+def _limit(one: Found, rows: Index) -> Limit | None:
+    """What stopped the processes of these operators, if it was a limit."""
+    operators = one.window.now.topology.operators
+    return one.engine.limits.of({t.pid for row in rows.tolist() for t in operators[row].threads})
+
+
+def _query(
+    one: Found, name: str, said: Said, readings: list[Reading], limit: Limit | None
+) -> dict[str, Any]:
     late = one.late.get(name, {})
+    stops = limit is not None and limit.stopped >= verdicts.LEAST_SHARE
     return {
         "engine": one.engine.name,
         "query": name,
@@ -280,7 +291,12 @@ def _query(one: Found, name: str, said: Said, readings: list[Reading]) -> dict[s
             {"seconds": _known(r.seconds), "verdict": r.verdict.word, "operator": r.about}
             for r in readings
         ],
-        "advice": ADVICE[said.verdict],
+        "limit": None if limit is None else asdict(limit),
+        "advice": (
+            LIMITED.format(limit)
+            if stops and said.verdict is Verdict.CPU_STARVED
+            else ADVICE[said.verdict]
+        ),
     }
 
 
@@ -409,7 +425,7 @@ def exposed(controller: Controller, *, openly: bool = False) -> str:
 def operator(one: Found, row: int) -> dict[str, Any]:
     """The verdict of one operator with its evidence; shares of the time, None = unknown."""
     found, topology = one.assessment, one.window.now.topology
-    limit = int(found.limit[row])
+    limit, stopped = int(found.limit[row]), _limit(one, np.array([row]))
     return {
         "engine": one.engine.name,
         "operator": topology.operators[row].label,
@@ -430,6 +446,7 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "queue": _known(found.queue[row]),
         "queue_before": _known(found.queue_before[row]),
         "seconds": _known(found.seconds),
+        "limit": None if stopped is None else asdict(stopped),
         "waits": _traced(one.waits.lately(topology.operators[row].threads)),
         "sleeps": _sleeps(one, np.array([row])),
     }
@@ -486,6 +503,12 @@ ADVICE = {
 }
 
 
+LIMITED = (
+    "its cgroup may use {0.cpus:.3g} CPUs, and was stopped in {0.stopped:.0%} of the periods: a "
+    "larger limit (cpu.max) would speed it up, a priority only takes from others in that cgroup"
+)
+
+
 def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
     """Thread -> which of `found`, and the row of its operator there."""
     return {
@@ -521,7 +544,7 @@ def _place(one: Found, row: int) -> dict[str, Any]:
 def _nothing() -> dict[str, Any]:
     """The verdict of a thread that runs no operator, such as a helper."""
     shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
-    more = ("backlog", "waits", "sleeps")
+    more = ("backlog", "limit", "waits", "sleeps")
     place: dict[str, Any] = {"query": None, "depth": None, "feeds": []}
     return dict.fromkeys(shares + more) | {"engine": None, "verdict": "unknown", "by": None} | place
 
@@ -539,6 +562,8 @@ def _looked_for_sleep(one: Found, seconds: float = WATCH_S) -> bool:
 
 def _ready(one: Found, first_s: float) -> bool:
     """Whether it is looked for long enough, with the times of the threads at both ends."""
+    if not one.engine.limits.ready:
+        return False
     if "run_delay" not in one.window.now.columns:
         return not threads.available() and one.window.seconds >= SHORT_S
     longest_s = max(one.window.seconds, *(each.seconds for each in one.longer), 0.0)
@@ -614,6 +639,9 @@ def words(operator: dict[str, Any]) -> str:
     moved += f"; {waiting / 1024:.0f} KiB wait in its sockets" if waiting else ""
     by = f" by {operator['by']}" if operator["by"] else ""
     over = "" if operator["seconds"] is None else f" of {operator['seconds']:.1f} s"
+    if (limit := operator["limit"]) and limit["stopped"] >= 0.005:
+        moved += f"; stopped in {limit['stopped']:.0%} of the periods: its cgroup may use "
+        moved += f"{limit['cpus']:.3g} CPUs"
     if (traced := operator["waits"]) and traced["count"]:
         moved += (
             f"; {traced['count']} waits for a CPU in {traced['seconds']:.0f} s, half of them below "

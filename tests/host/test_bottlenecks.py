@@ -3,14 +3,18 @@
 import json
 import os
 import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from labs import sched_ctl
+from labs import SOON_S, sched_ctl
 from planted import causes, hogs
 from watching import observed, share, undisturbed
 
 from sched_ctl.adapt.parallelism import LEAP
 from sched_ctl.drivers.lab.driver import kind
+from sched_ctl.kernel import cgroup
 from support import disturbed
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
@@ -63,6 +67,32 @@ def test_operators_beside_hogs_are_starved() -> None:
     assert share(seen, "quiet", "idle") == 1.0
     waits = [o["wait"] for o in seen["heavy/crunch"]]
     assert min(waits) > 0.3  # of five that want the CPU all the time, one gets a fifth or less
+
+
+@contextmanager
+def limited(pid: int, cpus: float) -> Iterator[None]:
+    """The process in a cgroup that may use so many CPUs; moved out again at the end."""
+    [tree] = [found for found in cgroup.hierarchies() if found.version == 1]
+    folder = tree.mount / f"limited-{pid}"
+    folder.mkdir()
+    try:
+        (folder / "cpu.cfs_quota_us").write_text(f"{cpus * 1e5:.0f}")
+        (folder / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        tree.remove(folder, tree.mount, time.monotonic() + SOON_S)
+
+
+@pytest.mark.needs("cgroup1_cpu")
+def test_who_is_stopped_by_the_limit_of_its_cgroup_is_told_to_raise_it() -> None:
+    with causes(nice=-20) as target:
+        assert target.pid is not None
+        with limited(target.pid, 0.1):
+            seen = observed(target, kind, WINDOWS)
+    assert share(seen, "heavy", "cpu-starved") >= 0.95
+    told = [query for query in seen["heavy"] if query["verdict"] == "cpu-starved"]
+    assert all("may use 0.1 CPUs" in query["advice"] for query in told)
+    assert all(query["cpus"] == 0.1 for query in told)
 
 
 def test_a_plan_says_who_needs_replicas() -> None:

@@ -1,0 +1,154 @@
+"""Who is stopped by a limit on CPU time is told so, and not that a priority would help."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plans import array, plan
+from sched_ctl.kernel import cgroup
+from sched_ctl.metrics.verdicts import assess
+from sched_ctl.metrics.window import Window
+from sched_ctl.model.topology import Snapshot
+from sched_ctl.probes.limits import Limit, Limits
+from sched_ctl.probes.waits import WaitTimes
+from sched_ctl.service import bottlenecks
+from sched_ctl.service.bottlenecks import Found
+
+Counts = tuple[int, int]
+
+
+class Tree:
+    """A container of 1.5 CPUs with groups of .5 CPUs and without a limit, and one beside it."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        paths = {1: "all/small", 2: "all/free", 3: "beside"}
+        self.tell("all", "150000 100000")
+        self.tell("all/small", "50000 100000")
+        self.tell("all/free", "max 100000")
+        self.tell("beside", "max 100000")
+
+        def with_cpu(pid: int) -> tuple[Path, ...]:
+            own = root / paths.get(pid, ".")
+            return tuple(one for one in (own, *own.parents) if one.is_relative_to(root))
+
+        monkeypatch.setattr(cgroup, "with_cpu", with_cpu)
+
+    def tell(self, group: str, limit: str | None = None, counts: Counts | None = None) -> None:
+        folder = self.root / group
+        folder.mkdir(parents=True, exist_ok=True)
+        if limit is not None:
+            (folder / "cpu.max").write_text(f"{limit}\n")
+        if counts is not None:
+            text = "usage_usec 4\nnr_periods {}\nnr_throttled {}\nthrottled_usec 9\n"
+            (folder / "cpu.stat").write_text(text.format(*counts))
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    return Tree(tmp_path, monkeypatch)
+
+
+def seen(tree: Tree, readings: dict[float, dict[str, Counts]]) -> dict[int, Limit | None]:
+    """What is said of each process after readings at these times."""
+    limits = Limits()
+    for time_s, told in readings.items():
+        for group, counts in told.items():
+            tree.tell(group, counts=counts)
+        limits.look((1, 2, 3, 4), time_s)
+    return {pid: limits.of({pid}) for pid in (1, 2, 3, 4)}
+
+
+def test_the_limit_that_stopped_most_often_is_told(tree: Tree) -> None:
+    counts = {0.0: {"all": (100, 90), "all/small": (100, 0), "beside": (100, 50)}}
+    counts[2.0] = {"all": (120, 95), "all/small": (120, 15), "beside": (120, 70)}
+    found = seen(tree, counts)
+    assert found == {1: Limit(0.5, 0.75), 2: Limit(1.5, 0.25), 3: None, 4: None}
+
+
+def test_a_limit_of_long_ago_is_forgotten(tree: Tree) -> None:
+    at = {second / 2: {"all": (5 * second, min(5 * second, 20))} for second in range(20)}
+    assert seen(tree, dict(list(at.items())[:6]))[2] == Limit(1.5, 0.75)
+    assert seen(tree, at)[2] is None
+
+
+@pytest.mark.parametrize(
+    "then",
+    [(118, 100), (900, 900), None],
+    ids=["too few periods", "a cgroup made anew", "its first reading"],
+)
+def test_what_is_not_known_is_not_said(tree: Tree, then: Counts | None) -> None:
+    first = {} if then is None else {"all": then}
+    assert seen(tree, {0.0: first, 2.0: {"all": (120, 110)}})[2] is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nr_periods 5\n", "nr_periods x\nnr_throttled y\n", "a b c\n"]
+)
+def test_a_page_that_nobody_understands_says_nothing(tree: Tree, text: str) -> None:
+    limits = Limits()
+    for time_s in (0.0, 2.0):
+        (tree.root / "all/cpu.stat").write_text(text)
+        limits.look((2,), time_s)
+    assert limits.of((2,)) is None
+
+
+def test_where_there_is_no_limit_nobody_waits_for_a_second_reading(tree: Tree) -> None:
+    free, limited = Limits(), Limits()
+    assert not free.ready
+    free.look((3,), 0.0)
+    limited.look((2, 3), 0.0)
+    assert free.ready and not limited.ready
+    limited.look((2, 3), 0.6)
+    assert limited.ready
+
+
+def test_two_looks_at_once_are_one(tree: Tree) -> None:
+    limits = Limits()
+    for time_s, counts in ((0.0, (0, 0)), (2.0, (20, 10)), (2.1, (40, 30))):
+        tree.tell("all", counts=counts)
+        limits.look((2,), time_s)
+    assert limits.of((2,)) == Limit(1.5, 0.5)
+
+
+@dataclass
+class Stopped(Limits):
+    """As if all processes were in one cgroup that was stopped so often."""
+
+    share: float
+
+    def of(self, _: object) -> Limit:
+        return Limit(0.5, self.share)
+
+
+@dataclass
+class Engine:
+    limits: Limits
+    name: str = "e"
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(("share", "helps"), [(0.7, "larger limit"), (0.02, "larger priority")])
+def test_advice_is_for_what_stops_it(share: float, helps: str) -> None:
+    """Of one that waits for a CPU for eight tenths of the time, while its queue grows."""
+    topology = plan({"q": ["a"]})
+
+    def at(time_s: float) -> Snapshot:
+        columns = {
+            "thread_cpu_time": array(0.2 * time_s),
+            "run_delay": array(0.8 * time_s),
+            "idle_time": array(0.0),
+            "tuples_in": array(100 * time_s),
+            "queue_size": array(100 * time_s),
+        }
+        return Snapshot(topology, time_s, columns)
+
+    window = Window(at(14.0), at(10.0))
+    engine: Any = Engine(Stopped(share))
+    [query] = bottlenecks.bottlenecks([Found(engine, window, assess(window), WaitTimes())])
+    assert query["verdict"] == "cpu-starved" and helps in query["advice"]
+    [operator] = query["operators"]
+    assert f"stopped in {share:.0%} of the periods" in bottlenecks.words(operator)
+    assert query["limit"] == operator["limit"] == {"cpus": 0.5, "stopped": share}
