@@ -1,4 +1,4 @@
-"""TCP connections: who is at the other end, and what waits to be read; sock_diag(7).
+"""Connections: who is at the other end, and of TCP what waits to be read; sock_diag(7).
 
 TCP has no SO_PEERCRED, but the kernel knows every socket's owner and answers for a single one by
 its addresses (inet_diag, linux/inet_diag.h), some 20 us a question. So do all connections of a
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from sched_ctl.kernel import netns, procfs
 
-__all__ = ["Connection", "Crowded", "SocketOwners", "connections", "inodes"]
+__all__ = ["Connection", "Crowded", "SocketOwners", "connections", "inodes", "peers"]
 
 Address = tuple[str, int]
 # Data can wait to be read in these: net/tcp_states.h
-OPEN = ESTABLISHED, CLOSE_WAIT = 1, 8
+OPEN = ESTABLISHED, CLOSE_WAIT = 1, 8  # the first one is that of a connected UDP socket, too
 MOST = 100_000  # connections of a namespace that are looked at: .1 s of CPU time
 
 NETLINK_SOCK_DIAG = 4  # linux/netlink.h
@@ -117,9 +117,18 @@ def connections(pid: int, own: Collection[int]) -> list[Connection]:
     return list(_tabled(pid, own)) if found is None else found
 
 
-def _asked(own: Collection[int]) -> list[Connection] | None:
+def peers(pid: int, own: Collection[int]) -> dict[int, Address]:
+    """Who is at the other end, by socket: of TCP connections, and of UDP sockets with one place
+    that they send to, as those of a resolver. Raises as `connections`.
+    """
+    with netns.entered(pid):
+        datagrams = _asked(own, socket.IPPROTO_UDP) or []
+    return {one.inode: one.there for one in (*connections(pid, own), *datagrams)}
+
+
+def _asked(own: Collection[int], protocol: int = socket.IPPROTO_TCP) -> list[Connection] | None:
     """As the kernel answers in the calling thread's namespace; None where it does not, as without
-    the module tcp_diag.
+    the module tcp_diag or udp_diag.
     """
     found, left = [], MOST
     with (
@@ -129,7 +138,7 @@ def _asked(own: Collection[int]) -> list[Connection] | None:
         asked.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
             states = sum(1 << state for state in OPEN)
-            question = QUESTION.pack(family, socket.IPPROTO_TCP, 0, states) + bytes(SOCKET_ID)
+            question = QUESTION.pack(family, protocol, 0, states) + bytes(SOCKET_ID)
             size = HEADER.size + len(question)
             flags = NLM_F_REQUEST | NLM_F_DUMP
             asked.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, flags, family, 0) + question)

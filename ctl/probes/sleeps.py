@@ -33,7 +33,7 @@ QUEUES = frozenset({sleeping.LOCK, sleeping.TIMED, sleeping.EVENTS})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """what: see `sleeping.Sleep`. peer: address and port at the other end of a TCP socket."""
+    """what: see `sleeping.Sleep`. peer: address and port at the other end of a socket."""
 
     what: str
     peer: str | None = None
@@ -133,13 +133,13 @@ class SleepPlaces:
         return self._where(thread.pid, thread.tid, calls=False)
 
     def _peer(self, pid: int, inode: int) -> str | None:
-        """None: it is no TCP connection, or not one that is known yet."""
+        """None: it is no connection, or not one that is known yet."""
         known, now_s = self._peers.get(pid, {}), time.monotonic()
         if inode not in known and now_s >= self._listed_s.get(pid, 0.0):
             self._listed_s[pid] = now_s + CONNECTIONS_S
             with suppress(OSError, sockdiag.Crowded):
-                found = sockdiag.connections(pid, sockdiag.inodes(pid))
-                known = self._peers[pid] = {one.inode: _address(one.there) for one in found}
+                found = sockdiag.peers(pid, sockdiag.inodes(pid))
+                known = self._peers[pid] = {one: _address(there) for one, there in found.items()}
         return known.get(inode)
 
 

@@ -28,6 +28,9 @@ pipe = os.pipe()
 served = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 timed = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 timed.settimeout(100)
+resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+resolver.connect(("127.0.0.1", int(sys.argv[1])))
+resolver.settimeout(100)
 epoll = select.epoll()
 epoll.register(pair[0], select.EPOLLIN)
 places = {
@@ -37,6 +40,7 @@ places = {
     "pipe": lambda: os.read(pipe[0], 1),
     "tcp": lambda: served.recv(1),
     "polled": lambda: timed.recv(1),
+    "resolver": lambda: resolver.recv(1),
     "timer": lambda: time.sleep(100),
     "epoll": epoll.poll,
     "select": lambda: select.select([pair[0], pipe[0]], [], []),
@@ -63,16 +67,19 @@ ASLEEP = {
     "pipe": "pipe",
     "tcp": "socket",
     "polled": "socket",
+    "resolver": "socket",
     "timer": "timer",
     "epoll": "events",
     "select": "events",
     "child": "child",
 }
 
+CONNECTED = ("tcp", "polled", "resolver")
+
 
 @pytest.fixture(scope="module")
 def sleepers() -> Iterator[tuple[int, dict[str, int], int]]:
-    """The process, the thread of each name, and the port that two of them read from."""
+    """The process, the thread of each name, and the port that three of them read from."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with subprocess.Popen(
@@ -113,7 +120,7 @@ def test_real_threads_are_found_where_they_sleep(
     assert (last.inode is not None) == (last.what == "socket")
 
 
-@pytest.mark.parametrize("name", [n for n in ASLEEP if n not in ("timed", "polled")])
+@pytest.mark.parametrize("name", [n for n in ASLEEP if n not in ("timed", "polled", "resolver")])
 def test_the_wait_channel_alone_tells_most(
     sleepers: tuple[int, dict[str, int], int], name: str
 ) -> None:
@@ -156,7 +163,7 @@ def test_what_another_user_polls_is_not_read_from_its_memory() -> None:
 def test_looks_tell_shares_and_peers(sleepers: tuple[int, dict[str, int], int]) -> None:
     pid, threads, port = sleepers
     probe = SleepPlaces(every_s=0.01)
-    mine = {name: Thread(pid, threads[name], 1) for name in ("tcp", "polled", "unix", "lock")}
+    mine = {name: Thread(pid, threads[name], 1) for name in (*CONNECTED, "unix", "lock")}
     try:
         assert probe.looks == 0 and probe.lately(mine.values()) is None
         probe.follow(tuple(mine.values()), 30.0)
@@ -168,7 +175,7 @@ def test_looks_tell_shares_and_peers(sleepers: tuple[int, dict[str, int], int]) 
         wait_until(told)
         wait_until(lambda: probe.looks >= 50)
         peer = Place("socket", f"127.0.0.1:{port}")
-        for name in ("tcp", "polled"):
+        for name in CONNECTED:
             found = probe.lately((mine[name],))
             assert found is not None and found.shares[0][0] == peer
         of_unix = probe.lately((mine["unix"],))
