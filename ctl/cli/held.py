@@ -1,11 +1,14 @@
 """Commands that show what holds operators back: bottlenecks, top."""
 
+from collections import Counter
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from sched_ctl.cli.flags import DEFAULT_RUN_DIR, Json, RunDir
 from sched_ctl.config.settings import ConfigError
+from sched_ctl.errors import UserError
 
 __all__ = ["add_to", "most_telling"]
 
@@ -42,6 +45,10 @@ def bottlenecks(
         return
     if not answer:
         show.text(nothing(request(run_dir, "status")))
+    for query in answer:
+        if query["verdict"] == "lock-bound":
+            with suppress(UserError):  # its operator has ended
+                query["lock"] = _lock(request(run_dir, "threads", {"what": query["operator"]}))
     if everything or not show.is_narrow():
         for query in answer:
             _whole(query, None)
@@ -86,6 +93,18 @@ def top(
         screen.print_once(first, view)
     else:
         screen.live(lambda: request(run_dir, "top"), view, interval)
+
+
+def _lock(threads: dict[str, Any]) -> str | None:
+    """The lock for which most of these threads wait, and who has it, in words."""
+    from sched_ctl.cli import stacks
+    from sched_ctl.kernel import procfs
+
+    of = [(pid, tid) for tid in threads["tids"] if (pid := procfs.process_of(tid)) is not None]
+    found = list(stacks.holders(of).values())
+    times = Counter((held.lock, held.holder) for held in found)
+    most = max(found, key=lambda held: times[held.lock, held.holder], default=None)
+    return None if most is None else stacks.held_in_words(most)
 
 
 def _on_a_screen(answer: list[dict[str, Any]]) -> None:
@@ -139,6 +158,8 @@ def _words(query: dict[str, Any]) -> list[str]:
     lines = [f"{query['engine']} {query['query']}: {said(query)}", f"  {query['advice']}"]
     if len({horizon["verdict"] for horizon in query["horizons"]}) > 1:
         lines.append(f"  by {', '.join(map(horizon_words, query['horizons']))}")
+    if query.get("lock"):
+        lines.append(f"  it waits for {query['lock']}")
     return lines + [f"  {line}" for line in replicas(query)]
 
 

@@ -1,7 +1,7 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +14,13 @@ from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
     from sched_ctl.controller.loop import Controller
+    from sched_ctl.probes.holders import Held
 
 __all__ = ["add_to"]
 
 log = logging.getLogger(__name__)
 
+LOCK_BOUND = "lock-bound"
 WOKEN_S = 1.5  # that it is looked who wakes whom, for a draft's edges
 
 
@@ -455,7 +457,7 @@ def explain(
 ) -> None:
     """Tell why a thread has the priority that it has: from its metrics to what is in force."""
     from sched_ctl import show
-    from sched_ctl.cli import planned, targets
+    from sched_ctl.cli import planned, stacks, targets
     from sched_ctl.service.socket import MOST_EXPLAINED, request
 
     answer = request(run_dir, "explain", {"what": what})
@@ -466,6 +468,11 @@ def explain(
     if json:
         show.emit_json(answer)
         return
+    held = stacks.holders(
+        (thread["pid"], thread["tid"])
+        for thread in answer
+        if (thread["verdict"] or "").startswith(LOCK_BOUND)
+    )
     for thread in answer:
         show.text()
         show.text(f"{thread['operator']}: thread {thread['tid']} ({thread['name']})")
@@ -489,8 +496,8 @@ def explain(
         show.text(f"  in force   {applied} ({thread['backend']})")
         if thread["verdict"] is not None:
             show.text(f"  held back  {thread['verdict']}")
-            if thread["verdict"].startswith("lock-bound"):
-                show.text(f"  lock       {_holder(thread['pid'], thread['tid'])}")
+            if thread["verdict"].startswith(LOCK_BOUND):
+                show.text(f"  lock       {_holder(thread, held)}")
         if thread["replicas"] is not None:
             show.text(f"  replicas   needs {thread['replicas']} (sched-ctl scale)")
         for operator in dict.fromkeys(m["operator"] for m in thread["metrics"]):
@@ -511,15 +518,13 @@ def explain(
             )
 
 
-def _holder(pid: int, tid: int) -> str:
+def _holder(thread: dict[str, Any], held: "Mapping[int, Held]") -> str:
     """Who holds the lock that a thread waits for, in words."""
-    from sched_ctl.probes.stacks import holder_of
+    from sched_ctl.cli.stacks import held_in_words
 
-    held = holder_of(pid, tid)
-    if held is None:
-        return f"nobody was seen to hold it; sched-ctl waits {pid} --stacks looks longer"
-    at = f" at {held.at[0]}" if held.at else ""
-    return f"{held.lock}, held by {held.name} (thread {held.holder}){at}"
+    if (by := held.get(thread["tid"])) is not None:
+        return held_in_words(by)
+    return f"nobody was seen to hold it; sched-ctl waits {thread['pid']} --stacks looks longer"
 
 
 @with_settings

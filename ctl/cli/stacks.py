@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
+    from sched_ctl.probes.holders import Held
     from sched_ctl.probes.stacks import Place
 
-__all__ = ["show_stacks"]
+__all__ = ["held_in_words", "holders", "show_stacks"]
 
 SHOWN, FRAMES, WAKERS = 6, 4, 2
 WIDTH = 78
@@ -66,8 +67,7 @@ def in_words(places: Sequence["Place"]) -> Iterable[str]:
         if place.held is not None:
             who = f"{place.held.lock}, {place.share:.0%} of the looks"
             yield from _line("waits for", [who])
-            holder = f"{place.held.name} ({place.held.holder})"
-            yield from _line("held by", [holder, *map(_short, place.held.at)])
+            yield from _line("held by", _holder(place.held))
         yield from _line("java", [*map(_short, place.java)])
         yield from _line("user", () if place.java else place.user)
         yield from _line("kernel", place.kernel)
@@ -75,6 +75,28 @@ def in_words(places: Sequence["Place"]) -> Iterable[str]:
             if waker.tid >= 0:
                 told = [f"{waker.name} {waker.times} times", *waker.frames[: FRAMES // 2]]
                 yield from _line("woken by", told)
+
+
+def holders(threads: Iterable[tuple[int, int]]) -> dict[int, "Held"]:
+    """Who has the lock that each of these threads, of (process, id), waits for; by thread."""
+    from sched_ctl.probes import stacks
+
+    by_process: dict[int, list[int]] = {}
+    for pid, tid in threads:
+        by_process.setdefault(pid, []).append(tid)
+    found: dict[int, Held] = {}
+    for pid, tids in by_process.items():
+        found |= stacks.holders_of(pid, tids)
+    return found
+
+
+def held_in_words(held: "Held") -> str:
+    return f"{held.lock}, held by {' < '.join(_holder(held)[: FRAMES + 1])}"
+
+
+def _holder(held: "Held") -> list[str]:
+    """Who it is, and where, innermost first."""
+    return [f"{held.name} ({held.holder})", *map(_short, held.at)]
 
 
 def _line(label: str, frames: Sequence[str]) -> Iterable[str]:

@@ -15,11 +15,11 @@ from sched_ctl.kernel.stacks import Addresses, Sleeps, Stacks
 from sched_ctl.probes import holders
 from sched_ctl.probes.holders import Held, JavaStack
 
-__all__ = ["Place", "Waker", "folded", "holder_of", "look"]
+__all__ = ["Place", "Waker", "folded", "holders_of", "look"]
 
 DUMPS = 3  # of each Java machine
 LOOK_S = 0.05  # from one look for owners of mutexes to the next
-LOOKS = 20  # at one thread
+LOOKS = 20  # where nothing else is looked at
 MOST_THREADS = 200  # in one look
 # The innermost frames that all sleeps and wake-ups have in common end with one of these.
 INNERMOST = 8
@@ -192,22 +192,22 @@ def _plain(name: Callable[[int], str | None], addresses: Addresses) -> tuple[str
     return tuple(names[common[-1] + 1 :] if common else names)
 
 
-def holder_of(pid: int, tid: int) -> Held | None:
-    """Who most often has the lock that a thread waits for; None where that was not seen.
+def holders_of(pid: int, tids: Collection[int]) -> dict[int, Held]:
+    """Who most often has the lock that each of these threads waits for, where that was seen.
 
-    A few looks, for half a second at most; of a Java machine one thread dump.
+    A few looks at all of them; of a Java machine one thread dump, as each stops it.
     """
     seen = _Seen()
     if hotspot.is_hotspot(pid):
         with suppress(hotspot.AttachError):
             stacks = holders.java_stacks(pid)
             seen.note(stacks, holders.who_holds(stacks))
-        return seen.most(tid)[0]
-    for _ in range(LOOKS):
-        found = holders.mutex(pid, tid)
-        seen.note([tid], {tid: found} if found else {})
-        time.sleep(LOOK_S / 2)
-    return seen.most(tid)[0]
+    else:
+        for _ in range(LOOKS):
+            found = {tid: holders.mutex(pid, tid) for tid in tids}
+            seen.note(tids, {tid: held for tid, held in found.items() if held})
+            time.sleep(LOOK_S / 2)
+    return {tid: held for tid in tids if (held := seen.most(tid)[0]) is not None}
 
 
 def folded(places: Iterable[Place]) -> dict[tuple[str, ...], int]:

@@ -14,7 +14,7 @@ from labs import sched_ctl
 
 from sched_ctl.kernel import procfs, tracing
 from sched_ctl.probes import functions
-from sched_ctl.probes.stacks import holder_of
+from sched_ctl.probes.stacks import holders_of
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
@@ -103,8 +103,8 @@ def test_a_mutex_of_c_has_its_owner(tmp_path: Path) -> None:
         wakers = {waker["name"] for waker in wants["wakers"]}
         assert "holds" in wakers
         assert "nanosleep" in folded.read_text() and flame.read_text().startswith("<svg")
-        seen = holder_of(pid, wants["tid"])
-        assert seen is not None and seen.holder == holds["tid"]
+        seen = holders_of(pid, [wants["tid"], holds["tid"]])
+        assert seen.keys() == {wants["tid"]} and seen[wants["tid"]].holder == holds["tid"]
 
 
 @pytest.mark.needs("java")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sched_ctl.cli import held
 from sched_ctl.cli.screen import HELP, SORTS, View, can_redraw, draw, pressed
+from sched_ctl.probes.holders import Held
 
 
 def row(name: str, **more: Any) -> dict[str, Any]:
@@ -269,6 +270,27 @@ def test_operators_of_long_names_leave_the_query_on_the_screen(
     assert shown[1].startswith("flink:127.0.0.1:8081@27921 q: cpu-starved: Source: orders")
     assert any("more operators: --all" in line for line in shown)
     assert shown[-1].startswith("1 of 2 queries are held back")
+
+
+def test_who_has_the_lock_that_holds_a_query_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three replicas two wait for the third one's, and one of them for another lock at times."""
+    query: dict[str, Any] = {"engine": "flink:1", "query": "q", "verdict": "lock-bound"}
+    query |= {"operator": "q/b", "confidence": 0.9, "settled": True, "late_s": None}
+    query |= {"advice": "x", "horizons": [], "parallelism": [], "needed_cpus": None, "cpus": 2}
+    query |= {"operators": [row("q/b", verdict="lock-bound")]}
+    answers = {"threads": {"pids": [7], "tids": [1, 2, 3]}, "bottlenecks": [query]}
+    monkeypatch.setattr("sched_ctl.service.socket.request", lambda _, verb, *__: answers[verb])
+    monkeypatch.setattr("sched_ctl.kernel.procfs.process_of", lambda _: 7)
+    common = Held("Cache", 3, "b (3/3)", ("a.B.read (B.java:5)",))
+    seen = {1: Held("Pool", 4, "gc"), 2: common, 3: common}
+    monkeypatch.setattr("sched_ctl.probes.stacks.holders_of", lambda pid, tids: seen)
+    held.bottlenecks(everything=True, run_dir=Path("/nowhere"), json=False)
+    assert "  it waits for Cache, held by b (3/3) (3) < B.read:5\n" in capsys.readouterr().out
+    monkeypatch.setattr("sched_ctl.probes.stacks.holders_of", lambda pid, tids: {})
+    held.bottlenecks(everything=True, run_dir=Path("/nowhere"), json=False)
+    assert "waits for" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("queries", "operators"), [(1, 3), (3, 5), (40, 6), (40, 60)])

@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from sched_ctl.cli import flame
+from sched_ctl.cli import stacks as stacks_shown
 from sched_ctl.cli.stacks import in_words
-from sched_ctl.kernel import procfs, sleeping, symbols
+from sched_ctl.kernel import hotspot, procfs, sleeping, symbols
 from sched_ctl.kernel.stacks import Sleeps
 from sched_ctl.kernel.symbols import Room
 from sched_ctl.probes import holders, stacks
@@ -112,6 +113,23 @@ def test_the_holder_of_a_mutex_is_read_of_a_process_that_may_be_read(
     assert holders.mutex(os.getpid(), held.holder) is None
     monkeypatch.setattr(procfs, "memory", lambda pid, address, size: None)
     assert holders.mutex(os.getpid(), 1) is None
+
+
+def test_a_java_machine_is_stopped_once_for_all_of_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dumped = []
+
+    def java_stacks(pid: int) -> dict[int, holders.JavaStack]:
+        dumped.append(pid)
+        waiting = {tid: holders.JavaStack(f"t{tid}", waits="0x1", lock="L") for tid in (1, 2, 3)}
+        return waiting | {4: holders.JavaStack("has", ["a.B.c (B.java:5)"], has={"0x1"})}
+
+    monkeypatch.setattr(hotspot, "is_hotspot", lambda _: True)
+    monkeypatch.setattr(holders, "java_stacks", java_stacks)
+    found = stacks_shown.holders((7, tid) for tid in (1, 2, 4))
+    assert dumped == [7] and found.keys() == {1, 2}
+    assert stacks_shown.held_in_words(found[1]) == "L, held by has (4) < B.c:5"
 
 
 def test_functions_of_our_own_process_have_their_names() -> None:
