@@ -20,6 +20,7 @@ char _license[] SEC("license") = "GPL";
 
 enum { MAP_STACK_TRACE = 7, MAP_LRU_HASH = 9 };	/* enum bpf_map_type */
 enum { USER_STACK = 1 << 8 };			/* BPF_F_USER_STACK */
+enum { DEAD = 0x80 };				/* TASK_DEAD, include/linux/sched.h */
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -73,8 +74,11 @@ int BPF_PROG(stacks_switch, bool preempt, struct task_struct___stacks *prev,
 	struct asleep begun = {};
 	u32 tid = prev->pid;
 
-	/* Preempted before it could sleep, it is awake whatever it had set as its state. */
-	if (preempt || !prev_state || !is_followed(prev))
+	/*
+	 * Preempted before it could sleep, it is awake whatever it had set as its state. One that has
+	 * ended is never woken.
+	 */
+	if (preempt || !prev_state || prev_state & DEAD || !is_followed(prev))
 		return 0;
 	begun.since_ns = bpf_ktime_get_ns();
 	begun.kernel = bpf_get_stackid(ctx, &stacks, 0);

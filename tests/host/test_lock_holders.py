@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from labs import sched_ctl
 
 from sched_ctl.kernel import procfs, tracing
+from sched_ctl.kernel.stacks import Stacks
 from sched_ctl.probes import functions
 from sched_ctl.probes.stacks import holders_of
 from support import wait_until
@@ -64,6 +66,18 @@ public class Locks {
 def _traced() -> None:
     if (why := tracing.obstacle()) is not None:
         pytest.skip(f"tracing: {why}")
+
+
+SHORT = """
+import sys, threading, time
+sys.stdin.readline()
+for _ in range(20):
+    thread = threading.Thread(target=time.sleep, args=(0.001,))
+    thread.start()
+    thread.join()
+print("done", flush=True)
+sys.stdin.readline()
+"""
 
 
 @contextmanager
@@ -137,6 +151,27 @@ def test_calls_of_any_function_are_counted_by_thread(tmp_path: Path) -> None:
         assert found["wants"]["seconds"] > 0.5  # what it waits there
         missing = sched_ctl("waits", str(pid), "--probe", "nosuch", "--seconds", "1", code=1)
         assert "has no function 'nosuch'" in missing and "kernel:NAME" in missing
+
+
+def test_threads_that_have_ended_do_not_sleep() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", SHORT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdin is not None and child.stdout is not None
+            with Stacks([child.pid]) as followed:
+                child.stdin.write("begin\n")
+                child.stdin.flush()
+                assert child.stdout.readline() == "done\n"
+                wait_until(lambda: procfs.tids(child.pid) == [child.pid])
+                seen = followed.read()
+            assert len({one.tid for one in seen if one.waker >= 0}) > 5  # when they slept
+            assert {one.tid for one in seen if one.waker < 0} <= {child.pid}
+        finally:
+            child.kill()
 
 
 def test_a_process_that_is_not_there_is_told(tmp_path: Path) -> None:
