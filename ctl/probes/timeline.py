@@ -118,6 +118,14 @@ def events(
             if waker:
                 told["woken_by"] = name(waker)
             yield _slice("waits", came, of[came], ready_ns, at_ns, start_ns, told)
+    # What lasts, so far
+    for cpu, (since_ns, tid) in running.items():
+        waiting.pop(tid, None)  # woken while it ran
+        if tid in of:
+            yield _slice("runs", tid, of[tid], since_ns, at_ns, start_ns, {"cpu": cpu})
+    for tid, (ready_ns, _) in waiting.items():
+        if ready_ns > slept.get(tid, -1):
+            yield _slice("waits", tid, of[tid], ready_ns, at_ns, start_ns, {})
 
 
 def _behind(

@@ -58,6 +58,17 @@ def test_who_is_woken_while_it_runs_does_not_wait() -> None:
     assert slices("waits", B, log) == [(5000, 30)]
 
 
+def test_what_lasts_to_the_end_is_drawn_so_far() -> None:
+    """A runs to the end, and B waits: whoever starves is what is looked for."""
+    log = [*LOG[:-1], (70, B, A, 1, PREEMPTED), (80, 0, HOG, 0, SWITCH)]
+    assert slices("runs", A, log) == [(0, 40), (70, 10)]
+    assert slices("waits", B, log) == [(10, 20), (35, 15), (70, 10)]
+    woken_while_it_runs = [(0, 0, B, 0, SWITCH), (10, A, B, 1, WAKING), (30, 0, HOG, 1, SWITCH)]
+    assert slices("waits", B, woken_while_it_runs) == []
+    asleep = [*woken_while_it_runs, (40, B, 0, 0, SWITCH), (50, 0, HOG, 0, SWITCH)]
+    assert slices("waits", B, asleep) == [] and slices("runs", B, asleep) == [(0, 40)]
+
+
 def test_a_wait_names_who_ran_meanwhile_and_who_woke_it() -> None:
     first, second = (e["args"] for e in told() if e["name"] == "waits")
     assert first == {"cpu": 1, "behind": ["t99 (99)"], "woken_by": "t11"}
