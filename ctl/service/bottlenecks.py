@@ -8,7 +8,7 @@ They are worked out in the control loop's thread, so of each owner's operators o
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -65,6 +65,14 @@ FIRST_LOOKS = 20  # at threads that sleep with work in hand
 PATIENCE_S = 5.0  # for it
 NAMED = 2  # of those behind whom a thread waits
 MOSTLY = 0.5  # of the time that it sleeps with work in hand
+ASLEEP = (Verdict.IO_BOUND, Verdict.MEMORY_BOUND)
+# No wait for memory is there; pages of files are, too, where they have to be read anew.
+ELSEWHERE = frozenset(
+    {
+        *(sleeping.LOCK, sleeping.TIMED, sleeping.SOCKET, sleeping.PIPE),
+        *(sleeping.EVENTS, sleeping.TIMER, sleeping.CHILD),
+    }
+)
 LEAST_ASLEEP = verdicts.LEAST_SHARE  # with work in hand, for anybody to look where
 
 
@@ -230,17 +238,30 @@ def _rows(one: Found) -> Iterator[tuple[int, Index, Index]]:
 def _reading(one: Found, judged: Judged, rows: Index) -> Reading:
     """rows: of the query's operators."""
     label = one.window.now.topology.operators[judged.row].label
-    of_io = judged.verdict is Verdict.IO_BOUND
     verdict = judged.verdict
-    if of_io and _at_lock(one, _stage(one, judged.row, rows)):
-        verdict = Verdict.LOCK_BOUND
+    if verdict in ASLEEP:
+        verdict = _by_place(one, verdict, judged.row, _stage(one, judged.row, rows))
     return Reading(judged.seconds, verdict, label, judged.confidence)
 
 
 def _verdict(one: Found, row: int) -> Verdict:
     verdict = Verdict(one.assessment.verdict[row])
-    at_lock = verdict is Verdict.IO_BOUND and _at_lock(one, np.array([row]))
-    return Verdict.LOCK_BOUND if at_lock else verdict
+    return _by_place(one, verdict, row, np.array([row])) if verdict in ASLEEP else verdict
+
+
+def _by_place(one: Found, verdict: Verdict, row: int, rows: Index) -> Verdict:
+    """The verdict on an operator that sleeps with work in hand, by where these are seen to sleep.
+
+    Pressure on memory may be others': it counts only for who sleeps where memory is waited for,
+    unless the kernel or the JVM tells of the operator itself.
+    """
+    found = one.assessment
+    told = not np.isnan(found.memory[row]) or found.gc[row] >= found.blocked[row] / 2
+    if verdict is Verdict.MEMORY_BOUND and not told and _share(one, rows, ELSEWHERE) >= MOSTLY:
+        verdict = Verdict.IO_BOUND
+    if verdict is Verdict.IO_BOUND and _at_lock(one, rows):
+        verdict = Verdict.LOCK_BOUND
+    return verdict
 
 
 def _stage(one: Found, row: int, rows: Index) -> Index:
@@ -262,9 +283,13 @@ def _at_lock(one: Found, rows: Index) -> bool:
     """
     if np.isnan(one.window.rate("idle_time")[rows]).any():
         return False
+    return _share(one, rows, {sleeping.LOCK}) >= MOSTLY
+
+
+def _share(one: Found, rows: Index, where: Collection[str]) -> float:
+    """Of the time asleep with work in hand, at these places; 0 where few looks are."""
     slept = _sleeps(one, rows)
-    places = slept["places"] if slept else []
-    return bool(sum(p["share"] for p in places if p["where"] == sleeping.LOCK) >= MOSTLY)
+    return float(sum(p["share"] for p in slept["places"] if p["where"] in where)) if slept else 0.0
 
 
 def _limit(one: Found, rows: Index) -> Limit | None:

@@ -39,10 +39,17 @@ class Looked:
         return Places(100 * len(told), shares)
 
 
-def found(lock: float, idle: float | None = 0.05, held: bool = False) -> Found:
+def found(
+    lock: float,
+    idle: float | None = 0.05,
+    held: bool = False,
+    pressure: float = 0.0,
+    memory: dict[str, float] | None = None,
+) -> Found:
     """Of an operator between two that keep up, asleep for 85%; a part of that at a lock.
 
-    held: it is the first of three replicas, of which it has the lock all the time.
+    held: it is the first of three replicas, of which it has the lock all the time. pressure: on
+    memory, of whoever. memory: columns that tell of it, as shares of the time.
     """
     topology = plan({"q": ["a", "b", "c"]})
     if held:
@@ -59,6 +66,8 @@ def found(lock: float, idle: float | None = 0.05, held: bool = False) -> Found:
             "tuples_in": array(*[100 * time_s] * n),
             "queue_size": array(0, 9, 0, *[9] * (n - 3)),
         }
+        for name, share in (memory or {}).items():
+            columns[name] = array(*[share * time_s] * n)
         if idle is not None:
             shares = (0.9, idle, 0.9, *[idle + 0.01] * (n - 3))
             columns["idle_time"] = array(*(share * time_s for share in shares))
@@ -67,7 +76,7 @@ def found(lock: float, idle: float | None = 0.05, held: bool = False) -> Found:
     window = Window(at(14.0), at(10.0))
     places = {"lock": lock, "file": 1 - lock}
     engine: Any = Looked(places, topology.operators[1].threads[0].tid if held else None)
-    return Found(engine, window, assess(window), WaitTimes())
+    return Found(engine, window, assess(window, memory_pressure=pressure), WaitTimes())
 
 
 @pytest.mark.parametrize(
@@ -96,3 +105,22 @@ def test_of_nobody_who_sleeps_now_no_lock_is_looked_for() -> None:
     [query] = bottlenecks.bottlenecks([replace(now, longer=(before.assessment,))])
     assert (query["verdict"], query["operator"]) == ("io-bound", "q/b")
     assert [one["verdict"] for one in query["horizons"]] == ["keeps-up", "io-bound"]
+
+
+@pytest.mark.parametrize(
+    ("lock", "memory", "word"),
+    [
+        (0.9, {}, "lock-bound"),  # the pressure is somebody else's
+        (0.2, {}, "memory-bound"),  # of pages of files, which are read anew
+        (0.9, {"memory_delay": 0.8}, "memory-bound"),
+        (0.9, {"memory_delay": 0.01}, "lock-bound"),
+        (0.9, {"gc_time": 0.8}, "memory-bound"),  # it stands still at a lock of its JVM's
+    ],
+)
+def test_pressure_on_memory_is_no_reason_to_sleep_elsewhere(
+    lock: float, memory: dict[str, float], word: str
+) -> None:
+    one = found(lock, pressure=0.9, memory=memory)
+    assert bottlenecks.operator(one, 1)["verdict"] == word
+    [query] = bottlenecks.bottlenecks([one])
+    assert (query["verdict"], query["operator"]) == (word, "q/b")
