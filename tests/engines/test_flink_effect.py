@@ -1,6 +1,8 @@
 """What is promised of Flink: verdicts, shares, a favoured query, and that all is put back."""
 
+import functools
 import os
+import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from labs import SOON_S, command, sched_ctl
 from watching import Seen, observed, share, undisturbed
 
 from engines.cluster import Cluster
@@ -15,6 +18,7 @@ from engines.compete import finished, loaded, phases, states
 from sched_ctl.drivers import Target
 from sched_ctl.drivers.flink import driver as flink
 from sched_ctl.kernel import procfs
+from sched_ctl.runfolder import RunFolder
 from support import disturbed, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.quiet, pytest.mark.needs("root", "java")]
@@ -76,13 +80,25 @@ def test_each_job_is_held_by_what_holds_it(cluster: Cluster) -> None:
     assert all(o["idle"] is None for o in seen["paced/Source: paced-src"])
 
 
-def test_replicas_that_share_a_lock_are_held_by_it(cluster: Cluster) -> None:
+def test_replicas_that_share_a_lock_are_held_by_it(cluster: Cluster, tmp_path: Path) -> None:
     """Of three that hold it in turns each sleeps for two thirds of its time at the lock."""
     cluster.submit(name="guarded", rate=400, lock_ms=10, parallelism=3)
-    seen = observed(target_of(cluster), flink.kind, WINDOWS)
+    target = target_of(cluster)
+    seen = observed(target, flink.kind, WINDOWS)
     told(seen)
     assert share(seen, "guarded", "lock-bound") >= 0.8
     assert "more replicas would wait" in seen["guarded"][-1]["advice"]
+    run_dir = tmp_path / "run"
+    named = ("--run-dir", str(run_dir), "--engine", target.engine)
+    with subprocess.Popen(command("watch", *named)) as looking:
+        try:
+            wait_until(RunFolder(RunFolder(run_dir).watched).socket.exists, SOON_S)
+            asked = functools.partial(sched_ctl, "bottlenecks", "--run-dir", str(run_dir))
+            wait_until(
+                lambda: "waits for java.lang.Object, held by guarded-work" in asked(), SOON_S
+            )
+        finally:
+            looking.terminate()
 
 
 def test_a_job_beside_hogs_is_starved(cluster: Cluster) -> None:
