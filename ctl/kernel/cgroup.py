@@ -11,6 +11,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -169,11 +170,15 @@ def of_process(pid: int, *, ours: bool = True) -> Path | None:
                 return None
             if folder is None:
                 return None
-            parts = folder.relative_to(found.mount).parts
-            if not ours and ROOT_NAME in parts:
-                parts = parts[: parts.index(ROOT_NAME)]
-            return found.mount.joinpath(*parts) if parts else None
+            folder = folder if ours else _without_ours(found, folder)
+            return None if folder == found.mount else folder
     return None
+
+
+def _without_ours(hierarchy: Hierarchy, folder: Path) -> Path:
+    """The cgroup that a process in this one has without us: that around ours, if it is ours."""
+    parts = folder.relative_to(hierarchy.mount).parts
+    return hierarchy.mount.joinpath(*takewhile(lambda part: part != ROOT_NAME, parts))
 
 
 def hierarchy_of(folder: Path) -> Hierarchy | None:
@@ -208,9 +213,9 @@ def in_use() -> bool:
 
 
 def with_cpu(pid: int) -> tuple[Path, ...]:
-    """The cgroups of the cpu controller that a process is in, from its own one up to the mounted
-    one, which in a container may be the container's; the upper `MOST_LEVELS` and that one. None
-    where they cannot be read.
+    """The cgroups of the cpu controller that a process is in without us, from its own one up to the
+    mounted one, which in a container may be the container's; the upper `MOST_LEVELS` and that one.
+    None where they cannot be read.
     """
     for found in hierarchies():
         if has_cpu(found):
@@ -218,7 +223,9 @@ def with_cpu(pid: int) -> tuple[Path, ...]:
                 folder = found.folder_of(pid, pid)
             except (OSError, ValueError):  # whoever owns the process may name its cgroup anyhow
                 return ()
-            return () if folder is None else _inside(found, folder)[-MOST_LEVELS - 1 :]
+            if folder is None:
+                return ()
+            return _inside(found, _without_ours(found, folder))[-MOST_LEVELS - 1 :]
     return ()
 
 

@@ -121,9 +121,10 @@ def peers(pid: int, own: Collection[int]) -> dict[int, Address]:
     """Who is at the other end, by socket: of TCP connections, and of UDP sockets with one place
     that they send to, as those of a resolver. Raises as `connections`.
     """
-    with netns.entered(pid):
-        datagrams = _asked(own, socket.IPPROTO_UDP) or []
-    return {one.inode: one.there for one in (*connections(pid, own), *datagrams)}
+    found = {one.inode: one.there for one in connections(pid, own)}
+    with suppress(Crowded), netns.entered(pid):
+        found |= {one.inode: one.there for one in _asked(own, socket.IPPROTO_UDP) or ()}
+    return found
 
 
 def _asked(own: Collection[int], protocol: int = socket.IPPROTO_TCP) -> list[Connection] | None:

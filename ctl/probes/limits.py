@@ -22,9 +22,7 @@ EVERY_S = 0.5
 MOST_PIDS = 50  # of an engine, .2 ms each
 LEAST = 3  # periods, for a share of them
 
-Counts = tuple[
-    int, int
-]  # periods in which the cgroup ran, and those of them that it was stopped in
+Counts = tuple[int, int]  # periods in which a cgroup ran, and those in which it was stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,8 @@ class Limits:
         now_s = time.monotonic() if now_s is None else now_s
         if self._read and now_s - self._read[-1][0] < EVERY_S:
             return
+        if self._read and now_s - self._read[-1][0] > WINDOW_S + EVERY_S:
+            self._read.clear()  # nobody looked meanwhile
         limits = {pid: _limits(pid) for pid in islice(pids, MOST_PIDS)}
         groups = {group for mine in limits.values() for group in mine}
         counts = {group: found for group in groups if (found := _counts(group)) is not None}
@@ -78,10 +78,11 @@ def _stopped(limit: Limit) -> float:
 
 
 def _share(then: Counts | None, now: Counts) -> float:
-    """Of the periods between two readings; 0 where too few are known."""
-    if then is None or now[0] - then[0] < LEAST:
+    """Of the periods between two readings; 0 where too few are known, or the cgroup is another."""
+    if then is None:
         return 0.0
-    return (now[1] - then[1]) / (now[0] - then[0])
+    ran, stopped = now[0] - then[0], now[1] - then[1]
+    return stopped / ran if ran >= LEAST and 0 <= stopped <= ran else 0.0
 
 
 def _limits(pid: int) -> dict[Path, float]:

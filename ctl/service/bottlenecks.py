@@ -220,7 +220,9 @@ def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]
             readings = [_reading(one, each, rows) for each in judged]
             said = settle(one.engine.said.get(query), now_s, readings)
             one.engine.said[query] = said
-            yield one, looked_at, _query(one, query, said, readings, _limit(one, rows))
+            named = [row for row in rows.tolist() if topology.operators[row].label == said.about]
+            limit = _limit(one, np.array(named, dtype=np.intp))
+            yield one, looked_at, _query(one, query, said, readings, limit)
 
 
 def _rows(one: Found) -> Iterator[tuple[int, Index, Index]]:

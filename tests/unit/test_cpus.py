@@ -74,6 +74,17 @@ def test_a_container_that_is_the_root_of_all_it_sees_has_its_limit(
         assert cpus.cpus_of([1]) == 1.5
 
 
+def test_a_limit_of_ours_on_one_query_is_none_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its main thread may be an operator of that query."""
+    ours = f"engine/{cgroup.ROOT_NAME}/q"
+    limits(tmp_path, {"engine": "250000 100000", ours: "40000 100000"})
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    mounted(monkeypatch, cgroup.Hierarchy(2, tmp_path), f"0::/{ours}\n")
+    assert cpus.cpus_of([1]) == 2.5
+
+
 def test_a_quota_of_version_1_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, quota in ((".", "-1"), ("outer", "250000"), ("outer/inner", "-1")):
         limits(tmp_path, {name: ""})

@@ -1,6 +1,7 @@
 """Who is stopped by a limit on CPU time is told so, and not that a priority would help."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from plans import array, plan
 from sched_ctl.kernel import cgroup
 from sched_ctl.metrics.verdicts import assess
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.topology import Snapshot
+from sched_ctl.model.topology import Snapshot, Topology
 from sched_ctl.probes.limits import Limit, Limits
 from sched_ctl.probes.waits import WaitTimes
 from sched_ctl.service import bottlenecks
@@ -76,8 +77,8 @@ def test_a_limit_of_long_ago_is_forgotten(tree: Tree) -> None:
 
 @pytest.mark.parametrize(
     "then",
-    [(118, 100), (900, 900), None],
-    ids=["too few periods", "a cgroup made anew", "its first reading"],
+    [(118, 100), (900, 900), (20, 0), (100, 115), None],
+    ids=["too few periods", "another cgroup", "a later one", "made anew", "its first reading"],
 )
 def test_what_is_not_known_is_not_said(tree: Tree, then: Counts | None) -> None:
     first = {} if then is None else {"all": then}
@@ -105,6 +106,18 @@ def test_where_there_is_no_limit_nobody_waits_for_a_second_reading(tree: Tree) -
     assert limited.ready
 
 
+def test_who_has_not_looked_for_long_waits_for_a_second_reading(tree: Tree) -> None:
+    """What was an hour ago is neither told with the limit of now, nor hides what is now."""
+    limits = Limits()
+    for time_s, counts in ((0.0, (100, 0)), (0.5, (105, 0)), (3600.0, (36000, 0))):
+        tree.tell("all", counts=counts)
+        limits.look((2,), time_s)
+    assert not limits.ready and limits.of((2,)) is None
+    tree.tell("all", counts=(36005, 5))
+    limits.look((2,), 3600.5)
+    assert limits.ready and limits.of((2,)) == Limit(1.5, 1.0)
+
+
 def test_two_looks_at_once_are_one(tree: Tree) -> None:
     limits = Limits()
     for time_s, counts in ((0.0, (0, 0)), (2.0, (20, 10)), (2.1, (40, 30))):
@@ -119,8 +132,11 @@ class Stopped(Limits):
 
     share: float
 
-    def of(self, _: object) -> Limit:
-        return Limit(0.5, self.share)
+    pids: frozenset[int] | None = None  # of whose processes; None: all
+
+    def of(self, pids: Iterable[int]) -> Limit | None:
+        stopped = self.pids is None or not self.pids.isdisjoint(pids)
+        return Limit(0.5, self.share) if stopped else None
 
 
 @dataclass
@@ -130,25 +146,43 @@ class Engine:
     said: dict[str, Any] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize(("share", "helps"), [(0.7, "larger limit"), (0.02, "larger priority")])
-def test_advice_is_for_what_stops_it(share: float, helps: str) -> None:
-    """Of one that waits for a CPU for eight tenths of the time, while its queue grows."""
-    topology = plan({"q": ["a"]})
+def starved(engine: Any, topology: Topology) -> Found:
+    """Its last operator, which waits for a CPU for eight tenths of the time while its queue grows;
+    others have nothing to do.
+    """
 
     def at(time_s: float) -> Snapshot:
+        others = [0.0] * (len(topology.operators) - 1)
         columns = {
-            "thread_cpu_time": array(0.2 * time_s),
-            "run_delay": array(0.8 * time_s),
-            "idle_time": array(0.0),
-            "tuples_in": array(100 * time_s),
-            "queue_size": array(100 * time_s),
+            "thread_cpu_time": array(*others, 0.2 * time_s),
+            "run_delay": array(*others, 0.8 * time_s),
+            "idle_time": array(*(time_s for _ in others), 0.0),
+            "tuples_in": array(*others, 100 * time_s),
+            "queue_size": array(*others, 100 * time_s),
         }
         return Snapshot(topology, time_s, columns)
 
     window = Window(at(14.0), at(10.0))
+    return Found(engine, window, assess(window), WaitTimes())
+
+
+@pytest.mark.parametrize(("share", "helps"), [(0.7, "larger limit"), (0.02, "larger priority")])
+def test_advice_is_for_what_stops_it(share: float, helps: str) -> None:
+    """Of one that waits for a CPU for eight tenths of the time, while its queue grows."""
     engine: Any = Engine(Stopped(share))
-    [query] = bottlenecks.bottlenecks([Found(engine, window, assess(window), WaitTimes())])
+    [query] = bottlenecks.bottlenecks([starved(engine, plan({"q": ["a"]}))])
     assert query["verdict"] == "cpu-starved" and helps in query["advice"]
     [operator] = query["operators"]
     assert f"stopped in {share:.0%} of the periods" in bottlenecks.words(operator)
     assert query["limit"] == operator["limit"] == {"cpus": 0.5, "stopped": share}
+
+
+def test_a_limit_on_another_process_of_the_query_is_not_to_blame() -> None:
+    topology = plan({"q": ["a", "b"]})
+    first, last = topology.operators
+    elsewhere = replace(last, threads=tuple(replace(thread, pid=2) for thread in last.threads))
+    engine: Any = Engine(Stopped(0.7, frozenset({1})))
+    found = starved(engine, replace(topology, operators=(first, elsewhere)))
+    [query] = bottlenecks.bottlenecks([found])
+    assert query["operator"] == "q/b" and query["limit"] is None
+    assert query["verdict"] == "cpu-starved" and "larger priority" in query["advice"]
