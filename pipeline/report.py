@@ -30,6 +30,7 @@ __all__ = ["Facts", "Known", "Told", "facts_in", "report", "totals", "whole"]
 
 WORST = 20  # nodes
 MOST_NODES = 200  # in the table of nodes
+MOST_ROWS = 30  # of the other tables
 POINTS = 200
 OPERATORS = 60
 MOST_BINS = 20_000
@@ -92,14 +93,14 @@ class Facts(Struct, frozen=True):
     """What one page told, for the next one to tell what is new. When: of the newest record, ms."""
 
     when: int
-    changed: list[Known]
-    held: dict[str, float]  # label -> hours lost; also of what the page has no room for
+    changed: list[Known]  # these, too, with what the page has no room for
+    held: dict[str, float]  # label -> hours lost
 
 
 def facts_of(told: "Told") -> Facts:
     return Facts(
         told.span[1],
-        [_known(change) for change in told.changed[:30]],
+        [_known(change) for change in told.changed],
         {f"{h.engine} {h.query}/{h.operator} {h.verdict.word}": h.lost_s / 3600 for h in told.held},
     )
 
@@ -157,6 +158,8 @@ def _difference(facts: Facts, last: Facts | None) -> str:
         elif hours > before * 1.1 + 0.01:
             new.append(f"held {hours - before:.2f} h more: {label}")
     items = "".join(f"<li>{escape(one)}</li>" for one in new[:MOST_NEW])
+    if len(new) > MOST_NEW:
+        items += f"<li>and {len(new) - MOST_NEW} more</li>"
     text = f"<ul>{items}</ul>" if new else "<p>Nothing is new.</p>"
     return f"<h2>Since the report up to {page.clock(last.when)}</h2>{text}"
 
@@ -260,13 +263,22 @@ def _extent(told: Told, lines: tuple[int, int]) -> str:
 def _changed(told: Told) -> str:
     if not told.changed:
         return "<p>Nothing.</p>"
-    return page.table(changes.COLUMNS, changes.rows(told.changed[:30]))
+    rows = changes.rows(told.changed[:MOST_ROWS])
+    return page.table(changes.COLUMNS, rows) + _left(told.changed, "changes")
 
 
 def _doubted(told: Told) -> str:
-    return page.table(
-        trust.COLUMNS, [(page.link(d.node), d.about, d.lines, d.example) for d in told.doubts[:30]]
-    )
+    doubts = told.doubts[:MOST_ROWS]
+    rows = [(page.link(d.node), d.about, d.lines, d.example) for d in doubts]
+    return page.table(trust.COLUMNS, rows) + _left(told.doubts)
+
+
+def _left(found: Sequence[object], verb: str = "") -> str:
+    """How many have no room in a table, and which verb tells them."""
+    if len(found) <= MOST_ROWS:
+        return ""
+    where = f": sched-ctl fleet {verb} FLEET --json" if verb else ""
+    return f"<p>And {len(found) - MOST_ROWS} more{where}</p>"
 
 
 def _held(told: Told) -> str:
@@ -284,9 +296,9 @@ def _held(told: Told) -> str:
                 f"{h.longest_s / 3600:.2f} h",
                 h.advice,
             )
-            for h in told.held[:30]
+            for h in told.held[:MOST_ROWS]
         ],
-    )
+    ) + _left(told.held, "bottlenecks")
 
 
 def _policies(told: Told) -> str:
@@ -355,8 +367,9 @@ def _nodes(fleet: Fleet, told: Told, worst: Sequence[str]) -> list[tuple[object,
     """Rows for the nodes that the page speaks of: what is known, and the command for the rest."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    named = [*worst, *(node for c in told.changed[:30] for node in c.nodes[:WORST])]
-    named += [*(n for h in told.held[:30] for n in h.where), *(d.node for d in told.doubts[:30])]
+    named = [*worst, *(node for c in told.changed[:MOST_ROWS] for node in c.nodes[:WORST])]
+    named += [n for h in told.held[:MOST_ROWS] for n in h.where]
+    named += [d.node for d in told.doubts[:MOST_ROWS]]
     rows = (
         fleet.rolled("hour")
         .where(F.col("node").isin(list(dict.fromkeys(named))))

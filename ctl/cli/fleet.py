@@ -1,5 +1,6 @@
 """sched-ctl fleet: what many nodes recorded, by Spark."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,12 +33,20 @@ fleet = App(
     no_args_is_help=True,
 )
 
+MOST_ROWS = 50  # of a table
 MOST_PAGE = 20_000_000  # bytes of an earlier report
 Fleet = Annotated[str, typer.Argument(help="Folder that ingest made.", metavar="FLEET")]
 
 
 def add_to(app: typer.Typer) -> None:
     app.add_typer(fleet, name="fleet")
+
+
+def _left(found: Sequence[object]) -> None:
+    from sched_ctl import show
+
+    if len(found) > MOST_ROWS:
+        show.text(f"and {len(found) - MOST_ROWS} more: --json tells all")
 
 
 def _warn(warning: str) -> None:
@@ -222,9 +231,10 @@ def bottlenecks(
                 h.nodes,
                 h.advice,
             )
-            for h in found[:50]
+            for h in found[:MOST_ROWS]
         ),
     )
+    _left(found)
     _warn(warning)
 
 
@@ -266,7 +276,8 @@ def changes(
         show.text("nothing changed")
         _warn(warning)
         return
-    show.table(finding.COLUMNS, finding.rows(found[:50]))
+    show.table(finding.COLUMNS, finding.rows(found[:MOST_ROWS]))
+    _left(found)
     _warn(warning)
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from sched_ctl.cli import fleet
 from sched_ctl.metrics.verdicts import Verdict
 from sched_ctl.pipeline import changes, compare, page, report, trust
 from sched_ctl.pipeline.bottlenecks import Held
@@ -147,6 +148,19 @@ def test_what_is_held_is_held_still_where_the_page_has_no_room_for_it() -> None:
     assert "held no more: flink nexmark-q5/o39" in report._difference(facts(many[:39]), facts(many))
 
 
+def test_a_change_is_known_still_where_the_page_has_no_room_for_it() -> None:
+    many = [step(0, operator=f"o{n}") for n in range(40)]
+
+    def told(changed: list[changes.Change]) -> Any:
+        return cast(Any, SimpleNamespace(span=(0, 1), changed=changed, held=[]))
+
+    before, after = (report.facts_of(told(found)) for found in (many, many[::-1]))
+    assert report._difference(after, before).endswith("<p>Nothing is new.</p>")
+    assert "and 35 more" in report._difference(after, report.Facts(0, [], {}))
+    assert "10 more: sched-ctl fleet changes" in report._changed(told(many))
+    assert "more" not in report._changed(told(many[:30]))
+
+
 def step(begin_ms: int, **other: Any) -> changes.Change:
     made = changes.Change(
         "cost", "flink", "q", "o3", False, begin_ms, None, 300_000, 2.0, 1.9, 2.1, 1e-12,
@@ -226,3 +240,10 @@ def test_a_page_can_be_read(width: int, tmp_path: Path) -> None:
     found = json.loads(unescape(title[1]))
     assert found["wide"] <= 0, found
     assert found["words"] == []
+
+
+def test_a_table_that_is_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet._left(range(50))
+    assert capsys.readouterr().out == ""
+    fleet._left(range(53))
+    assert capsys.readouterr().out == "and 3 more: --json tells all\n"
