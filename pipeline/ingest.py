@@ -322,7 +322,7 @@ def _written(fleet: Fleet, files: Files, set_aside: list[tuple[Source, str]]) ->
         _write(_named(fleet, set_aside), fleet.data(batch.folder), "append")
     count(fleet, batch)
     if batch.rows.get("operator"):
-        rows = fleet.read("operator", [batch.folder])
+        rows = fleet.read("operator", [batch.folder], out=True)
         for kind, made in rollups.MADE.items():
             folder = f"{fleet.data(batch.folder)}/kind={kind}"
             made(rows).write.mode("overwrite").partitionBy("date").parquet(folder)
@@ -391,10 +391,16 @@ def _overlapping(fleet: Fleet, folder: str) -> list[str]:
     reached = here.withColumn("reached", F.max("last_seq").over(before))
     found = reached.where("reached >= seq").select("node")
     if any(batch.rows.get("file") or batch.spans for batch in fleet.batches):
-        there = fleet.numbered().toDF("node", "first", "last")
-        met = here.join(there, "node").where("first <= last_seq AND seq <= last")
-        found = found.union(met.select("node"))
+        found = found.union(_met(fleet, folder).select("node"))
     return sorted(row["node"] for row in found.distinct().collect())
+
+
+def _met(fleet: Fleet, folder: str) -> "DataFrame":
+    """Files of a batch (node, file) with numbers that occur in one from before."""
+    here = fleet.read("file", [folder]).select("node", "file", "seq", "last_seq")
+    there = fleet.numbered().toDF("node", "first", "last")
+    met = here.join(there, "node").where("first <= last_seq AND seq <= last")
+    return met.select("node", "file").distinct()
 
 
 def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
@@ -404,6 +410,11 @@ def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
     everything = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder)).select(*COLUMNS)
     numbered = F.col("kind").isin("operator", "event", "topology") & F.col("node").isin(nodes)
     mine = everything.where(numbered)
+    if since := fleet.since("operator"):
+        # Rows that went can be compared no more: what may be one of them is not rolled up again.
+        gone = F.col("kind").isin("operator", "event") & (F.col("date") < since)
+        late = mine.where(gone).join(_met(fleet, folder), ["node", "file"], "left_anti")
+        mine = mine.where(~gone).unionByName(late)
     dates = [row["date"] for row in mine.select("date").distinct().collect()]
     chosen = mine.groupBy(*KEY).agg(F.min("source").alias("source"))
     for kind in ("operator", "event", "topology"):

@@ -236,10 +236,13 @@ class Fleet:
         """The rule in force."""
         return next((b.keep for b in reversed(self.batches) if b.keep is not None), Keep())
 
-    def read(self, kind: str, folders: Sequence[str] | None = None) -> "DataFrame":
+    def read(
+        self, kind: str, folders: Sequence[str] | None = None, *, out: bool = False
+    ) -> "DataFrame":
         """A table of rows. folders: of these batches; None = all that count, as chosen.
 
-        The choice's span does not hold for topologies: a line holds till the next one.
+        The choice's span does not hold for topologies: a line holds till the next one. out: with
+        rows of days that are out, as far as they are there: roll-ups of these days may count.
         """
         layouts = {batch.folder: batch.layout for batch in self.batches}
         wanted = folders
@@ -251,7 +254,7 @@ class Fleet:
             mine = [f for f in wanted if (layouts.get(f, LAYOUT) == 1) == older]
             if mine:
                 found.append(self._parquet(kind, schema, mine).select(*KINDS[kind]))
-        frame = self._counted(kind, found, schema)
+        frame = self._counted(None if out else kind, found, schema)
         return frame if folders is not None else self._as_chosen(kind, frame)
 
     def _as_chosen(self, kind: str, frame: "DataFrame") -> "DataFrame":
@@ -271,15 +274,15 @@ class Fleet:
         if newer := [b.folder for b in batches if b.layout > 1 and b.rows.get(kind)]:
             found.append(self._parquet(kind, ROLLED[kind], newer).select(*ROLLUPS[kind]))
         if older := [b.folder for b in batches if b.layout == 1 and b.rows.get("operator")]:
-            found.append(rollups.MADE[kind](self.read("operator", older)))
+            found.append(rollups.MADE[kind](self.read("operator", older, out=True)))
         return self._counted(kind, found, ROLLED[kind])
 
-    def _counted(self, kind: str, found: Sequence["DataFrame"], schema: str) -> "DataFrame":
-        """Together, without days that are out."""
+    def _counted(self, kind: str | None, found: Sequence["DataFrame"], schema: str) -> "DataFrame":
+        """Together, without days that are out of this table."""
         if not found:
             return self.spark.createDataFrame([], schema)
         frame = reduce(lambda one, other: one.unionByName(other), found)
-        since = self.since(kind)
+        since = None if kind is None else self.since(kind)
         return frame if since is None else frame.where(f"date >= '{since}'")
 
     def _parquet(self, kind: str, schema: str, folders: Sequence[str]) -> "DataFrame":

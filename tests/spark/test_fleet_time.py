@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,6 +138,36 @@ def test_rows_go_before_roll_ups_and_stay_gone(spark: "SparkSession", tmp_path: 
     assert fleet.read("operator").count() <= 60
 
 
+def test_what_comes_after_its_rows_would_have_gone_is_rolled_up_once(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """A gateway that was away for weeks. What it sends again cannot be told from what is out."""
+    plan = generate.Plan(nodes=2, seconds=120, file_s=60, queries=1, level=1)
+    first, _, late, later = generate.generate(tmp_path / "made", plan).files
+    rows, out = 60, str(tmp_path / "out")  # a file's
+
+    def sent(*paths: Path) -> ingest.Done:
+        for path in paths:
+            number = len(list(tmp_path.glob("sent*")))
+            (tmp_path / f"sent{number}").mkdir()
+            shutil.copy(path, tmp_path / f"sent{number}" / path.name)
+        return ingest.ingest(spark, str(tmp_path / "sent*"), out)
+
+    sent(first)
+    fleet = Fleet(spark, out)
+    expire.expire(fleet, Keep(rows=7), now_s=plan.start_s + 30 * 86_400)
+    sent(late, late)  # by two ways
+    fleet.refresh()
+    assert (fleet.read("operator").count(), sums(fleet)[0]) == (0, 2 * rows)
+    assert sent(first, late).rows == 0
+    sent(later)
+    fleet.refresh()
+    assert (fleet.read("operator").count(), sums(fleet)[0]) == (0, 3 * rows)
+    fleet.clean()
+    compact.compact(fleet)
+    assert sums(fleet)[0] == 3 * rows
+
+
 def test_a_fleet_of_an_older_version_is_read_and_comes_to_todays_form(
     spark: "SparkSession", out: str, tmp_path: Path
 ) -> None:
@@ -189,7 +220,7 @@ class Rolled(Fleet):
         assert kind == "hour"
         return self._hours
 
-    def read(self, kind: str, folders: Sequence[str] | None = None) -> Any:
+    def read(self, kind: str, folders: Sequence[str] | None = None, *, out: bool = False) -> Any:
         raise AssertionError(kind)
 
 
