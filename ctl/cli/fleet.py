@@ -79,8 +79,8 @@ def ingest(
 ) -> None:
     """Take the closed files of many nodes into Parquet, each good record exactly once.
 
-    Both folders may be on any file system that Spark knows. Run it again for what is new; killed at
-    any moment, run it again.
+    IN may be on any file system that Spark knows, OUT on a local one or HDFS. Run it again for what
+    is new; killed at any moment, run it again.
 
     Example: sched-ctl fleet ingest /srv/telemetry /srv/fleet --master 'local[2]'
     """
