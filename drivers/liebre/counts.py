@@ -6,7 +6,7 @@ stream stands still. With Dropwizard metrics the counters start anew each time t
 reads them (DropwizardCountMetric), so what is reported are increases.
 
 `A_B` is the stream from A to B, and both names may hold underscores (Liebre numbers replicas
-`NAME_1`), so a stream's name is taken apart by the names that are known.
+`NAME_0`, `NAME_1`), so a stream's name is taken apart by the names that are known.
 """
 
 import math
@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 
 from sched_ctl.drivers.sources.graphite import Series
 from sched_ctl.kernel import procfs
@@ -129,19 +130,34 @@ def by_prefix(found: Mapping[str, Series]) -> dict[str, dict[tuple[str, str], Se
 
 
 def taken_apart(
-    streams: Iterable[str], names: Collection[str]
-) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Stream -> (producer, consumer), and the streams that can be read in several ways."""
+    streams: Collection[str], names: Collection[str]
+) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
+    """Stream -> (producers, consumers), and the streams that can be read in several ways."""
     found = {}
     unclear = []
-    for stream in sorted(streams):
+    cuts = {stream: [at for at, letter in enumerate(stream) if letter == "_"] for stream in streams}
+    writing = {stream[:at] for stream, places in cuts.items() for at in places}
+    reading = {stream[at + 1 :] for stream, places in cuts.items() for at in places}
+    for stream, places in sorted(cuts.items()):
         ways = [
             (stream[:at], stream[at + 1 :])
-            for at, letter in enumerate(stream)
-            if letter == "_" and stream[:at] in names and stream[at + 1 :] in names
+            for at in places
+            if stream[:at] in names and stream[at + 1 :] in names
         ]
         if len(ways) == 1:
-            found[stream] = ways[0]
+            ((producer, consumer),) = ways
+            found[stream] = _sharing(producer, names, writing), _sharing(consumer, names, reading)
         elif ways:
             unclear.append(stream)
     return found, unclear
+
+
+def _sharing(first: str, names: Collection[str], own: Collection[str]) -> list[str]:
+    """The operators at one end of a stream that is called by the first of them.
+
+    What several write and several read is one stream, called `A_0_B_0` by the first of each. The
+    others, `A_1` and so on, have none of their own at that end. own: who may have one.
+    """
+    base, _, number = first.rpartition("_")
+    others = (f"{base}_{i}" for i in count(1)) if base and number == "0" else ()
+    return [first, *takewhile(lambda name: name in names and name not in own, others)]

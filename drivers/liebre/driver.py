@@ -9,7 +9,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -41,6 +42,7 @@ LISTEN_EVERY_S = 10.0
 FIRST_S = 15.0
 BACKOFF_S = 0.02  # twice its longest sleep, by its source: streams sleep 1 to 10 ms
 ENOUGH = 500  # tuples from which the shares of a producer's streams are taken from counts
+STREAM_LIMIT = 10_000  # who shares one has it with each at its other end
 LIBRARY = "liebre"
 JAVA = re.compile(r"(?:^|/)java$")
 
@@ -80,15 +82,22 @@ def connect(target: Target) -> "LiebreDriver":
 
 @dataclass(frozen=True)
 class _Stream:
-    """entered, left: what counts tuples at its two ends, if it is known."""
+    """entered, left: what counts tuples at its two ends, if it is known.
+
+    writers, readers: that share it, of whom these are two. Each reader takes all tuples.
+    """
 
     producer: str
     consumer: str
     entered: "CountFile | Series | None"
     left: "CountFile | Series | None"
+    writers: int = field(default=1, kw_only=True)
+    readers: int = field(default=1, kw_only=True)
 
     def counts(self, epoch_s: float, end_s: float) -> tuple[float, float]:
-        return _count(self.entered, epoch_s, end_s), _count(self.left, epoch_s, end_s)
+        """What the one gave to the other, and what that took of it."""
+        entered = _count(self.entered, epoch_s, end_s) / self.writers
+        return entered, _count(self.left, epoch_s, end_s) / (self.writers * self.readers)
 
     @property
     def whole(self) -> bool:
@@ -198,20 +207,24 @@ class LiebreDriver:
         mine = {real[name] for name, metric in ids if metric in ("EXEC", "RATE") and name in real}
         counted = {name for name, metric in ids if metric in ("IN", "OUT")}
         ends, self._unclear = taken_apart(counted, real)
-        mine |= {real[name] for pair in ends.values() for name in pair}
-        operators = tuple(
-            sorted((t.name, t) for t in threads if t.name in mine and called[t.name] == 1)
-        )
-        streams = tuple(
+        found: dict[tuple[str, str], CountFile | Series] = {**series, **self._files}
+        between = (
             _Stream(
                 real[producer],
                 real[consumer],
-                *(
-                    self._files.get((stream, metric)) or series.get((stream, metric))
-                    for metric in ("IN", "OUT")
-                ),
+                found.get((stream, "IN")),
+                found.get((stream, "OUT")),
+                writers=len(writers),
+                readers=len(readers),
             )
-            for stream, (producer, consumer) in sorted(ends.items())
+            for stream, (writers, readers) in sorted(ends.items())
+            for producer in writers
+            for consumer in readers
+        )
+        streams = tuple(islice(between, STREAM_LIMIT))
+        mine |= {name for stream in streams for name in (stream.producer, stream.consumer)}
+        operators = tuple(
+            sorted((t.name, t) for t in threads if t.name in mine and called[t.name] == 1)
         )
         if (operators, streams) != (self._operators, self._streams):
             self._operators, self._streams = operators, streams

@@ -165,7 +165,7 @@ def test_names_with_underscores() -> None:
     found, unclear = taken_apart(
         ["source_map_1", "map_1_sink", "a_b_c", "nobody_sink", "x", "_"], names
     )
-    assert found == {"source_map_1": ("source", "map_1"), "a_b_c": ("a_b", "c")}
+    assert found == {"source_map_1": (["source"], ["map_1"]), "a_b_c": (["a_b"], ["c"])}
     assert unclear == ["map_1_sink"]  # from map_1 to sink, or from map to 1_sink
 
 
@@ -224,6 +224,33 @@ def test_operators_with_spaces_have_metrics() -> None:
     [stream] = driver._streams
     assert (stream.producer, stream.consumer) == ("my source", "map")
     assert stream.entered is not None and stream.left is not None
+    driver.close()
+
+
+def test_a_stream_of_several_operators_is_called_by_the_first_of_them() -> None:
+    """As `connect(maps, keeps)` makes it, of which each of two readers takes all tuples."""
+    driver = connect(Target("liebre", str(os.getpid())))
+    called = ("map_0", "map_1", "map_2", "keep_0", "keep_1", "sink_0", "sink_1", "map_10")
+    driver._process.others = tuple(Thread(1, i, 1, name) for i, name in enumerate(called))
+    streams = ("map_0_keep_0", "keep_0_sink_0", "keep_1_sink_1")
+    counts = [f"{stream}.{end}.count" for stream in streams for end in ("IN", "OUT")]
+    driver._inbox = inbox_of([*counts, "map_0.RATE"])
+    for name, series in driver._inbox.series().items():
+        series.take(99.0 if name == counts[0] else 119.0, time.monotonic())
+    driver._look()
+    entered, left = driver._count(float("inf"))
+    driver._build(entered)
+    assert driver._topology is not None
+    names = [operator.name for operator in driver._topology.operators]
+    edges = {(names[e.source], names[e.target], e.share) for e in driver._topology.edges}
+    crossed = {(f"map_{i}", f"keep_{j}", 0.5) for i in range(3) for j in range(2)}
+    assert edges == crossed | {(f"keep_{i}", f"sink_{i}", 1.0) for i in range(2)}
+    told = driver._columns(entered, left)
+    rows = {name: [float(told[of][i]) for of in told] for i, name in enumerate(names)}
+    for name in ("keep_0", "keep_1"):
+        assert rows[name] == pytest.approx([60.0, 120.0, 40.0]), name
+    for name in ("map_0", "map_1", "map_2"):
+        assert rows[name] == pytest.approx([np.nan, 200 / 3, np.nan], nan_ok=True), name
     driver.close()
 
 
