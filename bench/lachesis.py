@@ -2,6 +2,7 @@
 
     python -m bench.lachesis [--real-time] storm TOPOLOGY PID      # of its worker
     python -m bench.lachesis [--real-time] flink HOST:PORT PID      # of its JobManager
+    python -m bench.lachesis [--real-time] liebre PID PID
     python -m bench.lachesis [--real-time] lab PID PID
 
 Until SIGTERM, which makes the threads ordinary again, with nice 0.
@@ -23,6 +24,7 @@ import math
 import signal
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -30,6 +32,7 @@ import numpy as np
 from sched_ctl.drivers import Driver, Target
 from sched_ctl.drivers.flink import driver as flink
 from sched_ctl.drivers.lab import driver as lab
+from sched_ctl.drivers.liebre import driver as liebre
 from sched_ctl.drivers.storm import driver as storm
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import sched
@@ -108,15 +111,17 @@ class Rule:
         self._driver.close()
 
 
-def connected(target: Target) -> Driver:
-    if target.kind == "storm":
-        return storm.connect(target)
-    return flink.connect(target) if target.kind == "flink" else lab.connect(target)
+CONNECT: Mapping[str, Callable[[Target], Driver]] = {
+    "storm": storm.connect,
+    "flink": flink.connect,
+    "liebre": liebre.connect,
+    "lab": lab.connect,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("engine", choices=("storm", "flink", "lab"))
+    parser.add_argument("engine", choices=CONNECT)
     parser.add_argument("address")
     parser.add_argument("pid", type=int)
     parser.add_argument("--real-time", action="store_true", help="the rule of CF 2023")
@@ -125,7 +130,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     target = Target(asked.engine, asked.address, asked.pid)
-    rule = Rule(connected(target), real_time=asked.real_time)
+    rule = Rule(CONNECT[asked.engine](target), real_time=asked.real_time)
     try:
         while not stop.wait(PERIOD_S):
             with suppress(EngineError):  # it was starved, or answered late
