@@ -35,9 +35,9 @@ def main() -> None:
     jar = asked.jar.resolve()
     os.chdir(ROOT)
 
-    from engines import liebre
+    from engines.liebre import prepare
 
-    liebre.prepare(jar)  # a guest sees nothing else, and can write nothing here
+    prepare(jar)  # a guest sees nothing else, and can write nothing here
     runs = kept(asked.json)
     words = [jar.name, asked.ways, *asked.loads]
     limit_s = LIMIT_S * (1 + len(asked.loads))

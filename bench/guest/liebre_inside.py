@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.guest.inside import Neighbour, go_first, say, threads
 from bench.guest.offered import RIVAL, Offered, Way, parts, run
-from engines import liebre
 from engines.cluster import patiently
+from engines.liebre import OPERATORS, running
 
 FOLDER = Path("/run/liebre")
 BRANCHES = ("light", "heavy")
@@ -30,7 +30,7 @@ WAYS = (
 def role_of(label: str, comm: str) -> str:
     if label != "tm":
         return label
-    if comm in liebre.OPERATORS:
+    if comm in OPERATORS:
         return "operators"
     kinds = {"GC": ("GC", "VM "), "compilers": ("C1 ", "C2 ")}
     return next((kind for kind, starts in kinds.items() if comm.startswith(starts)), "other")
@@ -41,7 +41,7 @@ def main() -> None:
     ways = [way for way in WAYS if pattern.fullmatch(way.name)]
     go_first()
     FOLDER.mkdir()
-    with liebre.running(FOLDER) as process:
+    with running(FOLDER) as process:
         how = ("--engine", "liebre", "--poll-timeout", "30", "--stale-after", "60")
         outs = {branch: FOLDER / "out" / branch for branch in BRANCHES}
         rival = ("liebre", str(process.pid))
