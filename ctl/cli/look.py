@@ -1,7 +1,7 @@
 """Commands that only look: check, engines, policies, plan, status, explain, config."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -344,8 +344,8 @@ def plan(
     controller = loading.plan(settings, drivers.drivers(), observe)
     if save is not None:
         _save(save, controller)
-    had = journals.had(RunFolder(Path(settings.run_dir)).journal)
-    plans = views.plans(controller, had)
+    journal = RunFolder(Path(settings.run_dir)).journal
+    plans = views.plans(controller, journals.had(journal))
     wanting = bottlenecks.wanting(bottlenecks.assessed(controller))
     for rule in plans:
         rule["replicas"] = [row for row in wanting if row["engine"] in rule["engines"]]
@@ -362,7 +362,7 @@ def plan(
         planned.show_replicas(wanting)
         for problem in problems:
             show.text(show.short(problem, 240))
-        in_force = _in_force(Path(settings.run_dir), had)
+        in_force = _in_force(Path(settings.run_dir), left=journals.is_left(journal))
         _show_changes(plans, views.status(controller), in_force)
     for rule in plans:
         if rule["problem"]:
@@ -388,21 +388,21 @@ def _show_changes(
         show.text(planned.changes(plans, in_force))
 
 
-def _in_force(run_dir: Path, left: Collection[object] = ()) -> dict[str, Any] | str | None:
+def _in_force(run_dir: Path, *, left: bool = False) -> dict[str, Any] | str | None:
     """What a controller that runs tells of itself, or why it does not, in words; one that only
-    looks has nothing in force. left: threads that are not put back yet.
+    looks has nothing in force. left: an earlier one has not put back all.
     """
-    killed = "a controller was killed, and what it set stays: load would put it back first"
+    before = "what a controller set stays, though none runs: load would put it back first"
     from sched_ctl.service.socket import NoController, request
 
     try:
         found: dict[str, Any] = request(run_dir, "status", timeout_s=5.0)
     except NoController:
-        return killed if left else None
+        return before if left else None
     except UserError as error:
         return f"what is in force is not known: {error.message}"
     if found["only_looks"]:
-        return killed if left else None
+        return before if left else None
     return found
 
 

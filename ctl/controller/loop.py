@@ -103,7 +103,7 @@ class Controller:
         self.restored: tuple[str, ...] | None = None  # what could not be, once all is put back
         # Policies of others, by rule and domain; and what each decides, with the policy
         self._thinkers: dict[tuple[str, str], Worker[Schedule]] = {}
-        self._deciding: dict[tuple[str, str], tuple[Policy, asyncio.Future[Schedule]]] = {}
+        self._deciding: dict[tuple[str, str], tuple[Policy | None, asyncio.Future[Schedule]]] = {}
         self._wake = asyncio.Event()
         self._probe_until_s = 0.0
         self._seen: list[object] = []  # at the last step
@@ -195,6 +195,9 @@ class Controller:
         self.claims, self.owners = claims_of(settings, kinds), Owners(settings.users)
         self.rules[:] = rules
         self._deciding.clear()  # what was begun under the old ones
+        names = {rule.name for rule in rules}
+        for key in [key for key in self._thinkers if key[0] not in names]:
+            self._thinkers.pop(key).stop()
         self._budgets.clear()
         before = set(self.engines)
         self.roster.follow(settings, kinds, self.owners)
@@ -540,11 +543,15 @@ class Controller:
         )
 
     def _stop_thinking(self, rule: Rule, domains: Set[str]) -> None:
-        """Of whom is not in one of these."""
+        """Of whom is not in one of these, once what is being decided is ready, and nobody's."""
         for key in list(self._thinkers):
-            if key[0] == rule.name and key[1] not in domains:
+            if key[0] != rule.name or key[1] in domains:
+                continue
+            _, deciding = self._deciding.pop(key, (None, None))
+            if deciding is None or deciding.done():
                 self._thinkers.pop(key).stop()
-                self._deciding.pop(key, None)
+            else:
+                self._deciding[key] = None, deciding
 
     def _is_fair(self, rule: Rule, domain: str) -> bool:
         """Whether what enforces the rule there is fair to threads that are not in its schedule."""
@@ -552,8 +559,9 @@ class Controller:
             return False
         return self.backends[rule.backend].fair
 
-    def _decided(self, rule: Rule, _: object) -> None:
-        if any(name == rule.name for name, _ in self._deciding):
+    def _decided(self, rule: Rule, done: object) -> None:
+        """One that a pass waits for, not one that was ready within its own pass."""
+        if any(deciding is done for _, deciding in self._deciding.values()):
             rule.urgent = True
             self._wake.set()
 

@@ -60,10 +60,10 @@ class TargetWatch:
 
     def note(self, controller: "Controller", now_s: float) -> None:
         """A pass has ended, at now_s (CLOCK_MONOTONIC)."""
-        if not any(_stated(controller)):
-            return
         stated = dict.fromkeys(_stated(controller))
         self.since_s = {target: self.since_s.get(target, now_s) for target in stated}
+        if not stated:
+            return
         self._now_s = now_s
         if self._known.keys() - controller.engines.keys():
             self._forget_all_but(controller.engines.keys())

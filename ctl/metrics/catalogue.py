@@ -39,6 +39,8 @@ __all__ = [
     "resolve",
 ]
 
+SHORT_S = 1.0  # over less than that, what comes to a queue is not told from a burst
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -271,6 +273,8 @@ def _arrival_age(window: Window, values: Values) -> Array:
 
 
 def _arrival_rate(window: Window, _: Values) -> Array:
+    if window.seconds < SHORT_S:
+        return np.full(len(window.operators), np.nan)  # of a burst
     return np.maximum(window.rate("tuples_in") + window.change("queue_size"), 0.0)
 
 

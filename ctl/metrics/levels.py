@@ -31,7 +31,7 @@ _LARGEST = frozenset({"head_age", "head_age_estimate", "latency", "window"})
 _MEAN = frozenset({"tuple_size", "cost", "selectivity"}) | _OF_TIME
 # a fused chain: what its first operator has, and what all its operators have alike
 _FIRST = frozenset({"queue_size", "head_age", "head_age_estimate"})
-_ALIKE = frozenset({"tuples_in", "latency", "window", "tuple_size"}) | _OF_TIME
+_ALIKE = frozenset({"tuples_in", "arrival_rate", "latency", "window", "tuple_size"}) | _OF_TIME
 
 
 def to_logical(topology: Topology, metric: str, columns: Mapping[str, Array]) -> Array:

@@ -400,7 +400,8 @@ def _changes_left(folder: Path) -> bool:
 def _last(folder: Path) -> Holder | None:
     """Who wrote the lock file last, and did not end in an orderly way."""
     try:
-        fd = os.open(RunFolder(folder).lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(RunFolder(folder).lock, flags)
     except OSError:
         return None
     try:

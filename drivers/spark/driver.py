@@ -39,11 +39,14 @@ from sched_ctl.model.topology import Snapshot, Topology
 
 __all__ = ["SparkDriver", "connect", "find", "kind"]
 
-PROVIDES = frozenset({"tuples_in", "tuples_out", "queue_size", "head_age_estimate"})
+PROVIDES = frozenset(
+    {"tuples_in", "tuples_out", "arrival_rate", "queue_size", "head_age_estimate"}
+)
 DERIVED = MappingProxyType(
     {
         "tuples_in": "the last batch's rows a second, added up; one batch old",
         "tuples_out": "as tuples_in where a query is one operator: it delivers what it takes",
+        "arrival_rate": "the last batch's rows a second",
         "queue_size": "rows that come while a batch like the last one runs",
         "head_age_estimate": "how long the last batch took: a row waits for the one before its own",
     }
@@ -327,6 +330,7 @@ class SparkDriver:
             if not known:
                 continue
             columns["tuples_in"][row] = self._taken[key]
+            columns["arrival_rate"][row] = part * sum(pace.rate for pace in known)
             if self._plan.pools[row]:
                 columns["tuples_out"][row] = columns["tuples_in"][row]
                 columns["queue_size"][row] = part * sum(p.rate * p.batch_s for p in known)

@@ -239,6 +239,35 @@ def test_a_policy_that_takes_long_for_a_user_keeps_nobody_else_waiting(
     drive(controller, script)
 
 
+def test_what_is_decided_at_once_asks_for_no_pass_while_another_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on = threading.Event()
+
+    def slow(frame: OperatorFrame) -> UrgencyForm:
+        if frame.operators[0].query == "theirs":
+            goes_on.wait(20)
+        return form(len(frame), static=1.0)
+
+    of_others(monkeypatch, slow)
+    ours = FakeEngine("ours", queries={"ours": 2})
+    theirs = of_user(FakeEngine("theirs", queries={"theirs": 2}), monkeypatch)
+    settings = msgspec.structs.replace(QUICK, policy=(Section(policy="fcfs"),), period=60.0)
+    controller = Controller(settings, FakeEngine.kind(theirs, ours), backends(FakeBackend()))
+
+    async def script() -> None:
+        [rule] = controller.rules
+        while (rule.name, str(USER)) not in controller._deciding:
+            await asyncio.sleep(0.005)
+        passes = rule.passes
+        for _ in range(100):
+            await asyncio.sleep(0.002)
+        assert rule.passes <= passes + 3
+        goes_on.set()
+
+    drive(controller, script)
+
+
 def test_the_guard_looks_at_what_a_policy_does_that_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

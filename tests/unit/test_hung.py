@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sched_ctl.backends.undo.journal import had
+from sched_ctl.backends.undo.journal import is_left
 from sched_ctl.cli import look, planned
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs, sched
@@ -124,10 +124,11 @@ def test_a_plan_takes_nothing_for_in_force_only_where_no_controller_runs(
         assert "not known" in told and "is stopped" in told
         controller.kill()
         controller.wait()
-        left = had(RunFolder(tmp_path).journal)
-        assert "was killed" in planned.changes([], look._in_force(tmp_path, left))
+        journal = RunFolder(tmp_path).journal
+        told = planned.changes([], look._in_force(tmp_path, left=is_left(journal)))
+        assert "what a controller set stays" in told
         assert session.put_back(tmp_path) == ()
-        assert look._in_force(tmp_path, had(RunFolder(tmp_path).journal)) is None
+        assert look._in_force(tmp_path, left=is_left(journal)) is None
 
 
 @pytest.mark.needs("root")

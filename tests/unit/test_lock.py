@@ -364,6 +364,7 @@ def test_what_is_no_file_is_no_lock_and_keeps_nobody_from_putting_back(tmp_path:
         pass
     with hold_if_free(tmp_path) as killed:
         assert killed is None
+    assert holder(tmp_path) is None, "and nobody waits for whoever might write there"
 
 
 def test_the_lock_is_no_link(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def test_what_comes_is_what_was_taken_and_what_the_queue_has_more() -> None:
     now = snapshot(ONE, 12, tuples_in=[140, 104, 300], queue_size=[20, 6, 3])
     assert_allclose(got("arrival_rate", now, then), [5, 5, NAN])
     assert np.isnan(got("arrival_rate", now)).all()
+    burst = snapshot(ONE, 10.1, tuples_in=[100, 100, 100], queue_size=[500, 0, 0])
+    assert np.isnan(got("arrival_rate", burst, then)).all()
     fell = snapshot(ONE, 12, tuples_in=[110, 100, 100], queue_size=[20, 0, 0])
     assert got("arrival_rate", fell, then)[0] == 0, "some were dropped"
 

@@ -322,17 +322,19 @@ def test_rows_are_counted_for_whoever_runs_meanwhile(monkeypatch: pytest.MonkeyP
     rest = SimpleNamespace(json=lambda *_: application)
     driver = SparkDriver(Target("spark", "127.0.0.1:4040"), cast("Any", rest))
     driver._topology = Topology("spark:1", (), (), (), ())
-    rates = []
+    rates, told = list[float](), list[float]()
     for second in range(90):
         queries = [A, B, NAMELESS] if second < 30 else [A, B]
         clock[0] += 1.0
         driver._queries = {query.run: (query, 0.0) for query in queries}
         driver._paces = {query.name or query.id: Pace(1000.0, 0.1) for query in queries}
         driver._plan = plan("a", queries, set(), [], [here({7: "x"})], 1 + (second >= 60), {})
-        taken = driver._measure().columns["tuples_in"]
-        rates.append(float(taken[0]))
+        columns = driver._measure().columns
+        rates.append(float(columns["tuples_in"][0]))
+        told.append(float(columns["arrival_rate"][0]))
     assert rates[0] == pytest.approx(3000)  # not what came since the machine was started
-    assert np.diff(rates).tolist() == pytest.approx([3000] * 29 + [2000] * 30 + [1000] * 30)
+    coming = [3000] * 30 + [2000] * 30 + [1000] * 30
+    assert np.diff(rates).tolist() == pytest.approx(coming[1:]) and told == pytest.approx(coming)
 
 
 def test_a_query_that_is_started_again_is_one_query(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,7 +395,7 @@ def test_a_target_that_is_stated_later_has_its_time_to_appear() -> None:
         now_s, [rule] = time.monotonic(), controller.rules
         later = (*(rule.section.target or ()), target("rare", "1s"))
         rule.section = msgspec.structs.replace(rule.section, target=later)
-        for passed_s in (1000.0, 1000.0 + targets.NEVER_S):
+        for passed_s in (1000.0, 1000.0 + targets.NEVER_S / 2):
             controller.targets.note(controller, now_s + passed_s)
         return controller.targets.notes(controller)
 

@@ -31,10 +31,10 @@ import msgspec
 from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.records import Key, Record, State
 from sched_ctl.errors import UserError
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import identity, procfs
 from sched_ctl.runfolder import RunFolder
 
-__all__ = ["DEFAULT_PATH", "Journal", "JournalError", "had", "restore"]
+__all__ = ["DEFAULT_PATH", "Journal", "JournalError", "had", "is_left", "restore"]
 
 log = logging.getLogger(__name__)
 
@@ -336,25 +336,36 @@ def restore(journal: Journal) -> list[str]:
 
 
 def had(path: Path = DEFAULT_PATH) -> dict[Key, int]:
-    """The nice values that threads had before a controller changed them, by its journal.
+    """The nice values that threads had before a controller changed them, by its journal."""
+    return {key: adopted.nice for key, adopted in _told(path).adopted.items()}
 
-    Only reads; what cannot be read is left out. A line that is being written has no seal yet.
+
+def is_left(path: Path = DEFAULT_PATH) -> bool:
+    """Whether anything is still there that a controller changed, by its journal."""
+    told = _told(path)
+    threads = (*told.adopted.values(), *told.moved.values())
+    return any(map(os.path.exists, (*told.groups, *told.files))) or any(map(identity.same, threads))
+
+
+def _told(path: Path) -> State:
+    """What a journal tells of. Only reads; what cannot be read is left out. A line that is being
+    written has no seal yet.
     """
     try:
         with path.open("rb") as file:
             lines = file.read(LARGEST_BYTES).split(b"\n")
     except OSError:
-        return {}
+        return State()
     header, sealed = _header(lines[0])
     if header is None or not sealed or header.boot != procfs.boot_id():
-        return {}
+        return State()
     state = State()
     for line in lines[2:]:
         found = _unsealed(line)
         with contextlib.suppress(*UNREADABLE):
             if found is not None and not isinstance(record := _decoder.decode(found[0]), Boot):
                 state.add(record)
-    return {key: adopted.nice for key, adopted in state.adopted.items()}
+    return state
 
 
 def _header(line: bytes) -> tuple[Boot | None, bool]:
