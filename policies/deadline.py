@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.feasibility import LATENCY, STANDING, WEIGHT, Standing
-from sched_ctl.model.graph import Array
+from sched_ctl.model.graph import Array, distinct
 from sched_ctl.model.policy import Level, OperatorFrame, Policy, Spacing, UrgencyForm
 from sched_ctl.model.targets import Target, faults
 from sched_ctl.plugins import registry
@@ -108,5 +108,5 @@ def _stacked(below: Array, late: Mask, weight: Array, first: Mask) -> Array:
     Who is late comes after those of its weight or more, and before those of less.
     """
     highest = float(np.nan_to_num(below).max(initial=0.0))
-    above = 2.0 * np.searchsorted(np.unique(weight[late]), weight, side="right")
+    above = 2.0 * np.searchsorted(distinct(weight[late]), weight, side="right")
     return np.where(late, highest + above, np.where(first, highest + 1 + above, below))

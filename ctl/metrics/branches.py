@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.metrics.backlog import SATURATED
-from sched_ctl.model.graph import Array
+from sched_ctl.model.graph import Array, distinct
 from sched_ctl.model.policy import OperatorFrame
 
 __all__ = ["NEEDS", "OVERLOAD", "dear"]
@@ -39,12 +39,12 @@ def dear(frame: OperatorFrame, overload: float = OVERLOAD) -> npt.NDArray[np.boo
     queries = frame.query[shared]
     if len(frame.queries) > 1:
         busy = frame.columns.get("utilisation", np.full(len(frame), np.nan))
-        queries = np.intersect1d(queries, frame.query[busy >= SATURATED])
+        queries = queries[np.isin(queries, frame.query[busy >= SATURATED])]
     if not len(queries):
         return found
     wants = np.nan_to_num(_reaching(frame) * frame["cost"])
     on_every_way = _on_every_way(frame)
-    for query in np.unique(queries):
+    for query in distinct(queries):
         rows = np.flatnonzero(frame.query == query)
         behind = wants[rows] > _level(wants[rows], wants[rows].sum() / overload)
         found[rows] = behind & ~(behind & on_every_way[rows]).any()

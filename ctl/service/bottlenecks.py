@@ -30,7 +30,7 @@ from sched_ctl.metrics.catalogue import MissingMetric, evaluate, resolve
 from sched_ctl.metrics.settle import FIRST_S, Reading, Said, settle
 from sched_ctl.metrics.verdicts import Assessment, Judged, Verdict
 from sched_ctl.metrics.window import Window
-from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.graph import Array, Index, distinct
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import sleeps, threads
@@ -188,7 +188,7 @@ def bottlenecks(found: list[Found]) -> list[dict[str, Any]]:
 def _parallelism(wanted: parallelism.Wanted, rows: Index) -> dict[str, Any]:
     """Of the stages of one query's operators; rates in tuples/s, None = unknown."""
     parts = wanted.stages
-    mine = np.unique(parts.of[rows]).tolist()
+    mine = distinct(parts.of[rows]).tolist()
     cpus = float(np.nansum(wanted.cpus[mine]))
     return {
         "needed_cpus": _known(cpus) if cpus > 0 else None,

@@ -12,7 +12,7 @@ import numpy as np
 
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON
-from sched_ctl.model.graph import Index
+from sched_ctl.model.graph import Index, distinct
 from sched_ctl.model.topology import Topology
 
 __all__ = ["ALL", "OTHERS", "Most", "left_out", "names", "shown"]
@@ -57,7 +57,7 @@ def names(engines: Iterable[Engine]) -> set[tuple[str, str]]:
         (engine.name, engine.snapshot.topology.queries[place])
         for engine, rows in shown(engines)
         if engine.snapshot is not None
-        for place in np.unique(engine.snapshot.topology.query_rows[rows]).tolist()
+        for place in distinct(engine.snapshot.topology.query_rows[rows]).tolist()
     }
 
 
@@ -75,4 +75,4 @@ def left_out(engines: Iterable[Engine], common: Most = ALL) -> dict[str, Most]:
 
 
 def _queries(topology: Topology, rows: Index) -> int:
-    return len(np.unique(topology.query_rows[rows]))
+    return len(distinct(topology.query_rows[rows]))

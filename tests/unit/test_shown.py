@@ -1,6 +1,9 @@
 """How much of whose engines is looked at: what one user's say keeps no other's from being told."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -128,3 +131,20 @@ def test_the_common_owners_have_room_for_all_but_on_a_page(
     assert queries == OTHERS.queries + 50
     assert f"sched_ctl_queries_left_out{{}} {queries - 20}.0" in text
     assert text.count("sched_ctl_query_verdict_confidence{") == 20
+
+
+def test_who_tells_of_engines_loads_no_masked_arrays() -> None:
+    """A megabyte of a gateway's memory, and 2% of what a start costs."""
+    code = (
+        "import sys\n"
+        "from fakes import FakeEngine\n"
+        "from unit.test_shown import looked\n"
+        "from sched_ctl.service import bottlenecks, by_query, views\n"
+        "def told(controller):\n"
+        "    assert by_query.told(controller, controller.rules[0], 10)\n"
+        "    assert views.status(controller) and bottlenecks.exposed(controller)\n"
+        "looked(told, FakeEngine('one', {'q': 2, 'r': 2}))\n"
+        "assert 'numpy.ma' not in sys.modules\n"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, check=True)

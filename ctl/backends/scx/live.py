@@ -25,6 +25,7 @@ from sched_ctl.backends.scx.room import Room
 from sched_ctl.kernel import netns
 from sched_ctl.kernel.libbpf import BpfError, InnerArray
 from sched_ctl.kernel.scheduler import Scheduler
+from sched_ctl.model.graph import distinct
 from sched_ctl.model.topology import LiveOffer, Thread
 
 __all__ = ["LiveRows", "hand_over"]
@@ -192,7 +193,7 @@ class LiveRows:
     def keep(self, used: Iterable[NDArray[np.uint32]]) -> None:
         """Take back the memory of engines of which no thread is left."""
         bits = self._scheduler.limits["LIVE_ROW_BITS"]
-        left = {int(index) for indices in used for index in np.unique(indices >> bits)}
+        left = {int(index) for indices in used for index in distinct(indices >> bits)}
         for offer, engine in list(self._engines.items()):
             if engine.index not in left:
                 self._drop(offer)

@@ -17,7 +17,7 @@ from sched_ctl.backends.scx.room import Room, domain_of
 from sched_ctl.kernel import identity, sched
 from sched_ctl.kernel.libbpf import BpfError
 from sched_ctl.kernel.scheduler import Scheduler, thread_pidfd
-from sched_ctl.model.graph import Index
+from sched_ctl.model.graph import Index, distinct
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Thread
 
@@ -212,8 +212,7 @@ def _rivals(schedule: Schedule) -> NDArray[np.bool_]:
     number: dict[tuple[str, str] | None, int] = {query: i for i, query in enumerate(known)}
     query = np.array([number.get(query, -1) for query in schedule.queries], dtype=np.intp)
     rank = np.unique(schedule.form.rank, return_inverse=True)[1].reshape(-1)
-    # With an index, for np.unique would load all of numpy.ma without.
-    pairs = np.unique((rank * len(known) + query)[query >= 0], return_index=True)[0]
+    pairs = distinct((rank * len(known) + query)[query >= 0])
     several = np.bincount(pairs // len(known), minlength=int(rank.max()) + 1) > 1
     found: NDArray[np.bool_] = several[rank] & (query >= 0)
     return found
