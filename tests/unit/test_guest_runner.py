@@ -9,9 +9,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import guest
+import kernels
 import pytest
+import roots
+from vm import conftest
 
 TESTS = Path(__file__).parents[1]
 
@@ -378,3 +382,13 @@ def test_a_guest_gives_way_as_a_process_and_as_an_autogroup() -> None:
             assert not group.exists() or group.read_text().split()[-1] == "3"
         assert child.stdin is not None
         child.stdin.close()
+
+
+def test_a_guest_of_another_machine_without_a_root_is_skipped_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guest, "missing", lambda _: None)
+    monkeypatch.setattr(kernels, "find", Path)
+    monkeypatch.setattr(roots, "root", Mock(side_effect=roots.RootError("there is no root")))
+    with pytest.raises(pytest.skip.Exception, match=r"kernel 7\.3-arm64: there is no root"):
+        conftest.image_of("7.3-arm64")

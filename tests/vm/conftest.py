@@ -38,6 +38,7 @@ import kept
 import kernels
 import pytest
 import qemu
+import roots
 from vm.boots import Boot, Command, Line, settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -95,10 +96,16 @@ def image_of(kernel: str) -> Path:
 
 @functools.cache
 def _find(kernel: str) -> tuple[Path | None, str]:
-    """Image, or why there is none: asked once a session, for it may ask Debian's archive."""
+    """Image, or why there is none: asked once a session, for it may ask Debian's archive.
+
+    The root of another kind of machine comes from there, too.
+    """
     try:
-        return kernels.find(kernel), ""
-    except kernels.KernelNotFound as error:
+        image = kernels.find(kernel)
+        if (architecture := kernels.matrix(kernel).architecture) != qemu.OWN:
+            roots.root(architecture)
+        return image, ""
+    except (kernels.KernelNotFound, roots.RootError) as error:
         return None, str(error)
 
 
