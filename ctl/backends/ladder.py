@@ -11,7 +11,6 @@ from typing import Any
 from sched_ctl.backends import Backend, Probe, pool
 from sched_ctl.backends.cgroups import groups, quota, v1, v2
 from sched_ctl.backends.scx import probe as scx_probe
-from sched_ctl.backends.scx.backend import Scx
 from sched_ctl.backends.threads import nice, realtime, slices
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.errors import UserError
@@ -50,11 +49,18 @@ class Kind:
     planned: Callable[[Schedule, Any, Had], Mapping[str, Sequence[object]]] | None = None
 
 
+def _scx(journal: Journal, options: Any) -> Backend:
+    # Who runs by nice values and cgroups pays nothing for it.
+    from sched_ctl.backends.scx.backend import Scx
+
+    return Scx(journal, options)
+
+
 _in_v1, _in_v2 = (partial(groups.planned, version=v, with_nice=False) for v in (1, 2))
 _in_v1_nice, _in_v2_nice = (partial(groups.planned, version=v, with_nice=True) for v in (1, 2))
 
 KINDS: tuple[Kind, ...] = (
-    Kind("scx", scx_probe.probe, Scx, harms=scx_probe.harms),
+    Kind("scx", scx_probe.probe, _scx, harms=scx_probe.harms),
     Kind("cgroup2+nice", v2.probe, v2.Cgroup2Nice, planned=_in_v2_nice),
     Kind("cgroup1+nice", v1.probe, v1.Cgroup1Nice, planned=_in_v1_nice),
     Kind("nice", nice.probe, nice.Nice, planned=nice.planned),
