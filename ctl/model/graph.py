@@ -115,4 +115,5 @@ def distinct(values: npt.NDArray[T]) -> npt.NDArray[T]:
 
     Without an index np.unique would load all of numpy.ma: a megabyte, and 2% of a start.
     """
-    return np.unique(values, return_index=True)[0]
+    found: npt.NDArray[T] = np.unique(values, return_index=True)[0]
+    return found

@@ -39,9 +39,7 @@ from sched_ctl.model.topology import Snapshot, Topology
 
 __all__ = ["SparkDriver", "connect", "find", "kind"]
 
-PROVIDES = frozenset(
-    {"tuples_in", "tuples_out", "arrival_rate", "queue_size", "head_age_estimate"}
-)
+PROVIDES = frozenset({"tuples_in", "tuples_out", "arrival_rate", "queue_size", "head_age_estimate"})
 DERIVED = MappingProxyType(
     {
         "tuples_in": "the last batch's rows a second, added up; one batch old",
