@@ -32,6 +32,7 @@ from sched_ctl.backends.undo import put_back as undo
 from sched_ctl.backends.undo.records import Key, Record, State
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import identity, procfs
+from sched_ctl.kernel.identity import Identified
 from sched_ctl.runfolder import RunFolder
 
 __all__ = ["DEFAULT_PATH", "Journal", "JournalError", "had", "is_left", "restore"]
@@ -343,7 +344,7 @@ def had(path: Path = DEFAULT_PATH) -> dict[Key, int]:
 def is_left(path: Path = DEFAULT_PATH) -> bool:
     """Whether anything is still there that a controller changed, by its journal."""
     told = _told(path)
-    threads = (*told.adopted.values(), *told.moved.values())
+    threads: list[Identified] = [*told.adopted.values(), *told.moved.values()]
     return any(map(os.path.exists, (*told.groups, *told.files))) or any(map(identity.same, threads))
 
 
