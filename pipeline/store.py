@@ -197,16 +197,20 @@ class Fleet:
         return gone + self._clean_dates()
 
     def _clean_dates(self) -> int:
-        """Remove the folders of days that have counted no more for some time."""
+        """Remove the folders of days that have counted no more for some time, of batches that are
+        entered: roll-ups of one that is being written are made from them.
+        """
         since: dict[str, str] = {}
         for number, batch in enumerate(self.batches):
             if batch.since and self._old(number):
                 since.update(batch.since)
         gone = 0
+        entered = {f"batch={batch.folder}" for batch in self.batches}
         for kind, first in since.items():
             found = self._fs.globStatus(self._path(f"{self.out}/data/batch=*/kind={kind}/date=*"))
             for status in found or ():
-                if str(status.getPath().getName()) < f"date={first}":
+                folder = str(status.getPath().getParent().getParent().getName())
+                if folder in entered and str(status.getPath().getName()) < f"date={first}":
                     self._fs.delete(status.getPath(), True)
                     gone += 1
         return gone

@@ -212,10 +212,10 @@ def in_use() -> bool:
     return False
 
 
-def with_cpu(pid: int) -> tuple[Path, ...]:
-    """The cgroups of the cpu controller that a process is in without us, from its own one up to the
-    mounted one, which in a container may be the container's; the upper `MOST_LEVELS` and that one.
-    None where they cannot be read.
+def with_cpu(pid: int, *, ours: bool = True) -> tuple[Path, ...]:
+    """The cgroups of the cpu controller that a process is in, from its own one up to the mounted
+    one, which in a container may be the container's; the upper `MOST_LEVELS` and that one. None
+    where they cannot be read. ours: with those of ours.
     """
     for found in hierarchies():
         if has_cpu(found):
@@ -225,7 +225,8 @@ def with_cpu(pid: int) -> tuple[Path, ...]:
                 return ()
             if folder is None:
                 return ()
-            return _inside(found, _without_ours(found, folder))[-MOST_LEVELS - 1 :]
+            folder = folder if ours else _without_ours(found, folder)
+            return _inside(found, folder)[-MOST_LEVELS - 1 :]
     return ()
 
 

@@ -25,7 +25,7 @@ def cpus_of(pids: Iterable[int]) -> float:
         except OSError:  # it has ended
             continue
         allowed |= mine
-        groups = cgroup.with_cpu(pid)
+        groups = cgroup.with_cpu(pid, ours=False)
         if groups:
             wanted[groups[0]] = wanted.get(groups[0], 0.0) + len(mine)
         else:

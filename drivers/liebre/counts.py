@@ -130,9 +130,12 @@ def by_prefix(found: Mapping[str, Series]) -> dict[str, dict[tuple[str, str], Se
 
 
 def taken_apart(
-    streams: Collection[str], names: Collection[str]
+    streams: Collection[str], names: Collection[str], operators: Collection[str]
 ) -> tuple[dict[str, tuple[list[str], list[str]]], list[str]]:
-    """Stream -> (producers, consumers), and the streams that can be read in several ways."""
+    """Stream -> (producers, consumers), and the streams that can be read in several ways.
+
+    names: of all threads. operators: those that may share a stream of another's name.
+    """
     found = {}
     unclear = []
     cuts = {stream: [at for at, letter in enumerate(stream) if letter == "_"] for stream in streams}
@@ -146,7 +149,10 @@ def taken_apart(
         ]
         if len(ways) == 1:
             ((producer, consumer),) = ways
-            found[stream] = _sharing(producer, names, writing), _sharing(consumer, names, reading)
+            found[stream] = (
+                _sharing(producer, operators, writing),
+                _sharing(consumer, operators, reading),
+            )
         elif ways:
             unclear.append(stream)
     return found, unclear

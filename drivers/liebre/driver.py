@@ -204,9 +204,10 @@ class LiebreDriver:
         if self._mixed != mixed:
             self._topology = None  # its notes
         ids = files.keys() | series.keys()
-        mine = {real[name] for name, metric in ids if metric in ("EXEC", "RATE") and name in real}
+        told = {name for name, metric in ids if metric in ("EXEC", "RATE") and name in real}
+        mine = {real[name] for name in told}
         counted = {name for name, metric in ids if metric in ("IN", "OUT")}
-        ends, self._unclear = taken_apart(counted, real)
+        ends, self._unclear = taken_apart(counted, real, told or real)
         found: dict[tuple[str, str], CountFile | Series] = {**series, **self._files}
         between = (
             _Stream(

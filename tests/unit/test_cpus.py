@@ -44,7 +44,7 @@ def test_the_least_limit_on_the_way_up_counts(
 ) -> None:
     limits(tmp_path, {"outer": "150000 100000", "outer/inner": "max 100000"})
     monkeypatch.setattr(
-        cgroup, "with_cpu", lambda _: (tmp_path / "outer/inner", tmp_path / "outer")
+        cgroup, "with_cpu", lambda *_, **__: (tmp_path / "outer/inner", tmp_path / "outer")
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert cpus.cpus_of([1]) == 1.5
@@ -53,7 +53,7 @@ def test_the_least_limit_on_the_way_up_counts(
     for strange in ("", "much", "1 0"):
         limits(tmp_path, {"outer/inner": strange})
         assert cpus.cpus_of([1]) == 1.5
-    monkeypatch.setattr(cgroup, "with_cpu", lambda _: ())
+    monkeypatch.setattr(cgroup, "with_cpu", lambda *_, **__: ())
     assert cpus.cpus_of([1]) == 8
 
 
@@ -83,6 +83,7 @@ def test_a_limit_of_ours_on_one_query_is_none_of_the_engine(
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     mounted(monkeypatch, cgroup.Hierarchy(2, tmp_path), f"0::/{ours}\n")
     assert cpus.cpus_of([1]) == 2.5
+    assert tmp_path / ours in cgroup.with_cpu(1), "which stops it all the same"
 
 
 def test_a_quota_of_version_1_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +115,7 @@ def test_a_limit_is_for_all_processes_below_it_together(
     where = {1: "storm.service", 2: "storm.service", 3: "all.slice/a", 4: "all.slice/b/inner"}
     where |= {5: "all.slice/a", 6: "free", 7: "free"}
     monkeypatch.setattr(
-        cgroup, "with_cpu", lambda pid: (tmp_path / where[pid],) if pid in where else ()
+        cgroup, "with_cpu", lambda pid, **_: (tmp_path / where[pid],) if pid in where else ()
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert cpus.cpus_of([1]) == cpus.cpus_of([1, 2]) == 2

@@ -162,11 +162,12 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 def test_names_with_underscores() -> None:
     names = {"source", "map_1", "map", "1_sink", "sink", "a_b", "c"}
-    found, unclear = taken_apart(
-        ["source_map_1", "map_1_sink", "a_b_c", "nobody_sink", "x", "_"], names
-    )
+    streams = ["source_map_1", "map_1_sink", "a_b_c", "nobody_sink", "x", "_"]
+    found, unclear = taken_apart(streams, names, names)
     assert found == {"source_map_1": (["source"], ["map_1"]), "a_b_c": (["a_b"], ["c"])}
     assert unclear == ["map_1_sink"]  # from map_1 to sink, or from map to 1_sink
+    pool = {"a", "keep_0", "keep_1"}  # the last is no operator, by what is counted
+    assert taken_apart(["a_keep_0"], pool, {"a", "keep_0"})[0] == {"a_keep_0": (["a"], ["keep_0"])}
 
 
 def test_names_of_series() -> None:
@@ -234,7 +235,7 @@ def test_a_stream_of_several_operators_is_called_by_the_first_of_them() -> None:
     driver._process.others = tuple(Thread(1, i, 1, name) for i, name in enumerate(called))
     streams = ("map_0_keep_0", "keep_0_sink_0", "keep_1_sink_1")
     counts = [f"{stream}.{end}.count" for stream in streams for end in ("IN", "OUT")]
-    driver._inbox = inbox_of([*counts, "map_0.RATE"])
+    driver._inbox = inbox_of([*counts, *(f"{name}.RATE" for name in called[:-1])])
     for name, series in driver._inbox.series().items():
         series.take(99.0 if name == counts[0] else 119.0, time.monotonic())
     driver._look()

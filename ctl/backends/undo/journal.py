@@ -345,6 +345,7 @@ def is_left(path: Path = DEFAULT_PATH) -> bool:
     """Whether anything is still there that a controller changed, by its journal."""
     told = _told(path)
     threads: list[Identified] = [*told.adopted.values(), *told.moved.values()]
+    threads += told.processes.values()  # in which threads may be that were born of ours
     return any(map(os.path.exists, (*told.groups, *told.files))) or any(map(identity.same, threads))
 
 
