@@ -14,12 +14,10 @@ machine.
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from bench import results
 from bench.guest.flink_scenarios import SCENARIOS
-from bench.guest.phases import ROOT, from_guest, keep, kept, show
+from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 
@@ -36,15 +34,8 @@ def run(scenarios: Sequence[str], kernel: str, cpus: int) -> Iterator[dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO")
-    parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--cpus", type=int, default=1)
-    parser.add_argument(
-        "--runs", type=int, default=1, help="guests, one after the other; 0: only show"
-    )
-    parser.add_argument(
-        "--json", type=Path, help="keep all phases there, and count those that are there already"
-    )
-    results.argument(parser)
+    arguments(parser)
     asked = parser.parse_args()
     if unknown := set(asked.scenarios) - SCENARIOS.keys():
         parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")

@@ -12,21 +12,15 @@ import os
 import tempfile
 from pathlib import Path
 
-from bench import results
-from bench.guest.phases import ROOT, from_guest, keep, kept, show
+from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show
 
 LIMIT_S = 5400.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--ways", default=".*", help="a regular expression for their names")
-    parser.add_argument(
-        "--runs", type=int, default=1, help="guests, one after the other; 0: only show"
-    )
-    parser.add_argument("--json", type=Path, help="keep all phases there, beside those of before")
-    results.argument(parser)
+    arguments(parser)
     asked = parser.parse_args()
     os.chdir(ROOT)
 

@@ -12,8 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
-from bench import results
-from bench.guest.phases import ROOT, from_guest, keep, kept, show
+from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 
@@ -22,17 +21,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("loads", nargs="*", default=["0.8", "0.95"], metavar="LOAD")
     parser.add_argument("--jar", type=Path, required=True, help="of Liebre")
-    parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--ways", default=".*", help="a regular expression for their names")
-    parser.add_argument(
-        "--runs", type=int, default=1, help="guests, one after the other; 0: only show"
-    )
-    parser.add_argument(
-        "--json", type=Path, help="keep each phase there as it ends, beside those of before"
-    )
-    results.argument(parser)
+    arguments(parser)
     asked = parser.parse_args()
     jar = asked.jar.resolve()
+    if not jar.is_file():
+        parser.error(
+            f"--jar: {jar} is no file; mvn package makes it, in target/ of Liebre's source"
+        )
     os.chdir(ROOT)
 
     from engines.liebre import prepare

@@ -1,5 +1,6 @@
 """Phases of a real engine in a guest with exact time, and how they are compared."""
 
+import argparse
 import contextlib
 import json
 import math
@@ -14,7 +15,18 @@ import numpy as np
 from bench import results
 from bench.results import Figure, Result, Row
 
-__all__ = ["ROOT", "Runs", "collect", "figures", "from_guest", "keep", "kept", "show", "table"]
+__all__ = [
+    "ROOT",
+    "Runs",
+    "arguments",
+    "collect",
+    "figures",
+    "from_guest",
+    "keep",
+    "kept",
+    "show",
+    "table",
+]
 
 Runs = dict[str, list[list[dict[str, Any]]]]  # of each scenario: runs, each with its phases
 
@@ -90,6 +102,18 @@ def keep(phases: Iterable[dict[str, Any]], runs: Runs, path: Path | None) -> Non
     for _ in collect(phases, runs):
         if path:
             path.write_text(json.dumps(runs))
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What all programs take that run phases in guests."""
+    parser.add_argument("--kernel", default="6.18")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="guests, one after the other; 0: only show"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="keep each phase there as it ends, beside those of before"
+    )
+    results.argument(parser)
 
 
 def kept(path: Path | None) -> Runs:

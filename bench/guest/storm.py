@@ -13,10 +13,8 @@ and start Storm takes ten minutes, a load as long.
 
 import argparse
 import os
-from pathlib import Path
 
-from bench import results
-from bench.guest.phases import ROOT, from_guest, keep, kept, show
+from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 SHAPES = ("etl", "fork", "stats", "lr", "vs")
@@ -27,15 +25,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("shape", metavar="SHAPE", choices=SHAPES)
     parser.add_argument("loads", nargs="*", default=["0.95"], metavar="LOAD")
-    parser.add_argument("--kernel", default="6.18")
     parser.add_argument("--ways", choices=WAYS, default="all")
-    parser.add_argument(
-        "--runs", type=int, default=1, help="guests, one after the other; 0: only show"
-    )
-    parser.add_argument(
-        "--json", type=Path, help="keep each phase there as it ends, beside those of before"
-    )
-    results.argument(parser)
+    arguments(parser)
     asked = parser.parse_args()
     os.chdir(ROOT)
 

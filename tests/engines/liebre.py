@@ -17,16 +17,21 @@ OPERATORS = frozenset(
 
 
 def prepare(jar: Path) -> None:
-    """Copy it and the jars beside it into the build folder, and compile the query against them."""
+    """Copy it and the jars beside it into the build folder, and compile the query against them.
+
+    Raises SystemExit with what javac said if they are not Liebre's.
+    """
     for folder in (JARS, CLASSES):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     for path in jar.parent.glob("*.jar"):
         shutil.copy(path, JARS)
     source = Path(__file__).parent / "jobs" / "Fork.java"
-    subprocess.run(
-        ["javac", "-nowarn", "-d", CLASSES, "-cp", f"{JARS}/*", source], check=True, timeout=120
-    )
+    command = ["javac", "-nowarn", "-d", str(CLASSES), "-cp", f"{JARS}/*", str(source)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    if done.returncode:
+        first = done.stderr.partition("\n")[0]
+        raise SystemExit(f"{source.name} cannot be compiled with the jars beside {jar}: {first}")
 
 
 @contextmanager
