@@ -81,6 +81,12 @@ def after(passes: int, engine: FakeEngine, look: Any, *stated: Target, policy: s
     return asyncio.run(run())
 
 
+def pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's engine is asked and counted in each pass, though they follow each other at once."""
+    for where in ("engines.engine", "controller.loop"):
+        monkeypatch.setattr(f"sched_ctl.{where}.CPU_SHARE", 1e9)
+
+
 ALARM, BULK = [90.0, 9.0, 1.0], [0.0, 20.0, 80.0]
 
 
@@ -297,6 +303,7 @@ def test_of_engines_that_left_little_stays_for_each_who_is_ordered_alone(
 
 def test_of_queries_of_a_user_so_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "MOST_THEIRS", 3)
+    pays_nothing(monkeypatch)
     theirs = of_user(Counting({f"q-{number}": ALARM for number in range(5)}), monkeypatch)
 
     def counted_ones(controller: Controller) -> tuple[list[float], int]:
@@ -311,6 +318,7 @@ def test_hits_of_a_users_queries_that_have_gone_make_room_for_those_that_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(targets, "MOST_THEIRS", 3)
+    pays_nothing(monkeypatch)
     theirs = of_user(Counting({f"q-{number}": ALARM for number in range(5)}), monkeypatch)
 
     def kept(controller: Controller) -> set[tuple[str, str]]:
