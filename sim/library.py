@@ -36,6 +36,7 @@ RESULTS = (
     "slowdown_squares",
     "throughput",
     "left",
+    "met",
 )
 TOTALS = (
     "now",
@@ -96,6 +97,8 @@ _ARRAYS: Mapping[str, type[np.generic]] = {
     "out_share": np.float64,
     "out_begin": np.float64,
     "query": np.int64,
+    "target_s": np.float64,
+    "kind": np.int64,
     "feed_start": np.int64,
     "feed": np.int64,
     "stream_start": np.int64,

@@ -13,7 +13,9 @@ from sched_ctl.errors import UserError
 from sched_ctl.metrics import catalogue as metrics
 from sched_ctl.metrics.backlog import SEEN_BY
 from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.patterns import names_of
 from sched_ctl.model.policy import OperatorFrame, Policy
+from sched_ctl.model.targets import Target, target_of
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
 from sched_ctl.workloads.demand import cpu_demand, rate_scale
 from sched_ctl.workloads.workload import Arrivals, OperatorSpec, Workload
@@ -39,7 +41,7 @@ class Node:
     (window_s > 0), the chance that two tuples within the window join.
     forced: row -> outputs of its first, second, ... input, instead of draws.
     told: time -> columns of what an engine tells of other nodes by then: `arrival_age`, for one.
-    measured: costs and rates are those of an engine.
+    measured: costs and rates are those of an engine. targets: that its queries are to keep.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Node:
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
     told: Callable[[float], Mapping[str, Array]] | None = None
     measured: bool = False
+    targets: tuple[Target, ...] = ()
 
     @property
     def n(self) -> int:
@@ -148,6 +151,13 @@ class Node:
         return OperatorFrame(
             self.topology.operators, self.topology.graph, columns, engines=(self.topology.engine,)
         )
+
+    @cached_property
+    def targeted(self) -> Mapping[str, Target]:
+        """Query -> its target, of those that have one."""
+        engine = self.topology.engine
+        found = {q: target_of(self.targets, *names_of(engine, q)) for q in self.topology.queries}
+        return {query: target for query, target in found.items() if target is not None}
 
     @cached_property
     def query_of(self) -> Index:

@@ -57,6 +57,7 @@ class Result:
     totals: Mapping[str, float]
     arrivals: int
     responses: npt.NDArray[np.int64]  # histogram, see `quantile`
+    by_target: npt.NDArray[np.int64]  # (1 + targets, buckets), the first: of queries without one
     slowdowns: npt.NDArray[np.int64]
     record: Array  # (tuples, 3): egress row, arrival, departure
     windows: Sequence[Array]
@@ -78,6 +79,7 @@ class Result:
             dict(zip(RESULTS, arrays["results"].T.copy(), strict=True)),
             totals,
             arrivals,
+            arrays["response_histogram"].sum(axis=0),
             arrays["response_histogram"],
             arrays["slowdown_histogram"],
             arrays["record"][: int(totals["recorded"])],

@@ -378,6 +378,7 @@ def _values(
         "rescue_s": SCX_RESCUE_S,
         "least_s": SCX_LEAST_S if setting.scheduler == "scx" else 0.0,
         "query": node.query_of,
+        **_targets(node),
         "cost_s": node.cost_s,
         "selectivity": node.selectivity,
         "block_probability": node.block_probability,
@@ -392,7 +393,7 @@ def _values(
         "due_s": arrival_s[by_time],
         "results": _lines(node.n),
         "totals": np.zeros(len(TOTALS)),
-        "response_histogram": np.zeros(BUCKETS, dtype=np.int64),
+        "response_histogram": np.zeros((1 + len(node.targets), BUCKETS), dtype=np.int64),
         "slowdown_histogram": np.zeros(BUCKETS, dtype=np.int64),
         "record": np.zeros((setting.record, 3)),
     }
@@ -401,6 +402,14 @@ def _values(
         values["forced_start"] = _starts(len(node.forced.get(i, ())) for i in range(node.n))
         values["forced"] = [out for i in range(node.n) for out in node.forced.get(i, ())]
     return values
+
+
+def _targets(node: Node) -> dict[str, Array | forms.Whole]:
+    """What each operator's tuples are to keep, and where they are counted: 0 = without a target."""
+    mine = [node.targeted.get(query) for query in node.topology.queries]
+    latency = np.array([np.inf if target is None else target.latency_s for target in mine])
+    kind = np.array([0 if target is None else 1 + node.targets.index(target) for target in mine])
+    return {"target_s": latency[node.query_of], "kind": kind[node.query_of]}
 
 
 def _slices_s(node: Node, form: UrgencyForm | None, setting: Setting) -> Array:

@@ -16,6 +16,7 @@ from sched_ctl.sim.node import Node
 from sched_ctl.sim.result import Result, interval
 from sched_ctl.sim.run import Progress, expected_arrivals, simulate_by_name
 from sched_ctl.sim.setting import Setting
+from sched_ctl.sim.targets import Kept, kept
 
 __all__ = ["MEMINFO", "Job", "Row", "row", "run_all"]
 
@@ -50,6 +51,7 @@ class Row:
     stable: bool
     figures: dict[str, tuple[float, float]]
     by_class: dict[str, dict[str, float]]
+    targets: tuple[Kept, ...]
     results: tuple[Result, ...]
 
 
@@ -139,4 +141,4 @@ def row(name: str, load: float, runs: Sequence[Result]) -> Row:
         }
         for klass in classes[0]
     }
-    return Row(name, load, all(r.stable for r in runs), figures, by_class, tuple(runs))
+    return Row(name, load, all(r.stable for r in runs), figures, by_class, kept(runs), tuple(runs))

@@ -27,7 +27,15 @@ from sched_ctl.errors import UserError, printable
 from sched_ctl.model.options import BackendOptions
 from sched_ctl.model.targets import parsed
 
-__all__ = ["DEFAULT_RUN_DIR", "Json", "RunDir", "asked", "with_sections", "with_settings"]
+__all__ = [
+    "DEFAULT_RUN_DIR",
+    "Json",
+    "RunDir",
+    "asked",
+    "target",
+    "with_sections",
+    "with_settings",
+]
 
 T = TypeVar("T")
 DEFAULT_RUN_DIR = Path(Settings().run_dir)
@@ -292,7 +300,7 @@ def _value(setting: Setting, given: Any) -> Any:
     if setting.key == "policy":
         return _rules(given)
     if setting.key == "target":
-        return [_target(text) for text in given]
+        return [target(text) for text in given]
     if setting.key in FILES:
         return [section for name in given for section in sections_of(Path(name), setting.key)]
     if setting.key in ("backends", "access"):
@@ -313,7 +321,8 @@ def _value(setting: Setting, given: Any) -> Any:
     return given
 
 
-def _target(text: str) -> dict[str, Any]:
+def target(text: str) -> dict[str, Any]:
+    """A `--target` as the table that it stands for."""
     try:
         return parsed(text)
     except UserError as error:

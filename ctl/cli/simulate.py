@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sched_ctl.cli.flags import Json, asked, with_sections
+from sched_ctl.cli.flags import Json, asked, target, with_sections
 from sched_ctl.config.settings import ConfigError
 from sched_ctl.model.options import ScxOptions
 
@@ -46,6 +46,14 @@ class What:
     ] = 0
     base_cost_us: Annotated[
         float | None, typer.Option(help="CPU time of a cost of 1 (default: the workload's).")
+    ] = None
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Latency that queries are to keep, as load has it: 'alarm*=50ms,share=0.95'; may "
+            "be repeated.",
+            metavar="QUERIES=LATENCY",
+        ),
     ] = None
     common_stream: Annotated[
         bool, typer.Option("--common-stream", help="All queries see the same tuples.")
@@ -146,9 +154,12 @@ def simulate(
     """Run queries in the simulator: what a policy can be expected to do at a load.
 
     The policies are the very ones that schedule real engines. Response times count from a tuple's
-    arrival to its result; slowdown is the response time over the tuple's own CPU time.
+    arrival to its result; slowdown is the response time over the tuple's own CPU time. With
+    targets also who keeps them, what that costs the others, and what it would take where one cannot
+    be met.
     """
-    from sched_ctl.cli import sweep
+    from sched_ctl.cli import kept, sweep
+    from sched_ctl.config import files
     from sched_ctl.sim import calibrate as calibration
 
     if calibrate:
@@ -156,11 +167,14 @@ def simulate(
         return
     if what.source is None:
         raise ConfigError("what is to be simulated?", "name a workload, or a snapshot")
-    names = what.policy or [sweep.OS if scheduling.scheduler == sweep.OS else "fcfs", "hr"]
+    targets = files.targets(map(target, what.target or ()))
+    first = sweep.OS if targets or scheduling.scheduler == sweep.OS else "fcfs"
+    names = what.policy or [first, *(kept.policies(scheduling.scheduler) if targets else ("hr",))]
     costs = per_hop.read()
     with asked():
         setting = _setting(what, length, scheduling, costs)
-    made = sweep.nodes(what.source, what.load, what.cpus, what.base_cost_us, what.common_stream)
+    base, common = what.base_cost_us, what.common_stream
+    made = sweep.nodes(what.source, what.load, what.cpus, base, common, targets)
     sweep.run(what.source, made, names, setting, length.seeds, plots=plots, json=json)
 
 

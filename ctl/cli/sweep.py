@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from sched_ctl import show
+from sched_ctl.cli import kept
 from sched_ctl.cli.flags import asked
 from sched_ctl.config.settings import ConfigError
 from sched_ctl.errors import UserError
 from sched_ctl.lab.engine import check_name, workload_file
 from sched_ctl.model import files as record
+from sched_ctl.model.targets import Target
 from sched_ctl.plugins import registry
 from sched_ctl.sim.node import Node, of_snapshot, of_workload
 from sched_ctl.sim.setting import Setting
@@ -57,7 +59,8 @@ def run(
 ) -> None:
     """Simulate each policy at each load with each seed, side by side; print or plot what came out.
 
-    made: load and node. names: of policies, and "os".
+    made: load and node. names: of policies, and "os"; what has a target goes by that under
+    `deadline`, and the rest as `auto` has it.
     """
     names = list(dict.fromkeys(names))
     with asked():  # refused before anything runs
@@ -71,7 +74,7 @@ def run(
     todo = [
         Job(node, None, replace(as_os, seed=number))
         if name == OS
-        else Job(node, name, replace(setting, seed=number))
+        else Job(node, name, replace(setting, seed=number), kept.options(name, node, setting))
         for _, node, name in points
         for number in range(setting.seed, setting.seed + seeds)
     ]
@@ -82,6 +85,7 @@ def run(
         print(json_module.dumps([_plain(r) for r in rows], allow_nan=False))
     else:
         _show(source, rows)
+        kept.show(rows)
     if plots is not None:
         files = drawing.write(rows, plots)
         Console(stderr=True).print(f"plots: {', '.join(map(str, files))}")
@@ -111,15 +115,25 @@ def nodes(
     cpus: int,
     base_cost_us: float | None,
     common: bool,
+    targets: tuple[Target, ...] = (),
 ) -> list[tuple[float, Node]]:
     if base_cost_us is not None and not 1e-6 <= base_cost_us <= 1e9:
         raise ConfigError(f"--base-cost-us {base_cost_us:g} is out of range")
     if np.inf in (loads or []):
         raise ConfigError("--load inf is out of range")
     base = None if base_cost_us is None else base_cost_us * 1e-6
+    made = _nodes(source, loads, cpus, base, common)
+    for _, node in made if targets else ():
+        kept.check(node, targets)
+    return [(at, replace(node, targets=targets)) for at, node in made]
+
+
+def _nodes(
+    source: Path, loads: list[float] | None, cpus: int, base: float | None, common: bool
+) -> list[tuple[float, Node]]:
     with _file(source) as file:
         if _is_json(file):
-            _refuse("--base-cost-us", base_cost_us is not None)
+            _refuse("--base-cost-us", base is not None)
             _refuse("--common-stream", common)
             snapshot = _snapshot(file)
             wanted: list[float | None] = [*loads] if loads else [None]
@@ -216,6 +230,7 @@ def _plain(entry: Row) -> dict[str, Any]:
             name: {"mean": number(mean), "half_width_95": number(half)}
             for name, (mean, half) in entry.figures.items()
         },
+        "targets": kept.rows(entry),
         "classes": {
             klass: {name: number(value) for name, value in figures.items()}
             for klass, figures in entry.by_class.items()

@@ -5,7 +5,7 @@ from typing import Any
 
 from sched_ctl import show
 
-__all__ = ["in_words", "table"]
+__all__ = ["in_words", "percent", "table"]
 
 Row = Mapping[str, Any]
 
@@ -29,9 +29,9 @@ def table(targets: Iterable[Row]) -> None:
             (
                 _name(row, several),
                 show.latency(row["latency_s"]),
-                _percent(row["share"]),
-                _percent(row["met"]),
-                _percent(row["met_hour"]),
+                percent(row["share"]),
+                percent(row["met"]),
+                percent(row["met_hour"]),
                 show.latency(row["p99_s"]),
                 show.latency(row["margin_s"]),
                 STANDS[row["standing"]],
@@ -53,16 +53,16 @@ def _name(row: Row, several: bool) -> str:
 
 def in_words(row: Row) -> str:
     """One line: "alarm: 98.2% within 50 ms (99% asked), 99.4% in the last hour, p99 61 ms"."""
-    met = "not known yet" if row["met"] is None else f"{_percent(row['met'])} now"
-    hour = "" if row["met_hour"] is None else f", {_percent(row['met_hour'])} in the last hour"
+    met = "not known yet" if row["met"] is None else f"{percent(row['met'])} now"
+    hour = "" if row["met_hour"] is None else f", {percent(row['met_hour'])} in the last hour"
     p99 = "" if row["p99_s"] is None else f", p99 {show.latency(row['p99_s'])}"
     way = "" if row["in_the_way"] is None else f"; in the way: {row['in_the_way']}"
     says = "" if row["standing"] in (None, "meets") else f"; {row['says']}"
-    asked = f"{_percent(row['share'])} within {show.latency(row['latency_s'])}"
+    asked = f"{percent(row['share'])} within {show.latency(row['latency_s'])}"
     return f"{row['query']}: {asked}: {met}{hour}{p99}{way}{says}"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
     """As 98.2%; only all of them are 100%."""
     if share is None:
         return "-"

@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -32,7 +32,7 @@ from sched_ctl.model.options import BackendOptions, inherited
 from sched_ctl.model.options import faults as faults_of_options
 from sched_ctl.model.targets import Target, faults
 
-__all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs", "sections_of"]
+__all__ = ["DEFAULT_FILE", "load", "origin", "parse_pairs", "sections_of", "targets"]
 
 DEFAULT_FILE = Path("/etc/sched-ctl/sched-ctl.toml")
 COMMAND_LINE = "command line"  # as a place of settings
@@ -167,6 +167,11 @@ def _read(path: Path, flag: str = "--config") -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}", "the file is TOML, see https://toml.io") from None
     _validate(table, str(path))
     return table
+
+
+def targets(tables: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
+    """Of the command line alone. Raises ConfigError."""
+    return _validate({"target": [*tables]}, COMMAND_LINE).target
 
 
 def _validate(table: Mapping[str, Any], origin: str) -> Settings:

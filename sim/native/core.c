@@ -229,8 +229,6 @@ int64_t route(struct sim *s, int64_t op, int64_t *taken)
 
 static void count(int64_t *histogram, double value)
 {
-	if (!histogram)
-		return;
 	uint64_t bits;
 	memcpy(&bits, &value, sizeof bits);
 	int64_t bucket = (int64_t)(bits >> 46) - ((1023 - 34) << 6);
@@ -250,7 +248,9 @@ void leave(struct sim *s, int64_t op, struct tuple t, double at)
 	r[SIM_RESPONSE] += response;
 	if (response > r[SIM_RESPONSE_MAX])
 		r[SIM_RESPONSE_MAX] = response;
-	count(s->c.response_histogram, response);
+	if (response <= s->c.target_s[op])
+		r[SIM_MET]++;
+	count(s->c.response_histogram + SIM_BUCKETS * s->c.kind[op], response);
 	if (t.work > 0) {
 		double slowdown = 1 + (at - t.ideal) / t.work;
 		r[SIM_WORKED]++;

@@ -53,6 +53,7 @@ enum sim_result {
 	SIM_SLOWDOWN_SQUARES,
 	SIM_THROUGHPUT,	    // tuples that left in warm_s..end_s
 	SIM_LEFT,	    // tuples that left the node, whenever they had come
+	SIM_MET,	    // of those in SIM_DEPARTED, how many took no longer than target_s
 	SIM_RESULTS,
 };
 
@@ -82,6 +83,8 @@ struct sim_config {
 	const int64_t *out_start, *out_target, *out_port, *out_inline; // edges by producer
 	const double *out_share, *out_begin;   // where the share begins on a split's circle
 	const int64_t *query;		       // of each operator; only needed with least_s
+	const double *target_s;		       // of each operator: latency that is to be kept
+	const int64_t *kind;		       // of each operator: its row of `response_histogram`
 	const int64_t *feed_start, *feed;      // operators that each stream feeds
 	const int64_t *stream_start;	       // where each stream begins in `arrival_s`
 	const double *arrival_s;	       // by stream, ascending
@@ -91,8 +94,8 @@ struct sim_config {
 	const int8_t *forced;		       // outputs of its 1st, 2nd, ... input, instead of draws
 	double *results;		       // (operators, SIM_RESULTS)
 	double *totals;			       // (SIM_TOTALS)
-	int64_t *response_histogram;	       // (SIM_BUCKETS), NULL = none
-	int64_t *slowdown_histogram;
+	int64_t *response_histogram;	       // (kinds, SIM_BUCKETS)
+	int64_t *slowdown_histogram;	       // (SIM_BUCKETS)
 	double *record;			       // (record_max, 3): operator, arrival, departure
 };
 
