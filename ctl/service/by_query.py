@@ -166,12 +166,14 @@ def _reason(
         return "in turn", f"by its share, {shares[query]:g}"
     if row.place is None or policy.name in ("light-first", "constant"):
         if policy.name != "light-first":
-            return "as under the OS", "all are equal, or nothing is known yet"
-        if len(rows) == 1:
-            return "as under the OS", "a single query"
-        if len(heavy) == len(rows):
-            return "as under the OS", "all queries are heavy"
-        return "as under the OS", "no query is heavy"
+            why = "all are equal, or nothing is known yet"
+        elif len(rows) == 1:
+            why = "a single query"
+        else:
+            why = "all queries are heavy" if len(heavy) == len(rows) else "no query is heavy"
+        if rule.backend_of(domain) == "pool":  # there is no order that it leaves to others
+            return "in turn", f"{why}, so the oldest tuple first"
+        return "as under the OS", why
     return "in turn", f"place {row.place:.2f} at most, of {row.operator.rpartition('/')[2]}"
 
 

@@ -42,9 +42,10 @@ def nothing(status: dict[str, Any]) -> str:
 def idle(status: dict[str, Any]) -> str | None:
     """Why an order would change nothing now; None where it may."""
     runs = any(engine["state"] == "ok" and engine["queries"] for engine in status["engines"])
-    own = [rule["phase"] for rule in status["policies"] if rule["own"]]
+    own = [rule for rule in status["policies"] if rule["own"]]
     if runs and own:
-        return f"the OS's own order is in force: {own[0]}"
+        whose = "engine" if own[0]["backend"] == "pool" else "OS"
+        return f"the {whose}'s own order is in force: {own[0]['phase']}"
     if not status["queries"]:
         return nothing(status)
     if status.get("only_looks"):

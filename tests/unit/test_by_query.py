@@ -46,19 +46,30 @@ class Uneven(FakeEngine):
         return replace(seen, columns={**seen.columns, **columns})
 
 
+class OfPool(FakeBackend):
+    name = "pool"
+
+
 def controller_of(
-    engine: FakeEngine, policy: str, shares: dict[str, float] | None = None
+    engine: FakeEngine,
+    policy: str,
+    shares: dict[str, float] | None = None,
+    backend: type[FakeBackend] = FakeBackend,
 ) -> Controller:
     section = Section(policy=policy, shares=shares)
     settings = Settings(policy=(section,), period=0.02, calm_period=0, window=0.2, discover=60)
-    return Controller(settings, FakeEngine.kind(engine), backends(FakeBackend()))
+    return Controller(settings, FakeEngine.kind(engine), backends(backend()))
 
 
 def status_of(
-    engine: FakeEngine, policy: str, ordered: str, shares: dict[str, float] | None = None
+    engine: FakeEngine,
+    policy: str,
+    ordered: str,
+    shares: dict[str, float] | None = None,
+    backend: type[FakeBackend] = FakeBackend,
 ) -> dict[str, Any]:
     """A controller's status as soon as it says that of some query; what JSON makes of it."""
-    controller = controller_of(engine, policy, shares)
+    controller = controller_of(engine, policy, shares, backend)
     seen: list[dict[str, Any]] = []
 
     async def script() -> None:
@@ -125,6 +136,26 @@ def test_a_single_query_is_as_under_the_os() -> None:
     assert idle(status) == "the order is the OS's: a single query"
 
 
+@pytest.mark.parametrize(
+    ("policy", "queries", "why"),
+    [
+        ("light-first", {"heavy": 2}, "a single query"),
+        ("light-first", {"light": 2, "other": 2}, "no query is heavy"),
+        ("constant", {"light": 2, "other": 2}, "all are equal, or nothing is known yet"),
+    ],
+)
+def test_the_pool_orders_also_who_is_equal(policy: str, queries: dict[str, int], why: str) -> None:
+    """The OS has no say in which operator a worker takes: `engine/urgency.h`."""
+    status = status_of(Uneven(**queries), policy, "in turn", backend=OfPool)
+    assert {row["why"] for row in status["queries"]} == {f"{why}, so the oldest tuple first"}
+    status["pressure"]["machine"] = {}
+    assert idle(status) is None
+    status["policies"][0] |= {"own": True, "phase": "a phase of a race"}
+    assert idle(status) == "the engine's own order is in force: a phase of a race"
+    status["policies"][0] |= {"backend": "nice"}
+    assert idle(status) == "the OS's own order is in force: a phase of a race"
+
+
 def test_queries_that_go_by_shares_are_not_as_under_the_os() -> None:
     status = status_of(FakeEngine(queries={"a": 1, "b": 1}), "constant", "in turn", {"a": 4.0})
     told = {row["query"]: row["why"] for row in status["queries"]}
@@ -174,7 +205,7 @@ def test_another_policy_names_the_operator_that_decides() -> None:
         ({"queries": []}, "flink:1, flink:1 answers, and runs no query"),
         ({"only_looks": True}, "nothing is enforced"),
         (
-            {"policies": [{"own": True, "phase": "a phase of a race"}]},
+            {"policies": [{"own": True, "phase": "a phase of a race", "backend": "nice"}]},
             "the OS's own order is in force: a phase of a race",
         ),
         ({"pressure": {"machine": {"cpu": {"some": 0.001}}}}, "nothing waits for a CPU (in 0.1%"),
