@@ -18,9 +18,10 @@ from sched_ctl.kernel import cgroup, cpus, procfs
 __all__ = ["Limit", "Limits"]
 
 WINDOW_S = 2.0  # as verdicts of operators are of
+KEPT_S = 16.0  # readings: who asks now and then compares with those of the last time
 EVERY_S = 0.5
 MOST_PIDS = 50  # of an engine, .2 ms each
-LEAST = 3  # periods, for a share of them
+LEAST = 3  # periods, for a share of them: up to a second each
 
 Counts = tuple[int, int]  # periods in which a cgroup ran, and those in which it was stopped
 
@@ -33,38 +34,69 @@ class Limit:
     stopped: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """most: CPUs that each cgroup may use. counts: of those that tell."""
+
+    time_s: float
+    most: dict[Path, float]
+    counts: dict[Path, Counts]
+
+
 class Limits:
     """Readings of the cgroups of one engine's processes, while somebody looks."""
 
     def __init__(self) -> None:
-        self._read: deque[tuple[float, dict[Path, Counts]]] = deque()  # the last, and those before
+        self._read: deque[_Reading] = deque()  # the newest is the last
         self._stop: dict[int, Limit] = {}  # by process
 
     @property
     def ready(self) -> bool:
-        """Whether there are readings to compare, or none to be made."""
-        return len(self._read) > 1 or (len(self._read) == 1 and not self._stop)
+        """Whether there are readings to compare of all cgroups with a limit, if there are any."""
+        if not self._read:
+            return False
+        *before, now = self._read
+        return all(any(group in then.most for then in before) for group in now.most)
 
     def look(self, pids: Iterable[int], now_s: float | None = None) -> None:
         """At these processes, unless that was done just now."""
         now_s = time.monotonic() if now_s is None else now_s
-        if self._read and now_s - self._read[-1][0] < EVERY_S:
+        if self._read and now_s - self._read[-1].time_s < EVERY_S:
             return
-        if self._read and now_s - self._read[-1][0] > WINDOW_S + EVERY_S:
-            self._read.clear()  # nobody looked meanwhile
-        limits = {pid: _limits(pid) for pid in islice(pids, MOST_PIDS)}
-        groups = {group for mine in limits.values() for group in mine}
-        counts = {group: found for group in groups if (found := _counts(group)) is not None}
-        self._read.append((now_s, counts))
-        while len(self._read) > 2 and now_s - self._read[1][0] >= WINDOW_S:
+        while self._read and now_s - self._read[0].time_s > KEPT_S:
             self._read.popleft()
-        then = self._read[0][1]
-        share = {group: _share(then.get(group), now) for group, now in counts.items()}
+        limits = {pid: _limits(pid) for pid in islice(pids, MOST_PIDS)}
+        most = {group: cpus for mine in limits.values() for group, cpus in mine.items()}
+        counts = {group: found for group in most if (found := _counts(group)) is not None}
+        self._read.append(_Reading(now_s, most, counts))
         self._stop = {
-            pid: max((Limit(mine[one], share.get(one, 0.0)) for one in mine), key=_stopped)
+            pid: max(
+                (Limit(cpus, self._share(group)) for group, cpus in mine.items()), key=_stopped
+            )
             for pid, mine in limits.items()
             if mine
         }
+
+    def _share(self, group: Path) -> float:
+        """Of a cgroup's periods lately, in how many it was stopped; 0 where too few are known.
+
+        Of the last `WINDOW_S`, or of more where that has too few: only while its limit was that of
+        now, and as long as it is the same cgroup.
+        """
+        *before, now = self._read
+        share = 0.0
+        for then in reversed(before):
+            known = group in then.counts and group in now.counts
+            if not known or then.most[group] != now.most[group]:
+                break
+            (ran, stopped), (ran_then, stopped_then) = now.counts[group], then.counts[group]
+            ran, stopped = ran - ran_then, stopped - stopped_then
+            if not 0 <= stopped <= ran:  # another of this name
+                break
+            share = stopped / ran if ran >= LEAST else 0.0
+            if ran >= LEAST and now.time_s - then.time_s >= WINDOW_S:
+                break
+        return share
 
     def of(self, pids: Iterable[int]) -> Limit | None:
         """The limit that stopped any of these processes most often of late; None: none did."""
@@ -75,14 +107,6 @@ class Limits:
 
 def _stopped(limit: Limit) -> float:
     return limit.stopped
-
-
-def _share(then: Counts | None, now: Counts) -> float:
-    """Of the periods between two readings; 0 where too few are known, or the cgroup is another."""
-    if then is None:
-        return 0.0
-    ran, stopped = now[0] - then[0], now[1] - then[1]
-    return stopped / ran if ran >= LEAST and 0 <= stopped <= ran else 0.0
 
 
 def _limits(pid: int) -> dict[Path, float]:

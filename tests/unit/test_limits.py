@@ -118,6 +118,43 @@ def test_who_has_not_looked_for_long_waits_for_a_second_reading(tree: Tree) -> N
     assert limits.ready and limits.of((2,)) == Limit(1.5, 1.0)
 
 
+def test_who_asks_now_and_then_is_told_of_periods_of_any_length(tree: Tree) -> None:
+    limits = Limits()
+    for second in (0, 3, 18, 29, 41):  # of .2 s, and each time nobody waits for a second reading
+        tree.tell("all", counts=(5 * second, 4 * second))
+        limits.look((2,), float(second))
+        assert second == 0 or (limits.ready and limits.of((2,)) == Limit(1.5, 0.8))
+
+
+def test_who_asks_all_the_time_is_told_of_periods_of_a_second(tree: Tree) -> None:
+    assert seen(tree, {half / 2: {"all": (half // 2, half // 2)} for half in range(8)})[2] == Limit(
+        1.5, 1.0
+    )
+
+
+def test_what_another_limit_did_is_not_said_of_this_one(tree: Tree) -> None:
+    limits = Limits()
+    for time_s, cpus, counts in ((0.0, 5, (0, 0)), (3.0, 5, (30, 30)), (6.0, 15, (60, 33))):
+        tree.tell("all", f"{cpus}0000 100000", counts)
+        limits.look((2,), time_s)
+    assert limits.of((2,)) is None
+    tree.tell("all", counts=(90, 42))
+    limits.look((2,), 9.0)
+    assert limits.of((2,)) == Limit(1.5, 0.3)
+
+
+def test_a_cgroup_that_came_is_waited_for(tree: Tree) -> None:
+    limits = Limits()
+    for time_s, counts in ((0.0, (100, 0)), (3.0, (130, 0))):
+        tree.tell("all", counts=counts)
+        limits.look((2,), time_s)
+    tree.tell("all/small", counts=(20, 20))
+    limits.look((1, 2), 6.0)
+    assert not limits.ready
+    limits.look((1, 2), 6.5)
+    assert limits.ready
+
+
 def test_two_looks_at_once_are_one(tree: Tree) -> None:
     limits = Limits()
     for time_s, counts in ((0.0, (0, 0)), (2.0, (20, 10)), (2.1, (40, 30))):
