@@ -32,25 +32,34 @@ KERNEL, STATIC = "kernel:", "usdt:"
 
 PROGRAM = r"""
 struct calls { u64 times, ns; };
-BPF_HASH(begun, u32, u64, 16384);
+struct begun { u64 ns, stack; };
+BPF_HASH(begun, u32, struct begun, 16384);
 BPF_HASH(calls, u32, struct calls, 16384);
-int enters(void *ctx)
+int enters(struct pt_regs *ctx)
 {
-    u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
+    u64 id = bpf_get_current_pid_tgid();
     u32 tid = id, pid = id >> 32;
-    if (pid == FOLLOWED)
+    struct begun now = { bpf_ktime_get_ns(), STACK }, *since;
+    if (pid != FOLLOWED)
+        return 0;
+    /* One below it on the stack is part of it. One above was left without a return: longjmp. */
+    since = begun.lookup(&tid);
+    if (!since || now.stack >= since->stack)
         begun.update(&tid, &now);
     return 0;
 }
-int leaves(void *ctx)
+int leaves(struct pt_regs *ctx)
 {
     u32 tid = bpf_get_current_pid_tgid();
     struct calls zero = {}, *sum;
-    u64 *since = begun.lookup(&tid), ns;
+    struct begun *since = begun.lookup(&tid);
+    u64 ns = 0;
     if (!since)
         return 0;
-    ns = bpf_ktime_get_ns() - *since;
-    begun.delete(&tid);
+    if (STACK >= since->stack) {
+        ns = bpf_ktime_get_ns() - since->ns;
+        begun.delete(&tid);
+    }
     sum = calls.lookup_or_try_init(&tid, &zero);
     if (sum) {
         sum->times++;
@@ -112,7 +121,9 @@ struct pt_regs { unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax,
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Of one thread. seconds: in all calls that ended; None of a static probe, which has no end."""
+    """Of one thread. seconds: in all calls that ended, those within another one not once more; None
+    of a static probe, which has no end.
+    """
 
     tid: int
     times: int
@@ -152,6 +163,10 @@ def calls(pid: int, function: str, seconds: float) -> list[Calls]:
     return sorted(found, key=lambda one: (-(one.seconds or 0.0), -one.times))
 
 
+# The stack pointer, where registers lie as in FILES. Not of the kernel's own functions, of which no
+# kernel promises it: one that calls itself is counted only where it does so no more.
+STACK = "ctx->sp" if os.uname().machine in ("x86_64", "aarch64") else "0"
+
 HINT = (
     "NAME of the program or a library, as LIBRARY:NAME; kernel:NAME (needs CONFIG_KPROBES); "
     "usdt:PROVIDER:PROBE; methods that a JVM compiles cannot be probed"
@@ -160,7 +175,8 @@ HINT = (
 
 def _attached(bcc: ModuleType, pid: int, function: str) -> tuple[Any, bool]:
     """The program, attached, and whether it tells times."""
-    text = PROGRAM.replace("FOLLOWED", str(pid))
+    stack = "0" if function.startswith(KERNEL) else STACK
+    text = PROGRAM.replace("FOLLOWED", str(pid)).replace("STACK", stack)
     if function.startswith(STATIC):
         probes = bcc.USDT(pid=pid)
         probes.enable_probe(probe=function.removeprefix(STATIC), fn_name="rings")

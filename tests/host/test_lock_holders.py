@@ -27,6 +27,9 @@ C = """
 #include <unistd.h>
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static void keep(int us) { pthread_mutex_lock(&mutex); usleep(us); pthread_mutex_unlock(&mutex); }
+static int nest(int depth) { int inner = depth ? nest(depth - 1) : 0;
+    if (depth == 9) usleep(10000); return inner + 1; }
+static void *nests(void *name) { pthread_setname_np(pthread_self(), name); for (;;) nest(9); }
 static void *holds(void *name) { pthread_setname_np(pthread_self(), name);
     for (;;) { keep(50000); usleep(1000); } }
 static void *wants(void *name) { pthread_setname_np(pthread_self(), name);
@@ -35,6 +38,7 @@ int main(void) {
     pthread_t thread;
     pthread_create(&thread, 0, holds, "holds");
     pthread_create(&thread, 0, wants, "wants");
+    pthread_create(&thread, 0, nests, "nests");
     read(0, &thread, 1);
     return 0;
 }
@@ -149,6 +153,9 @@ def test_calls_of_any_function_are_counted_by_thread(tmp_path: Path) -> None:
         holds = found["holds"]
         assert holds["seconds"] / holds["times"] > 0.05  # what it sleeps there
         assert found["wants"]["seconds"] > 0.5  # what it waits there
+        told = sched_ctl("waits", str(pid), "--probe", "nest", "--seconds", "1", "--json")
+        [nests] = json.loads(told)  # the tenth of them sleeps, after it has called the other nine
+        assert nests["name"] == "nests" and nests["seconds"] / nests["times"] > 0.0005
         missing = sched_ctl("waits", str(pid), "--probe", "nosuch", "--seconds", "1", code=1)
         assert "has no function 'nosuch'" in missing and "kernel:NAME" in missing
 
