@@ -409,10 +409,11 @@ def _without_looks(
 
 
 def _before_full(window: Window, queue: Array, before: Array) -> Mask:
-    """(n,) whether a queue that it feeds was full at both ends."""
+    """(n,) whether a queue that it feeds was full at both ends; of several, not the same one."""
     with np.errstate(invalid="ignore"):
         most = FULL * window.value("queue_capacity")
-        return _feeds(window.graph, (most > 0) & (queue >= most) & (before >= most))
+        now, then = ((most > 0) & (size >= most) for size in (queue, before))
+    return _feeds(window.graph, now) & _feeds(window.graph, then)
 
 
 def _feeds(graph: Graph, which: Mask) -> Mask:

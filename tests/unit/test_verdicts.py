@@ -170,6 +170,20 @@ def test_who_sleeps_before_a_full_queue_is_held_by_it() -> None:
     assert judged(*rows, **half) == ["input-bound", "io-bound", "io-bound"]
 
 
+def test_of_several_queues_another_one_may_be_full_at_each_end() -> None:
+    topology = plan({"q": ["a", "b", "c"]}, [(0, 1), (0, 2)])
+
+    def at(time_s: float, *sizes: float) -> Snapshot:
+        columns = {"thread_cpu_time": 0.05 * time_s, "run_delay": 0.0, "tuples_in": 10 * time_s}
+        told = {name: array(*[value] * 3) for name, value in columns.items()}
+        queues = {"queue_size": array(0, *sizes), "queue_capacity": array(64, 64, 64)}
+        return Snapshot(topology, time_s, told | queues)
+
+    found = assess(Window(at(14, 64, 20), at(10, 30, 64)))
+    assert found.verdict[0] == Verdict.BACKPRESSURED
+    assert assess(Window(at(14, 64, 20), at(10, 30, 40))).verdict[0] == Verdict.INPUT_BOUND
+
+
 def test_who_looks_again_and_again_is_not_starved() -> None:
     """Its threads wait for a CPU each time; with tuples that wait, or no such engine, they do."""
     rows: list[Shares] = [(0.014, 0.114, None, None, 0.0)] * 3
