@@ -281,9 +281,12 @@ def _stage(one: Found, row: int, rows: Index) -> Index:
 def _at_lock(one: Found, rows: Index) -> bool:
     """Whether operators that sleep with work in hand do so at locks, for the most part.
 
-    Only where the engine tells when they have no input, for which threads wait at conditions, too.
+    Only where the engine tells when they have no input, for which threads wait at conditions, too,
+    or its queues do: theirs were not empty, and none is full that they feed.
     """
-    if np.isnan(one.window.rate("idle_time")[rows]).any():
+    told = ~np.isnan(one.window.rate("idle_time"))
+    told |= ~np.isnan(one.window.value("queue_capacity")) & (one.assessment.idle == 0)
+    if not told[rows].all():
         return False
     return _share(one, rows, {sleeping.LOCK}) >= MOSTLY
 

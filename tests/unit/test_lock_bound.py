@@ -45,11 +45,13 @@ def found(
     held: bool = False,
     pressure: float = 0.0,
     memory: dict[str, float] | None = None,
+    room: float | None = None,
 ) -> Found:
     """Of an operator between two that keep up, asleep for 85%; a part of that at a lock.
 
     held: it is the first of three replicas, of which it has the lock all the time. pressure: on
-    memory, of whoever. memory: columns that tell of it, as shares of the time.
+    memory, of whoever. memory: columns that tell of it, as shares of the time. room: tuples that a
+    queue can hold, of which its own has 9.
     """
     topology = plan({"q": ["a", "b", "c"]})
     if held:
@@ -68,6 +70,8 @@ def found(
         }
         for name, share in (memory or {}).items():
             columns[name] = array(*[share * time_s] * n)
+        if room is not None:
+            columns["queue_capacity"] = array(*[room] * n)
         if idle is not None:
             shares = (0.9, idle, 0.9, *[idle + 0.01] * (n - 3))
             columns["idle_time"] = array(*(share * time_s for share in shares))
@@ -80,11 +84,19 @@ def found(
 
 
 @pytest.mark.parametrize(
-    ("lock", "idle", "word"),
-    [(0.9, 0.05, "lock-bound"), (0.2, 0.05, "io-bound"), (0.9, None, "io-bound")],
+    ("lock", "idle", "room", "word"),
+    [
+        (0.9, 0.05, None, "lock-bound"),
+        (0.2, 0.05, None, "io-bound"),
+        (0.9, None, None, "io-bound"),  # it may wait for room
+        (0.9, None, 64, "lock-bound"),
+        (0.2, None, 64, "io-bound"),
+    ],
 )
-def test_most_of_its_sleep_decides(lock: float, idle: float | None, word: str) -> None:
-    one = found(lock, idle)
+def test_most_of_its_sleep_decides(
+    lock: float, idle: float | None, room: float | None, word: str
+) -> None:
+    one = found(lock, idle, room=room)
     assert bottlenecks.operator(one, 1)["verdict"] == word
     [query] = bottlenecks.bottlenecks([one])
     assert (query["verdict"], query["operator"]) == (word, "q/b")
