@@ -3,8 +3,8 @@
     ./dev run python -m bench.guest.storm [--kernel 6.18] [--runs 1] [--json FILE] [--ways WAYS]
         SHAPE [LOAD ...]
 
-SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `queues` sets `qs` by nice beside the
-published rule of Lachesis (bench/lachesis.py); `judged` sets the race by nice beside policies that
+SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `rule` sets `qs` by nice beside the
+published rule of Lachesis (bench/lachesis.py), `queues` others, too; `judged` sets the race by nice beside policies that
 are named, and beside both published rules. LOAD: parts of the capacity, which is measured
 first, or `step`: .7 of it, then 1.1. Arrivals are the same in each phase. What is shown: latency
 and tuples that leave, and how long threads wait for a CPU, by what they do for the engine. To boot
@@ -18,7 +18,7 @@ from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show
 
 LIMIT_S = 2400.0
 SHAPES = ("etl", "fork", "stats", "lr", "vs")
-WAYS = ("all", "judged", "queues")
+WAYS = ("all", "judged", "queues", "rule")
 
 
 def main() -> None:

@@ -45,6 +45,7 @@ WAYS = {
         *(Way(policy, "scx") for policy in ("qs", "hr", "auto")),
         *(Way(policy, "nice") for policy in ("qs", "hr")),
     ),
+    "rule": (RIVAL, Way("qs", "nice")),
     "queues": (RIVAL, Way("qs", "nice"), Way("qs", "nice", ABOVE), Way("auto", "nice")),
     # The race last: its phases lie in the middle, one after the other, so that it learns once.
     "judged": (
