@@ -3,10 +3,11 @@
 The policy objects are those of `sched_ctl.policies`; they see an operator frame with the true costs
 and selectivities, and what they return is enforced at each scheduling point. Under the OS's fair
 scheduler their nice values are made by `sched_ctl.model.normalise`, once a period, as the nice
-backend does with its default options.
+backend does with its default options, of queues as means over several periods.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from sched_ctl.decide.held import steadily
 from sched_ctl.errors import UserError
 from sched_ctl.metrics import feasibility
+from sched_ctl.metrics.window import REPORTS
 from sched_ctl.model.graph import Array
 from sched_ctl.model.normalise import NICE_STEP, nice_levels, nice_values, with_weight_kept
 from sched_ctl.model.options import SPAN
@@ -47,6 +49,7 @@ SCX_LEAST_S = 0.5e-3  # `interrupt`
 UNIT = 1024.0  # weight of nice 0
 
 Progress = Callable[[float], None]
+Queues = tuple[Array, Array]  # (n,) sizes and (n,) head ages
 
 
 def simulate(
@@ -79,7 +82,8 @@ def simulate(
     form = None if policy is None else watch.form(policy)
     machine = Machine(_values(node, form, setting, streams, rotate))
     try:
-        _enforce(machine, watch, policy, form, setting, groups if rotate else None)
+        queues = watch.look(machine)
+        _enforce(machine, watch, policy, form, setting, queues, groups if rotate else None)
         if weights is not None:
             machine.set_weights(weights)
         repeat = policy is not None and _repeats(node, policy, form, setting)
@@ -112,16 +116,23 @@ def simulate_by_name(
 
 
 class _Watch:
-    """Asks a policy for its form, and remembers how the queries stood with their targets, and
-    whether queues stood."""
+    """Looks at the queues and asks a policy for its form. Remembers how the queries stood with
+    their targets, and whether queues stood."""
 
     def __init__(self, node: Node, setting: Setting) -> None:
         self.node = node
+        self._seen: deque[Queues] = deque(maxlen=REPORTS if _holds(setting) else 1)
         self._cpus = float(setting.cpus)
         self._stood: Mapping[feasibility.Query, feasibility.Judgement] = {}
         self._standing = False
 
-    def steadily(self, form: UrgencyForm, queues: tuple[Array, Array]) -> tuple[bool, float | None]:
+    def look(self, machine: Machine) -> Queues:
+        """What the controller takes the queues to be; as means for who holds a decision."""
+        self._seen.append(machine.observe())
+        sizes, ages = zip(*self._seen, strict=True)
+        return np.mean(sizes, axis=0), np.mean(ages, axis=0)
+
+    def steadily(self, form: UrgencyForm, queues: Queues) -> tuple[bool, float | None]:
         """`standing` and `grain` of a schedule."""
         size, age = queues
         found = steadily(form, age, size, self.node.cost_s, self._standing)
@@ -129,7 +140,7 @@ class _Watch:
         return found
 
     def form(
-        self, policy: Policy, time_s: float = 0.0, queues: tuple[Array, Array] | None = None
+        self, policy: Policy, time_s: float = 0.0, queues: Queues | None = None
     ) -> UrgencyForm:
         frame = self.node.frame(policy, time_s, queues)
         targets: Any = policy.options.get("targets", ())
@@ -172,8 +183,9 @@ def _go(
             if policy is not None:
                 if watch.node.told is not None and setting.threads.arrivals:
                     machine.arrays["came_s"][:] = watch.node.told(until).get("arrival_age", 0.0)
-                form = watch.form(policy, until, machine.observe())
-                _enforce(machine, watch, policy, form, setting, None)
+                queues = watch.look(machine)
+                form = watch.form(policy, until, queues)
+                _enforce(machine, watch, policy, form, setting, queues, None)
                 machine.arrays["slice_s"][:] = _slices_s(watch.node, form, setting)
 
 
@@ -196,19 +208,20 @@ def _enforce(
     policy: Policy | None,
     form: UrgencyForm | None,
     setting: Setting,
+    queues: Queues,
     turns: tuple[forms.Whole, Array] | None,
 ) -> None:
     if policy is None or form is None:
         return
     if setting.scheduler == "os":
-        machine.set_weights(_nice_weights(watch, policy, form, setting, machine))
+        machine.set_weights(_nice_weights(watch, policy, form, setting, queues))
         return
     if setting.scheduler == "user" and setting.user.level == "query":
         form = _of_starts(watch.node, form)
     if setting.scheduler == "fifo":
-        form = _at_present(form, *machine.observe())
+        form = _at_present(form, *queues)
     elif _reads_once(setting) and form.per_tuple.any():
-        size, _ = machine.observe()
+        size, _ = queues
         static = form.static + form.per_tuple * size
         form = replace(form, static=static, per_tuple=np.zeros(len(form)))
     if setting.clusters:
@@ -237,6 +250,11 @@ def _reads_once(setting: Setting) -> bool:
     return setting.threaded and not (setting.scheduler == "scx" and setting.threads.live)
 
 
+def _holds(setting: Setting) -> bool:
+    """Whether a decision is for a whole period, so that queues are averaged (`Window.lately`)."""
+    return setting.scheduler in ("os", "fifo") and setting.threads.nice_best is None
+
+
 def _of_starts(node: Node, form: UrgencyForm) -> UrgencyForm:
     """The form where tuples can wait at query level; elsewhere of one kind, for fewer groups."""
     graph = node.topology.graph
@@ -253,10 +271,10 @@ def _of_starts(node: Node, form: UrgencyForm) -> UrgencyForm:
 
 
 def _nice_weights(
-    watch: _Watch, policy: Policy, form: UrgencyForm, setting: Setting, machine: Machine
+    watch: _Watch, policy: Policy, form: UrgencyForm, setting: Setting, queues: Queues
 ) -> Array:
     node, best, worst = watch.node, setting.threads.nice_best, setting.threads.nice_worst
-    size, age = machine.observe()
+    size, age = queues
     schedule = Schedule(
         scope="simulation",
         policy=policy.name,
@@ -270,7 +288,7 @@ def _nice_weights(
     if best is not None and worst is not None:
         nice = nice_values(schedule, best, worst).astype(np.float64)
     else:
-        standing, grain = watch.steadily(form, (size, age))
+        standing, grain = watch.steadily(form, queues)
         depth = node.topology.graph.reversed.height + 1
         held = replace(schedule, depth=depth, standing=standing, grain=grain)
         below = nice_levels(held, 0, SPAN, math.nan)

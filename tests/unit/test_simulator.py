@@ -22,7 +22,7 @@ from sched_ctl.decide import held
 from sched_ctl.errors import UserError
 from sched_ctl.model import files as record
 from sched_ctl.model.options import ScxOptions
-from sched_ctl.model.policy import form
+from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 from sched_ctl.model.topology import Edge, LogicalOperator, PhysicalOperator, Snapshot, Topology
 from sched_ctl.plugins import registry
 from sched_ctl.sim import (
@@ -716,6 +716,42 @@ def test_whether_queues_stand_is_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     weights_of(monkeypatch, of_workload(synthetic.syn(1), 1.3), "qs")
     assert [before for before, _ in told[1:]] == [found for _, found in told[:-1]]
     assert {found for _, found in told} == {False, True}
+
+
+def test_who_holds_a_decision_takes_the_mean_of_ten_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the controller does for nice values and real-time threads, whose queues would take turns
+    to be the longest; a BPF scheduler decides anew each time, and Lachesis' range is for itself.
+    """
+    node = of_workload(workload.load(WORKLOADS / "chain.graph"), 0.5)
+    looks: list[int] = []
+    asked: list[float] = []
+
+    def observe(_: Machine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        looks.append(len(looks))
+        return np.full(node.n, looks[-1] ** 2.0), np.full(node.n, looks[-1] ** 2.0)
+
+    def urgency(frame: OperatorFrame) -> UrgencyForm:
+        asked.append(float(frame["queue_size"][0]))
+        return form(len(frame), per_tuple=1.0)
+
+    monkeypatch.setattr(Machine, "observe", observe)
+    policy = Policy("of-queues", urgency, frozenset({"queue_size"}), goal="none")
+    for scheduler, best, count in (
+        ("os", None, 10),
+        ("fifo", None, 10),
+        ("os", 0, 1),
+        ("scx", 0, 1),
+    ):
+        looks.clear()
+        asked.clear()
+        threads = Threads(nice_best=best, nice_worst=None if best is None else 19)
+        simulate(
+            node,
+            policy,
+            Setting(scheduler=scheduler, period_s=0.1, duration_s=2.0, threads=threads),
+        )
+        assert len(looks) > 15
+        assert asked[-1] == pytest.approx(np.mean(np.square(looks[-count:]))), (scheduler, best)
 
 
 def test_a_priority_of_a_real_time_thread_does_not_grow_by_itself(
