@@ -153,6 +153,9 @@ def main() -> None:
             "mean over EEVDF": Figure(
                 geometric([o.mean / b.mean for o, b in zip(ours, base, strict=True)])
             ),
+            "p50 over EEVDF": Figure(
+                geometric([o.p50 / b.p50 for o, b in zip(ours, base, strict=True)])
+            ),
             "mean over HR": Figure(
                 geometric([o.mean / h.mean for o, h in zip(ours, hr, strict=True)])
             ),
