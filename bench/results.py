@@ -7,6 +7,7 @@ all between that and `<!-- end -->` is written from the file. Nobody edits it by
 """
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -139,12 +140,6 @@ def tell(result: Result, name: str | None) -> None:
 
 def here() -> dict[str, Any]:
     """The fields of a result that this run knows by itself: build and command."""
-    described = subprocess.run(
-        ["git", "-C", ROOT, "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     words = list(sys.argv[1:])
     for of_this_run in ("--keep", "--json"):
         if of_this_run in words:
@@ -153,9 +148,21 @@ def here() -> dict[str, Any]:
     program = ".".join(Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("").parts)
     program = program.removesuffix(".__main__")
     return {
-        "build": described.stdout.strip() or None,
+        "build": _build(),
         "command": shlex.join(["./dev", "run", "python", "-m", program, *words]),
     }
+
+
+@functools.cache
+def _build() -> str | None:
+    """Asked once: a table that is kept makes the checkout a changed one for those after it."""
+    described = subprocess.run(
+        ["git", "-C", ROOT, "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip() or None
 
 
 def over(values: Iterable[float]) -> Figure | str:

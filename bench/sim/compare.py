@@ -106,7 +106,6 @@ def main() -> None:
     parser.add_argument("--free", action="store_true", help="no overheads: the order alone")
     results.argument(parser)
     arguments = parser.parse_args()
-    here = results.here()  # before a table is kept, which makes the checkout a changed one
     seeds = range(1, arguments.seeds + 1)
     more = range(1, 8 * arguments.seeds + 1)
     job = partial(Run, free=arguments.free)
@@ -140,7 +139,7 @@ def main() -> None:
         seeds=[*seeds],
         kernel=None,
         rows=rows,
-        **here,
+        **results.here(),
     )
     results.tell(told, arguments.keep and f"{arguments.keep}-policies")
 
@@ -172,7 +171,7 @@ def main() -> None:
         seeds=[*more],
         kernel=None,
         rows=rows,
-        **here,
+        **results.here(),
     )
     results.tell(told, arguments.keep and f"{arguments.keep}-bound")
 

@@ -1,5 +1,7 @@
 """Results of benchmarks: what is written is what is read, and what pages show of it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -37,6 +39,27 @@ def test_columns_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     results.write("one", msgspec.structs.replace(RESULT, columns=["mean", "mean"]))
     with pytest.raises(ValueError, match="one: columns of one name"):
         results.load("one")
+
+
+def test_tables_of_one_run_are_of_one_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first that is kept is a change of the checkout, and is none of the program."""
+    git = ("git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org")
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "program.py")])
+    results.write("one", RESULT)
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "one")):
+        subprocess.run([*git, *words], check=True)
+    results._build.cache_clear()
+    try:
+        first = msgspec.structs.replace(RESULT, **results.here())
+        assert first.build and "dirty" not in first.build
+        results.tell(first, "one")
+        assert results.here()["build"] == first.build
+    finally:
+        results._build.cache_clear()
 
 
 def test_a_table_tells_ranges_runs_and_units() -> None:
