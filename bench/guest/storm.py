@@ -6,7 +6,7 @@
 SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `rule` sets `qs` by nice beside the
 published rule of Lachesis (bench/lachesis.py), `queues` others, too; `judged` sets the race by nice
 beside policies that are named, and beside both published rules. LOAD: parts of the capacity, which
-is measured first, or `step`: .7 of it, then 1.1. Arrivals are the same in each phase. What is shown:
+is measured first, or `step`: .7 of it, then 1.1. Arrivals are the same in each phase. Shown are
 latency and tuples that leave, and how long threads wait for a CPU, by what they do for the engine.
 To boot and start Storm takes ten minutes, a load as long.
 """
