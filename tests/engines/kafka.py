@@ -79,9 +79,10 @@ class Kafka:
     def rates(self) -> Path:
         return self.folder / "rates"
 
-    def out(self, connector: str) -> Path:
-        """The folder in which its tasks write what they are done with, for `storm.finished`."""
-        return self.folder / f"out-{connector}"
+    def out(self, query: str) -> Path:
+        """The folder in which the threads of a connector or an application write what they are done
+        with, for `storm.finished`."""
+        return self.folder / f"out-{query}"
 
     def connect(self, *connectors: Connector) -> "subprocess.Popen[bytes]":
         """A standalone worker of Connect with these connectors."""
@@ -97,8 +98,11 @@ class Kafka:
         return self.start("worker", main, *map(str, files))
 
     def streams(self, **cost_us: int) -> "subprocess.Popen[bytes]":
-        """A process with an application of Kafka Streams for each of these topics."""
-        return self.start("streams", "KafkaApps", *(f"{t}={us}" for t, us in cost_us.items()))
+        """A process with an application of Kafka Streams for each of these topics: TOPIC-app."""
+        for topic in cost_us:
+            self.out(f"{topic}-app").mkdir(exist_ok=True)
+        given = (f"{topic}={us}" for topic, us in cost_us.items())
+        return self.start("streams", "KafkaApps", str(self.folder), *given)
 
     def start(self, name: str, *words: str) -> "subprocess.Popen[bytes]":
         # Class data sharing, java(1), takes the same jars in the same order.
@@ -192,7 +196,8 @@ def _download() -> Path:
 
 def _job_jar() -> Path:
     """The feed, the connector and the applications, compiled against Kafka's jars."""
-    sources = [HERE / "jobs" / f"{name}.java" for name in ("KafkaFeed", "KafkaWork", "KafkaApps")]
+    names = ("KafkaFeed", "KafkaDone", "KafkaWork", "KafkaApps")
+    sources = [HERE / "jobs" / f"{name}.java" for name in names]
     jar = CACHE / f"kafka-jobs-{VERSION}.jar"
     if not jar.exists() or jar.stat().st_mtime < max(s.stat().st_mtime for s in sources):
         classes = CACHE / "kafka-jobs"

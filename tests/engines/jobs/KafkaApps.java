@@ -1,5 +1,4 @@
-import java.lang.management.ManagementFactory;
-import java.lang.management.ThreadMXBean;
+import java.nio.file.Path;
 import java.util.Properties;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.streams.KafkaStreams;
@@ -7,22 +6,22 @@ import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 
 /**
- * Applications of Kafka Streams in one process. Arguments: NAME=US ..., of each application its
- * name, also of the topic that it reads, and the CPU time that it takes for a record.
+ * Applications of Kafka Streams in one process. Arguments: FOLDER NAME=US ..., of each application
+ * the topic that it reads, and the CPU time that it takes for a record. Each of its threads writes
+ * what it is done with (KafkaDone) to a file in FOLDER/out-NAME-app.
  */
 public final class KafkaApps {
     private KafkaApps() {}
 
-    private static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
-
     public static void main(String[] arguments) {
-        for (String argument : arguments) {
-            String[] parts = argument.split("=", 2);
-            start(parts[0], 1000 * Long.parseLong(parts[1]));
+        for (int i = 1; i < arguments.length; i++) {
+            String[] parts = arguments[i].split("=", 2);
+            Path out = Path.of(arguments[0], "out-" + parts[0] + "-app");
+            start(parts[0], 1000 * Long.parseLong(parts[1]), out);
         }
     }
 
-    private static void start(String topic, long nanos) {
+    private static void start(String topic, long nanos, Path out) {
         Properties settings = new Properties();
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, topic + "-app");
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, "127.0.0.1:9092");
@@ -32,14 +31,17 @@ public final class KafkaApps {
         settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, bytes);
         settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, bytes);
         StreamsBuilder builder = new StreamsBuilder();
-        builder.<byte[], byte[]>stream(topic).foreach((key, value) -> burn(nanos));
+        ThreadLocal<KafkaDone> done = ThreadLocal.withInitial(() -> doneOf(out, nanos));
+        builder.<byte[], byte[]>stream(topic)
+                .foreach(
+                        (key, value) -> {
+                            done.get().take(value);
+                            done.get().flush();
+                        });
         new KafkaStreams(builder.build(), settings).start();
     }
 
-    private static void burn(long nanos) {
-        long end = THREADS.getCurrentThreadCpuTime() + nanos;
-        while (THREADS.getCurrentThreadCpuTime() < end) {
-            Thread.onSpinWait();
-        }
+    private static KafkaDone doneOf(Path out, long nanos) {
+        return new KafkaDone(out.resolve(Thread.currentThread().getName()).toString(), nanos);
     }
 }

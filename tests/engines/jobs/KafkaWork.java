@@ -1,11 +1,3 @@
-import java.io.BufferedOutputStream;
-import java.io.DataOutputStream;
-import java.io.FileOutputStream;
-import java.io.IOException;
-import java.io.UncheckedIOException;
-import java.lang.management.ManagementFactory;
-import java.lang.management.ThreadMXBean;
-import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
@@ -60,49 +52,19 @@ public final class KafkaWork extends SinkConnector {
 
     /** One of its tasks. */
     public static final class Work extends SinkTask {
-        private static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
-        private static volatile long kept;
-        private long nanos;
-        private DataOutputStream out;
+        private KafkaDone done;
 
         @Override
         public void start(Map<String, String> given) {
-            nanos = 1000 * Long.parseLong(given.get("cost_us"));
-            try {
-                out =
-                        new DataOutputStream(
-                                new BufferedOutputStream(new FileOutputStream(given.get("out"))));
-            } catch (IOException error) {
-                throw new UncheckedIOException(error);
-            }
+            done = new KafkaDone(given.get("out"), 1000 * Long.parseLong(given.get("cost_us")));
         }
 
         @Override
         public void put(Collection<SinkRecord> records) {
-            try {
-                for (SinkRecord record : records) {
-                    burn();
-                    out.writeLong(System.nanoTime());
-                    out.writeLong(ByteBuffer.wrap((byte[]) record.value()).getLong());
-                }
-                out.flush();
-            } catch (IOException error) {
-                throw new UncheckedIOException(error);
+            for (SinkRecord record : records) {
+                done.take((byte[]) record.value());
             }
-        }
-
-        /** Uses CPU time of its own thread, so that preemption does not change a record's cost. */
-        private void burn() {
-            long end = THREADS.getCurrentThreadCpuTime() + nanos;
-            long state = end | 1;
-            do {
-                for (int i = 0; i < 200; i++) {
-                    state ^= state << 13;
-                    state ^= state >>> 7;
-                    state ^= state << 17;
-                }
-            } while (THREADS.getCurrentThreadCpuTime() < end);
-            kept = state;
+            done.flush();
         }
 
         @Override
