@@ -225,14 +225,20 @@ def test_a_plan_by_a_backend_that_does_not_work_ends_as_load_does(
     assert ladder.expected("auto") == "none"
 
 
-def test_what_a_backend_will_set_is_told_before() -> None:
+def test_what_a_backend_will_set_is_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a thread whose owner has lowered it, too: together they weigh what they did."""
     threads = tuple(thread for pid in (os.getpid(), 1) for thread in threads_of(pid)[:1])
+    own, stat = [4, 0], procfs.stat  # whatever the tests run at
+
+    def at_own(pid: int, tid: int) -> procfs.Stat | None:
+        found = stat(pid, tid)
+        return None if found is None else replace(found, nice=own[pid == 1])
+
+    monkeypatch.setattr(procfs, "stat", at_own)
     urgency = form(2, static=np.array([1.0, 100.0]))
     schedule = Schedule(
         "s", "p", Spacing.LOGARITHMIC, threads, ("q/a", "q/b"), urgency, np.zeros(2), np.zeros(2)
     )
-    own = [os.getpriority(os.PRIO_PROCESS, thread.tid) for thread in threads]
     before = sum(1.25**-nice for nice in own)
     nice: Any = ladder.planned("nice", {}, schedule)["nice"]
     assert nice[0] - own[0] == nice[1] - own[1] + 10
@@ -458,7 +464,7 @@ def test_an_engine_that_has_not_answered_yet_says_so(monkeypatch: pytest.MonkeyP
     assert "has not answered yet" not in CliRunner().invoke(cli.make_app(), ["engines"]).stdout
     child = subprocess.Popen(["sleep", "60"])
     try:
-        wait_until(lambda: procfs.command_line(child.pid)[:1] == ["sleep"], 10)
+        wait_until(lambda: procfs.command_line(child.pid)[:1] == ["sleep"])
         asked = ["engines", "--explain", str(child.pid)]
         assert "a driver schedules" not in CliRunner().invoke(cli.make_app(), asked).stdout
         found["processes"] = [child.pid]
