@@ -335,10 +335,11 @@ def burn(cpu_s: float) -> None:
 
 def passes_beside(
     monkeypatch: pytest.MonkeyPatch, *hogs: tuple[int, int], target: tuple[Wanted, ...] = ()
-) -> Controller:
+) -> tuple[Controller, float]:
     """A small engine of root's was asked 20 times, beside engines (uid, how many) of long answers.
 
-    They are long in CPU time alone, so that a crowded machine changes little.
+    They are long in CPU time alone. Returns how many seconds it took as well: on a crowded machine
+    others may cost more meanwhile, see `most`.
     """
     made = {0: [FakeEngine("small")]}
     for uid, count in hogs:
@@ -370,7 +371,7 @@ def passes_beside(
     )
     controller = Controller(settings, {"fake": kind}, backends(FakeBackend()))
 
-    async def loop() -> Controller:
+    async def loop() -> None:
         try:
             await controller.start()
             running = asyncio.create_task(controller.run(30.0))
@@ -378,11 +379,17 @@ def passes_beside(
                 await asyncio.sleep(0.01)
             controller.stop("enough")
             await running
-            return controller
         finally:
             controller.close()
 
-    return asyncio.run(loop())
+    began_s = time.monotonic()
+    asyncio.run(loop())
+    return controller, time.monotonic() - began_s
+
+
+def most(seconds: float, free: int) -> float:
+    """So often may 0.05 s of CPU time be spent meanwhile, at a tenth of a CPU; first for free."""
+    return free + seconds * 0.1 / 0.05
 
 
 @pytest.mark.parametrize("hogs", [((ONE, 1),), ((0, 1),), ((ONE, 3), (OTHER, 2))])
@@ -390,12 +397,12 @@ def test_roots_passes_pay_for_nobodys_long_answers(
     monkeypatch: pytest.MonkeyPatch, hogs: tuple[tuple[int, int], ...]
 ) -> None:
     """A pass costs what it costs without them, and who answers at length is asked rarely."""
-    controller = passes_beside(monkeypatch, *hogs)
+    controller, seconds = passes_beside(monkeypatch, *hogs)
     engines = controller.engines.values()
     small = next(engine for engine in engines if engine.target.address == "small")
     others = [engine for engine in engines if engine is not small]
     assert len(others) == sum(count for _, count in hogs)
-    assert small.polls > max(engine.polls for engine in others)
+    assert max(engine.polls for engine in others) <= most(seconds, free=6)
     assert controller.pace.pass_s < 0.03  # a single long answer takes 0.05
 
 
@@ -416,8 +423,8 @@ def test_a_users_order_is_paid_for_by_that_user(monkeypatch: pytest.MonkeyPatch)
 
     decided: Counter[str] = Counter()
     monkeypatch.setattr(Controller, "_decide", dear)
-    controller = passes_beside(monkeypatch, (ONE, 1))
-    assert decided[""] > decided[str(ONE)] > 0
+    controller, seconds = passes_beside(monkeypatch, (ONE, 1))
+    assert 0 < decided[str(ONE)] <= most(seconds, free=6)
     assert controller.pace.pass_s < 0.03
 
 
@@ -435,8 +442,8 @@ def test_telling_what_came_of_a_users_engines_is_paid_for_by_that_user(
 
     noted: Counter[str] = Counter()
     monkeypatch.setattr(Outcomes, "note", dear)
-    controller = passes_beside(monkeypatch, (ONE, 3))
-    assert noted["small"] > noted[str(ONE)] > 0
+    controller, seconds = passes_beside(monkeypatch, (ONE, 3))
+    assert 0 < noted[str(ONE)] <= most(seconds, free=4)
     assert controller.pace.pass_s < 0.03
 
 
@@ -452,8 +459,8 @@ def test_counting_what_kept_its_target_is_paid_for_by_the_user_whose_queries_the
     count = TargetWatch._count
     monkeypatch.setattr(TargetWatch, "_count", dear)
     stated = (Wanted(queries=("*",), latency="1s"),)
-    controller = passes_beside(monkeypatch, (ONE, 3), target=stated)
-    assert counted[""] > counted[str(ONE)] > 0
+    controller, seconds = passes_beside(monkeypatch, (ONE, 3), target=stated)
+    assert 0 < counted[str(ONE)] <= most(seconds, free=4)
     assert controller.pace.pass_s < 0.03
 
 
@@ -547,7 +554,7 @@ def test_who_starts_ever_new_engines_has_one_allowance() -> None:
 
 def test_engines_of_a_user_are_met_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of none it is known what its answers cost; root's are asked at once."""
-    controller = passes_beside(monkeypatch, (ONE, 3), (OTHER, 2))
+    controller, _ = passes_beside(monkeypatch, (ONE, 3), (OTHER, 2))
     for engine in controller.engines.values():
         engine.polls, engine._asked = 0, None
     engines = list(controller.engines.values())
