@@ -73,15 +73,18 @@ def test_a_connection_with_a_high_number_is_used_again(monkeypatch: pytest.Monke
 
 
 def test_connects_again_after_the_server_closed() -> None:
+    ended = threading.Semaphore(0)
+
     def answer(connection: socket.socket) -> None:
         connection.sendall(OK)
         connection.shutdown(socket.SHUT_RDWR)
+        ended.release()
 
     with server(answer) as (port, connections):
         endpoint = Endpoint("127.0.0.1", port)
         for _ in range(3):
             assert endpoint.get("/", 5) == b"ok"
-            time.sleep(0.02)  # for the end of the connection to arrive
+            assert ended.acquire(timeout=30)
         assert len(connections) == 3
 
 
@@ -102,11 +105,12 @@ def test_a_trickle_ends_at_the_deadline() -> None:
 
 
 def test_the_next_request_works_after_a_timeout() -> None:
-    answers = iter([b"", OK, OK])
-    with server(lambda c: c.sendall(next(answers))) as (port, _):
+    silent = True
+    with server(lambda c: c.sendall(b"" if silent else OK)) as (port, _):
         endpoint = Endpoint("127.0.0.1", port)
         with pytest.raises(EngineError):
             endpoint.get("/", 0.1)
+        silent = False
         assert endpoint.get("/", 5) == b"ok"
 
 
@@ -211,9 +215,15 @@ def test_a_probe_reads_little() -> None:
 
 
 def test_messages_are_short_and_name_no_leftover_of_a_timeout() -> None:
-    with server(lambda _: time.sleep(0.2)) as (port, _):
+    told = threading.Event()
+
+    def silent(_: socket.socket) -> None:
+        told.wait(30)
+
+    with server(silent) as (port, _):
         endpoint = Endpoint("127.0.0.1", port)
         with pytest.raises(EngineError) as error:
             endpoint.get("/metrics?get=" + "0.numRecordsIn," * 100, 0.0531)
+        told.set()
         assert "did not answer in time" in str(error.value) and len(str(error.value)) < 200
         endpoint.close()
