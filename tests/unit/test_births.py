@@ -59,7 +59,7 @@ def test_a_death_and_a_birth_between_two_looks_are_noticed() -> None:
     count = thread_count(own)
     end.set()
     old.join()
-    wait_until(lambda: thread_count(own) == count - 1, 10)
+    wait_until(lambda: thread_count(own) == count - 1)
     new, end = waiting()
     assert thread_count(own) == count
     assert look.changed(lambda: {own}) == {own}
@@ -107,7 +107,7 @@ def test_whoever_comes_and_goes_is_seen_in_a_large_process() -> None:
         tid = thread.native_id
         end.set()
         thread.join()
-        wait_until(lambda: tid not in procfs.tids(own), 10)
+        wait_until(lambda: tid not in procfs.tids(own))
 
     for _ in range(40):
         more()

@@ -316,7 +316,7 @@ from pathlib import Path
 KERNELS = ("6.16", "6.18")
 
 def check_that_exact_ones_run_beside_it():
-    end = time.monotonic() + 3
+    end = time.monotonic() + 20
     while not Path("exact").exists():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -74,7 +74,7 @@ class Case:
         return controller
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -371,13 +371,13 @@ def test_an_engine_that_is_named_and_found_under_another_name_is_one() -> None:
     controller = Controller(settings, {"fake": kind}, backends(FakeBackend()))
 
     async def script() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (named.closed and found.polls > 3):
                 await asyncio.sleep(0.005)
         await controller.roster.discover(patience_s=10)
         assert list(controller.engines) == ["fake:a-1"]
         found.fail = "it hangs"  # as a leader at whose place another one goes on
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while "fake:a" not in controller.engines:
                 await asyncio.sleep(0.005)
         found.fail = None
