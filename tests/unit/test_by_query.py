@@ -215,6 +215,7 @@ def test_another_policy_names_the_operator_that_decides() -> None:
     ],
 )
 def test_why_there_is_nothing_to_gain(changes: dict[str, Any], said: str | None) -> None:
+    changes = dict(changes)
     engine = {"engine": "flink:1", "state": "ok", "queries": ["q"], "threads": 1, "user": "alice"}
     if changes.get("queries") == []:
         engine["queries"] = []

@@ -110,6 +110,7 @@ def test_no_two_test_files_have_one_name() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+@pytest.mark.timeout(1200)  # where others compute
 def test_types() -> None:
     """All in one run, which reads what they have in common once."""
     tree = import_tree()
