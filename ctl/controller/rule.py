@@ -13,6 +13,7 @@ from sched_ctl.config.settings import Section
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.instead import Instead
 from sched_ctl.controller.switches import PRESSURE, Watch, joined
+from sched_ctl.controller.trial import AT_EACH_PICK
 from sched_ctl.decide.decision import decide
 from sched_ctl.decide.starved import only_starved
 from sched_ctl.engines.boundary import is_ours
@@ -60,9 +61,10 @@ def why_left(topology: Topology, queries: int) -> str:
 def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
     """What the policy "auto" stands for, and why, in words. targets: whether queries have any.
 
-    It is what measured best. Where the kernel decides at each dispatch: one that weighs how long
-    each has waited, but never by that alone: what has waited for long beside a saturated query is
-    that query's own backlog (`bsd` was seen to make a light one wait 3 to 55 times as long), and an
+    It is what measured best. Where the kernel, or the lab engine's pool, decides at each dispatch:
+    one that weighs how long each has waited, but never by that alone (`light-first` is no more than
+    that in the pool): what has waited for long beside a saturated query is that query's own backlog
+    (`bsd` was seen to make a light one wait 3 to 55 times as long), and an
     order that never moves (`hr`) switches more often inside a query. Where nice values or cgroup
     weights are written now and then, ages have changed before they count: then light queries first,
     and nothing else. A single query is left as it is there: a saturated one lost 4% of its
@@ -71,7 +73,7 @@ def automatic(backend: str, targets: bool = False) -> tuple[str, str]:
     """
     if targets:
         return "deadline", "for the targets"
-    if backend == "scx":
+    if backend in AT_EACH_PICK:
         return "balanced", "order at each dispatch"
     return "light-first", f"{backend} cannot follow waiting times"
 

@@ -25,9 +25,10 @@ from sched_ctl.config.settings import Section
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["AUTO", "Outcomes", "Terms", "Trial", "candidates", "told"]
+__all__ = ["AT_EACH_PICK", "AUTO", "Outcomes", "Terms", "Trial", "candidates", "told"]
 
 AUTO = "auto"
+AT_EACH_PICK = frozenset({"scx", "pool"})  # backends that look at ages whenever they choose
 EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
@@ -49,13 +50,14 @@ def candidates(first: str, backend: str, queries: int) -> tuple[str, ...]:
     mean where none does, .72 where some do.
     """
     others: tuple[str, ...]
-    if backend == "scx":
+    each = backend in AT_EACH_PICK
+    if each:
         others = ("hr", "light-first") if queries > 1 else ("hr", "qs")
     else:
         others = ("qs", "hr") if queries > 1 else ("qs", f"qs{NONE_LIFTED}", "hr")
     if first == "deadline":
-        return (first, "balanced" if backend == "scx" else "light-first", "hr")
-    return (first, *others) if backend == "scx" or queries > 1 else others
+        return (first, "balanced" if each else "light-first", "hr")
+    return (first, *others) if each or queries > 1 else others
 
 
 @dataclass

@@ -18,7 +18,7 @@ from sched_ctl.config.settings import Prior, Section, Settings
 from sched_ctl.controller import races
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
-from sched_ctl.controller.rule import Rule
+from sched_ctl.controller.rule import Rule, automatic
 from sched_ctl.controller.trial import Trial, candidates
 from sched_ctl.errors import UserError
 from sched_ctl.metrics.window import Window
@@ -71,6 +71,10 @@ def raced(
 def test_who_takes_part_suits_what_enforces_it() -> None:
     assert candidates("balanced", "scx", 3) == ("balanced", "hr", "light-first")
     assert candidates("light-first", "nice", 3) == ("light-first", "qs", "hr")
+    assert automatic("pool") == automatic("scx"), "its workers look at ages, too"
+    for queries in (1, 2):
+        ours = candidates("balanced", "pool", queries)
+        assert ours == candidates("balanced", "scx", queries)
     alone = candidates("light-first", "nice", 1)
     assert alone == ("qs", "qs (none lifted)", "hr"), "light-first leaves a single query alone"
     assert candidates("deadline", "cgroup2", 2) == ("deadline", "light-first", "hr")
