@@ -187,7 +187,11 @@ def median(values: Sequence[float], unit: str = "") -> Figure:
     """And smallest and largest: of a ratio as they are, with a unit as parts of the median."""
     middle = statistics.median(values)
     part = middle if unit else 1.0
-    return Figure(middle, min(values) / part, max(values) / part, unit) if part else Figure(middle)
+    return (
+        Figure(middle, min(values) / part, max(values) / part, unit)
+        if part
+        else Figure(middle, unit=unit)
+    )
 
 
 def number(value: float, unit: str = "") -> str:

@@ -95,7 +95,7 @@ def test_runs_are_told_by_their_geometric_mean() -> None:
 def test_a_median_has_its_range_in_parts_where_it_has_a_unit() -> None:
     assert results.median([1.0, 4.0, 2.0]) == Figure(2.0, 1.0, 4.0)
     assert results.median([1.0, 4.0, 2.0], "ms") == Figure(2.0, 0.5, 2.0, "ms")
-    assert results.median([0.0, 0.0, 3.0], "ms") == Figure(0.0)
+    assert results.median([0.0, 0.0, 3.0], "ms") == Figure(0.0, unit="ms")
 
 
 def test_the_command_that_is_told_repeats_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
