@@ -32,19 +32,19 @@ WORKLOAD = Path(__file__).resolve().parents[1] / "workloads" / "targets.graph"
 OS = "EEVDF"
 WAYS: Mapping[str, tuple[str, str]] = {
     OS: ("os", ""),
-    "nice, hr": ("os", "hr"),
-    "nice, multi-class": ("os", "multi-class"),
-    "nice, auto": ("os", "deadline"),
-    "scx, hr": ("scx", "hr"),
-    "scx, balanced": ("scx", "balanced"),
-    "scx, multi-class": ("scx", "multi-class"),
-    "scx, auto": ("scx", "deadline"),
-    "real-time, hr": ("fifo", "hr"),
-    "real-time, deadline": ("fifo", "deadline"),
-    "pool, fcfs": ("user", "fcfs"),
-    "pool, auto": ("user", "deadline"),
+    "nice hr": ("os", "hr"),
+    "nice multi-class": ("os", "multi-class"),
+    "nice auto": ("os", "deadline"),
+    "scx hr": ("scx", "hr"),
+    "scx balanced": ("scx", "balanced"),
+    "scx multi-class": ("scx", "multi-class"),
+    "scx auto": ("scx", "deadline"),
+    "real-time hr": ("fifo", "hr"),
+    "real-time deadline": ("fifo", "deadline"),
+    "pool fcfs": ("user", "fcfs"),
+    "pool auto": ("user", "deadline"),
 }
-FIFO = "pool, fcfs"
+FIFO = "pool fcfs"
 
 
 @dataclass(frozen=True)
