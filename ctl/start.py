@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 # Objects that were made since the collector looked last. What is loaded stays, so to look at it
-# again and again is a tenth of what a start costs. `Controller.start` puts the usual number back.
+# again and again is a tenth of what a start costs. `Controller.run` puts the usual number back.
 WHILE_LOADING = 200_000
 
 

@@ -223,12 +223,13 @@ class Controller:
         self._check_engines()
         self._count_queries()
         self._admit(strict=strict)
-        gc.collect()
-        gc.freeze()  # what is here now stays; the collector need not look at it again and again
-        gc.set_threshold(*GARBAGE)
 
     async def run(self, duration_s: float = float("inf")) -> None:
         """Passes until `stop`, or for a time. Call `start` first."""
+        # Not before an order is in force, as it takes a while.
+        gc.collect()
+        gc.freeze()  # what is here now stays; the collector need not look at it again and again
+        gc.set_threshold(*GARBAGE)
         end_s = time.monotonic() + duration_s
         for rule in self.rules:
             rule.timer = Timer(rule.timer.period_s, time.monotonic())

@@ -267,6 +267,27 @@ def test_an_engine_that_is_gone_leaves_no_memory_behind() -> None:
     wait_until(lambda: gc.collect() >= 0 and left[0]() is None)
 
 
+def test_an_order_is_in_force_before_memory_is_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That is a tenth of a second of a slow CPU."""
+    backend, in_force = FakeBackend(), []
+    monkeypatch.setattr(gc, "collect", lambda: in_force.append(len(backend.schedules)))
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    controller = Controller(settings(), FakeEngine.kind(FakeEngine()), backends(backend))
+
+    async def as_loaded() -> None:
+        try:
+            await controller.start()
+            await controller.step(controller.rules)
+            await controller.run(0.0)
+        finally:
+            controller.close()
+
+    asyncio.run(as_loaded())
+    assert in_force == [1]
+
+
 def test_a_policy_that_fails_stops_no_other() -> None:
     engine, backend = FakeEngine(queries={"x": 2, "y": 2}), FakeBackend()
     controller = Controller(
