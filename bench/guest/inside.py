@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 RUN_DIR = Path("/run/sched-ctl")
-PROGRAM = [sys.executable, "-c", "from sched_ctl.cli import main; main()"]
+PROGRAM = [sys.executable, "-c", "from sched_ctl.start import main; main()"]
 # It decides once, and then sleeps.
 SLEEPING = (
     *("--engine", "flink", "--backend", "scx", "--period", "30", "--discover", "600"),

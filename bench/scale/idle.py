@@ -25,7 +25,7 @@ from sched_ctl.lab import engine as lab
 SETTLE_S = 10.0
 NS_AN_INSTRUCTION = 2  # of the guest
 CPUCLOCK_SCHED = 2  # include/linux/posix-timers_types.h
-MAIN = "from sched_ctl.cli import main; main()"
+MAIN = "from sched_ctl.start import main; main()"
 QUERY = "query q{0}\nop a{0} cost=1\nop b{0} cost=1\nedge a{0} b{0}\nsource a{0} rate=1\n"
 ANY = ("flink", "spark", "storm", "liebre")
 VARIANTS: Mapping[str, Sequence[str]] = {
