@@ -5,10 +5,12 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import releases
 
 from sched_ctl import __version__
 from sched_ctl.backends.undo.journal import Journal
@@ -250,3 +252,15 @@ def test_the_image_has_the_latest_of_the_packages(tmp_path: Path) -> None:
 def test_whoever_names_the_version_names_this_one(page: str, times: int) -> None:
     named = re.findall(r"(?:sched[-_]ctl[-_:]|tag -s v)(\d+\.\d+\.\d+)", (ROOT / page).read_text())
     assert named == times * [__version__]
+
+
+def test_what_needs_packages_of_pypi_is_skipped_by_that_name_where_none_are_had(
+    tmp_path: Path,
+) -> None:
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--isolated")
+    nobody = ("--retries", "1", "--index-url", "http://127.0.0.1:9/simple")
+    fetch = (*pip, "download", "--no-deps", *nobody, "-d", tmp_path, "msgspec")
+    with pytest.raises(pytest.skip.Exception, match="needs PyPI"):
+        releases.run(fetch)
+    with pytest.raises(AssertionError, match="no such option"):
+        releases.run([*pip, "--wrong"])

@@ -7,12 +7,12 @@ done with pages of 16 kB, too.
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import releases
 from vm.inside import MARK
 
 COMPILER = "aarch64-linux-gnu-gcc"
@@ -36,7 +36,7 @@ def package(kernel_image: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     """Made where there is a guest for it."""
     kernel_image("6.18-arm64")
     folder = tmp_path_factory.mktemp("package")
-    subprocess.run([ROOT / "packaging" / "deb", folder, "13", "arm64"], check=True)
+    releases.run([ROOT / "packaging" / "deb", folder, "13", "arm64"])
     [package] = folder.glob("*.deb")
     return package
 
