@@ -1,8 +1,9 @@
 """Python processes in which operators of PyFlink do their work, and whom they work for.
 
 A TaskManager has one for each slot with operators in Python. The thread of the operator that comes
-first starts it, and all others of the slot, which are of the same job, use it, too. In its threads
-mode (`python.execution-mode: thread`) Python runs on the operators' own threads instead.
+first starts it, and all others of the slot, which are of the same job, use it, too; without managed
+memory (`python.fn-execution.memory.managed: false`) each task in Python has one of its own. In its
+threads mode (`python.execution-mode: thread`) Python runs on the operators' own threads instead.
 """
 
 from collections.abc import Mapping, Sequence
