@@ -186,6 +186,7 @@ def in_gstreamer(seeds: Sequence[int]) -> Iterator[Case]:
             with _before_others(), _pipeline(elements.format(**figures)) as pid:
                 time.sleep(SETTLE_S)
                 _give(pid, FIRST)
+                _pin(pid, {cpu})  # where the hogs are
                 yield "GStreamer", target, program.kind, planted
                 if HEAVY_ONE in planted:
                     _give(pid, MINE)
