@@ -3,7 +3,6 @@ import socket
 import stat
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,8 @@ from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import looking
 from sched_ctl.service import socket as control
 
-held_up = threading.Event()  # the server is, by its verb "hold up"
+# The server is, by its verb "hold up", until what it may miss was sent
+held_up, sent = threading.Event(), threading.Event()
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,10 @@ def serving(folder: Path) -> Iterator[Callable[[bytes], bytes]]:
 
     async def hold_up(arguments: Mapping[str, Any]) -> object:
         held_up.set()
-        time.sleep(arguments["s"])
+        assert sent.wait(30)
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        loop.time = lambda: real() + 3600.0  # type: ignore[method-assign]
         return None
 
     verbs = {"echo": echo, "refuse": refuse, "fail": fail, "be late": be_late, "hold up": hold_up}
@@ -132,27 +135,28 @@ def test_garbage_is_refused_and_the_server_lives(tmp_path: Path, garbage: bytes)
 def test_a_silent_client_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "REQUEST_S", 0.3)
+    monkeypatch.setattr(control, "REQUEST_S", 2.0)
     with serving(tmp_path), socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(RunFolder(tmp_path).socket))
         assert control.request(tmp_path, "echo", {"x": 1}) == {"x": 1}
-        silent.settimeout(10)
+        silent.settimeout(30)
         assert silent.recv(1) == b""  # cut off
 
 
 def test_who_asked_while_the_server_was_held_up_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "REQUEST_S", 0.3)
+    monkeypatch.setattr(control, "REQUEST_S", 60.0)  # which is over when it goes on
     with serving(tmp_path), socket.socket(socket.AF_UNIX) as slow:
-        slow.settimeout(10)
+        slow.settimeout(30)
         slow.connect(str(RunFolder(tmp_path).socket))
         control.request(tmp_path, "echo")  # by now it waits for the line of the first
-        other = threading.Thread(target=control.request, args=(tmp_path, "hold up", {"s": 0.6}))
+        other = threading.Thread(target=control.request, args=(tmp_path, "hold up"))
         other.start()
-        assert held_up.wait(10)
+        assert held_up.wait(30)
         slow.sendall(b'{"verb": "echo"')
         slow.sendall(b"}\n")
+        sent.set()
         assert slow.recv(100) == b'{"ok":true,"result":{}}\n'
         other.join(10)
 
