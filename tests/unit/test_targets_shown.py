@@ -68,7 +68,8 @@ def after(passes: int, engine: FakeEngine, look: Any, *stated: Target, policy: s
 
     async def run() -> Any:
         # Half a period is how long it waits for an answer, also on a busy machine
-        settings = Settings(policy=(Section(policy=policy),), target=stated, period=2.0)
+        section = Section(policy=policy)
+        settings = Settings(policy=(section,), target=stated, period=20.0, poll_timeout=10.0)
         controller = Controller(settings, FakeEngine.kind(engine), None)
         try:
             await controller.start()
