@@ -198,19 +198,22 @@ class Fleet:
 
     def _clean_dates(self) -> int:
         """Remove the folders of days that have counted no more for some time, of batches that are
-        entered: roll-ups of one that is being written are made from them.
+        entered: roll-ups of one that is being written are made from them. Of layout 1 rows stay as
+        long as roll-ups, which are made of them each time till `compact` does.
         """
         since: dict[str, str] = {}
         for number, batch in enumerate(self.batches):
             if batch.since and self._old(number):
                 since.update(batch.since)
         gone = 0
-        entered = {f"batch={batch.folder}" for batch in self.batches}
+        entered = {f"batch={batch.folder}": batch.layout for batch in self.batches}
         for kind, first in since.items():
             found = self._fs.globStatus(self._path(f"{self.out}/data/batch=*/kind={kind}/date=*"))
             for status in found or ():
                 folder = str(status.getPath().getParent().getParent().getName())
-                if folder in entered and str(status.getPath().getName()) < f"date={first}":
+                rolled = kind == "operator" and entered.get(folder) == 1
+                out = f"date={since.get('hour', '') if rolled else first}"
+                if folder in entered and str(status.getPath().getName()) < out:
                     self._fs.delete(status.getPath(), True)
                     gone += 1
         return gone
