@@ -175,17 +175,13 @@ def test_what_comes_after_its_rows_would_have_gone_is_rolled_up_once(
     assert sums(fleet)[0] == 3 * rows
 
 
-def test_a_fleet_of_an_older_version_is_read_and_comes_to_todays_form(
-    spark: "SparkSession", out: str, tmp_path: Path
-) -> None:
-    """Folders by node, files and their numbers in the manifest, no roll-ups."""
-    now = Fleet(spark, out)
-    old = tmp_path / "old"
+def older(now: Fleet, old: Path) -> Fleet:
+    """The same of layout 1: folders by node, files and numbers in the manifest, no roll-ups."""
     (old / "manifest").mkdir(parents=True)
     kinds = ("operator", "topology", "file")
     for number, batch in enumerate(now.batches):
         folder = f"{number:08}-0123abcd"
-        rows = spark.read.schema(WIDE).parquet(now.data(batch.folder))
+        rows = now.spark.read.schema(WIDE).parquet(now.data(batch.folder))
         columns = [name for name in COLUMNS if name != "replicas"]  # which later ones have
         rows = rows.where(rows.kind.isin(*kinds)).select(*columns)
         stats = now.read("file", [batch.folder]).collect()
@@ -197,20 +193,47 @@ def test_a_fleet_of_an_older_version_is_read_and_comes_to_todays_form(
             "spans": {r["node"]: [[r["seq"], r["last_seq"]]] for r in stats},
         }
         (old / "manifest" / f"{number:08}.json").write_text(json.dumps(entry))
-    fleet = Fleet(spark, str(old))
+    return Fleet(now.spark, str(old))
+
+
+def test_a_fleet_of_an_older_version_is_read_and_comes_to_todays_form(
+    spark: "SparkSession", out: str, tmp_path: Path
+) -> None:
+    now = Fleet(spark, out)
+    fleet = older(now, tmp_path / "old")
     assert sums(fleet) == sums(now)
     before = held(fleet)
     assert before == held(now)
     # What is in is known, and counts once, whatever form it has.
     source = str(Path(out).parent)
-    again = ingest.ingest(spark, f"{source}/in", str(old))
+    again = ingest.ingest(spark, f"{source}/in", fleet.out)
     assert (again.files, again.known) == (0, PLAN.nodes * 2)
     fleet.refresh()
     assert compact.compact(fleet)[0] == 2
     assert [batch.layout for batch in fleet.live()] == [2]
     assert sums(fleet) == sums(now)
     assert held(fleet) == before
-    assert ingest.ingest(spark, f"{source}/late", str(old)).files == 0
+    assert ingest.ingest(spark, f"{source}/late", fleet.out).files == 0
+
+
+def test_rows_of_an_older_fleet_stay_till_they_are_rolled_up(
+    spark: "SparkSession", out: str, tmp_path: Path
+) -> None:
+    fleet = older(Fleet(spark, out), tmp_path / "old")
+    before = sums(fleet)
+    assert expire.expire(fleet, Keep(rows=1), now_s=PLAN.start_s + 10.0 * 86_400)["operator"]
+    for entry in (tmp_path / "old" / "manifest").iterdir():
+        os.utime(entry, (0, 0))
+    fleet.clean()
+    assert fleet.read("operator").count() == 0
+    assert sums(fleet) == before
+    compact.compact(fleet)
+    assert sums(fleet) == before
+    for entry in (tmp_path / "old" / "manifest").iterdir():
+        os.utime(entry, (0, 0))
+    fleet.clean()
+    assert not list(tmp_path.glob("old/data/batch=*/kind=operator/date=*"))
+    assert sums(fleet) == before
 
 
 class Rolled(Fleet):
