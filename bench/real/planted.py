@@ -1,6 +1,7 @@
 """Causes in engines that are not ours: what is planted in whom, and what is right to say of it.
 
-All of it runs on the CPUs that this process may use, before everybody else on this machine.
+All of it runs on the CPUs that this process may use, before everybody else on this machine. One of
+them is for whom a cause is planted in alone.
 """
 
 import contextlib
@@ -8,35 +9,53 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from planted import CAUSES, hogs
+from planted import CAUSES, hogs, limited
 
 from sched_ctl.drivers import DriverKind, Target, program
 from sched_ctl.kernel import procfs
 from support import wait_until
 
-__all__ = ["KEEPS_UP", "Case", "Planted", "in_gstreamer", "in_storm"]
+__all__ = ["KEEPS_UP", "LIMITED", "Case", "Planted", "in_gstreamer", "in_storm"]
 
 KEEPS_UP = ("input-bound", "keeps-up")
+LIMITED = ("cpu-starved by a limit",)
 Planted = Mapping[str, tuple[str, ...]]  # by operator or query: what is said if it is right
 Case = tuple[str, Target, DriverKind, Planted]
 FIRST = -20  # what is looked at
 MINE = -10  # who looks, and hogs
 SCALE = (0.75, 1.3)  # of rates
+QUOTA = 0.3  # CPUs, of who gets a limit
 BESIDE_HOGS: Planted = {"heavy/crunch": ("cpu-starved",), "heavy": ("cpu-starved",)}
-
-# tests/host/causes.graph, a topology for each query: tuples a second, CPU time of a cost of 1 (us).
-# What a tuple and a look for input cost besides is Storm's own: costs of `heavy` are such that it
-# takes little of the CPU that `crunch` wants.
+WITH_LIMIT: Planted = {"heavy/crunch": LIMITED, "heavy": LIMITED}
 ROOM = 64  # tuples in a queue
 SETTLE_S = 4.0
-STORM: Mapping[str, tuple[float, float, Planted]] = {
-    "heavy": (
-        50.0,
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A query of tests/host/causes.graph. rate: tuples/s. cost_us: CPU time of a cost of 1. more:
+    arguments of Topology.java.
+    """
+
+    query: str
+    rate: float
+    cost_us: float
+    planted: Planted
+    more: Mapping[str, object] = field(default_factory=dict)
+
+
+# What a tuple and a look for input cost besides is Storm's own: costs of `heavy` are such that it
+# takes little of the CPU that `crunch` wants.
+STORM: Mapping[str, Topology] = {
+    "heavy": Topology(
+        "heavy",
+        100.0,  # one can do 25
         10_000.0,
         {
             "heavy/crunch": ("single-thread-bound",),
@@ -45,7 +64,8 @@ STORM: Mapping[str, tuple[float, float, Planted]] = {
             "heavy": ("single-thread-bound",),
         },
     ),
-    "waits": (
+    "waits": Topology(
+        "waits",
         500.0,  # one can do 240
         1000.0,
         {
@@ -55,12 +75,20 @@ STORM: Mapping[str, tuple[float, float, Planted]] = {
             "waits": ("io-bound",),
         },
     ),
-    "light": (
+    "guarded": Topology(
+        "waits",
+        500.0,  # all three can do 100
+        1000.0,
+        {"guarded/ask": ("backpressured",), "guarded": ("lock-bound",)},
+        {"executors.lookup": 3, "lock.lookup": 10},
+    ),
+    "light": Topology(
+        "light",
         100.0,
         1000.0,
         dict.fromkeys(("light/read", "light/work", "light/write", "light"), KEEPS_UP),
     ),
-    "quiet": (0.0, 1000.0, {"quiet/act": ("idle",), "quiet": ("idle",)}),
+    "quiet": Topology("quiet", 0.0, 1000.0, {"quiet/act": ("idle",), "quiet": ("idle",)}),
 }
 
 # One process each: elements, with figures that are drawn, and what is planted
@@ -94,6 +122,10 @@ GSTREAMER: Sequence[tuple[str, Planted]] = (
             ("gstreamer/read", "gstreamer/work", "gstreamer/write", "gstreamer"), KEEPS_UP
         ),
     ),
+    (
+        f"fdsrc fd=0 ! queue name=listen {FEW} ! identity ! queue name=act {FEW} ! fakesink",
+        dict.fromkeys(("gstreamer/listen", "gstreamer/act", "gstreamer"), ("idle",)),
+    ),
 )
 HEAVY_ONE = "gstreamer/crunch"
 
@@ -114,15 +146,22 @@ def _before_others() -> Iterator[None]:
             group.write_text("0")
 
 
-def _give(pid: int, nice: int, name: str = "") -> int:
-    """All threads of a process this nice value, or those with this in their names; how many."""
-    given = 0
+def _give(pid: int, nice: int) -> None:
+    """All threads of a process this nice value."""
+    for tid in procfs.tids(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, tid, nice)
+
+
+def _pin(pid: int, cpus: Collection[int], name: str = "") -> int:
+    """To these CPUs threads of a process with this in their names; how many."""
+    pinned = 0
     for tid in procfs.tids(pid):
         with contextlib.suppress(ProcessLookupError):
             if name in procfs.name_of(tid):
-                os.setpriority(os.PRIO_PROCESS, tid, nice)
-                given += 1
-    return given
+                os.sched_setaffinity(tid, cpus)
+                pinned += 1
+    return pinned
 
 
 def in_storm(seeds: Sequence[int]) -> Iterator[Case]:
@@ -130,29 +169,32 @@ def in_storm(seeds: Sequence[int]) -> Iterator[Case]:
     from engines import storm as engine
     from sched_ctl.drivers.storm import driver as storm
 
-    cpu = max(os.sched_getaffinity(0))
+    mine = os.sched_getaffinity(0)
+    cpu = max(mine)
     room = {"conf.topology.executor.receive.buffer.size": ROOM}
     with (
         TemporaryDirectory() as name,
         engine.running(Path(name) / "cluster", period_ms=500) as cluster,
     ):
-        for query, (rate, cost_us, planted) in STORM.items():
+        for query, one in STORM.items():
             file = Path(name) / f"{query}.rate"
             file.write_text("0")
-            of = {"graph": CAUSES, "query": query, "base_cost_us": cost_us}
+            of = {"graph": CAUSES, "query": one.query, "base_cost_us": one.cost_us, **one.more}
             cluster.submit(name=query, rate_file=file, **of, **room)
             (pid,) = cluster.workers(query)
             target = next(target for target in storm.find() if target.pid == pid)
             for seed in seeds:
-                file.write_text(f"{rate * random.Random(seed).uniform(*SCALE):.1f}")
+                file.write_text(f"{one.rate * random.Random(seed).uniform(*SCALE):.1f}")
                 with _before_others():
                     _give(pid, FIRST)
                     if query == "heavy":  # what others take to look for room, it would wait for
-                        _give(pid, MINE)
-                        wait_until(partial(_give, pid, FIRST, "-crunc"), 60, "its thread")
+                        _pin(pid, mine - {cpu} or mine)
+                        wait_until(partial(_pin, pid, {cpu}, "-crunc"), 60, "its thread")
                     time.sleep(SETTLE_S)
-                    yield "Storm", target, storm.kind, planted
+                    yield "Storm", target, storm.kind, one.planted
                     if query == "heavy":
+                        with limited(pid, QUOTA):
+                            yield "Storm with a limit", target, storm.kind, WITH_LIMIT
                         _give(pid, MINE)
                         with hogs(4, cpu):
                             yield "Storm beside hogs", target, storm.kind, BESIDE_HOGS
@@ -164,7 +206,7 @@ def in_storm(seeds: Sequence[int]) -> Iterator[Case]:
 def _pipeline(elements: str) -> Iterator[int]:
     child = subprocess.Popen(
         ["gst-launch-1.0", "-q", *elements.split()],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # in which nothing ever comes
         stdout=subprocess.DEVNULL,
     )
     try:
@@ -189,6 +231,9 @@ def in_gstreamer(seeds: Sequence[int]) -> Iterator[Case]:
                 _pin(pid, {cpu})  # where the hogs are
                 yield "GStreamer", target, program.kind, planted
                 if HEAVY_ONE in planted:
+                    with limited(pid, QUOTA):
+                        slowed = dict.fromkeys((HEAVY_ONE, "gstreamer"), LIMITED)
+                        yield "GStreamer with a limit", target, program.kind, slowed
                     _give(pid, MINE)
                     with hogs(4, cpu):
                         starved = dict.fromkeys((HEAVY_ONE, "gstreamer"), ("cpu-starved",))

@@ -4,14 +4,17 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import labengine
+from labs import SOON_S
 
 from sched_ctl.drivers import Target
+from sched_ctl.kernel import cgroup
 
-__all__ = ["causes", "hogs"]
+__all__ = ["causes", "hogs", "limited"]
 
 CAUSES = Path(__file__).parents[1] / "host" / "causes.graph"
 # CPU seconds a second that the sources of each query ask for, as the file has them
@@ -51,3 +54,27 @@ def hogs(count: int, cpu: int) -> Iterator[None]:
         for hog in running:
             hog.kill()
             hog.wait()
+
+
+@contextlib.contextmanager
+def limited(pid: int, cpus: float) -> Iterator[None]:
+    """The process in a cgroup that may use so many CPUs, and comes before all others in that; moved
+    out again at the end.
+    """
+    tree = next(found for found in cgroup.hierarchies() if cgroup.has_cpu(found))
+    outside, *_ = cgroup.with_cpu(pid)
+    folder = tree.mount / f"limited-{pid}"
+    folder.mkdir()
+    try:
+        quota = f"{cpus * 1e5:.0f}"
+        if tree.version == 1:
+            cgroup.write(folder / "cpu.cfs_quota_us", quota)
+        else:
+            cgroup.write(folder / "cpu.max", f"{quota} 100000")
+        cgroup.write(folder / tree.weight, str(tree.weights[1]))
+        cgroup.write(folder / "cgroup.procs", str(pid))
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            cgroup.write(outside / "cgroup.procs", str(pid))
+        tree.remove(folder, outside, time.monotonic() + SOON_S)

@@ -3,18 +3,14 @@
 import json
 import os
 import statistics
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from labs import SOON_S, sched_ctl
-from planted import causes, hogs
+from labs import sched_ctl
+from planted import causes, hogs, limited
 from watching import observed, share, undisturbed
 
 from sched_ctl.adapt.parallelism import LEAP
 from sched_ctl.drivers.lab.driver import kind
-from sched_ctl.kernel import cgroup
 from support import disturbed
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "cc")]
@@ -34,8 +30,8 @@ def test_each_cause_is_named_in_nineteen_of_twenty_windows() -> None:
         disturbed("others took the CPU of the heavy operator")
     assert len(seen["heavy"]) == WINDOWS
     assert share(seen, "heavy/crunch", "single-thread-bound") >= 0.95
-    for held in ("heavy/in", "heavy/parse"):
-        assert share(seen, held, "backpressured by heavy/crunch") >= 0.95
+    for before in ("heavy/in", "heavy/parse"):
+        assert share(seen, before, "backpressured by heavy/crunch") >= 0.95
     assert share(seen, "waits/lookup", "io-bound") >= 0.95
     assert share(seen, "heavy", "single-thread-bound") >= 0.95
     # It has time to spare all the same.
@@ -67,20 +63,6 @@ def test_operators_beside_hogs_are_starved() -> None:
     assert share(seen, "quiet", "idle") == 1.0
     waits = [o["wait"] for o in seen["heavy/crunch"]]
     assert min(waits) > 0.3  # of five that want the CPU all the time, one gets a fifth or less
-
-
-@contextmanager
-def limited(pid: int, cpus: float) -> Iterator[None]:
-    """The process in a cgroup that may use so many CPUs; moved out again at the end."""
-    [tree] = [found for found in cgroup.hierarchies() if found.version == 1]
-    folder = tree.mount / f"limited-{pid}"
-    folder.mkdir()
-    try:
-        (folder / "cpu.cfs_quota_us").write_text(f"{cpus * 1e5:.0f}")
-        (folder / "cgroup.procs").write_text(str(pid))
-        yield
-    finally:
-        tree.remove(folder, tree.mount, time.monotonic() + SOON_S)
 
 
 @pytest.mark.needs("cgroup1_cpu")

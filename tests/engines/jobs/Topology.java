@@ -42,7 +42,8 @@ import org.apache.storm.tuple.Values;
  * <p>Arguments: name= graph= (file) query= (of the file's, only this one) base_cost_us= (not the
  * file's) rate= (source tuples a second, or 0) rate_file= (read four times
  * a second, overrides rate) out= (folder for a file an egress) ack=1 executors.OP= tasks.OP=
- * conf.KEY= (JSON)
+ * lock.OP= (ms that it sleeps with each tuple, not as the file says: while it holds a lock that all
+ * executors of a worker share) conf.KEY= (JSON)
  */
 public final class Topology {
     private Topology() {}
@@ -142,8 +143,10 @@ public final class Topology {
 
     /** Burns its cost, may sleep, and emits as often as its selectivity says. */
     public static final class Operator extends BaseRichBolt {
+        private static final Object LOCK = new Object();
         private final long nanos;
         private final long blockNanos;
+        private final long lockNanos;
         private final double selectivity;
         private final String file;
         private final boolean ack;
@@ -153,12 +156,19 @@ public final class Topology {
         private transient long flushed;
 
         /**
-         * blockNanos: it sleeps for up to that with each tuple. file: where an egress writes
-         * (finished, due) of each tuple; "" for others.
+         * blockNanos: it sleeps for up to that with each tuple. lockNanos: instead, for so long with
+         * the lock. file: where an egress writes (finished, due) of each tuple; "" for others.
          */
-        Operator(long nanos, long blockNanos, double selectivity, String file, boolean ack) {
+        Operator(
+                long nanos,
+                long blockNanos,
+                long lockNanos,
+                double selectivity,
+                String file,
+                boolean ack) {
             this.nanos = nanos;
             this.blockNanos = blockNanos;
+            this.lockNanos = lockNanos;
             this.selectivity = selectivity;
             this.file = file;
             this.ack = ack;
@@ -185,7 +195,11 @@ public final class Topology {
         @Override
         public void execute(Tuple tuple) {
             burn(nanos);
-            if (blockNanos > 0) {
+            if (lockNanos > 0) {
+                synchronized (LOCK) {
+                    LockSupport.parkNanos(lockNanos);
+                }
+            } else if (blockNanos > 0) {
                 LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(blockNanos));
             }
             long due = tuple.getLong(0);
@@ -278,6 +292,7 @@ public final class Topology {
             String name = operator.getKey();
             long nanos = (long) (number(operator.getValue(), "cost", 1) * base * 1000);
             long block = (long) (number(operator.getValue(), "block_max_ms", 0) * 1e6);
+            long lock = (long) (1e6 * Double.parseDouble(given.getOrDefault("lock." + name, "0")));
             int executors = Integer.parseInt(given.getOrDefault("executors." + name, "1"));
             String tasks = given.getOrDefault("tasks." + name, Integer.toString(executors));
             List<String> inputs = new ArrayList<>();
@@ -299,7 +314,10 @@ public final class Topology {
             double selectivity =
                     emitting.contains(name) ? number(operator.getValue(), "selectivity", 1) : 0;
             BoltDeclarer bolt =
-                    builder.setBolt(name, new Operator(nanos, block, selectivity, file, ack), executors);
+                    builder.setBolt(
+                            name,
+                            new Operator(nanos, block, lock, selectivity, file, ack),
+                            executors);
             bolt.setNumTasks(Integer.parseInt(tasks));
             for (String input : inputs) {
                 bolt.shuffleGrouping(input);
