@@ -41,6 +41,7 @@ from sched_ctl.probes.answering import AnsweringTime
 from sched_ctl.probes.every import Probes
 from sched_ctl.probes.limits import Limits
 from sched_ctl.probes.sleeps import SleepPlaces
+from sched_ctl.probes.unserved import Unserved
 
 __all__ = ["Engine", "carry_over"]
 
@@ -109,6 +110,7 @@ class Engine:
         self._read: Snapshot | None = None  # what they read last, likewise
         self.sleeps = SleepPlaces()  # looks while somebody wants to know
         self.limits = Limits()  # likewise
+        self.unserved = Unserved()  # likewise
         self.horizons = Horizons()  # filled while somebody wants to know
         self.said: dict[str, Said] = {}  # of its queries
         self._spent_s = 0.0  # CPU time of the last answer

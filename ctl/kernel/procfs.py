@@ -112,6 +112,12 @@ def times(pid: int, tid: int) -> tuple[float, float] | None:
     return (int(fields[0]) * 1e-9, int(fields[1]) * 1e-9) if fields else None
 
 
+def turns(pid: int, tid: int) -> tuple[int, int] | None:
+    """CPU time, ns, of a thread, and how often it was given a CPU; None as for `times`."""
+    fields = (_read(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
+    return (int(fields[0]), int(fields[2])) if fields else None
+
+
 def tids(pid: int) -> list[int]:
     """Threads of a process; empty if it is gone. One readdir: 0.1 us a thread."""
     try:

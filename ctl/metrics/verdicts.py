@@ -161,9 +161,9 @@ class _Spent(NamedTuple):
     told: Mask
 
 
-def _spent(window: Window, queue: Array, before: Array) -> _Spent:
+def _spent(window: Window, queue: Array, before: Array, unserved: Array | None) -> _Spent:
     """queue, before: (n,) queue sizes at both ends of the window."""
-    each, run, wait, stolen = _awake(window)
+    each, run, wait, stolen = _awake(window, unserved)
     asleep = np.maximum(1.0 - run - np.nan_to_num(wait), 0.0)  # not below, by rounding
     with np.errstate(all="ignore"):
         io, memory = (
@@ -192,6 +192,7 @@ def assess(
     *,
     longer: Window | None = None,
     missed: Mask | None = None,
+    unserved: Array | None = None,
 ) -> Assessment:
     """The verdicts of a window over physical operators.
 
@@ -201,12 +202,14 @@ def assess(
     cgroup or of the machine; or (n,) of each operator's.
     longer: a window that began earlier; nothing arrives where nothing did in that one.
     missed: (n,) whether the operator's query misses its target: who keeps up may be starved, too.
+    unserved: (n,) s of the window that its threads waited for a CPU, in waits that have not ended.
     """
     guessed = "queue_size_estimate" in window.now.columns
     queue_now = window.value("queue_size") if queue is None or guessed else queue
     before = _queue_before(window)
     late = np.zeros(len(queue_now), dtype=np.bool_) if missed is None else missed
-    spent = _without_looks(window, _spent(window, queue_now, before), queue_now, before, late)
+    spent = _spent(window, queue_now, before, unserved)
+    spent = _without_looks(window, spent, queue_now, before, late)
     run, wait, idle, full, blocked = spent.run, spent.wait, spent.idle, spent.full, spent.blocked
     taken = window.gain("tuples_in")
     keeps = _keeps_up(run, wait, idle, queue_now - before, taken)
@@ -321,15 +324,20 @@ def judged(found: Assessment, rows: Index) -> Judged:
     return Judged(Verdict.KEEPS_UP, tightest, sure, found.seconds)
 
 
-def _awake(window: Window) -> tuple[Array, Array, Array, Array]:
-    """(n,) threads of each operator (NaN: none), and what they ran, waited, and were robbed of."""
+def _awake(window: Window, unserved: Array | None = None) -> tuple[Array, Array, Array, Array]:
+    """(n,) threads of each operator (NaN: none), and what they ran, waited, and were robbed of.
+
+    unserved: s waited that the kernel has not counted yet.
+    """
     threads = np.array([len(getattr(o, "threads", ())) for o in window.operators], dtype=float)
     each = np.where(threads > 0, threads, np.nan)
     with np.errstate(all="ignore"):
         run = np.clip(window.rate("thread_cpu_time") / each, 0.0, 1.0)
         told = np.clip(window.rate("cpu_time") / np.fmax(each, 1.0), 0.0, 1.0)
         run = np.where(np.isnan(run), told, run)
-        wait = np.clip(window.rate("run_delay") / each, 0.0, 1.0 - np.nan_to_num(run))
+        delay = window.rate("run_delay")
+        delay = delay if unserved is None else delay + unserved / window.seconds
+        wait = np.clip(delay / each, 0.0, 1.0 - np.nan_to_num(run))
     stolen = _stolen(window, run, 1.0 - run - np.nan_to_num(wait))
     return each, run + stolen, wait, stolen
 

@@ -140,12 +140,28 @@ def assessed(controller: Controller, common: Most = ALL) -> Iterator[Found]:
         window = Window(now, _then(engine, now))
         windows = [window, *_longer(engine, window)]
         missed = _missed(controller, engine)
+        engine.unserved.look(_without_turns(window, rows), time.monotonic())
+        each = [operator.threads for operator in now.topology.operators]
         first, *longer = (
-            verdicts.assess(one, _queue(one), pressure, longer=windows[-1], missed=missed)
+            verdicts.assess(
+                one,
+                _queue(one),
+                pressure,
+                longer=windows[-1],
+                missed=missed,
+                unserved=engine.unserved.waited(each, one.seconds),
+            )
             for one, pressure in zip(windows, _memory_pressure(engine), strict=False)
         )
         mine = late.get(engine.name, {})
         yield Found(engine, window, first, controller.waits, tuple(longer), mine, rows)
+
+
+def _without_turns(window: Window, rows: Index) -> list[Thread]:
+    """The threads of those of these operators that have not run in the window."""
+    ran = window.gain("thread_cpu_time")[rows]
+    operators = window.now.topology.operators
+    return [thread for row in rows[ran == 0].tolist() for thread in operators[row].threads]
 
 
 def _longer(engine: Engine, window: Window) -> Iterator[Window]:
