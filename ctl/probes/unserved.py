@@ -23,7 +23,7 @@ Turns = tuple[int, int]  # CPU time, ns, and how often it has had a CPU
 
 
 class _Ready(NamedTuple):
-    """A thread that could run at all looks since then, and what it has had of CPUs, which stayed."""
+    """A thread that could run at all looks since then. had: of CPUs, by each of them."""
 
     had: Turns
     since_s: float
