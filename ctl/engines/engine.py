@@ -100,8 +100,7 @@ class Engine:
         self._apart_s = 0.0  # the last two reports
         self._whole_s = 0.0  # of the first answer with all operators and counters of the last one
         self._asked: asyncio.Future[Snapshot] | None = None
-        self._asked_s = 0.0
-        self._quiet_until_s = 0.0
+        self._asked_s = self._quiet_until_s = 0.0
         # What another user wrote is never taken apart in the main loop.
         own = kind.prompt and self.uid in (None, os.geteuid()) and not self.namespace
         self._worker: Worker[Snapshot] | Here = Here() if own else Worker(target.engine)
