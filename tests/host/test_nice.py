@@ -57,6 +57,25 @@ def test_sets_nice_alone_and_puts_it_back(victim: Victim, journal: Journal) -> N
         sched.set_policy(thread.tid, sched.OTHER)
 
 
+def test_who_was_left_alone_is_ordered_when_it_may_be(victim: Victim, journal: Journal) -> None:
+    """It was real-time for a while; the schedule has the same threads all the time."""
+    threads = victim.threads(2)
+    sched.set_policy(threads[0].tid, sched.RR, reset_on_fork=True, priority=1)
+    backend = Nice(journal, NiceOptions(best=0, recheck=0.1))
+    schedule = plan(threads, [1, 2])
+    try:
+        for _ in range(3):
+            assert any(str(threads[0].tid) in told for told in backend.apply(schedule).problems)
+        assert nices(threads) == [0, 0] and backend.applied(threads[0]) == {}
+    finally:
+        sched.set_policy(threads[0].tid, sched.OTHER)
+    wait_until(lambda: backend.apply(schedule).problems == ())
+    assert nices(threads) == [10, 0]
+    assert backend.apply(schedule).writes == 0
+    assert backend.restore() == ()
+    assert nices(threads) == [0, 0]
+
+
 @pytest.mark.parametrize("how", ["restored", "by the journal"])
 def test_what_somebody_else_has_set_since_stays(
     victim: Victim, journal: Journal, caplog: pytest.LogCaptureFixture, how: str

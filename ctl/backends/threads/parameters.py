@@ -143,6 +143,7 @@ class _Scope:
     threads: tuple[Thread, ...] = ()
     cells: Index = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     problems: tuple[str, ...] = ()  # of threads that could not be adopted
+    tried_at: float = 0.0  # when that was seen last
     settled: tuple[Target, int, Applied] | None = None  # in force, as of which change
     next: int = 0  # row whose turn it is to be re-read
     due: float = 0.0  # rows that should have been re-read by now
@@ -176,7 +177,8 @@ class Parameters:
         scope = self._scopes.setdefault(target.scope, _Scope(reread_at=time.monotonic()))
         problems: list[str] = []
         writes = 0
-        if target.threads is not scope.threads and target.threads != scope.threads:
+        new = target.threads is not scope.threads and target.threads != scope.threads
+        if new or self._may_do_now(scope):
             writes += self._follow(scope, target, problems)
         repaired = self._reread(scope)
         settled = scope.settled
@@ -242,8 +244,13 @@ class Parameters:
             [self._cell.get(thread, nowhere) for thread in target.threads], dtype=np.intp
         )
         scope.threads = target.threads
-        scope.problems = tuple(refused)
+        scope.problems, scope.tried_at = tuple(refused), time.monotonic()
+        scope.settled = None
         return self._release([t for t in old - new if self._used[t] <= 0], problems)
+
+    def _may_do_now(self, scope: _Scope) -> bool:
+        """Whether to ask again for threads that were not to be had: what kept us may be over."""
+        return bool(scope.problems) and time.monotonic() - scope.tried_at >= self._recheck_s
 
     def _nowhere(self) -> int:
         """A cell that is always gone, for threads that we do not have."""
