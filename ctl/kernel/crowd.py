@@ -7,7 +7,7 @@ that gets no CPU is not taken for one that has hung.
 import os
 from pathlib import Path
 
-__all__ = ["MOST", "slowness"]
+__all__ = ["MOST", "lasting", "slowness"]
 
 LOADAVG = Path("/proc/loadavg")
 MOST = 30.0  # a patience has an end, whatever the load
@@ -26,3 +26,12 @@ def slowness(path: Path = LOADAVG) -> float:
     except (OSError, ValueError):
         return 1.0
     return min(MOST, max(1.0, wanting / (os.cpu_count() or 1)))
+
+
+def lasting(path: Path = LOADAVG) -> float:
+    """The same over the last minute alone, whatever is so for a moment; 0 where nobody wants one,
+    or it cannot be read."""
+    try:
+        return float(path.read_bytes().split()[0]) / (os.cpu_count() or 1)
+    except (OSError, ValueError, IndexError):
+        return 0.0

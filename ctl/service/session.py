@@ -28,6 +28,7 @@ from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers import DriverKind
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import descriptors, procfs, sched
+from sched_ctl.kernel.crowd import lasting
 from sched_ctl.kernel.notify import is_managed, notify, reloading, service_of, watchdog_s
 from sched_ctl.model.options import Options, by_name
 from sched_ctl.runfolder import RunFolder
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 
 TOLD = 10  # queries that the log tells of at the start
 OWN_NICE = -5  # three times the weight of a plain thread
+CROWDED = 4.0  # threads that want each CPU: a plain one more gets a fifth
+CROWD_S = 5.0  # how often it is looked whether they do
 START_S = 15.0  # that the first order may take at the weight of a plain thread
 MIND_S = 1.0  # how often it is looked whether the journal and the socket are in their place: 3 us
 PROBED_S = 30.0  # that a plan's two readings may take
@@ -83,7 +86,7 @@ def run(
         journal = journals.Journal(RunFolder(run_dir).journal)
         for problem in (*journals.restore(journal), *_lost(journal, killed)):
             log.warning("left by an earlier controller, not put back: %s", problem)
-        late = threading.Timer(START_S, _go_first)
+        late = threading.Timer(START_S, _be_on_time, (sched.get_nice(0),))
         late.daemon = True
         late.start()
         held.callback(late.cancel)
@@ -116,16 +119,26 @@ def _put_back_elsewhere(left: Path) -> None:
         log.error("left in %s by an earlier controller, not put back: %s", left, problem)
 
 
-def _go_first() -> None:
-    """Be on time on a machine whose CPUs are crowded, which is where we are needed.
+def _be_on_time(own: int) -> None:
+    """Go first while the CPUs are crowded, which is where we are needed, and only then.
 
-    Not before an order is in force: until then we take seconds of a small CPU, which engines would
-    have to go without. `cpu_limit` bounds what we take later. Who may not has to wait like all
-    others.
+    A pass takes a small CPU tens of milliseconds, in which a neighbour would wait half as long
+    again as without us (p99). Nor before an order is in force: until then we take seconds, which
+    engines would have to go without. `cpu_limit` bounds what we take later. Who may not go first
+    has to wait like all others. own: our nice value without this.
     """
+    first = min(OWN_NICE, own)
+    wanted, other = (first, own) if lasting() >= CROWDED else (own, first)
     for tid in procfs.tids(os.getpid()):
         with suppress(OSError):
-            sched.set_nice(tid, min(OWN_NICE, sched.get_nice(tid)))
+            if sched.get_nice(tid) == other != wanted:
+                sched.set_nice(tid, wanted)
+
+
+async def _mind_crowds(own: int) -> None:
+    while True:
+        await asyncio.sleep(CROWD_S)
+        _be_on_time(own)
 
 
 def put_back(run_dir: Path) -> tuple[str, ...]:
@@ -259,7 +272,7 @@ async def _run(
     held: ExitStack,
 ) -> tuple[str, ...]:
     loop = asyncio.get_running_loop()
-    run_dir = Path(settings.run_dir)
+    run_dir, own_nice = Path(settings.run_dir), sched.get_nice(0)
     stopped: asyncio.Future[tuple[str, ...]] = loop.create_future()
     try:
         controller = Controller(settings, kinds, backends)
@@ -272,9 +285,11 @@ async def _run(
             control.serve(run_dir, _handlers(controller, stopped, reload)) as listening,
             endpoint.serve(settings.metrics, functools.partial(bottlenecks.exposed, controller)),
         ):
-            alive = asyncio.create_task(_sign_of_life())
-            minding = asyncio.create_task(_mind(journal, run_dir, listening, held))
-            scaling = asyncio.create_task(elastic.mind(controller, kinds))
+            tasks = [
+                asyncio.create_task(_sign_of_life()),
+                asyncio.create_task(_mind(journal, run_dir, listening, held)),
+                asyncio.create_task(elastic.mind(controller, kinds)),
+            ]
             try:
                 # A service that ended for one engine would leave all others without order.
                 await controller.start(strict=not is_managed())
@@ -285,7 +300,8 @@ async def _run(
                     log.warning("%s; looking again every %g s", missing, settings.discover)
                 if controller.stopping is None:
                     await controller.step(controller.rules)
-                    _go_first()
+                    _be_on_time(own_nice)
+                    tasks.append(asyncio.create_task(_mind_crowds(own_nice)))
                     notify("READY=1")
                     _tell(controller)
                     if started is not None:
@@ -295,9 +311,8 @@ async def _run(
             finally:
                 log.info("stopping: %s", controller.stopping or "done")
                 notify("STOPPING=1")
-                alive.cancel()
-                minding.cancel()
-                scaling.cancel()
+                for task in tasks:
+                    task.cancel()
                 problems = controller.close()
                 stopped.set_result(problems)
                 if recorded is not None:

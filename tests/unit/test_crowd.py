@@ -9,7 +9,7 @@ import pytest
 from sched_ctl.drivers import DriverKind, Target
 from sched_ctl.engines.engine import Engine
 from sched_ctl.errors import EngineError
-from sched_ctl.kernel.crowd import MOST, slowness
+from sched_ctl.kernel.crowd import MOST, lasting, slowness
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,8 @@ def test_the_larger_of_now_and_the_last_minute(text: str, wanting: float, tmp_pa
     path.write_text(text)
     expected = min(MOST, max(1.0, wanting / (os.cpu_count() or 1)))
     assert slowness(path) == pytest.approx(expected)
+    minute = float(text.split()[0])
+    assert lasting(path) == pytest.approx(minute / (os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize("text", ["", "x", "a b c d e", "1 2 3"])
@@ -34,6 +36,14 @@ def test_what_cannot_be_read_is_calm(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     assert slowness(path) == 1.0
     assert slowness(tmp_path / "none") == 1.0
+    assert lasting(tmp_path / "none") == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+def test_of_a_minute_that_cannot_be_read_nobody_is_known(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "loadavg"
+    path.write_text(text)
+    assert lasting(path) == 0.0
 
 
 def test_of_this_machine() -> None:

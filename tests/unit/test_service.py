@@ -272,7 +272,7 @@ def test_whoever_looks_after_the_journal_bears_any_error(
 
 
 GOES_FIRST = """
-import os, sys, threading
+import asyncio, os, sys, threading
 import msgspec
 import fakes
 from sched_ctl.config.settings import Section
@@ -288,22 +288,44 @@ class Engine(fakes.FakeEngine):
         return super().poll(timeout_s)
 
 
+def threads():
+    return {nice(int(tid)) for tid in os.listdir("/proc/self/task")}
+
+
 def told(controller):
-    print(seen[0], {nice(int(tid)) for tid in os.listdir("/proc/self/task")})
+    print(seen[0], threads())
+    session.lasting = lambda: 0.0  # the crowd goes
+    later = controller.step
+
+    async def step(rules):
+        if threads() != {own}:
+            await asyncio.sleep(0.01)
+        else:
+            controller.stop("calm again")
+        return await later(rules)
+
+    controller.step = step
 
 
+own = nice(0)
 changes = {"policy": (Section(policy="qs"),), "run_dir": sys.argv[1], "backend": "nice"}
 settings = msgspec.structs.replace(fakes.QUICK, **changes)
-session.START_S = 3600.0
-session.run(settings, fakes.FakeEngine.kind(Engine("a")), once=True, started=told)
+session.START_S, session.CROWD_S = 3600.0, 0.01
+session.lasting = lambda: float(sys.argv[2])
+session.run(settings, fakes.FakeEngine.kind(Engine("a")), started=told)
+print(threads())
 """
 
 
 @pytest.mark.needs("root")
-def test_it_goes_before_others_once_an_order_is_in_force(tmp_path: Path) -> None:
-    """Engines would have to go without the CPU that it takes until then. All of its threads do."""
+@pytest.mark.parametrize(("crowd", "first"), [("4.0", -5), ("3.9", 19)])
+def test_it_goes_before_others_in_a_crowd_once_an_order_is_in_force(
+    crowd: str, first: int, tmp_path: Path
+) -> None:
+    """Engines would have to go without the CPU that it takes until then, and where nobody crowds
+    its neighbours wait longer. All of its threads do."""
     done = subprocess.run(
-        [sys.executable, "-c", GOES_FIRST, tmp_path],
+        [sys.executable, "-c", GOES_FIRST, tmp_path, crowd],
         env=os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")},
         capture_output=True,
         text=True,
@@ -311,4 +333,4 @@ def test_it_goes_before_others_once_an_order_is_in_force(tmp_path: Path) -> None
         check=False,
     )
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    assert done.stdout == f"{nice} {{{min(nice, -5)}}}\n", done.stderr
+    assert done.stdout == f"{nice} {{{min(nice, first)}}}\n{{{nice}}}\n", done.stderr
