@@ -100,6 +100,12 @@ def geometric(ratios: Sequence[float]) -> float:
     return round(float(np.exp(np.mean(np.log(ratios)))), 4)
 
 
+def over(ours: Sequence[object], base: Sequence[object], figure: str) -> float:
+    """Of a figure, seed by seed."""
+    pairs = zip(ours, base, strict=True)
+    return geometric([getattr(one, figure) / getattr(other, figure) for one, other in pairs])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
@@ -119,14 +125,16 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         found = dict(zip(many + bounded, pool.map(run, many + bounded, chunksize=8), strict=True))
 
-    def over(name: str, load: float, policy: str, figure: str) -> Figure:
-        runs = [(found[job(name, load, who, None, s)] for who in (policy, OS)) for s in seeds]
-        return Figure(geometric([getattr(o, figure) / getattr(b, figure) for o, b in runs]))
+    def of(name: str, load: float, policy: str) -> list[Figures]:
+        return [found[job(name, load, policy, None, seed)] for seed in seeds]
 
     rows = [
         Row(
             f"{name} {load}: {figure}",
-            {policy: over(name, load, policy, figure) for policy in POLICIES},
+            {
+                policy: Figure(over(of(name, load, policy), of(name, load, OS), figure))
+                for policy in POLICIES
+            },
         )
         for name, load in CASES
         for figure in SHOWN
