@@ -55,12 +55,15 @@ class Unserved:
         self._ready = known
 
     def waited(self, operators: Iterable[Sequence[Thread]], seconds: float) -> Array | None:
-        """(n,) s that the threads of each have waited of the last `seconds`, together; None: no one
-        has.
+        """(n,) s that the threads of each have waited of the last `seconds` before the last look,
+        together; None: no one has.
         """
         if not self._ready:
             return None
-        waits = {one: min(r.last_s - r.since_s, seconds) for one, r in self._ready.items()}
+        begin_s = self._at_s - seconds
+        waits = {
+            one: max(0.0, r.last_s - max(r.since_s, begin_s)) for one, r in self._ready.items()
+        }
         return np.array([sum(waits.get(t, 0.0) for t in threads) for threads in operators])
 
 

@@ -74,6 +74,19 @@ def test_of_very_many_some_are_looked_at_each_time_and_all_in_turn() -> None:
     assert told is not None and (told >= 1.0).all()
 
 
+def test_a_wait_that_ended_unseen_is_told_of_its_own_window_only() -> None:
+    """Nobody has looked at it since, for there are so many."""
+    many = [Thread(1, tid, 0, "t") for tid in range(1, 3 * MOST)]
+    turns: list[Turns | None] = [(0, 1)]
+    found = Unserved(lambda thread: turns[-1])
+    for second in range(6):
+        found.look(many, float(second))
+    turns.append(None)
+    found.look(many, 3600.0)
+    told = found.waited([(thread,) for thread in many], 2.0)
+    assert told is not None and not told.any()
+
+
 def test_it_is_starved_and_not_idle() -> None:
     """Of two of whom the engine says that they have no input one could run, but has no turn."""
     topology = plan({"q": ["a", "b"]})
