@@ -402,7 +402,7 @@ def _without_looks(
     """
     if not window.now.topology.idle_spins:
         return spent
-    held = _before_full(window, queue, before)
+    held = _before_full(window, queue, before, same=True)
     looks = (spent.idle >= LEAST_SHARE) | ~window.graph.ingress
     looks &= ~(late & (spent.run >= LOOKING_RUN))
     empty = (queue == 0) & (before == 0) & looks & ~held
@@ -416,11 +416,13 @@ def _without_looks(
     )
 
 
-def _before_full(window: Window, queue: Array, before: Array) -> Mask:
-    """(n,) whether a queue that it feeds was full at both ends; of several, not the same one."""
+def _before_full(window: Window, queue: Array, before: Array, *, same: bool = False) -> Mask:
+    """(n,) whether a queue that it feeds was full at both ends. same: not one and then another."""
     with np.errstate(invalid="ignore"):
         most = FULL * window.value("queue_capacity")
         now, then = ((most > 0) & (size >= most) for size in (queue, before))
+    if same:
+        return _feeds(window.graph, now & then)
     return _feeds(window.graph, now) & _feeds(window.graph, then)
 
 

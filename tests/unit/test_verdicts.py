@@ -211,6 +211,27 @@ def test_who_looks_again_and_again_is_not_starved() -> None:
     assert words == ["cpu-starved", "idle", "cpu-starved"]
 
 
+def test_who_waits_for_a_cpu_is_not_held_by_one_full_queue_and_then_another() -> None:
+    """Each had room for a part of the window, so it may have waited before a full CPU alone."""
+    chain = plan({"q": ["s", "m", "a", "b"]}, edges=[(0, 1), (1, 2), (1, 3)])
+    topology = replace(chain, idle_spins=True)
+
+    def at(time_s: float, *full: float) -> Snapshot:
+        columns = {
+            "thread_cpu_time": array(*[0.2 * time_s] * 4),
+            "run_delay": array(0.0, 0.8 * time_s, 0.0, 0.0),
+            "queue_size": array(0, 500, *full),
+            "queue_capacity": array(*[1000] * 4),
+            "tuples_in": array(*[10 * time_s] * 4),
+        }
+        return Snapshot(topology, time_s, columns)
+
+    turns = Window(at(12.0, 3, 1000), at(10.0, 1000, 5))
+    assert assess(turns).verdict[1] == Verdict.CPU_STARVED
+    same = Window(at(12.0, 3, 1000), at(10.0, 5, 1000))
+    assert assess(same).verdict[1] == Verdict.BACKPRESSURED
+
+
 def test_a_source_that_sleeps_is_not_blamed() -> None:
     """It may pace itself, unless something is known to wait before it."""
     made = window(SLEEPS, REST, REST)
