@@ -29,9 +29,10 @@ def slowness(path: Path = LOADAVG) -> float:
 
 
 def lasting(path: Path = LOADAVG) -> float:
-    """The same over the last minute alone, whatever is so for a moment; 0 where nobody wants one,
-    or it cannot be read."""
+    """The same over the last minute alone, whatever is so for a moment, for each CPU that we may
+    use; 0 where nobody wants one, or it cannot be read.
+    """
     try:
-        return float(path.read_bytes().split()[0]) / (os.cpu_count() or 1)
+        return float(path.read_bytes().split()[0]) / len(os.sched_getaffinity(0))
     except (OSError, ValueError, IndexError):
         return 0.0

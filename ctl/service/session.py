@@ -86,7 +86,7 @@ def run(
         journal = journals.Journal(RunFolder(run_dir).journal)
         for problem in (*journals.restore(journal), *_lost(journal, killed)):
             log.warning("left by an earlier controller, not put back: %s", problem)
-        late = threading.Timer(START_S, _be_on_time, (sched.get_nice(0),))
+        late = threading.Timer(START_S, _go_first, (sched.get_nice(0),))
         late.daemon = True
         late.start()
         held.callback(late.cancel)
@@ -119,26 +119,39 @@ def _put_back_elsewhere(left: Path) -> None:
         log.error("left in %s by an earlier controller, not put back: %s", left, problem)
 
 
-def _be_on_time(own: int) -> None:
-    """Go first while the CPUs are crowded, which is where we are needed, and only then.
+def _go_first(own: int) -> None:
+    """Ahead of others, with all of our threads. own: our nice value without this.
 
-    A pass takes a small CPU tens of milliseconds, in which a neighbour would wait half as long
-    again as without us (p99). Nor before an order is in force: until then we take seconds, which
-    engines would have to go without. `cpu_limit` bounds what we take later. Who may not go first
-    has to wait like all others. own: our nice value without this.
+    Who may not has to wait like all others.
     """
-    first = min(OWN_NICE, own)
-    wanted, other = (first, own) if lasting() >= CROWDED else (own, first)
-    for tid in procfs.tids(os.getpid()):
-        with suppress(OSError):
-            if sched.get_nice(tid) == other != wanted:
-                sched.set_nice(tid, wanted)
+    _set_nice(own, min(OWN_NICE, own))
+
+
+def _set_nice(had: int, wanted: int) -> None:
+    """Of our threads that have this nice value."""
+    with suppress(OSError):  # no descriptor is left: at the next look
+        for tid in procfs.tids(os.getpid()):
+            with suppress(OSError):
+                if sched.get_nice(tid) == had:
+                    sched.set_nice(tid, wanted)
 
 
 async def _mind_crowds(own: int) -> None:
+    """Go first while the CPUs are crowded, which is where we are needed, and only then.
+
+    A pass takes a small CPU tens of milliseconds, in which a neighbour would wait half as long
+    again as without us (p99). Nor before an order is in force, unless that takes long: until then
+    we take seconds, which engines would have to go without. `cpu_limit` bounds what we take later.
+    """
+    went = sched.get_nice(0) != own  # the start was late
     while True:
+        if lasting() >= CROWDED:
+            _go_first(own)  # threads that were born since, too
+            went = True
+        elif went:
+            _set_nice(min(OWN_NICE, own), own)
+            went = False
         await asyncio.sleep(CROWD_S)
-        _be_on_time(own)
 
 
 def put_back(run_dir: Path) -> tuple[str, ...]:
@@ -300,8 +313,8 @@ async def _run(
                     log.warning("%s; looking again every %g s", missing, settings.discover)
                 if controller.stopping is None:
                     await controller.step(controller.rules)
-                    _be_on_time(own_nice)
                     tasks.append(asyncio.create_task(_mind_crowds(own_nice)))
+                    await asyncio.sleep(0)  # for its first look
                     notify("READY=1")
                     _tell(controller)
                     if started is not None:

@@ -272,7 +272,7 @@ def test_whoever_looks_after_the_journal_bears_any_error(
 
 
 GOES_FIRST = """
-import asyncio, os, sys, threading
+import asyncio, contextlib, os, sys, threading, time
 import msgspec
 import fakes
 from sched_ctl.config.settings import Section
@@ -284,12 +284,18 @@ seen = []
 
 class Engine(fakes.FakeEngine):
     def poll(self, timeout_s):
+        while late and nice(threading.get_native_id()) == own > -5:
+            time.sleep(0.01)
         seen.append(nice(threading.get_native_id()))
         return super().poll(timeout_s)
 
 
 def threads():
-    return {nice(int(tid)) for tid in os.listdir("/proc/self/task")}
+    found = set()
+    for tid in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            found.add(nice(int(tid)))
+    return found
 
 
 def told(controller):
@@ -307,10 +313,10 @@ def told(controller):
     controller.step = step
 
 
-own = nice(0)
+own, late = nice(0), sys.argv[3] == "late"
 changes = {"policy": (Section(policy="qs"),), "run_dir": sys.argv[1], "backend": "nice"}
 settings = msgspec.structs.replace(fakes.QUICK, **changes)
-session.START_S, session.CROWD_S = 3600.0, 0.01
+session.START_S, session.CROWD_S = 0.01 if late else 3600.0, 0.01
 session.lasting = lambda: float(sys.argv[2])
 session.run(settings, fakes.FakeEngine.kind(Engine("a")), started=told)
 print(threads())
@@ -318,14 +324,21 @@ print(threads())
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(("crowd", "first"), [("4.0", -5), ("3.9", 19)])
+@pytest.mark.parametrize(
+    ("crowd", "start", "before", "first"),
+    [
+        ("4.0", "at once", 19, -5),
+        ("3.9", "at once", 19, 19),
+        ("3.9", "late", -5, 19),  # whatever the load was in the minute before
+    ],
+)
 def test_it_goes_before_others_in_a_crowd_once_an_order_is_in_force(
-    crowd: str, first: int, tmp_path: Path
+    crowd: str, start: str, before: int, first: int, tmp_path: Path
 ) -> None:
-    """Engines would have to go without the CPU that it takes until then, and where nobody crowds
-    its neighbours wait longer. All of its threads do."""
+    """Engines would have to go without the CPU that it takes until then, unless that takes long,
+    and where nobody crowds its neighbours wait longer. All of its threads do."""
     done = subprocess.run(
-        [sys.executable, "-c", GOES_FIRST, tmp_path, crowd],
+        [sys.executable, "-c", GOES_FIRST, tmp_path, crowd, start],
         env=os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")},
         capture_output=True,
         text=True,
@@ -333,4 +346,5 @@ def test_it_goes_before_others_in_a_crowd_once_an_order_is_in_force(
         check=False,
     )
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    assert done.stdout == f"{nice} {{{min(nice, first)}}}\n{{{nice}}}\n", done.stderr
+    told = f"{min(nice, before)} {{{min(nice, first)}}}\n{{{nice}}}\n"
+    assert done.stdout == told, done.stderr
