@@ -218,7 +218,11 @@ def quantile(histogram: npt.NDArray[np.int64], q: float) -> float:
     if not histogram.sum():
         return float("nan")
     wanted = q * (histogram.sum() - 1)
-    bucket = int(np.searchsorted(np.cumsum(histogram), wanted, side="right"))
+    return middle_s(int(np.searchsorted(np.cumsum(histogram), wanted, side="right")))
+
+
+def middle_s(bucket: int) -> float:
+    """Of a bucket of these."""
     octave, part = divmod(bucket, 64)
     return float(2.0 ** (octave - 34) * (1 + (part + 0.5) / 64))
 

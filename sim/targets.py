@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sched_ctl.metrics import feasibility
 from sched_ctl.metrics.feasibility import Judgement
+from sched_ctl.model.graph import Array
 from sched_ctl.model.targets import Target
 from sched_ctl.plugins import registry
 from sched_ctl.sim.node import Node
-from sched_ctl.sim.result import Result, interval, quantile
+from sched_ctl.sim.result import Result, interval, middle_s, quantile
 
 __all__ = ["Kept", "judged", "kept"]
 
@@ -27,8 +29,9 @@ class Kept:
     """What became of a target; None: of the queries without one, of which `met` and `within_s` are
     NaN.
 
-    met: share of the tuples. within_s: the latency that the share asked for has kept. queries: each
-    one's share of tuples, over all seeds; NaN where none left.
+    met: share of the tuples. within_s: the latency that the share asked for has kept, of the tuples
+    of all seeds. queries: each one's share of tuples, over all seeds; NaN where none left. Seeds of
+    which no tuple left count for nothing.
     """
 
     target: Target | None
@@ -43,6 +46,11 @@ class Kept:
         """Queries that keep it."""
         asked = math.nan if self.target is None else self.target.share
         return [query for query, met in self.queries.items() if met >= asked]
+
+    @property
+    def known(self) -> int:
+        """Queries of which tuples left."""
+        return sum(not math.isnan(met) for met in self.queries.values())
 
 
 def judged(node: Node, cpus: float) -> dict[str, Judgement]:
@@ -68,27 +76,43 @@ def kept(runs: Sequence[Result]) -> tuple[Kept, ...]:
 
 def _of(kind: int, target: Target | None, queries: list[str], runs: Sequence[Result]) -> Kept:
     node = runs[0].node
-    operators = [operator.query for operator in node.topology.operators]
-    rows = np.isin(operators, queries)
-    share = math.nan if target is None else target.share
+    names = node.topology.queries
+    mine = np.isin(names, queries)
 
-    def over(column: str) -> list[float]:
-        """Of a sum, the mean of a tuple in each run."""
-        each = [(r.columns[column][rows].sum(), r.columns["departed"][rows].sum()) for r in runs]
-        return [float(total / tuples) if tuples else math.nan for total, tuples in each]
+    def by_query(column: str) -> Array:
+        """(runs, queries) sums."""
+        return np.array([np.bincount(node.query_of, r.columns[column], len(names)) for r in runs])
 
-    met = dict.fromkeys(queries, math.nan)
-    for query in queries if target is not None else ():
-        mine = np.equal(operators, query)
-        tuples = sum(float(r.columns["departed"][mine].sum()) for r in runs)
-        if tuples:
-            met[query] = sum(float(r.columns["met"][mine].sum()) for r in runs) / tuples
-    none = (math.nan, math.nan)
+    departed = by_query("departed")
+    with np.errstate(invalid="ignore"):
+        met = by_query("met")
+        shares = met.sum(axis=0) / departed.sum(axis=0)
+        tuples = departed[:, mine].sum(axis=1)
+        share, response_s = (
+            _over(each[:, mine].sum(axis=1) / tuples) for each in (met, by_query("response"))
+        )
+    within = [_within(r.by_target[kind], target) for r in runs]
+    p99_s = _over(np.array([quantile(r.by_target[kind], 0.99) for r in runs]))
+    together = np.sum([r.by_target[kind] for r in runs], axis=0)
+    unknown = (math.nan, math.nan)
     return Kept(
         target,
-        none if target is None else interval(over("met")),
-        none if target is None else interval([quantile(r.by_target[kind], share) for r in runs]),
-        interval(over("response")),
-        interval([quantile(r.by_target[kind], 0.99) for r in runs]),
-        met,
+        unknown if target is None else share,
+        (_within(together, target), _over(np.array(within))[1]),
+        response_s,
+        p99_s,
+        {q: math.nan if target is None else float(shares[names.index(q)]) for q in queries},
     )
+
+
+def _within(histogram: npt.NDArray[np.int64], target: Target | None) -> float:
+    """The first latency, in s, that at least the share asked for has kept; NaN if no tuple left."""
+    tuples = int(histogram.sum())
+    if target is None or not tuples:
+        return math.nan
+    return middle_s(int(np.searchsorted(np.cumsum(histogram), math.ceil(target.share * tuples))))
+
+
+def _over(values: Array) -> Figure:
+    known = values[~np.isnan(values)]
+    return interval(known.tolist()) if len(known) else (math.nan, math.nan)

@@ -13,6 +13,7 @@ from sched_ctl.controller.rule import automatic
 from sched_ctl.controller.targets import words
 from sched_ctl.errors import near_miss
 from sched_ctl.metrics.feasibility import Standing
+from sched_ctl.model.patterns import fits, names_of
 from sched_ctl.model.targets import Target
 from sched_ctl.sim.node import Node
 from sched_ctl.sim.setting import Setting
@@ -23,11 +24,17 @@ __all__ = ["check", "options", "policies", "rows", "show"]
 
 # --scheduler -> the backend that it stands for
 BACKENDS = {"user": "pool", "os": "nice", "scx": "scx", "fifo": "realtime"}
+SOME = 8  # queries that an error names
 
 
-def policies(scheduler: str) -> tuple[str, str]:
-    """What "auto" takes without targets, and with them."""
-    return automatic(_backend(scheduler))[0], automatic(_backend(scheduler), targets=True)[0]
+def policies(scheduler: str) -> tuple[str, ...]:
+    """What "auto" takes without targets, and with them.
+
+    The former is left out where it puts heavy queries last: in the simulator nobody is heavy.
+    """
+    backend = _backend(scheduler)
+    without, by_targets = automatic(backend)[0], automatic(backend, targets=True)[0]
+    return (by_targets,) if without == "light-first" else (without, by_targets)
 
 
 def options(policy: str, node: Node, setting: Setting) -> Mapping[str, object]:
@@ -50,9 +57,16 @@ def check(node: Node, targets: Sequence[Target]) -> None:
             raise ConfigError(
                 f"--target {names}={target.latency}: it is for no query of {node.name}"
                 f"{near_miss(names, node.topology.queries)}",
-                f"its queries: {', '.join(node.topology.queries[:8])}; of several targets for one "
-                "query the first counts",
+                _why(target, node),
             )
+
+
+def _why(target: Target, node: Node) -> str:
+    engine, queries = node.topology.engine, node.topology.queries
+    if any(fits(target.queries, *names_of(engine, query)) for query in queries):
+        return "of several targets for one query the first counts"
+    more = ", ..." if len(queries) > SOME else ""
+    return f"its queries: {', '.join(queries[:SOME])}{more}"
 
 
 def rows(entry: Row) -> list[dict[str, Any]]:
@@ -106,7 +120,9 @@ def show(entries: Sequence[Row]) -> None:
 def _lines(entry: Row) -> Iterator[list[str]]:
     for number, part in enumerate(entry.targets):
         first = ["", ""] if number else [entry.policy, f"{entry.load:g}"]
-        times = [screen.number(1e3 * figure) for figure in (part.response_s[0], part.p99_s[0])]
+        times = [
+            screen.number(_known(1e3 * figure)) for figure in (part.response_s[0], part.p99_s[0])
+        ]
         if part.target is None:
             yield [*first, "(others)", "", "", "", "", *times]
             continue
@@ -116,7 +132,7 @@ def _lines(entry: Row) -> Iterator[list[str]]:
             str(part.target),
             percent(_known(met)),
             percent(_known(half)),
-            f"{len(part.keeps)} of {len(part.queries)}",
+            f"{len(part.keeps)} of {part.known}",
             screen.number(_known(1e3 * within_s)),
             *times,
         ]
@@ -127,7 +143,7 @@ def _told(load: float, entries: Sequence[Row]) -> Iterator[str]:
     base = entries[0]
     for entry in entries[1:]:
         for mine, first in zip(entry.targets, base.targets, strict=True):
-            if mine.target is None and first.response_s[0] > 0 and first.p99_s[0] > 0:
+            if mine.target is None and first.response_s[0] > 0 and mine.response_s[0] > 0:
                 mean, p99 = (
                     screen.number(one[0] / other[0])
                     for one, other in (

@@ -121,6 +121,7 @@ def nodes(
         raise ConfigError(f"--base-cost-us {base_cost_us:g} is out of range")
     if np.inf in (loads or []):
         raise ConfigError("--load inf is out of range")
+    loads = list(dict.fromkeys(loads or ()))
     base = None if base_cost_us is None else base_cost_us * 1e-6
     made = _nodes(source, loads, cpus, base, common)
     for _, node in made if targets else ():

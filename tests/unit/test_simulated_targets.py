@@ -16,6 +16,7 @@ from sched_ctl.metrics.feasibility import Standing
 from sched_ctl.model import files as record
 from sched_ctl.model.targets import Target
 from sched_ctl.sim import Node, Setting, of_workload, simulate
+from sched_ctl.sim.result import middle_s
 from sched_ctl.sim.targets import judged, kept
 from sched_ctl.workloads import workload
 
@@ -68,7 +69,7 @@ def test_each_tuple_counts_for_the_first_target_of_its_query() -> None:
             continue
         met = [float((each <= part.target.latency_s).mean()) for each in took]
         assert 0 < part.met[0] < 1 and part.met[0] == pytest.approx(np.mean(met))
-        within = np.mean([np.quantile(each, part.target.share) for each in took])
+        within = np.quantile(np.concatenate(took), part.target.share)
         assert part.within_s[0] == pytest.approx(within, rel=0.05)
     assert sum(one.by_target.sum() for one in runs) == sum(one.responses.sum() for one in runs)
 
@@ -103,7 +104,8 @@ def test_without_targets_nothing_is_told_of_them() -> None:
 
 def test_they_stand_on_the_screen_with_what_they_cost() -> None:
     arguments = ["simulate", "targets", "--duration", "5", *flags(ALARM, HOPELESS)]
-    shown = CliRunner().invoke(make_app(), [*arguments, "--scheduler", "os", "-l", "0.9"]).stdout
+    runner = CliRunner(env={"COLUMNS": "200"})
+    shown = runner.invoke(make_app(), [*arguments, "--scheduler", "os", "-l", "0.9"]).stdout
     told = " ".join(shown.split())
     assert "0.99 of alarm* within 10ms" in told and "(others)" in told and "4 of 4" in told
     assert "at 0.9 under deadline the others' mean is" in told
@@ -136,3 +138,32 @@ def test_a_target_that_cannot_be_is_refused(targets: list[str], message: str) ->
     done = CliRunner().invoke(make_app(), ["simulate", "targets", *flags(*targets)])
     assert isinstance(done.exception, ConfigError), done.output
     assert message in done.exception.message and done.exception.hint
+
+
+def test_who_had_no_tuple_neither_keeps_nor_misses_it() -> None:
+    """Nor does a run in which nobody had any count."""
+    target = asked("*", "10ms")
+    runs = [simulate(node(target), None, Setting(scheduler="os", duration_s=2)) for _ in range(2)]
+    [before] = kept(runs)
+    empty = replace(
+        runs[0],
+        columns={name: 0 * column for name, column in runs[0].columns.items()},
+        by_target=0 * runs[0].by_target,
+    )
+    [found] = kept([runs[0], empty])
+    [alone] = kept(runs[:1])
+    assert found.met[0] == alone.met[0] and found.queries == alone.queries
+    assert found.known == len(before.queries)
+    none = next(iter(found.queries))
+    silent = empty.columns["departed"].copy()
+    silent[runs[0].node.query_of != 0] = 1
+    [one] = kept([replace(empty, columns={**empty.columns, "departed": silent, "met": silent})])
+    assert np.isnan(one.queries[none]) and len(one.keeps) == one.known == len(one.queries) - 1
+
+
+def test_of_few_tuples_the_worst_counts_for_a_share_that_all_but_it_do_not_make() -> None:
+    run = simulate(node(asked("*", "1s")), None, Setting(scheduler="os", duration_s=1, warm_s=0))
+    tuples = np.zeros_like(run.by_target)
+    tuples[1, 2000], tuples[1, 2100] = 14, 1
+    [found] = kept([replace(run, by_target=tuples)])
+    assert found.within_s[0] == pytest.approx(middle_s(2100))
