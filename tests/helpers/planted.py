@@ -62,7 +62,7 @@ def limited(pid: int, cpus: float) -> Iterator[None]:
     out again at the end.
     """
     tree = next(found for found in cgroup.hierarchies() if cgroup.has_cpu(found))
-    outside, *_ = cgroup.with_cpu(pid)
+    outside = next(iter(cgroup.with_cpu(pid)), tree.mount)
     folder = tree.mount / f"limited-{pid}"
     folder.mkdir()
     try:

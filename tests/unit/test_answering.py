@@ -14,10 +14,17 @@ from fakes import FakeBackend, FakeEngine, backends, drive
 from sched_ctl.config.settings import Section, Settings
 from sched_ctl.controller.loop import Controller
 from sched_ctl.drivers.threads import thread_of
+from sched_ctl.kernel import descriptors
 from sched_ctl.model.topology import HelperThread, Snapshot, Thread
 from sched_ctl.probes.answering import AnsweringTime
 from sched_ctl.service import views
 from support import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _descriptors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was put back in this process before."""
+    monkeypatch.setattr(descriptors, "_putting_back", False)
 
 
 class Server:

@@ -264,3 +264,8 @@ def test_what_needs_packages_of_pypi_is_skipped_by_that_name_where_none_are_had(
         releases.run(fetch)
     with pytest.raises(AssertionError, match="no such option"):
         releases.run([*pip, "--wrong"])
+    later = (
+        "echo 'Retrying after connection broken by ...' >&2; echo 'error: no such file' >&2; exit 1"
+    )
+    with pytest.raises(AssertionError, match="no such file"):
+        releases.run(["sh", "-c", later])

@@ -36,7 +36,7 @@ def package(kernel_image: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     """Made where there is a guest for it."""
     kernel_image("6.18-arm64")
     folder = tmp_path_factory.mktemp("package")
-    releases.run([ROOT / "packaging" / "deb", folder, "13", "arm64"])
+    releases.run([ROOT / "packaging" / "deb", folder, "13", "arm64"], LIMIT_S)
     [package] = folder.glob("*.deb")
     return package
 
