@@ -27,7 +27,7 @@ def test_what_a_java_machine_stops_for_of_itself_is_told_apart() -> None:
     assert figures["longest stop for us"] == Figure(300.0, 1.0, 1.0, "ms")
     quiet = {"tm": stops_ms(LOG.partition("\n")[0], []), "jm": []}
     figures = row([{"stretch": "first", "cpu_s": {"tm": 1.0}, "stops_ms": quiet}]).figures
-    assert figures["longest stop for us"] == Figure(0.0)
+    assert figures["longest stop for us"] == Figure(0.0, unit="ms")
     for theirs in ("GenCollectFull", "CollectForMetadataAllocation", "Cleanup", "G1PauseRemark"):
         assert OWN.search(theirs)
     for ours in ("PrintThreads", "PrintJNI", "FindDeadlocks", "ThreadDump", "HeapDumper"):
