@@ -106,6 +106,62 @@ def over(ours: Sequence[object], base: Sequence[object], figure: str) -> float:
     return geometric([getattr(one, figure) / getattr(other, figure) for one, other in pairs])
 
 
+def policies(found: Mapping[Run, Figures], job: Callable[..., Run], seeds: Sequence[int]) -> Result:
+    def of(name: str, load: float, policy: str) -> list[Figures]:
+        return [found[job(name, load, policy, None, seed)] for seed in seeds]
+
+    rows = [
+        Row(
+            f"{name} {load}: {figure}",
+            {
+                policy: Figure(over(of(name, load, policy), of(name, load, OS), figure))
+                for policy in POLICIES
+            },
+        )
+        for name, load in CASES
+        for figure in SHOWN
+    ]
+    return Result(
+        title="Simulated: response times and l2 of slowdowns over EEVDF, threads as under scx",
+        columns=[*POLICIES],
+        n=len(seeds),
+        spread=None,
+        seeds=[*seeds],
+        kernel=None,
+        rows=rows,
+        **results.here(),
+    )
+
+
+def bounds(found: Mapping[Run, Figures], job: Callable[..., Run], seeds: Sequence[int]) -> Result:
+    def of(policy: str, patience: float | None = None) -> list[Figures]:
+        return [found[job("syn", 0.97, policy, patience, seed)] for seed in seeds]
+
+    base, hr = of(OS), of("hr")
+    rows = []
+    for bound, patience in BOUNDED:
+        ours = of(bound, patience)
+        worst = [o.worst / b.worst for o, b in zip(ours, base, strict=True)]
+        cells: dict[str, Figure | str] = {
+            "mean over EEVDF": Figure(over(ours, base, "mean")),
+            "p50 over EEVDF": Figure(over(ours, base, "p50")),
+            "mean over HR": Figure(over(ours, hr, "mean")),
+            "worst slowdown over EEVDF": Figure(geometric(worst), min(worst), max(worst)),
+            "l2": Figure(over(ours, base, "l2")),
+        }
+        rows.append(Row(bound if patience is None else f"{bound}, patience {patience:g}", cells))
+    return Result(
+        title="Simulated: SYN at 0.97, what a bound of the worst case costs",
+        columns=list(rows[0].figures),
+        n=len(seeds),
+        spread="smallest-largest over seeds",
+        seeds=[*seeds],
+        kernel=None,
+        rows=rows,
+        **results.here(),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
@@ -124,64 +180,8 @@ def main() -> None:
     bounded = [job("syn", 0.97, p, o, s) for p, o in ((OS, None), *BOUNDED) for s in more]
     with ProcessPoolExecutor() as pool:
         found = dict(zip(many + bounded, pool.map(run, many + bounded, chunksize=8), strict=True))
-
-    def of(name: str, load: float, policy: str) -> list[Figures]:
-        return [found[job(name, load, policy, None, seed)] for seed in seeds]
-
-    rows = [
-        Row(
-            f"{name} {load}: {figure}",
-            {
-                policy: Figure(over(of(name, load, policy), of(name, load, OS), figure))
-                for policy in POLICIES
-            },
-        )
-        for name, load in CASES
-        for figure in SHOWN
-    ]
-    told = Result(
-        title="Simulated: response times and l2 of slowdowns over EEVDF, threads as under scx",
-        columns=[*POLICIES],
-        n=len(seeds),
-        spread=None,
-        seeds=[*seeds],
-        kernel=None,
-        rows=rows,
-        **results.here(),
-    )
-    results.tell(told, arguments.keep and f"{arguments.keep}-policies")
-
-    base = [found[job("syn", 0.97, OS, None, s)] for s in more]
-    hr = [found[job("syn", 0.97, "hr", None, s)] for s in more]
-    rows = []
-    for bound, patience in BOUNDED:
-        ours = [found[job("syn", 0.97, bound, patience, s)] for s in more]
-        worst = [o.worst / b.worst for o, b in zip(ours, base, strict=True)]
-        cells: dict[str, Figure | str] = {
-            "mean over EEVDF": Figure(
-                geometric([o.mean / b.mean for o, b in zip(ours, base, strict=True)])
-            ),
-            "p50 over EEVDF": Figure(
-                geometric([o.p50 / b.p50 for o, b in zip(ours, base, strict=True)])
-            ),
-            "mean over HR": Figure(
-                geometric([o.mean / h.mean for o, h in zip(ours, hr, strict=True)])
-            ),
-            "worst slowdown over EEVDF": Figure(geometric(worst), min(worst), max(worst)),
-            "l2": Figure(geometric([o.l2 / b.l2 for o, b in zip(ours, base, strict=True)])),
-        }
-        rows.append(Row(bound if patience is None else f"{bound}, patience {patience:g}", cells))
-    told = Result(
-        title="Simulated: SYN at 0.97, what a bound of the worst case costs",
-        columns=list(rows[0].figures),
-        n=len(more),
-        spread="smallest-largest over seeds",
-        seeds=[*more],
-        kernel=None,
-        rows=rows,
-        **results.here(),
-    )
-    results.tell(told, arguments.keep and f"{arguments.keep}-bound")
+    results.tell(policies(found, job, seeds), arguments.keep and f"{arguments.keep}-policies")
+    results.tell(bounds(found, job, more), arguments.keep and f"{arguments.keep}-bound")
 
 
 if __name__ == "__main__":
