@@ -51,22 +51,22 @@ def _backend(scheduler: str) -> str:
 def check(node: Node, targets: Sequence[Target]) -> None:
     """Raises ConfigError for a target that is no query's."""
     used = replace(node, targets=tuple(targets)).targeted.values()
-    for target in targets:
-        if not any(one is target for one in used):
-            names = " ".join(target.queries)
-            raise ConfigError(
-                f"--target {names}={target.latency}: it is for no query of {node.name}"
-                f"{near_miss(names, node.topology.queries)}",
-                _why(target, node),
-            )
-
-
-def _why(target: Target, node: Node) -> str:
     engine, queries = node.topology.engine, node.topology.queries
-    if any(fits(target.queries, *names_of(engine, query)) for query in queries):
-        return "of several targets for one query the first counts"
-    more = ", ..." if len(queries) > SOME else ""
-    return f"its queries: {', '.join(queries[:SOME])}{more}"
+    for target in targets:
+        if any(one is target for one in used):
+            continue
+        names = " ".join(target.queries)
+        given = f"--target {names}={target.latency}"
+        if any(fits(target.queries, *names_of(engine, query)) for query in queries):
+            raise ConfigError(
+                f"{given}: its queries have an earlier target, which counts",
+                "leave it out, or put it before that",
+            )
+        more = ", ..." if len(queries) > SOME else ""
+        raise ConfigError(
+            f"{given}: it is for no query of {node.name}{near_miss(names, queries)}",
+            f"its queries: {', '.join(queries[:SOME])}{more}",
+        )
 
 
 def rows(entry: Row) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ def test_a_snapshot_takes_targets(tmp_path: Path) -> None:
     ("targets", "message"),
     [
         (["alram*=10ms"], "no query of targets"),
-        (["alarm*=10ms", "alarm0=5ms"], "alarm0=5ms: it is for no query"),
+        (["alarm*=10ms", "alarm0=5ms"], "alarm0=5ms: its queries have an earlier target"),
         (["alarm*=10"], "has no unit"),
         (["alarm*=0s"], "above 0"),
         (["alarm*=1s,share=nan"], "share"),
