@@ -46,9 +46,11 @@ __all__ = [
     "Guest",
     "GuestError",
     "Options",
+    "at_hand",
     "boot",
     "kvm_works",
     "missing",
+    "prepare",
 ]
 
 TIMED_OUT = 124  # exit code of a command that was stopped, as timeout(1) has it
@@ -125,6 +127,14 @@ def missing(architecture: str = qemu.OWN) -> str | None:
     return None
 
 
+def at_hand(kernel: str) -> Path | None:
+    """The image of a row of the matrix, if a guest of it takes nothing that is to be fetched."""
+    image = kernels.at_hand(kernel)
+    if image is None or (architecture := kernels.matrix(kernel).architecture) == qemu.OWN:
+        return image
+    return image if roots.at_hand(architecture) and qemu.at_hand(architecture) else None
+
+
 class Guest:
     """A running guest. Iterate over it for the command's output, then look at `returncode`."""
 
@@ -196,7 +206,7 @@ class Guest:
                 stderr=stderr,
                 # In a session of its own, so that Ctrl-C reaches only us and we end it in order.
                 start_new_session=True,
-                preexec_fn=functools.partial(_prepare, self._nice),
+                preexec_fn=functools.partial(prepare, self._nice),
             )
         self._children.append(child)
         return child
@@ -488,7 +498,7 @@ def _qemu_command(folder: Path, kernel: Path, architecture: str, options: Option
     ]
 
 
-def _prepare(nice: int) -> None:
+def prepare(nice: int) -> None:
     """What a child does before it is another program."""
     _die_with_parent()
     if nice:

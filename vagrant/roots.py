@@ -9,7 +9,7 @@ from pathlib import Path
 
 import debian
 
-__all__ = ["PACKAGES", "RootError", "root"]
+__all__ = ["PACKAGES", "RootError", "at_hand", "root"]
 
 SUITE = "trixie"
 PACKAGES = (
@@ -23,10 +23,15 @@ class RootError(Exception):
     """There is no root; the text says why."""
 
 
+def at_hand(architecture: str) -> bool:
+    """Whether there is a root without making it."""
+    return _folder(architecture).is_dir()
+
+
 def root(architecture: str) -> Path:
     """Made once, and kept."""
-    folder = debian.cache() / f"root-{architecture}"
-    if folder.is_dir():
+    folder = _folder(architecture)
+    if at_hand(architecture):
         return folder
     try:
         with debian.archive(SUITE, folder, architecture) as archive:
@@ -40,3 +45,7 @@ def root(architecture: str) -> Path:
     except debian.ArchiveError as error:
         raise RootError(f"there is no root for {architecture}: {error}") from error
     return folder
+
+
+def _folder(architecture: str) -> Path:
+    return debian.cache() / f"root-{architecture}"

@@ -6,6 +6,7 @@ Tried with processes of this machine in place of guests.
 import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ import kernels
 import pytest
 import roots
 from vm import conftest
+
+from support import wait_until
 
 TESTS = Path(__file__).parents[1]
 
@@ -61,7 +64,7 @@ boots.guest.Guest = Guest
 boots.CHECK_S, boots.STARVED = 4.0, 1
 boots.guest.kvm_works = lambda image: False
 runner.qemu.find = runner.qemu.installed = boots.guest.missing = lambda: None
-boots.kernels.at_hand = boots.kernels.find = runner.image_of = Path
+boots.guest.at_hand = boots.kernels.find = runner.image_of = Path
 boots.os.sched_getaffinity = lambda pid: {0, 1}
 """
 
@@ -288,6 +291,8 @@ def test_guests_begin_beside_other_tests(tmp_path: Path) -> None:
 KNOWN = """
 import pytest
 
+KERNEL = "6.1"
+
 @pytest.mark.vm
 def test_a_command(vm):
     words, options = early()
@@ -368,7 +373,7 @@ def test_a_guest_gives_way_as_a_process_and_as_an_autogroup() -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=functools.partial(guest._prepare, 7),
+        preexec_fn=functools.partial(guest.prepare, 7),
     ) as child:
         assert os.getpriority(os.PRIO_PROCESS, child.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 7
         group = Path(f"/proc/{child.pid}/autogroup")
@@ -388,7 +393,67 @@ def test_a_guest_of_another_machine_without_a_root_is_skipped_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(guest, "missing", lambda _: None)
+    monkeypatch.setattr(conftest, "FETCH", [])
     monkeypatch.setattr(kernels, "find", Path)
     monkeypatch.setattr(roots, "root", Mock(side_effect=roots.RootError("there is no root")))
     with pytest.raises(pytest.skip.Exception, match=r"kernel 7\.3-arm64: there is no root"):
         conftest.image_of("7.3-arm64")
+
+
+FETCHING = """
+import time
+from pathlib import Path
+
+class Popen(subprocess.Popen):
+    def __init__(self, words, **rest):
+        assert words[2:] == ["fetch", "6.16", "6.18", "7.3", "6.1"], words
+        super().__init__(["sh", "-c", "sleep 0.5; touch fetched"], **rest)
+
+runner.subprocess = Namespace(**{**vars(subprocess), "Popen": Popen})
+boots.guest.at_hand = lambda kernel: Path(kernel) if Path("fetched").exists() else None
+"""
+
+MANY = """
+import time
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("turn", range(200))
+def test_short(turn):
+    if not Path("exact").exists():
+        time.sleep(0.05)
+
+def test_it_was_fetched_first():
+    assert Path("fetched").exists() and Path("exact").exists()
+"""
+
+
+def test_what_guests_need_is_fetched_beside_other_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetching = "from types import SimpleNamespace as Namespace\n" + FETCHING
+    monkeypatch.setitem(globals(), "CONFTEST", CONFTEST + fetching)
+    done = run(tmp_path, guest_exact=EXACT, test_a_plain=MANY, test_known=KNOWN)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_fetch_ends_with_the_run_and_stands_still_when_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **rest: real(["sleep", "60"], **rest))
+    fetch = conftest.Fetch(["6.18"])
+    try:
+        assert fetch.runs
+        for paused, state in ((True, "T"), (False, "S")):
+            fetch.pause(paused=paused)
+            wait_until(lambda state=state: state_of(fetch.process.pid) == state)  # type: ignore[misc]
+        monkeypatch.setattr(fetch, "end_s", 0.0)
+        assert not fetch.runs  # whoever needs something asks for it itself
+    finally:
+        fetch.wait()
+    assert fetch.process.returncode == -signal.SIGKILL
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -328,7 +328,7 @@ class Line:
             if job.wanted and job.machine is None:
                 if job is asked:
                     job.start(kernels.find(job.kernel))
-                elif (image := kernels.at_hand(job.kernel)) and self.fits(job, asked is None):
+                elif self.fits(job, asked is None) and (image := guest.at_hand(job.kernel)):
                     job.start(image, GIVES_WAY if self.gives_way else 0)
         machines = [job.machine for job in self.running() if job.machine is not None]
         ready = select.select(machines, [], [], 0.0 if asked is None else 1.0)[0]

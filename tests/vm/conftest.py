@@ -16,8 +16,8 @@ A check marked `@only_on("7.3")` (`vm.inside`) runs on these kernels of its file
 others can add nothing. With `@enough_on("7.3")` it does so unless `SCHED_CTL_EACH_KERNEL` is set.
 
 For anything else there is the fixture `vm`, which runs one command in one guest. A file of such
-tests may have a function `early`: the arguments of `vm`, or None as long as the guest cannot begin.
-With exact time it then runs beside tests without guests, like the checks.
+tests may have a function `early`: the arguments of `vm`, or None as long as the guest cannot begin,
+and its `KERNEL`. With exact time it then runs beside tests without guests, like the checks.
 
 A check passes at the first look, or is flaky: a bad look was let pass (`vm.inside.look_until`), or
 an attempt failed (`vm.boots`). More flaky checks than `FLAKY` make the whole run fail.
@@ -25,8 +25,13 @@ an attempt failed (`vm.boots`). More flaky checks than `FLAKY` make the whole ru
 
 import ast
 import compileall
+import contextlib
 import functools
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
@@ -39,11 +44,13 @@ import kernels
 import pytest
 import qemu
 import roots
-from vm.boots import Boot, Command, Line, settings_of
+from vm.boots import GIVES_WAY, Boot, Command, Line, settings_of
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "ctl", "drivers", "policies", "sim", "tests")
 LINE = pytest.StashKey[Line]()
+FETCH: list["Fetch"] = []  # of this run, if something is fetched beside tests
+FETCH_S = 900.0  # for all of it: whoever needs something then asks for it itself
 FLAKY_CHECK = "flaky"  # name of a user property: what was seen
 FLAKY = 0.03  # of all checks may be flaky, but two always
 SHOWN = 12  # lines of what was seen in the summary
@@ -85,6 +92,8 @@ def kernel_image() -> Callable[[str], Path]:
 
 
 def image_of(kernel: str) -> Path:
+    if FETCH:
+        FETCH[0].wait()
     lacking = guest.missing(kernels.matrix(kernel).architecture)
     if lacking is not None:
         pytest.skip(f"needs {lacking}")
@@ -146,8 +155,48 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.pluginmanager.register(Beside(session))
 
 
+class Fetch:
+    """What guests need and is not at hand, fetched by another process while tests go on."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.end_s = time.monotonic() + FETCH_S
+        self.process = subprocess.Popen(
+            [sys.executable, ROOT / "vagrant" / "vm", "fetch", *names],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=functools.partial(guest.prepare, GIVES_WAY),
+        )
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None and time.monotonic() < self.end_s
+
+    def wait(self) -> None:
+        """Until all is there that can be had: two who fetch one thing are in each other's way."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, self.end_s - time.monotonic()))
+        self.close()
+
+    def pause(self, *, paused: bool) -> None:
+        self.send(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def close(self) -> None:
+        self.send(signal.SIGKILL)
+        self.process.wait()
+
+    def send(self, number: int) -> None:
+        """To it and all that it started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+
 class Beside:
-    """Looks after guests between tests. They pause during a test that is marked `quiet`."""
+    """Looks after guests between tests. They pause during a test that is marked `quiet`.
+
+    What they need is fetched first: none begins before it is known what there is.
+    """
 
     def __init__(self, session: pytest.Session) -> None:
         self.session = session
@@ -157,6 +206,11 @@ class Beside:
             if isinstance(item, pytest.Function) and item.get_closest_marker("skip") is None
         )
         self.early = [module.early for module in modules if hasattr(module, "early")]
+        wanted = [item.kernel for item in session.items if isinstance(item, Check)]
+        wanted += [module.KERNEL for module in modules if hasattr(module, "early")]
+        names = [name for name in dict.fromkeys(wanted) if guest.at_hand(name) is None]
+        if names and guest.missing() is None:
+            FETCH[:] = [Fetch(names)]
 
     def begin(self, line: Line) -> None:
         """Put what can begin by now first in the line: those of one command take longest."""
@@ -171,17 +225,20 @@ class Beside:
         needs_guests = item.get_closest_marker("vm") is not None
         if needs_guests or guest.missing() is not None:
             return (yield)
-        line = line_of(self.session)
-        self.begin(line)
-        line.turn()
+        others: list[Fetch | Line] = [*FETCH]
+        if not any(fetch.runs for fetch in FETCH):
+            line = line_of(self.session)
+            self.begin(line)
+            line.turn()
+            others = [line]
         quiet = item.get_closest_marker("quiet") is not None
-        if quiet:
-            line.pause(paused=True)
+        for other in others if quiet else ():
+            other.pause(paused=True)
         try:
             return (yield)
         finally:
-            if quiet:
-                line.pause(paused=False)
+            for other in others if quiet else ():
+                other.pause(paused=False)
 
 
 class GuestFile(pytest.File):
@@ -288,6 +345,8 @@ class CheckFailed(Exception):
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End guests that an interrupted run left; too many flaky checks are a failure."""
+    if FETCH:
+        FETCH[0].close()
     if LINE in session.config.stash:
         session.config.stash[LINE].close()
     checks = [item for item in session.items if isinstance(item, Check)]
