@@ -306,7 +306,7 @@ class Line:
         if job not in self.jobs:
             self.jobs.append(job)
         job.asked = job.asked or time.monotonic()
-        if self.gives_way:
+        if self.gives_way and job.options.icount:
             self.gives_way = False
             for other in self.running():
                 assert other.machine is not None
@@ -323,13 +323,14 @@ class Line:
 
     def turn(self, asked: Job | None = None) -> None:
         """Start what fits, and read what guests say; wait for that if a result was asked for."""
-        self.gives_way = asked is None
+        self.gives_way = asked is None or not asked.options.icount
         for job in self.jobs if asked is None else (asked, *self.jobs):
             if job.wanted and job.machine is None:
                 if job is asked:
                     job.start(kernels.find(job.kernel))
                 elif self.fits(job, asked is None) and (image := guest.at_hand(job.kernel)):
-                    job.start(image, GIVES_WAY if self.gives_way else 0)
+                    exact = job.options.icount
+                    job.start(image, GIVES_WAY if self.gives_way and exact else 0)
         machines = [job.machine for job in self.running() if job.machine is not None]
         ready = select.select(machines, [], [], 0.0 if asked is None else 1.0)[0]
         for job in self.running():
@@ -342,11 +343,14 @@ class Line:
         return [job for job in self.jobs if job.machine is not None]
 
     def fits(self, job: Job, beside_tests: bool = False) -> bool:
-        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves."""
+        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves.
+
+        Beside tests one more: a guest that ends during a long test has a successor only after it.
+        """
         cpus = len(os.sched_getaffinity(0))
         running = self.running()
         if beside_tests:
-            return job.options.icount and len(running) < cpus
+            return job.options.icount and len(running) <= cpus
         real = sum(other.options.cpus for other in running if not other.options.icount)
         return len(running) < cpus and (job.options.icount or real + job.options.cpus <= cpus)
 
