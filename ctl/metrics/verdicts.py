@@ -27,6 +27,7 @@ from sched_ctl.model.policy import Level
 __all__ = [
     "HOLDS",
     "NEEDED",
+    "SATURATED",
     "Assessment",
     "Judged",
     "Verdict",
@@ -44,6 +45,7 @@ LEAST_SHARE = 0.10  # of the time: what takes less holds nobody back
 STARVED_RATIO = 0.25  # of the time that it could run, it waited: with a CPU, a third faster
 IDLE_RUN = 0.01  # CPU share of a thread that does nothing but look whether there is something
 LOOKING_RUN = 0.02  # the same of one that looks again and again: Storm's take 1 to 1.5%
+LOOKING_MOST = 0.10  # of one of whom no tuple is known: on a slow or crowded CPU looks take longer
 SATURATED = 0.85  # runs or waits for a CPU so much of the time: never out of work
 NEVER = 0.005  # of the time: less is none at all
 LEAST_WINDOW_S = 0.25  # below, a scheduler tick is several per cent
@@ -100,8 +102,10 @@ class Assessment:
     times how much was measured rather than guessed. limit: (n,) row of the operator that holds a
     backpressured one, -1 for all others. run .. idle: (n,) shares of the time of the operator's
     threads, which add up to 1 where all are known; NaN = unknown. keeps: (n,) 1 for who keeps up
-    with its input, 0 for who does not, NaN = unknown. stolen: (n,) what of `run` the hypervisor
-    had. queue, queue_before: (n,) tuples at the end and at the begin of the window. io, memory:
+    with its input, 0 for who does not, NaN = unknown. quality: (n,) 0..1, how much of its shares
+    was measured. moved: (n,) tuples that it took in or gave out over the longest window looked at;
+    NaN = nobody counts. stolen: (n,) what of `run` the hypervisor had. queue, queue_before: (n,)
+    tuples at the end and at the begin of the window. io, memory:
     (n,) shares of the time asleep that the kernel says went to block I/O and to memory; the first
     may hold the second. gc: (n,) share of the time in which its JVM stood still for its garbage
     collector. backlog: (n,) bytes in the sockets of an ingress. seconds: the window's length.
@@ -116,6 +120,8 @@ class Assessment:
     blocked: Array
     idle: Array
     keeps: Array
+    quality: Array
+    moved: Array
     stolen: Array
     queue: Array
     queue_before: Array
@@ -208,14 +214,12 @@ def assess(
     queue_now = window.value("queue_size") if queue is None or guessed else queue
     before = _queue_before(window)
     late = np.zeros(len(queue_now), dtype=np.bool_) if missed is None else missed
+    moved = _moved(window, longer, queue_now)
     spent = _spent(window, queue_now, before, unserved)
-    spent = _without_looks(window, spent, queue_now, before, late)
+    spent = _without_looks(window, spent, queue_now, before, late, moved)
     run, wait, idle, full, blocked = spent.run, spent.wait, spent.idle, spent.full, spent.blocked
-    taken = window.gain("tuples_in")
-    keeps = _keeps_up(run, wait, idle, queue_now - before, taken)
-    if longer is not None:
-        taken = np.fmax(taken, longer.gain("tuples_in"))
-    verdict = _judge(run, wait, full, blocked, idle, taken, (keeps == 0) | late)
+    keeps = _keeps_up(run, wait, idle, queue_now - before, window.gain("tuples_in"))
+    verdict = _judge(run, wait, full, blocked, idle, moved, (keeps == 0) | late)
     with np.errstate(all="ignore"):
         for_memory = _for_memory(spent.memory, blocked, memory_pressure) | (spent.gc >= blocked / 2)
     verdict[(verdict == Verdict.IO_BOUND) & for_memory] = Verdict.MEMORY_BOUND
@@ -236,6 +240,8 @@ def assess(
         blocked=blocked,
         idle=idle,
         keeps=keeps,
+        quality=quality,
+        moved=moved,
         stolen=np.where(np.isnan(window.gain("cpu_steal")), np.nan, spent.stolen),
         queue=queue_now,
         queue_before=before,
@@ -308,7 +314,8 @@ class Judged:
 def judged(found: Assessment, rows: Index) -> Judged:
     """A query as a whole: it keeps up if all of its operators do that tell; else who holds it.
 
-    That it keeps up is about the operator with the least to spare.
+    That it keeps up is about the operator with the least to spare. One through which no tuple goes
+    has nothing to keep up with.
     """
     held = of_query(found, rows)
     verdict = Verdict(found.verdict[held])
@@ -317,11 +324,25 @@ def judged(found: Assessment, rows: Index) -> Judged:
     late = (codes_ == Verdict.CPU_STARVED).any()  # one that keeps up is, if a target is missed
     if (codes_ == Verdict.IDLE).all() or (keeps == 0).any() or late or not len(told):
         return Judged(verdict, held, float(found.confidence[held]), found.seconds)
+    moved = found.moved[rows]
+    if not (moved > 0).any() and (moved == 0).any():
+        return _silent(found, rows, held)
     spare = np.nan_to_num(found.idle[told])
     tightest = int(told[np.argmin(spare)])
     margin = float(np.clip(spare.min() / (2 * LEAST_SHARE), 0.0, 1.0))
-    sure = margin * (1.0 if len(told) == len(rows) else GUESSED)
+    worth = float(found.quality[told].min())
+    sure = margin * (worth if len(told) == len(rows) else min(worth, GUESSED))
     return Judged(Verdict.KEEPS_UP, tightest, sure, found.seconds)
+
+
+def _silent(found: Assessment, rows: Index, held: int) -> Judged:
+    """A query through which no tuple goes: idle, as far as its operators are known to be."""
+    verdict = Verdict(found.verdict[held])
+    idle = rows[found.verdict[rows] == Verdict.IDLE]
+    if not len(idle) or verdict not in (Verdict.IDLE, Verdict.INPUT_BOUND, Verdict.UNKNOWN):
+        return Judged(verdict, held, float(found.confidence[held]), found.seconds)
+    sure = GUESSED * float(found.confidence[idle].min())  # the others are not
+    return Judged(Verdict.IDLE, int(idle[0]), sure, found.seconds)
 
 
 def _awake(window: Window, unserved: Array | None = None) -> tuple[Array, Array, Array, Array]:
@@ -392,7 +413,7 @@ def _asleep(
 
 
 def _without_looks(
-    window: Window, spent: _Spent, queue: Array, before: Array, late: Mask
+    window: Window, spent: _Spent, queue: Array, before: Array, late: Mask, moved: Array
 ) -> _Spent:
     """The same, where to wait for a CPU to look again is to be without input, or held.
 
@@ -407,13 +428,29 @@ def _without_looks(
     looks &= ~(late & (spent.run >= LOOKING_RUN))
     empty = (queue == 0) & (before == 0) & looks & ~held
     looked = np.nan_to_num(spent.wait)
-    few = np.where(empty & (spent.run < LOOKING_RUN), spent.run, 0.0)
+    most = np.where(moved > 0, LOOKING_RUN, LOOKING_MOST)
+    few = np.where(empty & (spent.run < most), spent.run, 0.0)
     return spent._replace(
         run=spent.run - few,
         wait=np.where(empty | held, 0.0, spent.wait),
         idle=np.where(empty, spent.idle + looked + few, spent.idle),
         full=np.where(held, spent.full + looked, spent.full),
     )
+
+
+def _moved(window: Window, longer: Window | None, queue: Array) -> Array:
+    """(n,) tuples taken in or given out, over the longer window if there is one; NaN = unknown.
+
+    Storm, whose threads look for tuples all the time, counts none before the first: who tells its
+    queue alone has had none, and one that has a count by now had its first ones.
+    """
+    names = ("tuples_in", "tuples_out")
+    windows = [window] if longer is None else [window, longer]
+    moved: Array = np.fmax.reduce([one.gain(name) for one in windows for name in names])
+    if window.now.topology.idle_spins and window.now.columns.keys() & {*names}:
+        first = np.nan_to_num(np.fmax(*(window.value(name) for name in names)))
+        return np.where(np.isnan(moved) & ~np.isnan(queue), first, moved)
+    return moved
 
 
 def _before_full(window: Window, queue: Array, before: Array, *, same: bool = False) -> Mask:
@@ -463,7 +500,7 @@ def _has_backlog(window: Window) -> Mask:
 
 
 def _judge(
-    run: Array, wait: Array, full: Array, blocked: Array, idle: Array, taken: Array, behind: Mask
+    run: Array, wait: Array, full: Array, blocked: Array, idle: Array, moved: Array, behind: Mask
 ) -> npt.NDArray[np.int8]:
     """The rules, last one first: each overrules those above it.
 
@@ -488,7 +525,7 @@ def _judge(
     rule(counts & (largest == 1), Verdict.BACKPRESSURED)
     rule(counts & (largest == 2), Verdict.IO_BOUND)
     nothing = (run < IDLE_RUN) & ~counts & (idle >= 1.0 - LEAST_SHARE)
-    rule(nothing & ~(taken > 0), Verdict.IDLE)
+    rule(nothing & ~(moved > 0), Verdict.IDLE)
     rule(np.isnan(run) & np.isnan(idle), Verdict.UNKNOWN)
     return verdict
 

@@ -191,8 +191,11 @@ def test_who_looks_again_and_again_is_not_starved() -> None:
     assert judged(*rows, **spins, queue_size=(0.0,) * 3) == ["idle"] * 3
     rarely: list[Shares] = [(0.008, 0.114, None, None, 0.0)] * 3
     assert judged(*rarely, queue_size=(0.0,) * 3) == ["cpu-starved"] * 3
-    works: list[Shares] = [(0.06, 0.114, None, None, 0.0)] * 3
+    works: list[Shares] = [(0.06, 0.114, None, None, 1.0)] * 3
     assert judged(*works, **spins, queue_size=(0.0,) * 3) == ["input-bound"] * 3
+    # On a slow CPU looks take longer: without a tuple nothing else is known to take so much.
+    slow: list[Shares] = [(0.06, 0.114, None, None, 0.0)] * 3
+    assert judged(*slow, **spins, queue_size=(0.0,) * 3) == ["idle"] * 3
     late: list[Shares] = [(0.008, 0.95, None, None, 0.0)] * 3
     queues: dict[str, object] = {"queue_size": (0.0, 5.0, 0.0)}
     # What waits for the first one nobody knows.
@@ -209,6 +212,47 @@ def test_who_looks_again_and_again_is_not_starved() -> None:
     either = window(works[0], rows[0], works[0], **spins, queue_size=(0.0,) * 3)  # type: ignore[arg-type]
     words = [Verdict(code).word for code in assess(either, missed=missed).verdict]
     assert words == ["cpu-starved", "idle", "cpu-starved"]
+
+
+@pytest.mark.parametrize("slower", [1.0, 10.0, 30.0])
+def test_a_silent_storm_does_not_keep_up(slower: float) -> None:
+    """Recorded of a bolt and a spout of Storm 2.8: no tuple was ever counted. slower: so many times
+    the CPU time to look for one.
+    """
+    topology = replace(plan({"quiet": ["act", "listen"]}, edges=[]), idle_spins=True)
+
+    def at(time_s: float, busy_s: Sequence[float], **columns: Sequence[float]) -> Snapshot:
+        told = {name: array(*column) for name, column in columns.items()}
+        unknown = dict.fromkeys(("tuples_in", "tuples_out"), array(np.nan, np.nan))
+        queues = {"queue_size": array(0, 0), "queue_capacity": array(64, 64)}
+        looks = {"thread_cpu_time": slower * array(*busy_s)}
+        return Snapshot(topology, time_s, looks | told | unknown | queues)
+
+    then = at(2081.195, (0.006555, 0.007966), run_delay=(1.128133, 1.231425))
+    now = at(2086.055, (0.020960, 0.021258), run_delay=(4.798453, 4.567756))
+    found = assess(Window(now, then))
+    assert [Verdict(code) for code in found.verdict] == [Verdict.IDLE] * 2
+    query = verdicts.judged(found, np.arange(2))
+    assert query.verdict is Verdict.IDLE and query.confidence <= 0.6
+    # As soon as it counts one
+    first = Snapshot(topology, now.time_s, {**now.columns, "tuples_out": array(np.nan, 20)})
+    query = verdicts.judged(assess(Window(first, then)), np.arange(2))
+    assert query.verdict is Verdict.KEEPS_UP and query.confidence <= 0.6  # its queues alone tell
+
+
+def test_a_query_without_tuples_has_nothing_to_keep_up_with() -> None:
+    """Of its source nobody knows why it sleeps; one that looks has no input."""
+    silent: list[Shares] = [(0.0, 0.0, None, None, 0.0), (0.0, 0.0, 1.0, 0.0, 0.0)]
+    topology = plan({"q": ["a", "b", "c"]})
+    looks = (0.02, 0.0, 0.9, 0.0, 0.0)
+    found = assess(window(*silent, looks, topology=topology))
+    query = verdicts.judged(found, np.arange(3))
+    assert (query.verdict, query.row) == (Verdict.IDLE, 1) and query.confidence <= 0.6
+    # Where nobody counts tuples, nobody knows that none came.
+    uncounted = replace(found, moved=array(*[np.nan] * 3))
+    assert verdicts.judged(uncounted, np.arange(3)).verdict is Verdict.KEEPS_UP
+    held = replace(found, verdict=np.array([Verdict.IO_BOUND, 1, 2], dtype=np.int8))
+    assert verdicts.judged(held, np.arange(3)).verdict is Verdict.IO_BOUND
 
 
 def test_who_waits_for_a_cpu_is_not_held_by_one_full_queue_and_then_another() -> None:

@@ -311,6 +311,8 @@ def assessment(draw: random.Random, n: int) -> Assessment:
         blocked=shares(),
         idle=shares(),
         keeps=keeps,
+        quality=np.array([draw.choice((0.3, 0.6, 1.0, 1.0)) for _ in range(n)]),
+        moved=np.array([draw.choice((NAN, 0.0, 0.0, 0.0, 7.0)) for _ in range(n)]),
         stolen=shares(),
         queue=shares(),
         queue_before=shares(),
@@ -342,6 +344,11 @@ def worst(found: Assessment, rows: Sequence[int]) -> int:
     return max(rows, key=place)
 
 
+def silent(found: Assessment, rows: Sequence[int]) -> bool:
+    moved = [found.moved[row] for row in rows]
+    return 0.0 in moved and not any(tuples > 0 for tuples in moved)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_who_is_worst_and_whether_all_keep_up(seed: int) -> None:
     draw = random.Random(seed)
@@ -362,9 +369,18 @@ def test_who_is_worst_and_whether_all_keep_up(seed: int) -> None:
         held = verdicts.of_query(found, rows)
         assert (judged.verdict, judged.row) == (found.verdict[held], held)
         assert judged.confidence == found.confidence[held]
+    elif silent(found, mine):
+        held = verdicts.of_query(found, rows)
+        idle = [row for row in mine if found.verdict[row] == Verdict.IDLE]
+        if not idle or found.verdict[held] not in (0, 1, 2):
+            assert (judged.verdict, judged.row) == (found.verdict[held], held)
+        else:
+            assert (judged.verdict, judged.row) == (Verdict.IDLE, idle[0])
+            assert judged.confidence == 0.6 * min(found.confidence[row] for row in idle)
     else:
         spare = [known(float(found.idle[row])) for row in told]
-        sure = min(min(spare) / 0.2, 1.0) * (1.0 if len(told) == len(mine) else 0.6)
+        worth = min(found.quality[row] for row in told)
+        sure = min(min(spare) / 0.2, 1.0) * (worth if len(told) == len(mine) else min(worth, 0.6))
         assert judged.verdict is Verdict.KEEPS_UP
         assert judged.row == told[spare.index(min(spare))]
         assert judged.confidence == pytest.approx(sure)
