@@ -11,6 +11,7 @@ from sched_ctl.config.settings import ConfigError
 from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
+    from sched_ctl.model.topology import Thread
     from sched_ctl.probes.timeline import Sample
     from sched_ctl.probes.waits import Waits
 
@@ -170,24 +171,13 @@ def write_timeline(
 
 
 def _waits(pids: list[int], tids: set[int] | None, seconds: float, *, json: bool) -> None:
-    import time
-
     from sched_ctl import show
     from sched_ctl.kernel import procfs, tracing
-    from sched_ctl.probes.waits import waits_of
 
     try:
-        with tracing.Tracer(pids, wakings=True) as tracer:
-            time.sleep(seconds)
-            threads, occupants, wakings = tracer.threads(), tracer.occupants(), tracer.wakings()
+        found = _traced(pids, tids, seconds)
     except tracing.Unavailable as error:
         raise UserError(f"nothing can be traced: {error}", "see sched-ctl check") from None
-    found = [
-        waits_of(tid, one["slots"].tolist(), int(one["wait_ns"]), occupants, wakings)
-        for tid, one in threads.items()
-        if tids is None or tid in tids
-    ]
-    found.sort(key=lambda one: -one.wait_s)
     names = {0: "-"} | {tid: procfs.name_of(tid) for one in found for tid in _concerned(one)}
     if json:
         show.emit_json([_as_json(one, names) for one in found])
@@ -208,6 +198,50 @@ def _waits(pids: list[int], tids: set[int] | None, seconds: float, *, json: bool
             for one in found
         ),
     )
+    for one in found:
+        if one.goes_on_s:
+            show.text(f"{names[one.tid]} ({one.tid}) still waits, for {one.goes_on_s:.1f} s so far")
+
+
+def _traced(pids: list[int], tids: set[int] | None, seconds: float) -> "list[Waits]":
+    """The waits of these threads, most time first, with those that go on. Raises Unavailable."""
+    import time
+
+    from sched_ctl.kernel import tracing
+    from sched_ctl.model.topology import Thread
+    from sched_ctl.probes.unserved import EVERY_S, Unserved
+    from sched_ctl.probes.waits import SLOTS, waits_of
+
+    unserved, known = Unserved(), dict[int, Thread]()
+    looks = max(1, int(seconds / EVERY_S))
+    with tracing.Tracer(pids, wakings=True) as tracer:
+        for _ in range(looks):
+            unserved.look(_threads(pids, tids, known), time.monotonic())
+            time.sleep(seconds / looks)
+        # Before the last look: a wait of which that one says that it goes on is not in them.
+        threads, occupants, wakings = tracer.threads(), tracer.occupants(), tracer.wakings()
+        unserved.look(_threads(pids, tids, known), time.monotonic())
+    goes_on = {thread.tid: wait_s for thread, wait_s in unserved.goes_on_s().items()}
+    seen = {tid: (one["slots"].tolist(), int(one["wait_ns"])) for tid, one in threads.items()}
+    never = dict.fromkeys(goes_on.keys() - seen.keys(), ([0] * SLOTS, 0))
+    found = [
+        waits_of(tid, *counted, occupants, wakings, goes_on.get(tid, 0.0))
+        for tid, counted in (seen | never).items()
+        if tids is None or tid in tids
+    ]
+    return sorted(found, key=lambda one: -one.wait_s)
+
+
+def _threads(pids: list[int], tids: set[int] | None, known: "dict[int, Thread]") -> "list[Thread]":
+    """Those of the processes that are there now, of these if any are named. known: asked before."""
+    from sched_ctl.kernel import procfs
+    from sched_ctl.model.topology import Thread
+
+    there = {tid: pid for pid in pids for tid in procfs.tids(pid) if tids is None or tid in tids}
+    for tid in there.keys() - known.keys():
+        if (of := procfs.stat(there[tid], tid)) is not None:
+            known[tid] = Thread(there[tid], tid, of.start_time, of.name)
+    return [known[tid] for tid in there if tid in known]
 
 
 def _concerned(one: "Waits") -> set[int]:
@@ -224,6 +258,7 @@ def _as_json(one: "Waits", names: dict[int, str]) -> dict[str, Any]:
         "name": names[one.tid],
         "waits": one.waits,
         "wait_s": one.wait_s,
+        "goes_on_s": one.goes_on_s or None,
         "median_s": known(one.median_s),
         "long_s": known(one.long_s),
         "behind": [{"tid": t, "name": names[t], "share": part} for t, part in one.behind],

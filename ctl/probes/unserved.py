@@ -17,6 +17,8 @@ from sched_ctl.model.topology import Thread
 __all__ = ["Unserved"]
 
 EVERY_S = 0.5
+# Whoever runs on a CPU without a tick (nohz_full) has its CPU time counted once a second.
+LEAST_S = 1.2
 MOST = 200  # threads at one look, 20 us each; the others' turn is at the next ones
 
 Turns = tuple[int, int]  # CPU time, ns, and how often it has had a CPU
@@ -53,6 +55,14 @@ class Unserved:
                 same = before is not None and before.had == had
                 known[thread] = _Ready(had, before.since_s if same and before else now_s, now_s)
         self._ready = known
+
+    def goes_on_s(self) -> dict[Thread, float]:
+        """For how long each thread has waited at its last look, s: no turn since it was seen first.
+
+        Less than `LEAST_S` is left out.
+        """
+        waits = {thread: found.last_s - found.since_s for thread, found in self._ready.items()}
+        return {thread: wait_s for thread, wait_s in waits.items() if wait_s >= LEAST_S}
 
     def waited(self, operators: Iterable[Sequence[Thread]], seconds: float) -> Array | None:
         """(n,) s that the threads of each have waited of the last `seconds` before the last look,

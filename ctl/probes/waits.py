@@ -1,6 +1,7 @@
 """What a trace says of each thread: how long it waits for a CPU, behind whom, woken by whom."""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,7 +35,8 @@ class Waits:
 
     behind: (who ran meanwhile, share of the time waited), most first; of long waits only the end is
     known, so the shares may add up to less than 1. woken_by: (who, how often); 0 stands for
-    somebody of another process, or an interrupt.
+    somebody of another process, or an interrupt. goes_on_s: of a wait that has not ended, which is
+    one of them; 0: there is none.
     """
 
     tid: int
@@ -44,12 +46,25 @@ class Waits:
     long_s: float
     behind: tuple[tuple[int, float], ...]
     woken_by: tuple[tuple[int, int], ...]
+    goes_on_s: float = 0.0
 
 
 def waits_of(
-    tid: int, slots: Sequence[int], wait_ns: int, occupants: Pairs, wakings: Pairs
+    tid: int,
+    slots: Sequence[int],
+    wait_ns: int,
+    occupants: Pairs,
+    wakings: Pairs,
+    goes_on_s: float = 0.0,
 ) -> Waits:
-    """slots: how many waits were shorter than 1, 2, 4 ... times `SLOT_S`; each in one slot only."""
+    """slots: how many waits were shorter than 1, 2, 4 ... times `SLOT_S`; each in one slot only.
+
+    goes_on_s: of a wait that is in none of them, as it has not ended.
+    """
+    if goes_on_s > 0:
+        of = min(SLOTS - 1, max(0, math.frexp(goes_on_s / SLOT_S)[1]))
+        slots = [count + (slot == of) for slot, count in enumerate(slots)]
+        wait_ns += round(goes_on_s * 1e9)
     behind = [(who, ns / wait_ns) for (who, of), ns in occupants.items() if of == tid and wait_ns]
     woken = [(who, times) for (who, of), times in wakings.items() if of == tid]
     return Waits(
@@ -60,6 +75,7 @@ def waits_of(
         quantile_s(slots, 0.99),
         tuple(sorted(behind, key=lambda pair: -pair[1])),
         tuple(sorted(woken, key=lambda pair: -pair[1])),
+        goes_on_s,
     )
 
 

@@ -1,17 +1,24 @@
 """The tracing program on this machine's kernel, which may have fewer symbols than guests'."""
 
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from labs import sched_ctl
+from planted import hogs
 
 from sched_ctl.kernel import tracing
 from sched_ctl.probes import timeline
 from support import wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root")]
+BUSY = [sys.executable, "-S", "-c", "while True: pass"]
 
 
 def test_waits_and_wake_ups_are_counted() -> None:
@@ -40,6 +47,33 @@ def test_waits_and_wake_ups_are_counted() -> None:
         finally:
             end.set()
             thread.join()
+
+
+def test_a_thread_that_never_has_a_turn_is_shown() -> None:
+    """It comes after all others on its CPU, and has one in seconds at the most."""
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    cpu = max(os.sched_getaffinity(0))
+
+    def last() -> None:
+        os.sched_setaffinity(0, {cpu})
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    with hogs(4, cpu), subprocess.Popen(BUSY, preexec_fn=last) as child:
+        try:
+            found = list[dict[str, Any]]()
+
+            def waits() -> bool:
+                told = sched_ctl("waits", str(child.pid), "--seconds", "2", "--json")
+                found[:] = [one for one in json.loads(told) if one["goes_on_s"]]
+                return bool(found)
+
+            wait_until(waits, 50)  # as long as there are hogs
+            [one] = found
+            assert one["tid"] == child.pid
+            assert 1.0 < one["goes_on_s"] <= one["wait_s"] and one["waits"] >= 1
+        finally:
+            child.kill()
 
 
 def test_a_thread_with_the_id_of_a_dead_one_begins_anew() -> None:

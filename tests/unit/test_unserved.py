@@ -53,6 +53,13 @@ def test_who_had_a_turn_or_slept_has_not(looks: list[dict[Thread, Turns]]) -> No
     assert waited(looked(*looks)) == [0.0] * 4
 
 
+def test_a_wait_that_goes_on_is_told_once_it_is_longer_than_what_the_kernel_counts_late() -> None:
+    assert looked({A: (5, 1)}, {A: (5, 1), B: (3, 1)}, {A: (5, 1), B: (3, 1)}).goes_on_s() == {
+        A: 2.0
+    }
+    assert looked({A: (5, 1)}, {A: (5, 1)}, {A: (5, 2)}).goes_on_s() == {}  # it had a turn
+
+
 def test_who_sleeps_is_forgotten() -> None:
     assert waited(looked({A: (5, 1)}, {})) is None
 

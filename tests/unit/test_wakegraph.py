@@ -81,7 +81,17 @@ def test_who_held_a_thread_up_and_who_woke_it() -> None:
     )
     assert found.waits == 3 and found.wait_s == pytest.approx(1e-3)
     assert found.behind == ((7, 0.7), (8, 0.2))
-    assert found.woken_by == ((0, 9), (7, 3))
+    assert found.woken_by == ((0, 9), (7, 3)) and not found.goes_on_s
+
+
+def test_a_wait_that_goes_on_is_one_of_them() -> None:
+    found = waits_of(5, [0, 2, 1] + [0] * 29, 1_000_000, {(7, 5): 1_000_000}, {}, 3.0)
+    assert found.waits == 4 and found.wait_s == pytest.approx(3.001)
+    assert found.goes_on_s == 3.0 and 3.0 < found.long_s < 6.1
+    assert [who for who, _ in found.behind] == [7] and found.behind[0][1] < 0.001
+    never = waits_of(5, [0] * 32, 0, {}, {}, 3.0)
+    assert (never.waits, never.wait_s, never.behind) == (1, 3.0, ())
+    assert 3.0 < never.median_s == never.long_s
 
 
 def test_sources_that_contend_for_a_lock_do_not_feed_each_other() -> None:
