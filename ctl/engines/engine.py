@@ -38,6 +38,7 @@ from sched_ctl.model.graph import Array, Index
 from sched_ctl.model.patterns import runs_in
 from sched_ctl.model.topology import PhysicalOperator, Snapshot, Topology
 from sched_ctl.probes.answering import AnsweringTime
+from sched_ctl.probes.clocks import Clocks
 from sched_ctl.probes.every import Probes
 from sched_ctl.probes.limits import Limits
 from sched_ctl.probes.sleeps import SleepPlaces
@@ -108,7 +109,7 @@ class Engine:
         self._probes: Probes | None = None  # likewise
         self._read: Snapshot | None = None  # what they read last, likewise
         self.sleeps = SleepPlaces()  # looks while somebody wants to know
-        self.limits = Limits()  # likewise
+        self.limits, self.clocks = Limits(), Clocks()  # likewise
         self.unserved = Unserved()  # likewise
         self.horizons = Horizons()  # filled while somebody wants to know
         self.said: dict[str, Said] = {}  # of its queries

@@ -29,6 +29,7 @@ __all__ = [
     "effective_uid",
     "families",
     "field",
+    "last_cpu",
     "lines",
     "memory",
     "name_of",
@@ -97,6 +98,12 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
     """State of a thread (of the process's first, if no tid is given); None if it is gone."""
     line = _read(f"/proc/{pid}/task/{pid if tid is None else tid}/stat")
     return parse_stat(line) if line else None
+
+
+def last_cpu(pid: int, tid: int) -> int | None:
+    """The CPU that a thread runs on, or ran on last; None if it is gone."""
+    fields = (_read(f"/proc/{pid}/task/{tid}/stat") or b"").rpartition(b")")[2].split()
+    return int(fields[36]) if len(fields) > 36 else None  # field 39 of proc(5)
 
 
 def cpu_ns(pid: int) -> int:

@@ -34,6 +34,7 @@ from sched_ctl.model.graph import Array, Index, distinct
 from sched_ctl.model.schedule import Schedule
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import sleeps, threads
+from sched_ctl.probes.clocks import Clock
 from sched_ctl.probes.limits import Limit
 from sched_ctl.probes.waits import Lately, WaitTimes
 from sched_ctl.service import views
@@ -153,6 +154,7 @@ def assessed(controller: Controller, common: Most = ALL) -> Iterator[Found]:
             )
             for one, pressure in zip(windows, _memory_pressure(engine), strict=False)
         )
+        engine.clocks.look(_always_at_work(window, first, rows))
         mine = late.get(engine.name, {})
         yield Found(engine, window, first, controller.waits, tuple(longer), mine, rows)
 
@@ -162,6 +164,13 @@ def _without_turns(window: Window, rows: Index) -> list[Thread]:
     ran = window.gain("thread_cpu_time")[rows]
     operators = window.now.topology.operators
     return [thread for row in rows[ran == 0].tolist() for thread in operators[row].threads]
+
+
+def _always_at_work(window: Window, found: Assessment, rows: Index) -> Iterator[Thread]:
+    """The threads of those of these operators that run all the time: a clock counts for them."""
+    operators = window.now.topology.operators
+    busy = found.run[rows] >= verdicts.SATURATED
+    return (thread for row in rows[busy].tolist() for thread in operators[row].threads)
 
 
 def _longer(engine: Engine, window: Window) -> Iterator[Window]:
@@ -237,8 +246,8 @@ def _queries(found: list[Found]) -> Iterator[tuple[Found, Index, dict[str, Any]]
             said = settle(one.engine.said.get(query), now_s, readings)
             one.engine.said[query] = said
             named = [row for row in rows.tolist() if topology.operators[row].label == said.about]
-            limit = _limit(one, np.array(named, dtype=np.intp))
-            yield one, looked_at, _query(one, query, said, readings, limit)
+            told = _query(one, query, said, readings, np.array(named, dtype=np.intp))
+            yield one, looked_at, told
 
 
 def _rows(one: Found) -> Iterator[tuple[int, Index, Index]]:
@@ -319,11 +328,27 @@ def _limit(one: Found, rows: Index) -> Limit | None:
     return one.engine.limits.of({t.pid for row in rows.tolist() for t in operators[row].threads})
 
 
+def _clock(one: Found, rows: Index) -> Clock | None:
+    """What holds the clock down of those of these operators that run all the time, if it does."""
+    operators = one.window.now.topology.operators
+    busy = rows[one.assessment.run[rows] >= verdicts.SATURATED]
+    return one.engine.clocks.of([t for row in busy.tolist() for t in operators[row].threads])
+
+
+def _advice(verdict: Verdict, limit: Limit | None, clock: Clock | None) -> str:
+    if verdict is Verdict.CPU_STARVED and limit and limit.stopped >= verdicts.LEAST_SHARE:
+        return LIMITED.format(limit)
+    if verdict is Verdict.SINGLE_THREAD_BOUND and clock:
+        return SLOWED.format(clock)
+    return ADVICE[verdict]
+
+
 def _query(
-    one: Found, name: str, said: Said, readings: list[Reading], limit: Limit | None
+    one: Found, name: str, said: Said, readings: list[Reading], named: Index
 ) -> dict[str, Any]:
+    """named: rows of the operator that it is about."""
     late = one.late.get(name, {})
-    stops = limit is not None and limit.stopped >= verdicts.LEAST_SHARE
+    limit, clock = _limit(one, named), _clock(one, named)
     return {
         "engine": one.engine.name,
         "query": name,
@@ -338,11 +363,8 @@ def _query(
             for r in readings
         ],
         "limit": None if limit is None else asdict(limit),
-        "advice": (
-            LIMITED.format(limit)
-            if stops and said.verdict is Verdict.CPU_STARVED
-            else ADVICE[said.verdict]
-        ),
+        "clock": None if clock is None else asdict(clock),
+        "advice": _advice(said.verdict, limit, clock),
     }
 
 
@@ -472,6 +494,7 @@ def operator(one: Found, row: int) -> dict[str, Any]:
     """The verdict of one operator with its evidence; shares of the time, None = unknown."""
     found, topology = one.assessment, one.window.now.topology
     limit, stopped = int(found.limit[row]), _limit(one, np.array([row]))
+    clock = _clock(one, np.array([row]))
     return {
         "engine": one.engine.name,
         "operator": topology.operators[row].label,
@@ -493,6 +516,7 @@ def operator(one: Found, row: int) -> dict[str, Any]:
         "queue_before": _known(found.queue_before[row]),
         "seconds": _known(found.seconds),
         "limit": None if stopped is None else asdict(stopped),
+        "clock": None if clock is None else asdict(clock),
         "waits": _traced(one.waits.lately(topology.operators[row].threads)),
         "sleeps": _sleeps(one, np.array([row])),
     }
@@ -553,6 +577,10 @@ LIMITED = (
     "its cgroup may use {0.cpus:.3g} CPUs, and was stopped in {0.stopped:.0%} of the periods: a "
     "larger limit (cpu.max) would speed it up, a priority only takes from others in that cgroup"
 )
+SLOWED = (
+    "its thread is always at work, on a CPU at {0.ghz:.2g} of {0.of_ghz:.2g} GHz ({0.by}): a "
+    "faster clock would speed it up, and so would more replicas; priority would not"
+)
 
 
 def _labels(found: list[Found]) -> dict[Thread, tuple[int, int]]:
@@ -590,7 +618,7 @@ def _place(one: Found, row: int) -> dict[str, Any]:
 def _nothing() -> dict[str, Any]:
     """The verdict of a thread that runs no operator, such as a helper."""
     shares = ("run", "wait", "backpressured", "blocked", "idle", "confidence")
-    more = ("backlog", "limit", "waits", "sleeps")
+    more = ("backlog", "limit", "clock", "waits", "sleeps")
     place: dict[str, Any] = {"query": None, "depth": None, "feeds": []}
     return dict.fromkeys(shares + more) | {"engine": None, "verdict": "unknown", "by": None} | place
 
@@ -688,6 +716,8 @@ def words(operator: dict[str, Any]) -> str:
     if (limit := operator["limit"]) and limit["stopped"] >= 0.005:
         moved += f"; stopped in {limit['stopped']:.0%} of the periods: its cgroup may use "
         moved += f"{limit['cpus']:.3g} CPUs"
+    if clock := operator["clock"]:
+        moved += f"; on a CPU at {clock['ghz']:.2g} of {clock['of_ghz']:.2g} GHz ({clock['by']})"
     if (traced := operator["waits"]) and traced["count"]:
         moved += (
             f"; {traced['count']} waits for a CPU in {traced['seconds']:.0f} s, half of them below "

@@ -12,6 +12,7 @@ from sched_ctl.kernel import cgroup
 from sched_ctl.metrics.verdicts import assess
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot, Topology
+from sched_ctl.probes.clocks import Clocks
 from sched_ctl.probes.limits import Limit, Limits
 from sched_ctl.probes.waits import WaitTimes
 from sched_ctl.service import bottlenecks
@@ -179,6 +180,7 @@ class Stopped(Limits):
 @dataclass
 class Engine:
     limits: Limits
+    clocks: Clocks = field(default_factory=Clocks)
     name: str = "e"
     said: dict[str, Any] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from plans import array, plan
 from sched_ctl.metrics.verdicts import assess, judged
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot, Thread
+from sched_ctl.probes.clocks import Clocks
 from sched_ctl.probes.limits import Limits
 from sched_ctl.probes.sleeps import Place, Places
 from sched_ctl.probes.waits import WaitTimes
@@ -27,6 +28,7 @@ class Looked:
     name: str = "e"
     said: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    clocks: Clocks = field(default_factory=Clocks)
 
     @property
     def sleeps(self) -> "Looked":

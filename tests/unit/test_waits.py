@@ -13,6 +13,7 @@ from sched_ctl.metrics.verdicts import assess
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot, Thread
 from sched_ctl.probes import waits
+from sched_ctl.probes.clocks import Clocks
 from sched_ctl.probes.limits import Limits
 from sched_ctl.probes.waits import SLOTS, Lately, WaitTimes
 from sched_ctl.service import bottlenecks
@@ -148,7 +149,7 @@ def test_who_was_in_the_way_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     lately = Lately(10.0, np.ones(SLOTS + 1, dtype=np.int64), ((0, 0.4), (os.getpid(), 0.3)))
     stub: Any = SimpleNamespace(lately=lambda threads, behind=False: lately)
     sleeps = SimpleNamespace(lately=lambda _: None)
-    engine: Any = SimpleNamespace(name="e", sleeps=sleeps, limits=Limits())
+    engine: Any = SimpleNamespace(name="e", sleeps=sleeps, limits=Limits(), clocks=Clocks())
     one = Found(engine, window, assess(window), stub)
     [thread] = window.now.topology.operators[0].threads
     told = bottlenecks.explained([one], thread.tid)
