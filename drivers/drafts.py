@@ -12,12 +12,30 @@ from sched_ctl.drivers.jvm import JavaProcess
 from sched_ctl.drivers.kernel import NUMBER, pattern_of
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import procfs
-from sched_ctl.model.programs import MOST_CHOICES, Match, Program
+from sched_ctl.model.programs import (
+    COMM_LENGTH,
+    JAVA_LENGTH,
+    LONGEST,
+    MOST_CHOICES,
+    MOST_JAVA_CHOICES,
+    MOST_PATTERNS,
+    Match,
+    Program,
+)
 from sched_ctl.model.topology import Thread
+from sched_ctl.probes.wakegraph import LEAST, wake_graph
 
-__all__ = ["draft", "edges_seen", "explained", "pooled"]
+__all__ = ["draft", "edges_seen", "explained", "pooled", "started_with", "told_by_java"]
 
 ATTACH_S = 5.0
+INTERPRETER = re.compile(r"(?:java|node|(?:python|perl|ruby|php|lua|bash|dash|sh)[\d.]*)")
+VALUED = {  # options of java(1) whose value is the next word
+    *("-cp", "-classpath", "--class-path", "-p", "--module-path", "--upgrade-module-path"),
+    *("--add-modules", "--limit-modules", "--add-exports", "--add-opens", "--add-reads"),
+    "--patch-module",
+}
+LONGEST_WORD = 100
+BEGUN = 40  # characters of a name whose pattern would be too long
 
 
 def explained(
@@ -25,12 +43,36 @@ def explained(
 ) -> tuple[Program | None, list[tuple[Thread, Match | None]]]:
     """The first declaration that means this process, and what it says of each thread."""
     program = next((one for one in programs if is_of(one, pid)), None)
-    if program is not None and program.names == "java" and (first := procfs.stat(pid)) is not None:
-        process = JavaProcess(pid, first.start_time, "jvm")
-        process.look(ATTACH_S)
-        full = {thread: thread for thread in (*process.names, *process.others)}
-        threads = [full.get(thread, thread) for thread in threads]
+    if program is not None and program.names == "java":
+        threads = told_by_java(pid, threads)
     return program, [(t, None if program is None else _match(program, t.name)) for t in threads]
+
+
+def told_by_java(pid: int, threads: Sequence[Thread]) -> list[Thread]:
+    """The threads by the names that their Java VM tells, where it does."""
+    first = procfs.stat(pid)
+    if first is None:
+        return [*threads]
+    process = JavaProcess(pid, first.start_time, "jvm")
+    process.look(ATTACH_S)
+    full = {thread: thread for thread in (*process.names, *process.others)}
+    return [full.get(thread, thread) for thread in threads]
+
+
+def started_with(pid: int) -> tuple[str, str]:
+    """Of a process that an interpreter runs: which one, and the program's word among its
+    arguments, such as a script or a main class. Empty where it is none, or is not told."""
+    command, *words = procfs.command_line(pid) or [""]
+    interpreter = command.rpartition("/")[2]
+    if not INTERPRETER.fullmatch(interpreter):
+        return "", ""
+    value = False
+    for word in words:
+        if not value and not word.startswith("-"):
+            good = len(word) <= LONGEST_WORD and word.isprintable() and " " not in word
+            return interpreter, word if good else ""
+        value = interpreter == "java" and word in VALUED
+    return interpreter, ""
 
 
 def _match(program: Program, name: str) -> Match | None:
@@ -41,10 +83,10 @@ def _match(program: Program, name: str) -> Match | None:
     return found
 
 
-def edges_seen(pid: int, seconds: float) -> dict[str, tuple[str, ...]]:
+def edges_seen(pid: int, seconds: float, threads: Sequence[Thread]) -> dict[str, tuple[str, ...]]:
     """Who wakes whom of a process's threads, by names without numbers. Waits for that long.
 
-    Empty where nobody can be traced.
+    threads: whose names are taken. Empty where nobody can be traced.
     """
     try:
         driver = kernel.connect(Target("kernel", str(pid)))
@@ -58,60 +100,119 @@ def edges_seen(pid: int, seconds: float) -> dict[str, tuple[str, ...]]:
         return {}
     finally:
         driver.close()
+    names = {thread: pattern_of(thread.name) for thread in threads}
+    called = [
+        next((names[thread] for thread in operator.threads if thread in names), None)
+        for operator in topology.operators
+    ]
+    weight: Counter[tuple[str, str]] = Counter()
+    for edge in topology.edges:
+        a, b = called[edge.source], called[edge.target]
+        if a is not None and b is not None and a != b:
+            weight[a, b] += max(1, round(1000 * edge.share))
+    every = [*dict.fromkeys(names.values())]
+    row = {name: number for number, name in enumerate(every)}
+    counts = {(row[a], row[b]): LEAST * n for (a, b), n in weight.items()}
     found: dict[str, tuple[str, ...]] = {}
-    for edge in topology.logical_edges:
-        a, b = (topology.logical[row].name for row in (edge.source, edge.target))
-        found[a] = (*found.get(a, ()), b)
+    for source, to in wake_graph(counts, row.values()):
+        found[every[source]] = (*found.get(every[source], ()), every[to])
     return found
 
 
 def draft(
-    pid: int, threads: Sequence[Thread], edges: Mapping[str, tuple[str, ...]] | None = None
+    pid: int,
+    threads: Sequence[Thread],
+    edges: Mapping[str, tuple[str, ...]] | None = None,
+    started: tuple[str, str] = ("", ""),
 ) -> str:
     """A first declaration for a program that nobody declared: its threads' names, as patterns.
 
     Names that differ in numbers alone are one pattern. Threads that have the process's own name are
-    taken for helpers: whoever gave its threads no names has nothing that could be ordered. edges:
-    see `edges_seen`.
+    taken for helpers: whoever gave its threads no names has nothing that could be ordered but the
+    process. So are those of a Java VM. edges: see `edges_seen`. started: see `started_with`.
     """
     main = next((thread.name for thread in threads if thread.tid == pid), "")
-    called = re.sub(r"[^\w.-]", "-", main) or "program"
-    kinds = Counter(_drafted(thread.name) for thread in threads)
-    lines = []
-    for pattern, times in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])):
-        role = '{ role = "housekeeping" }' if pattern == _drafted(main) else '"operator"'
-        lines.append(f"{_literal(pattern)} = {role}  # {times}")
-    operators = {pattern_of(thread.name) for thread in threads} - {pattern_of(main)}
-    seen = {a: [b for b in to if b in operators] for a, to in (edges or {}).items()}
-    if drawn := [
-        f"{_literal(a)} = [{', '.join(map(_literal, b))}]"
-        for a, b in seen.items()
-        if a in operators and b
-    ]:
-        lines += ["[program.edges]  # who woke whom, just now", *drawn]
-    return "\n".join(
-        [
-            "[[program]]",
-            f"name = {_literal(called)}",
-            f"find = {{ comm = {_literal(glob.escape(main))} }}",
-            "[program.threads]  # name a part (?P<operator>...) and, of several, (?P<query>...)",
-            *lines,
-        ]
+    interpreter, word = started
+    # Where the machine tells its threads' names its compiler's is too long for the kernel.
+    of_java = interpreter == "java" and any(len(t.name) > COMM_LENGTH for t in threads)
+    last = word.rpartition("/")[2]
+    if interpreter == "java" and not last.endswith(".jar"):
+        last = last.rpartition(".")[2]  # of a class
+    called = re.sub(r"[^A-Za-z0-9_.-]", "-", last or main)[:64]
+    find = f"comm = {_literal(glob.escape(main))}"
+    if word:
+        find += f", args = {_literal(f'*{glob.escape(word)}*')}"
+    head = ["[[program]]", f"name = {_literal(called or 'program')}", f"find = {{ {find} }}"]
+    mine = [thread for thread in threads if not _of_a_machine(thread.name, interpreter)]
+    operators = {pattern_of(thread.name) for thread in mine} - {pattern_of(main)}
+    if not operators or pooled(threads, interpreter):
+        return "\n".join([*head, "whole = true"])
+    if of_java:
+        head.append('names = "java"')
+    title = "[program.threads]  # name a part (?P<operator>...) and, of several, (?P<query>...)"
+    lines = _patterns(mine if of_java else threads, main, interpreter, of_java=of_java)
+    return "\n".join([*head, title, *lines, *_drawn(edges or {}, operators)])
+
+
+def _of_a_machine(name: str, interpreter: str) -> bool:
+    """Whether a thread is a Java VM's own."""
+    return interpreter == "java" and (
+        threadnames.certainly_helper("jvm", name) or threadnames.read("jvm", name) is not None
     )
 
 
-def pooled(threads: Sequence[Thread]) -> bool:
+def _patterns(
+    threads: Sequence[Thread], main: str, interpreter: str, *, of_java: bool
+) -> list[str]:
+    """A line of TOML for each kind of name; of the rarest only how many there are."""
+    length, most = (JAVA_LENGTH, MOST_JAVA_CHOICES) if of_java else (COMM_LENGTH, MOST_CHOICES)
+    helpers = {_drafted(main[:length], most)}
+    kinds: Counter[str] = Counter()
+    for thread in threads:
+        pattern = _drafted(thread.name[:length], most)
+        kinds[pattern] += 1
+        if _of_a_machine(thread.name, interpreter):
+            helpers.add(pattern)
+    ordered = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))
+    lines = []
+    for pattern, times in ordered[:MOST_PATTERNS]:
+        role = '{ role = "housekeeping" }' if pattern in helpers else '"operator"'
+        lines.append(f"{_literal(pattern)} = {role}  # {times}")
+    if len(ordered) > MOST_PATTERNS:
+        lines.append(f"# and {len(ordered) - MOST_PATTERNS} other names, which are left alone")
+    return lines
+
+
+def _drawn(edges: Mapping[str, tuple[str, ...]], operators: set[str]) -> list[str]:
+    seen = {a: [b for b in to if b in operators] for a, to in edges.items()}
+    lines = [
+        f"{_literal(a)} = [{', '.join(map(_literal, b))}]"
+        for a, b in seen.items()
+        if a in operators and b
+    ]
+    return ["[program.edges]  # who woke whom, just now", *lines] if lines else []
+
+
+def pooled(threads: Sequence[Thread], interpreter: str = "") -> bool:
     """Whether no thread's name tells it from the others: then only the whole can be ordered."""
-    if len(threads) < 2:
+    mine = [thread for thread in threads if not _of_a_machine(thread.name, interpreter)]
+    if len(mine) < 2:
         return False
     first = pattern_of(threads[0].name)
-    return len({pattern_of(thread.name) for thread in threads} - {first}) <= 1
+    return len({pattern_of(thread.name) for thread in mine} - {first}) <= 1
 
 
-def _drafted(name: str) -> str:
-    """A pattern for names that differ from this one in numbers alone."""
-    parts = [re.sub(r"([^\w\s:#-])", r"\\\1", part) for part in NUMBER.split(name)]
-    return r"\d+".join(parts) if len(parts) <= MOST_CHOICES + 1 else f"{parts[0]}.*"
+def _drafted(name: str, most: int) -> str:
+    """A pattern for names that differ from this one in numbers alone. most: repeats."""
+    parts = [_escaped_in_pattern(part) for part in NUMBER.split(name)]
+    pattern = r"\d+".join(parts)
+    if len(parts) > most + 1 or len(pattern) > LONGEST:
+        return f"{_escaped_in_pattern(NUMBER.split(name[:BEGUN])[0])}.*"
+    return pattern
+
+
+def _escaped_in_pattern(text: str) -> str:
+    return re.sub(r"([^\w\s:#-])", r"\\\1", text)
 
 
 def _literal(text: str) -> str:

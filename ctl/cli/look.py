@@ -153,7 +153,11 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         raise UserError(f"there is no process {pid}", "its id is in ps -e")
     known = (*settings.program, *program.shipped().values())
     found, matches = drafts.explained(known, pid, threads)
-    edges = {} if found else drafts.edges_seen(pid, WOKEN_S)
+    started = drafts.started_with(pid)
+    if found is None and started[0] == "java":
+        threads = drafts.told_by_java(pid, threads)
+        matches = [(thread, None) for thread in threads]
+    edges = {} if found else drafts.edges_seen(pid, WOKEN_S, threads)
     rows: list[dict[str, Any]] = [
         {
             "tid": thread.tid,
@@ -167,13 +171,14 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         for thread, match in matches
     ]
     if json:
-        drafted = None if found else drafts.draft(pid, threads, edges)
+        drafted = None if found else drafts.draft(pid, threads, edges, started)
         show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted})
         return
     if found is None:
         if (engine := _engine_of(settings, pid)) is not None:
             show.text(f"process {pid} is of {engine}, which a driver schedules: it needs no more.")
-        _show_draft(pid, drafts.draft(pid, threads, edges), pooled=drafts.pooled(threads))
+        drafted = drafts.draft(pid, threads, edges, started)
+        _show_draft(pid, drafted, pooled=drafts.pooled(threads, started[0]))
         return
     _show_threads(pid, found.name, rows)
     if found.whole and not any(row["role"] == OPERATOR for row in rows):

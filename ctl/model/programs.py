@@ -17,7 +17,10 @@ from msgspec import Meta, Struct
 __all__ = [
     "COMM_LENGTH",
     "JAVA_LENGTH",
+    "LONGEST",
     "MOST_CHOICES",
+    "MOST_JAVA_CHOICES",
+    "MOST_PATTERNS",
     "OPERATOR",
     "ROLES",
     "Counters",

@@ -1,15 +1,19 @@
 """Programs by declaration whose names a Java virtual machine tells, on a real one."""
 
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sched_ctl.drivers import Target, drafts, kernel, program
+from sched_ctl.drivers.finding import is_of
 from sched_ctl.drivers.threads import threads_of
 from sched_ctl.kernel import tracing
-from sched_ctl.model.topology import Topology
+from sched_ctl.model.programs import Program, faults
+from sched_ctl.model.topology import Thread, Topology
 from support import running, wait_until
 
 pytestmark = [pytest.mark.host, pytest.mark.needs("root", "java")]
@@ -79,3 +83,25 @@ def test_a_connector_is_a_query_and_a_pools_thread_is_followed_when_it_gets_a_na
     roles = {thread.name: match.role for thread, match in rows if match is not None}
     assert roles["task-thread-slow-archive-1"] == "operator"
     assert roles["Signal Dispatcher"] == "jvm"
+
+
+def test_the_draft_of_an_unknown_one_has_its_threads_by_their_whole_names(
+    child: "subprocess.Popen[str]",
+) -> None:
+    def started() -> list[Thread] | None:
+        found = drafts.told_by_java(child.pid, threads_of(child.pid))
+        tasks = [thread for thread in found if thread.name.startswith("task-thread-")]
+        return found if len(tasks) == 3 else None
+
+    threads = wait_until(started, 60) or pytest.fail()
+    text = drafts.draft(child.pid, threads, {}, drafts.started_with(child.pid))
+    [one] = msgspec.convert(tomllib.loads(text)["program"], list[Program])
+    assert not [*faults([one])] and is_of(one, child.pid)
+    assert (one.name, one.names) == ("Connect", "java")
+    roles = {
+        thread.name: match and match.role
+        for thread in threads
+        for match in [one.match(thread.name)]
+    }
+    assert roles["task-thread-slow-archive-1"] == "operator"
+    assert {roles[name] for name in ("Signal Dispatcher", "VM Thread", "java")} == {None}

@@ -641,6 +641,66 @@ def test_threads_without_names_are_a_pool() -> None:
     assert not drafts.pooled(named("sleep"))  # nothing to order, whatever the names
 
 
+@pytest.mark.parametrize(
+    "names", [["sleep"], ["qemu", "qemu", "qemu"], ["vector", "vector-worker1", "vector-worker2"]]
+)
+def test_of_a_pool_the_draft_is_of_the_whole_process(names: list[str], tmp_path: Path) -> None:
+    threads = [Thread(5, 5 + i, i, name) for i, name in enumerate(names)]
+    [one] = load(written(tmp_path, drafts.draft(5, threads))).program
+    assert one.whole and not one.threads
+
+
+JAVA_OWN = ["java", "main", "GC Thread#0", "VM Thread", "C2 CompilerThread0", "Signal Dispatcher"]
+LONG = "writes to the archive of " + "all [years] " * 20
+
+
+def test_of_a_java_program_the_draft_has_no_machines_threads(tmp_path: Path) -> None:
+    """Who took it as it is would else put the collector behind a reader."""
+    names = [*JAVA_OWN, "reads orders", "parse-3-of-4-in-2", LONG]
+    threads = [Thread(5, 5 + i, i, name) for i, name in enumerate(names)]
+    edges = {"reads orders": ("parse-#-of-#-in-#",)}
+    text = drafts.draft(5, threads, edges, ("java", "com.example.Pipeline"))
+    [one] = load(written(tmp_path, text)).program
+    assert (one.name, one.names, one.edges) == ("Pipeline", "java", edges)
+    assert one.find.given == {"comm": "java", "args": "*com.example.Pipeline*"}
+    assert [one.match(name) is None for name in names] == [True] * 6 + [False] * 3
+    # Where the machine tells nothing, by what the kernel has of their names.
+    cut = [Thread(5, 5 + i, i, name[:15]) for i, name in enumerate(names)]
+    [one] = load(written(tmp_path, drafts.draft(5, cut, {}, ("java", "app.jar")))).program
+    assert (one.name, one.names) == ("app.jar", "kernel")
+    roles = {name: match.role for name in names if (match := one.match(name[:15])) is not None}
+    assert roles["GC Thread#0"] == roles["C2 CompilerThread0"] == "housekeeping"
+    assert roles["reads orders"] == "operator"
+
+
+def test_a_draft_of_thousands_of_names_is_a_declaration(tmp_path: Path) -> None:
+    kinds = ["".join(chr(97 + i // 26**j % 26) for j in range(3)) for i in range(5000)]
+    threads = [Thread(5, 5 + i, i, name) for i, name in enumerate(["main", *kinds])]
+    text = drafts.draft(5, threads)
+    [one] = load(written(tmp_path, text)).program
+    assert len(one.threads) == 64
+    assert text.endswith("# and 4937 other names, which are left alone")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/usr/bin/java", "-Xmx1g", "-cp", "a.jar:b.jar", "a.Main", "x"], ("java", "a.Main")),
+        (["java", "--add-opens", "java.base/java.lang=ALL-UNNAMED", "-jar", "a.jar"], None),
+        (["python3.11", "-u", "-m", "tools.feed"], ("python3.11", "tools.feed")),
+        (["python3", "-c", "import this; print()"], ("python3", "")),
+        (["perl"], ("perl", "")),
+        (["gst-launch-1.0", "fakesrc"], ("", "")),
+        ([], ("", "")),
+    ],
+)
+def test_which_program_an_interpreter_runs(
+    words: list[str], expected: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "command_line", lambda pid: words)
+    assert drafts.started_with(5) == (expected or ("java", "a.jar"))
+
+
 def test_a_draft_is_not_broken_at_the_width_of_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "none.toml").write_text("")
     with cameras() as child:

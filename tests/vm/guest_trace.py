@@ -197,7 +197,7 @@ def check_a_chain_of_threads_is_a_graph() -> None:
         finally:
             driver.close()
         seen = {"source": ("middle",), "middle": ("sink",)}
-        wait_until(lambda: drafts.edges_seen(pid, 2.0) == seen, 60)
+        wait_until(lambda: drafts.edges_seen(pid, 2.0, threads_of(pid)) == seen, 60)
         assert "[program.edges]" in drafts.draft(pid, threads_of(pid), seen)
     finally:
         os.kill(pid, 9)
