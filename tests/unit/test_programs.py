@@ -97,6 +97,7 @@ RECORDED = {
         "in:imfile": "imfile",
         "in:impstats": None,
         "w0/imtcp": "imtcp",
+        "imptcp/w1": "imptcp",
         "rs:main Q:Reg": "main Q",
         "rs:r:Reg": "r",
         "rs:slow_file qu": "slow_file qu",
