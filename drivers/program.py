@@ -43,6 +43,7 @@ from sched_ctl.model.topology import Edge, HelperThread, PhysicalOperator, Snaps
 
 __all__ = [
     "WHOLE",
+    "WHOLE_NAME",
     "ProgramDriver",
     "broken",
     "declared",

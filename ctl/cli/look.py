@@ -158,14 +158,16 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         threads = drafts.told_by_java(pid, threads)
         matches = [(thread, None) for thread in threads]
     edges = {} if found else drafts.edges_seen(pid, WOKEN_S, threads)
+    mine = any(match is not None and match.role == OPERATOR for _, match in matches)
+    whole = program.WHOLE_NAME if found is not None and found.whole and not mine else None
     rows: list[dict[str, Any]] = [
         {
             "tid": thread.tid,
             "name": thread.name,
             "pattern": match and match.pattern,
-            "role": match and match.role,
+            "role": OPERATOR if whole else match and match.role,
             "query": match and match.query,
-            "operator": match and match.operator,
+            "operator": whole or (match and match.operator),
             "also": list(match.others) if match else [],
         }
         for thread, match in matches
@@ -181,7 +183,7 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
         _show_draft(pid, drafted, pooled=drafts.pooled(threads, started[0]))
         return
     _show_threads(pid, found.name, rows)
-    if found.whole and not any(row["role"] == OPERATOR for row in rows):
+    if whole:
         show.text(program.WHOLE)
 
 

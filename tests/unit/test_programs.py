@@ -295,7 +295,7 @@ def test_a_process_without_named_threads_is_taken_whole() -> None:
     assert program.WHOLE not in program.sorted_threads(one, named).notes
 
 
-def test_a_whole_program_runs_as_one_operator_of_all_its_threads() -> None:
+def test_a_whole_program_runs_as_one_operator_of_all_its_threads(tmp_path: Path) -> None:
     text = GOOD.replace("[program.threads]", "whole = true\n[program.threads]").replace("q_", "z_")
     with cameras() as child:
         driver = program.declared([declared(text)]).connect(Target("program", "cameras"))
@@ -308,6 +308,10 @@ def test_a_whole_program_runs_as_one_operator_of_all_its_threads() -> None:
         finally:
             driver.close()
         assert child.poll() is None
+        words = ["engines", "--config", str(written(tmp_path, text)), "--explain", str(child.pid)]
+        told = CliRunner().invoke(make_app(), [*words, "--json"])
+    rows = msgspec.json.decode(told.stdout)["threads"]
+    assert {(row["role"], row["operator"]) for row in rows} == {("operator", "process")}
 
 
 def test_a_draft_has_the_edges_that_were_seen(tmp_path: Path) -> None:
