@@ -134,6 +134,11 @@ RECORDED = {
         f"alarms-{UUID}-StreamThread-1": "StreamThread",
         f"alarms-{UUID}-StateUpdater-1": None,
         f"alarms-{UUID}-CleanupThread": None,
+        f"alarms-{UUID}-GlobalStreamThread": "GlobalStreamThread",
+        # With a client.id, of 4.4.0.
+        "my-orders-StreamThread-1": "StreamThread",
+        "my-orders-StateUpdater-1": None,
+        "my-orders-CleanupThread": None,
         f"kafka-producer-network-thread | alarms-{UUID}-StreamThread-1-producer": None,
         f"kafka-admin-client-thread | alarms-{UUID}-admin": None,
         "kafka-coordinator-heartbeat-thread | alarms": None,
@@ -253,9 +258,13 @@ def test_of_kafka_a_connector_is_a_query_and_so_is_an_application() -> None:
     for name, text, query in (
         ("kafka-connect", "task-thread-slow-archive-2-0", "slow-archive-2"),
         ("kafka-streams", f"my-app-{UUID}-StreamThread-12", "my-app"),
+        ("kafka-streams", "my-orders-StreamThread-1", "my-orders"),
+        ("kafka-streams", "what-a-gateway-counts-StreamThread-12", "what-a-gateway-counts"),
+        ("kafka-streams", "my-orders-GlobalStreamThread", "my-orders"),
+        ("kafka-streams", "what-a-gateway-counts-GlobalStreamThread", "what-a-gateway-counts"),
     ):
         match = program.shipped()[name].match(text)
-        assert match is not None and match.query == query
+        assert match is not None and (match.query, match.others) == (query, ())
 
 
 def test_a_shipped_file_that_is_broken_disables_itself_alone(
