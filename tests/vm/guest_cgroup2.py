@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from victims import Victim, plan
-from vm.inside import look_until
+from vm.inside import enough_on, look_until
 
 from sched_ctl.backends import BackendFailed
 from sched_ctl.backends.cgroups import v2
@@ -123,6 +123,7 @@ def check_everything_is_put_back_after_kill_9() -> None:
             assert {sched.get_nice(thread.tid) for thread in threads} == {0}
 
 
+@enough_on("6.1")  # our words, of rules that no kernel has changed
 def check_a_cgroup_without_the_controller_is_refused_in_words() -> None:
     with engine(cpu=False) as victim:
         threads, journal = victim.threads(2), new_journal()
@@ -167,6 +168,7 @@ def check_a_limit_that_others_set_since_is_not_lost() -> None:
         cgroup.write(MOUNT / "cgroup.subtree_control", "-cpu")
 
 
+@enough_on("6.1")  # our words, of rules that no kernel has changed
 def check_a_cgroup_with_children_is_refused_in_words() -> None:
     with engine() as victim:
         inner = ENGINE / "inner"
@@ -180,6 +182,7 @@ def check_a_cgroup_with_children_is_refused_in_words() -> None:
         assert v2.why_not(ENGINE, MOUNT) is None
 
 
+@enough_on("6.1")  # our words, of rules that no kernel has changed
 def check_one_unfit_cgroup_spoils_no_other() -> None:
     """The engine in it has nice values alone, and a problem says so; others have their groups."""
     unfit = MOUNT / "unfit.service"

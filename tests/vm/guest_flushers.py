@@ -4,7 +4,7 @@ With exact time on one CPU. `guest_flushers_smp.py` has two.
 """
 
 from vm import flushers
-from vm.inside import only_on
+from vm.inside import enough_on, only_on
 
 from sched_ctl.kernel import schedext
 
@@ -17,6 +17,7 @@ TIMEOUT_S = 120
 schedext.kernel_types()  # read once, before the checks are forked
 
 
+@enough_on("6.18")  # our marks
 def check_who_was_woken_by_a_thread_is_not_held() -> None:
     flushers.woken_by_others()
 

@@ -85,6 +85,7 @@ def check_shares_of_groups() -> None:
         assert_shares(pids, [0.25] * 4)
 
 
+@enough_on("6.18")  # our arithmetic
 def check_a_share_comes_in_slices() -> None:
     """Of two operators of a query the more urgent one goes on; another query has its turn."""
     with Scheduler(full=False) as scheduler, busy(3) as pids:
@@ -201,6 +202,7 @@ def check_who_is_changed_while_it_waits_waits_on() -> None:
         assert scheduler.exit() is None
 
 
+@enough_on("7.3")  # our turns
 def check_who_may_hold_a_lock_is_lent_a_turn() -> None:
     """Who was interrupted with a lock gives it back soon, though a busy thread is before it.
 

@@ -140,6 +140,7 @@ def check_a_wake_up_keeps_to_the_cap() -> None:
             look_until(lambda: shares(pids, 2), lambda got: min(got[:2]) > 0.8 and got[2] < 0.1)
 
 
+@enough_on("6.18")  # our average
 def check_the_governor_is_asked_for_no_more_than_is_used() -> None:
     """Of a CPU that no operator runs on any more, beside one that is busy, in partial mode."""
     above_all()

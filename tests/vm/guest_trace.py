@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from burning import burn, nothing, spin
+from vm.inside import enough_on
 
 from sched_ctl.drivers import Target, drafts
 from sched_ctl.drivers.kernel import connect
@@ -100,6 +101,7 @@ def check_waits_agree_with_schedstat() -> None:
     assert sum(behind.values()) <= waits["wait_ns"]
 
 
+@enough_on("7.3")  # our bookkeeping
 def check_a_controller_tells_waits_of_two_processes() -> None:
     """Two who follow share one program; what one of them follows ends with it."""
     with hog() as first, hog() as second, tracing.Tracer([second]) as other:
@@ -145,6 +147,7 @@ def check_a_timer_s_wake_ups_are_from_outside() -> None:
         os.waitpid(pid, 0)
 
 
+@enough_on("7.3")  # our bookkeeping
 def check_a_chain_of_threads_is_a_graph() -> None:
     ids: dict[str, int] = {}
     first: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -204,6 +207,7 @@ def check_a_chain_of_threads_is_a_graph() -> None:
         os.waitpid(pid, 0)
 
 
+@enough_on("7.3")  # our bookkeeping
 def check_the_time_awake_stands_in_for_queues() -> None:
     ids: dict[str, int] = {}
 
@@ -273,6 +277,7 @@ def check_stacks_of_sleeps_and_of_who_wakes() -> None:
         assert 0.005 < sleeps.seconds / sleeps.times < 0.2
 
 
+@enough_on("7.3")  # our bookkeeping
 def check_where_it_is_switched_off_it_says_so() -> None:
     os.environ[tracing.SWITCH] = "0"
     try:
