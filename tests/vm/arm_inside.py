@@ -41,9 +41,12 @@ def install(package: str) -> None:
     OWN.mkdir()
     (OWN / "python3").write_text(PYTHON)
     (OWN / "python3").chmod(0o755)
+    # In memory of the guest's own: two thousand files through virtiofs take a minute.
+    Path(LIBRARY).mkdir(exist_ok=True)
+    output(["mount", "-t", "tmpfs", "tmpfs", LIBRARY])
     # dpkg has no lists of the files of what was only unpacked, and says so of each package.
     path = f"{OWN}:{os.environ['PATH']}"
-    output([*("dpkg", "-i"), package], os.environ | {"PATH": path})
+    output(["dpkg", "--force-unsafe-io", "-i", package], os.environ | {"PATH": path})
     assert output(["sched-ctl", "--version"]).startswith("sched-ctl ")
     lab = f"{LIBRARY}/sched_ctl/bin/labspe"
     assert "usage: labspe" in output([lab, "--help"])
