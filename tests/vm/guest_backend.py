@@ -51,7 +51,7 @@ ICOUNT = True
 ICOUNT_SHIFT = 2  # a slow CPU: a second of its time takes less of ours
 TIMEOUT_S = 90
 
-MANY = 2_000
+MANY = 1_100  # more than a process may have open files
 TTL_S = 20.0  # hints count, however late the host serves a file
 
 schedext.kernel_types()  # read once, before the checks are forked
@@ -237,7 +237,7 @@ def check_partial_mode_gives_way() -> None:
 
 
 @only_on("7.3")
-def check_thousands_of_threads() -> None:
+def check_a_thousand_threads() -> None:
     with native_threads(MANY) as threads:
         backend = Scx(journal(), steady())
         static = np.arange(len(threads), dtype=float)
