@@ -2,13 +2,13 @@
 
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from operators import busy, shares
 from victims import Victim, plan
 from vm.inside import enough_on, look_until
 
@@ -18,13 +18,15 @@ from sched_ctl.backends.cgroups.v2 import Cgroup2, Cgroup2Nice
 from sched_ctl.backends.undo import journal as journals
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.drivers.threads import threads_of
-from sched_ctl.kernel import cgroup, procfs, sched
+from sched_ctl.kernel import cgroup, sched
 from sched_ctl.model.options import Cgroup2Options
 from sched_ctl.model.topology import Thread
 from support import wait_until
 
 KERNELS = ("6.1", "6.16")
 CPUS = 1
+ICOUNT = True
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 180
 
 MOUNT = Path("/sys/fs/cgroup")
@@ -34,6 +36,7 @@ ENGINE = MOUNT / "engine.service"
 @contextmanager
 def engine(folder: Path | None = ENGINE, *, cpu: bool = True) -> Iterator[Victim]:
     """A process in a cgroup of its own, all of which is what it was afterwards."""
+    given = (MOUNT / "cgroup.subtree_control").read_text().split()
     cgroup.write(MOUNT / "cgroup.subtree_control", "+cpu +memory" if cpu else "-cpu")
     if folder:
         folder.mkdir(exist_ok=True)
@@ -55,6 +58,8 @@ def engine(folder: Path | None = ENGINE, *, cpu: bool = True) -> Iterator[Victim
         victim.close()
         if folder:
             wait_until(lambda: gone(folder))
+        back = " ".join(f"-{name}" for name in ("cpu", "memory") if name not in given)
+        cgroup.write(MOUNT / "cgroup.subtree_control", back)
 
 
 def gone(folder: Path) -> bool:
@@ -210,52 +215,22 @@ def check_one_unfit_cgroup_spoils_no_other() -> None:
         assert backend.restore() == ()
 
 
-BURN = """
-import os, time
-end = time.monotonic() + 60
-for _ in range(4):
-    if os.fork() == 0:
-        while time.monotonic() < end: sum(range(1000))
-print(flush=True)
-time.sleep(60)
-"""
-
-
 def check_shares_of_one_to_four() -> None:
-    import subprocess
-
-    with engine() as victim:
-        command = [sys.executable, "-S", "-c", BURN]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with engine() as victim, busy(4) as pids:
         backend = Cgroup2(new_journal())
-        pids: list[int] = []
         try:
-            assert process.stdout and process.stdout.readline()
-            pids = procfs.descendants(process.pid)
-            for pid in (process.pid, *pids):
+            for pid in pids:
                 cgroup.write(ENGINE / "cgroup.procs", str(pid))
             threads = [thread for pid in pids for thread in threads_of(pid)]
             backend.apply(plan(threads, [1] * 4, {"a": (1, (0, 1)), "b": (4, (2, 3))}))
 
             def ratio() -> float:
-                before = [cpu_time(thread) for thread in threads]
-
-                def used() -> list[int]:
-                    return [cpu_time(t) - was for t, was in zip(threads, before, strict=True)]
-
-                wait_until(lambda: sum(used()) > 3e9, 60)
-                now = used()
-                return sum(now[2:]) / sum(now[:2])
+                found = shares(pids, 3)
+                return sum(found[2:]) / sum(found[:2])
 
             look_until(ratio, lambda found: 3.8 < found < 4.2)
         finally:
             backend.restore()
-            for pid in (*pids, process.pid):
-                os.kill(pid, signal.SIGKILL)
-            process.wait()
-        wait_until(lambda: not [pid for pid in pids if procfs.stat(pid)])
+            for pid in pids:
+                cgroup.write(MOUNT / "cgroup.procs", str(pid))
         assert victim.pid
-
-
-def cpu_time(thread: Thread) -> int:
-    return int(Path(f"/proc/{thread.tid}/schedstat").read_text().split()[0])

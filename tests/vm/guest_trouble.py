@@ -20,6 +20,8 @@ from sched_ctl.model.options import NiceOptions
 
 KERNELS = ("6.16",)
 CPUS = 1
+ICOUNT = True
+ICOUNT_SHIFT = 2
 TIMEOUT_S = 180
 
 MOUNT = Path("/sys/fs/cgroup")
@@ -53,6 +55,7 @@ def check_all_is_put_back_after_the_kernel_took_the_memory() -> None:
     finally:
         victim.close()
         GROUP.rmdir()
+        cgroup.write(MOUNT / "cgroup.subtree_control", "-memory")
 
 
 def check_passes_go_on_when_the_clock_is_set() -> None:
