@@ -12,6 +12,7 @@ Tests that need longer than `SLOW_S`, and those that start a process, do not cou
 
 import argparse
 import ast
+import builtins
 import copy
 import gc
 import os
@@ -23,7 +24,7 @@ import sys
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -52,7 +53,8 @@ TESTS = (
     *("levels_one_by_one", "orders_one_by_one", "targets_one_by_one", "wanted", "weight"),
 )
 NO_FAULTS = Path(__file__).with_name("mutants.toml")
-SLOW_S = 0.4  # of CPU time, while its lines are followed
+SLOW_S = 0.2  # of CPU time
+REACHED = "a_test_reached"  # what marked functions call, with a file and a line
 FunctionKey = tuple[str, str, int]  # file, qualified name, first line
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -113,23 +115,67 @@ class Mutant:
 def mutants_of(name: str, source: str) -> Iterator[Mutant]:
     """All of a file. name: below the root."""
     tree = ast.parse(source)
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    for function, qualified in _functions(tree, ""):
-        first = min([function.lineno, *(node.lineno for node in function.decorator_list)])
-        alone = _alone(function, qualified, imports)
+    for function, key, alone in _each(name, tree):
         for node in _inside(function):
             for other in _changed(node):
                 before, kept = ast.unparse(node), dict(vars(node))
                 node.__dict__.update(vars(other))
                 try:
-                    code = compile(alone, str(ROOT / name), "exec", dont_inherit=True)
+                    found = _compiled(key, alone)
                     after = ast.unparse(node)
                 finally:
                     node.__dict__.clear()
                     node.__dict__.update(kept)
-                found = _code_of(code, qualified, first)
                 if found is not None:
-                    yield Mutant((name, qualified, first), node.lineno, before, after, found)
+                    yield Mutant(key, node.lineno, before, after, found)
+
+
+def marked(
+    name: str, source: str, wanted: Mapping[FunctionKey, Collection[int]]
+) -> Iterator[tuple[FunctionKey, CodeType]]:
+    """These functions of a file, with a call of `REACHED` before what is on one of their lines.
+
+    To follow a test's lines from outside takes three times as long as the test.
+    """
+    tree = ast.parse(source)
+    for function, key, alone in _each(name, tree):
+        if key in wanted:
+            for node in [*ast.walk(function)]:
+                for body in ("body", "orelse", "finalbody"):
+                    if isinstance(statements := getattr(node, body, None), list):
+                        setattr(node, body, _told(name, statements, wanted[key]))
+            ast.fix_missing_locations(function)
+            if (code := _compiled(key, alone)) is not None:
+                yield key, code
+
+
+def _told(name: str, statements: Sequence[ast.stmt], wanted: Collection[int]) -> list[ast.stmt]:
+    made: list[ast.stmt] = []
+    for statement in statements:
+        inner = getattr(statement, "body", None) or getattr(statement, "cases", None)
+        last = statement.end_lineno or statement.lineno
+        if inner:  # what it decides by, each statement inside tells of itself
+            first = inner[0].pattern if isinstance(inner[0], ast.match_case) else inner[0]
+            last = max(statement.lineno, first.lineno - 1)
+        for line in sorted({*range(statement.lineno, last + 1)} & {*wanted}):
+            call = ast.parse(f"{REACHED}(({name!r}, {line}))").body[0]
+            made.append(ast.copy_location(call, statement))
+        made.append(statement)
+    return made
+
+
+def _each(name: str, tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, FunctionKey, ast.Module]]:
+    """Functions of a file, each with its name and a module of it alone."""
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for function, qualified in _functions(tree, ""):
+        first = min([function.lineno, *(node.lineno for node in function.decorator_list)])
+        yield function, (name, qualified, first), _alone(function, qualified, imports)
+
+
+def _compiled(key: FunctionKey, alone: ast.Module) -> CodeType | None:
+    name, qualified, first = key
+    code = compile(alone, str(ROOT / name), "exec", dont_inherit=True)
+    return _code_of(code, qualified, first)
 
 
 def _functions(tree: ast.AST, inside: str) -> Iterator[tuple[ast.FunctionDef, str]]:
@@ -202,14 +248,6 @@ def _code_of(code: CodeType, qualified: str, first: int) -> CodeType | None:
             if (found := _code_of(part, qualified, first)) is not None:
                 return found
     return None
-
-
-def _parts(code: CodeType) -> Iterator[CodeType]:
-    """A function's own code, and that of those within it."""
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _parts(part)
 
 
 @dataclass
@@ -285,7 +323,7 @@ class Hunt:
         if os.fork() == 0:
             _silent(600)
             with os.fdopen(writing, "wb") as pipe:
-                pickle.dump(self._traced(items), pipe)
+                pickle.dump(self._marked(items), pipe)
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
@@ -293,37 +331,24 @@ class Hunt:
         os.wait()
         return reached
 
-    def _traced(self, items: Sequence[pytest.Item]) -> Reached:
-        names = {str(ROOT / mutant.function[0]): mutant.function[0] for mutant in self.mutants}
-        # Lines of other functions are not followed, which takes most of the time.
-        begin: dict[str, set[int]] = defaultdict(set)
-        for mutant in self.mutants:
-            file = str(ROOT / mutant.function[0])
-            begin[file].update(part.co_firstlineno for part in _parts(mutant.code))
+    def _marked(self, items: Sequence[pytest.Item]) -> Reached:
         lines: set[tuple[str, int]] = set()
-
-        def line(frame: FrameType, event: str, argument: object) -> Any:
-            lines.add((names[frame.f_code.co_filename], frame.f_lineno))
-            return line
-
-        def call(frame: FrameType, event: str, argument: object) -> Any:
-            code = frame.f_code
-            followed = code.co_filename in names and code.co_firstlineno in begin[code.co_filename]
-            return line if followed else None
-
+        setattr(builtins, REACHED, lines.add)
+        functions = self._functions()
+        for key, code in self._marks():
+            for function in functions[key]:
+                function.__code__ = code
         signal.signal(signal.SIGPROF, _too_slow)
         reached = Reached({}, defaultdict(list))
         slow: set[str] = set()  # functions, whatever they are called with
         for item in items:
-            function = item.nodeid.partition("[")[0]
-            if function in slow:
+            name = item.nodeid.partition("[")[0]
+            if name in slow:
                 continue
             lines.clear()
             began_s = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, SLOW_S)
-            sys.settrace(call)
             passed = self._one(item)
-            sys.settrace(None)
             signal.setitimer(signal.ITIMER_PROF, 0)
             took_s = time.process_time() - began_s
             if passed and took_s < SLOW_S:
@@ -331,8 +356,16 @@ class Hunt:
                 for place in lines:
                     reached.lines[place].append(item.nodeid)
             else:
-                slow.add(function)
+                slow.add(name)
         return reached
+
+    def _marks(self) -> Iterator[tuple[FunctionKey, CodeType]]:
+        """Of each function with mutants, itself, telling which of their lines it reaches."""
+        wanted: dict[str, dict[FunctionKey, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for mutant in self.mutants:
+            wanted[mutant.function[0]][mutant.function].add(mutant.line)
+        for name, of in wanted.items():
+            yield from marked(name, (ROOT / name).read_text(), of)
 
 
 def _too_slow(number: int, frame: FrameType | None) -> None:

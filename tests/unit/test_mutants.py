@@ -1,6 +1,7 @@
 """A sample of `tests/stress/mutants.py`: what decides is not changed without a test that fails."""
 
 import ast
+import builtins
 import subprocess
 import sys
 
@@ -44,6 +45,26 @@ def test_a_mutant_takes_the_place_of_its_function() -> None:
     assert other.function == ("thing.py", "Thing.least", function.__code__.co_firstlineno)
     function.__code__ = other.code
     assert function(None, 1, 5) == 2
+
+
+def test_a_marked_function_does_the_same_and_tells_the_lines_it_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space: dict[str, type] = {}
+    exec(compile(ast.parse(SOURCE), str(mutants.ROOT / "thing.py"), "exec"), space)
+    function = space["Thing"].least  # type: ignore[attr-defined]
+    first = function.__code__.co_firstlineno
+    key = ("thing.py", "Thing.least", first)
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(builtins, mutants.REACHED, seen.append, raising=False)
+    [(same, function.__code__)] = mutants.marked("thing.py", SOURCE, {key: range(first, first + 9)})
+    assert same == key
+    assert (function(None, 1, 5), seen) == (-1, [("thing.py", first + n) for n in (1, 3)])
+    with pytest.raises(ValueError, match="1"):
+        function(None, -1, 0)
+    assert seen[2:] == [("thing.py", first + n) for n in (1, 2)]
+    [(_, code)] = mutants.marked("thing.py", SOURCE, {key: {first + 3}})
+    assert "a_test_reached" in code.co_names and len(code.co_code) < len(function.__code__.co_code)
 
 
 def test_what_is_said_to_be_no_fault_is_a_mutant() -> None:
