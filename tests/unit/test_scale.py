@@ -425,6 +425,22 @@ def test_what_flink_refuses_is_told_in_words(answer: Mapping[str, Any], words: s
 # --- what came of it ---
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return 1e9 + self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
 @dataclass
 class Restarting:
     """Driver and scaler of one query a > b > c that gives so many tuples/s by b's replicas."""
@@ -487,13 +503,19 @@ def thread_of(row: int) -> Thread:
 
 
 def made(engine: Restarting, to: int, folder: Path, patience_s: float = 20.0) -> Done:
+    """By a clock of its own, so that nobody waits."""
+    if engine.clock is time:
+        engine.clock = Clock()
+        engine.since_s = engine.clock.now_s
     kind = DriverKind("fake", list, lambda _: engine, scaler=lambda _: engine)
     change = Change("fake:x", "q", (Step(("b",), "b", 1, to, 1, 1),), 0.5, 1.0, False, 2.0, 1.0)
     memory = Memory(folder / "rescaled")
     try:
-        return scaling.carried_out(
-            engine.target, kind, change, memory, patience_s=patience_s, say=lambda _: None
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scaling, "time", engine.clock)
+            return scaling.carried_out(
+                engine.target, kind, change, memory, patience_s=patience_s, say=lambda _: None
+            )
     finally:
         last = memory.last("fake:x", "q")
         engine.asked.append(-1 if last is None else {"kept": 0, "back": 1}.get(last.outcome, 2))
@@ -640,22 +662,6 @@ def test_a_change_that_is_worse_is_taken_back(tmp_path: Path) -> None:
     assert engine.asked == [3, 1, 1]
 
 
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def time(self) -> float:
-        return 1e9 + self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 @dataclass
 class Crashing(Restarting):
     """With other replicas it runs for a while, fails, and is started again, on and on."""
@@ -696,7 +702,6 @@ def test_a_query_that_fails_again_and_again_is_judged_by_all_of_the_time(
 ) -> None:
     """It does well while it runs, and was kept for that; nobody told of the time in between."""
     clock = Clock()
-    monkeypatch.setattr(scaling, "time", clock)
     for name, value in {"MEASURE_S": 5.0, "SETTLE_S": 5.0, "WHILE_S": 2.0, "LOOK_S": 0.1}.items():
         monkeypatch.setattr(scaling, name, value)
     engine = Crashing({1: 100, 3: rate}, clock=clock, since_s=clock.now_s)
