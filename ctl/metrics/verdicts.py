@@ -45,7 +45,7 @@ LEAST_SHARE = 0.10  # of the time: what takes less holds nobody back
 STARVED_RATIO = 0.25  # of the time that it could run, it waited: with a CPU, a third faster
 IDLE_RUN = 0.01  # CPU share of a thread that does nothing but look whether there is something
 LOOKING_RUN = 0.02  # the same of one that looks again and again: Storm's take 1 to 1.5%
-LOOKING_MOST = 0.10  # of one of whom no tuple is known: on a slow or crowded CPU looks take longer
+LOOKING_MOST = 0.10  # of one that has had no tuple: on a slow or crowded CPU looks take longer
 SATURATED = 0.85  # runs or waits for a CPU so much of the time: never out of work
 NEVER = 0.005  # of the time: less is none at all
 LEAST_WINDOW_S = 0.25  # below, a scheduler tick is several per cent
@@ -428,7 +428,7 @@ def _without_looks(
     looks &= ~(late & (spent.run >= LOOKING_RUN))
     empty = (queue == 0) & (before == 0) & looks & ~held
     looked = np.nan_to_num(spent.wait)
-    most = np.where(moved > 0, LOOKING_RUN, LOOKING_MOST)
+    most = np.where(moved == 0, LOOKING_MOST, LOOKING_RUN)
     few = np.where(empty & (spent.run < most), spent.run, 0.0)
     return spent._replace(
         run=spent.run - few,

@@ -196,6 +196,12 @@ def test_who_looks_again_and_again_is_not_starved() -> None:
     # On a slow CPU looks take longer: without a tuple nothing else is known to take so much.
     slow: list[Shares] = [(0.06, 0.114, None, None, 0.0)] * 3
     assert judged(*slow, **spins, queue_size=(0.0,) * 3) == ["idle"] * 3
+    # Where nobody counts tuples, it may have had some.
+    uncounted = window(*slow, **spins, queue_size=(0.0,) * 3)  # type: ignore[arg-type]
+    assert uncounted.base is not None
+    for one in (uncounted.now, uncounted.base):
+        del one.columns["tuples_in"]  # type: ignore[attr-defined]
+    assert [Verdict(code).word for code in assess(uncounted).verdict] == ["input-bound"] * 3
     late: list[Shares] = [(0.008, 0.95, None, None, 0.0)] * 3
     queues: dict[str, object] = {"queue_size": (0.0, 5.0, 0.0)}
     # What waits for the first one nobody knows.
