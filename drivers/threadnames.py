@@ -161,7 +161,7 @@ GRAMMARS: tuple[Grammar, ...] = (
         "OpenJDK 8 to 21",
         ("gc", r"(?:GC|ParGC) Thread#\d+|GC task thread#\d+.*|Gang worker#\d+ .*"),
         ("gc", r"G1 .*|Z[A-Z]\w+(?:#\d+)?|Shenandoah .*|Concurrent Mark-Sweep GC Thread"),
-        ("jit", r"C[12] CompilerThread\d*|Sweeper thread|JVMCI.*|Common-Compiler.*"),
+        ("jit", r"C[12] CompilerThre(?:ad\d*)?|Sweeper thread|JVMCI.*|Common-Compiler.*"),
         ("jvm", r"VM (?:Periodic Task )?Thread|Monitor Deflation Thread|Notification Thread"),
         ("jvm", r"Reference Handler|Finalizer|Signal Dispatcher|Service Thread|Attach Listener"),
         ("jvm", r"Common-Cleaner|DestroyJavaVM|main|java|Timer-\d+"),

@@ -35,6 +35,7 @@ NAMES = [
     ("flink", "taskmanager_0-main-scheduler-thread-1", "rpc", {}),
     ("flink", "IOManager reader thread #1", "io", {}),
     ("flink", "C2 CompilerThread0", "jit", {}),
+    ("flink", "C1 CompilerThre", "jit", {}),  # one that the machine has started since
     ("flink", "GC Thread#1", "gc", {}),
     ("flink", "G1 Main Marker", "gc", {}),
     ("flink", "VM Thread", "jvm", {}),
