@@ -52,11 +52,18 @@ def waits(
         str | None,
         typer.Option(
             metavar="FUNCTION",
-            help="Instead: how often and how long each thread is in a function: NAME, "
-            "LIBRARY:NAME, kernel:NAME, or usdt:PROVIDER:PROBE. "
-            "Needs bcc (apt install python3-bpfcc).",
+            help="Instead: how often each thread calls a function: NAME, LIBRARY:NAME, "
+            "kernel:NAME, or usdt:PROVIDER:PROBE. Needs bcc (apt install python3-bpfcc).",
         ),
     ] = None,
+    timed: Annotated[
+        bool,
+        typer.Option(
+            "--timed",
+            help="With --probe: also how long the calls take. Ends a program that switches stacks "
+            "(Go, coroutines) or throws exceptions of C++ while in that function.",
+        ),
+    ] = False,
     perfetto: Annotated[
         Path | None,
         typer.Option(
@@ -79,6 +86,8 @@ def waits(
             "--probe shows calls, and nothing else",
             "leave out --stacks, --folded, --flame, --perfetto",
         )
+    if timed and probe is None:
+        raise ConfigError("--timed is for --probe", "add --probe FUNCTION")
     if perfetto is not None and (of_sleep or json):
         raise ConfigError(
             "--perfetto writes a file, and shows nothing",
@@ -86,7 +95,7 @@ def waits(
         )
     pids, tids = _meant(what, run_dir)
     if probe is not None:
-        _calls(pids, tids, probe, seconds, json=json)
+        _calls(pids, tids, probe, seconds, timed=timed, json=json)
     elif perfetto is not None:
         write_timeline(perfetto, pids, tids, seconds)
     elif of_sleep:
@@ -111,7 +120,13 @@ def _meant(what: str, run_dir: Path) -> tuple[list[int], set[int] | None]:
 
 
 def _calls(
-    pids: list[int], tids: set[int] | None, function: str, seconds: float, *, json: bool
+    pids: list[int],
+    tids: set[int] | None,
+    function: str,
+    seconds: float,
+    *,
+    timed: bool,
+    json: bool,
 ) -> None:
     from sched_ctl import show
     from sched_ctl.kernel import procfs
@@ -119,7 +134,8 @@ def _calls(
 
     if len(pids) > 1:
         raise UserError(f"{len(pids)} processes run that", "name one of them: " + str(pids[0]))
-    found = [one for one in calls(pids[0], function, seconds) if tids is None or one.tid in tids]
+    told = calls(pids[0], function, seconds, timed=timed)
+    found = [one for one in told if tids is None or one.tid in tids]
     rows = [(procfs.name_of(one.tid), one) for one in found]
     if json:
         show.emit_json(

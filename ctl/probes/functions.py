@@ -32,39 +32,81 @@ KERNEL, STATIC = "kernel:", "usdt:"
 
 PROGRAM = r"""
 struct calls { u64 times, ns; };
-struct begun { u64 ns, stack; };
-BPF_HASH(begun, u32, struct begun, 16384);
+/* Calls that have not ended, each within the one before it: when, where, and for how long calls
+   within it have taken so far. */
+struct call { u64 ns, stack, within; };
+struct open { struct call at[LEVELS]; };
+BPF_HASH(open, u32, struct open, 16384);
 BPF_HASH(calls, u32, struct calls, 16384);
+/* So many ns more, of calls that ended within the one that is open above this level. */
+static __always_inline void took(struct open *its, int level, u32 tid, u64 ns)
+{
+    struct calls *sum;
+    if (level > 0) {
+        its->at[level - 1].within += ns;
+        return;
+    }
+    sum = calls.lookup(&tid);
+    if (sum)
+        sum->ns += ns;
+}
 int enters(struct pt_regs *ctx)
 {
-    u64 id = bpf_get_current_pid_tgid();
+    u64 id = bpf_get_current_pid_tgid(), stack = BEGINS, lost = 0;
     u32 tid = id, pid = id >> 32;
-    struct begun now = { bpf_ktime_get_ns(), STACK }, *since;
+    struct open none = {}, *its;
     if (pid != FOLLOWED)
         return 0;
-    /* One below it on the stack is part of it. One above was left without a return: longjmp. */
-    since = begun.lookup(&tid);
-    if (!since || now.stack >= since->stack)
-        begun.update(&tid, &now);
+    its = open.lookup_or_try_init(&tid, &none);
+    if (!its)
+        return 0;
+    /* Those that are not above it on the stack were left without a return: longjmp. What ended
+       within them was within no call that ended. One that lies on another stack, and never ends,
+       is taken for one above it. */
+#pragma unroll
+    for (int level = 0; level < LEVELS; level++) {
+        if (its->at[level].ns && stack < its->at[level].stack)
+            continue;
+#pragma unroll
+        for (int below = 0; below < LEVELS; below++) {
+            if (below < level)
+                continue;
+            lost += its->at[below].within;
+            its->at[below].ns = its->at[below].within = 0;
+        }
+        took(its, level, tid, lost);
+        its->at[level].ns = bpf_ktime_get_ns();
+        its->at[level].stack = stack;
+        return 0;
+    }
     return 0;
 }
 int leaves(struct pt_regs *ctx)
 {
     u32 tid = bpf_get_current_pid_tgid();
+    u64 stack = ENDS;
     struct calls zero = {}, *sum;
-    struct begun *since = begun.lookup(&tid);
-    u64 ns = 0;
-    if (!since)
+    struct open *its = open.lookup(&tid);
+    if (!its)
         return 0;
-    if (STACK >= since->stack) {
-        ns = bpf_ktime_get_ns() - since->ns;
-        begun.delete(&tid);
-    }
     sum = calls.lookup_or_try_init(&tid, &zero);
-    if (sum) {
+    if (!sum)
+        return 0;
+#pragma unroll
+    for (int level = 0; level < LEVELS; level++) {
+        if (!its->at[level].ns || stack < its->at[level].stack)
+            continue;
         sum->times++;
-        sum->ns += ns;
+        took(its, level, tid, bpf_ktime_get_ns() - its->at[level].ns);
+#pragma unroll
+        for (int below = 0; below < LEVELS; below++)
+            if (below >= level)
+                its->at[below].ns = its->at[below].within = 0;
+        return 0;
     }
+    /* Deeper than there are levels, or begun before anybody looked */
+    if (its->at[0].ns)
+        sum->times++;
     return 0;
 }
 int rings(void *ctx)
@@ -121,8 +163,8 @@ struct pt_regs { unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax,
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Of one thread. seconds: in all calls that ended, those within another one not once more; None
-    of a static probe, which has no end.
+    """Of one thread. times: calls that ended, or began where ends are not looked at. seconds: in
+    all of these, those within another one not once more; None without ends, as of static probes.
     """
 
     tid: int
@@ -139,33 +181,48 @@ def obstacle() -> str | None:
     return None
 
 
-def calls(pid: int, function: str, seconds: float) -> list[Calls]:
+def calls(pid: int, function: str, seconds: float, *, timed: bool = False) -> list[Calls]:
     """Calls by threads of a process while it looks, most time first.
 
-    function: NAME or LIBRARY:NAME, kernel:NAME, usdt:PROVIDER:PROBE. Raises UserError.
+    function: NAME or LIBRARY:NAME, kernel:NAME, usdt:PROVIDER:PROBE. timed: also how long those of
+    the process's functions take, for which their return addresses are changed: that ends one that
+    goes on with another stack before they return (coroutines, Go), or throws an exception of C++
+    through them. Functions of the kernel always are. Raises UserError.
     """
     if (why := obstacle()) is not None:
         raise UserError(f"no function can be probed: {why}", "see sched-ctl check")
     bcc = _bcc()
     with _headers():
         try:
-            program, timed = _attached(bcc, pid, function)
+            program, timed = _attached(bcc, pid, function, timed)
         except Exception as error:  # bcc raises nothing more special
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise UserError(f"{function} cannot be probed: {said[0]}", HINT) from None
     # It would write to a tracefs that need not be there; the kernel detaches what we leave.
     atexit.unregister(program.cleanup)
     time.sleep(seconds)
+    # What ended within calls that have not: those may never do.
+    within = {
+        int(tid.value): sum(int(call.within) for call in its.at)
+        for tid, its in (program["open"].items() if timed else ())
+    }
     found = [
-        Calls(int(tid.value), int(sum_.times), sum_.ns * 1e-9 if timed else None)
+        Calls(
+            int(tid.value),
+            int(sum_.times),
+            (sum_.ns + within.get(int(tid.value), 0)) * 1e-9 if timed else None,
+        )
         for tid, sum_ in program["calls"].items()
     ]
     return sorted(found, key=lambda one: (-(one.seconds or 0.0), -one.times))
 
 
-# The stack pointer, where registers lie as in FILES. Not of the kernel's own functions, of which no
-# kernel promises it: one that calls itself is counted only where it does so no more.
-STACK = "ctx->sp" if os.uname().machine in ("x86_64", "aarch64") else "0"
+# The stack pointer of a call at its begin and at its end, where registers lie as in FILES: a return
+# takes its address off the stack of x86. Not of the kernel's own functions, of which no kernel
+# promises it: one that calls itself is counted only where it does so no more.
+STACKS = {"x86_64": ("ctx->sp", "ctx->sp - 8"), "aarch64": ("ctx->sp", "ctx->sp")}
+NO_STACK = ("0", "0")
+LEVELS = 4
 
 HINT = (
     "NAME of the program or a library, as LIBRARY:NAME; kernel:NAME (needs CONFIG_KPROBES); "
@@ -173,16 +230,18 @@ HINT = (
 )
 
 
-def _attached(bcc: ModuleType, pid: int, function: str) -> tuple[Any, bool]:
-    """The program, attached, and whether it tells times."""
-    stack = "0" if function.startswith(KERNEL) else STACK
-    text = PROGRAM.replace("FOLLOWED", str(pid)).replace("STACK", stack)
+def _attached(bcc: ModuleType, pid: int, function: str, timed: bool) -> tuple[Any, bool]:
+    """The program, attached, and whether it tells times. timed: as for `calls`."""
+    of_kernel = function.startswith(KERNEL)
+    begins, ends = NO_STACK if of_kernel else STACKS.get(os.uname().machine, NO_STACK)
+    text = PROGRAM.replace("FOLLOWED", str(pid)).replace("LEVELS", str(LEVELS))
+    text = text.replace("BEGINS", begins).replace("ENDS", ends)
     if function.startswith(STATIC):
         probes = bcc.USDT(pid=pid)
         probes.enable_probe(probe=function.removeprefix(STATIC), fn_name="rings")
         return bcc.BPF(text=text, usdt_contexts=[probes]), False
     program = bcc.BPF(text=text)
-    if function.startswith(KERNEL):
+    if of_kernel:
         name = function.removeprefix(KERNEL)
         program.attach_kprobe(event=name, fn_name="enters")
         program.attach_kretprobe(event=name, fn_name="leaves")
@@ -190,13 +249,15 @@ def _attached(bcc: ModuleType, pid: int, function: str) -> tuple[Any, bool]:
     library, _, name = function.rpartition(":")
     errors: list[str] = []
     for path in _files(pid, library):
+        begin = "enters" if timed else "rings"
         try:
-            program.attach_uprobe(name=path, sym=name, fn_name="enters", pid=pid)
+            program.attach_uprobe(name=path, sym=name, fn_name=begin, pid=pid)
         except Exception as error:  # it has no such function
             errors.append(str(error))
             continue
-        program.attach_uretprobe(name=path, sym=name, fn_name="leaves", pid=pid)
-        return program, True
+        if timed:
+            program.attach_uretprobe(name=path, sym=name, fn_name="leaves", pid=pid)
+        return program, timed
     where = f"a mapped file called {library!r}" if library else "its program or libraries"
     raise LookupError(f"{where} has no function {name!r}")
 

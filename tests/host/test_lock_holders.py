@@ -43,6 +43,37 @@ int main(void) {
     return 0;
 }
 """
+STACKS = """
+#include <stdlib.h>
+#include <ucontext.h>
+#include <unistd.h>
+static ucontext_t home, low, high;
+static void work(ucontext_t *here) { if (here) swapcontext(here, &home); else usleep(10000); }
+static void goes_on(void) { for (;;) work(&low); }
+static void hangs(void) { work(&high); }
+static void on(ucontext_t *made, char *stack, void (*does)(void)) {
+    getcontext(made); made->uc_stack.ss_sp = stack; made->uc_stack.ss_size = 1 << 16;
+    makecontext(made, does, 0); }
+static char *stacks;
+static void below(void) {
+    for (;;) {
+        on(&high, stacks + (1 << 16), hangs); swapcontext(&home, &high);
+        for (int i = 0; i < 30; i++) work(0); } }
+int main(int count, char **arguments) {
+    stacks = malloc(1 << 17);
+    on(&low, stacks, arguments[1][0] == 'h' ? below : goes_on);
+    if (arguments[1][0] == 'h') setcontext(&low);
+    for (;;) { swapcontext(&home, &low); work(0); }
+}
+"""
+COLLECTS = """
+public class Collects {
+    public static void main(String[] args) throws Exception {
+        Thread.currentThread().setName("collects");
+        for (;;) { System.gc(); Thread.sleep(20); }
+    }
+}
+"""
 JAVA = """
 import java.util.concurrent.locks.*;
 public class Locks {
@@ -147,17 +178,60 @@ def test_calls_of_any_function_are_counted_by_thread(tmp_path: Path) -> None:
     flags = ["-O1", "-g", "-fno-inline", "-pthread"]
     subprocess.run(["gcc", *flags, "locks.c", "-o", "locks"], cwd=tmp_path, check=True)
     with running(["./locks"], tmp_path, {"holds", "wants"}) as pid:
-        told = sched_ctl("waits", str(pid), "--probe", "keep", "--seconds", "2", "--json")
+        keep = ("waits", str(pid), "--probe", "keep", "--seconds", "2", "--json")
+        assert all(one["seconds"] is None and one["times"] for one in json.loads(sched_ctl(*keep)))
+        told = sched_ctl(*keep, "--timed")
         found = {one["name"]: one for one in json.loads(told)}
         assert found.keys() == {"holds", "wants"}
         holds = found["holds"]
         assert holds["seconds"] / holds["times"] > 0.05  # what it sleeps there
         assert found["wants"]["seconds"] > 0.5  # what it waits there
-        told = sched_ctl("waits", str(pid), "--probe", "nest", "--seconds", "1", "--json")
+        told = sched_ctl(
+            "waits", str(pid), "--probe", "nest", "--timed", "--seconds", "1", "--json"
+        )
         [nests] = json.loads(told)  # the tenth of them sleeps, after it has called the other nine
         assert nests["name"] == "nests" and nests["seconds"] / nests["times"] > 0.0005
         missing = sched_ctl("waits", str(pid), "--probe", "nosuch", "--seconds", "1", code=1)
         assert "has no function 'nosuch'" in missing and "kernel:NAME" in missing
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_calls_on_another_stack_hide_no_others_and_are_safe_to_count(
+    tmp_path: Path, timed: bool
+) -> None:
+    """Those that never end lie above all others. One that goes on after others on a stack above it
+    is what the kernel ends a program for, where it looks for ends.
+    """
+    if (why := functions.obstacle()) is not None:
+        pytest.skip(f"bcc: {why}")
+    (tmp_path / "stacks.c").write_text(STACKS)
+    flags = ["-O1", "-g", "-fno-inline"]
+    subprocess.run(["gcc", *flags, "stacks.c", "-o", "stacks"], cwd=tmp_path, check=True)
+    kind = "hangs" if timed else "goes on"
+    more = ("--timed",) if timed else ()
+    with running(["./stacks", kind], tmp_path, {"stacks"}) as pid:
+        told = sched_ctl("waits", str(pid), "--probe", "work", *more, "--seconds", "3", "--json")
+        [found] = json.loads(told)
+        assert found["times"] > 5 and procfs.stat(pid) is not None
+        if timed:  # the rest are those that hang
+            assert found["seconds"] / found["times"] > 0.009
+
+
+@pytest.mark.needs("java")
+def test_a_static_probe_of_the_jvm_is_counted(tmp_path: Path) -> None:
+    if (why := functions.obstacle()) is not None:
+        pytest.skip(f"bcc: {why}")
+    (tmp_path / "Collects.java").write_text(COLLECTS)
+    subprocess.run(["javac", "-d", ".", "Collects.java"], cwd=tmp_path, check=True)
+    java = [str(shutil.which("java")), "-Xint", "-Xmx32m", "-XX:+UseSerialGC", "Collects"]
+    with running(java, tmp_path, {"VM Thread", "collects"}) as pid:
+        library = next(line for line in procfs.lines(f"/proc/{pid}/maps") if "libjvm" in line)
+        if b"hotspot\0gc__begin\0" not in Path(library.split(maxsplit=5)[5]).read_bytes():
+            pytest.skip("needs a JDK with static probes (--enable-dtrace)")
+        probe = ("--probe", "usdt:hotspot:gc__begin", "--seconds", "2", "--json")
+        [found] = json.loads(sched_ctl("waits", str(pid), *probe))
+        assert found["name"] == "VM Thread"
+        assert found["times"] >= 5 and found["seconds"] is None
 
 
 def test_threads_that_have_ended_do_not_sleep() -> None:

@@ -278,6 +278,7 @@ def test_what_a_backend_will_set_is_told_before(monkeypatch: pytest.MonkeyPatch)
         (["waits", "nosuch", "--perfetto", "x", "--stacks"], 2),
         (["waits", "nosuch", "--probe", "x", "--perfetto", "x"], 2),
         (["waits", "nosuch", "--probe", "x", "--flame", "x"], 2),
+        (["waits", "nosuch", "--timed"], 2),
         (["demo", "--policy", "nosuch"], 2),
         (["simulate"], 2),
         (["simulate", "x", "--warm-up", "-1"], 2),
