@@ -6,8 +6,8 @@ elsewhere. Nodes on which the same happens at the same time are one change, and 
 that change together.
 
 Two shuffles: rows to slots, which Spark does to the greater part before the shuffle, and the slots
-of an operator on all nodes to one task. What comes to the driver are the changes, a thousand at
-most, and the number of nodes by day.
+of an operator on all nodes to one task. What comes to the driver are the largest changes, a
+thousand at most, how many others there are, and the number of nodes by day.
 """
 
 import math
@@ -36,6 +36,7 @@ __all__ = [
     "Change",
     "Search",
     "changes",
+    "left_out",
     "named",
     "rows",
     "slot_of",
@@ -49,6 +50,7 @@ SLOTS_MIN = (5, 10, 15, 20, 30, 60, 120, 180, 240, 360, 480, 720, 1440)
 MOST_SLOTS = 300
 MOST_DAYS = 90  # that are looked at, back from the newest
 MOST = 1000  # changes that come to the driver
+MOST_SIZE = 3.0  # that makes one come before others: no absurd node shuts those of several out
 MOST_NAMES = 200  # of nodes of a change
 LEAST_TUPLES = 20  # a slot with fewer says nothing of a cost
 MAYBE = 1e-3  # chance of a step on one node that counts if others have it at the same time
@@ -127,12 +129,15 @@ class Change:
         return f"{self.query}/{self.operator}" if self.operator else self.query
 
 
-def changes(fleet: Fleet) -> list[Change]:
-    """Those that matter most first. Raises UserError where nothing was taken in."""
+def changes(fleet: Fleet) -> tuple[list[Change], int]:
+    """Those that matter most first, and how many smaller ones are left out, each by itself.
+
+    Raises UserError where nothing was taken in.
+    """
     fleet.require()
     window = days(fleet)
     if window is None:
-        return []
+        return [], 0
     begin, end = max(window[0], window[1] - MOST_DAYS * DAY_MS), window[1]
     slot_ms = slot_of(end - begin)
     settings = fleet.spark.conf
@@ -145,17 +150,38 @@ def changes(fleet: Fleet) -> list[Change]:
 
     settings.set(key, "10000")  # a row is small here
     try:
-        rows = (
+        found = (
             _series(fleet, begin, end, slot_ms)
             .groupBy("engine", "query", "operator")
             .applyInPandas(found_in, OUT)
-            .orderBy("chance", "figure", "query", "operator", "at")
-            .limit(MOST)
-            .collect()
         )
+        rows, left = _largest(found)
     finally:
         settings.set(key, before or "10000")
-    return together([_change(row, begin, end, slot_ms) for row in rows])
+    return together([_change(row, begin, end, slot_ms) for row in rows]), left
+
+
+def _largest(found: "DataFrame") -> tuple[list[Any], int]:
+    """MOST rows of OUT, those that are wide first, and how many more there are.
+
+    Begin and end of what is over are about as large as each other, and so stay together.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    ratio = F.col("figure").isin([name for name, figure in FIGURES.items() if figure.ratio])
+    size = F.abs(F.when(ratio, F.log("size")).otherwise(F.col("size")))
+    ordered = found.orderBy(
+        F.desc(F.least(size, F.lit(MOST_SIZE)) * F.col("count")),
+        "chance",
+        "figure",
+        "query",
+        "operator",
+        "at",
+    )
+    rows = ordered.limit(MOST + 1).collect()
+    if len(rows) <= MOST:
+        return rows, 0
+    return rows[:MOST], found.count() - MOST  # all anew: it is seldom
 
 
 def slot_of(span_ms: int) -> int:
@@ -458,6 +484,13 @@ def told(change: Change) -> str:
     if change.until_ms is not None:
         when = f"from {clock(change.begin_ms)} to {clock(change.until_ms)}"
     return f"{who} {said} on {where} {when}"
+
+
+def left_out(count: int) -> str:
+    """A sentence on those that `changes` leaves out; "" of none."""
+    if not count:
+        return ""
+    return f"left out, as smaller: {count:,}; --node, --query and --since choose among all"
 
 
 COLUMNS = ("what changed", ">size", ">95% interval", ">begin (UTC)")

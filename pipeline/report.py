@@ -172,7 +172,7 @@ def report(fleet: Fleet, last: Facts | None = None) -> str:
     if not total["rows"] or span is None:
         raise UserError(f"there are no records in {fleet.out}", "sched-ctl fleet ingest first")
     held = bottlenecks.held(fleet)
-    changed = changes.changes(fleet)
+    changed, left_out = changes.changes(fleet)
     try:
         compared = compare.compare(fleet)
         why = ""
@@ -211,19 +211,24 @@ def report(fleet: Fleet, last: Facts | None = None) -> str:
                 ),
             )
         )
-    told = Told(total, span, figures, held, changed, compared, why, trust.doubts(fleet))
+    doubts = trust.doubts(fleet)
+    told = Told(total, span, figures, held, changed, left_out, compared, why, doubts)
     return whole(told, _nodes(fleet, told, names), _lines(fleet), last)
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the page is made of. span: days on which the fleet was there, Unix ms."""
+    """What the page is made of.
+
+    span: days on which the fleet was there, Unix ms; left_out: how many smaller changes there are.
+    """
 
     total: Any
     span: tuple[int, int]
     figures: list[str]
     held: list[bottlenecks.Held]
     changed: list[changes.Change]
+    left_out: int
     compared: list[compare.Compared]
     why: str
     doubts: list[trust.Doubt]
@@ -264,7 +269,9 @@ def _changed(told: Told) -> str:
     if not told.changed:
         return "<p>Nothing.</p>"
     rows = changes.rows(told.changed[:MOST_ROWS])
-    return page.table(changes.COLUMNS, rows) + _left(told.changed, "changes")
+    left = changes.left_out(told.left_out)
+    said = f"<p>{left[0].upper()}{left[1:]}.</p>" if left else ""
+    return page.table(changes.COLUMNS, rows) + _left(told.changed, "changes") + said
 
 
 def _doubted(told: Told) -> str:

@@ -244,7 +244,7 @@ def _grown(place: Path) -> dict[str, Figure | str]:
     took: dict[str, Took] = {}
     with spark("bench", LOCAL, {"spark.local.dir": str(place)}) as session:
         took.update(commands(session, source, out, page=False))
-        took["changes"] = measured(lambda: changes.changes(Fleet(session, str(out))))
+        took["changes"] = measured(lambda: changes.changes(Fleet(session, str(out)))[0])
     rows = took["ingest"].made.rows
     own_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     made: dict[str, Figure | str] = {

@@ -267,10 +267,12 @@ def changes(
         choice = chosen(since, until, node or (), query or ())
     with spark_of("changes", master, conf) as spark:
         folder = Folder(spark, source, choice)
-        found = finding.changes(folder)
+        found, left_out = finding.changes(folder)
         warning = "" if json else trust.warned(folder)
     if json:
         show.emit_json([asdict(change) | {"says": finding.told(change)} for change in found])
+        if left_out:
+            typer.echo(finding.left_out(left_out), err=True)
         return
     if not found:
         show.text("nothing changed")
@@ -278,6 +280,7 @@ def changes(
         return
     show.table(finding.COLUMNS, finding.rows(found[:MOST_ROWS]))
     _left(found)
+    _warn(finding.left_out(left_out))
     _warn(warning)
 
 

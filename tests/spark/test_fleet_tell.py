@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import structs
@@ -256,7 +256,8 @@ def test_what_changed_is_what_was_planted(
     )  # fmt: skip
     generate.generate(tmp_path / "in", plan)
     ingest.ingest(spark, str(tmp_path / "in"), str(tmp_path / "out"))
-    found = changes.changes(Fleet(spark, str(tmp_path / "out")))
+    found, left_out = changes.changes(Fleet(spark, str(tmp_path / "out")))
+    assert left_out == 0
     if factor == 1.0:
         assert found == []
         return
@@ -267,3 +268,21 @@ def test_what_changed_is_what_was_planted(
     assert one.until_ms is None
     assert one.low < 2.0 < one.high
     assert "costs 2.0 times as much on gw-0000, gw-0001 since " in changes.told(one)
+
+
+@pytest.mark.parametrize("more", [0, 7])
+def test_of_many_changes_the_largest_are_told_and_the_others_counted(
+    more: int, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one absurd node come after what happened to several, those of one slot last."""
+    monkeypatch.setattr(changes, "MOST", 4)
+
+    def one(name: str, size: float, count: int, figure: str = "cost") -> tuple[Any, ...]:
+        return (figure, "q", name, "e", False, 1, size, size, size, 1e-9, ["gw"], count)
+
+    wide = [one("wide", 0.5, 5), one("share", -0.5, 8, "wait"), one("absurd", 1e15, 1)]
+    wide.append(one("alone", 3.0, 1))
+    small = [one(f"o{n}", 1.3, 1) for n in range(more)]
+    rows, left = changes._largest(spark.createDataFrame([*small, *wide], changes.OUT))
+    assert [row["operator"] for row in rows] == ["share", "wide", "absurd", "alone"]
+    assert left == more

@@ -90,7 +90,7 @@ def test_a_verb_looks_at_the_hours_nodes_and_queries_that_are_chosen(
     assert (found.nodes, found.held_s) == (1, 300)
     assert days(one) == (BEGIN, BEGIN + hour)
     none = Fleet(spark, out, Choice(since_ms=BEGIN + 30 * DAY_MS))
-    assert (held(none), changes.changes(none)) == ([], [])
+    assert (held(none), changes.changes(none)) == ([], ([], 0))
     with pytest.raises(UserError, match="no records"):
         profile(none)
 
@@ -293,7 +293,7 @@ def test_weeks_are_read_from_roll_ups(spark: "SparkSession") -> None:
             row |= {"wait_us": 1e6, "held_ms": 0.0, "judged_ms": 3.6e6, "rate": tuples / 3600}
             row |= {"tuples_out": tuples, "selectivity": 1.0, "queues": 0.0, "queues_n": 720}
             hours.append(row)
-    [one] = changes.changes(Rolled(spark, hours))
+    [one], _ = changes.changes(Rolled(spark, hours))
     assert (one.figure, one.label, one.nodes) == ("cost", "q/o", ("gw-0", "gw-1"))
     assert one.begin_ms == BEGIN + 200 * hour_ms
     assert one.low < 2.0 < one.high

@@ -107,7 +107,7 @@ def whole(figures: Any, held: Any, compared: Any, nodes: list[str], operator: st
         2.1, 1e-12, tuple(nodes[:3]), 3,
     )  # fmt: skip
     doubts = [trust.Doubt(n, "its counters", 17, "cpu 1000000000000 in 5000 ms") for n in nodes[:9]]
-    told = report.Told(total, (0, 7_200_000), figures, held, [change], compared, "", doubts)
+    told = report.Told(total, (0, 7_200_000), figures, held, [change], 1, compared, "", doubts)
     last = report.Facts(3_600_000, [], {"flink q5/gone io-bound": 1.0})
     rows = [
         (
@@ -151,14 +151,16 @@ def test_what_is_held_is_held_still_where_the_page_has_no_room_for_it() -> None:
 def test_a_change_is_known_still_where_the_page_has_no_room_for_it() -> None:
     many = [step(0, operator=f"o{n}") for n in range(40)]
 
-    def told(changed: list[changes.Change]) -> Any:
-        return cast(Any, SimpleNamespace(span=(0, 1), changed=changed, held=[]))
+    def told(changed: list[changes.Change], left: int = 0) -> Any:
+        return cast(Any, SimpleNamespace(span=(0, 1), changed=changed, left_out=left, held=[]))
 
     before, after = (report.facts_of(told(found)) for found in (many, many[::-1]))
     assert report._difference(after, before).endswith("<p>Nothing is new.</p>")
     assert "and 35 more" in report._difference(after, report.Facts(0, [], {}))
     assert "10 more: sched-ctl fleet changes" in report._changed(told(many))
     assert "more" not in report._changed(told(many[:30]))
+    assert "Left out" not in report._changed(told(many))
+    assert "<p>Left out, as smaller: 1,234; " in report._changed(told(many[:9], 1234))
 
 
 def step(begin_ms: int, **other: Any) -> changes.Change:
