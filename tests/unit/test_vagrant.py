@@ -8,6 +8,7 @@ from pathlib import Path
 import guest
 import kernels
 import pytest
+import qemu
 
 VAGRANT = Path(__file__).parents[2] / "vagrant"
 
@@ -97,6 +98,23 @@ def test_an_image_tells_for_which_machine_it_is(tmp_path: Path) -> None:
     assert kernels.architecture(image) == "amd64"
     assert kernels.matrix("6.18-arm64").architecture == "arm64"
     assert kernels.matrix("6.18").architecture == kernels.matrix("7.2.13").architecture == "amd64"
+
+
+def test_kvm_is_for_this_kind_of_machine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "vmlinuz"
+    note = tmp_path / "kvm"
+    monkeypatch.setattr(guest.os, "access", lambda *_: True)
+    monkeypatch.setattr(guest, "_kvm_note", lambda: note)
+    monkeypatch.setattr(qemu, "OWN", "amd64")
+    image.write_bytes(b"MZ" + bytes(54) + b"ARM\x64" + bytes(64))
+    assert not guest.kvm_works(image)
+    assert not note.exists()
+    note.write_text("yes")
+    assert not guest.kvm_works(image)
+    image.write_bytes(b"MZ" + bytes(200) + b"HdrS")
+    assert guest.kvm_works(image)
 
 
 def test_a_path_that_no_kernel_takes_is_named(
