@@ -23,19 +23,19 @@ class RootError(Exception):
     """There is no root; the text says why."""
 
 
-def at_hand(architecture: str) -> bool:
+def at_hand(architecture: str, *more: str) -> bool:
     """Whether there is a root without making it."""
-    return _folder(architecture).is_dir()
+    return _folder(architecture, *more).is_dir()
 
 
-def root(architecture: str) -> Path:
-    """Made once, and kept."""
-    folder = _folder(architecture)
-    if at_hand(architecture):
+def root(architecture: str, *more: str) -> Path:
+    """Made once, and kept. more: packages that it has besides."""
+    folder = _folder(architecture, *more)
+    if at_hand(architecture, *more):
         return folder
     try:
         with debian.archive(SUITE, folder, architecture) as archive:
-            archive.unpack_all(*PACKAGES)
+            archive.unpack_all(*PACKAGES, *more)
             for name in ("passwd", "group"):
                 master = archive.tree / f"usr/share/base-passwd/{name}.master"
                 shutil.copy(master, archive.tree / "etc" / name)
@@ -47,5 +47,5 @@ def root(architecture: str) -> Path:
     return folder
 
 
-def _folder(architecture: str) -> Path:
-    return debian.cache() / f"root-{architecture}"
+def _folder(architecture: str, *more: str) -> Path:
+    return debian.cache() / "-".join(["root", architecture, *more])

@@ -1,6 +1,6 @@
 """Run in a guest by its systemd: the package's service from its first start to its removal.
 
-systemd_inside.py UPGRADE    the package of a later version; the first one is installed
+systemd_inside.py PACKAGE UPGRADE    UPGRADE: the package of a later version
 """
 
 import os
@@ -14,11 +14,13 @@ from pathlib import Path
 SERVICE = "sched-ctl.service"
 CONFIG = Path("/etc/sched-ctl/sched-ctl.toml")
 DROP_IN = Path("/etc/systemd/system/sched-ctl.service.d/broken.conf")
+PATIENT = DROP_IN.with_name("patient.conf")
 LIBRARY = Path("/usr/lib/sched-ctl")
 LAB = LIBRARY / "sched_ctl" / "bin" / "labspe"
 STATE = Path("/sys/kernel/sched_ext/state")
 RUN = Path("/run/sched-ctl")
 DEADLINE_S = 240.0
+OWN = Path("/run/own")
 # Its installation compiles all modules, which takes the emulator a minute: they were kept.
 PYTHON = """#!/bin/sh
 case "$*" in *compileall*) exec tar -xf /root/compiled.tar -C /usr/lib/sched-ctl;; esac
@@ -151,14 +153,23 @@ def broken() -> None:
     run("systemctl", "reset-failed")
 
 
+def install(package: str) -> None:
+    OWN.mkdir()
+    (OWN / "python3").write_text(PYTHON)
+    (OWN / "python3").chmod(0o755)
+    os.environ["PATH"] = f"{OWN}:{os.environ['PATH']}"
+    if os.uname().machine != "x86_64":  # emulated by another machine, all takes minutes
+        PATIENT.parent.mkdir()
+        PATIENT.write_text("[Service]\nTimeoutStartSec=900\nTimeoutStopSec=900\n")
+    run("dpkg", "-i", package)
+    if shown("UnitFileState") != "disabled" or shown("ActiveState") != "inactive":
+        fail("installed, and the service is not as it came: disabled, inactive")
+    print("ok: the package is installed, its service neither started nor enabled", flush=True)
+
+
 def upgraded(package: str, engine: int) -> None:
     before = start("for the upgrade")
     wait_until("sched_ext is attached before the upgrade", attached)
-    own = Path("/run/own")
-    own.mkdir()
-    (own / "python3").write_text(PYTHON)
-    (own / "python3").chmod(0o755)
-    os.environ["PATH"] = f"{own}:{os.environ['PATH']}"
     run("dpkg", "-i", package)
     wait_until("upgraded, it runs again", lambda: is_up(beside=before))
     wait_until("sched_ext is attached by the later version", attached)
@@ -178,14 +189,16 @@ def upgraded(package: str, engine: int) -> None:
 def main() -> None:
     if Path("/proc/1/comm").read_text().strip() != "systemd":
         fail("process 1 is no systemd")
-    print("ok: systemd is process 1", run("systemctl", "--version").split("\n")[0], flush=True)
+    version = run("systemctl", "--version").split("\n")[0]
+    print(f"ok: process 1 is {version}, on {os.uname().machine}", flush=True)
+    install(sys.argv[1])
     words = (LAB, "--utilisation", "0.05", "--cpus", "1", "--forever", "/root/stats")
     engine = subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL)
     try:
         by_nice(engine.pid)
         by_sched_ext()
         broken()
-        upgraded(sys.argv[1], engine.pid)
+        upgraded(sys.argv[2], engine.pid)
         print("all is put back")
     finally:
         engine.kill()
