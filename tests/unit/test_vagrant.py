@@ -105,7 +105,7 @@ def test_kvm_is_for_this_kind_of_machine_alone(
 ) -> None:
     image = tmp_path / "vmlinuz"
     note = tmp_path / "kvm"
-    monkeypatch.setattr(guest.os, "access", lambda *_: True)
+    monkeypatch.setattr(os, "access", lambda *_: True)
     monkeypatch.setattr(guest, "_kvm_note", lambda: note)
     monkeypatch.setattr(qemu, "OWN", "amd64")
     image.write_bytes(b"MZ" + bytes(54) + b"ARM\x64" + bytes(64))
