@@ -3,9 +3,9 @@
 One stage, no shuffle: each task takes some files, makes rows of them and writes these by kind and
 date. What has been read is known by name, size and time; what is in twice all the same
 (sent under another name, or copied and then finished) shows in the numbers of its lines: only if
-those of a file overlap with what is there, the batch is written once more without the rows that
-are (one shuffle of the rows of these nodes and days by node and number). Then roll-ups are made
-of it, by the hour.
+those of a run of a file overlap with what is there, the batch is written once more without the
+rows that are (one shuffle of the rows of these nodes and days by node and number). Then roll-ups
+are made of it, by the hour.
 
 The driver holds the names of one batch's files, MOST_FILES of them; Spark itself lists all that lie
 in the source.
@@ -43,7 +43,8 @@ PARTITIONS = ("kind", "date")
 # What makes a line one of its kind, whatever the file that it came in is called, and where it lies:
 # a node that numbers anew is of another boot or run, and so is another machine of its name.
 OLDER = ("node", "seq", "t")
-KEY = (*OLDER, "boot", "run")
+RUN = ("node", "boot", "run")
+KEY = (*OLDER, *RUN[1:])
 SPECIAL = re.compile(r"[][{}*?\\]")  # of a path, which Spark takes for a pattern
 ENDING = ".jsonl.gz"
 LOOK_S = 3600.0
@@ -373,18 +374,18 @@ def _named(fleet: Fleet, set_aside: list[tuple[Source, str]]) -> "DataFrame":
 def _numbers(fleet: Fleet, folder: str) -> int:
     """How many lines the rows of a batch are of, those of several files each for itself."""
     rows = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder))
-    lines = rows.where("seq IS NOT NULL AND kind <> 'file'").select("source", "seq").distinct()
-    return int(lines.count())
+    numbered = rows.where("seq IS NOT NULL AND kind <> 'file'")
+    return int(numbered.select("source", "boot", "run", "seq").distinct().count())
 
 
 def _overlapping(fleet: Fleet, folder: str) -> list[str]:
-    """Nodes with lines whose numbers occur in another file, of this batch or before."""
+    """Nodes with a run whose numbers occur in another file, of this batch or before."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    here = fleet.read("file", [folder]).select("node", "seq", "last_seq").where("seq IS NOT NULL")
+    here = fleet.read("file", [folder]).select(*RUN, "seq", "last_seq").where("seq IS NOT NULL")
     before = (
-        Window.partitionBy("node")
+        Window.partitionBy(*RUN)
         .orderBy("seq", "last_seq")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
@@ -396,11 +397,17 @@ def _overlapping(fleet: Fleet, folder: str) -> list[str]:
 
 
 def _met(fleet: Fleet, folder: str) -> "DataFrame":
-    """Files of a batch (node, file) with numbers that occur in one from before."""
-    here = fleet.read("file", [folder]).select("node", "file", "seq", "last_seq")
-    there = fleet.numbered().toDF("node", "first", "last")
-    met = here.join(there, "node").where("first <= last_seq AND seq <= last")
-    return met.select("node", "file").distinct()
+    """Runs of a batch with the first and last numbers that a file from before has of them.
+
+    Where it is not known of which run lines are, it may be any of the node.
+    """
+    here = fleet.read("file", [folder]).select(*RUN, "seq", "last_seq")
+    there = fleet.numbered().toDF("node", "its_boot", "its_run", "first", "last")
+    met = here.join(there, "node").where(
+        "first <= last_seq AND seq <= last"
+        " AND (coalesce(its_run, 0) = 0 OR run = 0 OR its_run = run AND its_boot = boot)"
+    )
+    return met.select(*RUN, "first", "last").distinct()
 
 
 def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
@@ -413,8 +420,10 @@ def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
     if since := fleet.since("operator"):
         # Rows that went can be compared no more: what may be one of them is not rolled up again.
         gone = F.col("kind").isin("operator", "event") & (F.col("date") < since)
-        late = mine.where(gone).join(_met(fleet, folder), ["node", "file"], "left_anti")
-        mine = mine.where(~gone).unionByName(late)
+        late, met = mine.where(gone).alias("late"), _met(fleet, folder).alias("met")
+        same = [F.col(f"late.{name}") == F.col(f"met.{name}") for name in RUN]
+        same.append(F.col("late.seq").between(F.col("met.first"), F.col("met.last")))
+        mine = mine.where(~gone).unionByName(late.join(met, same, "left_anti"))
     dates = [row["date"] for row in mine.select("date").distinct().collect()]
     chosen = mine.groupBy(*KEY).agg(F.min("source").alias("source"))
     for kind in ("operator", "event", "topology"):

@@ -35,6 +35,7 @@ ENGINE_BYTES = 64 << 10  # of an engine without operators, and thus a thousand e
 ENTRY_BYTES = 64  # of an operator, or a stream
 MOST_SHARE = 1e6  # of an operator's output, that an edge takes
 LONGEST_WORD = 1000  # characters of what is told anew with each row, but for names of queries
+MOST_RUNS = 1000  # whose files are put together as one
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
 SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
 
@@ -54,6 +55,7 @@ ARRAYS = {
     "verdict": "verdict",
 }
 
+Who = tuple[str, int, str]  # boot, run, machine
 OF_RECORD = ("policy", "backend", "source", "time", "target", "told", "met", "psi")
 BY_QUERY = {"policy": "policy", "backend": "backend", "time": "time_us", "source": "time_source"}
 
@@ -89,15 +91,14 @@ class _Rows:
 
     def __init__(self, path: str) -> None:
         self.path, self.file = path, path.rpartition("/")[2]
-        self.boot, self.run = "", 0  # of the file's first line
-        self.machine = ""
+        self.boot, self.run, self.machine = "", 0, ""  # of the last first line of a file
         self.topologies: dict[str, tuple[int, dict[str, Any]]] = {}  # engine -> epoch, `_made`
         self._clear()
 
     def _clear(self) -> None:
         self.size = self.text = 0  # rows, and bytes of their names, about
         self._single: list[dict[str, Any]] = []
-        self._records: list[tuple[records.Record, int, str, dict[str, Any]]] = []
+        self._records: list[tuple[records.Record, int, Who, dict[str, Any]]] = []
 
     def add(self, **row: Any) -> None:
         told = {"file": self.file, "source": self.path, "boot": self.boot, "run": self.run}
@@ -109,22 +110,32 @@ class _Rows:
     def full(self) -> bool:
         return self.size >= ROWS or self.text >= MOST_BYTES
 
+    def run_of(self, line: records.Line) -> tuple[str, int]:
+        """Boot and run: numbers are those of a run."""
+        return (line.boot, line.run) if isinstance(line, records.Start) else (self.boot, self.run)
+
+    def go_by(self, line: records.Line) -> None:
+        """Read what follows by this line, be it a repeated one."""
+        if isinstance(line, records.Start):
+            if self.run_of(line) != (self.boot, self.run):
+                self.topologies.clear()  # files that were put together each explain themselves
+            self.boot, self.run = line.boot, line.run
+            self.machine = kind_of_machine(line.machine, line.cpus)
+        elif isinstance(line, records.Topology):
+            self.topologies[line.engine] = (line.epoch, _made(line))
+
     def take(self, line: records.Line) -> None:
-        """The rows of a good line."""
+        """The rows of a good line that is the first of its number."""
         if isinstance(line, records.Record):
             made = self.topologies[line.engine][1]
-            self._records.append((line, len(made["names"]), self.machine, made))
+            who = self.boot, self.run, self.machine
+            self._records.append((line, len(made["names"]), who, made))
             self.size += max(1, len(made["names"]))  # one of no rows is held, too
             self.text += made["text"] + ENTRY_BYTES * sum(
                 len(getattr(line, name) or ()) for name in OF_RECORD
             )
-        elif isinstance(line, records.Start):
-            self.boot, self.run = line.boot, line.run
-            self.machine = kind_of_machine(line.machine, line.cpus)
         elif isinstance(line, records.Topology):
-            made = _made(line)
-            self.topologies[line.engine] = (line.epoch, made)
-            self.text += made["bytes"]
+            self.text += self.topologies[line.engine][1]["bytes"]
             self.add(
                 kind="topology",
                 machine=self.machine,
@@ -177,12 +188,11 @@ class _Rows:
         each("kind", ["operator"] * len(found))
         each("file", [self.file] * len(found))
         each("source", [self.path] * len(found))
-        each("boot", [self.boot] * len(found))
-        each("run", [self.run] * len(found))
         each("date", [_date(line.t) for line in lines])
         for name in ("node", "seq", "t", "d", "engine", "epoch"):
             each(name, list(map(attrgetter(name), lines)))
-        each("machine", [machine for _, _, machine, _ in found])
+        for place, name in enumerate(("boot", "run", "machine")):
+            each(name, [who[place] for _, _, who, _ in found])
         for place, name in enumerate(("psi_cpu", "psi_io", "psi_memory")):
             each(name, [line.psi[place] if len(line.psi) > place else None for line in lines])
         for field, name in ARRAYS.items():
@@ -204,7 +214,7 @@ class _Rows:
         return made if here.all() else made.filter(pa.array(here))
 
 
-def _judged(found: Sequence[tuple[records.Record, int, str, dict[str, Any]]]) -> pa.Array:
+def _judged(found: Sequence[tuple[records.Record, int, Who, dict[str, Any]]]) -> pa.Array:
     """Give the records their verdicts; what each held operator needs, see `judge.needed`."""
     judged = [(record, made["topology"]) for record, _, _, made in found]
     judge.fill_in(judged)
@@ -246,7 +256,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
     day = f"{named.start[:4]}-{named.start[4:6]}-{named.start[6:8]}" if named else "unknown"
     begun = 0 if named is None else _begun(named)
     first_line = True
-    seen: set[int] = set()
+    seen: dict[tuple[str, int], set[int]] = {}  # boot, run -> numbers
     good = bad = repeated = 0
 
     def set_aside(line: int, why: str, text: str = "") -> None:
@@ -263,6 +273,8 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         if first_line and misplaced(line) is None:
             node, first_line = line.node, False
         why = _wrong(line, node, gathered.topologies)
+        if why is None and len(seen) == MOST_RUNS and gathered.run_of(line) not in seen:
+            why = f"of more than {MOST_RUNS} runs"
         # Older recorders repeat a topology with the time at which it was first seen.
         timed = isinstance(line, records.Record | records.Event)
         if why is None and timed and line.t < begun:
@@ -270,23 +282,29 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         if why:
             set_aside(number, why)
             continue
-        if line.seq in seen:
+        numbers = seen.setdefault(gathered.run_of(line), set())
+        gathered.go_by(line)
+        if line.seq in numbers:
             repeated += 1
             continue
-        seen.add(line.seq)
+        numbers.add(line.seq)
         good += 1
         gathered.take(line)
         if gathered.full:
             yield from gathered.batches()
+    last = seen.pop((gathered.boot, gathered.run), set())
+    # One that is known by no day never expires, as it would be taken for new again.
+    of_all = {"kind": "file", "date": day if named and named.start >= FIRST_DAY else "unknown"}
+    for (boot, run), numbers in seen.items():
+        span = {"seq": min(numbers), "last_seq": max(numbers)}
+        gathered.add(**of_all, node=node, boot=boot, run=run, **span)
     gathered.add(
-        kind="file",
-        # One that is known by no day never expires, as it would be taken for new again.
-        date=day if named and named.start >= FIRST_DAY else "unknown",
+        **of_all,
         node=node,
         size=len(data),
         modified=modified,
-        seq=min(seen, default=None),
-        last_seq=max(seen, default=None),
+        seq=min(last, default=None),
+        last_seq=max(last, default=None),
         good=good,
         bad=bad,
         repeated=repeated,

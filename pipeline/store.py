@@ -142,18 +142,21 @@ class Fleet:
         return known
 
     def numbered(self) -> "DataFrame":
-        """First and last number of the lines of each file that is in: node, seq, last_seq."""
+        """First and last number of the lines of each run in each file that is in.
+
+        Columns node, boot, run, seq, last_seq; run is null where it was not kept.
+        """
         folders = [b.folder for b in self.live() if b.layout > 1 and b.rows.get("file")]
-        found = self.read("file", folders).select("node", "seq", "last_seq")
+        columns = ("node", "boot", "run", "seq", "last_seq")
+        found = self.read("file", folders).select(*columns)
         older = [
-            (node, first, last)
+            (node, None, None, first, last)
             for batch in self.batches
             for node, each in batch.spans.items()
             for first, last in each
         ]
         if older:
-            schema = "node STRING, seq BIGINT, last_seq BIGINT"
-            found = found.unionByName(self.spark.createDataFrame(older, schema))
+            found = found.unionByName(self.spark.createDataFrame(older, ddl(columns)))
         return found.where("seq IS NOT NULL")
 
     def new_folder(self) -> str:

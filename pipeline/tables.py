@@ -81,8 +81,9 @@ KINDS = MappingProxyType(
         "topology": (*_ROW, "machine", "engine", "epoch", "text"),  # text: the line itself
         "bad": ("date", "node", "file", "source", "line", "why", "text"),
         "file": (
-            *("date", "node", "file", "size", "modified", "seq", "last_seq"),
-            *("good", "bad", "repeated", "why"),  # why: it was not read
+            *("date", "node", "boot", "run", "file", "size", "modified", "seq", "last_seq"),
+            # why: it was not read. A file of several runs has a row for each, one with its size.
+            *("good", "bad", "repeated", "why"),
         ),
     }
 )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from sched_ctl.errors import UserError
-from sched_ctl.pipeline import compact, compare, generate, ingest
+from sched_ctl.pipeline import compact, compare, expire, generate, ingest
 from sched_ctl.pipeline.bottlenecks import held
 from sched_ctl.pipeline.profile import profile
-from sched_ctl.pipeline.store import Batch, Fleet, Taken
+from sched_ctl.pipeline.store import Batch, Fleet, Keep, Taken
 from sched_ctl.telemetry import profiles, records
 
 if TYPE_CHECKING:
@@ -441,6 +441,26 @@ def test_lines_count_once_by_what_they_are_not_by_what_their_file_is_called(
     late.write_bytes(places[f"c/{name}"])
     again = ingest.ingest(spark, str(tmp_path / "in"), out)
     assert again.rows == 0 and again.repeated == rows + 1
+
+
+def test_what_comes_late_counts_by_its_run(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of a node that numbers anew with each boot; a file that was torn, and comes whole; again."""
+    out, t = str(tmp_path / "out"), 1_800_000_000_000
+
+    def sent(number: int, **rows: int) -> int:
+        for boot, count in rows.items():
+            path = tmp_path / "in" / f"{number}{boot}" / "gw-1-20270115T080000Z-1.jsonl.gz"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(recorded("gw-1", 1, count, boot, t))
+        return ingest.ingest(spark, str(tmp_path / "in"), out).rows
+
+    sent(1, boot1=5)
+    expire.expire(Fleet(spark, out), Keep(rows=7), now_s=t / 1e3 + 30 * 86_400)
+    assert sent(2, boot1=5, boot2=5) == 5 * 2
+    compact.compact(Fleet(spark, out))
+    assert sent(3, boot1=5, boot2=8) == 3 * 2
+    [row] = Fleet(spark, out).rolled("hour").selectExpr("sum(n) AS n").collect()
+    assert row["n"] == (5 + 5 + 3) * 2
 
 
 def test_no_file_stops_the_others(spark: "SparkSession", tmp_path: Path) -> None:

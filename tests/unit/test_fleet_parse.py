@@ -100,6 +100,40 @@ def test_what_runs_on_another_node_is_told_by_that_one_alone() -> None:
     assert "arrays of different lengths" in {row["why"] for row in rows_of(part)}
 
 
+def of_run(boot: str, *seqs: int, run: int = 1) -> bytes:
+    """A file of a run, with records of these numbers."""
+    begin = records.Start(node="n", seq=1, t=TOPOLOGY.t, boot=boot, run=run, machine=f"m {boot}")
+    topology = msgspec.structs.replace(TOPOLOGY, seq=2)
+    record = records.Record(node="n", seq=3, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
+    lines: list[records.Line] = [begin, topology]
+    lines += [msgspec.structs.replace(record, seq=seq) for seq in seqs]
+    return b"".join(map(records.encode, lines))
+
+
+def test_files_that_are_put_together_count_by_their_runs() -> None:
+    """As by `cat`: of two boots with the same numbers, one of which is there twice."""
+    data = of_run("a", 3, 4) + of_run("b", 3) + of_run("a", 4, 5)
+    path = "/in/n-20270115T080000Z-1.jsonl.gz"
+    rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
+    assert not [row for row in rows if row["kind"] == "bad"]
+    told = {(r["boot"], r["seq"], r["machine"]) for r in rows if r["kind"] == "operator"}
+    assert told == {("a", k, "m a, 0 CPUs") for k in (3, 4, 5)} | {("b", 3, "m b, 0 CPUs")}
+    files = [row for row in rows if row["kind"] == "file"]
+    spans = [(r["boot"], r["run"], r["seq"], r["last_seq"]) for r in files]
+    assert spans == [("b", 1, 1, 3), ("a", 1, 1, 5)]
+    assert [row["size"] for row in files] == [None, len(data)]  # known once
+    assert (files[1]["good"], files[1]["repeated"]) == (2 + 3 + 3, 3)
+
+
+def test_no_file_is_of_more_runs_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "MOST_RUNS", 2)
+    data = of_run("a", 3) + of_run("b", 3) + of_run("c", 3) + of_run("a", 4)
+    path = "/in/n-20270115T080000Z-1.jsonl.gz"
+    rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
+    assert [row["why"] for row in rows if row["kind"] == "bad"] == ["of more than 2 runs"]
+    assert {row["boot"] for row in rows if row["kind"] == "file"} == {"a", "b"}
+
+
 def test_no_topology_has_more_threads_than_can_be() -> None:
     many = msgspec.structs.replace(TOPOLOGY, threads=[1, parse.MOST_THREADS, 1])
     assert kinds_of(many) == ["bad", "file"]
