@@ -137,15 +137,16 @@ class Kafka:
 def prepare(folder: Path) -> None:
     """All that a guest needs: it has no network, and may write nothing beside its own."""
     made_s = _job_jar().stat().st_mtime
-    classes = [_classes(name) for name in ("broker", "worker")]
+    classes = [_classes(name) for name in ("broker", "worker", "streams")]
     if all(file.exists() and file.stat().st_mtime > made_s for file in classes):
         return
     with running(folder, leave=True) as kafka:
-        worker = kafka.connect(Connector("alarms", 100), Connector("archive", 100, tasks=2))
+        kafka.connect(Connector("alarms", 100), Connector("archive", 100, tasks=2))
+        kafka.streams(alarms=100, archive=100)
         kafka.rates.write_text("25 10")
-        out = kafka.out("archive")
-        patiently(lambda: len(finished(out, 0, math.inf)) > 50, 60, "records")
-        for process in (worker, *kafka.started):
+        outs = [kafka.out("archive"), kafka.out("archive-app")]
+        patiently(lambda: all(len(finished(out, 0, math.inf)) > 50 for out in outs), 60, "records")
+        for process in reversed(kafka.started):  # the broker last
             process.terminate()
             process.wait(120)
 
