@@ -96,7 +96,7 @@ class Options:
     write: folders of the host that the guest may write to; everything else is read-only.
     show: folders of the host that stay visible below one of the guest's own tmpfs (`WRITABLE`).
     kvm: None = where it works.
-    nice: by how much it gives way to whatever else this machine does.
+    nice: by how much it gives way to whatever else this machine does, beyond what we do.
     dtb: a device tree in place of the emulator's.
     """
 
@@ -501,11 +501,11 @@ def _qemu_command(folder: Path, kernel: Path, architecture: str, options: Option
 def prepare(nice: int) -> None:
     """What a child does before it is another program."""
     _die_with_parent()
-    if nice:
-        os.nice(nice)
-        # Where sessions share the CPU first, and then their processes. sched(7)
+    # Where sessions share the CPU first, and then their processes, a new session counts as nice 0,
+    # whatever we were started at. sched(7)
+    if value := os.nice(nice):
         with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(nice))
+            Path("/proc/self/autogroup").write_text(str(value))
 
 
 def _die_with_parent() -> None:

@@ -397,7 +397,8 @@ def test_a_guest_gives_way_as_a_process_and_as_an_autogroup() -> None:
         assert os.getpriority(os.PRIO_PROCESS, child.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 7
         group = Path(f"/proc/{child.pid}/autogroup")
         if os.geteuid() == 0 and group.exists():
-            assert group.read_text().split()[-1] == "7"
+            own = os.getpriority(os.PRIO_PROCESS, child.pid)
+            assert group.read_text().split()[-1] == str(own)
         if os.geteuid() == 0:
             machine = guest.Guest.__new__(guest.Guest)
             machine._children = [child]
@@ -406,6 +407,30 @@ def test_a_guest_gives_way_as_a_process_and_as_an_autogroup() -> None:
             assert not group.exists() or group.read_text().split()[-1] == "3"
         assert child.stdin is not None
         child.stdin.close()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/proc/self/autogroup").exists(),
+    reason="needs root, whose writes are not limited in rate, and a kernel with autogroup",
+)
+def test_the_session_of_a_guest_is_as_nice_as_who_starts_it() -> None:
+    def prepare() -> None:
+        os.nice(3)
+        guest._prepare(0)
+
+    with subprocess.Popen(
+        ["cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=prepare,
+    ) as child:
+        own = os.getpriority(os.PRIO_PROCESS, child.pid)
+        group = Path(f"/proc/{child.pid}/autogroup").read_text()
+        assert child.stdin is not None
+        child.stdin.close()
+    assert own == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 3)
+    assert group.split()[-1] == str(own)
 
 
 def test_a_guest_of_another_machine_without_a_root_is_skipped_by_name(
