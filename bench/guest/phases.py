@@ -26,6 +26,7 @@ __all__ = [
     "kept",
     "show",
     "table",
+    "without_first",
 ]
 
 Runs = dict[str, list[list[dict[str, Any]]]]  # of each scenario: runs, each with its phases
@@ -126,6 +127,24 @@ def show(runs: Runs, kernel: str, name: str | None) -> None:
     """Print each scenario's figures; name: keep them, as NAME-SCENARIO."""
     for scenario, own in runs.items():
         results.tell(table(scenario, own, kernel), name and f"{name}-{scenario}")
+
+
+def without_first(runs: Runs) -> Runs:
+    """The runs without the very first phase of each way, of each scenario: a virtual machine is
+    still warming up.
+    """
+    found: Runs = {}
+    for scenario, own in runs.items():
+        seen: set[str] = set()
+        found[scenario] = []
+        for run in own:
+            later = []
+            for phase in run:
+                if phase["phase"] in seen:
+                    later.append(phase)
+                seen.add(phase["phase"])
+            found[scenario].append(later)
+    return found
 
 
 def figures(phase: dict[str, Any]) -> dict[str, float]:

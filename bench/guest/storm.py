@@ -1,7 +1,7 @@
 """A real Storm under the BPF scheduler and by nice, in a guest with exact time: ratios to the OS.
 
     ./dev run python -m bench.guest.storm [--kernel 6.18] [--runs 1] [--json FILE] [--ways WAYS]
-        SHAPE [LOAD ...]
+        [--skip-first] SHAPE [LOAD ...]
 
 SHAPE: of bench/workloads (etl, fork, stats, lr, vs). WAYS: `rule` sets `qs` by nice beside the
 published rule of Lachesis (bench/lachesis.py), `queues` others, too; `judged` sets the race by nice
@@ -14,7 +14,7 @@ To boot and start Storm takes ten minutes, a load as long.
 import argparse
 import os
 
-from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show
+from bench.guest.phases import ROOT, arguments, from_guest, keep, kept, show, without_first
 
 LIMIT_S = 2400.0
 SHAPES = ("etl", "fork", "stats", "lr", "vs")
@@ -26,6 +26,11 @@ def main() -> None:
     parser.add_argument("shape", metavar="SHAPE", choices=SHAPES)
     parser.add_argument("loads", nargs="*", default=["0.95"], metavar="LOAD")
     parser.add_argument("--ways", choices=WAYS, default="all")
+    parser.add_argument(
+        "--skip-first",
+        action="store_true",
+        help="leave out each way's very first phase, in which the virtual machine warms up",
+    )
     arguments(parser)
     asked = parser.parse_args()
     os.chdir(ROOT)
@@ -38,7 +43,7 @@ def main() -> None:
     limit_s = LIMIT_S * (1 + len(asked.loads))
     for _ in range(asked.runs):
         keep(from_guest("storm_inside", words, asked.kernel, 1, limit_s), runs, asked.json)
-    show(runs, asked.kernel, asked.keep)
+    show(without_first(runs) if asked.skip_first else runs, asked.kernel, asked.keep)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,25 @@ def test_chance_alone_is_no_gain() -> None:
     assert abba.ratios(around)["hr"]["mean (ms)"] == [pytest.approx(1.0)]
 
 
+def test_the_first_phase_of_each_way_is_left_out_and_no_other() -> None:
+    """The OS of a round whose first phase is left out is its other one."""
+    rounds = [
+        [phase("os", [cold]), phase("qs", [cold / 2]), phase("qs", [30.0]), phase("os", [20.0])]
+        for cold in (900.0, 20.0)
+    ]
+    left = phases.without_first({"case": rounds, "other": rounds[:1]})
+    told = [[(p["phase"], p["queries"]["q"]) for p in run] for run in left["case"]]
+    assert told[0] == [("qs", [30.0]), ("os", [20.0])]
+    assert told[1] == [("os", [20.0]), ("qs", [10.0]), ("qs", [30.0]), ("os", [20.0])]
+    assert len(left["other"][0]) == 2
+    result = phases.table("case", left["case"], "6.18")
+    [mean] = [row.figures for row in result.rows if row.name == "q mean"]
+    own = mean["OS"]
+    assert isinstance(own, Figure) and own.value == pytest.approx(20.0)
+    assert (result.n, own.low, own.high) == (3, 1.0, 1.0)
+    assert mean["qs"] == Figure(round(1.125 ** (1 / 3), 4), 0.5, 1.5)
+
+
 def test_phases_are_compared_within_their_guest() -> None:
     """What is zero in one of the OS's phases is compared, and what it lacks is told as it is."""
     runs = [
