@@ -38,6 +38,7 @@ class Kept:
     met: Figure
     within_s: Figure
     response_s: Figure
+    p50_s: Figure
     p99_s: Figure
     queries: Mapping[str, float]
 
@@ -92,7 +93,9 @@ def _of(kind: int, target: Target | None, queries: list[str], runs: Sequence[Res
             _over(each[:, mine].sum(axis=1) / tuples) for each in (met, by_query("response"))
         )
     within = [_within(r.by_target[kind], target) for r in runs]
-    p99_s = _over(np.array([quantile(r.by_target[kind], 0.99) for r in runs]))
+    p50_s, p99_s = (
+        _over(np.array([quantile(r.by_target[kind], part) for r in runs])) for part in (0.5, 0.99)
+    )
     together = np.sum([r.by_target[kind] for r in runs], axis=0)
     unknown = (math.nan, math.nan)
     return Kept(
@@ -100,6 +103,7 @@ def _of(kind: int, target: Target | None, queries: list[str], runs: Sequence[Res
         unknown if target is None else share,
         (_within(together, target), _over(np.array(within))[1]),
         response_s,
+        p50_s,
         p99_s,
         {q: math.nan if target is None else float(shares[names.index(q)]) for q in queries},
     )

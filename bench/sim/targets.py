@@ -60,6 +60,7 @@ class Part:
 
     met: float
     mean_s: float
+    p50_s: float
     p99_s: float
 
 
@@ -83,7 +84,7 @@ def run(job: Run) -> dict[str, Part]:
     chosen = registry.policy(policy, options) if policy else None
     return {
         "" if part.target is None else part.target.queries[0]: Part(
-            part.met[0], part.response_s[0], part.p99_s[0]
+            part.met[0], part.response_s[0], part.p50_s[0], part.p99_s[0]
         )
         for part in kept([simulate(node, chosen, setting)])
     }
@@ -93,24 +94,28 @@ def rows_of(case: str, found: Mapping[Run, dict[str, Part]], seeds: Sequence[int
     def of(way: str, pattern: str) -> list[Part]:
         return [found[Run(case, way, seed)][pattern] for seed in seeds]
 
-    def over(way: str, base: str, pattern: str) -> Figure | str:
+    def over(way: str, base: str, pattern: str, figure: str = "mean_s") -> Figure | str:
         pairs = zip(of(way, pattern), of(base, pattern), strict=True)
-        return results.over([mine.mean_s / other.mean_s for mine, other in pairs])
+        return results.over([getattr(mine, figure) / getattr(o, figure) for mine, o in pairs])
 
     patterns = list(found[Run(case, OS, seeds[0])])
     rows = []
     for pattern in filter(None, patterns):
         met = {w: results.median([100 * p.met for p in of(w, pattern)], "%") for w in WAYS}
+        p50 = {w: results.median([1e3 * p.p50_s for p in of(w, pattern)], "ms") for w in WAYS}
         p99 = {w: results.median([1e3 * p.p99_s for p in of(w, pattern)], "ms") for w in WAYS}
         rows += [
             Row(f"{case}: {pattern} in time", {**met}),
+            Row(f"{case}: {pattern}, p50", {**p50}),
             Row(f"{case}: {pattern}, p99", {**p99}),
         ]
         if case == "cameo":
             less = {w: over(FIFO, w, pattern) for w in WAYS}
             rows.append(Row(f"{case}: {pattern}, mean of {FIFO} over it", {**less}))
     if "" in patterns:
-        rows.append(Row(f"{case}: others, mean over {OS}", {w: over(w, OS, "") for w in WAYS}))
+        for figure in ("mean", "p50"):
+            cells = {w: over(w, OS, "", f"{figure}_s") for w in WAYS}
+            rows.append(Row(f"{case}: others, {figure} over {OS}", cells))
     return rows
 
 

@@ -77,6 +77,7 @@ def rows(entry: Row) -> list[dict[str, Any]]:
         asked = part.target
         figures = {
             "response_s": part.response_s,
+            "p50_s": part.p50_s,
             "p99_s": part.p99_s,
             **({} if asked is None else {"met": part.met, "within_s": part.within_s}),
         }
@@ -107,7 +108,10 @@ def show(entries: Sequence[Row]) -> None:
         return
     screen.text()
     screen.table(
-        ("policy", "load", "target", ">met", ">±", ">keep it", ">within", ">mean ms", ">p99"),
+        (
+            *("policy", "load", "target", ">met", ">±", ">keep it", ">within"),
+            *(">mean ms", ">p50", ">p99"),
+        ),
         [line for entry in entries for line in _lines(entry)],
         title="Targets",
     )
@@ -121,7 +125,8 @@ def _lines(entry: Row) -> Iterator[list[str]]:
     for number, part in enumerate(entry.targets):
         first = ["", ""] if number else [entry.policy, f"{entry.load:g}"]
         times = [
-            screen.number(_known(1e3 * figure)) for figure in (part.response_s[0], part.p99_s[0])
+            screen.number(_known(1e3 * figure))
+            for figure, _ in (part.response_s, part.p50_s, part.p99_s)
         ]
         if part.target is None:
             yield [*first, "(others)", "", "", "", "", *times]
@@ -144,16 +149,17 @@ def _told(load: float, entries: Sequence[Row]) -> Iterator[str]:
     for entry in entries[1:]:
         for mine, first in zip(entry.targets, base.targets, strict=True):
             if mine.target is None and first.response_s[0] > 0 and mine.response_s[0] > 0:
-                mean, p99 = (
+                mean, median, p99 = (
                     screen.number(one[0] / other[0])
                     for one, other in (
                         (mine.response_s, first.response_s),
+                        (mine.p50_s, first.p50_s),
                         (mine.p99_s, first.p99_s),
                     )
                 )
                 yield (
                     f"at {load:g} under {entry.policy} the others' mean is {mean} times that under "
-                    f"{base.policy}, their p99 {p99} times"
+                    f"{base.policy}, their median {median} times, their p99 {p99} times"
                 )
     for part in rows(base):
         for query, why in part["cannot"].items():

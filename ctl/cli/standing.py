@@ -75,13 +75,11 @@ def _brought(effects: list[dict[str, Any]]) -> dict[str, Any]:
 
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
         ">in/s": ("tuples_in", show.number),
+        ">mean ms": ("time_s", show.milliseconds),
         ">p50 ms": ("p50_s", show.milliseconds),
         ">p99 ms": ("p99_s", show.milliseconds),
-        ">mean ms": ("time_s", show.milliseconds),
     }
     known = {name: at for name, at in columns.items() if any(e[at[0]] is not None for e in effects)}
-    if ">p50 ms" in known:
-        known.pop(">mean ms", None)
     return {name: column(*at) for name, at in known.items()}
 
 

@@ -23,7 +23,7 @@ def table(targets: Iterable[Row]) -> None:
     show.table(
         (
             *("query", ">target", ">asked", ">met now", ">last hour"),
-            *(">p99", ">margin", "stands"),
+            *(">p50", ">p99", ">margin", "stands"),
         ),
         (
             (
@@ -32,6 +32,7 @@ def table(targets: Iterable[Row]) -> None:
                 percent(row["share"]),
                 percent(row["met"]),
                 percent(row["met_hour"]),
+                show.latency(row["p50_s"]),
                 show.latency(row["p99_s"]),
                 show.latency(row["margin_s"]),
                 STANDS[row["standing"]],

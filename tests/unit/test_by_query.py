@@ -321,6 +321,27 @@ def test_status_fits_a_screen_with_forty_queries_of_long_names(
     assert any("28 more queries" in line for line in lines)
 
 
+def test_status_has_the_median_beside_the_mean_and_p99(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status = status_of(Uneven(alarms=1, bulk=1), "qs", "in turn")
+    effect = {"tuples_in": 12_345.6, "time_s": 0.0405, "p50_s": 0.0021, "p99_s": 1.234}
+    status["effects"] = [
+        {"engine": row["engine"], "query": row["query"], **effect} for row in status["queries"]
+    ]
+    shown = {"query": "alarms", "latency_s": 0.05, "share": 0.99, "met": 0.5, "met_hour": 0.6}
+    shown |= {"engine": "fake:a", "p50_s": 0.0021, "p99_s": 1.234, "margin_s": -1.184}
+    status["targets"] = [shown | {"standing": None, "in_the_way": None}]
+    standing.summary(status, everything=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    [of_queries, of_targets] = [" ".join(line.split()) for line in lines if "p99" in line]
+    assert "in/s mean ms p50 ms p99 ms" in of_queries and "p50 p99 margin" in of_targets
+    told = [" ".join(line.split()) for line in lines if line.split()[:1] == ["alarms"]]
+    assert "40.5 2.1 1234" in told[0] and "2.1 ms 1.23 s -1.18 s" in told[1]
+
+
 def test_top_says_who_goes_last_and_why_or_that_nothing_waits() -> None:
     order = [
         {"query": "alarms", "goes": "first", "why": "light"},

@@ -12,18 +12,20 @@ from bench.sim.targets import FIFO, OS, WAYS, Part, Run, rows_of, run
 def test_rows_are_of_one_case_and_say_who_is_how_much_ahead() -> None:
     found = {
         Run("cameo", way, seed): {
-            "alarm*": Part(0.5, (4.0 if way == FIFO else 1.0) * seed, 2.0),
-            "": Part(math.nan, 2.0 if way == OS else 6.0, 9.0),
+            "alarm*": Part(0.5, (4.0 if way == FIFO else 1.0) * seed, 0.5, 2.0),
+            "": Part(math.nan, 2.0 if way == OS else 6.0, 1.0 if way == OS else 0.5, 9.0),
         }
         for way in WAYS
         for seed in (1, 2)
     }
     rows = {row.name: row.figures for row in rows_of("cameo", found, (1, 2))}
     assert rows["cameo: alarm* in time"][OS] == Figure(50.0, 1.0, 1.0, "%")
+    assert rows["cameo: alarm*, p50"][OS] == Figure(500.0, 1.0, 1.0, "ms")
     assert rows["cameo: alarm*, p99"][OS] == Figure(2000.0, 1.0, 1.0, "ms")
     ahead = rows[f"cameo: alarm*, mean of {FIFO} over it"]
     assert (ahead["scx auto"], ahead[FIFO]) == (Figure(4.0, 4.0, 4.0), Figure(1.0, 1.0, 1.0))
     assert rows[f"cameo: others, mean over {OS}"]["nice auto"] == Figure(3.0, 3.0, 3.0)
+    assert rows[f"cameo: others, p50 over {OS}"]["nice auto"] == Figure(0.5, 0.5, 0.5)
 
 
 @pytest.mark.needs("cc")
