@@ -233,6 +233,11 @@ def pressed(typed: str) -> str:
     return SEQUENCE.sub(lambda found: SEQUENCES.get(found[1], ""), typed)
 
 
+def _median(effect: Answer) -> str:
+    half_s = effect.get("p50_s")
+    return "" if half_s is None else f" (half within {show.milliseconds(half_s)})"
+
+
 def _head(answer: Answer, view: View) -> list[Text]:
     state = "PAUSED, " if view.paused else ""
     rules = ", ".join(map(_rule, answer["policies"]))
@@ -249,7 +254,7 @@ def _head(answer: Answer, view: View) -> list[Text]:
     lines += _order(answer)
     lines += [f"{engine} is in {where}" for engine, where in answer.get("runs_in", {}).items()][:2]
     times = [
-        f"{effect['query']} {show.milliseconds(effect['time_s'])} ms"
+        f"{effect['query']} {show.milliseconds(effect['time_s'])} ms{_median(effect)}"
         for effect in answer.get("effects", ())
         if effect["time_s"] is not None
     ]

@@ -357,5 +357,10 @@ def test_top_says_who_goes_last_and_why_or_that_nothing_waits() -> None:
         return captured.get()
 
     assert "first: alarms\nlast: archive (heavy, 2.9 of the mean CPU)\n" in drawn()
+    answer["effects"] = [
+        {"query": "alarms", "time_s": 0.04, "p50_s": 0.002},
+        {"query": "archive", "time_s": 3.0, "p50_s": None},
+    ]
+    assert "system: alarms 40 ms (half within 2), archive 3000 ms\n" in drawn()
     answer["idle"] = "nothing waits for a CPU"
     assert "nothing waits for a CPU" in drawn() and "last:" not in drawn()
