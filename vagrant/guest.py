@@ -128,7 +128,7 @@ def missing(architecture: str = qemu.OWN) -> str | None:
 
 
 def at_hand(kernel: str) -> Path | None:
-    """The image of a row of the matrix, if a guest of it takes nothing that is to be fetched."""
+    """The image of a row of the matrix, if a guest with one CPU takes nothing to be fetched."""
     image = kernels.at_hand(kernel)
     if image is None or (architecture := kernels.matrix(kernel).architecture) == qemu.OWN:
         return image

@@ -306,11 +306,14 @@ class Line:
         if job not in self.jobs:
             self.jobs.append(job)
         job.asked = job.asked or time.monotonic()
-        if self.gives_way and job.options.icount:
-            self.gives_way = False
-            for other in self.running():
-                assert other.machine is not None
-                other.machine.give_way(os.getpriority(os.PRIO_PROCESS, 0))
+        # Those with exact time have all that is left, but for who is in real time.
+        gives_way = not job.options.icount
+        for other in self.running() if gives_way is not self.gives_way else ():
+            assert other.machine is not None
+            if other.options.icount:
+                nice = GIVES_WAY if gives_way else os.getpriority(os.PRIO_PROCESS, 0)
+                other.machine.give_way(nice)
+        self.gives_way = gives_way
         while not enough():
             self.turn(job)
 

@@ -51,6 +51,7 @@ FOLDERS = ("bench", "ctl", "drivers", "policies", "sim", "tests")
 LINE = pytest.StashKey[Line]()
 FETCH: list["Fetch"] = []  # of this run, if something is fetched beside tests
 FETCH_S = 900.0  # for all of it: whoever needs something then asks for it itself
+END_S = 10.0
 FLAKY_CHECK = "flaky"  # name of a user property: what was seen
 FLAKY = 0.03  # of all checks may be flaky, but two always
 SHOWN = 12  # lines of what was seen in the summary
@@ -92,7 +93,7 @@ def kernel_image() -> Callable[[str], Path]:
 
 
 def image_of(kernel: str) -> Path:
-    if FETCH:
+    if FETCH and guest.at_hand(kernel) is None:
         FETCH[0].wait()
     lacking = guest.missing(kernels.matrix(kernel).architecture)
     if lacking is not None:
@@ -171,7 +172,11 @@ class Fetch:
 
     @property
     def runs(self) -> bool:
-        return self.process.poll() is None and time.monotonic() < self.end_s
+        return self.process.poll() is None
+
+    @property
+    def late(self) -> bool:
+        return self.runs and time.monotonic() >= self.end_s
 
     def wait(self) -> None:
         """Until all is there that can be had: two who fetch one thing are in each other's way."""
@@ -183,7 +188,12 @@ class Fetch:
         self.send(signal.SIGSTOP if paused else signal.SIGCONT)
 
     def close(self) -> None:
-        self.send(signal.SIGKILL)
+        """End it. It takes away what it has half of, if it is given the time."""
+        for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGKILL):
+            self.send(number)
+            if number is signal.SIGTERM:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(END_S)
         self.process.wait()
 
     def send(self, number: int) -> None:
@@ -192,10 +202,16 @@ class Fetch:
             os.killpg(self.process.pid, number)
 
 
+def qemu_at_hand() -> bool:
+    """Whether the emulator for two CPUs is there already."""
+    found = qemu.at_hand()
+    return found is not None and found.is_good
+
+
 class Beside:
     """Looks after guests between tests. They pause during a test that is marked `quiet`.
 
-    What they need is fetched first: none begins before it is known what there is.
+    What they need and is not at hand is fetched first; who does not need it does not wait for it.
     """
 
     def __init__(self, session: pytest.Session) -> None:
@@ -209,6 +225,9 @@ class Beside:
         wanted = [item.kernel for item in session.items if isinstance(item, Check)]
         wanted += [module.KERNEL for module in modules if hasattr(module, "early")]
         names = [name for name in dict.fromkeys(wanted) if guest.at_hand(name) is None]
+        self.emulator = not wanted or qemu_at_hand()
+        if not self.emulator:
+            names = names or wanted[:1]  # with a kernel comes the emulator
         if names and guest.missing() is None:
             FETCH[:] = [Fetch(names)]
 
@@ -225,12 +244,16 @@ class Beside:
         needs_guests = item.get_closest_marker("vm") is not None
         if needs_guests or guest.missing() is not None:
             return (yield)
+        for fetch in FETCH:
+            if fetch.late:
+                fetch.close()
         others: list[Fetch | Line] = [*FETCH]
-        if not any(fetch.runs for fetch in FETCH):
+        # Two who fetch an emulator would be in each other's way.
+        if self.emulator or not any(fetch.runs for fetch in FETCH):
             line = line_of(self.session)
             self.begin(line)
             line.turn()
-            others = [line]
+            others.append(line)
         quiet = item.get_closest_marker("quiet") is not None
         for other in others if quiet else ():
             other.pause(paused=True)

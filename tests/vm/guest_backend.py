@@ -297,7 +297,6 @@ def check_who_could_not_be_tied_to_its_slot_is_tried_again() -> None:
         backend.restore()
 
 
-@enough_on("7.3")  # our bookkeeping
 def check_cgroups_that_come_later() -> None:
     """The cpu controller is given to cgroups while the scheduler runs: weights hold then."""
     control = Path("/sys/fs/cgroup/cgroup.subtree_control")

@@ -222,7 +222,6 @@ def check_weights_of_cgroups() -> None:
             alive(scheduler)
 
 
-@enough_on("6.18")  # our accounts; weights hold on both
 def check_limit_of_a_cgroup() -> None:
     """20% of a CPU is all that a group gets, idle CPUs or not, but for the operators in it."""
     above_all()

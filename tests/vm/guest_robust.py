@@ -15,7 +15,7 @@ from pathlib import Path
 from burning import spin
 from operators import start
 from vm.attacks import storm, threads_born
-from vm.inside import enough_on, look_until, only_on, skip, text_of
+from vm.inside import look_until, only_on, skip, text_of
 from vm.machine import (
     above_all,
     cpu_s,
@@ -153,7 +153,6 @@ def check_error() -> None:
         assert dump.stat().st_mode & 0o077 == 0
 
 
-@enough_on("7.3")  # the kernel's watchdog; what becomes of operators is in the others
 def check_stall() -> None:
     """A scheduler that loses threads is thrown out by the kernel's watchdog."""
     with spinning(3) as threads:
