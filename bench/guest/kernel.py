@@ -35,6 +35,7 @@ ROOT = HERE.parents[1]
 MARK = "@@"
 BASE = "eevdf"
 LOAD_DELAY_S = 60
+JOB_LIMIT_S = 600.0  # of this machine's time, which others may use as well
 DELAY_S = 1.5  # guest time to set up what schedules the threads, before tuples come
 Job = dict[str, Any]
 
@@ -187,7 +188,7 @@ def run(todo: Sequence[Job], kernel: str, cpus: int = 1, caches: int = 1) -> Ite
         path = Path(folder, "jobs")
         path.write_text("".join(json.dumps(job) + "\n" for job in todo))
         command = [sys.executable, str(HERE / "kernel_inside.py"), str(path)]
-        timeout_s = 60 + 120.0 * len(todo)
+        timeout_s = 60 + JOB_LIMIT_S * len(todo)
         options = guest.Options(
             cpus=cpus,
             sockets=caches,
@@ -196,16 +197,20 @@ def run(todo: Sequence[Job], kernel: str, cpus: int = 1, caches: int = 1) -> Ite
             timeout_s=timeout_s,
             memory="2G",
         )
-        rest = b""
+        rest, left = b"", len(todo)
         with guest.boot(kernels.find(kernel), command, options) as machine:
             for piece in machine.output():
                 *whole, rest = (rest + piece).split(b"\n")
                 for line in whole:
                     text = line.decode(errors="replace").strip()
                     if text.startswith(MARK):
+                        left -= 1
                         yield json.loads(text.removeprefix(MARK))
                     elif text:
                         print(text, file=sys.stderr)
+        if left > 0:
+            why = "its time was up" if machine.returncode == guest.TIMED_OUT else "it ended"
+            print(f"the guest did {len(todo) - left} of {len(todo)} runs: {why}", file=sys.stderr)
 
 
 SWITCHES: Mapping[str, Job] = {

@@ -80,6 +80,8 @@ def from_guest(
                 with contextlib.suppress(json.JSONDecodeError):
                     yield json.loads(begun)
                     begun = ""
+    if machine.returncode == guest.TIMED_OUT:
+        print("the guest's time was up before its last phase", file=sys.stderr)
 
 
 def collect(phases: Iterable[dict[str, Any]], runs: Runs) -> Iterator[None]:

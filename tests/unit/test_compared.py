@@ -5,10 +5,13 @@ import itertools
 import json
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
+import guest
+import kernels
 import pytest
 
 from bench.guest import inside, kernel, kernel_inside, phases, stops, targets
@@ -58,6 +61,26 @@ def test_the_first_phase_of_each_way_is_left_out_and_no_other() -> None:
     assert isinstance(own, Figure) and own.value == pytest.approx(20.0)
     assert (result.n, own.low, own.high) == (3, 1.0, 1.0)
     assert mean["qs"] == Figure(round(1.125 ** (1 / 3), 4), 0.5, 1.5)
+
+
+@pytest.mark.parametrize(("code", "why"), [(guest.TIMED_OUT, "its time was up"), (1, "it ended")])
+def test_runs_that_a_guest_did_not_come_to_are_told(
+    code: int, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of fewer seeds would look like one that was asked for."""
+    todo = [{"name": "case/eevdf", "seed": seed} for seed in (1, 2, 3)]
+
+    @contextlib.contextmanager
+    def boot(*_: object) -> Iterator[Mock]:
+        yield Mock(output=lambda: [b'@@{"seed": 1}\n@@{"se', b'ed": 2}\n'], returncode=code)
+
+    monkeypatch.setattr(guest, "boot", boot)
+    monkeypatch.setattr(kernels, "find", Path)
+    assert [result["seed"] for result in kernel.run(todo, "6.18")] == [1, 2]
+    assert f"the guest did 2 of 3 runs: {why}" in capsys.readouterr().err
+    list(phases.from_guest("storm_inside", [], "6.18", 1, 60.0))
+    assert ("time was up" in capsys.readouterr().err) == (code == guest.TIMED_OUT)
+    assert list(kernel.run(todo[:2], "6.18")) and not capsys.readouterr().err
 
 
 def test_phases_are_compared_within_their_guest() -> None:
