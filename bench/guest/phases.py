@@ -265,5 +265,5 @@ def unit_of(name: str) -> str:
     """Of a figure of a phase."""
     if name.endswith(("/s", "%", " s")):
         return name[-2:].strip()
-    times = ("mean", "median", "p95", "p99", "late", "ms", "held up")
+    times = ("mean", "median", "p95", "p99", "late", ", ms")
     return "ms" if name.endswith(times) or name.startswith("delay") else "CPUs"
