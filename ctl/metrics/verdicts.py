@@ -325,7 +325,8 @@ def judged(found: Assessment, rows: Index) -> Judged:
     if (codes_ == Verdict.IDLE).all() or (keeps == 0).any() or late or not len(told):
         return Judged(verdict, held, float(found.confidence[held]), found.seconds)
     moved = found.moved[rows]
-    if not (moved > 0).any() and (moved == 0).any():
+    uncounted = np.isnan(moved) & (found.run[rows] >= LOOKING_MOST)  # at work on what nobody counts
+    if not ((moved > 0) | uncounted).any() and (moved == 0).any():
         return _silent(found, rows, held)
     spare = np.nan_to_num(found.idle[told])
     tightest = int(told[np.argmin(spare)])
@@ -336,10 +337,14 @@ def judged(found: Assessment, rows: Index) -> Judged:
 
 
 def _silent(found: Assessment, rows: Index, held: int) -> Judged:
-    """A query through which no tuple goes: idle, as far as its operators are known to be."""
+    """A query through which no tuple goes: idle, as far as its operators are known to be.
+
+    One that works nevertheless, say at a timer, is not: then it has the verdict of who holds it.
+    """
     verdict = Verdict(found.verdict[held])
     idle = rows[found.verdict[rows] == Verdict.IDLE]
-    if not len(idle) or verdict not in (Verdict.IDLE, Verdict.INPUT_BOUND, Verdict.UNKNOWN):
+    held_back = verdict not in (Verdict.IDLE, Verdict.INPUT_BOUND, Verdict.UNKNOWN)
+    if not len(idle) or held_back or (found.run[rows] >= LOOKING_MOST).any():
         return Judged(verdict, held, float(found.confidence[held]), found.seconds)
     sure = GUESSED * float(found.confidence[idle].min())  # the others are not
     return Judged(Verdict.IDLE, int(idle[0]), sure, found.seconds)

@@ -261,6 +261,18 @@ def test_a_query_without_tuples_has_nothing_to_keep_up_with() -> None:
     assert verdicts.judged(held, np.arange(3)).verdict is Verdict.IO_BOUND
 
 
+def test_a_query_with_one_at_work_is_not_idle() -> None:
+    """At a timer, or at tuples that nobody counts."""
+    works: list[Shares] = [(0.6, 0.0, 0.4, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0, 0.0)]
+    found = assess(window(*works, topology=plan({"q": ["a", "b"]})))
+    assert found.moved.tolist() == [0, 0]
+    query = verdicts.judged(found, np.arange(2))
+    assert (query.verdict, query.row) == (Verdict.INPUT_BOUND, 0)
+    uncounted = replace(found, moved=array(np.nan, 0))
+    query = verdicts.judged(uncounted, np.arange(2))
+    assert (query.verdict, query.row) == (Verdict.KEEPS_UP, 0)
+
+
 def test_who_waits_for_a_cpu_is_not_held_by_one_full_queue_and_then_another() -> None:
     """Each had room for a part of the window, so it may have waited before a full CPU alone."""
     chain = plan({"q": ["s", "m", "a", "b"]}, edges=[(0, 1), (1, 2), (1, 3)])
