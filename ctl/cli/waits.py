@@ -77,7 +77,8 @@ def waits(
 ) -> None:
     """Trace how long each thread waits for a CPU, behind whom, and who wakes it.
 
-    Loads a tracing program into the kernel for that time, and changes nothing.
+    Loads a tracing program into the kernel for that time, and changes nothing. A wait that goes on
+    at the end is told if it was seen for 1.2 s or longer.
     Example: sched-ctl waits 4711 --seconds 10
     """
     of_sleep = stacks or folded is not None or flame is not None
@@ -236,7 +237,9 @@ def _traced(pids: list[int], tids: set[int] | None, seconds: float) -> "list[Wai
             time.sleep(seconds / looks)
         # Before the last look: a wait of which that one says that it goes on is not in them.
         threads, occupants, wakings = tracer.threads(), tracer.occupants(), tracer.wakings()
-        unserved.look(_threads(pids, tids, known), time.monotonic())
+        # At all: of whom it left out nobody knows whether an earlier wait has ended.
+        there = _threads(pids, tids, known)
+        unserved.look(there, time.monotonic(), most=len(there))
     goes_on = {thread.tid: wait_s for thread, wait_s in unserved.goes_on_s().items()}
     seen = {tid: (one["slots"].tolist(), int(one["wait_ns"])) for tid, one in threads.items()}
     never = dict.fromkeys(goes_on.keys() - seen.keys(), ([0] * SLOTS, 0))

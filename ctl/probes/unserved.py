@@ -41,15 +41,15 @@ class Unserved:
         self._ready: dict[Thread, _Ready] = {}
         self._next, self._at_s = 0, -EVERY_S
 
-    def look(self, threads: Sequence[Thread], now_s: float) -> None:
-        """At these, and none else, unless that was done just now."""
+    def look(self, threads: Sequence[Thread], now_s: float, most: int = MOST) -> None:
+        """At these, and none else, at most so many now, unless that was done just now."""
         if now_s - self._at_s < EVERY_S:
             return
         self._at_s = now_s
         known = {thread: self._ready[thread] for thread in threads if thread in self._ready}
         first = self._next % max(1, len(threads))
-        self._next = first + MOST
-        for thread in [*threads[first:], *threads[:first]][:MOST]:
+        self._next = first + most
+        for thread in [*threads[first:], *threads[:first]][:most]:
             had, before = self._asked(thread), known.pop(thread, None)
             if had is not None:
                 same = before is not None and before.had == had
