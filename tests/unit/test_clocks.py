@@ -1,18 +1,22 @@
 """Who is always at work on a CPU whose clock is held down is told so; others are told nothing."""
 
+import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeEngine
 
 from plans import array, plan
+from sched_ctl.config.settings import Section, Settings
+from sched_ctl.controller.loop import Controller
 from sched_ctl.kernel import procfs
 from sched_ctl.metrics.verdicts import assess
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot, Thread
-from sched_ctl.probes.clocks import Clock, Clocks
+from sched_ctl.probes.clocks import LEAST, MOST, Clock, Clocks
 from sched_ctl.probes.limits import Limits
 from sched_ctl.probes.waits import WaitTimes
 from sched_ctl.service import bottlenecks
@@ -55,6 +59,24 @@ PLAIN: dict[str, object] = {
         ({"scaling_cur_freq": 1_600_000, "nominal_freq": 2200}, "governor powersave"),
         ({"scaling_cur_freq": 2_200_000}, None),  # as fast as all cores together may be
         ({"scaling_cur_freq": 1_800_000, "base_frequency": 2_200_000}, None),
+        # A limit that leaves it what it does without a turbo
+        (
+            {
+                "scaling_cur_freq": 1_700_000,
+                "scaling_max_freq": 1_700_000,
+                "base_frequency": 1_700_000,
+            },
+            None,
+        ),
+        # What the kernel tells where it has no sample
+        (
+            {
+                "scaling_cur_freq": 800_000,
+                "scaling_min_freq": 800_000,
+                "scaling_governor": "performance",
+            },
+            None,
+        ),
         ({"scaling_cur_freq": 3_300_000}, None),
         ({"scaling_cur_freq": "<unknown>"}, None),
         ({}, None),
@@ -69,6 +91,24 @@ def test_a_clock_that_is_held_down(
     else:
         assert found is not None and found.by.startswith(by)
         assert (found.ghz, found.of_ghz) == (values["scaling_cur_freq"] / 1e6, 3.4)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("which", "is_told"), [("all", False), ("(null)", True), ("", True)])
+def test_cpus_without_ticks_are_not_asked(tmp_path: Path, which: str, is_told: bool) -> None:
+    files(tmp_path, **PLAIN, scaling_cur_freq=1_200_000)
+    cpus = ",".join(f"{cpu}-{cpu}" for cpu in sorted(os.sched_getaffinity(0)))
+    (tmp_path / "nohz_full").write_text(f"{cpus if which == 'all' else which}\n")
+    assert (told(tmp_path) is not None) == is_told
+
+
+def test_every_thread_gets_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(procfs, "last_cpu", lambda pid, tid: cpu)
+    clocks = Clocks(files(tmp_path, **PLAIN, scaling_cur_freq=1_200_000))
+    threads = [Thread(1, tid, 1, "t") for tid in range(5 * MOST)]
+    for look in range(10):
+        clocks.look(threads, 5.0 * look)
+    assert all(clocks.of([thread]) for thread in threads)
 
 
 def test_nothing_is_told_where_the_kernel_does_not_tell(tmp_path: Path) -> None:
@@ -111,7 +151,8 @@ class Engine:
         self.clocks, self.said = Clocks(folder), {}
 
 
-def always_at_work(engine: Any) -> Found:
+def windowed() -> Window:
+    """Of one operator that runs all the time, in this process's thread."""
     made = plan({"q": ["a"]})
     topology = replace(made, operators=(replace(made.operators[0], threads=(MINE,)),))
 
@@ -124,7 +165,11 @@ def always_at_work(engine: Any) -> Found:
         }
         return Snapshot(topology, time_s, columns)
 
-    window = Window(at(14.0), at(10.0))
+    return Window(at(14.0), at(10.0))
+
+
+def always_at_work(engine: Any) -> Found:
+    window = windowed()
     found = assess(window)
     for second in range(2):
         rows = Found(engine, window, found, WaitTimes()).rows
@@ -149,3 +194,30 @@ def test_who_is_always_at_work_at_a_low_clock_is_advised_of_it(
 
 
 BY = {"by": "governor powersave, power or heat"}
+
+
+def test_whoever_asks_for_verdicts_has_the_clocks_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(tmp_path, **PLAIN, scaling_cur_freq=1_200_000)
+    window = windowed()
+    monkeypatch.setattr(bottlenecks, "_then", lambda engine, now: window.then)
+    monkeypatch.setattr("sched_ctl.probes.clocks.EVERY_S", 0.0)
+
+    async def script() -> list[dict[str, Any]]:
+        settings = Settings(policy=(Section(policy="hr"),), period=0.05)
+        controller = Controller(settings, FakeEngine.kind(FakeEngine()), None)
+        try:
+            await controller.start()
+            await controller.step(controller.rules)
+            [engine] = controller.engines.values()
+            monkeypatch.setattr(engine, "_latest", window.now)
+            engine.clocks = Clocks(tmp_path)
+            for _ in range(LEAST):
+                found = list(bottlenecks.assessed(controller))
+            return bottlenecks.bottlenecks(found)
+        finally:
+            controller.close()
+
+    [query] = asyncio.run(script())
+    assert query["clock"] == {"ghz": 1.2, "of_ghz": 3.4} | BY
