@@ -1,10 +1,10 @@
 """What a declaration says of a process's threads; where there is none, a first draft of one."""
 
-import glob
 import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from sched_ctl.drivers import Target, kernel, threadnames
 from sched_ctl.drivers.finding import is_of
@@ -29,13 +29,32 @@ __all__ = ["draft", "edges_seen", "explained", "pooled", "started_with", "told_b
 
 ATTACH_S = 5.0
 INTERPRETER = re.compile(r"(?:java|node|(?:python|perl|ruby|php|lua|bash|dash|sh)[\d.]*)")
-VALUED = {  # options of java(1) whose value is the next word
-    *("-cp", "-classpath", "--class-path", "-p", "--module-path", "--upgrade-module-path"),
-    *("--add-modules", "--limit-modules", "--add-exports", "--add-opens", "--add-reads"),
-    "--patch-module",
+VALUED = {  # options whose value is the next word, by interpreter without its version
+    "java": {
+        *("-cp", "-classpath", "--class-path", "-p", "--module-path", "--upgrade-module-path"),
+        *("--add-modules", "--limit-modules", "--add-exports", "--add-opens", "--add-reads"),
+        *("--patch-module", "--enable-native-access", "--source"),
+    },
+    "python": {"-W", "-X"},
+    "perl": {"-I"},
+    "ruby": {"-I", "-r", "-C"},
+    "node": {"-r", "--require", "--import", "--loader"},
+    **{shell: {"-o", "+o", "-O", "+O"} for shell in ("bash", "dash", "sh")},
+}
+WITH_TEXT = {  # the next word is the program's text; a shell's -e and a Python's -E are others
+    **{one: {"-c"} for one in ("python", "bash", "dash", "sh")},
+    **{one: {"-e", "-E"} for one in ("perl", "ruby", "node")},
 }
 LONGEST_WORD = 100
+SPECIAL = re.compile(r"[][*?]")  # of shell patterns; ? is as long as what it stands for
 BEGUN = 40  # characters of a name whose pattern would be too long
+ANYTHING = ".*"
+LEAST_LETTERS = 3  # before an open end
+MACHINES = (  # threads of a Java VM whose names the kernel cuts
+    *("Reference Handler", "Monitor Deflation Thread", "Notification Thread"),
+    *("VM Periodic Task Thread", "Concurrent Mark-Sweep GC Thread", "process reaper (pid"),
+)
+CUT = {name[:COMM_LENGTH] for name in MACHINES}
 
 
 def explained(
@@ -66,13 +85,21 @@ def started_with(pid: int) -> tuple[str, str]:
     interpreter = command.rpartition("/")[2]
     if not INTERPRETER.fullmatch(interpreter):
         return "", ""
+    kind = interpreter.rstrip("0123456789.")
+    valued, with_text = VALUED.get(kind, ()), WITH_TEXT.get(kind, ())
     value = False
     for word in words:
-        if not value and not word.startswith("-"):
-            good = len(word) <= LONGEST_WORD and word.isprintable() and " " not in word
-            return interpreter, word if good else ""
-        value = interpreter == "java" and word in VALUED
+        if word in with_text or (interpreter == "java" and word.startswith("@")):
+            return interpreter, ""
+        if not value and not word.startswith(("-", "+")):
+            return interpreter, _told(word) or _told(word.rpartition("/")[2])
+        value = word in valued
     return interpreter, ""
+
+
+def _told(word: str) -> str:
+    good = len(word) <= LONGEST_WORD and word.isprintable() and " " not in word
+    return word if good else ""
 
 
 def _match(program: Program, name: str) -> Match | None:
@@ -139,48 +166,91 @@ def draft(
     if interpreter == "java" and not last.endswith(".jar"):
         last = last.rpartition(".")[2]  # of a class
     called = re.sub(r"[^A-Za-z0-9_.-]", "-", last or main)[:64]
-    find = f"comm = {_literal(glob.escape(main))}"
-    if word:
-        find += f", args = {_literal(f'*{glob.escape(word)}*')}"
-    head = ["[[program]]", f"name = {_literal(called or 'program')}", f"find = {{ {find} }}"]
+    head = ["[[program]]", f"name = {_literal(called or 'program')}"]
+    head.append(f"find = {{ {_found_by(pid, main, word)} }}")
+    if interpreter and not word:
+        head.append(f"# This means all processes of {interpreter}: narrow it down.")
     mine = [thread for thread in threads if not _of_a_machine(thread.name, interpreter)]
     operators = {pattern_of(thread.name) for thread in mine} - {pattern_of(main)}
     if not operators or pooled(threads, interpreter):
         return "\n".join([*head, "whole = true"])
+    untitled = [*head]
     if of_java:
         head.append('names = "java"')
     title = "[program.threads]  # name a part (?P<operator>...) and, of several, (?P<query>...)"
-    lines = _patterns(mine if of_java else threads, main, interpreter, of_java=of_java)
-    return "\n".join([*head, title, *lines, *_drawn(edges or {}, operators)])
+    lines, drafted = _patterns(mine if of_java else threads, main, interpreter, of_java=of_java)
+    if not drafted:
+        return "\n".join([*untitled, "whole = true"])
+    return "\n".join([*head, title, *lines, *_drawn(edges or {}, operators & drafted)])
+
+
+def _found_by(pid: int, main: str, word: str) -> str:
+    """How the process is found again: by the name of its first thread, or else by its file."""
+    if main:
+        found = f"comm = {_literal(SPECIAL.sub('?', main))}"
+    else:
+        found = f"exe = {_literal(SPECIAL.sub('?', _file_of(pid)))}"
+    if not word:
+        return found
+    words = procfs.command_line(pid) or [""]
+    # A whole word, or the end of a path that is too long.
+    args = f"*{' ' if word in words else '/'}{SPECIAL.sub('?', word)}"
+    if not words[-1].endswith(word):
+        args += " *"
+    return f"{found}, args = {_literal(args)}"
+
+
+def _file_of(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)")
+    except OSError:
+        return "/path/of/its/file"
 
 
 def _of_a_machine(name: str, interpreter: str) -> bool:
     """Whether a thread is a Java VM's own."""
     return interpreter == "java" and (
-        threadnames.certainly_helper("jvm", name) or threadnames.read("jvm", name) is not None
+        name in CUT
+        or name.startswith("GC task thread#")  # of JDK 8
+        or threadnames.certainly_helper("jvm", name)
+        or threadnames.read("jvm", name) is not None
     )
 
 
 def _patterns(
     threads: Sequence[Thread], main: str, interpreter: str, *, of_java: bool
-) -> list[str]:
-    """A line of TOML for each kind of name; of the rarest only how many there are."""
+) -> tuple[list[str], set[str]]:
+    """A line of TOML for each kind of name, of the rarest only how many there are; and those of
+    operators, as `pattern_of` has them."""
     length, most = (JAVA_LENGTH, MOST_JAVA_CHOICES) if of_java else (COMM_LENGTH, MOST_CHOICES)
+    own = [main, *(t.name for t in threads if _of_a_machine(t.name, interpreter))]
+    own = [name[:length] for name in own]
     helpers = {_drafted(main[:length], most)}
     kinds: Counter[str] = Counter()
+    named: dict[str, set[str]] = {}
     for thread in threads:
         pattern = _drafted(thread.name[:length], most)
         kinds[pattern] += 1
+        named.setdefault(pattern, set()).add(pattern_of(thread.name))
         if _of_a_machine(thread.name, interpreter):
             helpers.add(pattern)
-    ordered = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))
+    narrow = [kind for kind in kinds.items() if kind[0] in helpers or not _too_wide(kind[0], own)]
+    ordered = sorted(narrow, key=lambda kind: (kind[0].endswith(ANYTHING), -kind[1], kind[0]))
+    drafted = {
+        name
+        for pattern, _ in ordered[:MOST_PATTERNS]
+        if pattern not in helpers
+        for name in named[pattern]
+    }
     lines = []
     for pattern, times in ordered[:MOST_PATTERNS]:
         role = '{ role = "housekeeping" }' if pattern in helpers else '"operator"'
         lines.append(f"{_literal(pattern)} = {role}  # {times}")
     if len(ordered) > MOST_PATTERNS:
         lines.append(f"# and {len(ordered) - MOST_PATTERNS} other names, which are left alone")
-    return lines
+    if len(narrow) < len(kinds):
+        lines.append(f"# and {len(kinds) - len(narrow)} whose patterns would mean others, too")
+    return lines, drafted
 
 
 def _drawn(edges: Mapping[str, tuple[str, ...]], operators: set[str]) -> list[str]:
@@ -207,8 +277,18 @@ def _drafted(name: str, most: int) -> str:
     parts = [_escaped_in_pattern(part) for part in NUMBER.split(name)]
     pattern = r"\d+".join(parts)
     if len(parts) > most + 1 or len(pattern) > LONGEST:
-        return f"{_escaped_in_pattern(NUMBER.split(name[:BEGUN])[0])}.*"
+        begun = NUMBER.split(name[:BEGUN])[:most]  # and .* is a choice, too
+        return r"\d+".join(map(_escaped_in_pattern, begun)) + ANYTHING
     return pattern
+
+
+def _too_wide(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a pattern with an open end tells too little, or means one of these names."""
+    if not pattern.endswith(ANYTHING):
+        return False
+    letters = sum(map(str.isalpha, pattern.replace(r"\d+", "")))
+    found = re.compile(pattern, re.DOTALL)
+    return letters < LEAST_LETTERS or any(map(found.fullmatch, names))
 
 
 def _escaped_in_pattern(text: str) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -665,19 +666,24 @@ def test_of_a_pool_the_draft_is_of_the_whole_process(names: list[str], tmp_path:
 
 
 JAVA_OWN = ["java", "main", "GC Thread#0", "VM Thread", "C2 CompilerThread0", "Signal Dispatcher"]
+JAVA_OWN += ["Reference Handler", "Monitor Deflation Thread", "Notification Thread"]
+JAVA_OWN += ["VM Periodic Task Thread", "GC task thread#0 (ParallelGC)"]
 LONG = "writes to the archive of " + "all [years] " * 20
 
 
-def test_of_a_java_program_the_draft_has_no_machines_threads(tmp_path: Path) -> None:
+def test_of_a_java_program_the_draft_has_no_machines_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who took it as it is would else put the collector behind a reader."""
+    monkeypatch.setattr(procfs, "command_line", lambda pid: ["java", "com.example.Pipeline"])
     names = [*JAVA_OWN, "reads orders", "parse-3-of-4-in-2", LONG]
     threads = [Thread(5, 5 + i, i, name) for i, name in enumerate(names)]
     edges = {"reads orders": ("parse-#-of-#-in-#",)}
     text = drafts.draft(5, threads, edges, ("java", "com.example.Pipeline"))
     [one] = load(written(tmp_path, text)).program
     assert (one.name, one.names, one.edges) == ("Pipeline", "java", edges)
-    assert one.find.given == {"comm": "java", "args": "*com.example.Pipeline*"}
-    assert [one.match(name) is None for name in names] == [True] * 6 + [False] * 3
+    assert one.find.given == {"comm": "java", "args": "* com.example.Pipeline"}
+    assert [one.match(name) is None for name in names] == [True] * 11 + [False] * 3
     # Where the machine tells nothing, by what the kernel has of their names.
     cut = [Thread(5, 5 + i, i, name[:15]) for i, name in enumerate(names)]
     [one] = load(written(tmp_path, drafts.draft(5, cut, {}, ("java", "app.jar")))).program
@@ -685,6 +691,50 @@ def test_of_a_java_program_the_draft_has_no_machines_threads(tmp_path: Path) -> 
     roles = {name: match.role for name in names if (match := one.match(name[:15])) is not None}
     assert roles["GC Thread#0"] == roles["C2 CompilerThread0"] == "housekeeping"
     assert roles["reads orders"] == "operator"
+    assert {roles[name] for name in JAVA_OWN} == {"housekeeping"}
+
+
+@pytest.mark.parametrize("name", ["1.2.3.4:5-reads", "G1-2-3-4-5-6 my", "m1-2-3-4-5-6-7"])
+def test_a_draft_has_no_pattern_for_nearly_everything(tmp_path: Path, name: str) -> None:
+    threads = [Thread(5, 5 + i, i, one) for i, one in enumerate(["main", name, "read", "write"])]
+    [one] = load(written(tmp_path, drafts.draft(5, threads))).program
+    assert one.match("read") is not None and one.match(name) is None
+    assert one.match("unheard of") is None and one.match("G9") is None
+
+
+def test_edges_of_a_draft_are_of_the_kinds_that_it_has(tmp_path: Path) -> None:
+    kinds = [chr(97 + i // 26) + chr(97 + i % 26) for i in range(200)]
+    threads = [Thread(5, 5 + i, i, name) for i, name in enumerate(["main", *kinds])]
+    edges = {a: (b,) for a, b in pairwise(kinds)}
+    [one] = load(written(tmp_path, drafts.draft(5, threads, edges))).program
+    assert 0 < len(one.edges) < 64
+
+
+def test_a_draft_finds_the_process_whatever_its_name(tmp_path: Path) -> None:
+    pid, exe = os.getpid(), os.path.realpath(sys.executable)
+    cases = [("[a]*b?[c]*d?ef", {"comm": "?a??b??c??d?ef"}), ("", {"exe": exe})]
+    for name, given in cases:
+        text = drafts.draft(pid, [Thread(pid, pid, 1, name)])
+        assert load(written(tmp_path, text)).program[0].find.given == given
+
+
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        (["python3", "e"], "* e"),
+        (["python3", "e", "x"], "* e *"),
+        (["python3", "/my files/feed.py"], "*/feed.py"),
+        (["python3", f"/{'x' * 100}/feed.py", "1"], "*/feed.py *"),
+        (["python3", "-c", "pass"], None),
+    ],
+)
+def test_a_draft_asks_for_whole_words(
+    words: list[str], args: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "command_line", lambda pid: words)
+    text = drafts.draft(5, [Thread(5, 5, 1, "python3")], {}, drafts.started_with(5))
+    assert load(written(tmp_path, text)).program[0].find.given.get("args") == args
+    assert ("all processes of python3" in text) is (args is None)
 
 
 def test_a_draft_of_thousands_of_names_is_a_declaration(tmp_path: Path) -> None:
@@ -704,6 +754,17 @@ def test_a_draft_of_thousands_of_names_is_a_declaration(tmp_path: Path) -> None:
         (["python3.11", "-u", "-m", "tools.feed"], ("python3.11", "tools.feed")),
         (["python3", "-c", "import this; print()"], ("python3", "")),
         (["perl"], ("perl", "")),
+        (["java", "--enable-native-access", "ALL", "-cp", ".", "Feed"], ("java", "Feed")),
+        (["java", "--source", "17", "Feed.java"], ("java", "Feed.java")),
+        (["java", "@opts", "a.Main"], ("java", "")),
+        (["python3", "-W", "ignore", "-X", "dev", "feed.py"], ("python3", "feed.py")),
+        (["python3", "-c", "pass"], ("python3", "")),
+        (["perl", "-I", "lib", "x"], ("perl", "x")),
+        (["ruby", "-I", "lib", "x"], ("ruby", "x")),
+        (["node", "-r", "dotenv/config", "feed.js"], ("node", "feed.js")),
+        (["bash", "-o", "pipefail", "feed.sh"], ("bash", "feed.sh")),
+        (["sh", "-c", "feed"], ("sh", "")),
+        (["sh", "-e", "feed"], ("sh", "feed")),
         (["gst-launch-1.0", "fakesrc"], ("", "")),
         ([], ("", "")),
     ],
