@@ -9,8 +9,9 @@ import errno
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 
 __all__ = [
     "BATCH",
@@ -23,6 +24,7 @@ __all__ = [
     "RESET_ON_FORK",
     "RR",
     "Attributes",
+    "brief",
     "explain",
     "get_attributes",
     "get_nice",
@@ -31,6 +33,7 @@ __all__ = [
     "set_attributes",
     "set_nice",
     "set_policy",
+    "usual_slice_ns",
 ]
 
 # include/uapi/linux/sched.h
@@ -45,6 +48,7 @@ POLICY_NAMES = {
     DEADLINE: "SCHED_DEADLINE",
     EXT: "SCHED_EXT",
 }
+BRIEF_NS = 100_000  # the shortest slice that a kernel gives
 FLAG_RESET_ON_FORK = 0x01
 FLAG_KEEP_POLICY = 0x08
 FLAG_KEEP_PARAMS = 0x10
@@ -152,10 +156,35 @@ def get_attributes(tid: int) -> Attributes:
     )
 
 
+@cache
+def usual_slice_ns() -> int:
+    """The time slice that this process was started with, which is the kernel's; 0 before 6.12."""
+    return get_attributes(0).slice_ns
+
+
 def own_slice_ns(tid: int) -> int:
-    """Time slice that somebody gave the thread; 0 where it has the kernel's, as we have."""
+    """Time slice that somebody gave the thread; 0 where it has the kernel's, as we had."""
     found = get_attributes(tid).slice_ns
-    return 0 if found == get_attributes(0).slice_ns else found
+    return 0 if found == usual_slice_ns() else found
+
+
+@contextmanager
+def brief() -> Iterator[None]:
+    """Run in short slices: this thread, and those that it starts. Nothing changes before 6.12.
+
+    As much as before, but whoever wakes up meanwhile does not wait for the end of a long one.
+    """
+    _set_own_slice(BRIEF_NS)
+    try:
+        yield
+    finally:
+        _set_own_slice(0)
+
+
+def _set_own_slice(slice_ns: int) -> None:
+    with suppress(OSError):  # a filter of system calls
+        if usual_slice_ns():
+            set_attributes(0, replace(get_attributes(0), slice_ns=slice_ns))
 
 
 def set_attributes(tid: int, attributes: Attributes) -> None:

@@ -86,6 +86,7 @@ def run(
         journal = journals.Journal(RunFolder(run_dir).journal)
         for problem in (*journals.restore(journal), *_lost(journal, killed)):
             log.warning("left by an earlier controller, not put back: %s", problem)
+        held.enter_context(sched.brief())
         late = threading.Timer(START_S, _go_first, (sched.get_nice(0),))
         late.daemon = True
         late.start()

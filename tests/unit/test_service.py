@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sched_ctl import cli
+from sched_ctl.backends.threads import slices
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.errors import UserError
 from sched_ctl.kernel import procfs
@@ -269,6 +270,54 @@ def test_whoever_looks_after_the_journal_bears_any_error(
     asyncio.run(minding())
     assert not [*answers]
     assert "OSError: [Errno 9] Bad file descriptor" in caplog.text
+
+
+BRIEF = """
+import os, sys, threading
+import msgspec
+import fakes
+from sched_ctl.backends.threads import slices
+from sched_ctl.config.settings import Section
+from sched_ctl.kernel import sched
+from sched_ctl.service import session
+
+
+def tell(*_):
+    print(sched.get_attributes(0).slice_ns)
+
+
+def told(controller):
+    assert slices.probe().can  # it tries on us, and leaves what we have
+    thread = threading.Thread(target=tell)
+    thread.start()
+    thread.join()
+    tell()
+    print(sched.own_slice_ns(os.getppid()), sched.own_slice_ns(0))
+
+
+changes = {"policy": (Section(policy="qs"),), "run_dir": sys.argv[1], "backend": "nice"}
+settings = msgspec.structs.replace(fakes.QUICK, **changes)
+tell()
+session.run(settings, fakes.FakeEngine.kind(fakes.FakeEngine("a")), once=True, started=told)
+tell()
+"""
+
+
+@pytest.mark.needs("root")
+@pytest.mark.skipif(not slices.probe().can, reason="needs Linux 6.12 or newer")
+def test_it_runs_in_short_slices_and_takes_other_threads_for_usual(tmp_path: Path) -> None:
+    """Whoever wakes up during a pass would else wait for the end of a long one."""
+    done = subprocess.run(
+        [sys.executable, "-c", BRIEF, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    usual, of_thread, own, others, after = done.stdout.splitlines()
+    assert (of_thread, own, others) == ("100000", "100000", "0 100000"), done.stderr
+    assert int(usual) > 100_000 and after == usual
 
 
 GOES_FIRST = """

@@ -33,7 +33,7 @@ class Slices(Backend):
     def __init__(self, journal: Journal, options: SliceOptions | None = None) -> None:
         self.options = options or SliceOptions()
         self._parameters = Parameters(journal, self.options.recheck, slices())
-        self._usual_us = sched.get_attributes(0).slice_ns // 1000
+        self._usual_us = sched.usual_slice_ns() // 1000
 
     def apply(self, schedule: Schedule) -> Applied:
         """See `Backend.apply`. Shares are not had here: groups count for nothing."""
@@ -59,13 +59,14 @@ class Slices(Backend):
 def probe() -> Probe:
     """Try it on ourselves; nothing is left changed."""
     try:
-        before = sched.get_attributes(0)
+        usual_ns, before = sched.usual_slice_ns(), sched.get_attributes(0)
+        own_ns = 0 if before.slice_ns == usual_ns else before.slice_ns
         sched.set_attributes(0, _with_slice(before, TRIAL_NS))
         try:
             took = sched.get_attributes(0).slice_ns == TRIAL_NS
         finally:
             with contextlib.suppress(OSError):
-                sched.set_attributes(0, _with_slice(before, 0))
+                sched.set_attributes(0, _with_slice(before, own_ns))
     except OSError as error:
         return Probe(False, f"slices cannot be set: {error.strerror}")
     if not took:
