@@ -114,6 +114,12 @@ class _Rows:
         """Boot and run: numbers are those of a run."""
         return (line.boot, line.run) if isinstance(line, records.Start) else (self.boot, self.run)
 
+    def refuse(self, line: records.Line) -> None:
+        """What follows a begin is of a run that nobody knows then, and not of the one before."""
+        if isinstance(line, records.Start):
+            self.boot, self.run, self.machine = "", 0, ""
+            self.topologies.clear()
+
     def go_by(self, line: records.Line) -> None:
         """Read what follows by this line, be it a repeated one."""
         if isinstance(line, records.Start):
@@ -281,10 +287,10 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
             why = f"before its file was begun: time {line.t}"
         if why:
             set_aside(number, why)
+            gathered.refuse(line)
             continue
-        numbers = seen.setdefault(gathered.run_of(line), set())
         gathered.go_by(line)
-        if line.seq in numbers:
+        if line.seq in (numbers := seen.setdefault(gathered.run_of(line), set())):
             repeated += 1
             continue
         numbers.add(line.seq)

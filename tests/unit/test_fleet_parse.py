@@ -130,8 +130,26 @@ def test_no_file_is_of_more_runs_than_memory_holds(monkeypatch: pytest.MonkeyPat
     data = of_run("a", 3) + of_run("b", 3) + of_run("c", 3) + of_run("a", 4)
     path = "/in/n-20270115T080000Z-1.jsonl.gz"
     rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
-    assert [row["why"] for row in rows if row["kind"] == "bad"] == ["of more than 2 runs"]
+    told = {(r["boot"], r["seq"]) for r in rows if r["kind"] == "operator"}
+    assert told == {("a", 3), ("b", 3), ("a", 4)}
+    bad = [row["why"] for row in rows if row["kind"] == "bad"]
+    assert len(bad) == 3 and bad[:2] == ["of more than 2 runs"] * 2
     assert {row["boot"] for row in rows if row["kind"] == "file"} == {"a", "b"}
+
+
+def test_a_begin_that_is_set_aside_ends_the_run_before() -> None:
+    """As of a gateway whose clock was not set yet: nothing of it is taken for the other's."""
+    lines = of_run("b", 3, 7).splitlines(keepends=True)
+    began = msgspec.json.decode(lines[0], type=dict)
+    lines[0] = msgspec.json.encode(began | {"t": 1000}) + b"\n"
+    path = "/in/n-20270115T080000Z-1.jsonl.gz"
+    data = of_run("a", 3, 4) + b"".join(lines)
+    rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
+    assert [row["why"] for row in rows if row["kind"] == "bad"]
+    told = {(r["boot"], r["seq"], r["machine"]) for r in rows if r["kind"] == "operator"}
+    assert {seq for boot, seq, _ in told if boot == "a"} == {3, 4}
+    assert {machine for boot, _, machine in told if boot != "a"} <= {"", None}
+    assert {r["last_seq"] for r in rows if r["kind"] == "file" and r["boot"] == "a"} == {4}
 
 
 def test_no_topology_has_more_threads_than_can_be() -> None:
