@@ -424,7 +424,7 @@ def recorded_target() -> Input:
     whole = gzip.compress(b"".join((start, *garbled, event, *good)), 1)
     seeds = (start, event, *garbled, whole)
     shown = ["kind", "why", "file", "bad", "t", "node", "d", "seq", "operator", "cpu_us"]
-    shown += ["tuples_in", "tuples_out"]
+    shown += ["tuples_in", "tuples_out", "size"]
 
     def feed(data: bytes) -> None:
         single = data[:2] != b"\x1f\x8b"
@@ -435,7 +435,8 @@ def recorded_target() -> Input:
             for batch in parse.of_file("in/gw-1-20270115T080000Z-1.jsonl.gz", data, t)
             for row in batch.select(shown).to_pylist()
         ]
-        [count] = [row for row in rows if row["kind"] == "file"]
+        # One for each run, of which one has what is known of the file.
+        [count] = [row for row in rows if row["kind"] == "file" and row["size"] is not None]
         bad = [row for row in rows if row["kind"] == "bad"]
         assert all(row["why"] and row["file"] for row in bad) and len(bad) <= count["bad"]
         taken = [row for row in rows if row["kind"] == "operator"]
