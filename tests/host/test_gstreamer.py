@@ -23,6 +23,7 @@ PIPELINE = (
     *("!", "fakesink"),
 )
 QUEUES = {f"{query}-{name}" for query in ("front", "back") for name in ("decode", "encode")}
+RUN = QUEUES | {"fakesrc0", "fakesrc1"}
 FRONT = {name for name in QUEUES if name.startswith("front")}
 OWN = r"""
 [[program]]
@@ -36,10 +37,10 @@ find = { comm = "gst-launch-1.0" }
 
 @pytest.fixture
 def pipeline() -> Iterator[int]:
-    """The process of a pipeline whose four queues run."""
+    """The process of a pipeline whose four queues run, and its sources, which begin last."""
     child = subprocess.Popen(["gst-launch-1.0", "-q", *PIPELINE], stdin=subprocess.DEVNULL)
     try:
-        wait_until(lambda: {n.partition(":")[0] for n in names(child.pid)} >= QUEUES, SOON_S)
+        wait_until(lambda: {n.partition(":")[0] for n in names(child.pid)} >= RUN, SOON_S)
         yield child.pid
     finally:
         child.kill()
@@ -64,7 +65,7 @@ def test_our_declaration_knows_queues_and_sources(
     finally:
         driver.close()
     mine = {o.logical[0] for o in topology.operators if o.threads[0].pid == pipeline}
-    assert mine == QUEUES | {"fakesrc0", "fakesrc1"}
+    assert mine == RUN
     assert "gst-launch-1.0" in {helper.thread.name for helper in topology.helpers}
 
 
