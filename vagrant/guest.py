@@ -148,7 +148,6 @@ class Guest:
         self.up = False
         self._deadline = time.monotonic() + options.timeout_s
         self._children: list[subprocess.Popen[bytes]] = []
-        self._nice = options.nice
         try:
             self._start(kernel, command, options, env)
         except BaseException:
@@ -181,7 +180,7 @@ class Guest:
         socket = self.folder / "virtiofs"
         root = self.folder / "root" / "all" if foreign else Path("/")
         daemon = self._spawn(
-            [*foreign, *_virtiofsd_command(socket, root)], "virtiofsd.log", subprocess.DEVNULL
+            [*foreign, *_virtiofsd_command(socket, root)], "virtiofsd.log", subprocess.DEVNULL, 0
         )
         while not socket.exists():
             if daemon.poll() is not None:
@@ -194,10 +193,16 @@ class Guest:
         os.mkfifo(self.folder / "result")
         self._result = os.open(self.folder / "result", os.O_RDWR | os.O_NONBLOCK)
         self._qemu = self._spawn(
-            _qemu_command(self.folder, kernel, architecture, options), "qemu.log", subprocess.PIPE
+            _qemu_command(self.folder, kernel, architecture, options),
+            "qemu.log",
+            subprocess.PIPE,
+            options.nice,
         )
 
-    def _spawn(self, command: list[str], log: str, stdout: int) -> "subprocess.Popen[bytes]":
+    def _spawn(
+        self, command: list[str], log: str, stdout: int, nice: int
+    ) -> "subprocess.Popen[bytes]":
+        """nice: not of who serves files, as the clock of an exact guest goes on meanwhile."""
         with open(self.folder / log, "wb") as stderr:
             child = subprocess.Popen(
                 command,
@@ -206,14 +211,14 @@ class Guest:
                 stderr=stderr,
                 # In a session of its own, so that Ctrl-C reaches only us and we end it in order.
                 start_new_session=True,
-                preexec_fn=functools.partial(prepare, self._nice),
+                preexec_fn=functools.partial(prepare, nice),
             )
         self._children.append(child)
         return child
 
     def give_way(self, nice: int) -> None:
         """From now on, by so much. Only root can take it back."""
-        for child in self._children:
+        for child in self._children[-1:]:  # QEMU
             tasks = Path(f"/proc/{child.pid}/task")
             with contextlib.suppress(OSError):
                 for task in tasks.iterdir():

@@ -346,14 +346,11 @@ class Line:
         return [job for job in self.jobs if job.machine is not None]
 
     def fits(self, job: Job, beside_tests: bool = False) -> bool:
-        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves.
-
-        Beside tests one more: a guest that ends during a long test has a successor only after it.
-        """
+        """A guest for each CPU; those in real time have all of their virtual CPUs to themselves."""
         cpus = len(os.sched_getaffinity(0))
         running = self.running()
         if beside_tests:
-            return job.options.icount and len(running) <= cpus
+            return job.options.icount and len(running) < cpus
         real = sum(other.options.cpus for other in running if not other.options.icount)
         return len(running) < cpus and (job.options.icount or real + job.options.cpus <= cpus)
 
