@@ -171,7 +171,7 @@ def run(kafka: Kafka, case: Case, ways: Sequence[Way]) -> None:
             if way.arguments:
                 load = Load((*HOW, *way.arguments), case.threads, {}, (), first=False)
             found = measured.phase(way)
-            show({"scenario": "bursts", **found})
+            show({"scenario": sys.argv[1], **found})
             if load is not None:
                 load.end()
     finally:
