@@ -262,6 +262,11 @@ def test_of_kafka_a_connector_is_a_query_and_so_is_an_application() -> None:
         ("kafka-streams", "my-orders-StreamThread-1", "my-orders"),
         ("kafka-streams", "what-a-gateway-counts-StreamThread-12", "what-a-gateway-counts"),
         ("kafka-streams", "my-orders-GlobalStreamThread", "my-orders"),
+        ("kafka-streams", "us-fraud-checks-StreamThread-1", "us-fraud-checks"),
+        ("kafka-streams", "us-fraud-checks-GlobalStreamThread", "us-fraud-checks"),
+        ("kafka-streams", "fraud-detection-v1-StreamThread-1", "fraud-detection-v1"),
+        ("kafka-streams", "streams-order-enrichment-StreamThread-2", "streams-order-enrichment"),
+        ("kafka-streams", f"my-app-{UUID}-GlobalStreamThread", "my-app"),
         ("kafka-streams", "what-a-gateway-counts-GlobalStreamThread", "what-a-gateway-counts"),
     ):
         match = program.shipped()[name].match(text)
