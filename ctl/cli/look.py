@@ -14,6 +14,8 @@ from sched_ctl.errors import UserError
 
 if TYPE_CHECKING:
     from sched_ctl.controller.loop import Controller
+    from sched_ctl.model.programs import Match
+    from sched_ctl.model.topology import Thread
     from sched_ctl.probes.holders import Held
 
 __all__ = ["add_to"]
@@ -160,31 +162,34 @@ def _threads(settings: Settings, pid: int, json: bool) -> None:
     edges = {} if found else drafts.edges_seen(pid, WOKEN_S, threads)
     mine = any(match is not None and match.role == OPERATOR for _, match in matches)
     whole = program.WHOLE_NAME if found is not None and found.whole and not mine else None
-    rows: list[dict[str, Any]] = [
-        {
-            "tid": thread.tid,
-            "name": thread.name,
-            "pattern": match and match.pattern,
-            "role": OPERATOR if whole else match and match.role,
-            "query": match and match.query,
-            "operator": whole or (match and match.operator),
-            "also": list(match.others) if match else [],
-        }
-        for thread, match in matches
-    ]
+    rows = [_thread(thread, match, whole) for thread, match in matches]
+    drafted = "" if found else drafts.draft(pid, threads, edges, started)
     if json:
-        drafted = None if found else drafts.draft(pid, threads, edges, started)
-        show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted})
+        show.emit_json({"program": found and found.name, "threads": rows, "draft": drafted or None})
         return
     if found is None:
         if (engine := _engine_of(settings, pid)) is not None:
             show.text(f"process {pid} is of {engine}, which a driver schedules: it needs no more.")
-        drafted = drafts.draft(pid, threads, edges, started)
-        _show_draft(pid, drafted, pooled=drafts.pooled(threads, started[0]))
+        _show_draft(pid, drafted)
         return
     _show_threads(pid, found.name, rows)
     if whole:
         show.text(program.WHOLE)
+
+
+def _thread(thread: "Thread", match: "Match | None", whole: str | None) -> dict[str, Any]:
+    """whole: the name of the one operator that all threads of its process are."""
+    from sched_ctl.model.programs import OPERATOR
+
+    return {
+        "tid": thread.tid,
+        "name": thread.name,
+        "pattern": match and match.pattern,
+        "role": OPERATOR if whole else match and match.role,
+        "query": match and match.query,
+        "operator": whole or (match and match.operator),
+        "also": list(match.others) if match else [],
+    }
 
 
 def _show_threads(pid: int, name: str, rows: list[dict[str, Any]]) -> None:
@@ -220,19 +225,19 @@ def _engine_of(settings: Settings, pid: int) -> str | None:
     return None
 
 
-def _show_draft(pid: int, draft: str, *, pooled: bool) -> None:
-    """A declaration to begin with. pooled: its threads have no names of their own."""
+def _show_draft(pid: int, draft: str) -> None:
+    """A declaration to begin with."""
     from sched_ctl import show
 
     show.text(f"no declaration means process {pid}. A first draft, by its threads' names:")
     show.text("")
     for line in draft.split("\n"):
         show.copied(line)
-    if pooled:
+    if draft.endswith("whole = true"):
         show.text("")
         show.text(
             "Its threads have no names of their own, as those of a pool: only the whole "
-            "process can be ordered against others."
+            "process can be ordered against others. Of one that has just begun, look again."
         )
 
 
