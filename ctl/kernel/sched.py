@@ -183,8 +183,10 @@ def brief() -> Iterator[None]:
 
 def _set_own_slice(slice_ns: int) -> None:
     with suppress(OSError):  # a filter of system calls
-        if usual_slice_ns():
-            set_attributes(0, replace(get_attributes(0), slice_ns=slice_ns))
+        own = get_attributes(0)
+        # Of other policies the same field is none, or what a deadline is for.
+        if own.policy in (OTHER, BATCH) and usual_slice_ns():
+            set_attributes(0, replace(own, slice_ns=slice_ns))
 
 
 def set_attributes(tid: int, attributes: Attributes) -> None:

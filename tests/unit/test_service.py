@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from sched_ctl import cli
 from sched_ctl.backends.threads import slices
 from sched_ctl.backends.undo.journal import Journal
 from sched_ctl.errors import UserError
-from sched_ctl.kernel import procfs
+from sched_ctl.kernel import procfs, sched
 from sched_ctl.kernel.notify import notify, service_of, watchdog_s
 from sched_ctl.runfolder import RunFolder
 from sched_ctl.service import session
@@ -318,6 +319,23 @@ def test_it_runs_in_short_slices_and_takes_other_threads_for_usual(tmp_path: Pat
     usual, of_thread, own, others, after = done.stdout.splitlines()
     assert (of_thread, own, others) == ("100000", "100000", "0 100000"), done.stderr
     assert int(usual) > 100_000 and after == usual
+
+
+def test_only_what_shares_the_cpu_runs_in_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under SCHED_DEADLINE the field is the CPU time that it is promised."""
+    own = sched.get_attributes(0)
+    said: list[sched.Attributes] = []
+    monkeypatch.setattr(sched, "usual_slice_ns", lambda: 700_000)
+    monkeypatch.setattr(sched, "set_attributes", lambda _, new: said.append(new))
+    for policy in (sched.DEADLINE, sched.FIFO):
+        monkeypatch.setattr(sched, "get_attributes", lambda _, p=policy: replace(own, policy=p))
+        with sched.brief():
+            pass
+    assert not said
+    monkeypatch.setattr(sched, "get_attributes", lambda _: replace(own, policy=sched.OTHER))
+    with sched.brief():
+        assert said[0].slice_ns == sched.BRIEF_NS
+    assert said[1].slice_ns == 0
 
 
 GOES_FIRST = """
