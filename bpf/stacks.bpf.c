@@ -72,8 +72,12 @@ int BPF_PROG(stacks_switch, bool preempt, struct task_struct___stacks *prev,
 	     struct task_struct___stacks *next, u32 prev_state)
 {
 	struct asleep begun = {};
-	u32 tid = prev->pid;
+	u32 tid = next->pid;
 
+	/* Another CPU may have woken it before this noted that it sleeps: that sleep is not known. */
+	if (is_followed(next))
+		bpf_map_delete_elem(&sleepers, &tid);
+	tid = prev->pid;
 	/*
 	 * Preempted before it could sleep, it is awake whatever it had set as its state. One that has
 	 * ended is never woken.

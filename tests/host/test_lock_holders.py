@@ -106,8 +106,8 @@ def _traced() -> None:
 SHORT = """
 import sys, threading, time
 sys.stdin.readline()
-for _ in range(20):
-    thread = threading.Thread(target=time.sleep, args=(0.001,))
+for _ in range(1000):  # some are woken before it is noted that they sleep
+    thread = threading.Thread(target=time.sleep, args=(0.0001,))
     thread.start()
     thread.join()
 print("done", flush=True)
