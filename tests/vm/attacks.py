@@ -164,11 +164,12 @@ def scene(**limits: str) -> Iterator[Scene]:
                 (folder / "cgroup.procs").write_text(str(thread.pid))
         backend = Scx(journal(), options)
         stack.callback(backend.restore)
-        with limited(engine, limits):
-            on = Scene(backend, engine, operators, neighbours)
-            on.stopped.enter_context(standing_still(t.pid for t in (*operators, *neighbours)))
-            with on.stopped:
-                yield on
+        for name, value in limits.items():  # until the end: else a fork bomb has none while we go
+            (engine / name.replace("_", ".")).write_text(value)
+        on = Scene(backend, engine, operators, neighbours)
+        on.stopped.enter_context(standing_still(t.pid for t in (*operators, *neighbours)))
+        with on.stopped:
+            yield on
         print(backend.mode, backend.statistics())
         assert backend.restore() == ()
         wait_for("disabled")

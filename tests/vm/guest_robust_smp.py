@@ -32,7 +32,6 @@ from sched_ctl.kernel import schedext
 
 KERNELS = ("6.18", "7.3")
 CPUS = 2
-MEMORY = "2G"  # a fork bomb of Python, whose copies share little in the end
 TIMEOUT_S = 180
 
 # Order decides, and hints count, however long a slow guest takes between two steps.
