@@ -20,7 +20,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 # Of the engines that are ordered together, on one page. Of all others as many as are looked at.
 MOST_OPERATORS = 2000  # each has eighteen series
-MOST_QUERIES = 500  # with 23 series each
+MOST_QUERIES = 500  # with 25 series each
 PREFIX = "sched_ctl_"
 
 # Name without the prefix -> (type, meaning)
@@ -61,6 +61,8 @@ FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
             "gauge",
             "mean time of a tuple in the system: from the engine, or by Little's law",
         ),
+        "query_p50_seconds": ("gauge", "half of the last tuples were not longer in the system"),
+        "query_p99_seconds": ("gauge", "99% of the last tuples were not longer in the system"),
         "query_within_target_ratio": ("gauge", "share of tuples that met the query's target"),
         "race_time_ratio": (
             "gauge",
@@ -150,6 +152,8 @@ def _samples(status: Mapping[str, Any], screen: Mapping[str, Any]) -> Iterator[S
         yield "query_input_rate", labels, effect["tuples_in"]
         yield "query_output_rate", labels, effect["tuples_out"]
         yield "query_seconds", labels | {"source": effect["source"]}, effect["time_s"]
+        yield "query_p50_seconds", labels, effect["p50_s"]
+        yield "query_p99_seconds", labels, effect["p99_s"]
         yield "query_within_target_ratio", labels, effect["within_target"]
     for engine in status["engines"]:
         labels = {"engine": engine["engine"]}

@@ -141,7 +141,7 @@ def test_the_alerts_ask_for_what_the_page_has() -> None:
 
 def test_names_of_families_follow_the_conventions() -> None:
     for name, (kind, meaning) in FAMILIES.items():
-        assert re.fullmatch(r"[a-z][a-z_]*", name) and meaning
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name) and meaning
         assert (kind == "counter") == name.endswith("_total")
         assert not re.search(r"_(ms|us|percent|share)$", name), "base units"
 
@@ -191,6 +191,19 @@ def test_a_page_has_no_value_that_is_not_known() -> None:
     assert text.count("sched_ctl_operator_queue_tuples{") == 3
     assert " inf" not in text and "operator_place{" not in text
     assert list(text_string_to_metric_families(text))
+
+
+def test_quantiles_of_latency_stand_beside_the_mean() -> None:
+    effect: dict[str, Any] = {"engine": "e", "query": "q", "source": "engine", "time_s": 0.25}
+    effect |= {"tuples_in": 9.0, "tuples_out": 9.0, "within_target": None}
+    effects = [effect | {"p50_s": 0.125, "p99_s": 2.0}, effect | {"p50_s": None, "p99_s": None}]
+    query = {"engine": "e", "query": "q", "verdict": "idle", "confidence": 1.0}
+    for told, count in zip(effects, (1, 0), strict=True):
+        text = page(STATUS | {"effects": [told]}, operators(0) | {"queries": [query]})
+        assert 'sched_ctl_query_seconds{engine="e",query="q",source="engine"} 0.25' in text
+        assert text.count('sched_ctl_query_p50_seconds{engine="e",query="q"} 0.125') == count
+        assert text.count('sched_ctl_query_p99_seconds{engine="e",query="q"} 2.0') == count
+        assert text.count("\nsched_ctl_query_p") == 2 * count
 
 
 def test_waits_are_a_histogram_a_query() -> None:
