@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["Btf", "BtfError", "Kind", "Member", "Variable"]
 
@@ -52,8 +53,8 @@ class Kind(IntEnum):
 
 
 # Words that follow the three of each type: fixed, and per element (vlen).
-_EXTRA = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
-_PER_ELEMENT = {
+_EXTRA: dict[int, int] = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
+_PER_ELEMENT: dict[int, int] = {
     Kind.STRUCT: 3,
     Kind.UNION: 3,
     Kind.ENUM: 2,
@@ -62,6 +63,7 @@ _PER_ELEMENT = {
     Kind.ENUM64: 3,
 }
 _QUALIFIERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG)
+_STRETCH, _LOOK, _MANY = 512, 64, 1 << 16  # words
 _INT_SIGNED = 1  # in the upper bits of the word that follows an INT
 
 
@@ -117,20 +119,24 @@ class Btf:
 
     def _index(self) -> "array[int]":
         """Where each type starts; id 0 is void."""
-        words, end, at = np.frombuffer(self._words, np.uint32), len(self._words), 0
-        extra = np.array([_EXTRA.get(kind, 0) for kind in range(32)], np.uint32)  # type: ignore[call-overload]
-        each = np.array([_PER_ELEMENT.get(kind, 0) for kind in range(32)], np.uint32)  # type: ignore[call-overload]
-        # The way from each word to the next type, if one starts there: for all words at once.
-        info = words[1:]
-        kinds = (info >> 24 & 31).astype(np.uint8)
-        steps = (3 + extra[kinds] + each[kinds] * (info & 0xFFFF)).data
-        starts = array("i", [-1])
-        append = starts.append
+        words, end, at = self._words, len(self._words), 0
+        seen, leaves = _stretches(np.frombuffer(words, np.uint32))
+        found = bytearray(end)
         while at + 3 <= end:
-            append(at)
-            at += steps[at]
+            if seen[at]:
+                number = at // _STRETCH
+                stop = (number + 1) * _STRETCH
+                found[at:stop] = seen[at:stop]
+                at = leaves[number]
+            else:
+                found[at] = 1
+                info = words[at + 1]
+                kind = info >> 24 & 31
+                at += 3 + _EXTRA.get(kind, 0) + _PER_ELEMENT.get(kind, 0) * (info & 0xFFFF)
         if at != end:
             raise BtfError("damaged BTF: types do not end where their section does")
+        starts = array("i", [-1])
+        starts.frombytes(np.flatnonzero(np.frombuffer(found, np.uint8)).astype(np.int32).tobytes())
         return starts
 
     # -- single types ---------------------------------------------------------------------------
@@ -292,6 +298,38 @@ class Btf:
                 }
             )
         raise BtfError(f"type {type_} has no size")
+
+
+def _stretches(words: NDArray[np.uint32]) -> tuple[bytearray, list[int]]:
+    """Walks from type to type through all stretches of _STRETCH words side by side.
+
+    Where the types of a stretch begin is not known, so each walk begins where one probably does:
+    whoever comes upon a word that its walk has seen as the start of a type may go its way from
+    there on. Returns whether each word was seen so, and where each walk leaves its stretch.
+    No walks where one alone takes less.
+    """
+    end = len(words)
+    seen = bytearray(end)
+    if end < _MANY:
+        return seen, []
+    begins = np.arange(0, end - _STRETCH, _STRETCH)
+    # What a type's second word looks like: a kind, few elements, and hardly any other word does.
+    second = words[begins[:, None] + np.arange(1, _LOOK)]
+    at = begins + np.argmax((second & 0xE0FFFFF0 == 0) & (second >> 24 > 0), axis=1)
+    extra = np.array([3 + _EXTRA.get(kind, 0) for kind in range(32)])
+    each = np.array([_PER_ELEMENT.get(kind, 0) for kind in range(32)])
+    walks, leaves, stops = np.arange(len(at)), at.copy(), begins + _STRETCH
+    marks = np.frombuffer(seen, np.uint8)
+    while len(walks):
+        marks[at] = 1
+        info = words[at + 1]
+        kinds = info >> 24 & 31
+        at = at + extra[kinds] + each[kinds] * (info & 0xFFFF)
+        inside = at < stops
+        if not inside.all():
+            leaves[walks[~inside]] = at[~inside]
+            walks, at, stops = walks[inside], at[inside], stops[inside]
+    return seen, leaves.tolist()
 
 
 def _elf_section(data: bytes, wanted: str) -> bytes:

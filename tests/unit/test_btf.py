@@ -1,12 +1,15 @@
 """The BTF reader and the loader, against a compiler, libbpf and the running kernel."""
 
 import shutil
+import struct
 import subprocess
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
+from sched_ctl.kernel import btf
 from sched_ctl.kernel.btf import VMLINUX, Btf, BtfError, Kind
 from sched_ctl.kernel.libbpf import BpfError, Object, library
 from sched_ctl.kernel.scheduler import OBJECT
@@ -123,3 +126,37 @@ def test_turns_of_a_thread_are_counted_for_years() -> None:
     """A thousand a second are 2^32 in 50 days."""
     thread = Btf.of_object(OBJECT).dtype("thread")
     assert thread["runs"] == np.dtype("u8") and thread.itemsize == 128
+
+
+def made(words: list[int]) -> bytes:
+    """BTF of these types, without names."""
+    header = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, 4 * len(words), 4 * len(words), 1)
+    return header + struct.pack(f"={len(words)}I", *words) + b"\0"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_types_are_found_as_few_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where much of what lies between them looks like the start of one."""
+    random = Random(seed)
+    words: list[int] = []
+    while len(words) < btf._MANY + btf._STRETCH:
+        kind = random.choice(list(Kind))
+        count = random.choice((0, 1, 5, 200)) if kind in btf._PER_ELEMENT else 0
+        more = btf._EXTRA.get(kind, 0) + btf._PER_ELEMENT.get(kind, 0) * count
+        words += [0, kind << 24 | count, 0]
+        words += random.choices((0, 7, 1 << 25, 4 << 24 | 3, 5 << 24 | 0xFFFF), k=more)
+    found = Btf(made(words))._starts
+    with monkeypatch.context() as patch:
+        patch.setattr(btf, "_MANY", len(words) + 1)
+        assert found == Btf(made(words))._starts
+    for damaged in (words[:-1], words[:-2], [*words, 0, Kind.STRUCT << 24 | 0xFFFF, 0]):
+        with pytest.raises(BtfError, match="damaged"):
+            Btf(made(damaged))
+
+
+@pytest.mark.skipif(not VMLINUX.exists(), reason="needs kernel BTF")
+def test_the_kernels_types_are_found_one_by_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Btf.of_kernel()._starts
+    assert len(found) > 10_000
+    monkeypatch.setattr(btf, "_MANY", 1 << 30)
+    assert found == Btf.of_kernel()._starts
