@@ -1,5 +1,6 @@
 """The BTF reader and the loader, against a compiler, libbpf and the running kernel."""
 
+import re
 import shutil
 import struct
 import subprocess
@@ -34,7 +35,28 @@ const volatile unsigned long long table[3] __attribute__((section(".rodata")));
 int function(struct outer *first, int second) { return second + slice_us + loud + table[1]; }
 """
 
+SOURCES = Path(__file__).parents[2] / "bpf"
 OBJECTS = sorted(OBJECT.parent.glob("*.bpf.o"))
+# What the scheduler may call in Linux 6.12.117: BTF_ID_FLAGS in kernel/sched/ext.c, and of those in
+# kernel/bpf/helpers.c and cpumask.c what it calls.
+FIRST = {
+    *("bpf_cpumask_test_cpu", "bpf_rcu_read_lock", "bpf_rcu_read_unlock", "bpf_rdonly_cast"),
+    *("bpf_iter_num_destroy", "bpf_iter_num_new", "bpf_iter_num_next"),
+    *("bpf_iter_scx_dsq_destroy", "bpf_iter_scx_dsq_new", "bpf_iter_scx_dsq_next"),
+    *("bpf_task_from_pid", "bpf_task_release"),
+    *("scx_bpf_consume", "scx_bpf_cpu_rq", "scx_bpf_create_dsq", "scx_bpf_destroy_dsq"),
+    *("scx_bpf_cpuperf_cap", "scx_bpf_cpuperf_cur", "scx_bpf_cpuperf_set"),
+    *("scx_bpf_dispatch", "scx_bpf_dispatch_cancel", "scx_bpf_dispatch_nr_slots"),
+    *("scx_bpf_dispatch_from_dsq", "scx_bpf_dispatch_from_dsq_set_slice"),
+    *("scx_bpf_dispatch_from_dsq_set_vtime", "scx_bpf_dispatch_vtime_from_dsq"),
+    *("scx_bpf_dispatch_vtime", "scx_bpf_dsq_nr_queued", "scx_bpf_reenqueue_local"),
+    *("scx_bpf_dump_bstr", "scx_bpf_error_bstr", "scx_bpf_exit_bstr"),
+    *("scx_bpf_get_idle_cpumask", "scx_bpf_get_idle_smtmask", "scx_bpf_put_idle_cpumask"),
+    *("scx_bpf_get_online_cpumask", "scx_bpf_get_possible_cpumask", "scx_bpf_put_cpumask"),
+    *("scx_bpf_kick_cpu", "scx_bpf_nr_cpu_ids", "scx_bpf_pick_any_cpu", "scx_bpf_pick_idle_cpu"),
+    *("scx_bpf_select_cpu_dfl", "scx_bpf_test_and_clear_cpu_idle"),
+    *("scx_bpf_task_cgroup", "scx_bpf_task_cpu", "scx_bpf_task_running"),
+}
 clang = shutil.which("clang-19") or shutil.which("clang")
 
 
@@ -95,6 +117,16 @@ def test_damaged_objects_are_refused(compiled: Path, tmp_path: Path) -> None:
             Object.open(tmp_path / "cut.o", library())
     with pytest.raises(BtfError):
         Btf(b"\x9f\xeb")
+
+
+def test_the_scheduler_needs_no_function_that_the_first_kernel_with_sched_ext_lacks() -> None:
+    """What came later is declared weak, and has something that stands in for it."""
+    function = r"^extern [^;(]*?(\w+)\([^;]*\)\s*__ksym( __weak)?;"
+    sources = SOURCES.glob("*.bpf.[ch]")
+    declared = [each for path in sources for each in re.findall(function, path.read_text(), re.M)]
+    needed = {name for name, weak in declared if not weak}
+    assert "scx_bpf_create_dsq" in needed
+    assert sorted(needed - FIRST) == []
 
 
 @pytest.mark.skipif(not VMLINUX.exists(), reason="needs kernel BTF")
