@@ -36,7 +36,15 @@ DEFAULTS = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.sql.legacy.castComplexTypesToString.enabled": "false",
 }
+# The JVM's better compiler is for what runs long: a command would pay for code of which most is
+# soon done with. Ten times HotSpot's own thresholds; other JVMs, and later ones, may not have them.
+PATIENT = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 "
+    "-XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
+    "-XX:Tier4BackEdgeThreshold=400000"
+)
 LOCAL = {
+    "spark.driver.extraJavaOptions": PATIENT,
     "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
