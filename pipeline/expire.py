@@ -4,7 +4,8 @@ What is out counts no more from the moment that an entry of the manifest says so
 day later, for those who read them. A rule is kept in the manifest, too: each ingest follows it.
 Which files were read stays as long as roll-ups do, so none is taken in twice meanwhile. What comes
 late, of days whose rows are out, is rolled up, but for numbers that a file of the same run had
-before; of days whose roll-ups are out it counts as little as they do.
+before, or one of the node where runs are not known; of days whose roll-ups are out it counts as
+little as they do.
 """
 
 import time

@@ -26,11 +26,11 @@ from urllib.parse import unquote, urlsplit
 from sched_ctl.errors import UserError
 from sched_ctl.pipeline import expire, parse, rollups
 from sched_ctl.pipeline.store import LAYOUT, SOURCE, Batch, Fleet, Source, Taken
-from sched_ctl.pipeline.tables import COLUMNS, WIDE
+from sched_ctl.pipeline.tables import COLUMNS, WIDE, ddl
 from sched_ctl.telemetry.records import FileName
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["Done", "count", "entered", "follow", "ingest", "listed"]
 
@@ -375,65 +375,96 @@ def _numbers(fleet: Fleet, folder: str) -> int:
     """How many lines the rows of a batch are of, those of several files each for itself."""
     rows = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder))
     numbered = rows.where("seq IS NOT NULL AND kind <> 'file'")
-    return int(numbered.select("source", "boot", "run", "seq").distinct().count())
+    return int(numbered.select("source", *KEY).distinct().count())
+
+
+def _pieces(fleet: Fleet, folder: str) -> "DataFrame":
+    """Numbers of the nodes of a batch, in pieces without holes: its own (`here`) and from before.
+
+    Columns RUN, seq, last_seq, here; run is 0 where it is not known of which the lines are.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    here = fleet.read("file", [folder]).select(*RUN, "seq", "last_seq").where("seq IS NOT NULL")
+    there = fleet.numbered().join(here.select("node").distinct(), "node", "left_semi")
+    there = there.na.fill({"boot": "", "run": 0}).select(*here.columns)
+    return here.withColumn("here", F.lit(True)).unionByName(there.withColumn("here", F.lit(False)))
+
+
+def _reached(of: "Column", *by: str) -> "Column":
+    """Whether a piece from before it, in the order of numbers, goes on to where this one begins."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    before = (
+        Window.partitionBy(*by).orderBy("seq", "here").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    last = F.max(F.when(of, F.col("last_seq"))).over(before)
+    return F.coalesce(last >= F.col("seq"), F.lit(False))
 
 
 def _overlapping(fleet: Fleet, folder: str) -> list[str]:
     """Nodes with a run whose numbers occur in another file, of this batch or before."""
-    from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    here = fleet.read("file", [folder]).select(*RUN, "seq", "last_seq").where("seq IS NOT NULL")
-    before = (
-        Window.partitionBy(*RUN)
-        .orderBy("seq", "last_seq")
-        .rowsBetween(Window.unboundedPreceding, -1)
+    here, unsure, each = F.col("here"), F.col("run") == 0, F.lit(True)
+    met = (
+        _reached(here, *RUN)
+        | here & _reached(each, *RUN)
+        # Where it is not known of which run lines are, it may be any of the node.
+        | _reached(here & unsure, "node")
+        | here & _reached(unsure, "node")
+        | unsure & (_reached(here, "node") | here & _reached(each, "node"))
     )
-    reached = here.withColumn("reached", F.max("last_seq").over(before))
-    found = reached.where("reached >= seq").select("node")
-    if any(batch.rows.get("file") or batch.spans for batch in fleet.batches):
-        found = found.union(_met(fleet, folder).select("node"))
-    return sorted(row["node"] for row in found.distinct().collect())
+    found = _pieces(fleet, folder).withColumn("met", met).where("met")
+    return sorted(row["node"] for row in found.select("node").distinct().collect())
 
 
-def _met(fleet: Fleet, folder: str) -> "DataFrame":
-    """Runs of a batch with the first and last numbers that a file from before has of them.
+def _without_gone(fleet: Fleet, folder: str, late: "DataFrame") -> "DataFrame":
+    """Lines whose numbers no file from before had: rows that went can be compared no more."""
+    from pyspark.sql import functions as F  # noqa: N812
 
-    Where it is not known of which run lines are, it may be any of the node.
-    """
-    here = fleet.read("file", [folder]).select(*RUN, "seq", "last_seq")
-    there = fleet.numbered().toDF("node", "its_boot", "its_run", "first", "last")
-    met = here.join(there, "node").where(
-        "first <= last_seq AND seq <= last"
-        " AND (coalesce(its_run, 0) = 0 OR run = 0 OR its_run = run AND its_boot = boot)"
+    lines = late.select(*KEY, F.col("seq").alias("last_seq"), F.lit(True).alias("here")).distinct()
+    there = _pieces(fleet, folder).where("NOT here").withColumn("t", F.lit(None).cast("bigint"))
+    before, unsure = ~F.col("here"), F.col("run") == 0
+    had = (
+        _reached(before, *RUN)
+        | _reached(before & unsure, "node")
+        | unsure & _reached(before, "node")
     )
-    return met.select(*RUN, "first", "last").distinct()
+    new = lines.unionByName(there).withColumn("had", had).where("here AND NOT had")
+    return late.join(new.select(*KEY), [*KEY], "left_semi")
 
 
 def _deduplicated(fleet: Fleet, folder: str, nodes: list[str]) -> "DataFrame":
-    """A batch without lines that are there already; of several in the batch, one."""
+    """A batch without lines that are there already; of several in the batch, one.
+
+    One of a run that is not known is that of its number and time, whatever the run.
+    """
     from pyspark.sql import functions as F  # noqa: N812  as everybody calls it
 
     everything = fleet.spark.read.schema(WIDE).parquet(fleet.data(folder)).select(*COLUMNS)
     numbered = F.col("kind").isin("operator", "event", "topology") & F.col("node").isin(nodes)
     mine = everything.where(numbered)
     if since := fleet.since("operator"):
-        # Rows that went can be compared no more: what may be one of them is not rolled up again.
         gone = F.col("kind").isin("operator", "event") & (F.col("date") < since)
-        late, met = mine.where(gone).alias("late"), _met(fleet, folder).alias("met")
-        same = [F.col(f"late.{name}") == F.col(f"met.{name}") for name in RUN]
-        same.append(F.col("late.seq").between(F.col("met.first"), F.col("met.last")))
-        mine = mine.where(~gone).unionByName(late.join(met, same, "left_anti"))
+        mine = mine.where(~gone).unionByName(_without_gone(fleet, folder, mine.where(gone)))
     dates = [row["date"] for row in mine.select("date").distinct().collect()]
-    chosen = mine.groupBy(*KEY).agg(F.min("source").alias("source"))
+    there = fleet.spark.createDataFrame([], ddl(KEY))
     for kind in ("operator", "event", "topology"):
-        there = fleet.read(kind).where(F.col("node").isin(nodes))
+        rows = fleet.read(kind).where(F.col("node").isin(nodes))
         if len(dates) <= MOST_DATES:
-            there = there.where(F.col("date").isin(dates))
-        there = there.select(*KEY).distinct()
-        chosen = chosen.join(there.where("run IS NOT NULL"), [*KEY], "left_anti")
-        # Of before boots and runs were kept: what is left is a line's number and its time.
-        older = there.where("run IS NULL").select(*OLDER)
-        chosen = chosen.join(older, [*OLDER], "left_anti")
-    kept = mine.join(chosen, [*KEY, "source"], "left_semi")
-    return everything.where(~numbered).unionByName(kept)
+            rows = rows.where(F.col("date").isin(dates))
+        there = there.unionByName(rows.select(*KEY))
+    there = there.na.fill({"boot": "", "run": 0}).distinct()
+    lines = mine.groupBy(*KEY).agg(F.min("source").alias("source"))
+    sure, unsure = lines.where("run <> 0"), lines.where("run = 0")
+    sure = sure.join(there, [*KEY], "left_anti")
+    sure = sure.join(there.where("run = 0"), [*OLDER], "left_anti")
+    unsure = unsure.groupBy(*OLDER).agg(F.min(F.struct(*RUN[1:], "source")).alias("one"))
+    unsure = unsure.select(*OLDER, "one.*")
+    for known in (there, lines.where("run <> 0")):
+        unsure = unsure.join(known, [*OLDER], "left_anti")
+    return everything.where(~numbered).unionByName(
+        mine.join(sure.unionByName(unsure), [*KEY, "source"], "left_semi")
+    )

@@ -5,10 +5,10 @@ whoever does not judge, are judged by `judge`. Nothing in a file makes it fail: 
 ours becomes a row of the table `bad` with file, line and reason.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -36,6 +36,9 @@ ENTRY_BYTES = 64  # of an operator, or a stream
 MOST_SHARE = 1e6  # of an operator's output, that an edge takes
 LONGEST_WORD = 1000  # characters of what is told anew with each row, but for names of queries
 MOST_RUNS = 1000  # whose files are put together as one
+MOST_LINES = 2_000_000  # of a file: their numbers are all in memory
+TIME_BITS = records.LARGEST.bit_length()
+LATEST = (1 << TIME_BITS) - 1
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
 SCHEMA = pa.schema([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
 
@@ -56,6 +59,7 @@ ARRAYS = {
 }
 
 Who = tuple[str, int, str]  # boot, run, machine
+Piece = dict[str, str | int | None]  # of a run, as a row of the table `file`
 OF_RECORD = ("policy", "backend", "source", "time", "target", "told", "met", "psi")
 BY_QUERY = {"policy": "policy", "backend": "backend", "time": "time_us", "source": "time_source"}
 
@@ -92,6 +96,7 @@ class _Rows:
     def __init__(self, path: str) -> None:
         self.path, self.file = path, path.rpartition("/")[2]
         self.boot, self.run, self.machine = "", 0, ""  # of the last first line of a file
+        self.last = -1  # number of the line before
         self.topologies: dict[str, tuple[int, dict[str, Any]]] = {}  # engine -> epoch, `_made`
         self._clear()
 
@@ -113,6 +118,21 @@ class _Rows:
     def run_of(self, line: records.Line) -> tuple[str, int]:
         """Boot and run: numbers are those of a run."""
         return (line.boot, line.run) if isinstance(line, records.Start) else (self.boot, self.run)
+
+    def follow(self, line: records.Line) -> None:
+        """What does not go on where the line before it was may be of a run whose first line is
+        missing, as of copies that were torn and put together.
+        """
+        lost = line.count if isinstance(line, records.Event) and line.what == "lost" else 0
+        if not isinstance(line, records.Start) and line.seq != self.last + 1 + lost:
+            self.lose_run()
+        self.last = line.seq
+
+    def lose_run(self) -> None:
+        """Of which run lines are is not sure, up to the next first line of a file; most likely they
+        are of that boot.
+        """
+        self.run = 0
 
     def refuse(self, line: records.Line) -> None:
         """What follows a begin is of a run that nobody knows then, and not of the one before."""
@@ -259,10 +279,10 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
     gathered = _Rows(path)
     named = records.FileName.parse(gathered.file)
     node = named.node if named else "unknown"
-    day = f"{named.start[:4]}-{named.start[4:6]}-{named.start[6:8]}" if named else "unknown"
+    day = _day_of(named) if named else "unknown"
     begun = 0 if named is None else _begun(named)
     first_line = True
-    seen: dict[tuple[str, int], set[int]] = {}  # boot, run -> numbers
+    seen: dict[tuple[str, int], set[int]] = {}  # boot, run -> numbers and times, as one
     good = bad = repeated = 0
 
     def set_aside(line: int, why: str, text: str = "") -> None:
@@ -274,12 +294,18 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
     for found in reading.lines_of(data):
         if isinstance(found, reading.Bad):
             set_aside(found.line, found.why, found.text)
+            gathered.lose_run()  # it may have been a first line
             continue
         number, line = found
+        if good + repeated >= MOST_LINES:
+            set_aside(number, f"after more than {MOST_LINES} lines")
+            break
         if first_line and misplaced(line) is None:
             node, first_line = line.node, False
+        gathered.follow(line)
         why = _wrong(line, node, gathered.topologies)
-        if why is None and len(seen) == MOST_RUNS and gathered.run_of(line) not in seen:
+        begins = isinstance(line, records.Start) and gathered.run_of(line) not in seen
+        if why is None and begins and len(seen) >= MOST_RUNS:
             why = f"of more than {MOST_RUNS} runs"
         # Older recorders repeat a topology with the time at which it was first seen.
         timed = isinstance(line, records.Record | records.Event)
@@ -290,32 +316,49 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
             gathered.refuse(line)
             continue
         gathered.go_by(line)
-        if line.seq in (numbers := seen.setdefault(gathered.run_of(line), set())):
+        key = line.seq << TIME_BITS | line.t
+        if key in (numbers := seen.setdefault(gathered.run_of(line), set())):
             repeated += 1
             continue
-        numbers.add(line.seq)
+        numbers.add(key)
         good += 1
         gathered.take(line)
         if gathered.full:
             yield from gathered.batches()
-    last = seen.pop((gathered.boot, gathered.run), set())
-    # One that is known by no day never expires, as it would be taken for new again.
-    of_all = {"kind": "file", "date": day if named and named.start >= FIRST_DAY else "unknown"}
-    for (boot, run), numbers in seen.items():
-        span = {"seq": min(numbers), "last_seq": max(numbers)}
-        gathered.add(**of_all, node=node, boot=boot, run=run, **span)
-    gathered.add(
-        **of_all,
-        node=node,
-        size=len(data),
-        modified=modified,
-        seq=min(last, default=None),
-        last_seq=max(last, default=None),
-        good=good,
-        bad=bad,
-        repeated=repeated,
-    )
+    of_all = {"kind": "file", "date": _known_until(named, seen), "node": node}
+    piece: Piece = {}
+    for following in _pieces(seen, (gathered.boot, gathered.run)):
+        if piece:
+            gathered.add(**of_all, **piece)
+        if gathered.full:
+            yield from gathered.batches()
+        piece = following
+    told = {"good": good, "bad": bad, "repeated": repeated}
+    gathered.add(**of_all, size=len(data), modified=modified, **told, **piece)
     yield from gathered.batches()
+
+
+def _pieces(seen: Mapping[tuple[str, int], set[int]], last: tuple[str, int]) -> Iterator[Piece]:
+    """First and last numbers of each run's lines, without a hole between; those of the last run
+    at the end, or one that is empty.
+    """
+    for run in (*(run for run in seen if run != last), last):
+        numbers = sorted({key >> TIME_BITS for key in seen.get(run, ())})
+        holes = [at for at, (a, b) in enumerate(pairwise(numbers), 1) if b > a + 1]
+        for begin, end in pairwise((0, *holes, len(numbers))):
+            first, of_last = (numbers[begin], numbers[end - 1]) if numbers else (None, None)
+            yield {"boot": run[0], "run": run[1], "seq": first, "last_seq": of_last}
+
+
+def _known_until(named: records.FileName | None, seen: Mapping[tuple[str, int], set[int]]) -> str:
+    """Day of a file: that of its last line, as numbers are known as long as a line counts.
+
+    One of no day never expires: it would be taken for new again.
+    """
+    if named is None or named.start < FIRST_DAY:
+        return "unknown"
+    latest = max((key & LATEST for numbers in seen.values() for key in numbers), default=0)
+    return max(_day_of(named), _date(latest))
 
 
 def _wrong(
@@ -372,6 +415,10 @@ def _wrong_topology(
 
 def _common(line: records.Line) -> dict[str, Any]:
     return {"date": _date(line.t), "node": line.node, "seq": line.seq, "t": line.t}
+
+
+def _day_of(named: records.FileName) -> str:
+    return f"{named.start[:4]}-{named.start[4:6]}-{named.start[6:8]}"
 
 
 def _begun(named: records.FileName) -> int:

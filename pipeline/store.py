@@ -142,7 +142,7 @@ class Fleet:
         return known
 
     def numbered(self) -> "DataFrame":
-        """First and last number of the lines of each run in each file that is in.
+        """First and last numbers of the lines of each run in each file that is in, by pieces.
 
         Columns node, boot, run, seq, last_seq; run is null where it was not kept.
         """

@@ -82,7 +82,8 @@ KINDS = MappingProxyType(
         "bad": ("date", "node", "file", "source", "line", "why", "text"),
         "file": (
             *("date", "node", "boot", "run", "file", "size", "modified", "seq", "last_seq"),
-            # why: it was not read. A file of several runs has a row for each, one with its size.
+            # seq, last_seq: of lines without a hole. A file has a row for each such piece of a run,
+            # one of which has its size. why: it was not read.
             *("good", "bad", "repeated", "why"),
         ),
     }

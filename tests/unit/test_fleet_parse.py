@@ -58,15 +58,16 @@ def test_a_job_that_runs_for_days_counts_on() -> None:
     old = records.Record(node="n", seq=2, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
     new = msgspec.structs.replace(old, seq=3, t=TOPOLOGY.t + 2 * day_ms)
     found = kinds_of(TOPOLOGY, old, new, begun="20270117T080000Z")
-    assert found == ["bad", "file", *["operator"] * 3, "topology"]
+    assert found == ["bad", "file", "file", *["operator"] * 3, "topology"]
 
 
 def test_a_file_of_before_clocks_were_set_is_known_for_ever() -> None:
-    """As one without a day; its bad lines go with that day."""
+    """As one without a day; its bad lines go with that day. Others as long as their lines."""
     for begun, day in (
         ("19700101T000000Z", "unknown"),
-        ("20200101T000000Z", "2020-01-01"),
+        ("20200101T000000Z", "2027-01-15"),
         ("20270115T080000Z", "2027-01-15"),
+        ("20270116T080000Z", "2027-01-16"),
     ):
         wrong = records.Event(node="n", seq=9, t=0, what="error")
         dates = {row["kind"]: row["date"] for row in rows_of(TOPOLOGY, wrong, begun=begun)}
@@ -112,7 +113,7 @@ def of_run(boot: str, *seqs: int, run: int = 1) -> bytes:
 
 def test_files_that_are_put_together_count_by_their_runs() -> None:
     """As by `cat`: of two boots with the same numbers, one of which is there twice."""
-    data = of_run("a", 3, 4) + of_run("b", 3) + of_run("a", 4, 5)
+    data = of_run("a", 3, 4) + of_run("b", 3) + of_run("a", 3, 4, 5)
     path = "/in/n-20270115T080000Z-1.jsonl.gz"
     rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
     assert not [row for row in rows if row["kind"] == "bad"]
@@ -122,19 +123,62 @@ def test_files_that_are_put_together_count_by_their_runs() -> None:
     spans = [(r["boot"], r["run"], r["seq"], r["last_seq"]) for r in files]
     assert spans == [("b", 1, 1, 3), ("a", 1, 1, 5)]
     assert [row["size"] for row in files] == [None, len(data)]  # known once
-    assert (files[1]["good"], files[1]["repeated"]) == (2 + 3 + 3, 3)
+    assert (files[1]["good"], files[1]["repeated"]) == (2 + 3 + 3, 4)
 
 
 def test_no_file_is_of_more_runs_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse, "MOST_RUNS", 2)
-    data = of_run("a", 3) + of_run("b", 3) + of_run("c", 3) + of_run("a", 4)
+    data = of_run("a", 3) + of_run("b", 3) + of_run("c", 3) + of_run("a", 3, 4)
     path = "/in/n-20270115T080000Z-1.jsonl.gz"
     rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
     told = {(r["boot"], r["seq"]) for r in rows if r["kind"] == "operator"}
-    assert told == {("a", 3), ("b", 3), ("a", 4)}
-    bad = [row["why"] for row in rows if row["kind"] == "bad"]
-    assert len(bad) == 3 and bad[:2] == ["of more than 2 runs"] * 2
-    assert {row["boot"] for row in rows if row["kind"] == "file"} == {"a", "b"}
+    assert told == {("a", 3), ("b", 3), ("", 3), ("a", 4)}
+    assert [row["why"] for row in rows if row["kind"] == "bad"] == ["of more than 2 runs"]
+    assert {row["boot"] for row in rows if row["kind"] == "file"} == {"a", "b", ""}
+
+
+def numbers_of(data: bytes) -> list[tuple[int, int | None, int | None]]:
+    """Run (0: not sure), first and last number of the pieces of a file."""
+    path = "/in/n-20270115T080000Z-1.jsonl.gz"
+    rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
+    files = [row for row in rows if row["kind"] == "file"]
+    assert [row["size"] for row in files] == [None] * (len(files) - 1) + [len(data)]
+    return [(row["run"], row["seq"], row["last_seq"]) for row in files]
+
+
+def test_numbers_that_are_missing_are_no_part_of_a_file() -> None:
+    lines = of_run("a", *range(3, 20)).splitlines(keepends=True)
+    assert numbers_of(b"".join(lines)) == [(1, 1, 19)]
+    assert numbers_of(b"".join(lines[1:])) == [(0, 2, 19)]
+    # Behind a hole it is not sure that it is still that run.
+    assert numbers_of(b"".join(lines[:5] + lines[8:])) == [(1, 1, 5), (0, 9, 19)]
+    torn = b"".join(lines[:9]) + lines[9][:20] + b"".join(lines[:5])  # the begin is in no line
+    assert numbers_of(torn) == [(1, 1, 9), (0, 2, 5)]
+    shuffled = lines[:2] + lines[:1:-1]
+    assert numbers_of(b"".join(shuffled)) == [(1, 1, 2), (0, 3, 19)]
+    assert numbers_of(b"") == [(0, None, None)]
+
+
+def test_no_file_has_more_lines_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many holes as lines are known; what is behind is named, and no part of it."""
+    monkeypatch.setattr(parse, "MOST_LINES", 50)
+    monkeypatch.setattr(parse, "ROWS", 7)
+    data = of_run("a", *range(3, 200, 2))
+    pieces = numbers_of(data)
+    assert pieces[0] == (1, 1, 3) and pieces[1:] == [(0, n, n) for n in range(5, 98, 2)]
+    path = "/in/n-20270115T080000Z-1.jsonl.gz"
+    rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
+    told = [row["why"] for row in rows if row["kind"] == "bad"]
+    assert told == ["after more than 50 lines"]
+
+
+def test_lines_that_the_recorder_lost_are_no_hole() -> None:
+    """It says how many they were."""
+    for count, run in (4, 1), (3, 0):
+        event = records.Event(node="n", seq=8, t=TOPOLOGY.t, what="lost", count=count)
+        record = records.Record(node="n", seq=9, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
+        lost = records.encode(event) + records.encode(record)
+        assert numbers_of(of_run("a", 3) + lost) == [(1, 1, 3), (run, 8, 9)]
 
 
 def test_a_begin_that_is_set_aside_ends_the_run_before() -> None:
