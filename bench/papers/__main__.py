@@ -76,6 +76,8 @@ def single(job: tuple[aqsios.Traffic | None, float, str, int, int, int]) -> Curv
     s = result.summary()
     figures = {
         "response": s.response_s,
+        "p50": result.quantile(0.5),
+        "p99": result.quantile(0.99),
         "slowdown": s.slowdown,
         "slowdown_max": s.slowdown_max,
         "l2": s.l2,

@@ -23,7 +23,7 @@ SWITCH_S = 5e-6
 
 
 def balance(job: tuple[str, float, int]) -> dict[str, float]:
-    """("os" or "pool", load, seed) -> coefficient of variation of the utilisation, mean latency."""
+    """("os" or "pool", load, seed) -> variation of the utilisation (coefficient), latencies, s."""
     who, load, seed = job
     node = _in_batches(of_workload(workload.load(PRED), load, cpus=CPUS, folder=PRED.parent), 15)
     setting = Setting(duration_s=15, warm_s=3, cpus=CPUS, seed=seed)
@@ -41,7 +41,12 @@ def balance(job: tuple[str, float, int]) -> dict[str, float]:
             replace(setting, user=User(batch=0), costs=Costs(hop_s=HOP_S)),
             window_s=1.0,
         )
-    return {"variation": result.imbalance, "response": result.summary().response_s}
+    return {
+        "variation": result.imbalance,
+        "mean": result.summary().response_s,
+        "p50": result.quantile(0.5),
+        "p99": result.quantile(0.99),
+    }
 
 
 def _in_batches(node: Node, duration_s: float) -> Node:

@@ -303,13 +303,29 @@ def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
         for m in sorted(m for way, m in data.ways if way == "log")
     }
 
+    def over_rr(load: float, policy: str, figure: str) -> Callable[[Data], float]:
+        return lambda of: of.main[load, policy][figure] / of.main[load, "rr-time"][figure]
+
+    responses = {
+        f"{LABELS[policy]}, at {load}": {
+            name: _spread(data, each, over_rr(load, policy, figure), ".3f")
+            for name, figure in (("mean", "response"), ("p50", "p50"), ("p99", "p99"))
+        }
+        for load in (0.7, 0.97)
+        for policy in ("fcfs", "srpt", "hr", "hnr", "lsf", "bsd")
+    }
+
     def balanced(who: str, load: float, figure: str, scale: float, form: str) -> str:
         return _spread(data, each, lambda of: of.balance[who, load][figure] * scale, form)
 
     balance = {
         f"{load:g}": {
             **{f"variation, {w}": balanced(w, load, "variation", 1, ".2f") for w in ("os", "pool")},
-            **{f"mean, ms, {w}": balanced(w, load, "response", 1e3, ".3g") for w in ("os", "pool")},
+            **{
+                f"{figure}, ms, {w}": balanced(w, load, figure, 1e3, ".3g")
+                for figure in ("mean", "p50", "p99")
+                for w in ("os", "pool")
+            },
         }
         for load in sorted({load for _, load in data.balance})
     }
@@ -323,6 +339,9 @@ def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
     }
     return {
         "ratios": told("Sharaf et al.: the paper's ratios and ours", ratios),
+        "responses": told(
+            f"Sharaf et al., figure 6: response times over those of {LABELS['rr-time']}", responses
+        ),
         "arrivals": told(
             f"How the ratios depend on the arrivals ({data.default} is used above)",
             _arrivals(data, each[: data.traffic_seeds]),
