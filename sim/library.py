@@ -152,6 +152,8 @@ def library() -> ctypes.CDLL:
     library.sim_set_order.restype = None
     library.sim_set_weights.argtypes = [pointer, pointer]
     library.sim_set_weights.restype = None
+    library.sim_set_costs.argtypes = [pointer, pointer]
+    library.sim_set_costs.restype = None
     library.sim_observe.argtypes = [pointer, pointer, pointer]
     library.sim_observe.restype = None
     return library
@@ -209,6 +211,11 @@ class Machine:
     def set_weights(self, weights: npt.NDArray[np.float64]) -> None:
         column = np.ascontiguousarray(weights, dtype=np.float64)
         self._library.sim_set_weights(self._machine, column.ctypes.data)
+
+    def set_costs(self, cost_s: npt.NDArray[np.float64]) -> None:
+        """(n,) CPU time of a tuple from now on, s."""
+        column = np.ascontiguousarray(cost_s, dtype=np.float64)
+        self._library.sim_set_costs(self._machine, column.ctypes.data)
 
     def observe(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """(n,) queue sizes and (n,) head ages, as a controller would read them now."""

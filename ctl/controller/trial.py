@@ -25,10 +25,11 @@ from sched_ctl.config.settings import Section
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["AT_EACH_PICK", "AUTO", "Outcomes", "Terms", "Trial", "candidates", "told"]
+__all__ = ["ALONE", "AT_EACH_PICK", "AUTO", "Outcomes", "Terms", "Trial", "candidates", "told"]
 
 AUTO = "auto"
 AT_EACH_PICK = frozenset({"scx", "pool"})  # backends that look at ages whenever they choose
+ALONE = frozenset({"qs"})  # orders that suit one query, see `adapt.race`
 EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next

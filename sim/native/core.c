@@ -376,6 +376,13 @@ EXPORT void sim_set_weights(struct sim *s, const double *weights)
 		s->ops[i].weight = weights[i];
 }
 
+// What a tuple costs from now on; one that is being worked on costs what it did.
+EXPORT void sim_set_costs(struct sim *s, const double *cost_s)
+{
+	for (int64_t i = 0; i < s->c.operators; i++)
+		s->ops[i].cost = cost_s[i];
+}
+
 // What a controller would measure now: (operators,) tuples waiting, age of the oldest.
 EXPORT void sim_observe(const struct sim *s, double *queue_size, double *head_age_s)
 {

@@ -51,7 +51,8 @@ def test_the_race_keeps_nothing_that_is_worse_and_all_is_put_back(tmp_path: Path
     print(ended["words"])
     arms = {arm["arm"]: arm for arm in ended["arms"]}
     assert arms.keys() == {"os", "light-first", "qs", "hr"}
-    tried = [arm for name, arm in arms.items() if name != "os"]
+    assert arms["qs"]["out"] == "it suits one query alone" and not arms["qs"]["comparisons"]
+    tried = [arm for name, arm in arms.items() if name not in ("os", "qs")]
     assert all(arm["time_ratio"] is not None for arm in tried), "each was compared"
     kept = ended["kept"]
     if ended["mode"] == "kept" and kept != "os":  # it may have been opened again

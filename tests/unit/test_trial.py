@@ -81,8 +81,9 @@ def test_who_takes_part_suits_what_enforces_it() -> None:
 
 
 def test_auto_keeps_what_its_race_finds() -> None:
-    """Queues are short under qs, long under what auto takes first, and endless under hr."""
-    engine = FakeEngine(queries={"a": 2, "b": 2})
+    """Queues are short under qs, long under what auto takes first, and endless under hr. One query
+    uses nearly all of the CPU."""
+    engine = FakeEngine(queries={"a": 1, "b": 3})
     waiting = {"": 100.0, "light-first": 130.0, "qs": 40.0, "hr": 9000.0}
 
     class Telling(FakeBackend):
@@ -125,7 +126,7 @@ def test_auto_keeps_what_its_race_finds() -> None:
 
 def test_a_phase_is_as_long_as_passes_need_to_tell_of_it() -> None:
     """Where `cpu_limit` made passes rarer than phases, no order was ever compared."""
-    engine = FakeEngine(queries={"a": 2, "b": 2})
+    engine = FakeEngine(queries={"a": 1, "b": 3})
 
     class Telling(FakeBackend):
         def apply(self, schedule: Schedule) -> Applied:

@@ -1,0 +1,151 @@
+"""The race in a closed loop: its orders move simulated queues, and it sees what comes of that.
+
+A twin has the same tuples under the system's own scheduling alone. Wanted: the best order or the
+system's own is kept, and no more than two phases in a row are worse than the twin's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from closed import OS, Beside, Loop, beside, longest, queries, with_times
+
+from sched_ctl.adapt.race import Race, opened
+from sched_ctl.controller.trial import ALONE, Trial, candidates
+from sched_ctl.model.graph import Array
+
+ARMS = candidates("light-first", "nice", 6)
+PHASE_S = 10.0
+LIMITS = {"mean": 1.05, "p50": 1.2, "p99": 1.1, "lost": 1 / 0.98}
+
+
+def steady(load: float) -> Callable[[float], float]:
+    return lambda _: load
+
+
+@dataclass
+class Told:
+    """kept: the order after each second; "" while it races. phases: ours over the twin's."""
+
+    race: Race
+    kept: list[str] = field(default_factory=list)
+    phases: list[Beside] = field(default_factory=list)
+
+    def bad(self, what: str) -> int:
+        """Phases in a row that were worse than the twin's."""
+        return longest([getattr(phase, what) > LIMITS[what] for phase in self.phases])
+
+    def mean(self, since: int = 0) -> float:
+        return float(np.exp(np.mean([np.log(phase.mean) for phase in self.phases[since:]])))
+
+
+def raced(loop: Loop, twin: Loop, arms: Sequence[str] = ARMS, anew_s: float = -1.0) -> Told:
+    """anew_s: when the controller is started again, and knows nothing."""
+
+    def new() -> Trial:
+        return Trial(opened(arms, alone=ALONE), arms[0], PHASE_S)
+
+    trial, begun = new(), 0
+    told = Told(trial.race)
+    for second in range(1, int(loop.duration_s) + 1):
+        race = trial.race
+        windows = {"sim": loop.step(race.arms[race.turn].name)}
+        twin.step(OS)
+        trial.look(loop.now_s, windows, loop.pressure)
+        if second == anew_s:
+            trial = new()
+        if trial.race is not race:
+            told.phases.append(beside(loop, twin, begun, second))
+            begun = second
+        told.race = trial.race
+        kept = trial.race.mode == "kept"
+        told.kept.append(trial.race.arms[trial.race.kept].name if kept else "")
+    return told
+
+
+def backwards(seed: int) -> Array:
+    """Weights that let those go first whom `hr` would let go last."""
+    with_loop = Loop(with_times(queries(seed, 0.5), 2.0, seed, steady(1.0)), 2.0)
+    weights = with_loop.weights("hr")
+    with_loop.close()
+    return 1024.0**2 / weights
+
+
+def run(
+    seed: int,
+    load: Callable[[float], float],
+    duration_s: float = 400.0,
+    arms: Sequence[str] = ARMS,
+    anew_s: float = -1.0,
+    **more: Any,
+) -> Told:
+    node = with_times(queries(seed, 1.0), duration_s, seed, load)
+    costs = more.get("costs")
+    loop = Loop(node, duration_s, seed, **more)
+    twin = Loop(node, duration_s, seed, costs=costs)
+    try:
+        return raced(loop, twin, arms, anew_s)
+    finally:
+        loop.close()
+        twin.close()
+
+
+def assert_never_below(told: Told) -> None:
+    found = {what: told.bad(what) for what in LIMITS}
+    assert max(found.values()) <= 2, found
+
+
+@pytest.mark.parametrize(
+    ("seed", "more"),
+    [
+        (22, {"noise": 0.3}),
+        (22, {"noise": 0.1, "late_s": 3.0, "lag_s": 5.0}),
+    ],
+)
+def test_the_best_wins_with_noise_and_delay(seed: int, more: dict[str, Any]) -> None:
+    told = run(seed, steady(0.95), **more)
+    assert told.kept[-1] == "hr" and told.mean(-5) < 0.9
+    assert told.race.races == 1, "it does not swing"
+    assert_never_below(told)
+
+
+def test_steps_of_the_load_and_of_costs_do_no_harm() -> None:
+    usual = queries(22, 1.0)
+    other = usual.cost_s * np.where(usual.query_of == 0, 0.5, 1.0)
+    other = other * np.where(usual.query_of == 1, 1.5, 1.0)
+    told = run(
+        22,
+        lambda time_s: 0.95 if 100 <= time_s < 300 else 0.6,
+        costs=lambda time_s: usual.cost_s if time_s < 200 else other,
+    )
+    assert set(told.kept) <= {"", "hr", OS} and told.race.races <= 2
+    assert_never_below(told)
+
+
+def test_restarts_do_no_harm() -> None:
+    """Of the engine, whose counters begin anew, and of the controller, which races anew."""
+    told = run(22, steady(0.95), anew_s=200.0, restart_s=150.0)
+    assert "hr" in told.kept[:200], "it had won"
+    assert set(told.kept) <= {"", "hr"}
+    assert_never_below(told)
+
+
+def test_an_arm_that_harms_near_saturation_alone_is_not_kept() -> None:
+    told = run(
+        22,
+        lambda time_s: 0.5 if time_s < 150 else 0.97,
+        arms=("bad", "hr"),
+        orders={"bad": backwards(22)},
+    )
+    assert set(told.kept) <= {"", "hr", OS}
+    assert_never_below(told)
+
+
+def test_past_saturation_no_order_spoils_what_is_compared() -> None:
+    """With `qs` among the arms tuples of all queries waited up to 7 times as long, for minutes:
+    what it lets wait in the light ones never drains. Some phases remain that are worse."""
+    told = run(32, steady(1.1), 300.0)
+    assert "one query" in told.race.arms[ARMS.index("qs") + 1].out
+    assert told.mean() < 1.1
