@@ -141,7 +141,7 @@ def tell(result: Result, name: str | None) -> None:
 def here() -> dict[str, Any]:
     """The fields of a result that this run knows by itself: build and command."""
     words = list(sys.argv[1:])
-    for of_this_run in ("--keep", "--json"):
+    for of_this_run in ("--keep", "--json", "--save"):
         if of_this_run in words:
             at = words.index(of_this_run)
             del words[at : at + 2]
