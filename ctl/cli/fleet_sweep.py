@@ -52,7 +52,9 @@ def sweep(
     duration: Annotated[
         float, typer.Option(help="Of the arrivals.", metavar="SECONDS", min=1)
     ] = 60.0,
-    goal: Annotated[str, typer.Option(help="latency, tail, slowdown or memory.")] = "latency",
+    goal: Annotated[
+        str, typer.Option(help="latency, median, tail, slowdown or memory.")
+    ] = "latency",
     costs: Annotated[
         Path | None,
         typer.Option(

@@ -232,6 +232,10 @@ def test_a_sweep_is_gone_on_with(
     assert sweep.sweep(spark, later, out, ["os", "hr"], [0.5], 1, 5.0) == first
     assert not ran
     monkeypatch.undo()
+    # What tells no median, as results did before, is simulated anew.
+    older = str(tmp_path / "older")
+    spark.read.parquet(out).drop("p50").write.parquet(older)
+    assert sweep.sweep(spark, made, older, ["os", "hr"], [0.5], 1, 5.0) == first
     # What a later profile tells anew is simulated anew.
     [query] = made.queries
     operators = [structs.replace(one, cost=(one.cost or 0.0) * 1.5) for one in query.operators]

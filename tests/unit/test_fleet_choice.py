@@ -30,6 +30,7 @@ def rows(**by_policy: float) -> list[dict[str, Any]]:
             "seed": seed,
             "duration": 1.0,
             "mean": value * at * (1 + 0.01 * ((seed * 7 + len(policy)) % 3)),
+            "p50": 1 / value,
             "p99": value,
             "slowdown": 2.0,
             "memory": 1.0,
@@ -47,6 +48,7 @@ def test_the_best_policy_with_its_margin() -> None:
     assert choices["latency"].margin == pytest.approx(1.0, rel=0.05)
     assert choices["latency"].gain == pytest.approx(0.75, rel=0.05)
     assert choices["latency"].sure
+    assert choices["median"].policy == "os", "half of all tuples pay for the others' mean"
     assert not choices["slowdown"].sure  # all alike
     # A task that one policy has not run counts for none.
     partly = [r for r in rows(hr=1.0, qs=2.0) if (r["policy"], r["load"]) != ("qs", 1.0)]
