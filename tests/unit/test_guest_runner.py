@@ -64,7 +64,6 @@ boots.guest.Guest = Guest
 boots.CHECK_S, boots.STARVED = 4.0, 1
 boots.guest.kvm_works = lambda image: False
 runner.qemu_at_hand = lambda: True
-runner.bpflib.is_lacking = lambda: False
 runner.qemu.find = runner.qemu.installed = boots.guest.missing = lambda: None
 boots.guest.at_hand = boots.kernels.find = runner.image_of = Path
 boots.os.sched_getaffinity = lambda pid: {0, 1}

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import bpflib
 import guest
 import kernels
 from vm.inside import EXACT, MARK
@@ -36,7 +35,6 @@ BOOT_S = 180.0  # a guest that has begun no check by then never will
 CHECK_S = 420.0  # for a check; each has a shorter limit in the guest, by its clock
 STARVED = 4  # times as long for a guest that gets less than a third of a CPU
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests' / 'helpers'}:{ROOT}"}
-AS_FOUND = "6.16"  # on it, and in real time, with the libbpf that sched-ctl finds without help
 SECOND_ATTEMPTS = 3  # of a file on one kernel; what fails more often is no accident
 GIVES_WAY = 19  # nice value of guests beside other tests
 SETTINGS = ("KERNELS", "CPUS", "SOCKETS", "MEMORY", "ICOUNT", "ICOUNT_SHIFT", "TIMEOUT_S")
@@ -250,10 +248,7 @@ class Boot(Job):
         for check in self.left:
             path, name = check
             words += [str(path), name, str(self.checks[check])] * self.passes.get(check, 1)
-        if not self.options.icount:
-            return words, ENVIRONMENT
-        quick = bpflib.environment() if self.kernel != AS_FOUND else {}
-        return words, ENVIRONMENT | quick | {EXACT: "1"}
+        return words, ENVIRONMENT | ({EXACT: "1"} if self.options.icount else {})
 
     def take(self, piece: bytes) -> None:
         *whole, self.rest = (self.rest + piece).split(b"\n")

@@ -38,7 +38,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import bpflib
 import guest
 import kept
 import kernels
@@ -227,8 +226,8 @@ class Beside:
         wanted += [module.KERNEL for module in modules if hasattr(module, "early")]
         names = [name for name in dict.fromkeys(wanted) if guest.at_hand(name) is None]
         self.emulator = not wanted or qemu_at_hand()
-        if not self.emulator or bpflib.is_lacking():
-            names = names or wanted[:1]  # with a kernel comes the rest
+        if not self.emulator:
+            names = names or wanted[:1]  # with a kernel comes the emulator
         if names and guest.missing() is None:
             FETCH[:] = [Fetch(names)]
 
