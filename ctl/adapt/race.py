@@ -29,11 +29,6 @@ over and took in less than a tenth, of all or of a query that it stopped, costs 
 losses are judged over half-rounds alone: of tuples that come in batches one phase may get a third
 of another's.
 
-*Several queries.* An order that goes by the lengths of queues lets the longest one of all queries
-go first, and so makes all wait alike. Past saturation what queued in the light ones meanwhile stays
-there for minutes: the phases of all others, the system's own included, have it in them, and who is
-best is not seen any more. So such orders (`alone`) take part only where one query uses nearly all.
-
 *Calm.* Where nobody waits for a CPU nothing is tried and nothing changed. A half-round that ends so
 goes on when somebody waits again; phases are compared with those of the same stretch alone. When
 `MOST_BROKEN` stretches in a row were too short to compare anything, the system's own stays.
@@ -91,7 +86,6 @@ STOPPED = math.log(10.0)  # so much less taken in over a whole phase counts like
 LOST = -math.log(0.98)  # throughput
 MEDIAN = math.log(1.2)  # of the queries' geometric mean
 TAIL = math.log(1.05)
-NEARLY_ALL = 0.75  # of what the queries use of the CPU
 MISSED = 0.01  # share of tuples beyond their target that counts for nothing
 WIDEST = math.log(1e3)  # ratios beyond it are not told apart
 PRICE = 0.01  # of the time in the system, that the phases of the system's own may cost afterwards
@@ -160,8 +154,6 @@ class Race:
     this stretch of time; os: the last of the system's own in it. broken: stretches in a row in
     which nothing could be compared.
 
-    alone: those of which it is known that they suit one query.
-
     Afterwards: checks: scores of the winner. before: its phase before one of the system's own.
     """
 
@@ -178,7 +170,6 @@ class Race:
     half: int = 0
     broken: int = 0
     os: Figures = field(default_factory=Figures)
-    alone: frozenset[str] = frozenset()
     checks: tuple[Score, ...] = ()
     before: Figures | None = None
     own: Figures | None = None
@@ -192,19 +183,14 @@ class Race:
 
 
 def opened(
-    names: Sequence[str],
-    objective: Objective = "all",
-    kept: int = 1,
-    expected: int = 0,
-    alone: Iterable[str] = (),
+    names: Sequence[str], objective: Objective = "all", kept: int = 1, expected: int = 0
 ) -> Race:
     """A race of the system's own with these. kept: which is in force until somebody waits.
-    expected: which may win a round sooner; 0 = none. alone: which suit one query.
+    expected: which may win a round sooner; 0 = none.
     """
     if not names:
         raise ValueError("nobody takes part in the race")
-    arms = tuple(Arm(name) for name in (OS, *names))
-    return Race(arms, objective, kept, expected, kept, alone=frozenset(alone))
+    return Race(tuple(Arm(name) for name in (OS, *names)), objective, kept, expected, kept)
 
 
 def step(race: Race, figures: Figures) -> Race:
@@ -214,10 +200,8 @@ def step(race: Race, figures: Figures) -> Race:
     if not figures.pressed:
         return _calm(race)
     if race.mode == "kept":
-        race = _watch(race, figures)
-        return race if race.mode == "kept" else _suited(race, figures)
+        return _watch(race, figures)
     if not race.begun:
-        race = race if race.left else _suited(race, figures)
         return _begun(race, race.left or _order(race))
     if race.drop:
         return _next(replace(race, drop=False))
@@ -330,20 +314,6 @@ def _begun(race: Race, order: tuple[int, ...]) -> Race:
     """Arms are tried from now on: first the system's own, which what follows is compared with."""
     order = order if order[0] == 0 else (0, *order)
     return replace(race, begun=True, turn=0, drop=True, left=order, seen=(), os=Figures())
-
-
-def _suited(race: Race, figures: Figures) -> Race:
-    """Before anything is tried: without those that suit one query, where several use the CPU."""
-    uses = _known(effect.cpus for effect in figures.effects)
-    if len(uses) < 2 or max(uses) >= NEARLY_ALL * sum(uses):
-        return race
-    unfit = [turn for turn in _active(race) if race.arms[turn].name in race.alone]
-    if len(unfit) == len(_active(race)):
-        return race
-    for turn in unfit:
-        race = _with_arm(race, turn, replace(race.arms[turn], out="it suits one query alone"))
-    left = tuple(turn for turn in race.left if turn not in unfit)
-    return replace(race, left=left, kept=0 if race.kept in unfit else race.kept)
 
 
 def _calm(race: Race) -> Race:

@@ -11,7 +11,7 @@ from sched_ctl.config.settings import Prior
 from sched_ctl.controller.claims import Claims
 from sched_ctl.controller.instead import Instead
 from sched_ctl.controller.rule import Rule, automatic, why_left
-from sched_ctl.controller.trial import ALONE, AUTO, Trial, candidates
+from sched_ctl.controller.trial import AUTO, Trial, candidates
 from sched_ctl.engines.engine import Engine
 from sched_ctl.engines.owners import COMMON
 from sched_ctl.errors import UserError
@@ -83,8 +83,7 @@ def _made(
     left = "" if rule.section.target else max(reasons, default="")
     kept = 1 if names[0] in (first, expected) and not left and expected != OS else 0
     told = 1 if names[0] == expected else 0
-    alone = ALONE - {expected, first}
-    race = opened(names, rule.section.objective or "all", kept, told, alone)
+    race = opened(names, rule.section.objective or "all", kept, told)
     ruled = frozenset(
         (one.name, query)
         for one in mine

@@ -25,11 +25,10 @@ from sched_ctl.config.settings import Section
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.topology import Snapshot
 
-__all__ = ["ALONE", "AT_EACH_PICK", "AUTO", "Outcomes", "Terms", "Trial", "candidates", "told"]
+__all__ = ["AT_EACH_PICK", "AUTO", "Outcomes", "Terms", "Trial", "candidates", "told"]
 
 AUTO = "auto"
 AT_EACH_PICK = frozenset({"scx", "pool"})  # backends that look at ages whenever they choose
-ALONE = frozenset({"qs"})  # orders that suit one query, see `adapt.race`
 EVERY_S = 5.0  # that a shown effect is over, at least
 SETTLE = 0.3  # of a phase, in which what was queued under the other order goes
 LOOK = 0.1  # of a phase, from one look for harm to the next
@@ -49,13 +48,17 @@ def candidates(first: str, backend: str, queries: int) -> tuple[str, ...]:
     single query alone, which is what the system's own does. There it can matter whether operators
     come to be above their engine's helpers: on a Storm in overload `qs` has .63 of the system's
     mean where none does, .72 where some do.
+
+    Of several queries `qs` lets the longest queue go first, and so makes all wait alike: simulated,
+    with two to six, it was never the best. Past saturation what it lets wait in the light ones
+    stays for minutes, in the phases of all others too, and who is best is not seen any more.
     """
     others: tuple[str, ...]
     each = backend in AT_EACH_PICK
     if each:
         others = ("hr", "light-first") if queries > 1 else ("hr", "qs")
     else:
-        others = ("qs", "hr") if queries > 1 else ("qs", f"qs{NONE_LIFTED}", "hr")
+        others = ("hr",) if queries > 1 else ("qs", f"qs{NONE_LIFTED}", "hr")
     if first == "deadline":
         return (first, "balanced" if each else "light-first", "hr")
     return (first, *others) if each or queries > 1 else others

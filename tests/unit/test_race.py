@@ -395,55 +395,6 @@ def test_a_spell_that_compared_something_is_no_broken_one() -> None:
     assert "long enough" not in race.why and race.races > 0
 
 
-def shared(*cpus: float) -> Figures:
-    return Figures(tuple(effect(f"q{q}", 0.1, cpus=used) for q, used in enumerate(cpus)))
-
-
-def test_what_suits_one_query_takes_no_part_where_several_share_the_cpu() -> None:
-    for uses, takes_part in (
-        ((0.3, 0.3, 0.3), False),
-        ((0.6, 0.3), False),
-        ((0.9, 0.05), True),
-        ((0.9,), True),
-        ((math.nan, math.nan), True),
-        ((0.0, 0.0), True),
-    ):
-        race, turns = opened(["a", "b"], alone=["a"]), set()
-        for _ in range(10):
-            race = step(race, shared(*uses))
-            turns.add(race.turn)
-        assert (1 in turns) == takes_part and 2 in turns
-        assert bool(race.arms[1].out) != takes_part
-    only = step(opened(["a"], alone=["a"]), shared(0.5, 0.5))
-    assert not only.arms[1].out, "else nothing would be raced"
-
-
-def test_who_takes_part_is_seen_anew_when_the_race_opens_again() -> None:
-    def won(uses: Sequence[float]) -> Figures:
-        return Figures(
-            tuple(
-                effect(f"q{q}", 0.05 if race.turn == 1 else 0.1, cpus=used)
-                for q, used in enumerate(uses)
-            )
-        )
-
-    race = opened(["a", "b"], alone=["a"])
-    while race.mode == "race":
-        race = step(race, won((0.9, 0.05)))
-    assert race.kept == 1
-    while race.mode == "kept":
-        race = step(race, won((0.45, 0.45)))
-    assert race.arms[1].out and race.kept == 0 and 1 not in (race.turn, *race.left)
-    turns = set()
-    while race.mode == "race":
-        turns.add(race.turn)
-        race = step(race, won((0.9, 0.05)))
-    assert 1 not in turns
-    while race.mode == "kept":
-        race = step(race, won((0.05, 0.9)))
-    assert not race.arms[1].out and 1 in race.left
-
-
 def test_who_is_out_is_not_tried_again_after_a_calm() -> None:
     race = opened(["a"])
     own, bad = Figures((effect("q", 0.1),)), Figures((effect("q", 1.0),))
