@@ -27,6 +27,7 @@ from sched_ctl.sim.run import _nice_weights, _values, _Watch
 from sched_ctl.workloads.workload import OperatorSpec, QuerySpec, SourceSpec, Stream, Workload
 
 OS = "os"
+LOOKS = 20  # a second, at who waits
 EACH, MOST = 8, 400  # buckets of the simulator that the engine tells as one, so many in all
 LOW_S = np.array([2.0 ** (at // 8 - 34) * (1 + at % 8 / 8) for at in range(MOST)])
 Load = Callable[[float], float]  # time, s -> multiple of the usual rates
@@ -82,8 +83,8 @@ def with_times(node: Node, duration_s: float, seed: int, load: Load) -> Node:
 @dataclass
 class Loop:
     """What is run. orders: (n,) weights by name, besides the policies, whose `options` may be
-    given. noise: of what the engine
-    tells, in the logarithm, for as long as `noisy_s`. restart_s: when the engine starts again.
+    given. noise: of what the engine tells, in the logarithm, for as long as `noisy_s`. restart_s:
+    when the engine starts again.
     """
 
     node: Node
@@ -117,8 +118,7 @@ class Loop:
         self._waiting: deque[tuple[float, Array]] = deque()
         self._memory: dict[str, Mapping[tuple[str, str], float]] = {}
         self._now = self._columns()
-        self._busy = 0.0
-        self.pressure = 0.0
+        self.pressure = 0.0  # share of time in which some operator waits for another
         self._since_columns = self._now
         self._count()
         self._since = self.counts[-1]
@@ -138,12 +138,14 @@ class Loop:
             self._watch.node = replace(self.node, cost_s=self.costs(max(0.0, self.now_s - 1.0)))
         if self.now_s == self.restart_s:
             self._restart()
+        waits = 0
+        for part in range(1, LOOKS + 1):
+            self._machine.run(self.now_s + part / LOOKS)
+            waits += np.count_nonzero(self._machine.observe()[0]) > 1
+        self.pressure = waits / LOOKS
         self.now_s += 1.0
-        self._machine.run(self.now_s)
         self.enforced.append(name)
         self._count()
-        busy = float(self._machine.arrays["totals"][1])
-        self.pressure, self._busy = busy - self._busy, busy
         self._told.append(self._snapshot())
         while len(self._told) > 1 and self._told[1].time_s <= self.now_s - self.lag_s:
             self._told.popleft()
