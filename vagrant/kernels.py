@@ -51,8 +51,8 @@ class Kernel:
     """One row of the matrix.
 
     name: major.minor, also the suffix of its file; "-arm64" behind it, and "-16k" for pages of
-    16 kB. suite: where Debian has or had it. modular: the drivers of a guest's root are modules.
-    append: for its command line.
+    16 kB. suite: where Debian has or had it; empty for one that is built here. modular: the
+    drivers of a guest's root are modules. append: for its command line.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Kernel:
     @property
     def architecture(self) -> str:
         """As Debian calls it."""
-        return (self.name.split("-")[1:] or ["amd64"])[0]
+        return "arm64" if "-arm64" in self.name else "amd64"
 
     @property
     def flavour(self) -> str:
@@ -96,6 +96,7 @@ MATRIX = (
 
 # Tests name these, or a command is run on them.
 OTHERS = (
+    Kernel("6.12-scx", "", SchedExt.WORKS, append=NO_CX16),
     Kernel("6.17", "trixie-backports", SchedExt.WORKS, append=NO_CX16),
     Kernel("6.19", "trixie-backports", SchedExt.WORKS),
     Kernel("7.0", "trixie-backports", SchedExt.WORKS, ext_server=True),
@@ -207,6 +208,10 @@ def _cache() -> Path:
 
 def _fetch(kernel: Kernel, target: Path) -> Path:
     """Download the newest kernel of this series, unpack its image, store it atomically."""
+    if not kernel.suite:
+        raise KernelNotFound(
+            f"kernel {kernel.name} is in no archive\nhint: vagrant/build-{kernel.name} builds it"
+        )
     try:
         with debian.archive(kernel.suite, target, kernel.architecture) as archive:
             return _unpack(kernel, target, archive)
