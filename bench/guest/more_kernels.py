@@ -9,7 +9,7 @@ kernel takes three minutes of CPU time.
 import argparse
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench import results
 from bench.results import ROOT, Result, Row
@@ -57,6 +57,17 @@ def row(kernel: str) -> Row:
     return Row(name[0] if name else kernel, figures)
 
 
+def rows(names: Sequence[str]) -> Iterator[Row]:
+    """Of those that are at hand, or can be fetched."""
+    import kernels
+
+    for name in names:
+        try:
+            yield row(name)
+        except kernels.KernelNotFound as error:
+            print(f"not run: {error}", file=sys.stderr, flush=True)
+
+
 def result(names: Sequence[str]) -> Result:
     here = results.here()  # the build at the begin
     return Result(
@@ -66,7 +77,7 @@ def result(names: Sequence[str]) -> Result:
         spread=None,
         seeds=None,
         kernel=None,
-        rows=[row(name) for name in names],
+        rows=list(rows(names)),
         **here,
     )
 
