@@ -347,8 +347,12 @@ def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
             _arrivals(data, each[: data.traffic_seeds]),
             data.traffic_seeds,
         ),
-        "clusters": told("Figure 13: l2 over that of a BSD whose decisions are free", clusters),
-        "balance": told("EdgeWise, figure 8: by input rate over capacity", balance),
+        "clusters": told(
+            "Figure 13: l2 over that of a BSD whose decisions are free, at 0.95", clusters
+        ),
+        "balance": told(
+            "EdgeWise, figure 8: variation and latency by input rate over capacity", balance
+        ),
         "shares": told("EdgeWise, section 5.1: shares proportional to (q/r)^a", shares),
     }
 
