@@ -141,7 +141,7 @@ class Loop:
         waits = 0
         for part in range(1, LOOKS + 1):
             self._machine.run(self.now_s + part / LOOKS)
-            waits += np.count_nonzero(self._machine.observe()[0]) > 1
+            waits += int(np.count_nonzero(self._machine.observe()[0]) > 1)
         self.pressure = waits / LOOKS
         self.now_s += 1.0
         self.enforced.append(name)
