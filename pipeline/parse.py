@@ -124,7 +124,9 @@ class _Rows:
         missing, as of copies that were torn and put together.
         """
         lost = line.count if isinstance(line, records.Event) and line.what == "lost" else 0
-        if not isinstance(line, records.Start) and line.seq != self.last + 1 + lost:
+        # What was lost before a file was begun is before its first line, too.
+        follows = line.seq in (self.last + 1, self.last + 1 + lost)
+        if not isinstance(line, records.Start) and not follows:
             self.lose_run()
         self.last = line.seq
 

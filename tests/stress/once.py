@@ -63,6 +63,8 @@ def case(node: str, chance: random.Random) -> Case:
         if anew:
             boot, told = f"{node}-{run}", first
         for _ in range(chance.randint(1, 3)):
+            full = chance.choice((0, 0, 0, 1, 5))  # lines lost as the disk was full
+            seq += full
             lines: list[records.Line] = [
                 records.Start(node=node, seq=seq, t=t, run=told, boot=boot, machine="m"),
                 records.Topology(
@@ -72,6 +74,9 @@ def case(node: str, chance: random.Random) -> Case:
             ]  # fmt: skip
             name = str(records.FileName.of(node, t, seq))
             seq += 2
+            if full:
+                lines.append(records.Event(node=node, seq=seq, t=t, what="lost", count=full))
+                seq += 1
             for _ in range(chance.randint(1, 9)):
                 if chance.random() < 0.1:  # some that could not be written
                     count = chance.randint(1, 5)

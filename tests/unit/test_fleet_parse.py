@@ -179,6 +179,10 @@ def test_lines_that_the_recorder_lost_are_no_hole() -> None:
         record = records.Record(node="n", seq=9, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
         lost = records.encode(event) + records.encode(record)
         assert numbers_of(of_run("a", 3) + lost) == [(1, 1, 3), (run, 8, 9)]
+    # Where the disk was full, they were lost before the file was begun.
+    lost = records.encode(msgspec.structs.replace(event, seq=3, count=4))
+    lost += records.encode(msgspec.structs.replace(record, seq=4))
+    assert numbers_of(of_run("a") + lost) == [(1, 1, 4)]
 
 
 def test_a_begin_that_is_set_aside_ends_the_run_before() -> None:
