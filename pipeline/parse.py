@@ -97,6 +97,7 @@ class _Rows:
         self.path, self.file = path, path.rpartition("/")[2]
         self.boot, self.run, self.machine = "", 0, ""  # of the last first line of a file
         self.last = -1  # number of the line before
+        self.unread = 0  # lines since then that could not be read
         self.topologies: dict[str, tuple[int, dict[str, Any]]] = {}  # engine -> epoch, `_made`
         self._clear()
 
@@ -128,7 +129,14 @@ class _Rows:
         follows = line.seq in (self.last + 1, self.last + 1 + lost)
         if not isinstance(line, records.Start) and not follows:
             self.lose_run()
-        self.last = line.seq
+            if not 0 <= line.seq - self.last - 1 <= lost + self.unread:
+                self.topologies.clear()  # what it goes by is another run's, or may be
+        self.last, self.unread = line.seq, 0
+
+    def skip(self) -> None:
+        """A line that cannot be read may have been a first line."""
+        self.unread += 1
+        self.lose_run()
 
     def lose_run(self) -> None:
         """Of which run lines are is not sure, up to the next first line of a file; most likely they
@@ -296,7 +304,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
     for found in reading.lines_of(data):
         if isinstance(found, reading.Bad):
             set_aside(found.line, found.why, found.text)
-            gathered.lose_run()  # it may have been a first line
+            gathered.skip()
             continue
         number, line = found
         if good + repeated >= MOST_LINES:

@@ -137,6 +137,12 @@ def test_no_file_is_of_more_runs_than_memory_holds(monkeypatch: pytest.MonkeyPat
     assert {row["boot"] for row in rows if row["kind"] == "file"} == {"a", "b", ""}
 
 
+def told_at(*seqs: int) -> bytes:
+    """Events of these numbers, which go by no topology."""
+    event = records.Event(node="n", t=TOPOLOGY.t, what="error")
+    return b"".join(records.encode(msgspec.structs.replace(event, seq=seq)) for seq in seqs)
+
+
 def numbers_of(data: bytes) -> list[tuple[int, int | None, int | None]]:
     """Run (0: not sure), first and last number of the pieces of a file."""
     path = "/in/n-20270115T080000Z-1.jsonl.gz"
@@ -150,20 +156,44 @@ def test_numbers_that_are_missing_are_no_part_of_a_file() -> None:
     lines = of_run("a", *range(3, 20)).splitlines(keepends=True)
     assert numbers_of(b"".join(lines)) == [(1, 1, 19)]
     assert numbers_of(b"".join(lines[1:])) == [(0, 2, 19)]
-    # Behind a hole it is not sure that it is still that run.
-    assert numbers_of(b"".join(lines[:5] + lines[8:])) == [(1, 1, 5), (0, 9, 19)]
+    # Behind a hole it is not sure that it is still that run, nor by what its records go.
+    holed = lines[:5] + lines[8:]
+    assert numbers_of(b"".join(holed)) == [(1, 1, 5), (0, None, None)]
+    holed[5:7] = [b"no line\n"] * 2 + holed[6:7]
+    assert numbers_of(b"".join(holed)) == [(1, 1, 5), (0, None, None)]
+    # A line that cannot be read is explained by itself.
+    lines[5] = b"no line\n"
+    assert numbers_of(b"".join(lines)) == [(1, 1, 5), (0, 7, 19)]
+    lines = of_run("a", *range(3, 20)).splitlines(keepends=True)
     torn = b"".join(lines[:9]) + lines[9][:20] + b"".join(lines[:5])  # the begin is in no line
     assert numbers_of(torn) == [(1, 1, 9), (0, 2, 5)]
     shuffled = lines[:2] + lines[:1:-1]
-    assert numbers_of(b"".join(shuffled)) == [(1, 1, 2), (0, 3, 19)]
+    assert numbers_of(b"".join(shuffled)) == [(1, 1, 2), (0, None, None)]
     assert numbers_of(b"") == [(0, None, None)]
+
+
+def test_no_record_goes_by_the_topology_of_another_run() -> None:
+    """Of two files that were put together the second one has lost its begin."""
+    other = msgspec.structs.replace(TOPOLOGY, seq=51, ops=["x", "y", "z"])
+    record = records.Record(node="n", seq=52, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
+    later = [msgspec.structs.replace(record, seq=seq) for seq in (52, 53)]
+
+    def told(*lines: records.Line) -> set[tuple[int, str]]:
+        data = of_run("a", 3) + b"".join(map(records.encode, lines))
+        batches = parse.of_file("/in/n-20270115T080000Z-1.jsonl.gz", data, 7)
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        return {(r["seq"], r["operator"]) for r in rows if r["kind"] == "operator"}
+
+    first = {(3, name) for name in TOPOLOGY.ops}
+    assert told(*later) == first
+    assert told(other, *later) == first | {(seq, name) for seq in (52, 53) for name in other.ops}
 
 
 def test_no_file_has_more_lines_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many holes as lines are known; what is behind is named, and no part of it."""
     monkeypatch.setattr(parse, "MOST_LINES", 50)
     monkeypatch.setattr(parse, "ROWS", 7)
-    data = of_run("a", *range(3, 200, 2))
+    data = of_run("a", 3) + told_at(*range(5, 200, 2))
     pieces = numbers_of(data)
     assert pieces[0] == (1, 1, 3) and pieces[1:] == [(0, n, n) for n in range(5, 98, 2)]
     path = "/in/n-20270115T080000Z-1.jsonl.gz"
@@ -174,11 +204,11 @@ def test_no_file_has_more_lines_than_memory_holds(monkeypatch: pytest.MonkeyPatc
 
 def test_lines_that_the_recorder_lost_are_no_hole() -> None:
     """It says how many they were."""
-    for count, run in (4, 1), (3, 0):
+    for count, piece in (4, (1, 8, 9)), (3, (0, 8, 8)):
         event = records.Event(node="n", seq=8, t=TOPOLOGY.t, what="lost", count=count)
         record = records.Record(node="n", seq=9, t=TOPOLOGY.t, d=5000, engine="lab:1", epoch=1)
         lost = records.encode(event) + records.encode(record)
-        assert numbers_of(of_run("a", 3) + lost) == [(1, 1, 3), (run, 8, 9)]
+        assert numbers_of(of_run("a", 3) + lost) == [(1, 1, 3), piece]
     # Where the disk was full, they were lost before the file was begun.
     lost = records.encode(msgspec.structs.replace(event, seq=3, count=4))
     lost += records.encode(msgspec.structs.replace(record, seq=4))
@@ -245,7 +275,8 @@ def test_engines_of_a_file_are_no_more_than_memory_holds() -> None:
         TOPOLOGY, **{**many, "seq": 2, "engine": "e", "queries": [long[: len(long) * 2 // 3]]}
     )
     assert whys(half) == whys(other) == []
-    assert whys(half, other) == whys(other, half) == [refused]
+    last = msgspec.structs.replace(other, seq=3)
+    assert whys(half, last) == whys(other, half) == [refused]
     assert whys(half, msgspec.structs.replace(half, seq=3, epoch=2)) == []  # it replaces its own
     empty = msgspec.structs.replace(TOPOLOGY, ops=[], query_of=[], edges=[])
     several = [msgspec.structs.replace(empty, seq=k, engine=str(k)) for k in range(1200)]
@@ -273,7 +304,7 @@ def test_rows_go_on_before_there_is_too_much_text(monkeypatch: pytest.MonkeyPatc
     event = records.Event(node="n", t=TOPOLOGY.t, what="error", value="x" * 60_000)
 
     def sizes(topology: records.Topology, line: records.Record | records.Event) -> list[int]:
-        lines = [topology, *(msgspec.structs.replace(line, seq=3 + k) for k in range(90))]
+        lines = [topology, *(msgspec.structs.replace(line, seq=2 + k) for k in range(90))]
         data = b"".join(map(records.encode, lines))
         path = "n-20270115T080000Z-1.jsonl.gz"
         made = [batch.nbytes for batch in parse.of_file(path, data)]
