@@ -127,10 +127,10 @@ class _Rows:
         lost = line.count if isinstance(line, records.Event) and line.what == "lost" else 0
         # What was lost before a file was begun is before its first line, too.
         follows = line.seq in (self.last + 1, self.last + 1 + lost)
+        if not 0 <= line.seq - self.last - 1 <= lost + self.unread:
+            self.topologies.clear()  # what it goes by is another run's, or may be
         if not isinstance(line, records.Start) and not follows:
             self.lose_run()
-            if not 0 <= line.seq - self.last - 1 <= lost + self.unread:
-                self.topologies.clear()  # what it goes by is another run's, or may be
         self.last, self.unread = line.seq, 0
 
     def skip(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+from stress import once
 
 from sched_ctl.drivers.flink.plan import Job, Node, Nodes, Subtask, Vertex, VertexDetail, plan
 from sched_ctl.metrics.verdicts import Verdict
@@ -187,6 +188,24 @@ def test_no_record_goes_by_the_topology_of_another_run() -> None:
     first = {(3, name) for name in TOPOLOGY.ops}
     assert told(*later) == first
     assert told(other, *later) == first | {(seq, name) for seq in (52, 53) for name in other.ops}
+
+
+def test_whatever_is_put_together_no_record_is_another_operators() -> None:
+    """However torn, joined and shuffled (`stress.once`)."""
+    chance = random.Random("771 0")
+    for number in range(140):
+        case = once.case(f"n{number}", chance)
+        *parts, whole = ({row for file in each.items() for row in fed(*file)}
+                         for each in case.rounds)  # fmt: skip
+        assert len(whole) == sum(rows for rows, _ in case.counts.values())
+        assert all(part <= whole for part in parts)
+
+
+def fed(name: str, data: bytes) -> list[tuple[int, int, str, int]]:
+    """Number and time of each record of a file, its operators, and what they took."""
+    rows = [row for batch in parse.of_file(name, data, 7) for row in batch.to_pylist()]
+    told = [row for row in rows if row["kind"] == "operator"]
+    return [(row["seq"], row["t"], row["operator"], row["tuples_in"]) for row in told]
 
 
 def test_no_file_has_more_lines_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
