@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -234,7 +235,10 @@ def _new(fleet: Fleet, found: "DataFrame") -> Iterator[tuple[str, Source]]:
     left = found
     if since := fleet.since("file"):  # older ones were read, or would count for nothing
         day = F.regexp_extract("file", r"-(\d{8})T\d{6}Z-\d+\.jsonl\.gz$", 1)
-        left = left.where((day >= since.replace("-", "")) | (day < parse.FIRST_DAY))
+        # Names are of when a file was begun, by a clock that may have been years behind.
+        since_ms = round(datetime.fromisoformat(f"{since}T00:00Z").timestamp() * 1e3)
+        late = F.col("modified") >= since_ms
+        left = left.where(late | (day >= since.replace("-", "")) | (day < parse.FIRST_DAY))
     if fleet.batches:
         left = left.join(fleet.known(), ["file", "size", "modified"], "left_anti")
     for row in left.orderBy("file", "path").toLocalIterator():

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sched_ctl.pipeline import judge
 from sched_ctl.pipeline.choice import DAY_MS
-from sched_ctl.pipeline.plausible import implausible, misplaced
+from sched_ctl.pipeline.plausible import LATEST_MS, implausible, misplaced
 from sched_ctl.pipeline.tables import COLUMNS
 from sched_ctl.telemetry import reading, records
 from sched_ctl.telemetry.recorder import kind_of_machine
@@ -335,7 +335,8 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         gathered.take(line)
         if gathered.full:
             yield from gathered.batches()
-    of_all = {"kind": "file", "date": _known_until(named, seen), "node": node}
+    known_until = _known_until(named, seen, modified or 0)
+    of_all = {"kind": "file", "date": known_until, "node": node}
     piece: Piece = {}
     for following in _pieces(seen, (gathered.boot, gathered.run)):
         if piece:
@@ -360,15 +361,18 @@ def _pieces(seen: Mapping[tuple[str, int], set[int]], last: tuple[str, int]) -> 
             yield {"boot": run[0], "run": run[1], "seq": first, "last_seq": of_last}
 
 
-def _known_until(named: records.FileName | None, seen: Mapping[tuple[str, int], set[int]]) -> str:
-    """Day of a file: that of its last line, as numbers are known as long as a line counts.
+def _known_until(
+    named: records.FileName | None, seen: Mapping[tuple[str, int], set[int]], modified: int
+) -> str:
+    """Day of a file: that of its last line, as numbers are known as long as a line counts, or when
+    it was modified, as it is looked at as long.
 
     One of no day never expires: it would be taken for new again.
     """
     if named is None or named.start < FIRST_DAY:
         return "unknown"
     latest = max((key & LATEST for numbers in seen.values() for key in numbers), default=0)
-    return max(_day_of(named), _date(latest))
+    return max(_day_of(named), _date(max(latest, min(modified, LATEST_MS))))
 
 
 def _wrong(

@@ -463,6 +463,24 @@ def test_what_comes_late_counts_by_its_run(spark: "SparkSession", tmp_path: Path
     assert row["n"] == (5 + 5 + 3) * 2
 
 
+def test_a_file_of_before_a_clock_was_set_is_read(spark: "SparkSession", tmp_path: Path) -> None:
+    """Its name is older than what counts, its lines are not; it is read once."""
+    source, out, t = tmp_path / "in", str(tmp_path / "out"), 1_800_000_000_000
+    source.mkdir()
+
+    def rows(name: str) -> int:
+        path = source / name
+        path.write_bytes(recorded(path.name.partition("-")[0], 1, 3, "boot-1", t))
+        os.utime(path, (t / 1e3, t / 1e3))
+        return ingest.ingest(spark, str(source), out).rows
+
+    assert rows("a-20270115T080000Z-1.jsonl.gz") == 3 * 2
+    expire.expire(Fleet(spark, out), Keep(rows=10, hours=400), now_s=t / 1e3)
+    assert rows("b-20210101T000000Z-1.jsonl.gz") == 3 * 2
+    done = ingest.ingest(spark, str(source), out)
+    assert (done.files, done.known) == (0, 2)
+
+
 def test_no_file_stops_the_others(spark: "SparkSession", tmp_path: Path) -> None:
     """One that has lost its first line, and so its machine; one whose machine cannot be; one in a
     folder whose name could be a pattern."""

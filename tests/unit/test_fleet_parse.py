@@ -75,6 +75,11 @@ def test_a_file_of_before_clocks_were_set_is_known_for_ever() -> None:
         assert dates["file"] == day
         assert dates["bad"] == f"{begun[:4]}-{begun[4:6]}-{begun[6:8]}"
         assert dates["topology"] == "2027-01-15"
+    path = "n-20270115T080000Z-1.jsonl.gz"
+    for modified, day in (TOPOLOGY.t + 9 * 86_400_000, "2027-01-24"), (2**62, "2100-01-01"):
+        [batch] = parse.of_file(path, records.encode(TOPOLOGY), modified)
+        [file] = [row for row in batch.to_pylist() if row["kind"] == "file"]
+        assert file["date"] == day  # it is looked at as long
 
 
 def test_replicas_are_told_with_each_row() -> None:
