@@ -50,8 +50,15 @@ class Case:
     counts: Counts
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Stands for a SIGKILL: nothing after it is done."""
+
+
+class Dead:
+    """The file system of a fleet whose process was killed: nothing happens there any more."""
+
+    def delete(self, *_: object) -> None:
+        pass
 
 
 def case(node: str, chance: random.Random) -> Case:
@@ -114,10 +121,10 @@ def _day(t_ms: float) -> str:
 
 
 def _named(chance: random.Random, files: dict[str, list[bytes]]) -> str:
-    """That of one of them, or of before the clock was set."""
+    """That of one of them, or of before the clock was set, if only to when its battery died."""
     name = records.FileName.parse(chance.choice([*files]))
     assert name is not None
-    start = chance.choice([name.start, "19700101T000000Z"])
+    start = chance.choice([name.start, "19700101T000000Z", "20210101T000000Z"])
     return str(records.FileName(chance.choice([name.node, "x"]), start, name.seq))
 
 
@@ -181,7 +188,8 @@ def wrong(session: "SparkSession", folder: Path, cases: list[Case], chance: rand
                 print(f"round {number}: {each.node} {told}")
         if chance.random() < 0.7:
             now_s = T_MS / 1e3 + chance.randint(9, 12) * 86_400
-            expire.expire(fleet, Keep(rows=10), now_s=now_s)
+            keep = Keep(rows=10, hours=chance.choice((0, 0, 10, 12, 20)))
+            expire.expire(fleet, keep, now_s=now_s)
         if chance.random() < 0.5:
             compact.compact(Fleet(session, out))
     return len(found)
@@ -216,17 +224,19 @@ def _killed(left: int) -> Iterator[None]:
     steps = [(ingest, "_write"), (Fleet, "_put"), (Fleet, "remove"), (Fleet, "commit")]
     real = [getattr(where, name) for where, name in steps]
 
-    def step() -> None:
+    def step(of: Any) -> None:
         nonlocal left
         left -= 1
         if left < 0:
+            if isinstance(of, Fleet):
+                of._fs = Dead()
             raise Killed
 
     def around(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            step()
+            step(arguments[0])
             result = function(*arguments)
-            step()
+            step(arguments[0])
             return result
 
         return call
