@@ -37,6 +37,7 @@ MOST_SHARE = 1e6  # of an operator's output, that an edge takes
 LONGEST_WORD = 1000  # characters of what is told anew with each row, but for names of queries
 MOST_RUNS = 1000  # whose files are put together as one
 MOST_LINES = 2_000_000  # of a file: their numbers are all in memory
+MOST_PIECES = 100_000  # of a file's numbers: each is a row, which all later ingests read
 TIME_BITS = records.LARGEST.bit_length()
 LATEST = (1 << TIME_BITS) - 1
 TYPES = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
@@ -250,6 +251,35 @@ class _Rows:
         return made if here.all() else made.filter(pa.array(here))
 
 
+class _Seen:
+    """The good lines of a file."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[str, int], set[int]] = {}  # boot, run -> and times, as one
+        self.good = self.repeated = 0
+        self._pieces = 0  # at most
+        self._last: tuple[tuple[str, int], int] = ("", 0), -1
+
+    def add(self, run: tuple[str, int], line: records.Line) -> bool:
+        """Returns whether the line is the first of its number."""
+        key = line.seq << TIME_BITS | line.t
+        if key in (numbers := self.numbers.setdefault(run, set())):
+            self.repeated += 1
+            return False
+        numbers.add(key)
+        self.good += 1
+        if run != self._last[0] or line.seq - self._last[1] not in (0, 1):
+            self._pieces += 1
+        self._last = run, line.seq
+        return True
+
+    def too_much(self) -> str | None:
+        """Why no more is taken of the file, if so."""
+        if self.good + self.repeated >= MOST_LINES:
+            return f"after more than {MOST_LINES} lines"
+        return f"after more than {MOST_PIECES} holes" if self._pieces >= MOST_PIECES else None
+
+
 def _judged(found: Sequence[tuple[records.Record, int, Who, dict[str, Any]]]) -> pa.Array:
     """Give the records their verdicts; what each held operator needs, see `judge.needed`."""
     judged = [(record, made["topology"]) for record, _, _, made in found]
@@ -292,8 +322,8 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
     day = _day_of(named) if named else "unknown"
     begun = 0 if named is None else _begun(named)
     first_line = True
-    seen: dict[tuple[str, int], set[int]] = {}  # boot, run -> numbers and times, as one
-    good = bad = repeated = 0
+    seen = _Seen()
+    bad = 0
 
     def set_aside(line: int, why: str, text: str = "") -> None:
         nonlocal bad
@@ -301,21 +331,23 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         if bad <= MOST_BAD:
             gathered.add(kind="bad", date=day, node=node, line=line, why=why, text=text)
 
-    for found in reading.lines_of(data):
+    left = reading.lines_of(data)
+    for found in left:
         if isinstance(found, reading.Bad):
             set_aside(found.line, found.why, found.text)
             gathered.skip()
             continue
         number, line = found
-        if good + repeated >= MOST_LINES:
-            set_aside(number, f"after more than {MOST_LINES} lines")
+        if why := seen.too_much():
+            set_aside(number, why)
+            bad += sum(1 for _ in left)
             break
         if first_line and misplaced(line) is None:
             node, first_line = line.node, False
         gathered.follow(line)
         why = _wrong(line, node, gathered.topologies)
-        begins = isinstance(line, records.Start) and gathered.run_of(line) not in seen
-        if why is None and begins and len(seen) >= MOST_RUNS:
+        begins = isinstance(line, records.Start) and gathered.run_of(line) not in seen.numbers
+        if why is None and begins and len(seen.numbers) >= MOST_RUNS:
             why = f"of more than {MOST_RUNS} runs"
         # Older recorders repeat a topology with the time at which it was first seen.
         timed = isinstance(line, records.Record | records.Event)
@@ -326,25 +358,21 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
             gathered.refuse(line)
             continue
         gathered.go_by(line)
-        key = line.seq << TIME_BITS | line.t
-        if key in (numbers := seen.setdefault(gathered.run_of(line), set())):
-            repeated += 1
+        if not seen.add(gathered.run_of(line), line):
             continue
-        numbers.add(key)
-        good += 1
         gathered.take(line)
         if gathered.full:
             yield from gathered.batches()
-    known_until = _known_until(named, seen, modified or 0)
+    known_until = _known_until(named, seen.numbers, modified or 0)
     of_all = {"kind": "file", "date": known_until, "node": node}
     piece: Piece = {}
-    for following in _pieces(seen, (gathered.boot, gathered.run)):
+    for following in _pieces(seen.numbers, (gathered.boot, gathered.run)):
         if piece:
             gathered.add(**of_all, **piece)
         if gathered.full:
             yield from gathered.batches()
         piece = following
-    told = {"good": good, "bad": bad, "repeated": repeated}
+    told = {"good": seen.good, "bad": bad, "repeated": seen.repeated}
     gathered.add(**of_all, size=len(data), modified=modified, **told, **piece)
     yield from gathered.batches()
 

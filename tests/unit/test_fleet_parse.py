@@ -224,6 +224,15 @@ def test_no_file_has_more_lines_than_memory_holds(monkeypatch: pytest.MonkeyPatc
     rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
     told = [row["why"] for row in rows if row["kind"] == "bad"]
     assert told == ["after more than 50 lines"]
+    [file] = [row for row in rows if row["size"]]
+    assert (file["good"], file["bad"]) == (50, 101 - 50)
+    monkeypatch.setattr(parse, "MOST_PIECES", 20)
+    assert len(numbers_of(data)) == 20
+    rows = [row for batch in parse.of_file(path, data, 7) for row in batch.to_pylist()]
+    told = [row["why"] for row in rows if row["kind"] == "bad"]
+    assert told == ["after more than 20 holes"]
+    [file] = [row for row in rows if row["size"]]
+    assert file["good"] + file["bad"] == 101
 
 
 def test_lines_that_the_recorder_lost_are_no_hole() -> None:
