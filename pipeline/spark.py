@@ -43,8 +43,8 @@ PATIENT = (
     "-XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
     "-XX:Tier4BackEdgeThreshold=400000"
 )
+OURS = "spark.driver.defaultJavaOptions"  # before the user's own: `extraJavaOptions`
 LOCAL = {
-    "spark.driver.extraJavaOptions": PATIENT,
     "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -100,21 +100,26 @@ def _check_java() -> None:
 
 @contextmanager
 def spark(
-    name: str, master: str | None = None, settings: Mapping[str, str] | None = None
+    name: str,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    *,
+    stays: bool = False,
 ) -> Iterator["SparkSession"]:
     """A Spark for one command; it, and its scratch folder, end with the body.
 
     master: None = that of spark-submit or the configuration, else local[*]. settings: Spark's own,
-    which win over ours. The scratch folder is in that of the system, or in `spark.local.dir`.
+    which win over ours. stays: the command runs for long. The scratch folder is in that of the
+    system, or in `spark.local.dir`.
     """
     check()
     with ExitStack() as stack:
-        yield stack.enter_context(_started(name, master, settings or {}, stack))
+        yield stack.enter_context(_started(name, master, settings or {}, stack, stays=stays))
 
 
 @contextmanager
 def _started(
-    name: str, master: str | None, settings: Mapping[str, str], stack: ExitStack
+    name: str, master: str | None, settings: Mapping[str, str], stack: ExitStack, *, stays: bool
 ) -> Iterator["SparkSession"]:
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
@@ -127,7 +132,10 @@ def _started(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = SparkConf()
     where = master or given.get("spark.master") or "local[*]"
-    conf = {**DEFAULTS, **(LOCAL if where.startswith("local") else {})}
+    is_local = where.startswith("local")
+    conf = {**DEFAULTS, **(LOCAL if is_local else {})}
+    if is_local and not stays:
+        conf[OURS] = PATIENT
     conf["spark.ui.showConsoleProgress"] = str(sys.stderr.isatty()).lower()
     builder = SparkSession.builder.appName(f"sched-ctl {name}").master(where)
     conf = {key: value for key, value in conf.items() if not given.contains(key)}
@@ -180,7 +188,7 @@ def _no_interrupt(record: logging.LogRecord) -> bool:
 
 def _scratch(conf: dict[str, str], given: Any, stack: ExitStack) -> None:
     """Name a folder of its own for what Spark leaves lying about when it is killed."""
-    local, java = "spark.local.dir", "spark.driver.extraJavaOptions"
+    local = "spark.local.dir"
     parent = conf.get(local) or given.get(local)
     if parent and "," in parent:  # several disks: whoever says that knows best
         return
@@ -199,7 +207,7 @@ def _scratch(conf: dict[str, str], given: Any, stack: ExitStack) -> None:
         ) from error
     conf[local] = folder
     # Libraries of Spark's unpack themselves into Java's own.
-    conf[java] = f"-Djava.io.tmpdir={folder} {conf.get(java) or given.get(java) or ''}".strip()
+    conf[OURS] = f"-Djava.io.tmpdir={folder} {conf.get(OURS) or given.get(OURS) or ''}".strip()
 
 
 def _end(made: "SparkSession") -> None:

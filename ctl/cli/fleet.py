@@ -93,7 +93,7 @@ def ingest(
         if not json:
             show.text(f"{done.files} files, {show.number(done.rows)} rows of operators")
 
-    with spark_of("ingest", master, conf) as spark:
+    with spark_of("ingest", master, conf, stays=follow) as spark:
         if follow:
             done = ingesting.follow(
                 spark, source, out, checkpoint or f"{out}/checkpoint", told=told

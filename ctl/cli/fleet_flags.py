@@ -80,7 +80,7 @@ def check() -> None:
     check()
 
 
-def spark_of(name: str, master: str | None, conf: list[str] | None) -> Any:
+def spark_of(name: str, master: str | None, conf: list[str] | None, *, stays: bool = False) -> Any:
     from sched_ctl.pipeline.spark import spark
 
     settings = {}
@@ -89,4 +89,4 @@ def spark_of(name: str, master: str | None, conf: list[str] | None) -> Any:
         if not equals or not key.startswith("spark."):
             raise ConfigError(f"--conf {text!r}: a setting of Spark is spark.KEY=VALUE")
         settings[key] = value
-    return spark(name, master, settings)
+    return spark(name, master, settings, stays=stays)
