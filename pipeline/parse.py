@@ -345,14 +345,7 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         if first_line and misplaced(line) is None:
             node, first_line = line.node, False
         gathered.follow(line)
-        why = _wrong(line, node, gathered.topologies)
-        begins = isinstance(line, records.Start) and gathered.run_of(line) not in seen.numbers
-        if why is None and begins and len(seen.numbers) >= MOST_RUNS:
-            why = f"of more than {MOST_RUNS} runs"
-        # Older recorders repeat a topology with the time at which it was first seen.
-        timed = isinstance(line, records.Record | records.Event)
-        if why is None and timed and line.t < begun:
-            why = f"before its file was begun: time {line.t}"
+        why = _wrong(line, node, gathered.topologies) or _misfit(line, begun, gathered, seen)
         if why:
             set_aside(number, why)
             gathered.refuse(line)
@@ -363,17 +356,34 @@ def of_file(path: str, data: bytes, modified: int | None = None) -> Iterator[pa.
         gathered.take(line)
         if gathered.full:
             yield from gathered.batches()
-    known_until = _known_until(named, seen.numbers, modified or 0)
-    of_all = {"kind": "file", "date": known_until, "node": node}
+    date = _known_until(named, seen.numbers, modified or 0)
+    told = {"size": len(data), "modified": modified, "bad": bad}
+    yield from _summed(gathered, seen, {"kind": "file", "date": date, "node": node}, told)
+
+
+def _misfit(line: records.Line, begun: int, gathered: _Rows, seen: _Seen) -> str | None:
+    """Why a good line is not of this file; None = it is. begun: Unix time, ms."""
+    begins = isinstance(line, records.Start) and gathered.run_of(line) not in seen.numbers
+    if begins and len(seen.numbers) >= MOST_RUNS:
+        return f"of more than {MOST_RUNS} runs"
+    # Older recorders repeat a topology with the time at which it was first seen.
+    if isinstance(line, records.Record | records.Event) and line.t < begun:
+        return f"before its file was begun: time {line.t}"
+    return None
+
+
+def _summed(
+    gathered: _Rows, seen: _Seen, of_each: Mapping[str, Any], told: Mapping[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    """What is left, and a row for each piece of numbers; the last has what is told of the file."""
     piece: Piece = {}
     for following in _pieces(seen.numbers, (gathered.boot, gathered.run)):
         if piece:
-            gathered.add(**of_all, **piece)
+            gathered.add(**of_each, **piece)
         if gathered.full:
             yield from gathered.batches()
         piece = following
-    told = {"good": seen.good, "bad": bad, "repeated": seen.repeated}
-    gathered.add(**of_all, size=len(data), modified=modified, **told, **piece)
+    gathered.add(**of_each, **told, good=seen.good, repeated=seen.repeated, **piece)
     yield from gathered.batches()
 
 
