@@ -13,6 +13,7 @@ __all__ = ["Curve", "Data", "Figures", "write"]
 
 Curve = dict[str, float]
 Figures = Mapping[Any, Curve]
+Cells = dict[str, dict[str, str]]  # row -> column -> figure, as it is shown
 LABELS = {
     "rr": "RR, one tuple a turn",
     "rr-time": "RR, equal time",
@@ -269,7 +270,7 @@ def _rows(data: Data) -> list[Compared]:
 
 
 def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
-    def told(title: str, rows: dict[str, dict[str, str]], seeds: int = data.seeds) -> Result:
+    def told(title: str, rows: Cells, seeds: int = data.seeds) -> Result:
         lines = [Row(name, dict(cells)) for name, cells in rows.items()]
         return Result(
             title=title,
@@ -289,6 +290,37 @@ def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
         for i, row in enumerate(_rows(data))
     }
 
+    def let_through(a: float) -> Callable[[Data], float]:
+        return lambda of: of.capacity[a]["rate"]
+
+    through = "input rate let through, of the best possible"
+    shares = {
+        f"{a:g}": {through: _spread(data, each, let_through(a), ".3f")} for a in data.capacity
+    }
+    return {
+        "ratios": told("Sharaf et al.: the paper's ratios and ours", ratios),
+        "responses": told(
+            f"Sharaf et al., figure 6: response times over those of {LABELS['rr-time']}",
+            _responses(data, each),
+        ),
+        "arrivals": told(
+            f"How the ratios depend on the arrivals ({data.default} is used above)",
+            _arrivals(data, each[: data.traffic_seeds]),
+            data.traffic_seeds,
+        ),
+        "clusters": told(
+            "Figure 13: l2 over that of a BSD whose decisions are free, at 0.95",
+            _clusters(data, each),
+        ),
+        "balance": told(
+            "EdgeWise, figure 8: variation and latency by input rate over capacity",
+            _balance(data, each),
+        ),
+        "shares": told("EdgeWise, section 5.1: shares proportional to (q/r)^a", shares),
+    }
+
+
+def _clusters(data: Data, each: Sequence[Data]) -> Cells:
     def over_ideal(way: str, m: int) -> Callable[[Data], float]:
         return lambda of: of.ways[way, m]["l2"] / of.ways["ideal", 0]["l2"]
 
@@ -298,15 +330,17 @@ def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
         "two operations": "log",
         "uniform, two operations": "uniform",
     }
-    clusters = {
+    return {
         str(m): {name: _spread(data, each, over_ideal(way, m), ".3f") for name, way in ways.items()}
         for m in sorted(m for way, m in data.ways if way == "log")
     }
 
+
+def _responses(data: Data, each: Sequence[Data]) -> Cells:
     def over_rr(load: float, policy: str, figure: str) -> Callable[[Data], float]:
         return lambda of: of.main[load, policy][figure] / of.main[load, "rr-time"][figure]
 
-    responses = {
+    return {
         f"{LABELS[policy]}, at {load}": {
             name: _spread(data, each, over_rr(load, policy, figure), ".3f")
             for name, figure in (("mean", "response"), ("p50", "p50"), ("p99", "p99"))
@@ -315,10 +349,12 @@ def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
         for policy in ("fcfs", "srpt", "hr", "hnr", "lsf", "bsd")
     }
 
+
+def _balance(data: Data, each: Sequence[Data]) -> Cells:
     def balanced(who: str, load: float, figure: str, scale: float, form: str) -> str:
         return _spread(data, each, lambda of: of.balance[who, load][figure] * scale, form)
 
-    balance = {
+    return {
         f"{load:g}": {
             **{f"variation, {w}": balanced(w, load, "variation", 1, ".2f") for w in ("os", "pool")},
             **{
@@ -330,34 +366,8 @@ def _results(data: Data, each: Sequence[Data]) -> dict[str, Result]:
         for load in sorted({load for _, load in data.balance})
     }
 
-    def let_through(a: float) -> Callable[[Data], float]:
-        return lambda of: of.capacity[a]["rate"]
 
-    through = "input rate let through, of the best possible"
-    shares = {
-        f"{a:g}": {through: _spread(data, each, let_through(a), ".3f")} for a in data.capacity
-    }
-    return {
-        "ratios": told("Sharaf et al.: the paper's ratios and ours", ratios),
-        "responses": told(
-            f"Sharaf et al., figure 6: response times over those of {LABELS['rr-time']}", responses
-        ),
-        "arrivals": told(
-            f"How the ratios depend on the arrivals ({data.default} is used above)",
-            _arrivals(data, each[: data.traffic_seeds]),
-            data.traffic_seeds,
-        ),
-        "clusters": told(
-            "Figure 13: l2 over that of a BSD whose decisions are free, at 0.95", clusters
-        ),
-        "balance": told(
-            "EdgeWise, figure 8: variation and latency by input rate over capacity", balance
-        ),
-        "shares": told("EdgeWise, section 5.1: shares proportional to (q/r)^a", shares),
-    }
-
-
-def _arrivals(data: Data, each: Sequence[Data]) -> dict[str, dict[str, str]]:
+def _arrivals(data: Data, each: Sequence[Data]) -> Cells:
     columns: tuple[tuple[float, str, str, str], ...] = (
         *((u, "slowdown", "hnr", p) for u in (0.7, 0.97) for p in ("rr-time", "rr", "srpt", "hr")),
         (0.97, "slowdown_max", "lsf", "hnr"),

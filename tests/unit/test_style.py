@@ -20,7 +20,6 @@ LONG = {
     "bench/guest/flink_inside.py:run": "one scenario, told in the order in which it happens",
     "bench/papers/__main__.py:found": "a list of the papers' figures",
     "bench/papers/report.py:_pictures": "a list of pictures",
-    "bench/papers/report.py:_results": "a list of tables",
     "ctl/decide/decision.py:decide": "the stages of a decision, one after the other",
     "drivers/lab/driver.py:_topology": "a file's tables, each with what may be wrong in it",
     "drivers/storm/plan.py:plan": "sums over streams that only make sense together",
