@@ -10,6 +10,7 @@ written, and how late a process wakes up that has nothing to do with it.
 
 import argparse
 import os
+import re
 
 from bench import results
 from bench.guest import rsyslog_inside
@@ -35,6 +36,9 @@ def main() -> None:
     parser.add_argument("--ways", default=".*", help="a regular expression for their names")
     arguments(parser)
     asked = parser.parse_args()
+    names = [way.name for way in rsyslog_inside.WAYS]
+    if not any(re.fullmatch(asked.ways, name) for name in names):
+        parser.error(f"no way {asked.ways}; there are {'; '.join(names)}")
     os.chdir(ROOT)
     fetch()  # a guest has no network
     runs = kept(asked.json)
