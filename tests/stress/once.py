@@ -254,11 +254,13 @@ def _killed(left: int) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--at-once", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--cases", type=int, default=10_000, help="nodes, in all")
+    parser.add_argument("--at-once", type=int, default=2000, help="nodes of one fleet")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="else a new one")
     parser.add_argument("--folder", type=Path, help="for the data, instead of that of the system")
     given = parser.parse_args()
+    if min(given.cases, given.at_once) < 1:
+        parser.error("--cases and --at-once are 1 or more")
     found = 0
     for first in range(0, given.cases, given.at_once):
         chance = random.Random(f"{given.seed} {first}")
