@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sched_ctl.kernel import tracing
+from sched_ctl.kernel import procfs, tracing
 
 __all__ = ["OBJECT", "Sleeps", "Stacks"]
 
@@ -43,7 +43,8 @@ class Stacks:
     """Follows these processes until it is closed. Raises `tracing.Unavailable`."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        found = tracing.look_at(pids, OBJECT, _WAKING, "stacks_switch")
+        self._pids = tuple(pids)
+        found = tracing.look_at(self._pids, OBJECT, _WAKING, "stacks_switch")
         self._object, self.blind = found
 
     def __enter__(self) -> Self:
@@ -77,9 +78,15 @@ class Stacks:
             )
 
     def _lasting(self, stack: Callable[[int], Addresses]) -> Iterable[Sleeps]:
+        """A kernel may hide what happens while some threads have the CPU (seen where a supervisor's
+        were hidden): a thread that was woken and switched in meanwhile, and has ended, is left out.
+        """
         keys, begun = self._object.table("sleepers", "asleep")
+        there = {tid for pid in self._pids for tid in procfs.tids(pid)}
         now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         for tid, one in zip(keys.view("<u4").reshape(-1).tolist(), begun, strict=True):
+            if tid not in there:
+                continue
             seconds = max(0, now_ns - int(one["since_ns"])) * 1e-9
             places = stack(int(one["kernel"])), stack(int(one["user"]))
             yield Sleeps(tid, 1, seconds, *places, -1, (), ())
