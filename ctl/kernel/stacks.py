@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from sched_ctl.kernel import procfs, tracing
+from sched_ctl.kernel.libbpf import Object
 
 __all__ = ["OBJECT", "Sleeps", "Stacks"]
 
@@ -52,6 +53,11 @@ class Stacks:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def program(self) -> Object:
+        """For what is not offered here: tests."""
+        return self._object
 
     def close(self) -> None:
         self._object.close()

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from labs import sched_ctl
 
@@ -253,6 +255,33 @@ def test_threads_that_have_ended_do_not_sleep() -> None:
             assert {one.tid for one in seen if one.waker < 0} <= {child.pid}
         finally:
             child.kill()
+
+
+def is_pinned(pid: int, cpu: int) -> bool:
+    return os.sched_getaffinity(pid) == {cpu}
+
+
+def test_a_sleep_whose_end_was_missed_is_not_told_for_ever() -> None:
+    """Of a thread that has ended, at once. Of one that runs, once it is switched in: it shares a
+    CPU, and never sleeps again.
+    """
+    cpu = min(os.sched_getaffinity(0))
+    spin = [sys.executable, "-S", "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile 1: 0"]
+    with subprocess.Popen(spin) as runs, subprocess.Popen(spin) as other:
+        try:
+            for pid in (runs.pid, other.pid):
+                wait_until(partial(is_pinned, pid, cpu))
+            with subprocess.Popen(["true"]) as ended:
+                ended.wait()
+            with Stacks([runs.pid]) as followed:
+                asleep = np.zeros((), dtype=followed.program.btf.dtype("asleep")).tobytes()
+                for pid in (runs.pid, ended.pid):
+                    followed.program.update("sleepers", pid.to_bytes(4, "little"), asleep)
+                assert ended.pid not in {one.tid for one in followed.read()}
+                wait_until(lambda: not [one for one in followed.read() if one.waker < 0])
+        finally:
+            runs.kill()
+            other.kill()
 
 
 def test_a_process_that_is_not_there_is_told(tmp_path: Path) -> None:
