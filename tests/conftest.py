@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kept
+import lane
 import pytest
 
 from changed import GitError, changed_files, concerned, unit_tests
@@ -77,6 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="of the unit tests, only those that concern what differs from main",
     )
+    parser.addoption("--lane", type=Path, help="for tests that run beside others: see lane.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -98,6 +100,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A background job of a shell ignores it, and so would all that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.lane:
+        config.pluginmanager.register(lane.Teller(config, config.option.lane))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -116,6 +120,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.skip(reason=f"needs {capability}"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    beside = lane.begin(session)
+    if beside is not None:
+        session.config.pluginmanager.register(beside)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if len(flaky(session.config)) > FLAKY and not session.exitstatus:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -128,6 +138,8 @@ def flaky(config: pytest.Config) -> list[pytest.TestReport]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.option.lane:
+        return
     again = flaky(terminalreporter.config)
     if again:
         terminalreporter.section("tried again")

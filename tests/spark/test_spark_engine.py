@@ -25,7 +25,7 @@ from engines.compete import following, states
 from sched_ctl.kernel import hotspot, procfs
 from support import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.needs("root", "pyspark", "java")]
+pytestmark = [pytest.mark.engine, pytest.mark.spark, pytest.mark.needs("root", "pyspark", "java")]
 
 START_S = 240  # a Java start on a machine where others compute
 TASK = re.compile(r"Executor task launch worker for task \d+\.\d+ in stage (\d+)\.")

@@ -41,6 +41,7 @@ from typing import Any
 import guest
 import kept
 import kernels
+import lane
 import pytest
 import qemu
 import roots
@@ -228,8 +229,10 @@ class Beside:
         self.emulator = not wanted or qemu_at_hand()
         if not self.emulator:
             names = names or wanted[:1]  # with a kernel comes the emulator
-        if names and guest.missing() is None:
-            FETCH[:] = [Fetch(names)]
+        if guest.missing() is None:
+            lane.WAITING[:] = [self.go_on]
+            if names:
+                FETCH[:] = [Fetch(names)]
 
     def begin(self, line: Line) -> None:
         """Put what can begin by now first in the line: those of one command take longest."""
@@ -239,11 +242,8 @@ class Beside:
                 line.jobs.insert(0, command(*words, **options))
                 self.early.remove(early)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
-        needs_guests = item.get_closest_marker("vm") is not None
-        if needs_guests or guest.missing() is not None:
-            return (yield)
+    def go_on(self) -> list[Fetch | Line]:
+        """Let begin what can; whatever runs now."""
         for fetch in FETCH:
             if fetch.late:
                 fetch.close()
@@ -254,6 +254,14 @@ class Beside:
             self.begin(line)
             line.turn()
             others.append(line)
+        return others
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+        needs_guests = item.get_closest_marker("vm") is not None
+        if needs_guests or guest.missing() is not None:
+            return (yield)
+        others = self.go_on()
         quiet = item.get_closest_marker("quiet") is not None
         for other in others if quiet else ():
             other.pause(paused=True)
