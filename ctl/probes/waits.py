@@ -61,10 +61,11 @@ def waits_of(
 
     goes_on_s: of a wait that is in none of them, as it has not ended.
     """
-    if goes_on_s > 0:
+    goes_on_ns = round(goes_on_s * 1e9)  # as exact as those that have ended
+    if goes_on_ns > 0:
         of = min(SLOTS - 1, max(0, math.frexp(goes_on_s / SLOT_S)[1]))
         slots = [count + (slot == of) for slot, count in enumerate(slots)]
-        wait_ns += round(goes_on_s * 1e9)
+        wait_ns += goes_on_ns
     behind = [(who, ns / wait_ns) for (who, of), ns in occupants.items() if of == tid and wait_ns]
     woken = [(who, times) for (who, of), times in wakings.items() if of == tid]
     return Waits(
@@ -75,7 +76,7 @@ def waits_of(
         quantile_s(slots, 0.99),
         tuple(sorted(behind, key=lambda pair: -pair[1])),
         tuple(sorted(woken, key=lambda pair: -pair[1])),
-        goes_on_s,
+        goes_on_ns * 1e-9,
     )
 
 

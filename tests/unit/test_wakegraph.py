@@ -92,6 +92,8 @@ def test_a_wait_that_goes_on_is_one_of_them() -> None:
     never = waits_of(5, [0] * 32, 0, {}, {}, 3.0)
     assert (never.waits, never.wait_s, never.behind) == (1, 3.0, ())
     assert 3.0 < never.median_s == never.long_s
+    finer = waits_of(5, [0] * 32, 0, {}, {}, 2.023897630002466)  # than what the kernel counts
+    assert finer.goes_on_s == finer.wait_s
 
 
 def test_sources_that_contend_for_a_lock_do_not_feed_each_other() -> None:
