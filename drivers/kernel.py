@@ -56,6 +56,7 @@ __all__ = [
 WOKEN_S = 1.0  # so often it is looked who wakes whom
 APART_S = 10.0  # edges that have stayed for so long tell which parts a program has
 MOST_PARTS = 8  # more of them are clients or the like
+LONG_NS = 1_000_000_000  # whoever is awake for so long is looked at, 20 us each
 RENAMED_S = 5.0  # so often a thread is looked at again, which may have got its name late
 MOST_THREADS = 10_000
 MOST_PROCESSES = 1000  # of a cgroup
@@ -81,6 +82,12 @@ class Sorted:
     helpers: tuple[HelperThread, ...] = ()
     edges: tuple[Edge, ...] | None = None
     notes: tuple[str, ...] = ()
+
+
+def _could_run(thread: Thread) -> bool:
+    """Whether it has a CPU or waits for one; also if it is not there any more."""
+    found = procfs.stat(thread.pid, thread.tid)
+    return found is None or found.start_time != thread.start_time or found.state == "R"
 
 
 def pattern_of(name: str) -> str:
@@ -194,19 +201,26 @@ class KernelDriver:
     def _traced(self, tracer: tracing.Tracer) -> dict[str, Array]:
         """Wake-ups of each operator's thread and those that it gave, and for how long it is awake.
 
-        What has never been seen has slept for all that time.
+        What has never been seen has slept for all that time. One that has been awake for long is
+        looked at: a kernel may have hidden that it fell asleep.
         """
         seen = tracer.threads()
         now_ns = time.monotonic_ns()
         rows = []
         for operator in self._topology.operators:
             known = [row for t in operator.threads if (row := seen.get(t.tid)) is not None]
-            awake_ns = [row["awake_ns"] for row in known if row["awake_ns"]]
+            since = [
+                ns
+                for thread in operator.threads
+                if (row := seen.get(thread.tid)) is not None
+                and (ns := row["awake_ns"])
+                and (now_ns < ns + LONG_NS or _could_run(thread))
+            ]
             rows.append(
                 (
                     sum(row["wakeups"] for row in known),
                     sum(row["wakes"] for row in known),
-                    min(awake_ns, default=now_ns),
+                    min(since, default=now_ns),
                 )
             )
         into, out, since_ns = np.array(rows, dtype=np.float64).reshape(-1, 3).T

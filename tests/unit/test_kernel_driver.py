@@ -311,6 +311,40 @@ def test_a_wake_up_costs_what_was_used_since_we_look(
         driver.close()
 
 
+ONE = """
+import time
+print("runs", flush=True)
+while input() == "spin":
+    end = time.monotonic() + 60
+    while time.monotonic() < end: pass
+"""
+
+
+def test_who_sleeps_is_not_awake_whatever_was_seen_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may hide that a thread fell asleep, which would be awake for ever."""
+    with running(sys.executable, "-S", "-c", ONE) as program:
+        driver = connect(target(program.pid))
+        driver._tracer = wakes = cast(Any, Wakes(program.pid))
+        wakes.pairs = []
+        rows = {program.pid: {"wakeups": 9, "wakes": 9, "awake_ns": 1}}
+        monkeypatch.setattr(wakes, "threads", lambda: rows)
+
+        def awake_s() -> float:
+            return float(driver.poll(1.0).columns["head_age_estimate"][0])
+
+        try:
+            wait_until(lambda: awake_s() == 0, 60)
+            rows[program.pid]["awake_ns"] = time.monotonic_ns()
+            assert awake_s() > 0
+            rows[program.pid]["awake_ns"] = 1
+            assert program.stdin is not None
+            program.stdin.write("spin\n")
+            program.stdin.flush()
+            wait_until(lambda: awake_s() > 1, 60)
+        finally:
+            driver.close()
+
+
 def test_parts_of_a_program_are_queries_once_that_is_sure(
     program: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
