@@ -43,6 +43,7 @@ struct sched_entity___trace {
 };
 
 struct sched_info___trace {
+	unsigned long pcount;		/* how often it got a CPU */
 	unsigned long long run_delay;	/* ns it waited, all waits that have ended */
 	unsigned long long last_queued;	/* since when it waits; 0 = it does not */
 };
@@ -171,6 +172,15 @@ static __always_inline void blame(struct runs *runs, struct waits *its, u64 read
 	}
 }
 
+/*
+ * Whether it had turns that were not seen, before this one. A kernel may hide what happens while some
+ * threads have the CPU; and most have had some before they were followed.
+ */
+static __always_inline bool missed(const struct waits *its, u64 turns)
+{
+	return its->turns != turns;
+}
+
 /* Bits of a byte without its leading zeros. */
 #define TWO(n) n, n
 #define FOUR(n) TWO(n), TWO(n)
@@ -212,8 +222,7 @@ static __always_inline int waking(struct task_struct___trace *p, bool interrupt)
 	}
 	its = waits_of(p);
 	its->wakeups++;
-	if (!its->awake_ns)
-		its->awake_ns = bpf_ktime_get_ns();
+	its->awake_ns = bpf_ktime_get_ns();	/* even if nobody saw it fall asleep */
 	if (its->waker != from) {
 		add(&wakings, its->waker, its->tid, its->woken);
 		its->waker = from;
@@ -243,7 +252,7 @@ int BPF_PROG(trace_switch, bool preempt, struct task_struct___trace *prev,
 	u32 zero = 0, place;
 	struct waits *its;
 	struct runs *runs;
-	u64 now, queued, wait;
+	u64 now, queued, wait, turns;
 
 	runs = bpf_map_lookup_elem(&recent, &zero);
 	if (!runs)	/* never: the verifier does not know */
@@ -259,15 +268,17 @@ int BPF_PROG(trace_switch, bool preempt, struct task_struct___trace *prev,
 	if (!is_followed(next))
 		return 0;
 	its = waits_of(next);
-	if (graph && !its->awake_ns)
+	turns = next->sched_info.pcount;
+	if (graph && (!its->awake_ns || missed(its, turns)))
 		its->awake_ns = bpf_ktime_get_ns();
 	queued = next->sched_info.last_queued;
 	if (!queued || queued > now)
 		return 0;
-	/* The kernel adds it next. What it has added meanwhile was spent in the queue of another CPU. */
 	wait = now - queued;
-	if (its->delay_ns)
+	if (!missed(its, turns))	/* the rest was spent in queues of other CPUs */
 		wait += next->sched_info.run_delay - its->delay_ns;
+	/* The kernel counts both next. */
+	its->turns = turns + 1;
 	its->delay_ns = next->sched_info.run_delay + (now - queued);
 	its->wait_ns += wait;
 	its->slots[slot_of(wait) & (TRACE_SLOTS - 1)]++;

@@ -19,7 +19,8 @@ struct waits {
 	u64 born_ns;			/* when it was started (CLOCK_BOOTTIME): ids are used again */
 	u64 awake_ns;			/* since when it has not slept; 0 = it sleeps; if `graph` */
 	u64 wait_ns;			/* it waited for a CPU, all waits that have ended */
-	u64 delay_ns;			/* as the kernel counts that; 0 = not seen yet */
+	u64 delay_ns;			/* as the kernel counts that */
+	u64 turns;			/* it has had, as the kernel counts them, up to the last one seen */
 	u64 wakeups;			/* it was woken; this and the next two only if `graph` */
 	u64 wakes;			/* it woke another thread that is followed */
 	u64 woken;			/* by `waker` one after the other, not yet in `wakings` */

@@ -1,11 +1,14 @@
 """The tracing program on this machine's kernel, which may have fewer symbols than guests'."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from labs import sched_ctl
 from planted import hogs
 
-from sched_ctl.kernel import tracing
+from sched_ctl.kernel import procfs, tracing
 from sched_ctl.probes import timeline
 from support import wait_until
 
@@ -109,6 +112,88 @@ def test_a_thread_with_the_id_of_a_dead_one_begins_anew() -> None:
         assert 0 < row["slots"].sum() < 20 < before["slots"].sum()
         assert row["slots"][-1] == 0  # a wait is no difference to the dead one's
         assert row["born_ns"] > before["born_ns"] > 0
+
+
+@contextlib.contextmanager
+def beside_a_hog() -> Iterator[int]:
+    """A process that never sleeps and shares a CPU with another one."""
+    cpu = max(os.sched_getaffinity(0))
+
+    def here() -> None:
+        os.sched_setaffinity(0, {cpu})
+
+    with hogs(1, cpu), subprocess.Popen(BUSY, preexec_fn=here) as child:
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def row_of(tracer: tracing.Tracer, tid: int) -> Any:
+    """Its `struct waits` in the kernel's memory, to write there what was seen last."""
+    waits = tracer._program.waits
+
+    def place() -> list[int]:
+        return [at for at, of in enumerate(waits["tid"].tolist()) if of == tid]
+
+    wait_until(lambda: bool(place()))
+    return waits[place()[0] :][:1]
+
+
+def delay_ns(pid: int) -> int:
+    times = procfs.times(pid, pid)
+    assert times is not None
+    return round(times[1] * 1e9)
+
+
+def stop(pid: int, row: Any) -> None:
+    """Until it has left its CPU for that."""
+    wait_until(lambda: row["awake_ns"][0] > 0)
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: row["awake_ns"][0] == 0)
+
+
+def test_turns_that_were_missed_are_in_no_wait() -> None:
+    """It was seen long ago, and has waited many times since then."""
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    with beside_a_hog() as pid, tracing.Tracer([pid], wakings=True) as tracer:
+        row = row_of(tracer, pid)
+        wait_until(lambda: delay_ns(pid) > 500_000_000)
+        stop(pid, row)  # so that nobody else writes there
+        row["turns"], row["delay_ns"] = 1, 1
+        kernel, told, times = delay_ns(pid), int(row["wait_ns"][0]), int(row["slots"].sum())
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: row["slots"].sum() > times + 5)
+        told = int(row["wait_ns"][0]) - told
+        assert 0 < told <= delay_ns(pid) - kernel
+
+
+def test_who_was_not_seen_to_fall_asleep_is_awake_since_it_was_woken() -> None:
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    with beside_a_hog() as pid, tracing.Tracer([pid], wakings=True) as tracer:
+        row = row_of(tracer, pid)
+        stop(pid, row)
+        asleep_ns, times = time.monotonic_ns(), int(row["slots"].sum())
+        row["awake_ns"] = 1
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: row["slots"].sum() > times)  # it runs
+        assert row["awake_ns"][0] > asleep_ns
+
+
+def test_who_had_turns_that_were_missed_may_have_slept_meanwhile() -> None:
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    with beside_a_hog() as pid, tracing.Tracer([pid], wakings=True) as tracer:
+        row = row_of(tracer, pid)
+        row["awake_ns"] = 1
+
+        def anew() -> bool:  # the kernel may write at the same moment
+            row["turns"] = 1
+            return bool(row["awake_ns"][0] > 1)
+
+        wait_until(anew)
 
 
 def test_a_timeline_has_the_cpu_time_that_the_kernel_counts(tmp_path: Path) -> None:
