@@ -5,7 +5,8 @@
  * The kernel itself keeps since when a thread that could run does not (sched_info, which schedstat
  * shows), by the clock of its run queue. When the thread gets a CPU (sched_switch), the time since then
  * goes into its histogram. Whoever ran on that CPU meanwhile has held it up for so long: each CPU
- * remembers its last runs, and those that are older than all of them are not followed.
+ * remembers its last runs, since when by the kernel's account and who came next. Those that are older
+ * than all of them, or came before a switch that was not seen, are not followed.
  *
  * Who wakes is the current thread (sched_waking), unless an interrupt does: then it is somebody from
  * outside, as whoever was interrupted has nothing to do with it. What the kernel does after an interrupt
@@ -45,6 +46,7 @@ struct sched_entity___trace {
 struct sched_info___trace {
 	unsigned long pcount;		/* how often it got a CPU */
 	unsigned long long run_delay;	/* ns it waited, all waits that have ended */
+	unsigned long long last_arrival; /* when it got a CPU last; 0 = never, or the idle task */
 	unsigned long long last_queued;	/* since when it waits; 0 = it does not */
 };
 
@@ -80,11 +82,18 @@ struct {
 	__type(value, u64);
 } occupants SEC(".maps");		/* for how many ns of its waits `to` saw `from` run */
 
-/* The last runs of one CPU, a ring: each began when the one before it ended. */
+/* One turn of a thread on a CPU. It ended when that of `then` began. */
+struct run {
+	u64 begin_ns;
+	u32 tid;
+	u32 then;		/* who got the CPU after it */
+};
+
+/* The last ones of a CPU, a ring. */
 struct runs {
+	struct run of[TRACE_RUNS];
+	u64 idle_ns;		/* when the idle task got the CPU last, of which the kernel counts nothing */
 	u32 next;
-	u32 tid[TRACE_RUNS];
-	u64 end_ns[TRACE_RUNS];
 };
 
 struct {
@@ -124,14 +133,18 @@ static __noinline u32 enter(u32 tid, u64 born_ns)
 	return row;
 }
 
+static __always_inline struct waits *row_at(u32 tid)
+{
+	return &waits[row_of[tid & (TRACE_IDS - 1)] & (TRACE_THREADS - 1)];
+}
+
 static __always_inline struct waits *waits_of(const struct task_struct___trace *p)
 {
-	u32 tid = p->pid, row = row_of[tid & (TRACE_IDS - 1)];
-	struct waits *its = &waits[row & (TRACE_THREADS - 1)];
+	struct waits *its = row_at(p->pid);
 
-	if (its->tid != tid || its->born_ns != p->start_boottime)
-		row = enter(tid, p->start_boottime);
-	return &waits[row & (TRACE_THREADS - 1)];
+	if (its->tid != p->pid || its->born_ns != p->start_boottime)
+		its = &waits[enter(p->pid, p->start_boottime) & (TRACE_THREADS - 1)];
+	return its;
 }
 
 static __noinline int add(void *map, u32 from, u32 to, u64 much)
@@ -149,27 +162,30 @@ static __noinline int add(void *map, u32 from, u32 to, u64 much)
 	return 0;
 }
 
-/* Who ran on this CPU since `ready`, up to the last run that has ended. */
-static __always_inline void blame(struct runs *runs, struct waits *its, u64 ready)
+/* Who ran on this CPU since `ready`, up to now. Before a switch that was not seen nobody knows. */
+static __noinline int blame(struct runs *runs, struct waits *its, u64 ready, u64 now)
 {
-	u32 at = runs->next;
+	u32 then = its->tid;
+	u64 begin;
 
-	for (u32 i = 0; i < TRACE_RUNS - 1; i++) {
-		u32 run = (at - 1 - i) % TRACE_RUNS, before = (at - 2 - i) % TRACE_RUNS;
-		u64 end = runs->end_ns[run], begin = runs->end_ns[before];
-		u32 tid = runs->tid[run];
+	for (u32 i = 1; i <= TRACE_RUNS; i++) {
+		struct run *run = &runs->of[(runs->next - i) % TRACE_RUNS];
 
-		if (!begin || end <= ready)	/* not known, or before it waited */
+		begin = run->begin_ns;
+		if (run->then != then || begin > now)
 			break;
-		if (its->behind != tid) {
+		then = run->tid;
+		if (its->behind != then) {
 			add(&occupants, its->behind, its->tid, its->behind_ns);
-			its->behind = tid;
+			its->behind = then;
 			its->behind_ns = 0;
 		}
-		its->behind_ns += end - (begin > ready ? begin : ready);
+		its->behind_ns += now - (begin > ready ? begin : ready);
 		if (begin <= ready)
 			break;
+		now = begin;
 	}
+	return 0;
 }
 
 /*
@@ -193,7 +209,7 @@ static const u8 bits_of[256] = {
 	SIXTY_FOUR(8), SIXTY_FOUR(8),
 };
 
-static __always_inline u32 slot_of(u64 ns)
+static __noinline u32 slot_of_long(u64 ns)
 {
 	u64 left = ns >> 10;
 	u32 slot = 0;
@@ -203,6 +219,11 @@ static __always_inline u32 slot_of(u64 ns)
 	for (; left >= 256 && slot < 24; left >>= 8)
 		slot += 8;
 	return slot + bits_of[left & 255];
+}
+
+static __always_inline u32 slot_of(u64 ns)
+{
+	return ns < 256 << 10 ? bits_of[ns >> 10] : slot_of_long(ns);
 }
 
 /* 3. Events. */
@@ -245,43 +266,91 @@ int BPF_PROG(trace_waking_blind, struct task_struct___trace *p)
 	return waking(p, false);
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(trace_switch, bool preempt, struct task_struct___trace *prev,
-	     struct task_struct___trace *next, u32 prev_state)
+static __noinline int asleep(u64 *ctx)
 {
-	u32 zero = 0, place;
-	struct waits *its;
-	struct runs *runs;
-	u64 now, queued, wait, turns;
+	waits_of((struct task_struct___trace *)ctx[1])->awake_ns = 0;
+	return 0;
+}
 
-	runs = bpf_map_lookup_elem(&recent, &zero);
-	if (!runs)	/* never: the verifier does not know */
-		return 0;
-	/* Not `runqueues`: where data has no symbols (CONFIG_KALLSYMS_ALL), that is not found. */
-	now = next->se.cfs_rq->rq->clock;
-	place = runs->next++ % TRACE_RUNS;
-	runs->tid[place] = prev->pid;
-	runs->end_ns[place] = now;
-	/* Preempted before it could sleep, it is awake whatever it had set as its state. */
-	if (graph && !preempt && prev_state && is_followed(prev))
-		waits_of(prev)->awake_ns = 0;
-	if (!is_followed(next))
-		return 0;
-	its = waits_of(next);
-	turns = next->sched_info.pcount;
-	if (graph && (!its->awake_ns || missed(its, turns)))
+static __noinline int awake(u64 *ctx)
+{
+	struct task_struct___trace *next = (void *)ctx[2];
+	struct waits *its = waits_of(next);
+
+	if (!its->awake_ns || missed(its, next->sched_info.pcount))
 		its->awake_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Not `runqueues`: where data has no symbols (CONFIG_KALLSYMS_ALL), that is not found. */
+static __always_inline u64 clock_of(const struct task_struct___trace *p)
+{
+	return p->se.cfs_rq->rq->clock;
+}
+
+/* A thread gets the CPU after `run`, and has waited for that. */
+static __always_inline int arrive(struct task_struct___trace *next, struct waits *its,
+				  struct runs *runs, struct run *run)
+{
+	u64 now, queued, wait, delay, turns = next->sched_info.pcount;
+
 	queued = next->sched_info.last_queued;
+	now = clock_of(next);
 	if (!queued || queued > now)
 		return 0;
 	wait = now - queued;
+	/* The kernel counts this wait and this turn next. */
+	delay = next->sched_info.run_delay + wait;
 	if (!missed(its, turns))	/* the rest was spent in queues of other CPUs */
-		wait += next->sched_info.run_delay - its->delay_ns;
-	/* The kernel counts both next. */
+		wait = delay - its->delay_ns;
 	its->turns = turns + 1;
-	its->delay_ns = next->sched_info.run_delay + (now - queued);
+	its->delay_ns = delay;
 	its->wait_ns += wait;
 	its->slots[slot_of(wait) & (TRACE_SLOTS - 1)]++;
-	blame(runs, its, now - wait);
+	if (its->behind != run->tid || run->begin_ns > now - wait)
+		return blame(runs, its, now - wait, now);
+	its->behind_ns += wait;
 	return 0;
+}
+
+static __noinline int arrive_first(u64 *ctx, struct runs *runs)
+{
+	struct task_struct___trace *next = (void *)ctx[2];
+
+	return arrive(next, waits_of(next), runs, &runs->of[(runs->next - 1) % TRACE_RUNS]);
+}
+
+SEC("tp_btf/sched_switch")
+int trace_switch(u64 *ctx)
+{
+	struct task_struct___trace *prev = (void *)ctx[1], *next = (void *)ctx[2];
+	u64 begin = prev->sched_info.last_arrival;
+	u32 zero = 0, tid = next->pid;
+	struct waits *its;
+	struct runs *runs;
+	struct run *run;
+
+	if (graph) {
+		/* Preempted before it could sleep, it is awake whatever it had set as its state. */
+		if (!(bool)ctx[0] && (u32)ctx[3] && is_followed(prev))
+			asleep(ctx);
+		if (is_followed(next))
+			awake(ctx);
+	}
+	runs = bpf_map_lookup_elem(&recent, &zero);
+	if (!runs)	/* never: the verifier does not know */
+		return 0;
+	run = &runs->of[runs->next++ % TRACE_RUNS];
+	run->begin_ns = begin ? begin : runs->idle_ns;
+	run->tid = prev->pid;
+	run->then = tid;
+	if (!is_followed(next)) {
+		if (!tid)
+			runs->idle_ns = clock_of(next);
+		return 0;
+	}
+	its = row_at(tid);
+	if (its->tid != tid || its->born_ns != next->start_boottime)
+		return arrive_first(ctx, runs);
+	return arrive(next, its, runs, run);
 }

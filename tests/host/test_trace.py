@@ -3,15 +3,18 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from labs import sched_ctl
 from planted import hogs
@@ -115,14 +118,14 @@ def test_a_thread_with_the_id_of_a_dead_one_begins_anew() -> None:
 
 
 @contextlib.contextmanager
-def beside_a_hog() -> Iterator[int]:
-    """A process that never sleeps and shares a CPU with another one."""
+def beside_hogs(count: int = 1) -> Iterator[int]:
+    """A process that never sleeps and shares a CPU with so many others."""
     cpu = max(os.sched_getaffinity(0))
 
     def here() -> None:
         os.sched_setaffinity(0, {cpu})
 
-    with hogs(1, cpu), subprocess.Popen(BUSY, preexec_fn=here) as child:
+    with hogs(count, cpu), subprocess.Popen(BUSY, preexec_fn=here) as child:
         try:
             yield child.pid
         finally:
@@ -153,18 +156,22 @@ def stop(pid: int, row: Any) -> None:
     wait_until(lambda: row["awake_ns"][0] == 0)
 
 
+def has_waited_more(row: Any, times: int) -> bool:
+    return bool(row["slots"].sum() > times)
+
+
 def test_turns_that_were_missed_are_in_no_wait() -> None:
     """It was seen long ago, and has waited many times since then."""
     if (why := tracing.obstacle()) is not None:
         pytest.skip(f"tracing: {why}")
-    with beside_a_hog() as pid, tracing.Tracer([pid], wakings=True) as tracer:
+    with beside_hogs() as pid, tracing.Tracer([pid], wakings=True) as tracer:
         row = row_of(tracer, pid)
         wait_until(lambda: delay_ns(pid) > 500_000_000)
         stop(pid, row)  # so that nobody else writes there
         row["turns"], row["delay_ns"] = 1, 1
         kernel, told, times = delay_ns(pid), int(row["wait_ns"][0]), int(row["slots"].sum())
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: row["slots"].sum() > times + 5)
+        wait_until(partial(has_waited_more, row, times + 5))
         told = int(row["wait_ns"][0]) - told
         assert 0 < told <= delay_ns(pid) - kernel
 
@@ -172,20 +179,20 @@ def test_turns_that_were_missed_are_in_no_wait() -> None:
 def test_who_was_not_seen_to_fall_asleep_is_awake_since_it_was_woken() -> None:
     if (why := tracing.obstacle()) is not None:
         pytest.skip(f"tracing: {why}")
-    with beside_a_hog() as pid, tracing.Tracer([pid], wakings=True) as tracer:
+    with beside_hogs() as pid, tracing.Tracer([pid], wakings=True) as tracer:
         row = row_of(tracer, pid)
         stop(pid, row)
         asleep_ns, times = time.monotonic_ns(), int(row["slots"].sum())
         row["awake_ns"] = 1
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: row["slots"].sum() > times)  # it runs
+        wait_until(partial(has_waited_more, row, times))  # it runs
         assert row["awake_ns"][0] > asleep_ns
 
 
 def test_who_had_turns_that_were_missed_may_have_slept_meanwhile() -> None:
     if (why := tracing.obstacle()) is not None:
         pytest.skip(f"tracing: {why}")
-    with beside_a_hog() as pid, tracing.Tracer([pid], wakings=True) as tracer:
+    with beside_hogs() as pid, tracing.Tracer([pid], wakings=True) as tracer:
         row = row_of(tracer, pid)
         row["awake_ns"] = 1
 
@@ -194,6 +201,26 @@ def test_who_had_turns_that_were_missed_may_have_slept_meanwhile() -> None:
             return bool(row["awake_ns"][0] > 1)
 
         wait_until(anew)
+
+
+def test_who_ran_before_a_switch_that_was_missed_is_blamed_for_nothing() -> None:
+    """Runs of nobody that no thread's follows, as if it had got the CPU from somebody unseen."""
+    if (why := tracing.obstacle()) is not None:
+        pytest.skip(f"tracing: {why}")
+    nobody = tracing.MOST_IDS
+    with beside_hogs(2) as pid, tracing.Tracer([pid]) as tracer:
+        row, object_ = row_of(tracer, pid), tracer._program.object
+        runs = np.zeros((), dtype=object_.btf.dtype("runs"))
+        runs["of"]["begin_ns"], runs["of"]["tid"], runs["of"]["then"] = 1, nobody, nobody
+        possible = Path("/sys/devices/system/cpu/possible").read_text()
+        cpus = int(re.findall(r"\d+", possible)[-1]) + 1
+        for _ in range(50):  # some while it waits for the second turn of others
+            object_.update("recent", bytes(4), runs.tobytes() * cpus)
+            times = int(row["slots"].sum())
+            wait_until(partial(has_waited_more, row, times))
+        behind = {who: ns for (who, of), ns in tracer.occupants().items() if of == pid}
+        assert behind and nobody not in behind
+        assert sum(behind.values()) <= row["wait_ns"][0]
 
 
 def test_a_timeline_has_the_cpu_time_that_the_kernel_counts(tmp_path: Path) -> None:
