@@ -11,7 +11,7 @@
  * Who wakes is the current thread (sched_waking), unless an interrupt does: then it is somebody from
  * outside, as whoever was interrupted has nothing to do with it. What the kernel does after an interrupt
  * (softirq) is one, too, and so is what it hands over on the loopback device. That program is attached,
- * and `graph` set, only for a reader that asks who wakes whom: it costs half as much again.
+ * and `graph` set, only for a reader that asks who wakes whom: it costs as much again.
  *
  * Every switch of the machine comes by here, so what is asked of each is asked of arrays: a bit a
  * process, whether it is followed; a number a thread, where its row is. A pair of threads goes into

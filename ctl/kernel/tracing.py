@@ -158,7 +158,7 @@ class Tracer:
     """Follows the threads of some processes. Close it, or use it as a context.
 
     The program is in the kernel once, however many tracers there are; each sees what all follow.
-    wakings: also who wakes whom, and since when threads are awake, which costs half as much again.
+    wakings: also who wakes whom, and since when threads are awake, which costs as much again.
     Raises Unavailable.
     """
 
