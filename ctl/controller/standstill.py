@@ -15,6 +15,7 @@ import os
 import threading
 
 from sched_ctl.backends.in_use import Backends
+from sched_ctl.kernel.threadname import be_called
 
 __all__ = ["LATE_PERIODS", "LATE_S", "Standstill"]
 
@@ -34,6 +35,7 @@ class Standstill(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
+        be_called(self.name)
         # In time, whoever has the CPUs: beside them is where it is needed.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -8,20 +8,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from sched_ctl.kernel.threadname import be_called
+
 __all__ = ["Here", "Worker"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Calls = queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None]
 
 
 class Worker(Generic[T]):
     """A daemon thread that runs one call at a time and never keeps the process from ending."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = (
-            queue.SimpleQueue()
+        self._calls: Calls = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, args=(name, self._calls), name=name, daemon=True
         )
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[], T], brief_s: float = 0.0) -> "asyncio.Future[T]":
@@ -71,8 +74,10 @@ class Worker(Generic[T]):
     def stop(self) -> None:
         self._calls.put(None)
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+    @staticmethod
+    def _run(name: str, calls: Calls) -> None:
+        be_called(name)
+        while (call := calls.get()) is not None:
             function, deliver = call
             try:
                 result = function()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from sched_ctl.kernel.threadname import be_called
+
 __all__ = ["Aside"]
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Aside(Generic[T]):
         now_s = time.monotonic()
         if self._running is None and now_s - self._began_s >= self.pause_s:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, self._name)
+                self._executor = ThreadPoolExecutor(1, self._name, be_called, (self._name,))
             self._began_s = now_s
             self._running = self._executor.submit(self._counted, reading)
 

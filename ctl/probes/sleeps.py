@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from sched_ctl.kernel import sleeping, sockdiag
 from sched_ctl.kernel.sleeping import Sleep
+from sched_ctl.kernel.threadname import be_called
 from sched_ctl.model.topology import Thread
 
 __all__ = ["AT_ONCE", "ENOUGH", "Place", "Places", "SleepPlaces", "at_work"]
@@ -105,6 +106,7 @@ class SleepPlaces:
     # --- in the worker ---
 
     def _work(self, stop: threading.Event) -> None:
+        be_called("sleeps")
         while not stop.is_set() and (now_s := time.monotonic()) < self._until_s:
             threads = self._threads
             if len(threads) > AT_ONCE:

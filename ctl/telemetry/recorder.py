@@ -21,6 +21,7 @@ from pathlib import Path
 from msgspec import structs
 
 import sched_ctl
+from sched_ctl.kernel.threadname import be_called
 from sched_ctl.telemetry import records
 from sched_ctl.telemetry.store import Store, prepare
 
@@ -153,6 +154,7 @@ class Recorder:
     # --- in the writer's thread ---
 
     def _work(self) -> None:
+        be_called(self._thread.name)
         try:
             self._seq = self._run = max(self._store.recover() + 1, round(self._clock() * 1e3))
             while True:

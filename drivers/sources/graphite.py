@@ -29,6 +29,7 @@ from pathlib import Path
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel.netns import entered
 from sched_ctl.kernel.sockdiag import SocketOwners
+from sched_ctl.kernel.threadname import be_called
 
 __all__ = ["DEFAULT_PORT", "Inbox", "Series", "as_sent"]
 
@@ -147,6 +148,7 @@ class _Listener:
         self._thread.join(5)
 
     def _run(self) -> None:
+        be_called(self._thread.name)
         try:
             while self._pass():
                 pass

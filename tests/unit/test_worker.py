@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,3 +168,24 @@ def test_it_ends_after_the_calls_before(worker: Worker[Any]) -> None:
     worker.tell(lambda: done.append(2))
     wait_until(lambda: "of a test" not in [thread.name for thread in threading.enumerate()])
     assert done == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("find lab", "find lab"),
+        ("storm:a-long-name-1-17", "storm:a-long-na"),
+        ("a\x1b[2Jü", "a?[2J?"),
+    ],
+)
+def test_its_thread_is_called_so_by_the_kernel(name: str, shown: str) -> None:
+    """What `top -H` shows; an engine's name is its user's, and moves no cursor."""
+    made: Worker[str] = Worker(name)
+
+    async def main() -> str:
+        return await made.call(Path("/proc/thread-self/comm").read_text)
+
+    try:
+        assert asyncio.run(main()) == f"{shown}\n"
+    finally:
+        made.stop()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sched_ctl.backends import BackendFailed
 from sched_ctl.kernel.scheduler import Exit, Scheduler
+from sched_ctl.kernel.threadname import be_called
 
 __all__ = ["Ejected", "Monitor", "hurried", "save_dump"]
 
@@ -66,6 +67,7 @@ class Monitor(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
+        be_called(self.name)
         # Next to nothing to do, but in time, whoever has the CPUs.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
