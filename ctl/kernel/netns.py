@@ -20,6 +20,7 @@ from sched_ctl.kernel import procfs
 __all__ = [
     "TABLE_LIMIT",
     "Listener",
+    "digits",
     "entered",
     "host_of",
     "listeners",
@@ -151,6 +152,12 @@ def packed(digits: str) -> bytes:
     """An address that the kernel prints as 32-bit words, each in the machine's byte order."""
     words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
     return struct.pack(f"={len(words)}I", *words)
+
+
+def digits(address: bytes) -> str:
+    """What `packed` reads."""
+    words = struct.unpack(f"={len(address) // 4}I", address)
+    return "".join(f"{word:08X}" for word in words)
 
 
 def host_of(address: bytes) -> str:

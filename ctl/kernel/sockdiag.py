@@ -6,8 +6,10 @@ network namespace, at once; where the kernel has no tcp_diag they are read from 
 through pyroute2: what it loads takes 10 MB, a fifth of the controller.)
 """
 
+import io
 import socket
 import struct
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +21,12 @@ __all__ = ["Connection", "Crowded", "SocketOwners", "connections", "inodes", "pe
 Address = tuple[str, int]
 # Data can wait to be read in these: net/tcp_states.h
 OPEN = ESTABLISHED, CLOSE_WAIT = 1, 8  # the first one is that of a connected UDP socket, too
+MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address in IPv6's clothes
+TABLES_SHARE = 0.2  # of a CPU that tables may take in which peers are looked up,
+TABLES_BURST_S = 5.0  # over so long
 MOST = 100_000  # connections of a namespace that are looked at: .1 s of CPU time
 
+PROTOCOL = socket.IPPROTO_TCP
 NETLINK_SOCK_DIAG = 4  # linux/netlink.h
 SOCK_DIAG_BY_FAMILY = 20  # linux/sock_diag.h
 NLM_F_REQUEST = 1
@@ -46,12 +52,21 @@ class Crowded(Exception):
 
 
 class SocketOwners:
-    """Answers for the network namespace that the calling thread is in when it makes one."""
+    """Answers for the network namespace that the calling thread is in when it makes one.
+
+    Where the kernel has no tcp_diag it reads that namespace's tables of connections instead.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
         self._socket.settimeout(1.0)
         self._sequence = 0
+        self._answers = False  # whether the kernel has told of any
+        self._paid_s = 0.0  # CLOCK_MONOTONIC: until then what was read counts
+        self._tables: list[io.FileIO] = []
+        for name in ("tcp", "tcp6"):
+            with suppress(OSError):  # they stay this namespace's, whoever reads them
+                self._tables.append(io.FileIO(f"/proc/thread-self/net/{name}"))
 
     def of_peer(self, connection: socket.socket) -> int | None:
         """User id of the process that holds the other end, or None.
@@ -59,15 +74,20 @@ class SocketOwners:
         None: it is on another machine, in another namespace, or has closed its end: the kernel
         gives out sockets without a process as root's, and these must not pass for it.
         """
-        with suppress(OSError, struct.error):
-            return self._ask(connection)
+        with suppress(OSError, ValueError, struct.error):
+            ends = connection.family, connection.getsockname(), connection.getpeername()
+            found = self._ask(*ends)
+            if found is None and not self._answers:  # there is none, or nobody who tells
+                found = self._look_up(*ends)
+            if found is not None:
+                uid, inode = found
+                return uid if inode else None
         return None
 
-    def _ask(self, connection: socket.socket) -> int | None:
-        family = connection.family
-        peer, here = connection.getpeername(), connection.getsockname()
+    def _ask(self, family: int, here: Address, peer: Address) -> tuple[int, int] | None:
+        """User and inode, as the kernel answers."""
         question = (
-            QUESTION.pack(family, socket.IPPROTO_TCP, 0, ANY_STATE)
+            QUESTION.pack(family, PROTOCOL, 0, ANY_STATE)
             + PORTS.pack(peer[1], here[1])
             + socket.inet_pton(family, peer[0]).ljust(16, b"\0")
             + socket.inet_pton(family, here[0]).ljust(16, b"\0")
@@ -82,13 +102,58 @@ class SocketOwners:
             _, kind, _, sequence, _ = HEADER.unpack_from(answer)
             if sequence == self._sequence:  # not a late answer to an earlier question
                 break
-        if kind == NLMSG_ERROR:
+        if kind == NLMSG_ERROR:  # ENOENT as well where there is no tcp_diag
             return None
+        self._answers = True
         *_, uid, inode = ANSWER.unpack_from(answer, HEADER.size)
-        return int(uid) if inode else None
+        return int(uid), int(inode)
+
+    def _look_up(self, family: int, here: Address, peer: Address) -> tuple[int, int] | None:
+        """The same by the tables; None, too, while they have cost too much: anybody may fill them,
+        and connect again and again.
+        """
+        now_s = time.monotonic()
+        if now_s < self._paid_s:
+            return None
+        began_s = time.thread_time()
+        try:
+            for table in self._tables:
+                found = _row(_again(table), family, peer, here)
+                if found is not None:
+                    # The next one is probably of the same kind, and in the same table.
+                    self._tables.sort(key=lambda other: other is not table)
+                    return found
+        finally:
+            spent_s = (time.thread_time() - began_s) / TABLES_SHARE
+            self._paid_s = max(self._paid_s, now_s - TABLES_BURST_S) + spent_s
+        return None
 
     def close(self) -> None:
         self._socket.close()
+        for table in self._tables:
+            table.close()
+
+
+def _again(file: io.FileIO) -> bytes:
+    file.seek(0)
+    content = b""
+    while len(content) < netns.TABLE_LIMIT and (part := file.read(1 << 16)):
+        content += part
+    return content
+
+
+def _row(table: bytes, family: int, here: Address, there: Address) -> tuple[int, int] | None:
+    """User and inode of the socket with these ends, of /proc/net/tcp or tcp6."""
+    for dressed in (b"", MAPPED) if family == socket.AF_INET else (b"",):  # as Java makes them
+        ends = [
+            b"%s:%04X" % (netns.digits(dressed + socket.inet_pton(family, host)).encode(), port)
+            for host, port in (here, there)
+        ]
+        _, known, rest = table.partition(b" %s %s " % (ends[0], ends[1]))
+        if known:
+            fields = rest.partition(b"\n")[0].split()  # from the state on
+            return int(fields[4]), int(fields[6])
+    return None
 
 
 @dataclass(frozen=True, slots=True)

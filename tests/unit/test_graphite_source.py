@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from sched_ctl.drivers.sources import graphite
 from sched_ctl.drivers.sources.graphite import Inbox, Series
 from sched_ctl.errors import EngineError
+from sched_ctl.kernel import sockdiag
 from support import wait_until
 
 
@@ -205,6 +206,48 @@ def test_other_users_are_not_heard(inbox: Inbox) -> None:
     finally:
         theirs.close()  # hangs up on the sender
         sender.wait(10)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_senders_are_known_where_the_kernel_has_no_tcp_diag(
+    host: str, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it says ENOENT, as to a question about a protocol that it does not know."""
+    monkeypatch.setattr(sockdiag, "PROTOCOL", 254)
+    with socket.create_connection((host, inbox.port), 5) as connection:
+        connection.sendall(b"a 1 1\n")
+        wait_until(lambda: "a" in inbox.series())
+
+
+def test_who_has_gone_is_not_looked_up_as_root() -> None:
+    """Its socket is nobody's, and has user 0."""
+    owners = sockdiag.SocketOwners()
+    with (
+        closing(owners),
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), 5) as connection,
+        server.accept()[0] as end,
+    ):
+        ends = end.family, end.getsockname(), end.getpeername()
+        held = os.geteuid(), os.fstat(connection.fileno()).st_ino
+        assert owners._look_up(*ends) == held
+        connection.close()
+        wait_until(lambda: not (owners._look_up(*ends) or (0, 0))[1])
+
+
+def test_tables_are_read_no_more_than_they_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockdiag, "TABLES_SHARE", 1e-9)
+    monkeypatch.setattr(sockdiag, "TABLES_BURST_S", 0.0)
+    owners = sockdiag.SocketOwners()
+    with (
+        closing(owners),
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), 5),
+        server.accept()[0] as end,
+    ):
+        ends = end.family, end.getsockname(), end.getpeername()
+        assert owners._look_up(*ends) is not None
+        assert owners._look_up(*ends) is None
 
 
 def test_inboxes_share_a_port_and_leave_nothing() -> None:

@@ -1,7 +1,9 @@
-"""Delay accounting, on kernels with several versions of taskstats: what a thread lost to memory."""
+"""What kernels tell of threads, by several versions of taskstats, and of sockets by tables."""
 
+import functools
 import mmap
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from plans import plan
+from sched_ctl.drivers.sources.graphite import Inbox
 from sched_ctl.drivers.threads import thread_of
 from sched_ctl.kernel import cgroup, taskstats
 from sched_ctl.metrics.verdicts import Assessment, assess
@@ -122,3 +125,15 @@ def check_before_the_switch_nothing_is_known() -> None:
         assert "io_delay" not in probes.read(me, time.monotonic())
     finally:
         probes.close()
+
+
+def check_senders_of_metrics_are_known_without_tcp_diag() -> None:
+    """It is a module of Debian's kernels, which a guest has not: the tables tell whose they are."""
+    inbox = Inbox(os.geteuid(), port=0)
+    try:
+        for name, host in (("plain", "127.0.0.1"), ("mapped", "::ffff:127.0.0.1")):
+            with socket.create_connection((host, inbox.port), 5) as connection:
+                connection.sendall(f"{name} 1 1\n".encode())
+                wait_until(functools.partial(lambda sent: sent in inbox.series(), name))
+    finally:
+        inbox.close()
