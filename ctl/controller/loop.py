@@ -181,7 +181,7 @@ class Controller:
         """Read the times of all threads for so long, whenever a pass is run."""
         self._probe_until_s = max(self._probe_until_s, time.monotonic() + seconds)
         for engine in self.engines.values():
-            engine.probing = True
+            engine.probing = engine.observed = True
 
     def spent_on_others(self, spent_s: float) -> None:
         """CPU time of the loop for who may ask as often as he likes: it makes no pass rarer."""
@@ -695,7 +695,7 @@ class Controller:
                         raise
                     engine.refused[rule.name] = error.message
                     log.error("%s", error.message)
-            watched = time.monotonic() < self._probe_until_s
+            watched = engine.observed = time.monotonic() < self._probe_until_s
             engine.probing = watched or any(rule.uses_probes(engine) for rule in self.rules)
 
 
