@@ -9,7 +9,7 @@ Whatever a sender says is hostile:
 
 * A sender is known by its user, whom the kernel names (`kernel.sockdiag`). Only users whose engine
   a driver follows are heard, and what one says is never seen by the driver of another's engine.
-* Connections, bytes a second, series and the length of a line are bounded for each user, so that
+* Connections, bytes a second, names and the length of a line are bounded for each user, so that
   one who floods the port delays nobody else; a connection that is silent for long is closed.
 * Bytes that are not text end a connection. Graphite's other protocol, pickle, which runs code of
   the sender, is therefore refused: a frame of it begins with a zero byte.
@@ -22,6 +22,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +45,10 @@ CONNECTION_LIMIT = 32  # a user; beyond it the one that was silent for longest i
 BYTES_PER_S = 2 << 20  # a user; a second's worth may come at once
 LINE_COST = 64  # bytes that a line counts for at least, as a short one takes as long as a long one
 ACCEPTS_PER_S = 400  # of all users
-TICK_S = 0.05
+TICK_S = 0.05  # what comes within it is read at once: a report is sent in pieces, over some ms
 CHUNK = 1 << 16
+CHUNKS = 4  # of one connection, at once
+Wanted = Callable[[str], bool]
 SPACES = re.compile(r"\s+", re.ASCII)
 TEXT = bytes({9, 10, 13} | set(range(32, 127)) | set(range(128, 256)))
 
@@ -85,8 +88,9 @@ class _User:
     """All that one user sent, and what it may still send."""
 
     series: dict[str, Series] = field(default_factory=dict)
+    needless: set[str] = field(default_factory=set)  # names that nobody reads
+    wanted: list[Wanted | None] = field(default_factory=list)  # by each inbox; None: all
     generation: int = 0  # counts changes of the set of names
-    inboxes: int = 0
     refused: int = 0  # lines that were not of the format, or one series too many
     allowance: float = BYTES_PER_S
     refilled_s: float = 0.0
@@ -97,15 +101,24 @@ class _User:
         self.refilled_s = now_s
         return self.allowance > 0
 
+    @property
+    def names(self) -> int:
+        return len(self.series) + len(self.needless)
+
     def add(self, name: str, now_s: float) -> Series | None:
-        """A new series, or None if there are too many."""
-        if len(self.series) >= SERIES_LIMIT and now_s - self.swept_s > SWEEP_S:
+        """A new series, or None: nobody reads it, or there are too many."""
+        if self.names >= SERIES_LIMIT and now_s - self.swept_s > SWEEP_S:
             self.swept_s = now_s
             self.generation += 1
+            self.needless.clear()
             old = [n for n, s in self.series.items() if now_s - s.received_s > SILENT_S]
             for silent in old:
                 del self.series[silent]
-        if len(self.series) >= SERIES_LIMIT:
+        if self.names >= SERIES_LIMIT:
+            self.refused += 1
+            return None
+        if not any(wanted is None or wanted(name) for wanted in self.wanted):
+            self.needless.add(name)
             return None
         self.generation += 1
         found = self.series[name] = Series()
@@ -165,34 +178,33 @@ class _Listener:
         if now_s - self._tick_s > TICK_S:
             self._tick_s = now_s
             self._accepts = 0
-            self._listen_again()
+            self._listen_again(now_s)
             for connection in self._connections[:]:
-                if now_s - connection.heard_s > SILENT_S or not connection.user.inboxes:
+                if now_s - connection.heard_s > SILENT_S or not connection.user.wanted:
                     self._close(connection)
         for key, _ in ready:
             if key.data is None:
                 return False
             if key.data is self._server:
                 self._accept(now_s)
-            elif key.data.socket.fileno() < 0:  # closed in this very pass
-                continue
-            elif key.data.user.may_send(now_s):
-                self._read(key.data, now_s)
-            else:
+            elif key.data.socket.fileno() >= 0:  # else closed in this very pass
                 self._ignore(key.data.socket, key.data)
         return True
 
     def _ignore(self, end: socket.socket, data: object) -> None:
-        """Do not read it before the next tick: its bytes wait in the kernel, then the sender."""
+        """Nothing of it before the next tick: its bytes wait in the kernel, then the sender."""
         self._selector.unregister(end)
         self._deaf.append(data)
 
-    def _listen_again(self) -> None:
+    def _listen_again(self, now_s: float) -> None:
         deaf, self._deaf = self._deaf, []
         for data in deaf:
-            end = data.socket if isinstance(data, _Connection) else self._server
-            if end.fileno() >= 0:
-                self._selector.register(end, selectors.EVENT_READ, data)
+            if not isinstance(data, _Connection):
+                self._selector.register(self._server, selectors.EVENT_READ, data)
+            elif data.socket.fileno() >= 0 and not data.user.may_send(now_s):
+                self._deaf.append(data)
+            elif data.socket.fileno() >= 0 and self._read(data, now_s):
+                self._selector.register(data.socket, selectors.EVENT_READ, data)
 
     def _accept(self, now_s: float) -> None:
         self._accepts += 1
@@ -215,36 +227,44 @@ class _Listener:
         end.setblocking(False)
         connection = _Connection(end, user, now_s)
         self._connections.append(connection)
-        self._selector.register(end, selectors.EVENT_READ, connection)
+        self._deaf.append(connection)
 
-    def _read(self, connection: _Connection, now_s: float) -> None:
-        try:
-            part = connection.socket.recv(CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        if not part:
-            self._close(connection)
-            return
+    def _read(self, connection: _Connection, now_s: float) -> bool:
+        """What has come, to its end if that has. False: the connection is closed."""
+        for _ in range(CHUNKS):
+            try:
+                part = connection.socket.recv(CHUNK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                part = b""
+            if not part or not self._understood(connection, part, now_s):
+                self._close(connection)
+                return False
+            if not connection.user.may_send(now_s):
+                break
+        return True
+
+    def _understood(self, connection: _Connection, part: bytes, now_s: float) -> bool:
         connection.heard_s = now_s
         connection.user.allowance -= max(len(part), LINE_COST * part.count(b"\n"))
         if part.translate(None, TEXT):
             connection.user.refused += 1
-            self._close(connection)
-            return
+            return False
         lines, newline, rest = (connection.rest + part).rpartition(b"\n")
         if len(rest) > LINE_LIMIT:
             connection.user.refused += 1
-            self._close(connection)
-            return
+            return False
         connection.rest = rest
         if newline:
             self._take(connection.user, lines.decode(errors="replace"), now_s)
+        return True
 
     def _take(self, user: _User, text: str, now_s: float) -> None:
-        known = user.series
+        known, needless = user.series, user.needless
         for line in text.split("\n"):
+            if line.partition(" ")[0] in needless:
+                continue
             try:
                 name, number, _ = line.split()
                 value = float(number)
@@ -252,12 +272,12 @@ class _Listener:
                 user.refused += bool(line.strip())
                 continue
             series = known.get(name)
-            if series is None and len(line) <= LINE_LIMIT:
+            if series is None and len(line) > LINE_LIMIT:
+                user.refused += 1
+            elif series is None:
                 with self.lock:
                     series = user.add(name, now_s)
-            if series is None:
-                user.refused += 1
-            else:
+            if series is not None:
                 series.take(value, now_s)
 
     def _close(self, connection: _Connection) -> None:
@@ -274,11 +294,18 @@ _listeners_lock = threading.Lock()
 class Inbox:
     """What the processes of user `uid` send to a port, in the network namespace of process `pid`.
 
-    Raises EngineError if the port cannot be had.
+    wanted: whether anybody reads what comes under a name; others may be there as well. Raises
+    EngineError if the port cannot be had.
     """
 
-    def __init__(self, uid: int, port: int = DEFAULT_PORT, pid: int | None = None) -> None:
-        self._uid = uid
+    def __init__(
+        self,
+        uid: int,
+        port: int = DEFAULT_PORT,
+        pid: int | None = None,
+        wanted: Wanted | None = None,
+    ) -> None:
+        self._uid, self._wanted = uid, wanted
         self._seen = -1
         self._names: dict[str, Series] = {}
         space = Path("/proc/thread-self" if pid is None else f"/proc/{pid}", "ns/net")
@@ -298,7 +325,8 @@ class Inbox:
             self._listener = listener
             with listener.lock:
                 self._user = listener.users.setdefault(uid, _User())
-                self._user.inboxes += 1
+                self._user.wanted.append(wanted)
+                self._user.needless = set()  # by those who were here before
         self.port = listener.port
 
     @property
@@ -323,8 +351,8 @@ class Inbox:
         listener = self._listener
         with _listeners_lock:
             with listener.lock:
-                self._user.inboxes -= 1
-                if self._user.inboxes == 0:
+                self._user.wanted.remove(self._wanted)
+                if not self._user.wanted:
                     del listener.users[self._uid]
                 left = len(listener.users)
             if not left:

@@ -21,7 +21,7 @@ from sched_ctl.drivers.sources.graphite import DEFAULT_PORT, Inbox, Series
 from sched_ctl.drivers.storm import scaling
 from sched_ctl.drivers.storm.plan import Executor, Plan, executors, plan, same
 from sched_ctl.drivers.storm.reading import PROVIDES, Reading
-from sched_ctl.drivers.storm.series import Measure, take_apart
+from sched_ctl.drivers.storm.series import Measure, is_read, take_apart
 from sched_ctl.drivers.storm.workers import Worker, addresses, chosen, query_of, workers
 from sched_ctl.drivers.threadnames import OPERATOR, certainly_helper
 from sched_ctl.errors import EngineError
@@ -158,7 +158,7 @@ class StormDriver:
                 space = Path(f"/proc/{pid}/ns/net").stat().st_ino
                 spaces.add(space)
                 if space not in self._inboxes:
-                    self._inboxes[space] = Inbox(self._uid, DEFAULT_PORT, pid)
+                    self._inboxes[space] = Inbox(self._uid, DEFAULT_PORT, pid, is_read)
             except EngineError as error:
                 self._no_inbox = error.message
             except OSError:

@@ -26,17 +26,19 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from sched_ctl.drivers.sources.graphite import Series, as_sent
 from sched_ctl.model.graph import Array
 
-__all__ = ["CAPACITY", "QUEUES", "Measure", "Sampled", "plain", "take_apart"]
+__all__ = ["CAPACITY", "QUEUES", "Measure", "Sampled", "is_read", "plain", "take_apart"]
 
 PLACE = re.compile(
     r"[^.]+\.(?P<component>[^.]+)(?:\.(?P<stream>[^.]+))?\.(?P<task>-?\d{1,9})\.\d+-(?P<metric>.+)"
 )
+ANY = re.compile(r"storm\.worker\.[^.]+\.")
 COUNT = re.compile(r"__(?P<what>execute|emit|ack)-count-(?P<of>.+)\.count")
 LATENCY = "__complete-latency-"
 # Tuples that wait for an executor: the second holds what other workers sent when the first is full.
@@ -70,35 +72,46 @@ def plain(name: str) -> str:
 def take_apart(topology: str, found: Mapping[str, Series]) -> list[Measure]:
     """The series of a topology that we read, by names."""
     prefix = f"storm.worker.{topology}."
-    measures = []
-    for name, series in found.items():
-        if not name.startswith(prefix):
-            continue
-        match = PLACE.fullmatch(name, len(prefix))
-        if match is None:
-            continue
-        if match["component"].startswith("__"):  # its tasks are no operators
-            continue
-        task, metric = int(match["task"]), match["metric"]
-        if metric in QUEUES or metric == CAPACITY:
-            measures.append(Measure(metric, task, series))
-            continue
-        if metric.startswith(LATENCY) and not metric.startswith(f"{LATENCY}__"):
-            stream = plain(metric.removeprefix(LATENCY))
-            measures.append(Measure("complete", task, series, stream))
-            continue
-        count = COUNT.fullmatch(metric)
-        if count is None:
-            continue
-        source, _, stream = count["of"].rpartition(":")
-        if count["what"] == "emit":
-            source, stream = "", count["of"]
-        elif count["what"] == "ack" and source:  # of a bolt
-            continue
-        if not (source.startswith("__") or stream.startswith("__")):
-            kind, stream = count["what"], plain(stream)
-            measures.append(Measure(kind, task, series, stream, plain(source)))
-    return measures
+    told = ((_said(name, len(prefix)), of) for name, of in found.items() if name.startswith(prefix))
+    return [
+        Measure(said.what, said.task, of, said.stream, said.source) for said, of in told if said
+    ]
+
+
+def is_read(name: str) -> bool:
+    """Whether a series of some topology is one of these."""
+    start = ANY.match(name)
+    return start is not None and _said(name, start.end()) is not None
+
+
+class _Said(NamedTuple):
+    what: str
+    task: int
+    stream: str = ""
+    source: str = ""
+
+
+def _said(name: str, start: int) -> _Said | None:
+    """What a name says from there on; None: nothing that we read."""
+    match = PLACE.fullmatch(name, start)
+    if match is None or match["component"].startswith("__"):  # its tasks are no operators
+        return None
+    task, metric = int(match["task"]), match["metric"]
+    if metric in QUEUES or metric == CAPACITY:
+        return _Said(metric, task)
+    if metric.startswith(LATENCY) and not metric.startswith(f"{LATENCY}__"):
+        return _Said("complete", task, plain(metric.removeprefix(LATENCY)))
+    count = COUNT.fullmatch(metric)
+    if count is None:
+        return None
+    source, _, stream = count["of"].rpartition(":")
+    if count["what"] == "emit":
+        source, stream = "", count["of"]
+    elif count["what"] == "ack" and source:  # of a bolt
+        return None
+    if source.startswith("__") or stream.startswith("__"):
+        return None
+    return _Said(count["what"], task, plain(stream), plain(source))
 
 
 class Sampled:

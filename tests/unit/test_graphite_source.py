@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -106,6 +107,53 @@ class Evil:
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, (str(self.trace),)
+
+
+def test_a_report_that_comes_in_pieces_is_read_once(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, taken = threading.Event(), list[str]()
+    listener, again, take = inbox._listener, inbox._listener._listen_again, inbox._listener._take
+
+    def listen_again(now_s: float) -> None:
+        if gate.is_set():
+            again(now_s)
+
+    def noted(user: graphite._User, text: str, now_s: float) -> None:
+        taken.append(text)
+        take(user, text, now_s)
+
+    monkeypatch.setattr(listener, "_listen_again", listen_again)
+    monkeypatch.setattr(listener, "_take", noted)
+    with connect(inbox) as connection:
+        for name in ("a", "b", "c"):
+            connection.sendall(f"{name} 1 1\n".encode())
+        wait_until(lambda: listener._deaf)  # it was accepted, while its sender had a name
+    gate.set()
+    wait_until(lambda: not listener._connections)
+    assert taken == ["a 1 1\nb 1 1\nc 1 1"] and {*inbox.series()} == {"a", "b", "c"}
+
+
+def test_what_nobody_reads_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor looked at closely, until somebody comes who reads all."""
+    monkeypatch.setattr(graphite, "SERIES_LIMIT", 3)
+    text = "a 1 1\nb 2 1\nb no 1\n"
+    with closing(Inbox(os.geteuid(), 0, None, lambda name: name != "b")) as one:
+        send(one, text)
+        assert {*one.series()} == {"a", "end"} and one.refused == 0
+        with closing(Inbox(os.geteuid(), one.port)) as other:
+            send(other, text)
+            assert other.series()["b"].value == 2.0 and other.refused == 1
+            send(other, "c 3 1\n")
+            assert "c" not in other.series() and other.refused == 2
+
+
+def test_names_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphite, "SERIES_LIMIT", 3)
+    with closing(Inbox(os.geteuid(), 0, None, lambda name: name == "end")) as one:
+        send(one, "")
+        send(one, "".join(f"n{number} 1 1\n" for number in range(9)))
+        assert one._user.names == 3 and one.refused == 5  # room was made once
 
 
 def test_pickle_is_refused(inbox: Inbox, tmp_path: Path) -> None:

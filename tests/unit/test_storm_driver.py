@@ -14,7 +14,7 @@ from sched_ctl.drivers.storm import driver, scaling, workers
 from sched_ctl.drivers.storm.driver import _once
 from sched_ctl.drivers.storm.plan import Executor, executors, plan, same
 from sched_ctl.drivers.storm.reading import Reading
-from sched_ctl.drivers.storm.series import Measure, Sampled, take_apart
+from sched_ctl.drivers.storm.series import Measure, Sampled, is_read, take_apart
 from sched_ctl.drivers.storm.workers import Worker, addresses, chosen, query_of
 from sched_ctl.errors import EngineError
 from sched_ctl.kernel import hotspot, procfs
@@ -127,6 +127,7 @@ def test_the_users_executors_are_operators() -> None:
 
 def test_names_of_series() -> None:
     measures = take_apart(TOPOLOGY, reported())
+    assert len(measures) == sum(is_read(name) for name in reported() if TOPOLOGY in name)
     found = {(m.what, m.task, m.source, m.stream) for m in measures}
     assert ("emit", 8, "", "default") in found
     assert ("execute", 5, "source", "default") in found
