@@ -128,6 +128,16 @@ def test_what_opens_it_as_text_is_found(line: str) -> None:
     assert list(_text_of_proc(ast.parse(line)))
 
 
+def test_of_a_command_line_what_is_no_text_ends_with_its_word() -> None:
+    words = [b"cut \xe2\x82", b"\x82\xac", b"", "€".encode(), b"\xff"]
+    command = *map(os.fsencode, (sys.executable, "-S", "-c", "input(print(1, flush=True))")), *words
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"1\n"
+        said = procfs.command_line(process.pid)
+        process.kill()
+    assert said[4:] == [word.decode(errors="replace") for word in words]
+
+
 def test_of_a_command_line_without_end_the_beginning_is_looked_at() -> None:
     """Two megabytes of words, in each of some hundred processes, took the search seconds."""
     words = ["x" * 60] * 25_000
