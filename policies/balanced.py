@@ -20,6 +20,7 @@ from sched_ctl.errors import UserError
 from sched_ctl.metrics import branches as ways
 from sched_ctl.metrics import sharing as segments
 from sched_ctl.metrics.backlog import HEAVY, last
+from sched_ctl.model.median import median
 from sched_ctl.model.policy import OperatorFrame, Policy, UrgencyForm, form
 
 __all__ = ["policy"]
@@ -49,7 +50,7 @@ def policy(
     def urgency(frame: OperatorFrame) -> UrgencyForm:
         ideal = frame["ideal_time"]
         known = ideal[np.isfinite(ideal) & (ideal > 0)]
-        typical = float(np.median(known)) if len(known) else 1.0
+        typical = median(known) if len(known) else 1.0
         behind = ways.dear(frame, branches) if branches else np.zeros(0, dtype=np.bool_)
         with np.errstate(all="ignore"):
             growth = typical / (patience * ideal**2)

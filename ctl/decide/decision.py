@@ -27,6 +27,7 @@ from sched_ctl.metrics.feasibility import Judgement
 from sched_ctl.metrics.levels import most_urgent
 from sched_ctl.metrics.window import SAMPLES, Window
 from sched_ctl.model.graph import Array, Index
+from sched_ctl.model.median import median
 from sched_ctl.model.patterns import first, names_of
 from sched_ctl.model.policy import NOTHING, Memory, OperatorFrame, Policy, UrgencyForm
 from sched_ctl.model.schedule import Group, Schedule
@@ -227,7 +228,7 @@ def _of_threads(form: UrgencyForm, row: Index, decided: Mask, top: Mask) -> Urge
     if decided.all():
         return form.take(row)
     ranks = form.rank[~np.isnan(form.rank)]
-    middle = float(np.median(ranks)) if len(ranks) else 0.0
+    middle = median(ranks) if len(ranks) else 0.0
     highest = float(ranks.max()) if len(ranks) else 0.0
     other_rank = np.where(top, highest + 1, middle)
     other_static = np.where(top, 0.0, np.nan)

@@ -13,6 +13,7 @@ turns below it; what divides them lies between 24 and 39 tuples of some 0.1 ms.
 import numpy as np
 
 from sched_ctl.model.graph import Array
+from sched_ctl.model.median import median
 from sched_ctl.model.policy import UrgencyForm
 
 __all__ = ["LONG_S", "SHORT_S", "steadily"]
@@ -33,7 +34,7 @@ def steadily(
     if not (form.per_second.any() or form.per_tuple.any()):
         return False, None
     known = np.array([]) if cost_s is None else cost_s[np.isfinite(cost_s) & (cost_s > 0)]
-    usual_s = float(np.median(known)) if len(known) else TUPLE_S
+    usual_s = median(known) if len(known) else TUPLE_S
     cost = np.full(len(form), usual_s) if cost_s is None else np.where(cost_s > 0, cost_s, usual_s)
     waits = queue_size * cost
     if np.isnan(waits).all():
@@ -42,4 +43,4 @@ def steadily(
     standing = longest_s > (SHORT_S if stood else LONG_S)
     of_one = form.per_tuple + form.per_second * usual_s
     of_one = of_one[np.isfinite(of_one) & (of_one > 0)]
-    return standing, float(np.median(of_one)) if len(of_one) else None
+    return standing, median(of_one) if len(of_one) else None

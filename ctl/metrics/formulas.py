@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched_ctl.model.graph import Array, Graph
+from sched_ctl.model.median import median
 
 __all__ = [
     "arrival_age",
@@ -114,7 +115,7 @@ def distance(graph: Graph) -> Array:
     median of the others, so that it is neither first nor last for that.
     """
     known = graph.height >= 0
-    middle = float(np.median(graph.height[known])) if known.any() else 0.0
+    middle = median(graph.height[known]) if known.any() else 0.0
     return np.where(known, graph.height, middle)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sched_ctl.model.graph import Array
+from sched_ctl.model.median import median
 from sched_ctl.model.policy import UrgencyForm
 
 __all__ = ["Known", "known", "known_form"]
@@ -66,5 +67,5 @@ def _filled(values: Array, rank: Array) -> Array:
     for value in set(rank[unknown].tolist()):
         inside = rank == value
         if (others := inside & ~unknown).any():
-            filled[inside & unknown] = np.median(values[others])
+            filled[inside & unknown] = median(values[others])
     return filled

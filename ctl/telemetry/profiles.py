@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from sched_ctl.errors import UserError
 from sched_ctl.model.graph import Array
+from sched_ctl.model.median import median
 from sched_ctl.model.topology import (
     Edge,
     LogicalOperator,
@@ -142,7 +143,7 @@ def priors(profile: Profile, topology: Topology, here: str) -> Mapping[str, Arra
         for metric in STARTED:
             known = [getattr(o, metric) for o in found if getattr(o, metric) is not None]
             if known:
-                columns[metric][row] = float(np.median(known))
+                columns[metric][row] = median(known)
     return columns
 
 
