@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -172,6 +172,8 @@ class KernelDriver:
         self._woken_s = float("-inf")
         self._wired_s: float | None = None  # since then the edges are as they are; None: told apart
         self._parts: dict[int, int] = {}  # of a thread: the source that its part is named after
+        # Of a thread: its operator, if it is certain that other threads of that are replicas
+        self._same: dict[int, Hashable] = {}
         self._tids: set[int] = set()  # of all its threads
         self._threads: dict[int, Thread] = {}  # of those that are looked at
         self._named_s = time.monotonic()
@@ -239,18 +241,24 @@ class KernelDriver:
             return False
         self._woken_s = now_s
         counts = self._tracer.wakings()
-        before, self._wakes = self._wakes, wake_graph(counts, self._threads, self._wakes)
+        same = self._same
+        fed = {(a, b): n for (a, b), n in counts.items() if a not in same or same[a] != same.get(b)}
+        before, self._wakes = self._wakes, wake_graph(fed, self._threads, self._wakes)
         if before.keys() != self._wakes.keys():
             self._wired_s = now_s
             return True
         if self._wired_s is None or now_s - self._wired_s < APART_S:
             return False
         self._wired_s = None
-        found = parts(self._wakes)
+        # Replicas that wake each other are of one part, though neither feeds the other.
+        wakes = self._wakes
+        if len(fed) < len(counts):
+            wakes = wake_graph(counts, self._threads, self._wakes)
+        found = _joined(parts(wakes), same)
         if not 2 <= len(found) <= MOST_PARTS:
             found = []
-        fed = {b for _, b in self._wakes}
-        known, self._parts = self._parts, {tid: min(part - fed) for part in found for tid in part}
+        woken = {b for _, b in wakes}
+        known, self._parts = self._parts, {tid: min(part - woken) for part in found for tid in part}
         return known != self._parts
 
     def _changed(self) -> bool:
@@ -327,6 +335,15 @@ class KernelDriver:
             for (a, b), share in self._wakes.items()
             if a in row and b in row and row[a] != row[b]
         )
+
+
+def _joined(found: Iterable[set[int]], same: Mapping[int, Hashable]) -> list[set[int]]:
+    """The parts, where those that are nothing but replicas of one operator are one."""
+    joined: dict[Hashable, set[int]] = {}
+    for number, part in enumerate(found):
+        first, *others = {same.get(tid, number) for tid in part}
+        joined.setdefault(number if others else first, set()).update(part)
+    return list(joined.values())
 
 
 def _between(

@@ -315,6 +315,12 @@ class ProgramDriver(KernelDriver):
 
     def _told(self, threads: Sequence[Thread]) -> Sorted:
         sort = sorted_threads(self._program, threads)
+        matches = ((thread, self._program.match(thread.name)) for thread in threads)
+        self._same = {
+            thread.tid: (match.query or thread.pid, match.operator)
+            for thread, match in matches
+            if match is not None and match.role == OPERATOR and match.operator
+        }
         trouble = [one.trouble for one in self._java.values() if one.trouble]
         return replace(sort, notes=(*sort.notes, *trouble[:3]))
 

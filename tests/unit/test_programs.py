@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
@@ -531,6 +531,60 @@ def test_a_real_program_is_found_named_followed_and_lost() -> None:
             driver.close()
         with pytest.raises(EngineError, match="did you mean 'cameras'"):
             kind.connect(Target("program", "camera"))
+
+
+class Wakes:
+    """A tracer that has seen these wake-ups, by names of threads."""
+
+    def __init__(self, pid: int, pairs: Iterable[tuple[str, str]]) -> None:
+        tids = {found.name: tid for tid in procfs.tids(pid) if (found := procfs.stat(pid, tid))}
+        self.pairs = {(tids[a], tids[b]): 1000 for a, b in pairs}
+
+    def wakings(self) -> dict[tuple[int, int], int]:
+        return self.pairs
+
+    def threads(self) -> dict[int, object]:
+        return {}
+
+    def follow(self, pids: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+FEEDS = ("q_a_capture", "q_b_decode")
+OF_ONE_NAME = ("q_a_decode1", "q_a_decode2")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "edges", "queries"),
+    [
+        (r"q_.*_(?P<operator>[a-z]+)\d*", {FEEDS}, 2),
+        (r"q_.*_(?P<operator>.*)", {FEEDS, OF_ONE_NAME}, 2),
+        (r"q_.*", {FEEDS, OF_ONE_NAME}, 2),  # numbers alone may be those of stages
+        (r"q_(?P<query>.)_(?P<operator>[a-z]+)\d*", {FEEDS}, 3),
+        (r"q_.*(?P<operator>e)\d?", set(), 1),  # parts of one operator are none
+    ],
+)
+def test_replicas_wake_each_other_and_feed_nobody_by_it(
+    pattern: str, edges: set[tuple[str, str]], queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are a part of the program all the same, once that is sure."""
+    monkeypatch.setenv(tracing.SWITCH, "0")
+    monkeypatch.setattr(kernel, "WOKEN_S", 0.0)
+    one = Program(name="x", find=Find(args=f"*{MARK}*"), threads={pattern: "operator"})
+    with cameras() as child:
+        driver = program.declared([one]).connect(Target("program", "x"))
+        try:
+            driver._tracer = Wakes(child.pid, [FEEDS, OF_ONE_NAME])  # type: ignore[attr-defined]
+            topology = driver.poll(1.0).topology
+            names = [operator.threads[0].name for operator in topology.operators]
+            assert {(names[e.source], names[e.target]) for e in topology.edges} == edges
+            monkeypatch.setattr(kernel, "APART_S", 0.0)
+            assert len(set(driver.poll(1.0).topology.queries)) == queries
+        finally:
+            driver.close()
 
 
 def test_machines_that_hang_take_no_more_than_one_poll_together(
