@@ -50,8 +50,9 @@ class Driver(Protocol):
     # Optional, `derived`: metric -> how, in words for `explain`, where it is worked out by the
     # driver and not what the engine reports. `guesses`: those of `provides` that may be wrong by
     # far, so that a policy goes by them only where what comes of it is compared with the OS's own.
-    # `waiting`: its first metrics are still on their way. `counts_afresh`: it counts tuples from
-    # its first look on, and not since the engine began; so CPU time is counted from then, too.
+    # `waiting`: its first metrics are still on their way. `unsure`: what its operators cost is not
+    # known yet, so that an order by costs would be a bad one. `counts_afresh`: it counts tuples
+    # from its first look on, and not since the engine began; so is CPU time then.
 
     def poll(self, timeout_s: float) -> Snapshot:
         """Read the engine once. Raises EngineError within about `timeout_s`."""

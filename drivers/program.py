@@ -5,7 +5,8 @@ rest is as of `kernel:`, see there. An engine is `program:NAME`, one user's proc
 several users are `program:NAME@UID`. What the configuration declares is found by itself. What lies
 in drivers/programs/ has to be named, because nobody here has said that it may be ordered.
 
-Without counters the tuples are wake-ups. With [program.metrics] they are what a Prometheus page
+Without counters the tuples are wake-ups, and where there was a backlog what its CPU time took in,
+see `sched_ctl.probes.wakecost`. With [program.metrics] they are what a Prometheus page
 says; replicas of one operator get equal parts of what a counter grows by while they are there.
 """
 
@@ -40,6 +41,7 @@ from sched_ctl.kernel import containers, identity, procfs
 from sched_ctl.model.graph import Array
 from sched_ctl.model.programs import OPERATOR, Program, counter, faults
 from sched_ctl.model.topology import Edge, HelperThread, PhysicalOperator, Snapshot, Thread
+from sched_ctl.probes.wakecost import WakeCosts
 
 __all__ = [
     "WHOLE",
@@ -284,7 +286,15 @@ class ProgramDriver(KernelDriver):
         self._counters: dict[str, str] = {}
         self._shared: dict[str, _Parts] = {}
         self._page: Page | None = None
+        self._costs: WakeCosts | None = None
         if program.metrics is None:
+            if self._tracer is not None:
+                self._costs = WakeCosts()
+                self.provides |= {"cost"}
+                self.derived |= {
+                    "cost": "CPU time a wake-up of its replicas, where that was least lately",
+                    "tuples_in": "wake-ups of its thread, or its CPU time by their cost",
+                }
             return
         told = {"tuples_in": program.metrics.tuples_in, "tuples_out": program.metrics.tuples_out}
         self.guesses = frozenset()
@@ -305,6 +315,8 @@ class ProgramDriver(KernelDriver):
         # Machines that do not answer leave the page its time.
         self._deadline = end_s if self._page is None else end_s - timeout_s / 2
         snapshot = super().poll(timeout_s)
+        if self._costs is not None:
+            return self._worked_out(self._costs, snapshot)
         if self._page is None:
             return snapshot
         columns = {
@@ -312,6 +324,19 @@ class ProgramDriver(KernelDriver):
         }
         counted = self._counted(self._page, snapshot, time_left(end_s))
         return replace(snapshot, columns=columns | counted)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether what its operators cost is not known yet."""
+        return self._costs is not None and self._costs.unsure
+
+    def _worked_out(self, costs: WakeCosts, snapshot: Snapshot) -> Snapshot:
+        threads = [operator.threads[0] for operator in snapshot.topology.operators]
+        who = [self._same.get(thread.tid, thread) for thread in threads]
+        spent_s, wakeups = (snapshot.columns[n] for n in ("thread_cpu_time", "tuples_in"))
+        tuples, cost_s = costs.update(snapshot.time_s, threads, who, spent_s, wakeups)
+        columns = {**snapshot.columns, "tuples_in": tuples, "cost": cost_s}
+        return replace(snapshot, columns=columns)
 
     def _told(self, threads: Sequence[Thread]) -> Sorted:
         sort = sorted_threads(self._program, threads)

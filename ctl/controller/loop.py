@@ -521,7 +521,12 @@ class Controller:
         """
         policy = rule.policy_of(domain)
         prepare = functools.partial(
-            rule.prepare, engines, self.claims, domain, fair=self._is_fair(rule, domain)
+            rule.prepare,
+            engines,
+            self.claims,
+            domain,
+            fair=self._is_fair(rule, domain),
+            waits=self.enforcement is not None,
         )
         if is_ours(policy):
             return prepare()()

@@ -42,6 +42,9 @@ SPARED = (
     "left as the system has it, for auto {}: "
     "--race 10 tries orders; --target, --share or --policy say what is wanted"
 )
+UNSURE_S = 10.0  # an operator without a pause never tells what it costs
+UNSURE = "left as the system has it until it is known what its operators cost"
+BY_WORD = frozenset({"multi-class", "cqc"})  # the user says who goes first
 
 __all__ = ["Rule", "automatic", "make_policy", "why_left"]
 
@@ -124,6 +127,7 @@ class Rule:
     decided: dict[str, tuple["_Asked", Schedule]] = field(default_factory=dict)  # by domain
     schedules: dict[str, Schedule] = field(default_factory=dict)  # by domain, see `owners`
     spared: dict[str, str] = field(default_factory=dict)  # engine -> why, see `spares`
+    unsure: dict[str, float] = field(default_factory=dict)  # engine -> since when it is
     applied: Applied = field(default_factory=Applied)
     windows: Mapping[str, Window] = field(default_factory=dict)
     passes: int = 0
@@ -214,6 +218,21 @@ class Rule:
             return ""
         why = why_left(topology, self.queries.get(domain, 0))
         return why and SPARED.format(why)
+
+    def _doubts(self, engine: Engine) -> str:
+        """Why an engine is left as the system has it for a while, in words, or "".
+
+        An order by costs that are not known was seen to put the cheapest operator last. What the
+        user wants more than that does not wait.
+        """
+        section, policy = self._section_in(engine.domain), self.policy_of(engine.domain)
+        word = section.target or section.shares or policy.name in BY_WORD
+        if not engine.unsure or word or self.instead.decides_in(engine.domain):
+            self.unsure.pop(engine.name, None)
+            return ""
+        now_s = time.monotonic()
+        waits = now_s - self.unsure.setdefault(engine.name, now_s) < UNSURE_S
+        return UNSURE if waits and self.resolve(engine).goes_by("cost", policy.needs) else ""
 
     def count(self, queries: Mapping[str, int]) -> bool:
         """So many queries are ruled now, by domain. True: that makes it another policy."""
@@ -372,10 +391,12 @@ class Rule:
         domain: str = COMMON,
         *,
         fair: bool = False,
+        waits: bool = False,
     ) -> Callable[[], Schedule]:
         """What makes the schedule over those of these engines, all of a domain, that it rules.
 
         The function returned may be called from any thread. fair: of the backend, see there.
+        waits: until costs are known.
         """
         policy = self.policy_of(domain)
         held = self.backend_of(domain) != "scx"  # which evaluates at each dispatch
@@ -388,11 +409,12 @@ class Rule:
             now = engine.snapshot
             if now is None or self.name in engine.refused:
                 continue
-            queries = claims.of(self, engine.name, now.topology)
             self.spared.pop(engine.name, None)
-            if queries and (why := self.spares(now.topology, domain)):
+            queries = claims.of(self, engine.name, now.topology)
+            if not queries:
+                continue
+            if why := self.spares(now.topology, domain) or (self._doubts(engine) if waits else ""):
                 self.spared[engine.name] = why
-            if not queries or engine.name in self.spared:
                 continue
             resolution = resolutions[engine.name] = self.resolve(engine)
             known_averages, then = self.averages.get(engine.name), engine.then()

@@ -73,7 +73,7 @@ class Engine:
         self.provides: frozenset[str] | None = None  # known once connected
         self.derived: Mapping[str, str] = {}  # metrics that the driver works out, and how
         self.guesses: frozenset[str] = frozenset()  # those that no policy may trust unwatched
-        self.waiting = False  # its first metrics are still on their way
+        self.waiting = self.unsure = False  # for its first metrics; of what its operators cost
         self._lifetime = None if target.pid is None else identity.Lifetime(target.pid)
         # Whose it is; None: not known (yet).
         self.uid = target.uid if target.pid is None else procfs.owner(target.pid)
@@ -302,6 +302,7 @@ class Engine:
             answer = checked(self._driver.poll(timeout_s), self._driver, self._said)
             spent_s = max(0.0, self._answering.read(self._own) - before_s)
             self.waiting = getattr(self._driver, "waiting", False)
+            self.unsure = getattr(self._driver, "unsure", False)
             return self._probed(self._owned(self._driver, answer), probing, observed)
         finally:  # one that cannot be used costs as much
             own_s = time.thread_time() - began_s

@@ -184,6 +184,17 @@ class Resolution:
                     found.add(step.metric)
         return frozenset(found)
 
+    def goes_by(self, metric: str, needs: Iterable[str]) -> bool:
+        """Whether one of these metrics is this one, or worked out from it."""
+        todo = [*needs]
+        while todo:
+            step = self.by_metric.get(todo.pop())
+            if step is not None and step.metric == metric:
+                return True
+            if step is not None and step.derivation is not None:
+                todo += step.derivation.needs
+        return False
+
     @cached_property
     def by_metric(self) -> Mapping[str, Step]:
         return {step.metric: step for step in self.steps}

@@ -59,6 +59,15 @@ def test_estimates_are_marked() -> None:
     assert not resolve({"head_age"}, {"head_age"}, policy="p", engine="e").is_estimate("head_age")
 
 
+def test_what_goes_by_costs() -> None:
+    provides = {"tuples_in", "tuples_out", "thread_cpu_time", "queue_size"}
+    found = resolve(["global_cost", "queue_size"], provides, policy="p", engine="e")
+    assert found.goes_by("cost", ["queue_size", "global_cost"])
+    assert not found.goes_by("cost", ["queue_size", "selectivity", "head_age"])
+    told = resolve(["cost"], {"cost"}, policy="p", engine="e")
+    assert told.goes_by("cost", ["cost"]) and not told.goes_by("thread_cpu_time", ["cost"])
+
+
 def test_a_missing_primitive_is_named_with_metric_policy_and_engine() -> None:
     with pytest.raises(MissingMetric) as error:
         resolve({"global_cost"}, {"tuples_in", "tuples_out"}, policy="hr", engine="flink:8081")

@@ -16,6 +16,7 @@ from sched_ctl.adapt.race import Race, opened
 from sched_ctl.backends import Applied
 from sched_ctl.config.settings import Prior, Section, Settings
 from sched_ctl.controller import races
+from sched_ctl.controller import rule as rules
 from sched_ctl.controller.loop import Controller
 from sched_ctl.controller.pace import Pace
 from sched_ctl.controller.rule import Rule, automatic
@@ -482,6 +483,58 @@ def test_what_the_user_wants_of_such_an_engine_is_done(word: dict[str, Any], rac
     engine = FakeEngine(queries={"a": 2, "b": 2})
     engine.topology = replace(engine.topology, guessed=True)
     controller = raced(engine, FakeBackend(), FakeGauge(), Section(**word), race=race)
+    [rule] = controller.rules
+
+    async def script() -> None:
+        await until(lambda: rule.threads == 4)
+
+    drive(controller, script)
+
+
+def test_an_order_by_costs_waits_until_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not for ever, and no other order does."""
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    vars(engine)["unsure"] = True
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(policy="min-cost"), race=0)
+    [rule] = controller.rules
+
+    async def waits() -> None:
+        passes = rule.passes
+        await until(lambda: rule.passes > passes + 3)
+        assert not rule.threads and not views.problems(controller)
+        [note] = [note for note in views.status(controller)["notes"] if "cost" in note]
+        assert note == "fake:a: left as the system has it until it is known what its operators cost"
+
+    async def script() -> None:
+        await waits()
+        controller.set_policy(rule, "constant", {})
+        await until(lambda: rule.threads == 4)
+        controller.set_policy(rule, "min-cost", {})
+        await until(lambda: not rule.threads)
+        await waits()
+        vars(engine)["unsure"] = False
+        await until(lambda: rule.threads == 4)
+        assert not any("cost" in note for note in views.status(controller)["notes"])
+        vars(engine)["unsure"] = True  # it is another process now
+        await until(lambda: not rule.threads)
+        monkeypatch.setattr(rules, "UNSURE_S", 0.0)
+        await until(lambda: rule.threads == 4)
+
+    drive(controller, script)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        {"policy": "min-cost", "shares": {"a": 2.0}},
+        {"target": (Target(queries=("a",), latency="50ms"),)},
+        {"policy": "multi-class", "options": {"classes": {"a": "min-cost", "*": "min-cost"}}},
+    ],
+)
+def test_what_the_user_says_does_not_wait_for_costs(word: dict[str, Any]) -> None:
+    engine = FakeEngine(queries={"a": 2, "b": 2})
+    vars(engine)["unsure"] = True
+    controller = raced(engine, FakeBackend(), FakeGauge(), Section(**word), race=0)
     [rule] = controller.rules
 
     async def script() -> None:
