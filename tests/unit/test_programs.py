@@ -96,6 +96,7 @@ RECORDED = {
         "rsyslogd": None,
         **dict.fromkeys(("imudp(w0)", "in:imfile", "in:impstats", "w0/imtcp", "imptcp/w1")),
         "rs:main Q:Reg": None,
+        **dict.fromkeys(("rs:main Q:DAwrk", "rs:main Q[DA]:R")),  # by its source
         "rs:r:Reg": "r",
         "rs:slow_file qu": "slow_file qu",
         "rs:action-1-bui": "action-1-bui",
@@ -117,6 +118,7 @@ RECORDED = {
         "RX#02": "RX",
         "W#02": "W",
         **dict.fromkeys(("FM#01", "FR#01", "CW", "CS", "US")),
+        "DL#01": None,  # by its source
     },
     "kafka-connect": {
         "connector-thread-fast-alarms": None,
@@ -144,6 +146,7 @@ RECORDED = {
     "fluent-bit": {
         "fluent-bit": None,
         "flb-logger": None,
+        "flb-in-tail.0-w": None,
         "flb-out-http.0-": "http.0",
         "flb-out-es.1-w0": "es.1",
         "flb-out-stackdr": "stackdr",
