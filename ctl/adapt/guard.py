@@ -4,9 +4,13 @@ An order that helps one workload harms another, so whoever schedules should look
 it. Each phase of the system's own lies between two of ours, and their effects (`adapt.effect`) are
 compared as ratios, so that a load that rises or falls does not count: what the queries take in, and
 the time in the system and its median, as a race compares them. What is compared is equally long:
-the mean of a long stretch with bursts in it lies above that of most short ones. Ours is called
-worse only when the ratios say so beyond their own spread; there is a look at each comparison for as
-long as it runs, and a day of them (`DAY`) errs with 5%.
+the mean of a long stretch with bursts in it lies above that of most short ones.
+
+Ours is called worse only when the ratios say so beyond their own spread; there is a look at each
+comparison for as long as it runs, and a day of them (`DAY`) errs with 5%: half of that for what is
+plain from the last few (`worse`), half for what all of them say (`staked`). Near saturation queues
+are long for seconds by chance, and comparisons of the same differ by half: no few of them tell of
+harm by less, while their sum does within the hour.
 """
 
 import math
@@ -26,7 +30,13 @@ MOST = max(LASTS)
 TOLD = 8  # phases that are told of in the log
 WHAT = ("throughput", "wait", "median")
 DAY = 1440  # comparisons, one a minute
-LEVEL = ALPHA / (DAY * len(WHAT))  # of each look: looks of the same comparisons err together
+SHARE = ALPHA / 2 / len(WHAT)  # that one figure errs by the last comparisons, or by all, in a day
+LEVEL = SHARE / DAY  # of each look at the last: looks of the same comparisons err together
+STAKES = (0.1, 0.2, 0.4, 0.8)  # parts of the capital; the best is the larger, the plainer the harm
+AT_FIRST = 0.5  # of the capital; as much comes by and by, in a day
+WIDE = 2.0  # spreads beyond which a comparison counts no more
+UNKNOWN, LEAST = 0.3, 0.02  # spread of the logarithms where little is known, and at least
+TO_NORMAL = 1.4826  # from the median of what lies apart to the standard deviation
 SETTLE = 0.3  # of a phase, in which what was queued under the other regime goes
 
 
@@ -38,6 +48,37 @@ def worse(ratios: Sequence[float], margin: float = MARGIN) -> bool:
     """
     logs = [math.log(ratio) for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
     return any(is_worse(logs[-count:], math.log1p(margin), LEVEL) for count in LASTS)
+
+
+def staked(
+    capital: Sequence[float], ratio: float, before: Sequence[float], margin: float = MARGIN
+) -> tuple[float, ...]:
+    """What a gambler has after this comparison, by stake (`STAKES`), who bets on worse each time.
+
+    Where ours is not worse the logarithms lie around the margin or below, above it no further and
+    no more often than below, and no such game can be expected to gain: whoever is given 1 in all
+    has 1 / x at some time with a chance of x at most, however often one looks (Ville 1939; Shafer
+    2021). What lies far out wins or loses no more than the stake. What is given later bets on harm
+    that began later, whatever was lost before.
+
+    capital: () before the first one. before: ratios that came before, which tell the spread; only
+    they may, as the rule of a bet is made before it.
+    """
+    given = (1 - AT_FIRST) / DAY if capital else AT_FIRST
+    wide = WIDE * _spread([math.log(one) for one in before])
+    won = min(max((math.log(ratio) - math.log1p(margin)) / wide, -1.0), 1.0)
+    each = given / len(STAKES)
+    return tuple(
+        (had + each) * (1 + stake * won)
+        for had, stake in zip(capital or [0.0] * len(STAKES), STAKES, strict=True)
+    )
+
+
+def _spread(logs: Sequence[float]) -> float:
+    """Of the last comparisons, by the median of what they lie apart: some may lie far out."""
+    middle = statistics.median(logs) if logs else 0.0
+    apart = [TO_NORMAL * abs(one - middle) for one in logs]
+    return max(statistics.median([*apart, UNKNOWN, UNKNOWN]), LEAST)
 
 
 @dataclass
@@ -62,6 +103,7 @@ class Guard:
     _spans: dict[str, Span] = field(default_factory=dict)
     _kept: list[Figures] = field(default_factory=list)  # the last of ours, the system's own
     _looks: int = 0  # phases of the system's own so far
+    _capital: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def trying(self) -> bool:
@@ -113,7 +155,7 @@ class Guard:
         """Something else is compared from now on."""
         self.own, self._first, self.changes_s = False, False, math.nan
         self.ratios = {name: [] for name in WHAT}
-        self._kept, self._looks = [], 0
+        self._kept, self._looks, self._capital = [], 0, {}
 
     @property
     def words(self) -> str:
@@ -166,15 +208,28 @@ class Guard:
         throughput = math.exp(-statistics.fmean(score.lost for score in scores))
         wait = math.exp(statistics.fmean(score.time for score in scores))
         median = math.exp(statistics.fmean(score.median for score in scores))
-        for name, ratio in zip(WHAT, (throughput, wait, median), strict=True):
-            if ratio > 0 and math.isfinite(ratio):
-                self.ratios[name] = [*self.ratios[name], ratio][-MOST:]
-        if worse([1 / ratio for ratio in self.ratios["throughput"]]):
+        found = [
+            self.counts(name, ratio)
+            for name, ratio in zip(WHAT, (throughput, wait, median), strict=True)
+        ]
+        if found[0]:
             return f"throughput is {1 - throughput:.0%} lower than by the system's own scheduling"
-        if worse(self.ratios["wait"]):
+        if found[1]:
             late = any(math.isfinite(effect.within_target) for effect in system.effects)
             what = "tuples wait, missed targets counted," if late else "tuples wait"
             return f"{what} {wait:.2f} times as long as by the system's own scheduling"
-        if self.objective == "all" and worse(self.ratios["median"], math.expm1(MEDIAN)):
+        if found[2] and self.objective == "all":
             return f"the median is {median:.2f} times that by the system's own scheduling"
         return None
+
+    def counts(self, name: str, ratio: float) -> bool:
+        """Whether ours is worse in this figure (`WHAT`) with one comparison more."""
+        if not (ratio > 0 and math.isfinite(ratio)):
+            return False
+        known, turn = self.ratios[name], -1 if name == "throughput" else 1
+        margin = math.expm1(MEDIAN) if name == "median" else MARGIN
+        bad, before = ratio**turn, [one**turn for one in known]
+        capital = staked(self._capital.get(name, ()), bad, before, margin)
+        self._capital[name] = capital
+        self.ratios[name] = [*known, ratio][-MOST:]
+        return sum(capital) * SHARE >= 1 or worse([*before, bad][-MOST:], margin)

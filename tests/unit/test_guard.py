@@ -1,6 +1,7 @@
 """The guard's judgement on synthetic series, and its phases."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from plans import plan
 from sched_ctl.adapt import effect as effect_module
 from sched_ctl.adapt import guard as module
 from sched_ctl.adapt.effect import COUNTED, Effect, Span
-from sched_ctl.adapt.guard import Guard, worse
+from sched_ctl.adapt.guard import Guard, staked, worse
 from sched_ctl.adapt.race import Objective
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import Level
@@ -23,9 +24,89 @@ def test_noise_alone_is_hardly_ever_worse() -> None:
     mistaken = 0
     for seed in range(12):
         ratios = np.exp(np.random.default_rng(seed).normal(0.0, 0.2 + 0.05 * seed, module.DAY))
-        last = (ratios[max(0, n - module.MOST) : n].tolist() for n in range(1, module.DAY))
-        mistaken += any(map(worse, last))
+        mistaken += seen(ratios) is not None
     assert mistaken <= 1
+
+
+def seen(ratios: Iterable[float]) -> int | None:
+    """The comparison by which tuples are said to wait longer."""
+    guard = Guard(every_s=60, phase_s=6)
+    said = (number for number, one in enumerate(ratios, 1) if guard.counts("wait", float(one)))
+    return next(said, None)
+
+
+def capitals(ratios: Iterable[float]) -> list[float]:
+    """What is had after each comparison."""
+    had: tuple[float, ...] = ()
+    before: list[float] = []
+    found = []
+    for ratio in ratios:
+        had = staked(had, ratio, before)
+        before = [*before, ratio][-module.MOST :]
+        found.append(sum(had))
+    return found
+
+
+@pytest.mark.parametrize("tails", [None, 3])
+def test_who_is_at_the_margin_all_day_makes_nobody_rich(tails: int | None) -> None:
+    """To have ten times as much at some time has a chance of a tenth. A fifth more is seen."""
+    rich = {1.05: 0, 1.26: 0}
+    for day in range(20):
+        random = np.random.default_rng([day, 7])
+        size = 0.1 * 2.0 ** (day % 4)
+        apart = random.normal(0, 1, module.DAY)
+        if tails:
+            apart = random.standard_t(tails, module.DAY)
+        for middle in rich:
+            rich[middle] += max(capitals(middle * np.exp(size * apart))) >= 10
+    assert rich[1.05] <= 4, "of 20, by chance"
+    assert rich[1.26] == 20
+
+
+@pytest.mark.parametrize(("spread", "last_few", "within"), [(0.4, 8, 60), (0.7, 3, 150)])
+def test_what_no_few_comparisons_tell_their_sum_does(
+    spread: float, last_few: int, within: int
+) -> None:
+    """Half as long again, as by an order made up to harm near saturation."""
+    by_few = 0
+    for seed in range(20):
+        ratios = 1.5 * np.exp(np.random.default_rng(seed).normal(0.0, spread, within))
+        at = seen(ratios)
+        assert at is not None, seed
+        by_few += any(worse(ratios[max(0, n - module.MOST) : n].tolist()) for n in range(1, at + 1))
+    assert by_few <= last_few
+
+
+def test_harm_that_begins_after_a_good_day_is_seen_as_soon() -> None:
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        good = 0.7 * np.exp(random.normal(0.0, 0.4, module.DAY))
+        bad = 1.5 * np.exp(random.normal(0.0, 0.4, 120))
+        had = capitals([*good, *bad])
+        assert max(had[: module.DAY]) < 1
+        assert max(had[module.DAY :]) * module.SHARE >= 1, seed
+        at = seen([*good, *bad])
+        assert at is not None and at > module.DAY
+
+
+def test_one_comparison_far_out_decides_nothing() -> None:
+    """A collector's pause in one phase: of ours, or of the system's own."""
+    same = np.exp(np.random.default_rng(3).normal(0.0, 0.2, 300))
+    assert seen([*same[:100], 1e6, *same[100:]]) is None
+    bad = 1.5 * np.exp(np.random.default_rng(4).normal(0.0, 0.4, 100))
+    without, later = seen(bad), seen([*bad[:4], 1e-6, *bad[4:]])
+    assert without is not None and later is not None and later <= without + 20
+
+
+def test_what_is_forgotten_counts_no_more() -> None:
+    guard = Guard(every_s=60, phase_s=6)
+    bad = 1.5 * np.exp(np.random.default_rng(4).normal(0.0, 0.4, 100))
+    at = seen(bad)
+    assert at is not None
+    for one in bad[: at - 1].tolist():
+        assert not guard.counts("wait", one)
+    guard.forget()
+    assert not guard.counts("wait", float(bad[at - 1]))
 
 
 def test_bursts_that_are_shorter_than_a_phase_of_ours_are_no_harm() -> None:
@@ -39,7 +120,7 @@ def test_bursts_that_are_shorter_than_a_phase_of_ours_are_no_harm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "spread", "within"), [(3.0, 0.1, 8), (1.3, 0.05, 16), (1.9, 0.2, 16), (1.1, 0.02, 16)]
+    ("ratio", "spread", "within"), [(3.0, 0.1, 8), (1.3, 0.05, 16), (1.9, 0.2, 16), (1.1, 0.02, 20)]
 )
 def test_what_is_worse_is_found(ratio: float, spread: float, within: int) -> None:
     for seed in range(20):
