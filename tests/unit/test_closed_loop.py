@@ -1,4 +1,4 @@
-"""The race in a closed loop: its orders move simulated queues, and it sees what comes of that.
+"""Races and guards in a closed loop: their orders move simulated queues, and they see what comes.
 
 A twin has the same tuples under the system's own scheduling alone. Wanted: the best order or the
 system's own is kept, and no more than two phases in a row are worse than the twin's.
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from closed import OS, Beside, Loop, beside, longest, queries, with_times
 
+from sched_ctl.adapt.guard import Guard
 from sched_ctl.adapt.race import Race, opened
 from sched_ctl.controller.trial import Trial, candidates
 from sched_ctl.model.graph import Array
@@ -170,3 +171,30 @@ def test_past_saturation_no_order_spoils_what_is_compared(seed: int) -> None:
     told = run(seed, steady(1.1))
     assert told.kept[-1] == "hr" and told.mean() < 0.8
     assert_never_below(told, 3)
+
+
+def guarded(seed: int, load: float, order: str) -> str | None:
+    """What a guard finds within 20 minutes."""
+    node = with_times(queries(seed, 1.0), 1200.0, seed, steady(load))
+    loop = Loop(node, 1200.0, seed, orders={"bad": backwards(seed)})
+    guard, found = Guard(every_s=60.0, phase_s=6.0), None
+    while found is None and loop.now_s < loop.duration_s:
+        window = loop.step(OS if guard.own else order)
+        found = guard.look(loop.now_s, {"sim": window})
+    loop.close()
+    return found
+
+
+@pytest.mark.parametrize(("order", "seed"), [("bad", 61), ("bad", 63), ("qs", 62), ("qs", 64)])
+def test_a_guard_sees_what_is_taken_in_and_never_leaves(order: str, seed: int) -> None:
+    """Past saturation they take in as much as the system's own, and their tuples wait inside: in
+    the mean up to 23 times as long, while those that leave in a phase of it are as old as theirs.
+    """
+    said = guarded(seed, 1.1, order)
+    assert said is not None and said.startswith("throughput")
+
+
+@pytest.mark.parametrize("seed", [61, 64])
+def test_who_takes_in_less_and_gives_more_is_not_blamed(seed: int) -> None:
+    """A third of the time in the system, and nine tenths of the throughput as taken in."""
+    assert guarded(seed, 1.1, "balanced") is None

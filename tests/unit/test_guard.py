@@ -1,7 +1,7 @@
 """The guard's judgement on synthetic series, and its phases."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ import pytest
 from plans import plan
 from sched_ctl.adapt import effect as effect_module
 from sched_ctl.adapt import guard as module
-from sched_ctl.adapt.effect import COUNTED, Effect, Span
-from sched_ctl.adapt.guard import Guard, staked, worse
-from sched_ctl.adapt.race import Objective
+from sched_ctl.adapt.effect import AWAKE, COUNTED, LITTLE, Effect, Span
+from sched_ctl.adapt.guard import Guard, by_output, staked, worse
+from sched_ctl.adapt.race import Figures, Objective
 from sched_ctl.metrics.window import Window
 from sched_ctl.model.policy import Level
 from sched_ctl.model.topology import Snapshot
@@ -96,6 +96,38 @@ def test_one_comparison_far_out_decides_nothing() -> None:
     bad = 1.5 * np.exp(np.random.default_rng(4).normal(0.0, 0.4, 100))
     without, later = seen(bad), seen([*bad[:4], 1e-6, *bad[4:]])
     assert without is not None and later is not None and later <= without + 20
+
+
+def pieces(
+    given: Sequence[float], sources: Sequence[str] = (COUNTED,) * 3, time_s: float = 5.0
+) -> tuple[list[Figures], list[float]]:
+    """Ours, the system's own and ours again, of two queries; what the first is said to have let
+    through in each."""
+    made = [
+        Figures((Effect("e", "q", 4.0, 9.0, out, time_s, by), Effect("e", "r", 4.0, 7.0)))
+        for out, by in zip(given, sources, strict=True)
+    ]
+    found = by_output(made)
+    assert [len(one.effects) for one in found] == [2, 2, 2]
+    assert all(one.effects[1].tuples_in == 7 for one in found), "it does not tell what left"
+    return found, [one.effects[0].tuples_in for one in found]
+
+
+def test_what_leaves_counts_where_tuples_are_older_than_each_piece() -> None:
+    assert pieces([3, 4, 5])[1] == [3, 4, 5]
+    assert pieces([3, 4, 5], time_s=3.0)[1] == [9, 9, 9], "windows that end in step with phases"
+    assert pieces([3, 0, 5])[1] == [9, 9, 9], "a window may have ended in two of them"
+    assert pieces([3, math.nan, 5])[1] == [9, 9, 9]
+    assert pieces([3, 4, 5], (COUNTED, LITTLE, COUNTED))[1] == [9, 9, 9]
+    assert pieces([3, 4, 5], (AWAKE,) * 3)[1] == [9, 9, 9], "wake-ups are no tuples"
+    assert pieces([3, 4, 5], (COUNTED, AWAKE, COUNTED))[1] == [9, 9, 9]
+
+
+def test_a_query_that_one_piece_lacks_is_none_to_compare() -> None:
+    one, both = (Effect("e", q, 4.0, 9.0, 3.0, 5.0, COUNTED) for q in ("q", "r"))
+    found = by_output([Figures((one, both)), Figures((one,)), Figures((one, both))])
+    taken = [[effect.tuples_in for effect in figures.effects] for figures in found]
+    assert taken == [[3, 9], [3], [3, 9]]
 
 
 def test_what_is_forgotten_counts_no_more() -> None:
