@@ -21,7 +21,6 @@ from pathlib import Path
 from msgspec import structs
 
 import sched_ctl
-from sched_ctl.kernel.threadname import be_called
 from sched_ctl.telemetry import records
 from sched_ctl.telemetry.store import Store, prepare
 
@@ -154,7 +153,6 @@ class Recorder:
     # --- in the writer's thread ---
 
     def _work(self) -> None:
-        be_called(self._thread.name)
         try:
             self._seq = self._run = max(self._store.recover() + 1, round(self._clock() * 1e3))
             while True:
